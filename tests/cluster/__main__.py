@@ -3,16 +3,17 @@
 import argparse
 import asyncio
 import os
-import secrets
 import signal
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 from server.cli.cluster.ray_process import HEAD_PORT
 from tests.cluster import scenes
 from tests.cluster.conversations import Conversation, converse
+from tests.cluster.gateway import behind_gateway, install
 from tests.cluster.machines import (
     OTHER_ROUTER,
     UP_S,
@@ -24,14 +25,24 @@ from tests.cluster.machines import (
     rays_processes,
     supervised,
 )
-from tests.cluster.namespace import enter
+from tests.cluster.namespace import enter, is_alone
 from tests.cluster.results import Results
+from tests.cluster.second_machine import (
+    HEAD,
+    SecondMachine,
+    install_tools,
+    second_machine,
+    two_machines,
+    why_impossible,
+)
+from tests.cluster.strangers import strangers
 
 POW_2 = "ray.serve._private.request_router.pow_2_router:PowerOfTwoChoicesRequestRouter"
 CHARACTERS = "tests.cluster.other_routers:CharacterRouter"
 # Of one replica, so that a crowd fills all of them.
 SMALL = ("engine.max_num_seqs=4", "limits.max_queued_requests=8")
 CROWD = 80
+LOOPBACK = "127.0.0.1"
 SERVING = "serving demo on"
 KEYS = ("sk-one-0123456789", "sk-two-0123456789")
 SHARED_MEMORY = Path("/dev/shm")
@@ -43,6 +54,10 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="without other routers")
     parser.add_argument("--services", action="store_true", help="only a head that is restarted")
     options = parser.parse_args()
+    if not is_alone():
+        install_tools()
+        if not options.quick:
+            install()
     if (code := enter(sys.argv[1:])) is not None:
         sys.exit(code)
     began = time.monotonic()
@@ -68,36 +83,32 @@ async def run(results: Results, folder: Path, *, with_others: bool, only_service
     home, alone = Home(folder / "head"), Home(folder / "alone")
     for its in (home, alone):
         its.folder.mkdir()
-    direct_port = free_port()
     if only_services:
         await services(results, folder)
         return
-    with alone.serving("serve", "demo", *flags(direct_port), port=direct_port), cluster(home):
+    with ExitStack() as stack:
+        second: SecondMachine | None = None
+        address = LOOPBACK
+        if why := why_impossible():
+            print(f"skipped: a second machine: {why}")
+        else:
+            second = stack.enter_context(second_machine(folder / "second"))
+            address = HEAD
+        direct_port = free_port()
+        stack.enter_context(alone.serving("serve", "demo", *flags(direct_port), port=direct_port))
+        stack.enter_context(cluster(home, address))
         reference = scenes.conversations()
         await converse(direct_port, reference, scenes.TURNS)
-        strangers(results, folder, home)
+        strangers(results, folder, home, address)
         await ours(results, home, direct_port, reference)
         await guarded(results, home)
+        if second is not None:
+            await two_machines(results, home, second)
         if with_others:
             await others(results, home, reference)
+            with behind_gateway(alone) as port:
+                await scenes.affinity(results, "gateway", port, reference)
     await services(results, folder)
-
-
-def strangers(results: Results, folder: Path, home: Home) -> None:
-    """A machine that does not know the key."""
-    stranger = Home(folder / "stranger")
-    stranger.folder.mkdir()
-    wrong = stranger.folder / "wrong-key"
-    wrong.touch(mode=0o600)
-    wrong.write_text(secrets.token_hex(32))
-    refused = stranger.run("cluster", "join", "127.0.0.1:26379", "--key-file", str(wrong))
-    results.check(
-        "a join with another key is refused", refused.returncode != 0, refused.stderr[:200]
-    )
-    wrong.chmod(0o644)
-    refused = stranger.run("cluster", "join", "127.0.0.1:26379", "--key-file", str(wrong))
-    results.check("a key that others may read is refused", "chmod 600" in refused.stderr)
-    results.check("the key's own file is nobody else's", home.key.stat().st_mode & 0o077 == 0)
 
 
 async def ours(

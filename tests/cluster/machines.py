@@ -42,8 +42,10 @@ class BrokenError(Exception):
 class Home:
     """A user's folders on one of the machines that we pretend to have."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, within: Sequence[str] = ()) -> None:
+        """within: the command that runs others on that machine."""
         self.folder = folder
+        self.within = within
         self.environment = {
             name: value
             for name, value in os.environ.items()
@@ -62,7 +64,7 @@ class Home:
     def run(self, *arguments: str, timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:
         """Run a command to its end."""
         return subprocess.run(
-            [*QUIRE, *arguments],
+            [*self.within, *QUIRE, *arguments],
             env=self.environment,
             text=True,
             capture_output=True,
@@ -72,10 +74,15 @@ class Home:
 
     @contextmanager
     def serving(
-        self, *arguments: str, port: int, command: Sequence[str] = QUIRE, says: str = ""
+        self,
+        *arguments: str,
+        port: int,
+        command: Sequence[str] = QUIRE,
+        says: str = "",
+        ready: str = "/ready",
     ) -> Iterator[None]:
         """Run a command that serves, as long as it is wanted. says: what it prints when all of it
-        is there."""
+        is there. ready: the path that says so."""
         log = self.folder / f"serve-{port}.log"
         with log.open("w") as output:
             child = subprocess.Popen(
@@ -85,7 +92,7 @@ class Home:
                 stderr=subprocess.STDOUT,
             )
         try:
-            wait_until_ready(port, child, log, says)
+            wait_until_ready(port, child, log, says, ready)
             yield
         finally:
             child.send_signal(signal.SIGTERM)
@@ -96,7 +103,9 @@ class Home:
                 raise BrokenError(f"{arguments} did not end: {log.read_text()[-2000:]}") from None
 
 
-def wait_until_ready(port: int, child: "subprocess.Popen[bytes]", log: Path, says: str) -> None:
+def wait_until_ready(
+    port: int, child: "subprocess.Popen[bytes]", log: Path, says: str, path: str
+) -> None:
     """Until it generates, and has said that it does."""
     ends_at = time.monotonic() + UP_S
     while time.monotonic() < ends_at:
@@ -104,7 +113,7 @@ def wait_until_ready(port: int, child: "subprocess.Popen[bytes]", log: Path, say
             break
         time.sleep(0.2)
         try:
-            status = httpx2.get(f"http://127.0.0.1:{port}/ready", timeout=10.0).status_code
+            status = httpx2.get(f"http://127.0.0.1:{port}{path}", timeout=10.0).status_code
         except httpx2.HTTPError:
             continue
         # Who wants a key says so as soon as it listens.
@@ -114,9 +123,9 @@ def wait_until_ready(port: int, child: "subprocess.Popen[bytes]", log: Path, say
 
 
 @contextmanager
-def cluster(home: Home) -> Iterator[None]:
+def cluster(home: Home, address: str = "127.0.0.1") -> Iterator[None]:
     """Ray on this machine, by our command."""
-    started = home.run("cluster", "start", "--address", "127.0.0.1")
+    started = home.run("cluster", "start", "--address", address)
     if started.returncode:
         raise BrokenError(f"the cluster did not start: {started.stderr}")
     try:

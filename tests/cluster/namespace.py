@@ -14,10 +14,15 @@ INSIDE = "CLUSTER_GATE_IS_ALONE"
 SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8913, 0x8914, 1
 
 
+def is_alone() -> bool:
+    """Return whether this program runs in namespaces of its own."""
+    return INSIDE in os.environ
+
+
 def enter(arguments: Sequence[str]) -> int | None:
     """Run this program again in namespaces of its own, and return its exit code; None where we are
     in them, or this system has none."""
-    if os.environ.get(INSIDE):
+    if is_alone():
         _bring_up_loopback()
         return None
     if sys.platform != "linux" or os.geteuid() != 0 or shutil.which("unshare") is None:

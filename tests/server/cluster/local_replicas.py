@@ -1,7 +1,7 @@
 """Replicas in this process: real engines behind what a handle does, which fail when told to."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 
 from engine.client import EngineClient
 from engine.memory_map import MemoryMap
@@ -47,11 +47,21 @@ class LocalReplicas:
         self.ends_early = False
         """Whether its stream just ends then."""
         self.chosen: list[str] = []
+        self.hashes: list[Sequence[bytes]] = []
+        """Of the prompts, as the router was given them."""
         self.update()
 
     def update(self) -> None:
         """Tell the router who there is."""
         self.routing.update({name: {} for name in self.replicas if name not in self.dead})
+
+    def forget(self, name: str) -> None:
+        """Have another engine answer for a replica, whose cache is another one, and tell nobody."""
+        other = next(client for its, client in self._by_name() if its != name)
+        self.replicas[name] = EngineReplica(name, "here", other, self.grammars, 5.0)
+
+    def _by_name(self) -> list[tuple[str, EngineClient]]:
+        return [(name, self.client(name)) for name in self.replicas]
 
     def client(self, name: str) -> EngineClient:
         """The engine of a replica."""
@@ -72,6 +82,7 @@ class LocalReplicas:
         replica = await self._chosen(route)
         assert route.replica is not None
         self.chosen.append(route.replica)
+        self.hashes.append(route.hashes)
         left = self.dies_after
         stream = replica.generate(submission)
         try:

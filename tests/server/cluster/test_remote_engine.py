@@ -93,6 +93,34 @@ async def test_answers_are_those_of_an_engine_and_follow_their_prefix() -> None:
         assert engine.in_flight == 0
 
 
+async def test_a_router_that_is_told_of_evictions_that_were_none_loses_hits_only() -> None:
+    replicas = LocalReplicas(3)
+    async with engine_of(replicas) as engine:
+        first = await read(engine.submit(PROMPT, params()))
+        await eventually(lambda: engine.choices["new"] == 1)
+        await asyncio.sleep(0)  # the router hears of the end
+        holder, hashes = replicas.chosen[0], replicas.hashes[0]
+        lie = {"evicted": list(enumerate(hashes))}
+        replicas.routing.update({name: lie if name == holder else {} for name in replicas.replicas})
+        await read(engine.submit(PROMPT, params()))
+        await eventually(lambda: engine.choices["new"] == 2)
+        for _ in range(3):
+            assert tokens(await read(engine.submit(PROMPT, params()))) == tokens(first)
+        assert tokens(first) == want(PROMPT, 10)
+
+
+async def test_a_router_that_is_not_told_of_evictions_loses_hits_only() -> None:
+    replicas = LocalReplicas(2)
+    async with engine_of(replicas) as engine:
+        await read(engine.submit(PROMPT, params()))
+        replicas.forget(replicas.chosen[0])
+        second = await read(engine.submit(PROMPT, params()))
+        assert replicas.chosen[1] == replicas.chosen[0]
+        assert second[0].prefix is not None
+        assert second[0].prefix.cached_tokens == 0
+        assert tokens(second) == want(PROMPT, 10)
+
+
 async def test_several_answers_to_a_prompt_come_from_one_replica() -> None:
     async with engine_of(LocalReplicas(2)) as engine:
         streams = engine.submit_choices(Submission(PROMPT, (params(), params(5))))
