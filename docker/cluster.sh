@@ -35,9 +35,7 @@ head)
   exit $code
   ;;
 join)
-  # Ray's processes do not find a head by its name.
-  address=$(getent ahostsv4 "${2%:*}" | sed -n '1s/ .*//p')
-  quire cluster join "$address:${2##*:}" --key-file "$key"
+  quire cluster join "$2" --key-file "$key"
   pid=$(python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["pid"])' "$folder/node.json")
   while kill -0 "$pid" 2> /dev/null; do sleep 1; done
   exit 1

@@ -73,9 +73,10 @@ def start_head(folder: ClusterFolder, key: str, address: str, port: int) -> Node
 
 
 def join_head(folder: ClusterFolder, key: str, head: str) -> Node:
-    """Join a cluster. head: its address. Raises ClusterError."""
+    """Join a cluster. head: its address, HOST:PORT. Raises ClusterError."""
     _check_not_running(folder)
-    address = address_towards(head)
+    # Ray's processes do not find a head by its name.
+    address, head = addresses_of(head)
     write_certificates(folder, key, own_addresses(address))
     check_key(folder, head)
     options = [f"--address={head}", f"--node-ip-address={address}"]
@@ -155,13 +156,15 @@ def own_addresses(address: str) -> list[str]:
     return [address, "localhost", socket.gethostname(), *found]
 
 
-def address_towards(head: str) -> str:
-    """Return the address of this machine that a head sees. Sends nothing. Raises ClusterError."""
+def addresses_of(head: str) -> tuple[str, str]:
+    """Return the address of this machine that a head sees, and the head's as HOST:PORT, both in
+    numbers. Sends nothing, but where a name is asked for. Raises ClusterError."""
     host, _, port = head.rpartition(":")
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((host, int(port)))
-            return str(probe.getsockname()[0])
+            its, number = probe.getpeername()
+            return str(probe.getsockname()[0]), f"{its}:{number}"
     except (OSError, ValueError) as error:
         raise ClusterError(f"{head}: {error}; the head is written HOST:PORT") from error
 

@@ -24,7 +24,7 @@ from server.cli.cluster.folder import (
 from server.cli.cluster.key import checked, made_key, read_key
 from server.cli.cluster.ray_process import (
     HEAD_PORT,
-    address_towards,
+    addresses_of,
     environment,
     join_head,
     running,
@@ -229,7 +229,7 @@ def _head() -> tuple[ClusterFolder, Node]:
 def _own_address() -> str:
     """Return the address by which this machine goes elsewhere; its own where it goes nowhere."""
     try:
-        return address_towards(ELSEWHERE)
+        return addresses_of(ELSEWHERE)[0]
     except ClusterError:
         return LOOPBACK
 

@@ -16,7 +16,7 @@ from server.cli.cluster.folder import ClusterError, ClusterFolder, cluster_folde
 from server.cli.cluster.key import made_key
 from server.cli.cluster.ray_process import (
     STARTED,
-    address_towards,
+    addresses_of,
     environment,
     join_head,
     own_addresses,
@@ -73,10 +73,11 @@ def test_a_machine_joins_with_the_address_that_the_head_sees(
     folder: ClusterFolder, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stand_in(monkeypatch, STARTS + "print(sys.argv, flush=True); time.sleep(60)")
-    node = join_head(folder, key, "127.0.0.1:1")
+    node = join_head(folder, key, "localhost:1")
     assert not node.is_head
     while "--node-ip-address=127.0.0.1" not in folder.log.read_text():
         time.sleep(0.01)
+    assert "--address=127.0.0.1:1" in folder.log.read_text(), "Ray does not find it by its name"
     assert key not in folder.log.read_text()
     assert stop(folder)
 
@@ -173,10 +174,11 @@ def test_ray_gets_the_key_by_a_file_and_nobody_elses_settings(
 def test_addresses_are_all_that_a_machine_has() -> None:
     found = own_addresses("10.0.0.1")
     assert {"10.0.0.1", "localhost", "127.0.0.1", socket.gethostname()} <= set(found)
-    assert address_towards("127.0.0.1:1") == "127.0.0.1"
+    assert addresses_of("127.0.0.1:1") == ("127.0.0.1", "127.0.0.1:1")
+    assert addresses_of("localhost:1") == ("127.0.0.1", "127.0.0.1:1")
     for wrong in ("nothing", "127.0.0.1:x"):
         with pytest.raises(ClusterError, match="HOST:PORT"):
-            address_towards(wrong)
+            addresses_of(wrong)
 
 
 def test_sockets_have_short_names() -> None:

@@ -288,13 +288,13 @@ def test_a_head_prints_how_to_join_and_never_the_key(monkeypatch: pytest.MonkeyP
     text = start_cluster("10.0.0.1", None)
     assert f"quire cluster join 10.0.0.1:{HEAD_PORT}" in text
     assert started[0][0] not in text
-    monkeypatch.setattr(run, "address_towards", lambda _: "10.0.0.2")
+    monkeypatch.setattr(run, "addresses_of", lambda _: ("10.0.0.2", ""))
     assert "10.0.0.2:5" in start_cluster(None, 5)
 
     def nowhere(_: str) -> str:
         raise ClusterError("unreachable")
 
-    monkeypatch.setattr(run, "address_towards", nowhere)
+    monkeypatch.setattr(run, "addresses_of", nowhere)
     assert "127.0.0.1:5" in start_cluster(None, 5)
 
 
