@@ -7,7 +7,8 @@ import signal
 import sys
 import tempfile
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from server.cli.cluster.ray_process import HEAD_PORT
@@ -15,8 +16,10 @@ from tests.cluster import scenes
 from tests.cluster.conversations import Conversation, converse
 from tests.cluster.gateway import behind_gateway, install
 from tests.cluster.machines import (
+    BY_NEED,
     OTHER_ROUTER,
     UP_S,
+    BrokenError,
     Home,
     cluster,
     eventually,
@@ -100,15 +103,31 @@ async def run(results: Results, folder: Path, *, with_others: bool, only_service
         reference = scenes.conversations()
         await converse(direct_port, reference, scenes.TURNS)
         strangers(results, folder, home, address)
-        await ours(results, home, direct_port, reference)
-        await guarded(results, home)
+        with noted(results, "three replicas"):
+            await ours(results, home, direct_port, reference)
+        with noted(results, "small replicas"):
+            await guarded(results, home)
+        with noted(results, "by need"):
+            await by_need(results, home)
         if second is not None:
-            await two_machines(results, home, second)
+            with noted(results, "two machines"):
+                await two_machines(results, home, second)
         if with_others:
-            await others(results, home, reference)
-            with behind_gateway(alone) as port:
+            with noted(results, "other routers"):
+                await others(results, home, reference)
+            with noted(results, "gateway"), behind_gateway(alone) as port:
                 await scenes.affinity(results, "gateway", port, reference)
-    await services(results, folder)
+    with noted(results, "services"):
+        await services(results, folder)
+
+
+@contextmanager
+def noted(results: Results, name: str) -> Iterator[None]:
+    """Note what did not happen as a failed check, and go on behind it."""
+    try:
+        yield
+    except BrokenError as error:
+        results.check(name, False, error)
 
 
 async def ours(
@@ -122,9 +141,11 @@ async def ours(
         await scenes.first_tokens(results, port, direct_port)
         status = home.run("cluster", "status")
         results.check("status names the replicas", "3 running" in status.stdout, status.stderr)
-        await scenes.failure(results, port, signal.SIGKILL, 100)
-        await scenes.failure(results, port, signal.SIGSTOP, 200)
-        await scenes.stopped_start(results, port)
+        for sign, first in ((signal.SIGKILL, 100), (signal.SIGSTOP, 200)):
+            with noted(results, sign.name):
+                await scenes.failure(results, port, sign, first)
+        with noted(results, "stopped while it starts"):
+            await scenes.stopped_start(results, port)
 
 
 async def guarded(results: Results, home: Home) -> None:
@@ -136,6 +157,19 @@ async def guarded(results: Results, home: Home) -> None:
     with home.serving(*serve, *flags(port, *SMALL, keys, share), port=port, says=SERVING):
         await scenes.tenants(results, port, KEYS)
         await scenes.crowd(results, port, CROWD, KEYS[0])
+
+
+async def by_need(results: Results, home: Home) -> None:
+    """One small replica, or two."""
+    port = free_port()
+    with home.serving(
+        str(port),
+        *(its.removeprefix("--set=") for its in flags(port, *SMALL)[2:]),
+        port=port,
+        command=(sys.executable, "-c", BY_NEED),
+        says=SERVING,
+    ):
+        await scenes.scaling(results, port)
 
 
 async def services(results: Results, folder: Path) -> None:

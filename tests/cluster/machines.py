@@ -23,6 +23,13 @@ OTHER_ROUTER = (
     "sys.argv[3:], print, "
     "router=sys.argv[1])"
 )
+# One replica to two; a calm one ends soon, where users wait for minutes.
+BY_NEED = (
+    "import sys; from server.cli.cluster.run import serve_cluster; "
+    "from server.cluster.replica_counts import ReplicaCounts; "
+    "serve_cluster('demo', ReplicaCounts(1, 2), 2, None, {'server': {'port': int(sys.argv[1])}}, "
+    "sys.argv[2:], print, fewer_after_s=2.0)"
+)
 SETTINGS = (
     "cache.kv_budget=64MiB",
     "cache.substrate=posix",
