@@ -124,6 +124,17 @@ async def test_a_form_that_cannot_be_enforced_here_is_answered_with_an_error(
     assert all("too much" in str(event.message) for _, event in events)
 
 
+async def test_a_form_that_holds_answers_to_nothing_is_compiled_here(
+    client: EngineClient,
+) -> None:
+    grammars = NoGrammars()
+    replica = EngineReplica("one", "here", client, grammars, 5.0)
+    free = Submission(PROMPT, (SamplingParams(5),), constraint=SentForm(ConstraintSpec(), "so far"))
+    batches = [batch async for batch in replica.generate(free)]
+    assert sum(len(batch) for batch in batches if isinstance(batch, list)) == 5
+    assert grammars.asked == ["so far"]
+
+
 async def test_a_request_to_an_engine_that_has_ended_is_refused() -> None:
     ended = recall_client()
     ended.attach()

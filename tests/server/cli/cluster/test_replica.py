@@ -52,6 +52,9 @@ async def test_a_replica_answers_and_says_how_it_is(made: Replica) -> None:
     assert sum(len(batch) for batch in batches if isinstance(batch, list)) == 4
     assert (await made.report(Route())).name == "one"
     assert (await made.record_routing_stats()).keys() == {"load", "evicted"}
+    need = await made.record_autoscaling_stats()
+    assert need["waiting"] == need["slots_share"] == 0
+    assert 0 <= need["blocks_share"] < 1
     assert (await made.memory_map(Route())).stats.generated_tokens >= 4
     made.__del__()
     with pytest.raises(NotReadyError):
