@@ -112,7 +112,7 @@ costs: $(VENV)/.dev  ## time and memory of bodies at half of every limit and at 
 fuzz: $(VENV)/.dev  ## bodies of doubling sizes to a server that is watched; about a minute
 	$(BIN)/python -m tests.fuzz $(FUZZ)
 
-cluster: $(VENV)/.cluster  ## three replicas on a real Ray, killed, stopped and full; CLUSTER=--quick
+cluster: $(VENV)/.cluster  ## replicas on a real Ray, killed, stopped, full, cut off; CLUSTER="--only services"
 	$(BIN)/python -m tests.cluster $(CLUSTER)
 
 swaps: $(VENV)/.dev  ## three models in memory for one and a half, 100 loads, processes that are killed

@@ -7,7 +7,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -51,15 +51,20 @@ KEYS = ("sk-one-0123456789", "sk-two-0123456789")
 SHARED_MEMORY = Path("/dev/shm")
 
 
+# Minutes, most of them Ray's own: it is asked for by name.
+SLOW = "services"
+PARTS = ("three-replicas", "small-replicas", "by-need", "two-machines", "routers", "gateway", SLOW)
+
+
 def main() -> None:
     """Run, and end with 1 where something is not as it should be."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="without other routers")
-    parser.add_argument("--services", action="store_true", help="only a head that is restarted")
-    options = parser.parse_args()
+    what = f"a part of it, may be repeated; without it all but {SLOW}"
+    parser.add_argument("--only", choices=PARTS, action="append", help=what)
+    parts = parser.parse_args().only or [part for part in PARTS if part != SLOW]
     if not is_alone():
         install_tools()
-        if not options.quick:
+        if "gateway" in parts:
             install()
     if (code := enter(sys.argv[1:])) is not None:
         sys.exit(code)
@@ -67,11 +72,7 @@ def main() -> None:
     results = Results()
     before = set(os.listdir(SHARED_MEMORY))
     with tempfile.TemporaryDirectory(prefix="quire-cluster-") as folder:
-        asyncio.run(
-            run(
-                results, Path(folder), with_others=not options.quick, only_services=options.services
-            )
-        )
+        asyncio.run(run(results, Path(folder), parts))
     results.check("all processes have ended", not rays_processes(), rays_processes()[:3])
     left = set(os.listdir(SHARED_MEMORY)) - before
     results.check("no shared memory is left", not left, left)
@@ -80,15 +81,21 @@ def main() -> None:
     sys.exit(results.failed > 0)
 
 
-async def run(results: Results, folder: Path, *, with_others: bool, only_services: bool) -> None:
-    """All scenes. with_others: other routers as well. only_services: nothing but the restart of a
-    head."""
+async def run(results: Results, folder: Path, parts: Sequence[str]) -> None:
+    """All scenes of these parts."""
+    for part in parts:
+        if part == SLOW:
+            with noted(results, part):
+                await services(results, folder)
+    if quick := [part for part in parts if part != SLOW]:
+        await beside_a_server(results, folder, quick)
+
+
+async def beside_a_server(results: Results, folder: Path, parts: Sequence[str]) -> None:
+    """Parts on one Ray, whose answers are compared with those of a server that is alone."""
     home, alone = Home(folder / "head"), Home(folder / "alone")
     for its in (home, alone):
         its.folder.mkdir()
-    if only_services:
-        await services(results, folder)
-        return
     with ExitStack() as stack:
         second: SecondMachine | None = None
         address = LOOPBACK
@@ -103,22 +110,21 @@ async def run(results: Results, folder: Path, *, with_others: bool, only_service
         reference = scenes.conversations()
         await converse(direct_port, reference, scenes.TURNS)
         strangers(results, folder, home, address)
-        with noted(results, "three replicas"):
-            await ours(results, home, direct_port, reference)
-        with noted(results, "small replicas"):
-            await guarded(results, home)
-        with noted(results, "by need"):
-            await by_need(results, home)
-        if second is not None:
-            with noted(results, "two machines"):
-                await two_machines(results, home, second)
-        if with_others:
-            with noted(results, "other routers"):
-                await others(results, home, reference)
-            with noted(results, "gateway"), behind_gateway(alone) as port:
-                await scenes.affinity(results, "gateway", port, reference)
-    with noted(results, "services"):
-        await services(results, folder)
+        for part in parts:
+            with noted(results, part):
+                if part == "three-replicas":
+                    await ours(results, home, direct_port, reference)
+                elif part == "small-replicas":
+                    await guarded(results, home)
+                elif part == "by-need":
+                    await by_need(results, home)
+                elif part == "two-machines" and second is not None:
+                    await two_machines(results, home, second)
+                elif part == "routers":
+                    await others(results, home, reference)
+                elif part == "gateway":
+                    with behind_gateway(alone) as port:
+                        await scenes.affinity(results, "gateway", port, reference)
 
 
 @contextmanager

@@ -153,29 +153,31 @@ async def stopped_start(results: Results, port: int) -> None:
 async def scaling(results: Results, port: int) -> None:
     """A crowd brings a second replica, and a calm hour ends it under an answer."""
     began = time.monotonic()
-    crowd = asyncio.gather(*(keep_asking(port, its, 2) for its in conversations(500, 8)))
+    crowd = asyncio.gather(*(keep_asking(port, number, 2) for number in range(500, 508)))
     more_s = await eventually(lambda: replicas_up(port) == 2, SCALED_WITHIN_S)
     crowded = [error for errors in await crowd for error in errors]
     known = all(error.startswith(("429", "503")) for error in crowded)
     seen = f"{more_s:.0f} s; {len(crowded)} refused meanwhile"
     results.check("by need: a crowd brings a second replica, and loses nothing", known, seen)
-    calm = [asyncio.create_task(keep_asking(port, its, 1)) for its in conversations(520, 2)]
+    calm = asyncio.gather(*(keep_asking(port, number, 1) for number in (520, 521)))
     await eventually(lambda: replicas_up(port) == 1, SCALED_WITHIN_S)
-    failed = [error for errors in await asyncio.gather(*calm) for error in errors]
+    failed = [error for errors in await calm for error in errors]
     results.check("by need: one ends again, and loses nothing", not failed, failed[:3])
     left_s = time.monotonic() - began
     results.check("by need: one replica again", len(replica_processes()) == 1, f"{left_s:.0f} s")
 
 
-async def keep_asking(port: int, conversation: Conversation, until: int) -> list[str]:
-    """Ask until so many replicas answer; return the errors."""
+async def keep_asking(port: int, number: int, until: int) -> list[str]:
+    """Ask the first question of a conversation until so many replicas answer; return the errors."""
+    errors = []
     async with client_of(port) as client:
         ends_at = time.monotonic() + SCALED_WITHIN_S
         while await asyncio.to_thread(replicas_up, port) != until and time.monotonic() < ends_at:
-            turn = await ask(client, conversation, LONG_ANSWER // 4, whole=True)
+            turn = await ask(client, Conversation(number), LONG_ANSWER // 4, whole=True)
             if turn.error:
+                errors.append(turn.error)
                 await asyncio.sleep(0.5)
-    return [turn.error for turn in conversation.turns if turn.error]
+    return errors
 
 
 def guarded_processes() -> list[psutil.Process]:
