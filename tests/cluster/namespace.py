@@ -29,6 +29,10 @@ def enter(arguments: Sequence[str]) -> int | None:
         print("not as root on Linux: Ray listens on all of this machine's addresses meanwhile")
         return None
     command = ["unshare", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    refused = subprocess.run([*command, "true"], capture_output=True, text=True, check=False)
+    if refused.returncode:
+        print(f"no namespaces of our own: {refused.stderr.strip()}")
+        return None
     # The first process there has to wait for those that lose their parents: a shell does.
     shell = ["sh", "-c", '"$@"; exit $?', "sh"]
     program = [*shell, sys.executable, "-m", "tests.cluster", *arguments]

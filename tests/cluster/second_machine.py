@@ -59,7 +59,14 @@ def why_impossible() -> str:
     if not is_alone():
         return "no network of our own"
     missing = [tool for tool in TOOLS if shutil.which(tool) is None]
-    return f"no {missing[0]}" if missing else ""
+    if missing:
+        return f"no {missing[0]}"
+    try:
+        run("ip", "link", "add", WIRE, "type", "veth", "peer", "name", f"{WIRE}-end")
+        run("ip", "link", "delete", WIRE)
+    except BrokenError as error:
+        return str(error)
+    return ""
 
 
 def run(*command: str) -> None:
