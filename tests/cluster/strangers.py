@@ -16,7 +16,7 @@ from tests.cluster.machines import BrokenError, Home
 from tests.cluster.results import Results
 
 # Long enough to get in; Ray tries for longer where nobody says no.
-PATIENCE_S = 20.0
+PATIENCE_S = 12.0
 CLIENT_PORT, AGENT_PORT = 10001, 52365
 INSIDE = "got in"
 START = (sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--address")
