@@ -53,7 +53,9 @@ SHARED_MEMORY = Path("/dev/shm")
 
 # Minutes, most of them Ray's own: it is asked for by name.
 SLOW = "services"
-PARTS = ("three-replicas", "small-replicas", "by-need", "two-machines", "routers", "gateway", SLOW)
+# What ours is compared with.
+OTHERS = ("routers", "gateway")
+PARTS = ("three-replicas", "small-replicas", "by-need", "two-machines", *OTHERS, SLOW)
 
 
 def main() -> None:
@@ -61,7 +63,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     what = f"a part of it, may be repeated; without it all but {SLOW}"
     parser.add_argument("--only", choices=PARTS, action="append", help=what)
-    parts = parser.parse_args().only or [part for part in PARTS if part != SLOW]
+    parser.add_argument("--ours", action="store_true", help="without others' routers and gateways")
+    options = parser.parse_args()
+    left_out = {SLOW, *OTHERS} if options.ours else {SLOW}
+    parts = options.only or [part for part in PARTS if part not in left_out]
     if not is_alone():
         install_tools()
         if "gateway" in parts:
