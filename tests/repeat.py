@@ -47,7 +47,6 @@ GATES = {
     "docker": "make docker",
     "bench-constraints": "make bench BENCH='--quick --only constraints'",
     "bench-serving": "make bench BENCH='--quick --only serving'",
-    "cluster": "make cluster CLUSTER='--ours'",
 }
 # Of the folders with tests, `make test` leaves one to `make clients`.
 LEFT_OUT = "tests/clients"
