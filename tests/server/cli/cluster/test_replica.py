@@ -53,7 +53,9 @@ async def test_a_replica_answers_and_says_how_it_is(made: Replica) -> None:
     assert (await made.report(Route())).name == "one"
     assert (await made.record_routing_stats()).keys() == {"load", "evicted"}
     need = await made.record_autoscaling_stats()
-    assert need["waiting"] == need["slots_share"] == 0
+    # The request may still have its slot.
+    assert need["waiting"] == 0
+    assert 0 <= need["slots_share"] < 0.1
     assert 0 <= need["blocks_share"] < 1
     assert (await made.memory_map(Route())).stats.generated_tokens >= 4
     made.__del__()
