@@ -46,18 +46,6 @@ def test_a_process_that_takes_too_long_to_start_is_killed() -> None:
     assert guarded(0.2).wait(WITHIN_S) == -signal.SIGKILL
 
 
-def test_one_that_takes_too_long_to_start_says_so(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(guard, "BEAT_S", 0.01)
-    made = Guard(start_s=0.1)
-    ends_at = time.monotonic() + WITHIN_S
-    while not caplog.messages and time.monotonic() < ends_at:
-        time.sleep(0.01)
-    assert caplog.messages == ["not ready within 0.1 s"]
-    made.end()
-
-
 async def test_when_it_has_started_signs_of_life_are_its_event_loops(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -113,3 +101,15 @@ def test_who_watches_kills_its_parent_alone(monkeypatch: pytest.MonkeyPatch) -> 
     runpy.run_path(guard.__file__, run_name="__main__")
     assert len(killed) == 1
     os.close(reading)
+
+
+def test_one_that_takes_too_long_to_start_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(guard, "BEAT_S", 0.01)
+    made = Guard(start_s=0.1)
+    ends_at = time.monotonic() + WITHIN_S
+    while not caplog.messages and time.monotonic() < ends_at:
+        time.sleep(0.01)
+    assert caplog.messages == ["not ready within 0.1 s"]
+    made.end()
