@@ -270,7 +270,7 @@ class Cluster:
     def _report(self) -> None:
         loads = {each.name: each.load(self._told) for each in self.replicas.values()}
         for name, load in with_all_speeds(loads).items():
-            self._policy.report(name, load, *self.replicas[name].machine.kv.take_prefix_news())
+            self._policy.report(name, load, self.replicas[name].machine.kv.take_prefix_news())
 
     def _ask(self, now_s: float, _: int, conversation: Conversation) -> None:
         """Somebody's next question."""

@@ -31,6 +31,7 @@ from typing import NamedTuple
 
 from engine.planning.arithmetic import BF16, Q4, kv_bytes_per_token, weights_bytes
 from engine.planning.devices import Device
+from engine.types import PrefixNews
 from server.cluster.prefix_router import Flight, Load
 from tests.cluster.policies import Policy
 from tests.metal.roofline import device, shapes
@@ -274,7 +275,7 @@ class StatisticalCluster:
         while self._left:
             for each in self._replicas.values():
                 evicted, each.evicted = each.evicted, []
-                self._policy.report(each.name, each.load(), evicted)
+                self._policy.report(each.name, each.load(), PrefixNews(evicted, None))
             yield REPORT_S
 
     def _talk(self, conversation: Conversation) -> Iterator[float]:

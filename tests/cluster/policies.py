@@ -6,6 +6,7 @@ from itertools import cycle
 from random import Random
 from typing import Protocol
 
+from engine.types import PrefixNews
 from server.cluster.prefix_router import Flight, Load, PrefixRouter
 
 
@@ -21,13 +22,7 @@ class Policy(Protocol):
     ) -> Flight | None: ...
     def started(self, replica: str, flight: Flight | None) -> None: ...
     def finished(self, replica: str, flight: Flight | None, hashes: Sequence[bytes]) -> None: ...
-    def report(
-        self,
-        replica: str,
-        load: Load,
-        evicted: Sequence[bytes],
-        states: Sequence[bytes] | None = None,
-    ) -> None: ...
+    def report(self, replica: str, load: Load, news: PrefixNews) -> None: ...
 
 
 class RoundRobin:
@@ -52,13 +47,7 @@ class RoundRobin:
     def finished(self, replica: str, flight: Flight | None, hashes: Sequence[bytes]) -> None:
         """It counts nothing."""
 
-    def report(
-        self,
-        replica: str,
-        load: Load,
-        evicted: Sequence[bytes],
-        states: Sequence[bytes] | None = None,
-    ) -> None:
+    def report(self, replica: str, load: Load, news: PrefixNews) -> None:
         """It listens to nobody."""
 
 
@@ -122,15 +111,9 @@ class ByPrefix:
         assert flight is not None
         self.router.finished(flight, hashes)
 
-    def report(
-        self,
-        replica: str,
-        load: Load,
-        evicted: Sequence[bytes],
-        states: Sequence[bytes] | None = None,
-    ) -> None:
+    def report(self, replica: str, load: Load, news: PrefixNews) -> None:
         self.router.report_load(replica, load)
-        self.router.report_evicted(replica, evicted)
-        if states is not None:
+        self.router.report_evicted(replica, news.evicted)
+        if news.states is not None:
             self._reports += 1
-            self.router.report_states(replica, self._reports, states)
+            self.router.report_states(replica, self._reports, news.states)

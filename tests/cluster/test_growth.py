@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from engine.types import PrefixNews
 from server.cluster.prefix_router import Load
 from tests.cluster.growth import (
     LEAST_HITS,
@@ -30,14 +31,8 @@ TIGHT = replace(Talk(), cache_tokens=4 * 1024)
 class Deaf(ByPrefix):
     """Nobody tells it what was evicted."""
 
-    def report(
-        self,
-        replica: str,
-        load: Load,
-        evicted: Sequence[bytes],
-        states: Sequence[bytes] | None = None,
-    ) -> None:
-        super().report(replica, load, ())
+    def report(self, replica: str, load: Load, news: PrefixNews) -> None:
+        super().report(replica, load, PrefixNews([], None))
 
 
 class Misled(ByPrefix):
@@ -51,14 +46,8 @@ class Misled(ByPrefix):
         self._all.update(hashes)
         return super().choose(hashes, tokens)
 
-    def report(
-        self,
-        replica: str,
-        load: Load,
-        evicted: Sequence[bytes],
-        states: Sequence[bytes] | None = None,
-    ) -> None:
-        super().report(replica, load, list(self._all))
+    def report(self, replica: str, load: Load, news: PrefixNews) -> None:
+        super().report(replica, load, PrefixNews(list(self._all), None))
 
 
 def run(kind: type[ByPrefix], talk: Talk) -> Account:

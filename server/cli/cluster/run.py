@@ -13,7 +13,7 @@ from types import FrameType
 
 from server.catalogue.hub import find_model
 from server.cli.cluster.facts import facts_of
-from server.cli.cluster.fleet import Fleet
+from server.cli.cluster.fleet import WATCH_S, Fleet
 from server.cli.cluster.folder import (
     ClusterError,
     ClusterFolder,
@@ -41,7 +41,6 @@ from server.config import AccessSection, Config, Tables
 # No machine has it (RFC 5737): the way there is the way to all others.
 ELSEWHERE = "192.0.2.1:9"
 LOOPBACK = "127.0.0.1"
-WATCH_S = 2.0
 # Between two attempts of a machine to be in its cluster.
 JOIN_AGAIN_S = 5.0
 VERSION_BYTES = 8
