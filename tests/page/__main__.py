@@ -3,6 +3,7 @@ their name. Screenshots go to ``build/page``."""
 
 import sys
 import time
+import traceback
 
 from tests.page.environment import BUILT, install
 
@@ -22,9 +23,10 @@ def main() -> int:
                 continue
             try:
                 check(browser)
-            except Exception as error:
+            except Exception:
                 failed += 1
-                print(f"FAILED  {name}\n        {type(error).__name__}: {error}")
+                print(f"FAILED  {name}")
+                traceback.print_exc(limit=-3, file=sys.stdout)
             else:
                 print(f"ok      {name}")
     print(f"{failed} failed; {time.monotonic() - began:.0f} s; screenshots in {BUILT}")

@@ -52,7 +52,9 @@ See [below].
 LOOK = """async (texts) => {
   const { MarkdownView } = await import("/page/markdown_view.js");
   globalThis.hacked = () => { globalThis.wasHacked = true; };
-  const before = document.body.querySelectorAll("*").length;
+  // Not the whole page: its memory is drawn when the server has answered, which may be now.
+  const around = () => document.querySelectorAll("head *, body > *, #messages *").length;
+  const before = around();
   const seen = { elements: {}, attributes: {}, links: [] };
   for (const text of texts) {
     const target = document.createElement("div");
@@ -73,7 +75,7 @@ LOOK = """async (texts) => {
   }
   return { elements: Object.keys(seen.elements), attributes: Object.keys(seen.attributes),
     links: seen.links, hacked: globalThis.wasHacked === true,
-    grown: document.body.querySelectorAll("*").length - before };
+    grown: around() - before };
 }"""
 # In milliseconds: each text bit by bit, and the longest that one step of it took.
 WRITE = """async (texts) => {
