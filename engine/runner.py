@@ -8,6 +8,7 @@ from typing import Protocol
 import mlx.core as mx
 
 from engine.errors import EngineFailedError
+from engine.malloc import release_free_memory
 from engine.pooling import pool
 from engine.prompt_scores import joined, score, scored_rows
 from engine.sampler import PendingSamples, sample
@@ -164,8 +165,10 @@ class ModelRunner:
         self.completed_epoch = max(self.completed_epoch, epoch)
 
     def release_cache(self) -> None:
-        """Release memory that MLX keeps for its next arrays."""
+        """Release memory that MLX keeps for its next arrays: on a CPU it is the C library's, which
+        would keep it too."""
         mx.clear_cache()
+        release_free_memory()
 
     @contextmanager
     def cancelling(self, views: KVViews) -> Iterator[None]:

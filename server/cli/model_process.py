@@ -13,6 +13,7 @@ from typing import Any
 
 from engine.client import EngineClient
 from engine.machine import raise_descriptor_limit
+from engine.malloc import use_one_arena
 from server.chat.drain import Drain
 from server.chat.salts import Salts
 from server.cli.log import configure_log
@@ -20,7 +21,6 @@ from server.cli.model_files import read_model
 from server.cli.salt_secret import salt_secret
 from server.cli.serve import serve_on
 from server.config import Config, StartError
-from server.http.idle_memory import use_one_arena
 
 AT_THE_START = -1
 """Stands for the number of a question, where none was asked."""

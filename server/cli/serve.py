@@ -15,6 +15,7 @@ from tqdm import tqdm
 from engine.build import EnginePlan, build_engine
 from engine.client import EngineClient
 from engine.machine import machine_memory, raise_descriptor_limit
+from engine.malloc import use_one_arena
 from engine.monitor import EngineMonitor
 from engine.power import KeepAwake, power_of
 from engine.pressure import pressure_source
@@ -30,7 +31,7 @@ from server.cli.salt_secret import salt_secret
 from server.cli.settings import read_settings
 from server.config import Config, StartError, Tables, engine_config
 from server.http.guards.access import check_access, only_this_machine
-from server.http.idle_memory import keep_what_is_there, use_one_arena
+from server.http.idle_memory import keep_what_is_there
 from server.http.listener import reserve, reserved_for_ollama
 from server.http.server import listen
 from server.metrics import Metrics

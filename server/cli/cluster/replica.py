@@ -6,6 +6,7 @@ from typing import Any
 
 from engine.client import EngineClient
 from engine.machine import raise_descriptor_limit
+from engine.malloc import use_one_arena
 from engine.memory_map import MemoryMap
 from engine.monitor import EngineMonitor
 from engine.pressure import pressure_source
@@ -24,7 +25,7 @@ from server.cli.serve import (
 from server.cluster.messages import Numbered, Refusal, ReplicaReport, Route
 from server.cluster.replica import EngineReplica, Report
 from server.config import Config, StartError
-from server.http.idle_memory import keep_what_is_there, use_one_arena
+from server.http.idle_memory import keep_what_is_there
 
 
 class NotReadyError(Exception):
