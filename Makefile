@@ -15,15 +15,17 @@ PORT ?= 8000
 MAC_TESTS := tests/kvcache tests/metal_ext --ignore=tests/kvcache/canary
 # Clients that are also tried behind the front of several models.
 SEVERAL ?= anthropic_npm ollama_python openai_npm
-# About half of the time of all tests.
-HALF := tests/server tests/property tests/structured tests/fuzz tests/metal
+# Half of the time of all tests, with those that nobody traces: to trace simulators takes three times
+# as long, and finds no line that others do not.
+HALF := tests/server tests/property
+UNTRACED := tests/cluster tests/simulation tests/structured tests/fuzz
 OUTPUT_SYNC := $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 LEAST_COVERED := $(if $(filter Linux,$(shell uname -s)),100,0)
 NATIVE := $(shell find metal_ext -name '*.cpp' -o -name '*.h' -o -name '*.c' -o -name '*.cmake' \
   -o -name '*.metal' -o -name CMakeLists.txt)
 
 .PHONY: help setup serve quick test test-mac check lint types types-darwin types-linux imports coverage covered-half \
-  covered-rest bench llama-server quality parity soak cluster cluster-growth cluster-prompt swaps \
+  covered-rest untraced bench llama-server quality parity soak cluster cluster-growth cluster-prompt swaps \
   abuse threats costs fuzz conversations schedules simulate \
   repeat structured clients page page-libraries page-picture native arm64 arm64-costs roofline prediction \
   mapping-points \
@@ -73,7 +75,7 @@ imports: $(VENV)/.dev
 # What only other systems run is not covered: Linux has the whole, and asks for it.
 coverage: $(VENV)/.dev
 	rm -f .coverage .coverage.*
-	$(MAKE) --jobs=2 $(OUTPUT_SYNC) covered-half covered-rest
+	$(MAKE) --jobs=2 $(OUTPUT_SYNC) covered-half covered-rest untraced
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report --fail-under=$(LEAST_COVERED) --include='kvcache/*,engine/*,server/*'
 
@@ -81,7 +83,11 @@ covered-half:
 	$(BIN)/coverage run --parallel-mode -m pytest $(HALF)
 
 covered-rest:
-	$(BIN)/coverage run --parallel-mode -m pytest $(HALF:%=--ignore=%) --ignore=tests/clients
+	$(BIN)/coverage run --parallel-mode -m pytest --ignore=tests/clients \
+	  $(patsubst %,--ignore=%,$(HALF) $(UNTRACED))
+
+untraced:
+	$(BIN)/python -m pytest $(UNTRACED)
 
 test-mac: check  ## the checks and tests that are known to be for a Mac, too
 	$(BIN)/python -m pytest $(MAC_TESTS)

@@ -1,5 +1,7 @@
-"""GET /server_info and /model_info: what gateways of sglang's kind ask of a server before they send
-to it. Their older names begin with ``get_``."""
+"""GET /server_info, /model_info and /v1/loads: what gateways of sglang's kind ask of a server.
+
+Older names of the first two begin with ``get_``; smg calls the third one /loads as well.
+"""
 
 from importlib.metadata import version
 from typing import Any
@@ -29,6 +31,28 @@ def gateway_routes(service: Service) -> APIRouter:
             "max_running_requests": limits.max_num_seqs,
         }
 
+    async def loads() -> dict[str, Any]:
+        """The fields are those of sglang's /v1/loads. Tokens of K and V that running requests hold:
+        what is cached for others is free."""
+        limits, stats = service.client.limits, service.client.stats
+        load = {
+            "dp_rank": 0,
+            "num_running_reqs": stats.running,
+            "num_waiting_reqs": stats.waiting,
+            "num_total_reqs": stats.running + stats.waiting,
+            "max_running_requests": limits.max_num_seqs,
+        }
+        if (kv := stats.kv) is not None:
+            used = kv.capacity_bytes - kv.free_bytes - kv.cached_bytes
+            load |= {
+                "num_used_tokens": used // kv.block_bytes * kv.block_tokens,
+                "max_total_num_tokens": kv.capacity_bytes // kv.block_bytes * kv.block_tokens,
+                "token_usage": used / kv.capacity_bytes,
+            }
+        return {"dp_rank_count": 1, "loads": [load]}
+
+    for name in ("/v1/loads", "/loads"):
+        router.add_api_route(name, loads, methods=["GET"], include_in_schema=False)
     for name, answer in (("model_info", model_info), ("server_info", server_info)):
         router.add_api_route(f"/{name}", answer, methods=["GET"], include_in_schema=False)
         router.add_api_route(f"/get_{name}", answer, methods=["GET"], include_in_schema=False)
