@@ -35,7 +35,7 @@ def gateway_routes(service: Service) -> APIRouter:
         """The fields are those of sglang's /v1/loads. Tokens of K and V that running requests hold:
         what is cached for others is free."""
         limits, stats = service.client.limits, service.client.stats
-        load = {
+        load: dict[str, int | float] = {
             "dp_rank": 0,
             "num_running_reqs": stats.running,
             "num_waiting_reqs": stats.waiting,
