@@ -15,10 +15,10 @@ PORT ?= 8000
 MAC_TESTS := tests/kvcache tests/metal_ext --ignore=tests/kvcache/canary
 # Clients that are also tried behind the front of several models.
 SEVERAL ?= anthropic_npm ollama_python openai_npm
-# Half of the time of all tests, with those that nobody traces: to trace simulators takes three times
-# as long, and finds no line that others do not.
+# Half of the time of all tests, with those that are not traced: they would take three times as long,
+# and run no line that others do not.
 HALF := tests/server tests/property
-UNTRACED := tests/cluster tests/simulation tests/structured tests/fuzz
+UNTRACED := tests/cluster tests/structured tests/fuzz
 OUTPUT_SYNC := $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 LEAST_COVERED := $(if $(filter Linux,$(shell uname -s)),100,0)
 NATIVE := $(shell find metal_ext -name '*.cpp' -o -name '*.h' -o -name '*.c' -o -name '*.cmake' \

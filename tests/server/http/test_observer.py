@@ -45,7 +45,8 @@ SECRET = "zebra-canary"
 
 def message(**fields: Any) -> dict[str, Any]:
     turns = [{"role": "user", "content": "Hello"}]
-    return {"model": "recall", "max_tokens": 3, "messages": turns} | fields
+    its = {"model": "recall", "max_tokens": 3, "temperature": 0, "messages": turns}
+    return its | fields
 
 
 def lines(entries: list[EventDict]) -> list[EventDict]:
@@ -206,7 +207,7 @@ async def test_labels_come_from_routes_and_never_from_clients(http: httpx2.Async
     [
         (CHAT, chat(max_tokens=3)),
         (COMPLETIONS, prompt(max_tokens=3)),
-        ("/v1/responses", {"input": "Hello", "max_output_tokens": 3}),
+        ("/v1/responses", {"input": "Hello", "max_output_tokens": 3, "temperature": 0}),
         (MESSAGES, message()),
     ],
 )

@@ -6,6 +6,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from engine.figures import EngineStats
 from tests.server.harness import CHAT, MODEL, Engine, chat, eventually
 
 
@@ -54,3 +55,12 @@ async def test_a_gateway_is_told_how_much_there_is_to_do(
     await eventually(lambda: nobody_holds_any(engine))
     after = await load()
     assert after["num_total_reqs"] == after["num_used_tokens"] == after["token_usage"] == 0
+
+
+async def test_a_server_without_figures_says_nothing_of_its_memory(
+    engine: Engine, http: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(engine.client), "stats", EngineStats())
+    (load,) = (await http.get("/v1/loads")).json()["loads"]
+    assert load["num_total_reqs"] == 0
+    assert "token_usage" not in load
