@@ -32,14 +32,14 @@ GATES = {
     "native": "make native",
     "metal-lint": "make metal-lint",
     "metal-core": "make metal-core PLANTED='today/5'",
+    "metal-cross": "make metal-cross",
     "metal-kernels": "make metal-kernels PLANTED='today/5'",
     "metal-graph": "make metal-graph",
     "metal-darwin": "make metal-darwin",
+    "clients": "make clients",
     "soak": "make soak SOAK='--requests 400'",
     "abuse": "make abuse ABUSE='--minutes 1'",
     "fuzz": "make fuzz",
-    "metal-cross": "make metal-cross",
-    "clients": "make clients",
     "swaps": "make swaps SWAPS='--swaps 12'",
     "arm64": "make arm64",
     "page": "make page",
@@ -47,6 +47,7 @@ GATES = {
     "docker": "make docker",
     "bench-constraints": "make bench BENCH='--quick --only constraints'",
     "bench-serving": "make bench BENCH='--quick --only serving'",
+    "cluster": "make cluster CLUSTER='--ours'",
 }
 # Of the folders with tests, `make test` leaves one to `make clients`.
 LEFT_OUT = "tests/clients"

@@ -34,7 +34,7 @@ repeat.interruptible_main()
 def test_every_gate_is_a_part_with_the_same_options() -> None:
     gates: list[str] = []
     for line in (ROOT / ".ci/run").read_text().splitlines():
-        if found := re.match(r"(?:gate|beside) ([a-z0-9-]+)( [A-Z]+=\".*?\")?", line):
+        if found := re.match(r" *(?:beside )?gate ([a-z0-9-]+)( [A-Z]+=\".*?\")?", line):
             gates.append(f"make {found[1]}{found[2] or ''}")
     gates.remove("make test")
     assert [gate.replace('"', "'") for gate in gates] == list(repeat.GATES.values())
