@@ -171,20 +171,28 @@ def product(its: Joined, x: mx.array) -> tuple[Floats, Floats]:
     return its.expected(exact(x)), its.tolerance(exact(x))
 
 
-def test_rows_weights_and_residual_may_have_any_strides() -> None:
+@pytest.mark.parametrize("are_evaluated", [False, True])
+def test_rows_weights_and_residual_may_have_any_strides(are_evaluated: bool) -> None:
     workers = CpuWorkers(2)
     its = layer(20, 40, PLAIN, workers)
     x, norm, residual = (normal(shape, mx.float32) for shape in ((7, 40), (40,), (7, 20)))
     want = linear(x, its.packed, workers, norm=norm, eps=EPS, residual=residual)
-    got = linear(
-        mx.contiguous(x.T).T,
-        its.packed,
-        workers,
-        norm=mx.repeat(norm, 2)[::2],
-        eps=EPS,
-        residual=mx.pad(residual, [(1, 1), (2, 3)])[1:-1, 2:-3],
-    )
+    x = mx.contiguous(x.T).T
+    norm = mx.repeat(norm, 2)[::2]
+    residual = mx.pad(residual, [(1, 1), (2, 3)])[1:-1, 2:-3]
+    if are_evaluated:
+        mx.eval(x, norm, residual)
+    got = linear(x, its.packed, workers, norm=norm, eps=EPS, residual=residual)
     assert same_bits(got, want)
+
+
+def test_rows_may_be_the_heads_of_another_product() -> None:
+    workers = CpuWorkers(2)
+    first, second = layer(48, 40, PLAIN, workers), layer(20, 16, PLAIN, workers, 1)
+    x = normal((7, 40), mx.float32)
+    _, heads, _ = linear_heads(x, first.packed, workers, [3, 2, 1])
+    want = linear(linear(x, first.packed, workers)[:, 24:40], second.packed, workers)
+    assert same_bits(linear(heads, second.packed, workers), want)
 
 
 @EACH_SET

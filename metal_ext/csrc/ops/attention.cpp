@@ -167,10 +167,10 @@ void chunk(const Attention& call, const mx::array& queries, mx::array& out) {
 
 using Body = void (*)(const Attention&, const mx::array&, mx::array&);
 
-class AttentionPrimitive final : public CachePrimitive {
+class AttentionPrimitive final : public RowsPrimitive {
  public:
   AttentionPrimitive(const char* name, Attention call, Body body)
-      : CachePrimitive(name), call_(std::move(call)), body_(body) {}
+      : RowsPrimitive(name), call_(std::move(call)), body_(body) {}
 
   void eval_cpu(const std::vector<mx::array>& in, std::vector<mx::array>& out) override {
     allocate(out[0]);

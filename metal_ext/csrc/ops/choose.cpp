@@ -226,9 +226,9 @@ std::pair<mx::array, mx::array> choose_tokens(
   }
   check_rows("adjusted", adjusted, raw.shape());
   check_rows("choices", choices, {raw.shape(0), kChoiceNumbers});
-  std::vector<mx::array> in{mx::contiguous(raw), mx::contiguous(choices)};
+  std::vector<mx::array> in{row_by_row(raw), row_by_row(choices)};
   if (adjusted.id() != raw.id()) {
-    in.push_back(mx::contiguous(adjusted));
+    in.push_back(row_by_row(adjusted));
   }
   const mx::Shape rows{raw.shape(0)};
   auto made = mx::array::make_arrays({rows, rows}, {mx::int32, mx::bool_},

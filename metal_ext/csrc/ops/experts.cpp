@@ -247,10 +247,10 @@ class MixtureStep {
 };
 
 // Inputs: x, the norm's weight.
-class MixtureMlp final : public CachePrimitive {
+class MixtureMlp final : public RowsPrimitive {
  public:
   MixtureMlp(Mixture mixture, float eps, Workers workers)
-      : CachePrimitive("mixture_mlp"),
+      : RowsPrimitive("mixture_mlp"),
         mixture_(std::make_shared<const Mixture>(std::move(mixture))),
         eps_(eps),
         workers_(std::move(workers)) {}
@@ -307,7 +307,7 @@ mx::array mixture_mlp(
   check_norm(norm, hidden);
   return mx::array({x.shape(0), narrowed<int>("inputs", hidden)}, mx::float32,
                    std::make_shared<MixtureMlp>(mixture, static_cast<float>(norm.eps), workers),
-                   {mx::contiguous(x), mx::contiguous(norm.weight)});
+                   {row_by_row(x), row_by_row(norm.weight)});
 }
 
 }  // namespace quire::ops

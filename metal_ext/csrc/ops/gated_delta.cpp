@@ -282,8 +282,8 @@ std::pair<mx::array, mx::array> gated_delta(
   auto made = mx::array::make_arrays(
       {token.shape(), z.shape()}, {token.dtype(), mx::float32},
       std::make_shared<GatedDeltaStep>(delta, rows, static_cast<size_t>(offset), workers),
-      {token, qkv, z, a, b, mx::contiguous(delta->conv), mx::contiguous(delta->a_log),
-       mx::contiguous(delta->dt_bias), mx::contiguous(delta->norm)});
+      {token, qkv, z, a, b, row_by_row(delta->conv), row_by_row(delta->a_log),
+       row_by_row(delta->dt_bias), row_by_row(delta->norm)});
   return {made[0], made[1]};
 }
 

@@ -51,11 +51,11 @@ mx::array allocate_joined(std::vector<mx::array>& out, size_t outputs) {
   return joined;
 }
 
-class Linear final : public CachePrimitive {
+class Linear final : public RowsPrimitive {
  public:
   // Inputs: x, the norm's weight, the residual; the last two where they are wanted.
   Linear(Packed packed, std::optional<float> eps, bool adds, Workers workers)
-      : CachePrimitive("linear"),
+      : RowsPrimitive("linear"),
         packed_(std::move(packed)),
         eps_(eps),
         adds_(adds),
@@ -98,10 +98,10 @@ class Linear final : public CachePrimitive {
 // --- a whole MLP ---------------------------------------------------------------------------------
 
 // Inputs: x, the norm's weight.
-class GatedMlp final : public CachePrimitive {
+class GatedMlp final : public RowsPrimitive {
  public:
   GatedMlp(Packed gate_up, Packed down, float eps, Workers workers)
-      : CachePrimitive("gated_mlp"),
+      : RowsPrimitive("gated_mlp"),
         gate_up_(std::move(gate_up)),
         down_(std::move(down)),
         eps_(eps),
@@ -147,10 +147,10 @@ class GatedMlp final : public CachePrimitive {
 // --- rows ----------------------------------------------------------------------------------------
 
 // Inputs: x, the norm's weight.
-class RmsNorm final : public CachePrimitive {
+class RmsNorm final : public RowsPrimitive {
  public:
   RmsNorm(float eps, Workers workers)
-      : CachePrimitive("rms_norm"), eps_(eps), workers_(std::move(workers)) {}
+      : RowsPrimitive("rms_norm"), eps_(eps), workers_(std::move(workers)) {}
 
   void eval_cpu(const std::vector<mx::array>& in, std::vector<mx::array>& out) override {
     allocate(out[0]);
@@ -169,10 +169,10 @@ class RmsNorm final : public CachePrimitive {
   Workers workers_;
 };
 
-class PackedRows final : public CachePrimitive {
+class PackedRows final : public RowsPrimitive {
  public:
   PackedRows(Packed packed, Workers workers)
-      : CachePrimitive("packed_rows"), packed_(std::move(packed)), workers_(std::move(workers)) {}
+      : RowsPrimitive("packed_rows"), packed_(std::move(packed)), workers_(std::move(workers)) {}
 
   void eval_cpu(const std::vector<mx::array>& in, std::vector<mx::array>& out) override {
     allocate(out[0]);
@@ -202,17 +202,17 @@ std::vector<mx::array> inputs_of(
     const mx::array& x, const cpu::LinearShape& shape, const std::optional<Norm>& norm,
     const std::optional<mx::array>& residual) {
   check_floats("x", x, shape.inputs);
-  std::vector<mx::array> in{mx::contiguous(x)};
+  std::vector<mx::array> in{row_by_row(x)};
   if (norm) {
     check_norm(*norm, shape.inputs);
-    in.push_back(mx::contiguous(norm->weight));
+    in.push_back(row_by_row(norm->weight));
   }
   if (residual) {
     check_floats("the residual", *residual, shape.outputs);
     if (residual->shape(0) != x.shape(0)) {
       throw std::invalid_argument("x and the residual have a different number of rows");
     }
-    in.push_back(mx::contiguous(*residual));
+    in.push_back(row_by_row(*residual));
   }
   return in;
 }
@@ -287,7 +287,7 @@ mx::array gated_mlp(
   check_norm(norm, hidden);
   return mx::array({x.shape(0), narrowed<int>("inputs", hidden)}, mx::float32,
                    std::make_shared<GatedMlp>(gate_up, down, static_cast<float>(norm.eps), workers),
-                   {mx::contiguous(x), mx::contiguous(norm.weight)});
+                   {row_by_row(x), row_by_row(norm.weight)});
 }
 
 mx::array rms_norm(const mx::array& x, const Norm& norm, const Workers& workers) {
@@ -295,7 +295,7 @@ mx::array rms_norm(const mx::array& x, const Norm& norm, const Workers& workers)
   check_norm(norm, norm.weight.size());
   return mx::array({x.shape(0), norm.weight.shape(0)}, mx::float32,
                    std::make_shared<RmsNorm>(static_cast<float>(norm.eps), workers),
-                   {mx::contiguous(x), mx::contiguous(norm.weight)});
+                   {row_by_row(x), row_by_row(norm.weight)});
 }
 
 mx::array packed_rows(const mx::array& ids, const Packed& packed, const Workers& workers) {
@@ -303,7 +303,7 @@ mx::array packed_rows(const mx::array& ids, const Packed& packed, const Workers&
     throw std::invalid_argument("ids must be int32 [T]");
   }
   return mx::array({ids.shape(0), narrowed<int>("inputs", packed->shape().inputs)}, mx::float32,
-                   std::make_shared<PackedRows>(packed, workers), {mx::contiguous(ids)});
+                   std::make_shared<PackedRows>(packed, workers), {row_by_row(ids)});
 }
 
 }  // namespace quire::ops

@@ -9,6 +9,7 @@
 #include "mlx/array.h"
 #include "mlx/backend/cpu/encoder.h"
 #include "mlx/device.h"
+#include "mlx/ops.h"
 #include "mlx/primitives.h"
 #include "mlx/stream.h"
 
@@ -53,5 +54,22 @@ class CachePrimitive : public mx::Primitive {
  private:
   const char* name_;
 };
+
+// An operation whose result lies row by row, where it has one alone.
+class RowsPrimitive : public CachePrimitive {
+ public:
+  using CachePrimitive::CachePrimitive;
+};
+
+// x as tasks read it, row by row. What is known to lie so is no further node of the graph: for each
+// of them MLX queues two tasks, of which a layer would have more than of its own.
+inline mx::array row_by_row(const mx::array& x) {
+  if (x.status() != mx::array::Status::unscheduled) {
+    return x.flags().row_contiguous ? x : mx::contiguous(x);
+  }
+  const bool is_known = x.siblings().empty() && x.has_primitive() &&
+                        dynamic_cast<const RowsPrimitive*>(&x.primitive()) != nullptr;
+  return is_known ? x : mx::contiguous(x);
+}
 
 }  // namespace quire::ops

@@ -13,10 +13,10 @@
 namespace quire::ops {
 namespace {
 
-class RopeAngles final : public CachePrimitive {
+class RopeAngles final : public RowsPrimitive {
  public:
   RopeAngles(Rows rows, std::shared_ptr<const RopeTable> rope, Workers workers)
-      : CachePrimitive("rope_angles"),
+      : RowsPrimitive("rope_angles"),
         rows_(std::move(rows)),
         rope_(std::move(rope)),
         workers_(std::move(workers)) {}
@@ -164,8 +164,8 @@ std::pair<mx::array, mx::array> project_append(
   std::optional<float> eps;
   if (norms) {
     eps = static_cast<float>(norms->eps);
-    in.push_back(mx::contiguous(norms->query_weight));
-    in.push_back(mx::contiguous(norms->key_weight));
+    in.push_back(row_by_row(norms->query_weight));
+    in.push_back(row_by_row(norms->key_weight));
   }
   if (angles) {
     const bool fits = angles->ndim() == 2 && angles->shape(0) == queries.shape(0) &&
@@ -174,7 +174,7 @@ std::pair<mx::array, mx::array> project_append(
       throw std::invalid_argument("angles do not fit the rows, or are no float32");
     }
     turning = static_cast<size_t>(angles->shape(1));
-    in.push_back(mx::contiguous(*angles));
+    in.push_back(row_by_row(*angles));
   }
   rows->require_writable();
   auto made = mx::array::make_arrays(
