@@ -17,7 +17,7 @@ MAC_TESTS := tests/kvcache tests/metal_ext --ignore=tests/kvcache/canary
 SEVERAL ?= anthropic_npm ollama_python openai_npm
 # Half of the time of all tests, with those that are not traced: they would take three times as long,
 # and run no line that others do not.
-HALF := tests/server tests/property
+HALF := tests/server tests/property tests/metal
 UNTRACED := tests/cluster tests/structured tests/fuzz
 OUTPUT_SYNC := $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 LEAST_COVERED := $(if $(filter Linux,$(shell uname -s)),100,0)
