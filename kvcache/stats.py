@@ -64,6 +64,11 @@ class KVStats:
     """Those that were taken from there again."""
     cells: CellStats = NO_CELLS
 
+    @property
+    def used_bytes(self) -> int:
+        """What is neither free nor kept for prefix hits."""
+        return self.capacity_bytes - self.free_bytes - self.cached_bytes
+
 
 def total(groups: Sequence[KVStats]) -> KVStats:
     """Return the statistics of all groups together: their sequences, and the tokens of a block, are

@@ -24,8 +24,8 @@ def keep_what_is_there() -> None:
 async def release_when_idle(drain: Drain, keep_s: float, forget: Callable[[], None]) -> None:
     """Give free memory back again and again while nobody is there, once somebody was.
 
-    Some of it is free only later: the engine empties its caches after ``cache.idle_release_s``. To
-    look where nothing is free takes a tenth of a millisecond. keep_s: after so long ``forget`` is
+    Some of it is free only later; what the engine's caches hold, it gives back itself. To look
+    where nothing is free takes a tenth of a millisecond. keep_s: after so long ``forget`` is
     called, too.
     """
     loop = asyncio.get_running_loop()

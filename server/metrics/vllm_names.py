@@ -82,7 +82,7 @@ class VllmCollector(Collector):
     def _pool(self, kv: KVStats) -> Iterator[Metric]:
         """Yield the metrics of the pool. A cached block is free to vLLM: it goes when another is
         needed."""
-        used = 1 - (kv.free_bytes + kv.cached_bytes) / kv.capacity_bytes
+        used = kv.used_bytes / kv.capacity_bytes
         text = (
             "Part of the KV cache's capacity, from 0 to 1, that is neither free nor "
             "kept for prefix hits"

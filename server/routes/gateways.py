@@ -43,11 +43,10 @@ def gateway_routes(service: Service) -> APIRouter:
             "max_running_requests": limits.max_num_seqs,
         }
         if (kv := stats.kv) is not None:
-            used = kv.capacity_bytes - kv.free_bytes - kv.cached_bytes
             load |= {
-                "num_used_tokens": used // kv.block_bytes * kv.block_tokens,
+                "num_used_tokens": kv.used_bytes // kv.block_bytes * kv.block_tokens,
                 "max_total_num_tokens": kv.capacity_bytes // kv.block_bytes * kv.block_tokens,
-                "token_usage": used / kv.capacity_bytes,
+                "token_usage": kv.used_bytes / kv.capacity_bytes,
             }
         return {"dp_rank_count": 1, "loads": [load]}
 

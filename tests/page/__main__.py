@@ -26,7 +26,7 @@ def main() -> int:
             except Exception:
                 failed += 1
                 print(f"FAILED  {name}")
-                traceback.print_exc(limit=-3, file=sys.stdout)
+                traceback.print_exc(file=sys.stdout)
             else:
                 print(f"ok      {name}")
     print(f"{failed} failed; {time.monotonic() - began:.0f} s; screenshots in {BUILT}")
