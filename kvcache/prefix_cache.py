@@ -194,6 +194,4 @@ class PrefixCache:
         sequences = set(open_sequences)
         for owner in set(self._pending_owners.values()):
             assert owner in sequences, "a sequence that left is waited for"
-            assert self._is_indexed(owner, owner.sealed_blocks), (
-                "what is waited for will not be in the index"
-            )
+            assert self._is_indexed(owner, owner.sealed_blocks), "an awaited block is lost"

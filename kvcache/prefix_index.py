@@ -213,9 +213,8 @@ class PrefixIndex:
             prefix, cached = block.found_by, block.state is BlockState.CACHED
             assert prefix.digest == digest
             parent = self._blocks.get(prefix.parent)
-            assert parent is None or cached or parent.state is not BlockState.CACHED, (
-                "a child in use, a cached parent"
-            )
+            orphan = parent is not None and parent.state is BlockState.CACHED and not cached
+            assert not orphan, "a child in use, a cached parent"
             leaf = cached and digest not in self._children
             assert not leaf or (prefix.system, prefix.last_use, digest) in queued
             counted[prefix.system] += cached

@@ -74,11 +74,21 @@ def test_the_settings_file_documents_every_setting_with_its_default() -> None:
     assert Config.model_validate(written) == Config(), "the file's values are the defaults"
 
 
+def targets_of(folder: Path) -> set[str]:
+    text = (folder / "Makefile").read_text()
+    lines = re.findall(r"^((?:[a-z0-9-]+ ?)+):", text, re.MULTILINE)
+    return {name for line in lines for name in line.split()}
+
+
 def test_the_commands_of_the_documents_exist() -> None:
-    targets = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    for document in DOCUMENTS:
-        used = set(re.findall(r"`make ([a-z0-9-]+)", (ROOT / document).read_text()))
-        assert used <= targets, document
+    for document in (*DOCUMENTS, "docker/README.md"):
+        text = (ROOT / document).read_text()
+        assert set(re.findall(r"`make ([a-z0-9][a-z0-9-]*)", text)) <= targets_of(ROOT), document
+        for folder, target in re.findall(r"make -C (\S+) ([a-z0-9-]+)", text):
+            assert target in targets_of(ROOT / folder), f"{document}: make -C {folder} {target}"
+        for module in re.findall(r"python -m (tests[a-z_.]*)", text):
+            path = ROOT / module.replace(".", "/")
+            assert path.is_dir() or path.with_suffix(".py").is_file(), f"{document}: {module}"
 
 
 def test_links_between_documents_lead_somewhere() -> None:

@@ -1,4 +1,4 @@
-"""Lists threats, faults and defects with the tests that hold them: ``make threats``.
+"""Lists threats, faults and defects with the tests that hold them: ``python -m tests.abuse``.
 
 ``--against CHECKOUT`` runs the tests of the defects here and on the product of another checkout,
 which has been built there: here they must pass, and there they must fail.

@@ -1,4 +1,4 @@
-"""``make costs``: what every limit lets a body take, at half of it and at all of it.
+"""What every limit lets a body take, at half of it and at all of it.
 
 A server for each kind of model is watched from outside while it reads a body of n, of 2n, which is
 the limit, and one beyond that. What grows by much more than its size, takes much memory for each

@@ -1,4 +1,4 @@
-"""Bodies as large as each limit lets them be, and one larger: the rows of ``make costs``."""
+"""Bodies as large as each limit lets them be, and one larger: the rows of costs.py."""
 
 import json
 from collections.abc import Callable, Iterator

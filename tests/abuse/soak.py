@@ -1,4 +1,4 @@
-"""Honest and rude clients together, for as long as one likes: ``make abuse``.
+"""Honest and rude clients together, for as long as one likes: ``python -m tests.abuse.soak``.
 
 Rounds of load are followed by rests. In a rest nothing may be left of any client: no connection,
 no request, no block, no descriptor, no thread; and what K and V take of the system is back at its

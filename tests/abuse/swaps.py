@@ -1,4 +1,4 @@
-"""Several models in memory for one and a half, while clients ask for all of them: ``make swaps``.
+"""Several models in memory for one and a half, while clients ask for all of them.
 
 Every request is answered by its model, or told when to come back. Now and then a model's process is
 killed: its answers end with an error, and the next request has the model again. In the end nothing

@@ -14,7 +14,7 @@ No prompt is asked twice. Tokens are those of `usage`; the first token is the fi
 the same weights as GGUF. A target that is missed is a figure; the exit code says only
 whether there are figures. Beside a peer that is named llama-server, servers has quire's targets.
 Every row names the instruction set that our side ran with. instruction-sets and memory start
-llama-server themselves: `make llama-server` builds it for every set (tests/bench/llama.py).
+llama-server themselves: `python -m tests.bench.llama` builds it for every set.
 """
 
 import os

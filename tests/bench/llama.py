@@ -107,7 +107,7 @@ class Builds:
         """The folder with llama-server and llama-quantize."""
         found = self.find_programs()
         if found is None:
-            raise BuildError(f"none lies below {self._folder}: make llama-server")
+            raise BuildError(f"none lies below {self._folder}: python -m tests.bench.llama")
         return found
 
     def find_programs(self) -> Path | None:
@@ -124,7 +124,9 @@ class Builds:
         are."""
         folder = self._folder / name / "bin"
         if not (folder / LIBRARY).exists():
-            raise BuildError(f"no kernels for {name} lie below {self._folder}: make llama-server")
+            raise BuildError(
+                f"no kernels for {name} lie below {self._folder}: python -m tests.bench.llama"
+            )
         _check_sources(folder.parent)
         found, expected = _features(folder / LIBRARY), features(name)
         if name != "dotprod" and found != expected:

@@ -175,7 +175,7 @@ def _parser(description: str | None) -> argparse.ArgumentParser:
 
 def _add_built_servers(parser: argparse.ArgumentParser) -> None:
     """What the parts take that start a llama-server themselves."""
-    built = parser.add_argument_group("llama-server of make llama-server")
+    built = parser.add_argument_group("llama-server of python -m tests.bench.llama")
     add = built.add_argument
     add(
         "--sets",

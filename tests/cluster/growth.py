@@ -1,5 +1,5 @@
 """How a cluster grows: ``python -m tests.cluster.growth [--engines N] [--replicas N] [--seed N]``,
-or ``make cluster-growth GROWTH="--seed 2"``.
+or ``python -m tests.cluster.growth --seed 2``.
 
 Hits are shares of the tokens that one cache which holds everything and forgets nothing would have
 had. Requests per second and seconds until the first token are of simulated clocks, the same at

@@ -1,4 +1,4 @@
-"""What a long prompt costs where it comes in: ``make cluster-prompt``, or
+"""What a long prompt costs where it comes in: ``python -m tests.cluster.prompt_costs``, or
 ``python -m tests.cluster.prompt_costs [--tokens N]``.
 
 Each part is measured alone, the shortest of some rounds; then the event loop's longest pause while

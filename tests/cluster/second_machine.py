@@ -20,6 +20,7 @@ from tests.cluster.machines import BrokenError, Home, eventually, flags, free_po
 from tests.cluster.namespace import is_alone
 from tests.cluster.results import Results
 
+ROOT = Path(__file__).parents[2]
 HEAD, SECOND = "10.77.0.1", "10.77.0.2"
 NAME, WIRE = "second", "wire"
 # $1: where Ray keeps its sockets; two machines do not share it.
@@ -50,10 +51,7 @@ def install_tools() -> None:
     """Install what makes networks, where a system has it by apt and we may."""
     if sys.platform != "linux" or os.geteuid() != 0 or shutil.which("apt-get") is None:
         return
-    if shutil.which("ip") is None:
-        subprocess.run(("apt-get", "update"), check=True)
-        install = ("apt-get", "install", "-y", "--no-install-recommends", "iproute2")
-        subprocess.run(install, check=True)
+    subprocess.run((ROOT / "tests/packages.sh", "iproute2"), check=True)
 
 
 def why_impossible() -> str:

@@ -1,4 +1,4 @@
-"""``make fuzz``: bodies of doubling sizes for a server of its own, which is watched from outside.
+"""Bodies of doubling sizes for a server of its own, which is watched from outside.
 
 Without ``--minutes`` a fixed sample of the families is sent; with them as many as there is time
 for, and then random mixtures. Ends with 1 where something was found. A finding is printed with its

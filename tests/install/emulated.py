@@ -4,7 +4,7 @@
 
 needs root, and the wheel for Python 3.11 in build/wheels. That MLX's arrays pass into the extension
 is checked when it is imported. Programs that quire starts would need the emulator too: it is not
-served from. What the kernels compute on arm64 is asked by ``make arm64``.
+served from. What the kernels compute on arm64 is asked by ``make -C tests/native arm64``.
 """
 
 import subprocess

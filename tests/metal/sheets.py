@@ -18,7 +18,7 @@ class Section:
     @property
     def begin(self) -> str:
         """Before the first line."""
-        return f"<!-- {self.name}: written by `make {self.name}` -->"
+        return f"<!-- {self.name}: generated -->"
 
     @property
     def end(self) -> str:

@@ -1,6 +1,5 @@
 """What the page is tested with: Debian's Chromium; Playwright and axe below ``build/page``."""
 
-import os
 import shutil
 import subprocess
 import sys
@@ -20,13 +19,10 @@ def install() -> Path:
     """Returns the browser's program. Raises CalledProcessError."""
     _install_driver()
     sys.path.append(str(DRIVER))
-    if (found := shutil.which("chromium")) is None:
-        as_root = () if os.geteuid() == 0 else ("sudo",)
-        _run(*as_root, "apt-get", "update", "-qq")
-        _run(*as_root, "apt-get", "install", "-y", "-qq", "--no-install-recommends", *PACKAGES)
-        found = shutil.which("chromium")
-    assert found is not None, "apt has installed no chromium"
-    return Path(found)
+    _run(str(ROOT / "tests/packages.sh"), *PACKAGES)
+    browser = shutil.which("chromium")
+    assert browser is not None, "the package chromium has no program"
+    return Path(browser)
 
 
 def _install_driver() -> None:

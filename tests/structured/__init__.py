@@ -1,1 +1,1 @@
-"""Random-weight models that must answer as schemas and tools say: ``make structured``."""
+"""Random-weight models that must answer as schemas and tools say."""

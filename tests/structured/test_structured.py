@@ -1,4 +1,4 @@
-"""A small, fixed part of ``make structured``; and that its judge judges."""
+"""A small, fixed part of ``python -m tests.structured``; and that its judge judges."""
 
 from pathlib import Path
 

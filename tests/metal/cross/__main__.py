@@ -1,7 +1,8 @@
 """Builds quire for macOS on this machine, checks what came out, and plants faults.
 
-``make metal-cross`` runs it as ``python -m cross`` in tests/metal, with the tools' environment. Its
-arguments are the Pythons to build for; without any, this one. The wheels are in build/wheels.
+``make -C tests/metal cross`` runs it as ``python -m cross`` in tests/metal, with the tools'
+environment. Its arguments are the Pythons to build for; without any, this one. The wheels are in
+build/wheels.
 Faults are planted for the first Python of each macOS: the checks are the same for all.
 """
 

@@ -32,7 +32,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 BUILD = ROOT / "build/metal"
 OWN_PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
-# tests/install fetches them, as make wheels does.
+# tests/install fetches them, as make -C tests/install wheels does.
 HEADERS = ROOT / "build/install/headers"
 
 
@@ -168,7 +168,9 @@ def _headers(python: str) -> str:
     if python == OWN_PYTHON:
         return ""
     folder = HEADERS / python
-    assert (folder / "complete").is_file(), f"{folder} is missing: make headers PYTHONS={python}"
+    assert (folder / "complete").is_file(), (
+        f"{folder} is missing: make -C tests/install headers PYTHONS={python}"
+    )
     return str(folder)
 
 

@@ -1,4 +1,4 @@
-"""A rung that speaks Darwin: ``make metal-darwin``.
+"""A rung that speaks Darwin: ``make -C tests/metal darwin``.
 
 The real ``quire serve`` and quire's own tests, on Linux, under a Mac's rules. Python's part is
 ``personality.py``, which site/sitecustomize.py loads into every process, the system's part is

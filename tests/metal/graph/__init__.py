@@ -1,4 +1,4 @@
-"""quire's Metal operations in MLX's graph, over a fake Metal: `make metal-graph`.
+"""quire's Metal operations in MLX's graph, over a fake Metal: `make -C tests/metal graph`.
 
 The extension is built for Linux as it is for a Mac; standins.cmake says what stands in for what.
 Files are called check_*.py, so that plain pytest, which has no such build, passes them by.

@@ -3,9 +3,10 @@
     python -P -S -m tests.metal.graph.program quire ARGUMENTS...
     python -P -S -m tests.metal.graph.program MODULE ARGUMENTS...
 
-The paths are those of `make metal-graph`. The machine says that it has a GPU, and MLX computes on
-its CPU streams. Whoever starts an interpreter from there starts this again. A signal has the device
-fail from then on: SIGUSR1, it maps nothing any more; SIGUSR2, its next command ends with an error.
+The paths are those of `make -C tests/metal graph`. The machine says that it has a GPU, and MLX
+computes on its CPU streams. An interpreter that is started from there starts this again. A signal
+has the device fail from then on: SIGUSR1, it maps nothing any more; SIGUSR2, its next command ends
+with an error.
 """
 
 import os

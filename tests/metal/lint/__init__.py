@@ -1,1 +1,1 @@
-"""The Metal kernels' texts, read as C++ for OpenCL: `make metal-lint`."""
+"""The Metal kernels' texts, read as C++ for OpenCL: `make -C tests/metal lint`."""

@@ -3,7 +3,6 @@
 import io
 import json
 import os
-import runpy
 import subprocess
 import sys
 import time
@@ -163,7 +162,6 @@ def test_the_process_says_when_it_begins_and_what_came_of_it(
     monkeypatch.setattr(sys, "stdin", io.StringIO(given))
     monkeypatch.setattr(os, "write", lambda _, text: said.append(text))
     monkeypatch.setattr(os, "_exit", ends.append)
-    monkeypatch.delitem(sys.modules, template_trial.__name__)
-    runpy.run_module(template_trial.__name__, run_name="__main__")
+    template_trial.main()
     assert said == [b"ready\n", b'"TemplateError in line 1: no"']
     assert ends == [0]

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import runpy
 import signal
 import subprocess
 import sys
@@ -97,8 +96,7 @@ def test_who_watches_kills_its_parent_alone(monkeypatch: pytest.MonkeyPatch) -> 
     assert killed == [os.getppid()]
     os.write(writing, b".")
     os.close(writing)
-    monkeypatch.setattr(sys, "argv", ["guard", str(reading), str(os.getppid()), "5"])
-    runpy.run_path(guard.__file__, run_name="__main__")
+    watch(reading, os.getppid(), 5)
     assert len(killed) == 1
     os.close(reading)
 

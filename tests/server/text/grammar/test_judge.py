@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -28,8 +29,18 @@ from tests.server.text.grammars import vocabulary
 
 MIB = 1024**2
 LIMITS = LimitsSection(max_grammar_compile_s=0.3, max_grammar_memory=1024 * MIB, max_mask_s=10.0)
-# Where coverage is measured, it is so in that process, too.
-MEASURED = (sys.executable, "-P", "-m", "coverage", "run", "--parallel-mode", "-m")
+ROOT = Path(__file__).parents[4]
+# Where coverage is measured, it is so in the judge's process, too: each writes a file of its own.
+PROGRAM = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+import tests
+from server.text.grammar.fork_server import main
+main(sys.argv[1])
+"""
+SOURCE = "server/text/grammar"
+OUTPUT = "build/coverage/judge-$$.json"
+MEASURE = f"exec {sys.executable} -m slipcover --json --source {SOURCE} --out {OUTPUT}"
 
 
 def form(kind: Any, value: Any = None) -> str:
@@ -52,9 +63,11 @@ def read(tokenizer: Tokenizer) -> GrammarTokenizer:
 
 
 @pytest.fixture(autouse=True)
-def measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    if "coverage" in sys.modules:
-        monkeypatch.setattr(module, "COMMAND", (*MEASURED, module.COMMAND[-1]))
+def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    if "SLIPCOVER_ENABLED" in os.environ:
+        program = tmp_path / "judge.py"
+        program.write_text(PROGRAM)
+        monkeypatch.setattr(module, "COMMAND", ("sh", "-c", f'{MEASURE} {program} "$0"'))
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,202 @@
+"""Run gates side by side: `python -m tests.gates landing`, `nightly`, or gates by their names.
+
+Needs nothing but Python, and builds the rest. What a gate prints goes to build/gates, and is shown
+when the gate ends. Every gate runs, whatever failed before it; the last lines are what each took.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+LOGS = ROOT / "build/gates"
+PYTHON = ".venv/bin/python -m"
+# Of the output of a gate that passed.
+SHOWN_LINES = 12
+POLL_S = 0.2
+
+
+@dataclass(frozen=True)
+class Gate:
+    """A command of the shell, run where the checkout is.
+
+    cores: that it fills, of two. after: gates whose builds it uses; it also waits for those that
+    stand before it and fill what it needs. limit_min: a gate that takes longer hangs.
+    """
+
+    name: str
+    command: str
+    cores: int = 1
+    after: tuple[str, ...] = ("setup",)
+    limit_min: int = 20
+
+
+SETUP = Gate("setup", "make .venv/.dev", after=())
+LANDING = (
+    SETUP,
+    Gate("native", "make native", after=()),
+    Gate("test", "make test", cores=2),
+    Gate("metal-lint", "make -C tests/metal lint"),
+    Gate("mac-wheels", "make -C tests/metal mac-wheels"),
+    Gate("metal-kernels", "make -C tests/metal kernels PLANTED=today/5", after=("metal-lint",)),
+    Gate(
+        "metal-core",
+        "make -C tests/metal core PLANTED=today/5",
+        after=("metal-lint", "mac-wheels"),
+    ),
+    Gate("metal-graph", "make -C tests/metal graph", after=("metal-kernels", "mac-wheels")),
+    Gate("clients", "make clients"),
+    Gate("metal-darwin", "make -C tests/metal darwin", after=("metal-graph",)),
+    Gate("page", "make page"),
+    Gate("soak", f"{PYTHON} tests.soak --requests 400"),
+    # It times answers.
+    Gate("fuzz", f"{PYTHON} pytest tests/fuzz && {PYTHON} tests.fuzz", cores=2),
+)
+NIGHTLY = (
+    SETUP,
+    Gate("tools", "make test-tools", cores=2),
+    Gate("metal-lint", "make -C tests/metal lint"),
+    Gate("mac-wheels", "make -C tests/metal mac-wheels"),
+    Gate("metal-kernels-all", "make -C tests/metal kernels", after=("metal-lint",), limit_min=60),
+    Gate(
+        "metal-core-all",
+        "make -C tests/metal core",
+        after=("metal-lint", "mac-wheels"),
+        limit_min=60,
+    ),
+    Gate("metal-cross", "make -C tests/metal cross", after=("mac-wheels",)),
+    Gate("arm64", "make -C tests/native arm64"),
+    Gate("simulate", f"{PYTHON} tests.simulation && {PYTHON} tests.simulation --states"),
+    Gate("schedules", "make schedules"),
+    Gate("parity", "make parity"),
+    Gate("structured", f"{PYTHON} tests.structured", limit_min=60),
+    Gate("soak-all", "make soak"),
+    Gate("docker", "make -C tests/docker boards"),
+    Gate("docker-root", "make -C tests/docker root", limit_min=60),
+    Gate("sdist", "make -C tests/install sdist"),
+    Gate("wheels", "make -C tests/install wheels PYTHONS=3.11 MACHINES=x86_64", limit_min=60),
+    Gate("wheel-root", "make -C tests/install roots", after=("wheels",), limit_min=60),
+    Gate("abuse-crowd", f"{PYTHON} tests.abuse.crowd", cores=2),
+    Gate("abuse-shutdown", f"{PYTHON} tests.abuse.shutdown", cores=2),
+    Gate("abuse-soak", f"{PYTHON} tests.abuse.soak", cores=2, limit_min=60),
+    Gate("abuse-costs", f"{PYTHON} tests.abuse.costs", cores=2),
+    Gate("swaps", f"{PYTHON} tests.abuse.swaps", cores=2, limit_min=60),
+    Gate("bench-constraints", f"{PYTHON} tests.bench --quick --only constraints", cores=2),
+    Gate("bench-serving", f"{PYTHON} tests.bench --quick --only serving", cores=2),
+    # The last one: it installs Ray into .venv.
+    Gate("cluster", f"make .venv/.cluster && {PYTHON} tests.cluster --ours", cores=2),
+)
+TIERS = {"landing": LANDING, "nightly": NIGHTLY}
+GATES = {gate.name: gate for gate in (*LANDING, *NIGHTLY)}
+
+
+class Run:
+    """A gate that runs, in a process group of its own."""
+
+    def __init__(self, gate: Gate) -> None:
+        self.gate = gate
+        self.log = LOGS / f"{gate.name}.log"
+        self._start = time.monotonic()
+        # A make that runs this one does not share its jobs.
+        env = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+        with self.log.open("w") as log:
+            self._process = subprocess.Popen(
+                ("bash", "-c", gate.command),
+                cwd=ROOT,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    @property
+    def seconds(self) -> int:
+        return round(time.monotonic() - self._start)
+
+    def has_ended(self) -> bool:
+        """Return whether it has; one that takes too long is killed."""
+        if self._process.poll() is None and self.seconds > self.gate.limit_min * 60:
+            self.kill()
+        return self._process.poll() is not None
+
+    @property
+    def passed(self) -> bool:
+        return self._process.returncode == 0
+
+    def kill(self) -> None:
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+
+def next_gate(waiting: Sequence[Gate], running: Collection[Gate], cores: int) -> Gate | None:
+    """Return the first gate whose builds are there, if it has processors; None otherwise: later
+    gates would keep it waiting."""
+    unfinished = {gate.name for gate in (*waiting, *running)}
+    for gate in waiting:
+        if not unfinished & set(gate.after):
+            fits = sum(other.cores for other in running) + gate.cores <= cores
+            return gate if fits or not running else None
+    return None
+
+
+def run_all(gates: Sequence[Gate], cores: int = 2) -> Iterator[Run]:
+    """Run the gates; yield each as it ends."""
+    waiting, running = list(gates), list[Run]()
+    try:
+        while waiting or running:
+            while gate := next_gate(waiting, [run.gate for run in running], cores):
+                waiting.remove(gate)
+                running.append(Run(gate))
+            for run in [run for run in running if run.has_ended()]:
+                running.remove(run)
+                yield run
+            time.sleep(POLL_S)
+    finally:
+        for run in running:
+            run.kill()
+
+
+def show(run: Run) -> None:
+    """Print the whole output of a gate that failed, the end of one that passed."""
+    lines = run.log.read_text(errors="replace").splitlines()
+    print(f"--- {run.gate.name}: {run.gate.command}")
+    print("\n".join(lines[-SHOWN_LINES:] if run.passed else lines), flush=True)
+
+
+def choose(names: Sequence[str]) -> list[Gate]:
+    """Return the gates of the tiers, and those of the names, behind their setup. Exits where there
+    are none."""
+    if unknown := [name for name in names if name not in {**TIERS, **GATES}] or not names:
+        known = " ".join((*TIERS, *GATES))
+        sys.exit(f"no gate {unknown}: python -m tests.gates NAME...; there are {known}")
+    gates = [gate for name in names for gate in TIERS.get(name) or (GATES[name],)]
+    setup = [SETUP] if any(gate.after for gate in gates) else []
+    return list(dict.fromkeys([*setup, *gates]))
+
+
+def main(names: Sequence[str]) -> int:
+    """1 when a gate failed."""
+    LOGS.mkdir(parents=True, exist_ok=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    start, runs = time.monotonic(), list[tuple[Run, int]]()
+    for run in run_all(choose(names)):
+        runs.append((run, run.seconds))
+        show(run)
+    for run, seconds in runs:
+        mark = "" if run.passed else "  FAILED"
+        print(f"{seconds // 60:4}:{seconds % 60:02}  {run.gate.name}{mark}")
+    whole = round(time.monotonic() - start)
+    print(f"{whole // 60:4}:{whole % 60:02}  in all")
+    failed = sum(not run.passed for run, _ in runs)
+    print(f"gates: {len(runs) - failed} passed, {failed} failed")
+    return min(failed, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
