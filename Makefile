@@ -29,7 +29,7 @@ NATIVE := $(shell find metal_ext -name '*.cpp' -o -name '*.h' -o -name '*.c' -o 
   -o -name '*.metal' -o -name CMakeLists.txt)
 
 .PHONY: help setup serve quick test test-mac test-tools check lint types-darwin types-linux imports \
-  coverage nightly native metal clients page soak simulate schedules parity bench quality \
+  budget coverage nightly native metal clients page soak simulate schedules parity bench quality \
   boards lock clean
 
 help:
@@ -48,7 +48,7 @@ test: check coverage  ## checks, then all tests with coverage of the pure code
 
 # mypy runs on one processor.
 check: $(VENV)/.dev  ## formatting, lint, types, layers, budgets
-	$(MAKE) --jobs=2 $(OUTPUT_SYNC) types-linux types-darwin lint imports
+	$(MAKE) --jobs=2 $(OUTPUT_SYNC) types-linux types-darwin lint imports budget
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
@@ -67,6 +67,9 @@ types-linux: $(VENV)/.dev
 
 imports: $(VENV)/.dev
 	$(BIN)/lint-imports --no-logo
+
+budget: $(VENV)/.dev
+	$(BIN)/python -m tests.budget
 
 # What only other systems run is not covered: Linux has the whole, and asks for it.
 coverage: $(VENV)/.dev
