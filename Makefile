@@ -13,8 +13,6 @@ PORT ?= 8000
 # What continuous integration runs on a Mac, and the darwin rung under its rules. What a Mac charges
 # for shared memory that nobody has mapped, which the canary's tests ask, is not known here.
 MAC_TESTS := tests/kvcache tests/metal_ext --ignore=tests/kvcache/canary
-# Clients that are also tried behind the front of several models.
-SEVERAL ?= anthropic_npm ollama_python openai_npm
 # Tests of the gates' own tools, and what a gate does at length: make nightly runs them. Clients and
 # fuzz are gates themselves.
 TOOL_TESTS := tests/bench tests/cluster tests/docker tests/install tests/metal tests/structured \
@@ -27,6 +25,9 @@ LEAST_COVERED := $(if $(filter Linux,$(shell uname -s)),100,0)
 WORKERS = $(shell $(PYTHON) -c "import os; print(os.cpu_count() + 1)")
 NATIVE := $(shell find metal_ext -name '*.cpp' -o -name '*.h' -o -name '*.c' -o -name '*.cmake' \
   -o -name '*.metal' -o -name CMakeLists.txt)
+
+# Tests start hundreds of interpreters: each would compile all modules anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup serve quick test test-mac test-tools check lint types-darwin types-linux imports \
   budget coverage nightly native metal clients page soak simulate schedules parity bench quality \
@@ -97,7 +98,6 @@ metal: $(VENV)/.dev  ## all that is known of Metal without a Mac; its rungs stan
 clients: $(VENV)/.dev  ## SDKs, agents' traces and bodies from the schema against the server
 	$(BIN)/python -m pytest -q tests/clients
 	$(BIN)/python -m tests.clients $(CLIENTS)
-	$(BIN)/python -m tests.clients --several $(SEVERAL)
 	$(BIN)/python -m tests.clients.fuzz
 	$(BIN)/python -m tests.clients.traces
 

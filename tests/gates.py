@@ -19,6 +19,9 @@ PYTHON = ".venv/bin/python -m"
 # Of the output of a gate that passed.
 SHOWN_LINES = 12
 POLL_S = 0.2
+# Of the environment: a make that runs this one does not share its jobs, and interpreters keep what
+# they have compiled.
+DROPPED = ("MAKE", "PYTHONDONTWRITEBYTECODE")
 
 
 @dataclass(frozen=True)
@@ -39,14 +42,14 @@ class Gate:
 SETUP = Gate("setup", "make .venv/.dev", after=())
 LANDING = (
     SETUP,
-    Gate("native", "make native", after=()),
+    Gate("native", "make -C tests/native sanitized", after=()),
     Gate("test", "make test", cores=2),
     Gate("metal-lint", "make -C tests/metal lint"),
     Gate("mac-wheels", "make -C tests/metal mac-wheels"),
-    Gate("metal-kernels", "make -C tests/metal kernels PLANTED=today/5", after=("metal-lint",)),
+    Gate("metal-kernels", "make -C tests/metal kernels PLANTED=today/9", after=("metal-lint",)),
     Gate(
         "metal-core",
-        "make -C tests/metal core PLANTED=today/5",
+        "make -C tests/metal core PLANTED=today/9 LIVES=8",
         after=("metal-lint", "mac-wheels"),
     ),
     Gate("metal-graph", "make -C tests/metal graph", after=("metal-kernels", "mac-wheels")),
@@ -70,12 +73,17 @@ NIGHTLY = (
         limit_min=60,
     ),
     Gate("metal-cross", "make -C tests/metal cross", after=("mac-wheels",)),
+    Gate("native-plain", "make -C tests/native plain"),
     Gate("arm64", "make -C tests/native arm64"),
     Gate("simulate", f"{PYTHON} tests.simulation && {PYTHON} tests.simulation --states"),
     Gate("schedules", "make schedules"),
     Gate("parity", "make parity"),
     Gate("structured", f"{PYTHON} tests.structured", limit_min=60),
     Gate("soak-all", "make soak"),
+    Gate(
+        "clients-several",
+        f"{PYTHON} tests.clients --several anthropic_npm ollama_python openai_npm",
+    ),
     Gate("docker", "make -C tests/docker boards"),
     Gate("docker-root", "make -C tests/docker root", limit_min=60),
     Gate("sdist", "make -C tests/install sdist"),
@@ -102,8 +110,7 @@ class Run:
         self.gate = gate
         self.log = LOGS / f"{gate.name}.log"
         self._start = time.monotonic()
-        # A make that runs this one does not share its jobs.
-        env = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+        env = {name: value for name, value in os.environ.items() if not name.startswith(DROPPED)}
         with self.log.open("w") as log:
             self._process = subprocess.Popen(
                 ("bash", "-c", gate.command),
@@ -145,11 +152,11 @@ def next_gate(waiting: Sequence[Gate], running: Collection[Gate], cores: int) ->
     return None
 
 
-def run_all(gates: Sequence[Gate], cores: int = 2) -> Iterator[Run]:
-    """Run the gates; yield each as it ends."""
+def run_all(gates: Sequence[Gate], stops: Collection[int] = (), cores: int = 2) -> Iterator[Run]:
+    """Run the gates; yield each as it ends. stops: signals that came; with one, all are killed."""
     waiting, running = list(gates), list[Run]()
     try:
-        while waiting or running:
+        while (waiting or running) and not stops:
             while gate := next_gate(waiting, [run.gate for run in running], cores):
                 waiting.remove(gate)
                 running.append(Run(gate))
@@ -183,9 +190,11 @@ def choose(names: Sequence[str]) -> list[Gate]:
 def main(names: Sequence[str]) -> int:
     """1 when a gate failed."""
     LOGS.mkdir(parents=True, exist_ok=True)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    stops = list[int]()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, _: stops.append(number))
     start, runs = time.monotonic(), list[tuple[Run, int]]()
-    for run in run_all(choose(names)):
+    for run in run_all(choose(names), stops):
         runs.append((run, run.seconds))
         show(run)
     for run, seconds in runs:
@@ -195,7 +204,7 @@ def main(names: Sequence[str]) -> int:
     print(f"{whole // 60:4}:{whole % 60:02}  in all")
     failed = sum(not run.passed for run, _ in runs)
     print(f"gates: {len(runs) - failed} passed, {failed} failed")
-    return min(failed, 1)
+    return min(failed + len(stops), 1)
 
 
 if __name__ == "__main__":

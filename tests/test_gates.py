@@ -39,6 +39,7 @@ def test_a_gate_waits_for_builds_and_for_processors() -> None:
 @pytest.fixture
 def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(gates, "LOGS", tmp_path)
+    monkeypatch.setattr("signal.signal", lambda *_: None)  # pytest's own handlers stay
     return tmp_path
 
 
@@ -87,12 +88,11 @@ def test_gates_end_with_the_command_that_runs_them(tmp_path: Path) -> None:
         assert process.poll() is None
     process.send_signal(signal.SIGTERM)
     assert process.wait(WAIT_S) == 1
-    _, alive = psutil.wait_procs(children, WAIT_S)
-    assert not alive
+    # Without a parent they may never be reaped.
+    assert all(not each.is_running() or each.status() == "zombie" for each in children)
 
 
 def test_a_missing_package_is_installed_whatever_else_is_there(tmp_path: Path) -> None:
-    """Stand-ins for dpkg-query, apt-get and flock say what is there, and what is asked of them."""
     programs = {
         "dpkg-query": 'case "$3" in there) printf installed ;; removed) printf config ;; esac',
         "apt-get": f'echo "$@" >> {tmp_path}/calls',

@@ -74,7 +74,7 @@ def create_app(service: Service) -> FastAPI:
 
     app = ObservedApp(service.metrics, service.recent, service.config, lifespan=lifespan)
     for routes in ROUTES:
-        app.include_router(routes(service))
+        app.router.routes.extend(routes(service).routes)
     add_guards(app, service.config, service.drain, service.metrics.count_refusal)
     add_error_handlers(app)
     return app

@@ -27,7 +27,7 @@ SPEC = ModelSpec(
     intermediate_size=256,
     vocab_size=1024,
 )
-LENGTHS = (1, 2, 63, 64, 65, 400, 1500, 3000)
+LENGTHS = (1, 2, 63, 64, 65, 400, 1500)
 NEW_TOKENS = 24
 ENGINE = replace(
     CONFIG,
@@ -91,7 +91,7 @@ async def test_greedy_answers_equal_mlx_lms_together_and_alone(
         alone = [await answer(client, ids) for ids in prompts]
         assert alone == expected
         # The second time, what is shared was computed in company.
-        assert (client.stats.cached_prompt_tokens > 4000) == (substrate == "posix")
+        assert (client.stats.cached_prompt_tokens > 1800) == (substrate == "posix")
     finally:
         assert client.stop(10.0)
 

@@ -42,3 +42,12 @@ nanobind_add_module(_standin NB_STATIC NB_DOMAIN mlx ${graph}/module.cpp)
 target_link_libraries(_standin PRIVATE standin)
 
 include(${metal_tests}/darwin/mac_memory.cmake)
+
+# The CPU's kernels are slow to compile as they are for users, and are tested elsewhere.
+foreach(set amx bf16 vnni avx512 avx2 sse2 dotprod neon)
+  if(TARGET kernels_${set})
+    get_target_property(options kernels_${set} COMPILE_OPTIONS)
+    list(TRANSFORM options REPLACE "^-O3$" "-O1")
+    set_target_properties(kernels_${set} PROPERTIES COMPILE_OPTIONS "${options}")
+  endif()
+endforeach()

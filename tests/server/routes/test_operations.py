@@ -22,6 +22,8 @@ from tests.server.harness import (
 )
 
 IMPATIENT = Config(server=ServerSection(ready_timeout_s=0.3))
+# A busy machine takes part of a second for some hundred steps.
+PATIENT = Config(server=ServerSection(ready_timeout_s=3.0))
 
 
 async def test_who_looks_before_it_asks_finds_quire(http: httpx2.AsyncClient) -> None:
@@ -128,7 +130,7 @@ async def test_a_server_is_ready_while_every_slot_decodes(tokenizer: Tokenizer) 
     engine = start_engine(max_num_seqs=1)
     engine.gate.closed = True
     async with (
-        running(make_service(engine.client, tokenizer, IMPATIENT)) as app,
+        running(make_service(engine.client, tokenizer, PATIENT)) as app,
         http_client(app) as http,
     ):
         busy = Connection(app, CHAT, chat(stream=True))

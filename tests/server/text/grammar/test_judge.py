@@ -38,9 +38,11 @@ import tests
 from server.text.grammar.fork_server import main
 main(sys.argv[1])
 """
-SOURCE = "server/text/grammar"
-OUTPUT = "build/coverage/judge-$$.json"
-MEASURE = f"exec {sys.executable} -m slipcover --json --source {SOURCE} --out {OUTPUT}"
+# Without the variable it would take the tests' measurements for its children's, and remove them.
+MEASURE = (
+    f"exec env -u SLIPCOVER_COVERAGE_DIR {sys.executable} -m slipcover --json"
+    " --source server/text/grammar --out build/coverage/judge-$$.json"
+)
 
 
 def form(kind: Any, value: Any = None) -> str:
