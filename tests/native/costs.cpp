@@ -1,4 +1,4 @@
-// One product, made as often as it is told: make -C tests/native arm64-costs counts what instructions that takes.
+// One product, made as often as it is told: make arm64-costs beside it counts the instructions.
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
