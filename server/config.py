@@ -9,7 +9,7 @@ it), the environment is ``QUIRE_<SECTION>__<FIELD>``. Sizes take units: ``4GiB``
 import inspect
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import MISSING, fields
 from fractions import Fraction
 from pathlib import Path
@@ -29,8 +29,6 @@ from engine.config import CacheSettings, EngineConfig
 
 MIB = 1024**2
 ENV_PREFIX = "QUIRE_"
-# A variable that once chose MLX's BLAS: taken, and without effect.
-BLAS_VARIABLE = "QUIRE_BLAS"
 Tables = dict[str, dict[str, Any]]
 """``{section: {field: value}}``; a flag whose value is None was not given."""
 # Sizes as people write them: a number, and a prefix of bytes.
@@ -212,8 +210,6 @@ class EngineSection(Section):
     """How the model runs."""
 
     task: Literal["auto", "generate", "embed"] = "auto"
-    arithmetic: Literal["auto", "packed", "stored", "float32", "quantized-float32"] = "auto"
-    """Taken, and without effect."""
     watchdog_s: float = Field(default=30.0, gt=0)
 
 
@@ -275,15 +271,6 @@ class Config(Section):
     models: ModelsSection = ModelsSection()
     metrics: MetricsSection = MetricsSection()
     log: LogSection = LogSection()
-
-
-def without_effect(settings: Config, environment: Mapping[str, str]) -> Iterator[str]:
-    """Yield a sentence for everything that is set and does nothing any more."""
-    instead = "a CPU multiplies weights as its own kernels pack them, and a GPU as they are stored"
-    if settings.engine.arithmetic != "auto":
-        yield f"engine.arithmetic is {settings.engine.arithmetic} and has no effect: {instead}"
-    if BLAS_VARIABLE in environment:
-        yield f"{BLAS_VARIABLE} is {environment[BLAS_VARIABLE]} and has no effect: {instead}"
 
 
 def engine_config(settings: Config) -> EngineConfig:

@@ -186,9 +186,6 @@ def serve(
         float | None,
         _flag("engine.step_time_target_ms", "What a step with a prompt in it may take others."),
     ] = None,
-    arithmetic: Annotated[
-        str | None, typer.Option(hidden=True, help="Taken, and without effect.")
-    ] = None,
     threads: Annotated[
         int | None, _flag("engine.threads", "Threads that compute, on a processor.")
     ] = None,

@@ -1,7 +1,6 @@
 """A model's files: checked against the settings and this machine before a weight is loaded."""
 
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -22,7 +21,7 @@ from server.catalogue.hub import FoundModel, find_model, model_names
 from server.catalogue.names import ModelNotFoundError
 from server.chat.served_model import ServedModel
 from server.cli.model_facts import model_facts
-from server.config import Config, SettingError, StartError, engine_config, without_effect
+from server.config import Config, SettingError, StartError, engine_config
 from server.protocol.common import OpenAISamplingFields
 from server.text.tokenizer import Tokenizer, TokenizerError
 
@@ -90,7 +89,7 @@ def read_model(name: str, settings: Config, *, any_name: bool = False) -> ModelF
         log.debug(line)
     if left_out := engine_plan.checkpoint.left_out:
         log.info(left_out)
-    for line in (*without_effect(settings, os.environ), *engine_plan.warnings):
+    for line in engine_plan.warnings:
         log.warning(line)
     facts = model_facts(
         engine_plan.checkpoint,

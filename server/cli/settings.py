@@ -11,7 +11,6 @@ from pydantic_settings import SettingsError
 
 from kvcache.user_folders import config_folder
 from server.config import (
-    BLAS_VARIABLE,
     ENV_PREFIX,
     MIB,
     Config,
@@ -134,7 +133,7 @@ def unknown_variable() -> str | None:
     """Find a variable of the environment that looks like a setting and is none, and name the
     nearest setting; None where there is none. Its value may be a secret, and is not repeated."""
     variables = {_variable(name): name for name in _dotted()}
-    known = {*variables, *(_variable(section) for section in FIELDS), BLAS_VARIABLE}
+    known = {*variables, *(_variable(section) for section in FIELDS)}
     for written in sorted(os.environ):
         name = written.upper()
         if name.startswith(ENV_PREFIX) and name not in known:

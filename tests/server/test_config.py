@@ -64,7 +64,6 @@ def test_sizes_take_units(size: Any, in_bytes: int) -> None:
         ("engine", "max_num_batched_tokens", 0),
         ("engine", "max_model_len", 1),
         ("engine", "step_time_target_ms", 0),
-        ("engine", "arithmetic", "roman"),
         ("engine", "threads", 0),
         ("cache", "substrate", "papyrus"),
         ("cache", "kv_budget", -1),

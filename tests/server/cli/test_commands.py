@@ -116,7 +116,6 @@ def test_a_model_that_nobody_knows_is_named(quire: Run) -> None:
         ("--substrate", "papyrus", "cache.substrate"),
         ("--kv-budget", "3parsecs", "cache.kv_budget"),
         ("--max-num-seqs", "0", "engine.max_num_seqs"),
-        ("--arithmetic", "roman", "engine.arithmetic"),
         ("--kv-dtype", "float64", "cache.dtype"),
         ("--log-level", "loud", "log.level"),
     ],

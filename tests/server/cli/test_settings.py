@@ -7,7 +7,7 @@ import pytest
 
 from server.cli import settings as module
 from server.cli.settings import read_settings, with_further
-from server.config import MIB, Config, SettingError, engine_config, without_effect
+from server.config import MIB, Config, SettingError, engine_config
 from tests.models import TINY, write_config
 from tests.server.commands import SETTINGS, Run, one_sentence
 
@@ -145,19 +145,8 @@ def test_other_programs_variables_and_right_ones_are_let_through(
     monkeypatch.setenv("QUIRK_PORT", "1")
     monkeypatch.setenv("quire_server__port", "7")
     monkeypatch.setenv("QUIRE_LOG", '{"level": "error"}')
-    monkeypatch.setenv("QUIRE_BLAS", "mlx")
     settings = read_settings(None, {})
     assert (settings.server.port, settings.log.level) == (7, "error")
-
-
-def test_what_has_no_effect_any_more_is_said() -> None:
-    instead = "a CPU multiplies weights as its own kernels pack them, and a GPU as they are stored"
-    settings = read_settings(None, {"engine": {"arithmetic": "quantized-float32"}})
-    assert list(without_effect(settings, {"QUIRE_BLAS": "mlx"})) == [
-        f"engine.arithmetic is quantized-float32 and has no effect: {instead}",
-        f"QUIRE_BLAS is mlx and has no effect: {instead}",
-    ]
-    assert list(without_effect(read_settings(None, {}), {"QUIRE_PORT": "1"})) == []
 
 
 @pytest.mark.parametrize(
