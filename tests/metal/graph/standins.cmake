@@ -23,6 +23,7 @@ set_target_properties(kernels_of_texts PROPERTIES IMPORTED_LOCATION ${QUIRE_KERN
 target_link_libraries(standin PUBLIC mlx kernels_of_texts)
 
 # metal-cpp and MLX are most of what the compiler reads. One file says itself how metal-cpp is read.
+target_precompile_headers(quire_core PRIVATE <Metal/Metal.hpp>)
 target_precompile_headers(standin PRIVATE <Metal/Metal.hpp> <mlx/array.h> <mlx/primitives.h>)
 target_precompile_headers(_ext PRIVATE <Metal/Metal.hpp> <mlx/array.h> <mlx/primitives.h>)
 set_source_files_properties(
@@ -47,7 +48,7 @@ include(${metal_tests}/darwin/mac_memory.cmake)
 foreach(set amx bf16 vnni avx512 avx2 sse2 dotprod neon)
   if(TARGET kernels_${set})
     get_target_property(options kernels_${set} COMPILE_OPTIONS)
-    list(TRANSFORM options REPLACE "^-O3$" "-O1")
+    list(TRANSFORM options REPLACE "^-O3$" "-O0")
     set_target_properties(kernels_${set} PROPERTIES COMPILE_OPTIONS "${options}")
   endif()
 endforeach()
