@@ -39,8 +39,9 @@ class Vocabulary:
     def engine_text(self) -> str:
         """Write the tokenizer for the grammar engine. Raises VocabularyError.
 
-        Added tokens get names that no text has. By their own ones the engine would take a text that
-        it is to write, and that spells such a token, for that token, which no grammar allows.
+        Added tokens become special, with names that no text has: a form allows them by their ids
+        alone. A plain one would count as the characters of its name within a string, and by its
+        own name the engine would take a text that spells it for the token.
         """
         fast = self._tokenizer.fast
         if fast.get_vocab_size(with_added_tokens=True) != self._tokenizer.vocab_size:
@@ -56,7 +57,7 @@ class Vocabulary:
             # Some tokenizers have them among their ordinary ones as well.
             own = json.dumps(token["content"], ensure_ascii=False)
             rest = rest.replace(f"{own}:{token['id']}", f'"{name}":{token["id"]}', 1)
-            token["content"] = name
+            token |= {"content": name, "special": True}
         return text[:start] + json.dumps(added) + rest
 
     @property

@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -9,6 +10,7 @@ from server.text.grammar.constraints import ConstraintError, GrammarConstraint, 
 from server.text.grammar.grammar_errors import GrammarError, UnfitBeginningError
 from server.text.grammar.vocabulary import Vocabulary
 from server.text.tokenizer import Tokenizer
+from tests.models import TINY, write_tokenizer
 from tests.server.harness import token_id
 from tests.server.text.grammars import (
     allowed_ids,
@@ -47,6 +49,21 @@ def test_only_what_the_grammar_allows_comes_next_and_then_the_end(
     constraint.accept(token_id(tokenizer, "c"))
     assert constraint.complete
     assert set(allowed_ids(constraint) or ()) == stop_ids(tokenizer)
+
+
+@pytest.mark.parametrize(
+    "text", ["<think>", "</think>", "<tool_call>", "</tool_call>", "<|im_end|>"]
+)
+@pytest.mark.parametrize("length", [1, 3, 5, 12])
+def test_no_added_token_stands_within_a_string(tmp_path: Path, text: str, length: int) -> None:
+    plain = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+    write_tokenizer(tmp_path, TINY.vocab_size, plain=plain)
+    tokenizer = Tokenizer(tmp_path)
+    schema = json.dumps({"grammars": [{"json_schema": {"type": "string", "maxLength": length}}]})
+    constraint = grammar_constraint(vocabulary(tokenizer), schema)
+    constraint.accept(token_id(tokenizer, '"'))
+    assert token_id(tokenizer, "a") in (allowed_ids(constraint) or ())
+    assert token_id(tokenizer, text) not in (allowed_ids(constraint) or ())
 
 
 def test_copies_go_their_own_ways(words: Vocabulary, tokenizer: Tokenizer) -> None:
