@@ -10,7 +10,15 @@ from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map_with_path
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import (
+    AddedToken,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 PLAIN_ADDED_TOKENS = ("<think>", "</think>")
@@ -215,6 +223,38 @@ def write_tokenizer(
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
+    _save_tokenizer(folder, tokenizer, special, plain, template)
+
+
+def write_sentencepiece_tokenizer(folder: Path, *, leading_space: bool = True) -> None:
+    """As Llama 2's: signs for spaces, and byte tokens for what is no word. leading_space: whether
+    every text gets one, which decoding takes back; Gemma's get none."""
+    bytes_ = [f"<0x{byte:02X}>" for byte in range(BYTE_TOKENS)]
+    merges = [("▁", "t"), ("▁t", "h"), ("▁th", "e"), ("▁", "▁"), ("▁▁", "▁▁"), ("e", "é")]
+    letters = [*'▁theabcxyz{}":,.é你ши', "▁the!"]
+    words = ["<unk>", *bytes_, *letters, *map("".join, merges), *SPECIAL_TOKENS]
+    words += PLAIN_ADDED_TOKENS
+    vocabulary = {word: number for number, word in enumerate(words)}
+    tokenizer = Tokenizer(
+        models.BPE(vocab=vocabulary, merges=merges, unk_token="<unk>", byte_fallback=True)
+    )
+    signs: list[normalizers.Normalizer] = [normalizers.Replace(" ", "▁")]
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    if leading_space:
+        signs.insert(0, normalizers.Prepend("▁"))
+        steps.append(decoders.Strip(" ", 1, 0))
+    tokenizer.normalizer = normalizers.Sequence(signs)
+    tokenizer.decoder = decoders.Sequence(steps)
+    _save_tokenizer(folder, tokenizer, SPECIAL_TOKENS, PLAIN_ADDED_TOKENS, TEMPLATE)
+
+
+def _save_tokenizer(
+    folder: Path,
+    tokenizer: Tokenizer,
+    special: tuple[str, ...],
+    plain: tuple[str, ...],
+    template: str | None,
+) -> None:
     tokenizer.add_special_tokens([AddedToken(t, special=True) for t in special])
     tokenizer.add_tokens([AddedToken(t, normalized=False) for t in plain])
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -226,7 +266,7 @@ def write_tokenizer(
         "clean_up_tokenization_spaces": False,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1))
-    eos = [vocabulary["<|im_end|>"], vocabulary["<|endoftext|>"]]
+    eos = [tokenizer.token_to_id(token) for token in ("<|im_end|>", "<|endoftext|>")]
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}))
 
 

@@ -61,7 +61,12 @@ class Generation:
         """stream: of the request for the choice ``index``."""
         self.stream = stream
         self._index = index
-        self._detokenizer = Detokenizer(tokenizer, with_tags=prompt.parse_options is not None)
+        options = prompt.parse_options
+        self._detokenizer = Detokenizer(
+            tokenizer,
+            with_tags=options is not None,
+            continues=options is None or bool(options.begun),
+        )
         self._stop = StopStrings(prompt.stop)
         self._parser = (
             AnswerParser(prompt.parse_options) if prompt.parse_options is not None else None

@@ -8,13 +8,20 @@ from server.text.tokenizer import EncodedText, Tokenizer
 
 class Detokenizer:
     """Text of one answer. What ``feed`` and ``flush`` return, joined, is what the tokenizer decodes
-    from all ids at once, without special tokens."""
+    from all ids at once, without special tokens; but that it keeps the whole characters beside a
+    broken one of byte tokens."""
 
     def __init__(
-        self, tokenizer: Tokenizer, *, with_tags: bool = False, with_special: bool = False
+        self,
+        tokenizer: Tokenizer,
+        *,
+        with_tags: bool = False,
+        with_special: bool = False,
+        continues: bool = False,
     ) -> None:
         """with_tags: whether tags around reasoning and calls are text although they are special.
-        with_special: whether all special tokens are."""
+        with_special: whether all special tokens are. continues: whether another text comes before,
+        so that a space at the beginning belongs to it."""
         self.chars = 0
         """Characters that have come out."""
         self.offset = 0
@@ -26,6 +33,7 @@ class Detokenizer:
         # came before it.
         self._decoder = getincrementaldecoder("utf-8")(errors="replace")
         self._is_whole = True
+        self._drops_space = tokenizer.drops_space and not continues
 
     def feed(self, token_id: int) -> str:
         """Take in a token, and return the text that it completes; empty while a character is
@@ -34,6 +42,9 @@ class Detokenizer:
         raw = b"" if token_id in self._hidden else self._tokenizer.token_bytes(token_id)
         if not raw:
             return ""
+        if self._drops_space:
+            self._drops_space = False
+            raw = raw.removeprefix(b" ")
         if self._is_whole and raw.isascii():
             self.chars += len(raw)
             return raw.decode("ascii")

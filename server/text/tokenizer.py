@@ -18,6 +18,7 @@ from server.text.encoder import Encoder, grouped, tokens_within
 from server.text.parser import CLOSE, OPEN
 from server.text.special_tokens import SpecialTokens, pieces_of
 from server.text.time_limit import TimeLimit
+from server.text.token_decoder import DecoderError, read_decoder
 
 TAGS = frozenset({OPEN, CLOSE, CALL_OPEN, CALL_CLOSE})
 PROMPTS = PromptsSection()
@@ -116,8 +117,18 @@ class Tokenizer:
         self.template = ChatTemplate(loaded, self._special_tokens)
         vocabulary = self.fast.get_vocab(with_added_tokens=True)
         self.vocab_size = 1 + max(vocabulary.values())
+        try:
+            decoder = read_decoder(self.fast.decoder)
+        except DecoderError as error:
+            raise TokenizerError(
+                f"{path / 'tokenizer.json'}: the decoder is {error}; quire serves ByteLevel, and "
+                "SentencePiece's Replace, ByteFallback, Fuse, Strip"
+            ) from error
+        self.drops_space = decoder.drops_space
+        """Whether a space at the beginning of a text is no part of it."""
+        tokens = map(self.fast.id_to_token, range(self.vocab_size))
         # Looked up for every token that is said: 7 MB for 150,000 of them.
-        self._bytes = [self._bytes_of(i) for i in range(self.vocab_size)]
+        self._bytes = [b"" if token is None else decoder.bytes_of(token) for token in tokens]
 
     async def encode_chat(
         self,
@@ -254,23 +265,3 @@ class Tokenizer:
         """Return the bytes of one token, which need not be whole characters; none for an unknown
         id."""
         return self._bytes[token_id] if token_id < self.vocab_size else b""
-
-    def _bytes_of(self, token_id: int) -> bytes:
-        token = self.fast.id_to_token(token_id)
-        if token is None:
-            return b""
-        if all(character in BYTE_OF for character in token):
-            return bytes(BYTE_OF[character] for character in token)
-        return token.encode()
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """Return the alphabet of byte-level BPE, which writes every byte as a visible character:
-    printable Latin-1 as itself, the others, in order, from U+0100 up (openai/gpt-2, encoder.py)."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    hidden = [byte for byte in range(256) if byte not in printable]
-    alphabet = {chr(byte): byte for byte in printable}
-    return alphabet | {chr(0x100 + i): byte for i, byte in enumerate(hidden)}
-
-
-BYTE_OF = _byte_alphabet()

@@ -2,19 +2,21 @@
 
 import asyncio
 import re
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import AutoTokenizer
 
 from engine.types import FinishReason, TokenEvent
-from server.text.detokenizer import Detokenizer
+from server.text.detokenizer import Detokenizer, decoded_text
 from server.text.parser import CLOSE, OPEN, ReasoningParser
 from server.text.pieces import AnswerPiece, Channel, TextPiece, joined
 from server.text.stop_strings import StopStrings
 from server.text.tokenizer import Tokenizer
 from tests.engines import VOCAB
-from tests.models import write_tokenizer
+from tests.models import write_sentencepiece_tokenizer, write_tokenizer
 from tests.server.harness import decoded, ids_of
 from tests.server.streams import prepared, said
 
@@ -27,6 +29,8 @@ EXAMPLES = settings(max_examples=200)
 # No surrogates: no text has them.
 characters = st.characters(codec="utf-8", exclude_characters=REPLACEMENT)
 texts = st.text(st.one_of(st.sampled_from("aé€😀 \n"), characters), max_size=40)
+spellings = [" the", "▁", "é", "😀", "<|im_end|>", "<think>", "<0x0A>", "  "]
+words = st.lists(st.one_of(st.sampled_from(spellings), characters), max_size=20).map("".join)
 # Few letters, so that stop strings overlap with the text, with each other and with themselves.
 letters = st.text("abc", max_size=30)
 stops = st.lists(st.text("abc", min_size=1, max_size=5), min_size=1, max_size=4).map(tuple)
@@ -53,6 +57,17 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     folder = tmp_path_factory.mktemp("tokenizer")
     write_tokenizer(folder, VOCAB)
     return Tokenizer(folder)
+
+
+@pytest.fixture(scope="module")
+def sentencepiece(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Tokenizer, Any]]:
+    """By whose it is like: ours, and transformers'."""
+    pairs = {}
+    for kind in ("Llama 2", "Gemma"):
+        folder = tmp_path_factory.mktemp("tokenizer")
+        write_sentencepiece_tokenizer(folder, leading_space=kind == "Llama 2")
+        pairs[kind] = Tokenizer(folder), AutoTokenizer.from_pretrained(folder)
+    return pairs
 
 
 def cut(text: str, places: list[int]) -> list[str]:
@@ -87,6 +102,23 @@ def test_fault_14_no_broken_character_is_ever_sent(tokenizer: Tokenizer, text: s
         assert text.startswith(sent)
     assert sent == text
     assert detokenizer.flush() == ""
+
+
+@given(text=words, kind=st.sampled_from(["Llama 2", "Gemma"]), start=st.integers(0, 20))
+@EXAMPLES
+def test_fault_14_a_sentencepiece_text_one_by_one_is_what_transformers_decode(
+    sentencepiece: dict[str, tuple[Tokenizer, Any]], text: str, kind: str, start: int
+) -> None:
+    tokenizer, theirs = sentencepiece[kind]
+    ids = ids_of(tokenizer, text)
+    # An answer begins with any character, and with a space that is none of its own.
+    while ids[start:] and 0x80 <= tokenizer.token_bytes(ids[start])[0] < 0xC0:
+        start += 1
+    detokenizer = Detokenizer(tokenizer)
+    pieces = [detokenizer.feed(token_id) for token_id in ids[start:]]
+    assert detokenizer.flush() == ""
+    assert "".join(pieces) == theirs.decode(ids[start:], skip_special_tokens=True)
+    assert decoded_text(tokenizer, ids[start:]).text == theirs.decode(ids[start:])
 
 
 # --- stop strings ----------------------------------------------------------------------------

@@ -5,8 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tokenizers import Regex, decoders, normalizers, processors
 from tokenizers import Tokenizer as FastTokenizer
-from tokenizers import normalizers, processors
 
 from server.text.chat_template import TemplateError
 from server.text.conversation import Turn
@@ -15,7 +15,12 @@ from server.text.tokenizer import (
     Tokenizer,
     TokenizerError,
 )
-from tests.models import SPECIAL_TOKENS, write_embedding_model, write_tokenizer
+from tests.models import (
+    SPECIAL_TOKENS,
+    write_embedding_model,
+    write_sentencepiece_tokenizer,
+    write_tokenizer,
+)
 from tests.server.harness import ids_of, talk, token_id
 
 START = "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
@@ -148,6 +153,55 @@ def test_an_added_token_outside_of_the_byte_alphabet_is_its_own_text(folder: Pat
     tokenizer = Tokenizer(folder)
     assert tokenizer.token_bytes(1000) == "two words …".encode()
     assert tokenizer.vocab_size == 1001
+
+
+@pytest.mark.parametrize(
+    ("token", "raw"),
+    [
+        ("▁the", b" the"),
+        ("▁▁▁▁", b"    "),
+        ("<0x0A>", b"\n"),
+        ("<0xC3>", b"\xc3"),
+        ("▁the!", b" the!"),
+        ("eé", "eé".encode()),
+        ("<|im_end|>", b"<|im_end|>"),
+    ],
+)
+def test_the_bytes_of_a_sentencepiece_token_are_its_signs_and_byte_tokens(
+    tmp_path: Path, token: str, raw: bytes
+) -> None:
+    write_sentencepiece_tokenizer(tmp_path)
+    tokenizer = Tokenizer(tmp_path)
+    assert tokenizer.token_bytes(tokenizer.fast.get_vocab()[token]) == raw
+
+
+SIGNS = decoders.Replace("▁", " ")
+DECODERS: list[decoders.Decoder] = [
+    decoders.WordPiece(),
+    decoders.CTC(),
+    decoders.BPEDecoder(),
+    decoders.Metaspace(),
+    decoders.Replace(Regex("[▁_]"), " "),
+    decoders.Sequence([]),
+    decoders.Sequence([decoders.Strip(" ", 1, 0), SIGNS]),
+    decoders.Sequence([decoders.Fuse(), SIGNS]),
+    decoders.Sequence([SIGNS, decoders.ByteLevel()]),
+    decoders.Sequence([SIGNS, decoders.Fuse(), decoders.Strip(" ", 1, 1)]),
+    decoders.Sequence([SIGNS, decoders.Fuse(), decoders.Strip("_", 1, 0)]),
+]
+
+
+@pytest.mark.parametrize("decoder", [*DECODERS, None], ids=str)
+def test_a_decoder_whose_tokens_have_no_bytes_of_their_own_is_refused(
+    tmp_path: Path, decoder: decoders.Decoder | None
+) -> None:
+    write_sentencepiece_tokenizer(tmp_path)
+    file = str(tmp_path / "tokenizer.json")
+    fast = FastTokenizer.from_file(file)
+    fast.decoder = decoder
+    fast.save(file)
+    with pytest.raises(TokenizerError, match=r"tokenizer\.json: the decoder is \[.*; quire serves"):
+        Tokenizer(tmp_path)
 
 
 def test_tags_that_are_special_are_known(tmp_path: Path, tokenizer: Tokenizer) -> None:

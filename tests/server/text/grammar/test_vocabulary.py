@@ -78,7 +78,7 @@ def test_a_tokenizer_that_does_not_work_on_bytes_is_refused(tmp_path: Path) -> N
     write_tokenizer(tmp_path, VOCAB)
     file = str(tmp_path / "tokenizer.json")
     fast = FastTokenizer.from_file(file)
-    fast.decoder = decoders.WordPiece()
+    fast.decoder = decoders.Fuse()
     fast.save(file)
     with pytest.raises(VocabularyError, match="bytes"):
         GrammarTokenizer(vocabulary(Tokenizer(tmp_path)))
