@@ -1,7 +1,7 @@
 """What dense decoders after Llama have in common in their ``config.json``."""
 
 from engine.models.config import ModelConfig
-from engine.models.rope import read_rope
+from engine.models.rope import read_context, read_rope
 from engine.models.safetensors_headers import CheckpointError
 from engine.models.spec import Attention, DenseMlp, LayerSpec, ModelSpec
 
@@ -27,5 +27,5 @@ def dense_decoder(
         layers=(layer,) * config.count("num_hidden_layers"),
         tied_embeddings=config.flag("tie_word_embeddings"),
         norm_eps=eps,
-        max_position_embeddings=config.count("max_position_embeddings"),
+        max_position_embeddings=read_context(config),
     )

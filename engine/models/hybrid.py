@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from engine.models.config import ModelConfig
-from engine.models.rope import read_rope
+from engine.models.rope import read_context, read_rope
 from engine.models.safetensors_headers import CheckpointError
 from engine.models.spec import Attention, GatedDeltaNet, LayerSpec, Mixer, Mlp, ModelSpec
 
@@ -37,7 +37,7 @@ def hybrid_decoder(text: ModelConfig, family: str, mlps: Sequence[Mlp]) -> Model
         layers=tuple(LayerSpec(mixer, mlp) for mixer, mlp in layers),
         tied_embeddings=text.flag("tie_word_embeddings", default=False),
         norm_eps=text.number("rms_norm_eps"),
-        max_position_embeddings=text.count("max_position_embeddings"),
+        max_position_embeddings=read_context(text),
         unread=UNREAD,
     )
 

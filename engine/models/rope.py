@@ -14,6 +14,17 @@ from engine.models.spec import Rope
 PLAIN = ("default", "mrope")
 """mrope has three positions per token, which are equal where all is text."""
 YARN = ("yarn", "deepseek_yarn", "telechat3-yarn")
+ORIGINAL = "original_max_position_embeddings"
+
+
+def read_context(config: ModelConfig) -> int:
+    """Return how many positions a model knows. With YaRN these are the factor times those that it
+    was trained with, whether or not config.json counts them already; so does vLLM. Raises
+    CheckpointError."""
+    known, fields = config.count("max_position_embeddings"), _Fields(config)
+    if fields.kind in YARN and ORIGINAL in fields.values:
+        known = max(known, int(fields.number("factor") * fields.number(ORIGINAL)))
+    return known
 
 
 def read_rope(config: ModelConfig, head_dim: int) -> Rope:
@@ -21,13 +32,10 @@ def read_rope(config: ModelConfig, head_dim: int) -> Rope:
     nested = config.values.get("rope_parameters")
     theta = nested.get("rope_theta") if isinstance(nested, dict) else None
     base = config.number("rope_theta", config.values.get("rope_theta", theta))
-    scaling = config.values.get("rope_scaling") or nested or {}
-    if not isinstance(scaling, dict):
-        raise CheckpointError(f"{config.file}: rope_scaling is no object")
-    kind = scaling.get("type") or scaling.get("rope_type", "default")
+    fields = _Fields(config)
+    kind = fields.kind
     if kind in PLAIN:
         return Rope(base)
-    fields = _Fields(config, scaling)
     if kind == "linear":
         return Rope(base, scale=1 / fields.number("factor"))
     periods = [base ** (2 * pair / head_dim) for pair in range(head_dim // 2)]
@@ -45,11 +53,16 @@ def read_rope(config: ModelConfig, head_dim: int) -> Rope:
 
 
 class _Fields:
-    """The fields of rope_scaling."""
+    """The fields of rope_scaling, or of rope_parameters."""
 
-    def __init__(self, config: ModelConfig, values: dict[str, Any]) -> None:
+    def __init__(self, config: ModelConfig) -> None:
+        """Raises CheckpointError."""
+        values = config.values.get("rope_scaling") or config.values.get("rope_parameters") or {}
+        if not isinstance(values, dict):
+            raise CheckpointError(f"{config.file}: rope_scaling is no object")
         self.config = config
-        self.values = values
+        self.values: dict[str, Any] = values
+        self.kind = values.get("type") or values.get("rope_type", "default")
 
     def number(self, name: str, default: float | None = None) -> float:
         """Return a number above 0."""
@@ -70,7 +83,7 @@ def _llama3(periods: list[float], fields: _Fields) -> tuple[float, ...]:
     """Llama 3.1: long waves are stretched, short ones are not, and those between in part."""
     factor = fields.number("factor")
     low, high = fields.number("low_freq_factor", 1.0), fields.number("high_freq_factor", 4.0)
-    known = fields.number("original_max_position_embeddings", 8192)
+    known = fields.number(ORIGINAL, 8192)
 
     def stretched(period: float) -> float:
         waves = known / (2 * math.pi * period)  # in the context that it was trained with
@@ -82,7 +95,7 @@ def _llama3(periods: list[float], fields: _Fields) -> tuple[float, ...]:
 
 def _yarn(base: float, periods: list[float], fields: _Fields) -> Rope:
     """YaRN (arXiv 2309.00071): as Llama 3's, but by the number of the pair; and larger heads."""
-    factor, known = fields.number("factor"), fields.number("original_max_position_embeddings", 4096)
+    factor, known = fields.number("factor"), fields.number(ORIGINAL, 4096)
     pairs = len(periods)
 
     def pair_of(turns: float) -> float:
@@ -109,7 +122,7 @@ def _yarn(base: float, periods: list[float], fields: _Fields) -> Rope:
 
 def _longrope(base: float, periods: list[float], fields: _Fields) -> Rope:
     """LongRoPE (arXiv 2402.13753), with the factors for long contexts at every length."""
-    known = fields.number("original_max_position_embeddings")
+    known = fields.number(ORIGINAL)
     factors = fields.numbers("long_factor", len(periods))
     longer = fields.config.count("max_position_embeddings") / known
     return Rope(

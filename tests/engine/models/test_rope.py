@@ -9,14 +9,17 @@ import numpy as np
 import pytest
 
 from engine.models.config import ModelConfig
+from engine.models.families import read_spec
 from engine.models.rope import read_rope
 from engine.models.safetensors_headers import CheckpointError
 from engine.models.spec import Rope
+from tests.hybrids import DELTA
 from tests.models import TINY, write_config
 from tests.reference import initialize_rope
 
 HEAD_DIM = 32
 BASE = 500_000.0
+HYBRID = DELTA | {"model_type": "qwen3_5", "num_hidden_layers": 3}
 LONG = {"original_max_position_embeddings": 64, "short_factor": [1.0] * 16}
 SCALINGS: list[dict[str, Any]] = [
     {},
@@ -69,6 +72,37 @@ def test_a_base_may_stand_among_the_ropes_parameters(tmp_path: Path) -> None:
     config = ModelConfig(write_config(tmp_path, TINY, rope_parameters=nested))
     del config.values["rope_theta"]
     assert read_rope(config, HEAD_DIM) == Rope(1e4, scale=0.5)
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}
+
+
+@pytest.mark.parametrize(
+    ("fields", "context"),
+    [
+        ({"rope_scaling": YARN, "max_position_embeddings": 2560}, 8192),
+        ({"rope_scaling": YARN, "max_position_embeddings": 2048}, 8192),
+        ({"rope_scaling": YARN | {"type": "yarn", "factor": 2}}, 4096),
+        ({"rope_scaling": YARN | {"factor": 1.5}}, 3072),
+        ({"rope_scaling": YARN | {"rope_type": "deepseek_yarn"}}, 8192),
+        ({"rope_parameters": YARN | {"rope_theta": 1e4}}, 8192),
+        ({"rope_scaling": YARN, "max_position_embeddings": 8192}, 8192),
+        ({"rope_scaling": YARN, "max_position_embeddings": 10_000}, 10_000),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, 2048),
+        ({"rope_scaling": YARN | {"rope_type": "llama3"}}, 2048),
+        ({}, 2048),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    "family", [{"model_type": "qwen3"}, {"model_type": "llama"}, HYBRID], ids=str
+)
+def test_yarns_context_is_the_trained_one_times_the_factor(
+    tmp_path: Path, family: dict[str, Any], fields: dict[str, Any], context: int
+) -> None:
+    changes = {"max_position_embeddings": 2048} | family | fields
+    spec = read_spec(ModelConfig(write_config(tmp_path, TINY, **changes)))
+    assert spec.max_position_embeddings == context
 
 
 def test_what_does_not_turn_has_no_frequency() -> None:
