@@ -20,6 +20,7 @@ FIELDS: dict[str, Any] = DELTA | {
     },
     "rope_theta": ...,
 }
+HYBRID = FIELDS | {"num_hidden_layers": 3}
 EXPERTS: dict[str, Any] = {
     "num_experts": 8,
     "num_experts_per_tok": 3,

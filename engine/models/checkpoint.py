@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.models.config import ModelConfig
+from engine.models.config import ModelConfig, Quantization
 from engine.models.embedding_checkpoint import is_embedding_checkpoint
 from engine.models.expert_tensors import refuse_grouped_apart
 from engine.models.families import read_spec
@@ -53,6 +53,8 @@ class Checkpoint:
     """How its tensors are named."""
     unread: tuple[str, ...]
     """Tensors of its files that serving it does not need."""
+    packings: Mapping[str, Quantization]
+    """How layers are packed, by their names, where they are."""
 
     @property
     def vocab_size(self) -> int:
@@ -93,8 +95,10 @@ def read_checkpoint(path: Path, *, embeds: bool | None = None) -> Checkpoint:
     naming = naming_of(read)
     refuse_grouped_apart(path, naming.experts, read)
     model = tensors_of(spec, naming, embeds=embeds)
+    packings: dict[str, Quantization] = {}
     for name, shape in model.shapes.items():
-        check_tensor(path, name, shape, tensors, config.quantization)
+        if packing := check_tensor(config, name, shape, tensors):
+            packings[name.removesuffix(".weight")] = packing
     tolerated = {f"{naming.head}.weight"} if model.head is None else set()
     for name, its in read.items():
         of_groups = name.endswith((".scales", ".biases"))
@@ -102,19 +106,21 @@ def read_checkpoint(path: Path, *, embeds: bool | None = None) -> Checkpoint:
             raise CheckpointError(
                 f"{path / its.file}: the tensor {name} has no place in a {spec.family} model"
             )
-    return checkpoint_of(config, spec, read, embeds=embeds, naming=naming, unread=unread)
+    return checkpoint_of(config, spec, read, packings, embeds=embeds, naming=naming, unread=unread)
 
 
 def checkpoint_of(
     config: ModelConfig,
     spec: ModelSpec,
     tensors: Mapping[str, Tensor],
+    packings: Mapping[str, Quantization],
     *,
     embeds: bool,
     naming: Naming = NAMINGS[0],
     unread: tuple[str, ...] = (),
 ) -> Checkpoint:
-    """Return what weights amount to. tensors: what the files hold, without what is not read."""
+    """Return what weights amount to. tensors: what the files hold, without what is not read.
+    packings: of the layers that are packed."""
     path = config.file.parent
     model = tensors_of(spec, naming, embeds=embeds)
     return Checkpoint(
@@ -123,11 +129,12 @@ def checkpoint_of(
         eos_token_ids=_eos_token_ids(path, config),
         dtype=tensors[f"{model.norm.name}.weight"].dtype,
         stored_bytes=sum(tensor.stored_bytes for tensor in tensors.values()),
-        packed_bytes=packed_bytes(model, tensors, config.quantization),
+        packed_bytes=packed_bytes(model, tensors, packings.get),
         num_weights=model.count(1) + model.count(2),
         embeds=embeds,
         naming=naming,
         unread=unread,
+        packings=packings,
     )
 
 

@@ -27,6 +27,14 @@ class Quantization:
     mode: str = AFFINE
 
 
+PACKINGS = tuple(
+    Quantization(bits, group_size, mode)
+    for mode, (all_bits, group_sizes) in MODES.items()
+    for bits in all_bits
+    for group_size in group_sizes
+)
+
+
 class ModelConfig:
     """``config.json`` with questions that name the field when the answer is wrong: each raises
     CheckpointError."""
@@ -90,8 +98,7 @@ class ModelConfig:
         default = self.values.get("quantization")
         if not isinstance(default, dict):
             return None
-        own = default.get(layer)
-        chosen = own if isinstance(own, dict) else default
+        chosen = default[layer] if self.names_layer(layer) else default
         mode = chosen.get("mode", AFFINE)
         if mode not in MODES:
             raise self._wrong("quantization.mode", mode, f"one of {', '.join(MODES)}")
@@ -107,6 +114,11 @@ class ModelConfig:
         if found.group_size not in group_sizes:
             raise self._wrong("quantization.group_size", found.group_size, _any_of(group_sizes))
         return found
+
+    def names_layer(self, layer: str) -> bool:
+        """Return whether a layer is packed in its own way by its name in the files."""
+        default = self.values.get("quantization")
+        return isinstance(default, dict) and isinstance(default.get(layer), dict)
 
     def _wrong(self, field: str, value: object, what: str) -> CheckpointError:
         return CheckpointError(f"{self.file}: {field} is {value!r}; it must be {what}")

@@ -26,7 +26,9 @@ def promised_checkpoint(path: Path, stored_bytes: int, *, embeds: bool | None = 
         embeds = is_embedding_checkpoint(path, names, tied=spec.tied_embeddings)
     model = tensors_of(spec, embeds=embeds)
     tensors = promised_tensors(config, model)
-    promised = checkpoint_of(config, spec, tensors, embeds=embeds)
+    layers = (name.removesuffix(".scales") for name in tensors if name.endswith(".scales"))
+    packings = {layer: packing for layer in layers if (packing := config.quantization(layer))}
+    promised = checkpoint_of(config, spec, tensors, packings, embeds=embeds)
     # A head may be there that is never read. Whatever else the files have beyond the promise is
     # taken for weights that are wider than config.json says.
     embedding = f"{model.embedding.name}."

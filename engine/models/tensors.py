@@ -13,7 +13,7 @@ from pathlib import Path
 import mlx.core as mx
 
 import metal_ext
-from engine.models.config import AFFINE, Quantization
+from engine.models.config import AFFINE, PACKINGS, ModelConfig, Quantization
 from engine.models.expert_tensors import (
     ExpertMatrix,
     ExpertNames,
@@ -386,15 +386,12 @@ def grouped_tensors(
 
 
 def check_tensor(
-    path: Path,
-    name: str,
-    shape: tuple[int, ...],
-    tensors: Mapping[str, Tensor],
-    packing_of: PackingOf,
-) -> None:
-    """Check that a folder's files hold a tensor as the model needs it. Raises CheckpointError that
-    names file and tensor."""
-    tensor = tensors.get(name)
+    config: ModelConfig, name: str, shape: tuple[int, ...], tensors: Mapping[str, Tensor]
+) -> Quantization | None:
+    """Check that a folder's files hold a tensor as the model needs it; return how it is packed.
+    Where config.json does not name its layer, that follows from the shapes, as mlx-lm has it.
+    Raises CheckpointError that names file and tensor."""
+    path, tensor = config.file.parent, tensors.get(name)
     if tensor is None:
         raise CheckpointError(f"{path}: no file holds the tensor {name} that config.json needs")
     layer = name.removesuffix(".weight")
@@ -405,23 +402,42 @@ def check_tensor(
                 f"{path / tensor.file}: {name} is {tensor.dtype} {list(tensor.shape)}, but "
                 f"config.json makes it a float of {list(shape)}"
             )
-        return
-    packing = packing_of(layer)
+        return None
+    packing = config.quantization(layer)
     if packing is None:
         raise CheckpointError(
             f"{path / scales.file}: {layer}.scales exists, but config.json has no quantization"
         )
+    misfit = _misfit(path, layer, shape, packing, tensors)
+    if misfit is None:
+        return packing
+    for other in () if config.names_layer(layer) else PACKINGS:
+        if _misfit(path, layer, shape, other, tensors) is None:
+            return other
+    raise misfit
+
+
+def _misfit(
+    path: Path,
+    layer: str,
+    shape: tuple[int, ...],
+    packing: Quantization,
+    tensors: Mapping[str, Tensor],
+) -> CheckpointError | None:
+    """Return what a packed layer has otherwise than the packing makes it; None where nothing is."""
+    scales = tensors[f"{layer}.scales"]
     known = packing.mode != AFFINE or scales.dtype in FLOAT_TYPES
     for part, (dtype, part_shape) in grouped_tensors(shape, packing, scales.dtype).items():
-        found = tensors.get(f"{layer}.{part}")
-        if found is None:
-            raise CheckpointError(f"{path}: {layer}.{part} is missing beside {layer}.scales")
-        if found.dtype != dtype or found.shape != part_shape or not known:
-            raise CheckpointError(
-                f"{path / found.file}: {layer}.{part} is {found.dtype} {list(found.shape)}, but "
+        tensor = tensors.get(f"{layer}.{part}")
+        if tensor is None:
+            return CheckpointError(f"{path}: {layer}.{part} is missing beside {layer}.scales")
+        if tensor.dtype != dtype or tensor.shape != part_shape or not known:
+            return CheckpointError(
+                f"{path / tensor.file}: {layer}.{part} is {tensor.dtype} {list(tensor.shape)}, but "
                 f"config.json ({packing.bits} bits in groups of {packing.group_size}) makes it "
                 f"{dtype} {list(part_shape)}"
             )
+    return None
 
 
 # --- packed for the CPU's kernels -----------------------------------------------------------------

@@ -7,7 +7,6 @@ import mlx.core as mx
 
 import metal_ext
 from engine.models.checkpoint import Checkpoint
-from engine.models.config import ModelConfig
 from engine.models.cpu_ops import CpuOps
 from engine.models.forward import Forward
 from engine.models.mlx_ops import MlxOps
@@ -56,7 +55,7 @@ def read_weights(checkpoint: Checkpoint) -> StoredWeights:
     arrays: dict[str, mx.array] = {}
     for file in weight_files(checkpoint.path):
         arrays |= cast(dict[str, mx.array], mx.load(str(file)))
-    return StoredWeights(arrays, ModelConfig(checkpoint.path).quantization)
+    return StoredWeights(arrays, checkpoint.packings.get)
 
 
 def evaluate(arrays: Sequence[mx.array], progress: Progress) -> None:

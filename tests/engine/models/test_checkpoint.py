@@ -6,10 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import pytest
 
 from engine.models.checkpoint import CheckpointError, read_checkpoint
+from engine.models.config import Quantization
+from tests.hybrids import HYBRID
 from tests.models import TINY, ModelSpec, write_model
+from tests.reference import load_reference
 
 Edit = Callable[[Path], object]
 
@@ -241,6 +245,25 @@ def test_a_packing_of_null_is_none(folder: Path) -> None:
     assert read_checkpoint(folder) == before
 
 
+def packed(**own: Any) -> Edit:
+    """Names a layer that is packed otherwise."""
+    four = {"group_size": 32, "bits": 4}
+    return config(quantization=four | {Q_PROJ.removesuffix(".weight"): four | own})
+
+
+def stored(**parts: mx.array) -> Edit:
+    """Stores parts of that layer otherwise."""
+
+    def edit(folder: Path) -> None:
+        file = str(folder / "model.safetensors")
+        weights = dict(mx.load(file))  # type: ignore[arg-type]
+        mx.eval(weights)
+        layer = Q_PROJ.removesuffix("weight")
+        mx.save_safetensors(file, weights | {layer + part: array for part, array in parts.items()})
+
+    return edit
+
+
 BROKEN_PACKING: list[tuple[str, Edit, str]] = [
     (
         "the config says nothing",
@@ -248,7 +271,7 @@ BROKEN_PACKING: list[tuple[str, Edit, str]] = [
         r"scales exists, but config.json has no quantization",
     ),
     ("no bits", config(quantization={"group_size": 32}), "needs the numbers bits and group_size"),
-    ("three bits", config(quantization={"group_size": 32, "bits": 3}), r"3 bits in groups of 32"),
+    ("three bits", packed(bits=3), r"3 bits in groups of 32"),
     (
         "seven bits",
         config(quantization={"group_size": 32, "bits": 7}),
@@ -259,12 +282,27 @@ BROKEN_PACKING: list[tuple[str, Edit, str]] = [
         config(quantization={"group_size": 16, "bits": 4}),
         r"quantization.group_size is 16; it must be 32 or 64 or 128",
     ),
-    ("eight bits", config(quantization={"group_size": 32, "bits": 8}), r"8 bits in groups of 32"),
-    ("other groups", config(quantization={"group_size": 64, "bits": 4}), r"4 bits in groups of 64"),
+    ("eight bits", packed(bits=8), r"8 bits in groups of 32"),
+    ("other groups", packed(group_size=64), r"4 bits in groups of 64"),
     (
         "another mode",
-        config(quantization={"group_size": 32, "bits": 4, "mode": "mxfp4"}),
-        r"embed_tokens.scales is F32 \[1024, 2\], .* makes it U8 \[1024, 2\]",
+        packed(mode="mxfp4"),
+        r"q_proj.scales is F32 \[64, 2\], .* makes it U8 \[64, 2\]",
+    ),
+    (
+        "shapes of no packing",
+        stored(scales=mx.ones((64, 3)), biases=mx.ones((64, 3))),
+        r"q_proj.scales is F32 \[64, 3\], .* \(4 bits in groups of 32\) makes it F32 \[64, 2\]",
+    ),
+    (
+        "seven bits by shape",
+        stored(weight=mx.ones((64, 14), mx.uint32)),
+        r"q_proj.weight is U32 \[64, 14\], .* makes it U32 \[64, 8\]",
+    ),
+    (
+        "scales of no mode",
+        stored(scales=mx.ones((64, 2), mx.uint8), weight=mx.ones((64, 6), mx.uint32)),
+        r"q_proj.weight is U32 \[64, 6\], .* makes it U32 \[64, 8\]",
     ),
     (
         "an unknown mode",
@@ -288,6 +326,40 @@ def test_broken_packing_is_refused_by_name(tmp_path: Path, edit: Edit, message: 
     edit(tmp_path)
     with pytest.raises(CheckpointError, match=message):
         read_checkpoint(tmp_path)
+
+
+SIX, EIGHT = {"bits": 6, "group_size": 64}, {"bits": 8, "group_size": 32}
+OWN_WAYS: list[dict[str, Any]] = [
+    {"layers": {"v_proj": SIX, "1.mlp.up_proj": EIGHT}},
+    {"layers": {"embed_tokens": EIGHT, "down_proj": {"bits": 3, "group_size": 128}}},
+    {"mode": "mxfp4", "layers": {"q_proj": EIGHT | {"mode": "affine"}}},
+    {"layers": {"o_proj": {"bits": 4, "group_size": 16, "mode": "nvfp4"}}},
+    {"layers": {"k_proj": EIGHT | {"mode": "mxfp8"}, "gate_proj": False}},
+    {"layers": {"out_proj": SIX, "in_proj_qkv": EIGHT}} | HYBRID,
+]
+
+
+@pytest.mark.parametrize("how", OWN_WAYS, ids=str)
+@pytest.mark.parametrize("prefix", ["model.language_model.", "text.", "", None])
+def test_how_a_layer_is_packed_follows_from_its_shapes_where_it_is_not_named(
+    tmp_path: Path, how: dict[str, Any], prefix: str | None
+) -> None:
+    """prefix: what the config's names begin with; None: it names no layers."""
+    write_model(tmp_path, ModelSpec(hidden_size=128), bits=4, **how)
+    named = read_checkpoint(tmp_path)
+    values = json.loads((tmp_path / "config.json").read_text())["quantization"]
+    default = {name: value for name, value in values.items() if not isinstance(value, dict | bool)}
+    own = {name.split("model.")[-1]: value for name, value in values.items() if name not in default}
+    renamed = {f"{prefix}{name}": value for name, value in own.items() if prefix is not None}
+    config(quantization=default | renamed)(tmp_path)
+    checkpoint = read_checkpoint(tmp_path)
+    assert checkpoint == named
+    theirs = {
+        name: Quantization(module.bits, module.group_size, module.mode)
+        for name, module in load_reference(checkpoint, stored=True).named_modules()
+        if hasattr(module, "bits")
+    }
+    assert checkpoint.packings == theirs
 
 
 def test_a_layer_may_be_packed_in_its_own_way(tmp_path: Path) -> None:

@@ -13,13 +13,12 @@ from engine.models.families import read_spec
 from engine.models.rope import read_rope
 from engine.models.safetensors_headers import CheckpointError
 from engine.models.spec import Rope
-from tests.hybrids import DELTA
+from tests.hybrids import HYBRID
 from tests.models import TINY, write_config
 from tests.reference import initialize_rope
 
 HEAD_DIM = 32
 BASE = 500_000.0
-HYBRID = DELTA | {"model_type": "qwen3_5", "num_hidden_layers": 3}
 LONG = {"original_max_position_embeddings": 64, "short_factor": [1.0] * 16}
 SCALINGS: list[dict[str, Any]] = [
     {},

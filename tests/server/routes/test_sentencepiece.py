@@ -59,7 +59,7 @@ async def test_an_answer_is_the_text_that_its_tokens_were_made_of(
     whole = await post(http, CHAT, chat())
     assert whole["choices"][0]["message"]["content"] == text
     lines = (await http.post(CHAT, json=chat(stream=True))).text.split("\n\n")
-    chunks = [json.loads(its.removeprefix("data: ")) for its in lines if '"delta"' in its]
+    chunks = [json.loads(line.removeprefix("data: ")) for line in lines if '"delta"' in line]
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks if chunk["choices"]]
     assert "".join(delta.get("content") or "" for delta in deltas) == text
     back = await post(http, "/detokenize", {"tokens": ids_of(sentencepiece, text)})

@@ -5,7 +5,7 @@ import pytest
 
 from server.text.detokenizer import Detokenizer, decoded_text
 from server.text.tokenizer import EncodedText, Tokenizer
-from tests.models import SPECIAL_TOKENS, write_sentencepiece_tokenizer, write_tokenizer
+from tests.models import SPECIAL_TOKENS, write_tokenizer
 from tests.server.harness import decoded, ids_of
 
 MANY = 20_000
@@ -112,18 +112,3 @@ def test_a_token_costs_the_same_however_many_came_before(tokenizer: Tokenizer, t
     # A detokenizer that decodes what is incomplete over and over takes half a minute.
     assert time.perf_counter() - started < 5.0
     assert "".join(pieces) + detokenizer.flush() == decoded(tokenizer, [token] * MANY)
-
-
-def test_a_space_is_no_text_at_the_beginning_alone_and_where_nothing_comes_before(
-    tmp_path: Path,
-) -> None:
-    write_sentencepiece_tokenizer(tmp_path)
-    tokenizer = Tokenizer(tmp_path)
-    vocabulary = tokenizer.fast.get_vocab()
-    ids = [vocabulary[token] for token in ("<|im_start|>", "▁", "▁the", "<0xC3>", "<0xA9>", "▁▁")]
-    fed = {}
-    for continues in (False, True):
-        detokenizer = Detokenizer(tokenizer, continues=continues)
-        fed[continues] = [(detokenizer.feed(i), detokenizer.offset) for i in ids]
-    assert fed[False] == [("", 0), ("", 0), (" the", 0), ("", 4), ("é", 4), ("  ", 5)]
-    assert fed[True] == [("", 0), (" ", 0), (" the", 1), ("", 5), ("é", 5), ("  ", 6)]

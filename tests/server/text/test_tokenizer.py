@@ -155,26 +155,6 @@ def test_an_added_token_outside_of_the_byte_alphabet_is_its_own_text(folder: Pat
     assert tokenizer.vocab_size == 1001
 
 
-@pytest.mark.parametrize(
-    ("token", "raw"),
-    [
-        ("▁the", b" the"),
-        ("▁▁▁▁", b"    "),
-        ("<0x0A>", b"\n"),
-        ("<0xC3>", b"\xc3"),
-        ("▁the!", b" the!"),
-        ("eé", "eé".encode()),
-        ("<|im_end|>", b"<|im_end|>"),
-    ],
-)
-def test_the_bytes_of_a_sentencepiece_token_are_its_signs_and_byte_tokens(
-    tmp_path: Path, token: str, raw: bytes
-) -> None:
-    write_sentencepiece_tokenizer(tmp_path)
-    tokenizer = Tokenizer(tmp_path)
-    assert tokenizer.token_bytes(tokenizer.fast.get_vocab()[token]) == raw
-
-
 SIGNS = decoders.Replace("▁", " ")
 DECODERS: list[decoders.Decoder] = [
     decoders.WordPiece(),
