@@ -68,16 +68,18 @@ def read_index(path: Path) -> dict[str, str]:
 
 
 def weight_files(path: Path) -> list[Path]:
-    """Return the safetensors files of a folder. Raises CheckpointError where one is missing."""
-    files = sorted(path.glob("model*.safetensors"))
+    """Return the safetensors files of a folder: those that its index names, whatever they are
+    called, and model*.safetensors. Raises CheckpointError where one is missing."""
+    files = set(path.glob("model*.safetensors"))
     for shard in sorted(set(read_index(path).values())):
-        if path / shard not in files:
+        if Path(shard).name != shard or not (path / shard).exists():
             raise CheckpointError(
-                f"{path / shard}: this shard is named in {INDEX_FILE}, but it does not exist"
+                f"{path / shard}: this shard is named in {INDEX_FILE}, but it does not exist here"
             )
+        files.add(path / shard)
     if not files:
         raise CheckpointError(f"{path}: there is no model*.safetensors file")
-    return files
+    return sorted(files)
 
 
 def _read_header(file: Path) -> dict[str, Tensor]:

@@ -112,6 +112,35 @@ def test_shards_named_by_the_index_are_read_together(folder: Path) -> None:
     assert read_checkpoint(folder).spec.num_layers == 2
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("model.safetensors", "mtp.safetensors"),
+        ("model.safetensors", "outside.safetensors"),
+        ("model.safetensors", "visual.safetensors"),
+        ("weights-1-of-2.safetensors", "weights-2-of-2.safetensors"),
+        ("language_model.safetensors", "model-draft.safetensors"),
+        ("pytorch_model.bin.safetensors", "a b.safetensors"),
+    ],
+)
+@pytest.mark.parametrize("there", [True, False])
+def test_a_shard_of_the_index_may_have_any_name_and_must_be_there(
+    tmp_path: Path, names: tuple[str, str], there: bool
+) -> None:
+    folder = write_model(tmp_path, **HYBRID)
+    (folder / "model.safetensors").rename(folder / names[0])
+    draft = {"mtp.norm.weight": mx.ones((4,))}
+    mx.save_safetensors(str(folder / "draft.safetensors"), draft)
+    (folder / "draft.safetensors").rename(folder / (names[1] if there else "elsewhere"))
+    index = {"weight_map": {"mtp.norm.weight": names[1], Q_PROJ: names[0]}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    if there:
+        assert read_checkpoint(folder).unread == tuple(draft)
+    else:
+        with pytest.raises(CheckpointError, match=rf"{names[1]}: this shard is named in"):
+            read_checkpoint(folder)
+
+
 def test_eos_tokens_come_from_the_config_where_there_is_no_other_file(folder: Path) -> None:
     (folder / "generation_config.json").unlink()
     assert read_checkpoint(folder).eos_token_ids == ()
