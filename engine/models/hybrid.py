@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from engine.models.config import ModelConfig
-from engine.models.rope import read_context, read_rope
+from engine.models.rope import read_context, read_rope, rope_number
 from engine.models.safetensors_headers import CheckpointError
 from engine.models.spec import Attention, GatedDeltaNet, LayerSpec, Mixer, Mlp, ModelSpec
 
@@ -26,10 +26,12 @@ HEAD_DIM_UNIT = 16
 MAX_HEAD_DIM = 256
 
 
-def hybrid_decoder(text: ModelConfig, family: str, mlps: Sequence[Mlp]) -> ModelSpec:
+def hybrid_decoder(
+    text: ModelConfig, family: str, mlps: Sequence[Mlp], *, parameters_first: bool
+) -> ModelSpec:
     """Return a hybrid. text: the config of the part that reads text. family: as people write it.
-    mlps: of each layer. Raises CheckpointError."""
-    layers = zip(_mixers(text), mlps, strict=True)
+    mlps: of each layer. parameters_first: see rope_number. Raises CheckpointError."""
+    layers = zip(_mixers(text, parameters_first), mlps, strict=True)
     return ModelSpec(
         family=family,
         vocab_size=text.count("vocab_size"),
@@ -42,8 +44,8 @@ def hybrid_decoder(text: ModelConfig, family: str, mlps: Sequence[Mlp]) -> Model
     )
 
 
-def _mixers(text: ModelConfig) -> list[Mixer]:
-    attention, delta = _attention(text), _delta(text)
+def _mixers(text: ModelConfig, parameters_first: bool) -> list[Mixer]:
+    attention, delta = _attention(text, parameters_first), _delta(text)
     interval = ATTENTION_INTERVAL
     if "full_attention_interval" in text.values:
         interval = text.count("full_attention_interval")
@@ -57,7 +59,7 @@ def _mixers(text: ModelConfig) -> list[Mixer]:
     return mixers
 
 
-def _attention(text: ModelConfig) -> Attention:
+def _attention(text: ModelConfig, parameters_first: bool) -> Attention:
     if text.values.get("attention_bias"):
         raise CheckpointError(f"{text.file}: attention_bias is true; quire serves Qwens without")
     heads, kv_heads = text.count("num_attention_heads"), text.count("num_key_value_heads")
@@ -67,10 +69,11 @@ def _attention(text: ModelConfig) -> Attention:
             f"num_key_value_heads ({kv_heads})"
         )
     head_dim = text.count("head_dim")
-    nested = text.values.get("rope_parameters")
-    said = nested if isinstance(nested, dict) else text.values
-    factor = text.number(
-        "partial_rotary_factor", said.get("partial_rotary_factor", PARTIAL_ROTARY_FACTOR)
+    factor = rope_number(
+        text,
+        "partial_rotary_factor",
+        PARTIAL_ROTARY_FACTOR,
+        parameters_first=parameters_first,
     )
     turning = int(head_dim * factor)
     if factor > 1 or turning % 2 or not turning:
@@ -78,7 +81,7 @@ def _attention(text: ModelConfig) -> Attention:
             f"{text.file}: partial_rotary_factor is {factor}; of heads of {head_dim} dimensions "
             "that is no number of pairs"
         )
-    rope = replace(read_rope(text, turning), dims=turning)
+    rope = replace(read_rope(text, turning, parameters_first=parameters_first), dims=turning)
     return Attention(
         heads, kv_heads, head_dim, rope, qk_norm=True, qkv_bias=False, output_gate=True
     )

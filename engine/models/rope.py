@@ -27,11 +27,27 @@ def read_context(config: ModelConfig) -> int:
     return known
 
 
-def read_rope(config: ModelConfig, head_dim: int) -> Rope:
-    """Return the RoPE of heads of that size. Raises CheckpointError."""
+def rope_number(
+    config: ModelConfig, field: str, default: float | None = None, *, parameters_first: bool = False
+) -> float:
+    """Return a number that stands in ``rope_parameters`` or beside them. parameters_first: which
+    one holds where there are two, as mlx-lm reads the family. Raises CheckpointError."""
     nested = config.values.get("rope_parameters")
-    theta = nested.get("rope_theta") if isinstance(nested, dict) else None
-    base = config.number("rope_theta", config.values.get("rope_theta", theta))
+    places = [config.values, nested if isinstance(nested, dict) else {}]
+    values = [place.get(field) for place in (reversed(places) if parameters_first else places)]
+    return config.number(field, next((value for value in values if value is not None), default))
+
+
+def read_rope(
+    config: ModelConfig,
+    head_dim: int,
+    theta: float | None = None,
+    *,
+    parameters_first: bool = False,
+) -> Rope:
+    """Return the RoPE of heads of that size. theta: where config.json has none. parameters_first:
+    see rope_number. Raises CheckpointError."""
+    base = rope_number(config, "rope_theta", theta, parameters_first=parameters_first)
     fields = _Fields(config)
     kind = fields.kind
     if kind in PLAIN:

@@ -9,4 +9,5 @@ def qwen3_5(config: ModelConfig) -> ModelSpec:
     """Return the spec of a Qwen3.5. Raises CheckpointError."""
     text = config.text
     mlp = DenseMlp(text.count("intermediate_size"))
-    return hybrid_decoder(text, "Qwen3.5", [mlp] * text.count("num_hidden_layers"))
+    mlps = [mlp] * text.count("num_hidden_layers")
+    return hybrid_decoder(text, "Qwen3.5", mlps, parameters_first=True)

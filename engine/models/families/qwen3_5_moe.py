@@ -10,4 +10,5 @@ def qwen3_5_moe(config: ModelConfig) -> ModelSpec:
     """Return the spec of a Qwen3.5 MoE. Raises CheckpointError."""
     text = config.text
     experts = read_experts(text, shared=True, normalised=True)
-    return hybrid_decoder(text, "Qwen3.5 MoE", [experts] * text.count("num_hidden_layers"))
+    mlps = [experts] * text.count("num_hidden_layers")
+    return hybrid_decoder(text, "Qwen3.5 MoE", mlps, parameters_first=True)

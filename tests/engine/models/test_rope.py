@@ -13,9 +13,9 @@ from engine.models.families import read_spec
 from engine.models.rope import read_rope
 from engine.models.safetensors_headers import CheckpointError
 from engine.models.spec import Rope
-from tests.hybrids import HYBRID
+from tests.hybrids import EXPERTS, HYBRID, QWEN3_NEXT
 from tests.models import TINY, write_config
-from tests.reference import initialize_rope
+from tests.reference import classes_of, initialize_rope
 
 HEAD_DIM = 32
 BASE = 500_000.0
@@ -66,11 +66,41 @@ def test_a_rope_is_plain_where_angles_grow_with_positions_alone(
     assert plain == (kind in ("default", "linear", "mrope"))
 
 
-def test_a_base_may_stand_among_the_ropes_parameters(tmp_path: Path) -> None:
-    nested = {"rope_theta": 1e4, "rope_type": "linear", "factor": 2.0}
-    config = ModelConfig(write_config(tmp_path, TINY, rope_parameters=nested))
-    del config.values["rope_theta"]
-    assert read_rope(config, HEAD_DIM) == Rope(1e4, scale=0.5)
+NEWER = {"rope_type": "default", "rope_theta": 1e7}
+NEXT = QWEN3_NEXT | {"num_hidden_layers": 3}
+BOTH = {"rope_theta": 1e4, "rope_parameters": NEWER}
+HALF = {"rope_theta": 1e4, "rope_parameters": NEWER | {"partial_rotary_factor": 0.5}}
+LINEAR = {"rope_theta": ..., "rope_parameters": NEWER | {"type": "linear", "factor": 2}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "outer"),
+    [
+        (HYBRID | BOTH, None),
+        (HYBRID | HALF, None),
+        (HYBRID | BOTH, {}),
+        (HYBRID | {"rope_parameters": NEWER}, {"rope_theta": 1e4}),
+        (HYBRID | EXPERTS | {"model_type": "qwen3_5_moe"} | BOTH, None),
+        (QWEN3_NEXT | {"num_hidden_layers": 3} | HALF, None),
+        ({"model_type": "qwen3"} | BOTH, None),
+        ({"model_type": "qwen3"} | LINEAR, None),
+        ({"model_type": "qwen2"} | BOTH, None),
+        ({"model_type": "llama"} | BOTH, None),
+    ],
+    ids=str,
+)
+def test_of_two_bases_the_one_holds_that_mlx_lm_takes(
+    tmp_path: Path, fields: dict[str, Any], outer: dict[str, Any] | None
+) -> None:
+    """outer: what stands around text_config; None: nothing does."""
+    config = ModelConfig(write_config(tmp_path, TINY, **fields))
+    if outer is not None:
+        config.values = {"model_type": fields["model_type"], "text_config": config.values} | outer
+    ours = read_spec(config).attentions[0].rope
+    model, arguments = classes_of(config.values)
+    theirs = model(arguments.from_dict(config.values)).layers[-1].self_attn.rope
+    assert (ours.base, ours.scale) == (theirs.base, theirs.scale)
+    assert (ours.dims or TINY.head_dim) == theirs.dims
 
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}
