@@ -5,11 +5,11 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from engine.models.config import ModelConfig, Quantization
-from engine.models.embedding_checkpoint import is_embedding_checkpoint
+from engine.models.embedding_checkpoint import HEAD_NAME, is_embedding_checkpoint
 from engine.models.expert_tensors import refuse_grouped_apart
 from engine.models.families import read_spec
 from engine.models.safetensors_headers import (
@@ -30,6 +30,9 @@ from engine.models.tensors import (
 )
 
 __all__ = ["Checkpoint", "CheckpointError", "read_checkpoint"]
+
+# What older files keep of RoPE beside its base, from which it follows.
+FREQUENCIES = ".rotary_emb.inv_freq"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +91,16 @@ def read_checkpoint(path: Path, *, embeds: bool | None = None) -> Checkpoint:
     config = ModelConfig(path)
     spec = read_spec(config)
     tensors = read_tensors(path)
+    if "tie_word_embeddings" not in config.text.values:
+        has_head = any(name.endswith(HEAD_NAME) for name in tensors)
+        spec = replace(spec, tied_embeddings=spec.tied_embeddings and not has_head)
     if embeds is None:
         embeds = is_embedding_checkpoint(path, tensors, tied=spec.tied_embeddings)
-    read = {name: its for name, its in tensors.items() if not name.startswith(spec.unread_prefixes)}
+    read = {
+        name: tensor
+        for name, tensor in tensors.items()
+        if not name.startswith(spec.unread_prefixes) and not name.endswith(FREQUENCIES)
+    }
     unread = tuple(name for name in tensors if name not in read)
     naming = naming_of(read)
     refuse_grouped_apart(path, naming.experts, read)

@@ -54,9 +54,9 @@ class ModelConfig:
         found.values = self.values | nested
         return found
 
-    def count(self, field: str) -> int:
-        """Return a number above 0."""
-        value = self.values.get(field)
+    def count(self, field: str, default: int | None = None) -> int:
+        """Return a number above 0. default: where nothing is said, if that is allowed."""
+        value = self.values.get(field, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise self._wrong(field, value, "a number above 0")
         return value

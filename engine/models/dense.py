@@ -7,12 +7,20 @@ from engine.models.spec import Attention, DenseMlp, LayerSpec, ModelSpec
 
 
 def dense_decoder(
-    config: ModelConfig, family: str, head_dim: int, *, qk_norm: bool, qkv_bias: bool
+    config: ModelConfig,
+    family: str,
+    head_dim: int,
+    *,
+    qk_norm: bool,
+    qkv_bias: bool,
+    rope_theta: float | None = None,
+    tied: bool | None = None,
 ) -> ModelSpec:
-    """Return a model whose layers are all alike. family: as people write it. Raises
-    CheckpointError."""
-    eps, rope = config.number("rms_norm_eps"), read_rope(config, head_dim)
-    heads, kv_heads = config.count("num_attention_heads"), config.count("num_key_value_heads")
+    """Return a model whose layers are all alike. family: as people write it. rope_theta, tied:
+    where config.json says nothing, if that is allowed. Raises CheckpointError."""
+    eps, rope = config.number("rms_norm_eps"), read_rope(config, head_dim, rope_theta)
+    heads = config.count("num_attention_heads")
+    kv_heads = config.count("num_key_value_heads", heads)
     if heads % kv_heads:
         raise CheckpointError(
             f"{config.file}: num_attention_heads ({heads}) is not a multiple of "
@@ -25,7 +33,7 @@ def dense_decoder(
         vocab_size=config.count("vocab_size"),
         hidden_size=config.count("hidden_size"),
         layers=(layer,) * config.count("num_hidden_layers"),
-        tied_embeddings=config.flag("tie_word_embeddings"),
+        tied_embeddings=config.flag("tie_word_embeddings", tied),
         norm_eps=eps,
         max_position_embeddings=read_context(config),
     )

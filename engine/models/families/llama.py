@@ -6,6 +6,9 @@ from engine.models.dense import dense_decoder
 from engine.models.safetensors_headers import CheckpointError
 from engine.models.spec import ModelSpec
 
+# Of older ones, whose config.json does not say it (mlx_lm.models.llama).
+ROPE_THETA = 10_000.0
+
 
 def llama(config: ModelConfig) -> ModelSpec:
     """Return the spec of a Llama. Raises CheckpointError."""
@@ -17,4 +20,5 @@ def llama(config: ModelConfig) -> ModelSpec:
         head_dim = config.count("hidden_size") // config.count("num_attention_heads")
     else:
         head_dim = config.count("head_dim")
-    return dense_decoder(config, "Llama", head_dim, qk_norm=False, qkv_bias=False)
+    has = {"qk_norm": False, "qkv_bias": False}
+    return dense_decoder(config, "Llama", head_dim, **has, rope_theta=ROPE_THETA, tied=True)
