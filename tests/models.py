@@ -10,15 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map_with_path
-from tokenizers import (
-    AddedToken,
-    Tokenizer,
-    decoders,
-    models,
-    normalizers,
-    pre_tokenizers,
-    processors,
-)
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 PLAIN_ADDED_TOKENS = ("<think>", "</think>")
@@ -223,7 +215,19 @@ def write_tokenizer(
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    _save_tokenizer(folder, tokenizer, special, plain, template)
+    tokenizer.add_special_tokens([AddedToken(t, special=True) for t in special])
+    tokenizer.add_tokens([AddedToken(t, normalized=False) for t in plain])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": "<|im_end|>",
+        "pad_token": "<|endoftext|>",
+        "chat_template": template,
+        "clean_up_tokenization_spaces": False,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1))
+    eos = [vocabulary["<|im_end|>"], vocabulary["<|endoftext|>"]]
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}))
 
 
 def write_sentencepiece_tokenizer(folder: Path, *, leading_space: bool = True) -> None:
@@ -238,36 +242,16 @@ def write_sentencepiece_tokenizer(folder: Path, *, leading_space: bool = True) -
     tokenizer = Tokenizer(
         models.BPE(vocab=vocabulary, merges=merges, unk_token="<unk>", byte_fallback=True)
     )
-    signs: list[normalizers.Normalizer] = [normalizers.Replace(" ", "▁")]
+    scheme = "first" if leading_space else "never"
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
     steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    if leading_space:
-        signs.insert(0, normalizers.Prepend("▁"))
-        steps.append(decoders.Strip(" ", 1, 0))
-    tokenizer.normalizer = normalizers.Sequence(signs)
+    steps += [decoders.Strip(" ", 1, 0)] if leading_space else []
     tokenizer.decoder = decoders.Sequence(steps)
-    _save_tokenizer(folder, tokenizer, SPECIAL_TOKENS, PLAIN_ADDED_TOKENS, TEMPLATE)
-
-
-def _save_tokenizer(
-    folder: Path,
-    tokenizer: Tokenizer,
-    special: tuple[str, ...],
-    plain: tuple[str, ...],
-    template: str | None,
-) -> None:
-    tokenizer.add_special_tokens([AddedToken(t, special=True) for t in special])
-    tokenizer.add_tokens([AddedToken(t, normalized=False) for t in plain])
+    tokenizer.add_special_tokens([AddedToken(t, special=True) for t in SPECIAL_TOKENS])
+    tokenizer.add_tokens([AddedToken(t, normalized=False) for t in PLAIN_ADDED_TOKENS])
+    write_tokenizer(folder, len(words))
+    (folder / "generation_config.json").unlink()  # it has other ids
     tokenizer.save(str(folder / "tokenizer.json"))
-    settings = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "eos_token": "<|im_end|>",
-        "pad_token": "<|endoftext|>",
-        "chat_template": template,
-        "clean_up_tokenization_spaces": False,
-    }
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1))
-    eos = [tokenizer.token_to_id(token) for token in ("<|im_end|>", "<|endoftext|>")]
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}))
 
 
 def _amplified(gain: float, name: str, array: mx.array) -> mx.array:

@@ -67,7 +67,6 @@ def test_a_rope_is_plain_where_angles_grow_with_positions_alone(
 
 
 NEWER = {"rope_type": "default", "rope_theta": 1e7}
-NEXT = QWEN3_NEXT | {"num_hidden_layers": 3}
 BOTH = {"rope_theta": 1e4, "rope_parameters": NEWER}
 HALF = {"rope_theta": 1e4, "rope_parameters": NEWER | {"partial_rotary_factor": 0.5}}
 LINEAR = {"rope_theta": ..., "rope_parameters": NEWER | {"type": "linear", "factor": 2}}

@@ -11,10 +11,7 @@ from tokenizers import Tokenizer as FastTokenizer
 from server.text.chat_template import TemplateError
 from server.text.conversation import Turn
 from server.text.detokenizer import decoded_text
-from server.text.tokenizer import (
-    Tokenizer,
-    TokenizerError,
-)
+from server.text.tokenizer import Tokenizer, TokenizerError
 from tests.models import (
     SPECIAL_TOKENS,
     write_embedding_model,
@@ -158,7 +155,6 @@ def test_an_added_token_outside_of_the_byte_alphabet_is_its_own_text(folder: Pat
 SIGNS = decoders.Replace("▁", " ")
 DECODERS: list[decoders.Decoder] = [
     decoders.WordPiece(),
-    decoders.CTC(),
     decoders.BPEDecoder(),
     decoders.Metaspace(),
     decoders.Replace(Regex("[▁_]"), " "),

@@ -52,8 +52,11 @@ def leave_frequencies(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("tied", "missing"),
     [
-        (True, {"rope_theta": ..., "tie_word_embeddings": ...}),
+        (True, {"rope_theta": ...}),
+        (False, {"num_key_value_heads": ...}),
+        (True, {"tie_word_embeddings": ...}),
         (False, {"rope_theta": ..., "num_key_value_heads": ...}),
+        (True, {"rope_theta": ..., "tie_word_embeddings": ...}),
         (True, {"tie_word_embeddings": ..., "num_key_value_heads": ..., "bits": 4}),
     ],
     ids=str,
