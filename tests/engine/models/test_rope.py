@@ -109,7 +109,6 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
     ("fields", "context"),
     [
         ({"rope_scaling": YARN, "max_position_embeddings": 2560}, 8192),
-        ({"rope_scaling": YARN, "max_position_embeddings": 2048}, 8192),
         ({"rope_scaling": YARN | {"type": "yarn", "factor": 2}}, 4096),
         ({"rope_scaling": YARN | {"factor": 1.5}}, 3072),
         ({"rope_scaling": YARN | {"rope_type": "deepseek_yarn"}}, 8192),
