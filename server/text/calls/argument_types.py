@@ -1,7 +1,12 @@
 """What a tool's schema says about one argument, for formats that write values without quotes."""
 
+import ast
 import json
+import warnings
+from contextlib import suppress
 from typing import Any
+
+from server.text.json_object import has_many_values
 
 ALL_TYPES = frozenset({"string", "number", "integer", "boolean", "null", "object", "array"})
 STRING = frozenset({"string"})
@@ -9,6 +14,7 @@ MAX_DEPTH = 16
 INFINITY = float("inf")
 # Models write these as Python does.
 PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
+JSON_WORDS = {"true": True, "false": False, "null": None}
 
 
 def argument_types(parameters: dict[str, Any] | None, name: str) -> frozenset[str]:
@@ -69,16 +75,46 @@ def _type_of(value: Any) -> str:
 
 def as_json(text: str, types: frozenset[str]) -> str:
     """Write a value as JSON of one of the types, or else as a JSON string."""
+    quoted = json.dumps(text, ensure_ascii=False)
+    if types == STRING:
+        return quoted
     written = text.strip()
     written = PYTHON_WORDS.get(written, written)
     try:
-        value = json.loads(written, parse_constant=str)
+        value = json.loads(written, parse_constant=_refuse)
     except (ValueError, RecursionError):
-        return json.dumps(text, ensure_ascii=False)
+        if "string" in types:
+            return quoted
+        try:
+            value = _lenient_value(written, types)
+            written = json.dumps(value, ensure_ascii=False, allow_nan=False)
+            written.encode()
+        except (ArithmeticError, MemoryError, RecursionError, SyntaxError, TypeError, ValueError):
+            return quoted
     kind = _type_of(value)
     if kind == "number" and "number" not in types and value.is_integer():
-        return str(int(value)) if "integer" in types else json.dumps(text)
+        return str(int(value)) if "integer" in types else quoted
     if kind == "integer" and "number" in types:
         kind = "number"
-    quoted = kind == "string" or kind not in types or value in (INFINITY, -INFINITY)
-    return json.dumps(text, ensure_ascii=False) if quoted else written
+    is_other = kind == "string" or kind not in types or value in (INFINITY, -INFINITY)
+    return quoted if is_other else written
+
+
+def _lenient_value(text: str, types: frozenset[str]) -> Any:
+    """Read a value that is no JSON as other servers do. Raises what Python's readers raise."""
+    if text.lower() in JSON_WORDS:
+        return JSON_WORDS[text.lower()]
+    if types & {"integer", "number"}:
+        for number in (int, float):
+            with suppress(ValueError):
+                return number(text)
+    if not text.startswith(("[", "{", "(")) or has_many_values(text):
+        raise ValueError("it is no list and no object, or too large")
+    with suppress(ValueError):
+        return json.loads(text, strict=False, parse_constant=_refuse)
+    with warnings.catch_warnings(action="ignore"):
+        return ast.literal_eval(text)
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")

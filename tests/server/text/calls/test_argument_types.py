@@ -88,7 +88,46 @@ STRING_OR_NULL = {"string", "null"}
         ("null", {"integer"}, "null"),
         ("[1, 2]", {"array"}, [1, 2]),
         ('{"é": [1]}', {"object"}, {"é": [1]}),
-        ("{'a': 1}", {"object"}, "{'a': 1}"),
+        # As Python writes it, or nearly; where a string could stand, it is one.
+        ("{'a': 1}", {"object"}, {"a": 1}),
+        ("['a', 'b']", {"array"}, ["a", "b"]),
+        ("{'a': True, \"b\": [None, False]}", {"object", "null"}, {"a": True, "b": [None, False]}),
+        ("('a', 1.5)", {"array"}, ["a", 1.5]),
+        ("{1: 'é'}", {"object"}, {"1": "é"}),
+        ("[1, 2,]", {"array"}, [1, 2]),
+        (r"['\d']", {"array"}, [r"\d"]),
+        ("['a']", {"object"}, "['a']"),
+        ("['a']", {"array", "string"}, "['a']"),
+        ("[a]", {"array"}, "[a]"),
+        ("{'a'}", {"object"}, "{'a'}"),
+        (r"['\ud800']", {"array"}, r"['\ud800']"),
+        ("[len('a')]", {"array"}, "[len('a')]"),
+        ("[1e999, 'a']", {"array"}, "[1e999, 'a']"),
+        ("(" * 5_000, {"array"}, "(" * 5_000),
+        ("['a'" + ",1" * 40_000 + "]", {"array"}, "['a'" + ",1" * 40_000 + "]"),
+        ('{"t": "one\ntwo\t"}', {"object"}, {"t": "one\ntwo\t"}),
+        ('["one\ntwo"]', {"array", "string"}, '["one\ntwo"]'),
+        # No number of JSON's, at any depth.
+        ("[NaN, 1]", {"array"}, "[NaN, 1]"),
+        ('{"v": -Infinity}', {"object"}, '{"v": -Infinity}'),
+        ('{"v": "a\nb", "w": Infinity}', {"object"}, '{"v": "a\nb", "w": Infinity}'),
+        ("inf", {"number"}, "inf"),
+        ("TRUE", {"boolean"}, True),
+        ("fALSE", {"boolean"}, False),
+        ("NULL", {"null", "integer"}, None),
+        ("TRUE", {"string", "boolean"}, "TRUE"),
+        ("yes", {"boolean"}, "yes"),
+        (".5", {"number"}, 0.5),
+        ("-.5", {"number"}, -0.5),
+        ("5.", {"number"}, 5.0),
+        ("+3", {"integer"}, 3),
+        ("+3", {"number", "null"}, 3),
+        ("+3.0", {"integer"}, 3),
+        ("007", {"integer"}, 7),
+        ("+12345678901234567890", {"integer"}, 12345678901234567890),
+        (".5", {"integer"}, ".5"),
+        (".5", {"string", "number"}, ".5"),
+        ("five", {"integer"}, "five"),
         ("[1", {"array"}, "[1"),
         ("[" * 5_000, {"array"}, "[" * 5_000),
         ("", {"integer"}, ""),
@@ -98,5 +137,7 @@ STRING_OR_NULL = {"string", "null"}
 def test_a_value_becomes_json_of_its_type_or_a_string(
     text: str, allowed: set[str], value: Any
 ) -> None:
-    found = json.loads(as_json(text, frozenset(allowed)))
+    written = as_json(text, frozenset(allowed))
+    assert written.encode()
+    found = json.loads(written, parse_constant=pytest.fail)
     assert (type(found), found) == (type(value), value)
