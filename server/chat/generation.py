@@ -132,7 +132,7 @@ class Generation:
         stopped = self._cut or finish is FinishReason.STOP
         reason = "stop" if stopped else "length"
         if self._parser is not None:
-            pieces = pieces + self._with_tokens(self._parser.flush())
+            pieces = pieces + self._with_tokens(self._parser.flush(cut=not stopped))
             if stopped and self._parser.ended_with_calls:
                 reason = "tool_calls"
         self._note(pieces)

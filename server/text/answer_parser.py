@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from server.text.calls.parser import CallParser, new_call_id
+from server.text.calls.thought_calls import ThoughtCalls
 from server.text.calls.tool_format import ToolFormat
 from server.text.calls.written import Remember
 from server.text.conversation import Tool
@@ -57,6 +58,7 @@ class AnswerParser:
             if options.tools
             else None
         )
+        self._thought_calls = ThoughtCalls(options.tools, options.tool_format)
 
     @property
     def reasoning(self) -> bool:
@@ -82,18 +84,28 @@ class AnswerParser:
         """Take in text, and return the pieces that are certain now, in order."""
         return joined(self._split(self._reasoning_parser.feed(text)))
 
-    def flush(self) -> list[AnswerPiece]:
-        """Return the other pieces, when the answer ends."""
+    def flush(self, *, cut: bool = False) -> list[AnswerPiece]:
+        """Return the other pieces, when the answer ends. cut: whether the model would go on."""
         pieces = self._split(self._reasoning_parser.flush())
-        return joined(pieces + (self._calls.flush() if self._calls else []))
+        if self._calls is not None:
+            thoughts, calls = self._thought_calls.flush(cut=cut)
+            pieces += _thought(thoughts) + self._calls.feed(calls) + self._calls.flush(cut=cut)
+        return joined(pieces)
 
     def _split(self, pieces: list[AnswerPiece]) -> list[AnswerPiece]:
         if self._calls is None:
             return pieces
         found: list[AnswerPiece] = []
         for piece in pieces:
-            if isinstance(piece, TextPiece) and piece.channel is Channel.CONTENT:
-                found += self._calls.feed(piece.text)
+            assert isinstance(piece, TextPiece), "calls are found here"
+            if piece.channel is Channel.REASONING:
+                found += _thought(self._thought_calls.feed(piece.text))
             else:
-                found.append(piece)
+                # Those before what is said are a draft.
+                found += _thought(self._thought_calls.flush(cut=True)[0])
+                found += self._calls.feed(piece.text)
         return found
+
+
+def _thought(text: str) -> list[AnswerPiece]:
+    return [TextPiece(Channel.REASONING, text)] if text else []

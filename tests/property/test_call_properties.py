@@ -47,13 +47,22 @@ FRAGMENTS = [
     "{",
     "}}",
     "}",
+    '{"name": "look", "parameters": {',
     "<function=look>\n",
+    "<tool_call>\n<function=look>\n<parameter=at>\n",
+    "<function=look><parameter=times>",
+    "<function=other>",
     "<function=",
     "look>",
     "</function>",
     "<parameter=at>\n",
     "<parameter=times>",
     "\n</parameter>\n",
+    "</parameter>",
+    "</parameter/>",
+    "\n</function>\n</tool_call>",
+    "\n  ",
+    "x" * 200,
     "</",
     "<",
     ">",
@@ -77,21 +86,36 @@ def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return Tokenizer(folder)
 
 
-def parsed(parse_options: ParseOptions, parts: list[str]) -> tuple[list[AnswerPiece], bool, bool]:
+def parsed(
+    parse_options: ParseOptions, parts: list[str], *, goes_on: bool = False
+) -> tuple[list[AnswerPiece], bool, bool]:
+    """goes_on: whether the answer was cut off."""
     parser = AnswerParser(parse_options, ids())
     found = [piece for part in parts for piece in parser.feed(part)]
-    return joined(found + parser.flush()), parser.ended_with_calls, parser.done
+    return joined(found + parser.flush(cut=goes_on)), parser.ended_with_calls, parser.done
 
 
-@given(prompt=PROMPTS, form=FORMS, max_calls=limits, text=answers, places=cuts)
+@given(
+    prompt=PROMPTS,
+    form=FORMS,
+    max_calls=limits,
+    text=answers,
+    places=cuts,
+    goes_on=st.booleans(),
+)
 @EXAMPLES
 def test_any_cut_gives_the_same_pieces(
-    prompt: str, form: ToolFormat, max_calls: int | None, text: str, places: list[int]
+    prompt: str,
+    form: ToolFormat,
+    max_calls: int | None,
+    text: str,
+    places: list[int],
+    goes_on: bool,
 ) -> None:
     parse_options = ParseOptions(prompt, (LOOK,), form, max_calls)
-    at_once = parsed(parse_options, [text])
-    assert parsed(parse_options, cut(text, places)) == at_once
-    assert parsed(parse_options, list(text)) == at_once
+    at_once = parsed(parse_options, [text], goes_on=goes_on)
+    assert parsed(parse_options, cut(text, places), goes_on=goes_on) == at_once
+    assert parsed(parse_options, list(text), goes_on=goes_on) == at_once
 
 
 @given(form=FORMS, text=answers)
@@ -119,7 +143,9 @@ names = st.from_regex(r"[A-Za-z0-9_.:/-]{1,20}", fullmatch=True)
 plain = st.text(st.characters(codec="utf-8"), max_size=20)
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
-    | plain | st.just("</tool_call>\n<tool_call>"),
+    | plain | st.sampled_from(
+        ["</tool_call>\n<tool_call>", "a </parameter> b", "</function>\nx", "<parameter", "\n"]
+    ),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(plain, inner, max_size=3),
     max_leaves=8,
 )  # fmt: skip
@@ -151,7 +177,7 @@ def test_hermes_calls_arrive_as_they_were_written(
     wanted: list[AnswerPiece] = [TextPiece(Channel.CONTENT, before)] if before else []
     for index, ((name, _), each) in enumerate(zip(calls, written, strict=True)):
         wanted += [ToolCallStart(index, f"call_{index}", name), ToolCallArguments(index, each)]
-    parse_options = ParseOptions("</think>", (LOOK,))
+    parse_options = ParseOptions("</think>", tuple(Tool(name) for name, _ in calls))
     assert parsed(parse_options, cut(text, places)) == (wanted, True, False)
 
 
@@ -162,11 +188,9 @@ def typed(value: Any) -> dict[str, Any]:
 
 
 keys = st.text("abc_é-", min_size=1, max_size=5)
-# The tag that ends a value can stand in none, at whatever depth.
-shown = values.filter(lambda value: "</parameter>" not in json.dumps(value))
 
 
-@given(arguments=st.dictionaries(keys, shown, max_size=4), before=contents, places=cuts)
+@given(arguments=st.dictionaries(keys, values, max_size=4), before=contents, places=cuts)
 @EXAMPLES
 def test_xml_calls_arrive_with_the_types_of_their_schema(
     arguments: dict[str, Any], before: str, places: list[int]
@@ -262,7 +286,11 @@ def test_a_stream_and_a_whole_answer_are_one_answer(
     assert gathered(chunks) == whole(at_once)
 
     before = before_the_first_stop(text, stops)
-    pieces, ended, done = parsed(parse_options, [text if before is None else before])
+    pieces, ended, done = parsed(
+        parse_options,
+        [text if before is None else before],
+        goes_on=before is None and finish is FinishReason.LENGTH,
+    )
     nameless = [piece for delta in found for piece in delta.pieces]
     assert [without_id(piece) for piece in joined(nameless)] == [without_id(p) for p in pieces]
     stopped = before is not None or done or finish is FinishReason.STOP

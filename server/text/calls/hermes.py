@@ -5,11 +5,14 @@ import re
 from collections.abc import Callable
 
 from server.text.calls.tool_format import CALL_CLOSE
+from server.text.conversation import Tool
 from server.text.json_object import json_object
 from server.text.pieces import AnswerPiece, ToolCallArguments, ToolCallStart
 
 # No name has what could begin the closing tag, so that it does not matter how the text is cut.
 HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"\\<\x00-\x1f]+)"\s*,\s*"arguments"\s*:\s*(?=\{)')
+# By which names models give arguments, the usual one first.
+ARGUMENTS = ("arguments", "parameters", "args", "input")
 NO_CALL = re.compile(r"\s*[^\s{]")
 # What comes after more than this is read when it is whole.
 MAX_HEAD_CHARS = 1024
@@ -24,7 +27,7 @@ class HermesCall:
     whole. What is neither is no call.
     """
 
-    def __init__(self, index: int, new_id: Callable[[], str]) -> None:
+    def __init__(self, index: int, new_id: Callable[[], str], tools: tuple[Tool, ...]) -> None:
         self.started = False
         self.complete = False
         """Whether all of the arguments are there."""
@@ -33,6 +36,7 @@ class HermesCall:
         on."""
         self._index = index
         self._new_id = new_id
+        self._names = frozenset(tool.name for tool in tools)
         self._held = ""
         self._searched = 0
         """So much of what is held does not begin with the closing tag: it is not read again with
@@ -63,8 +67,8 @@ class HermesCall:
             self._take_tail()
         return pieces
 
-    def flush(self) -> list[AnswerPiece]:
-        """Return the other pieces, when the answer ends here."""
+    def flush(self, *, cut: bool) -> list[AnswerPiece]:
+        """Return the other pieces, when the answer ends here: what is missing stays missing."""
         if not self.started:
             return self._take_whole(self._held, "")
         if self.complete:
@@ -77,6 +81,9 @@ class HermesCall:
             self.rest = self._held
             return []
         if found := HEAD.match(self._held, 0, MAX_HEAD_CHARS):
+            if found[1] not in self._names:
+                self.rest = self._held
+                return []
             self._held = self._held[found.end() :]
             return self._start(found[1])
         place = self._held.find(CALL_CLOSE, self._searched)
@@ -87,7 +94,7 @@ class HermesCall:
 
     def _take_whole(self, text: str, rest: str) -> list[AnswerPiece]:
         found = whole_call(text)
-        if found is None:
+        if found is None or found[0] not in self._names:
             self.rest = self._held
             return []
         name, arguments = found
@@ -151,7 +158,8 @@ def whole_call(text: str) -> tuple[str, str] | None:
     The arguments may be an object, the same as a string, or left out.
     """
     call = json_object(text) or {}
-    name, arguments = call.get("name"), call.get("arguments")
+    name = call.get("name")
+    arguments = next((call[key] for key in ARGUMENTS if call.get(key) is not None), None)
     if not isinstance(name, str) or not name:
         return None
     if isinstance(arguments, str):

@@ -1,5 +1,6 @@
 """Split content into text and calls."""
 
+import re
 import secrets
 from collections.abc import Callable
 
@@ -14,16 +15,16 @@ from server.text.pieces import AnswerPiece, Channel, TextPiece
 CALL_ID_BYTES = 12
 # Of a call that a client has begun: what does not look like one within so many is none.
 MAX_BEGUN_CHARS = 1024
+# What calls begin with. Some models leave <tool_call> out, at the beginning of a line.
+OPENING = {
+    ToolFormat.HERMES: re.compile(f"({CALL_OPEN})"),
+    ToolFormat.XML: re.compile(f"({CALL_OPEN}|^{FUNCTION_OPEN})", re.MULTILINE),
+}
 
 
 def new_call_id() -> str:
     """Make an id that no other call has."""
     return f"call_{secrets.token_hex(CALL_ID_BYTES)}"
-
-
-def openers(form: ToolFormat) -> list[str]:
-    """Return the tags that calls begin with."""
-    return [CALL_OPEN, FUNCTION_OPEN] if form is ToolFormat.XML else [CALL_OPEN]
 
 
 class CallParser:
@@ -52,7 +53,7 @@ class CallParser:
         self._max_calls = max_calls
         self._new_id = new_id
         self._remember = remember
-        self._openers = openers(form)
+        self._opening = OPENING[form]
         self._call: HermesCall | XmlCall | None = None
         self._opener = ""
         self._record = CallRecord("")
@@ -61,6 +62,8 @@ class CallParser:
         """White space before the call that is being read."""
         self._has_content = bool(begun_content.strip())
         """Whether there was content, but for white space, since the last call."""
+        self._begins_line = not begun_content or begun_content.endswith("\n")
+        """Whether the text that is held is the beginning of a line."""
 
     @property
     def is_in_call(self) -> bool:
@@ -82,28 +85,27 @@ class CallParser:
         self._held += text
         return self._advance(final=False)
 
-    def flush(self) -> list[AnswerPiece]:
-        """Return the other pieces, when the answer ends."""
-        return self._advance(final=True)
+    def flush(self, *, cut: bool = False) -> list[AnswerPiece]:
+        """Return the other pieces, when the answer ends. cut: whether the model would go on."""
+        return self._advance(final=True, cut=cut)
 
-    def _advance(self, final: bool) -> list[AnswerPiece]:
+    def _advance(self, *, final: bool, cut: bool = True) -> list[AnswerPiece]:
         pieces: list[AnswerPiece] = []
         while not self.done:
             if self._call is None:
                 pieces += self._take_text(final)
             if self._call is None:
                 break
-            pieces += self._take_call(self._call, final)
+            pieces += self._take_call(self._call, final, cut)
             if self._call is not None:
                 break
         return pieces
 
     def _take_text(self, final: bool) -> list[AnswerPiece]:
         """Return content up to a call, or all that is certain."""
-        places = [(self._held.find(opener), opener) for opener in self._openers]
-        found = [(place, opener) for place, opener in places if place >= 0]
-        if found:
-            place, self._opener = min(found)
+        found = first_opening(self._opening, self._held, self._begins_line)
+        if found is not None:
+            place, self._opener = found.start(1), found[1]
             text = self._before_a_call(self._held[:place])
             self._space = self._held[len(text) : place]
             self._held = self._held[place + len(self._opener) :]
@@ -111,16 +113,16 @@ class CallParser:
             return self._content(text)
         text = self._held
         if not final:
-            keep = longest_beginning(text, *self._openers)
+            keep = longest_beginning(text, CALL_OPEN, FUNCTION_OPEN)
             text = self._before_a_call(text[: len(text) - keep])
         self._held = self._held[len(text) :]
         return self._content(text)
 
-    def _take_call(self, call: HermesCall | XmlCall, final: bool) -> list[AnswerPiece]:
+    def _take_call(self, call: HermesCall | XmlCall, final: bool, cut: bool) -> list[AnswerPiece]:
         fed, self._held = self._held, ""
         pieces = call.feed(fed)
         if final and call.rest is None:
-            pieces += call.flush()
+            pieces += call.flush(cut=cut)
         self._record.add(fed, pieces)
         if call.complete and self.calls + 1 == self._max_calls:
             self._tell(call.unread if call.rest is None else call.rest, call.closing)
@@ -130,7 +132,7 @@ class CallParser:
             if call.started:
                 self._tell(call.rest, "")
                 self.calls += 1
-                self._has_content = False
+                self._has_content, self._begins_line = False, True
             else:
                 pieces += self._content(self._space + self._opener)
         return pieces
@@ -144,7 +146,7 @@ class CallParser:
 
     def _new_call(self) -> HermesCall | XmlCall:
         if self._form is ToolFormat.HERMES:
-            return HermesCall(self.calls, self._new_id)
+            return HermesCall(self.calls, self._new_id, self._tools)
         return XmlCall(self.calls, self._new_id, self._tools, self._opener)
 
     def _before_a_call(self, text: str) -> str:
@@ -155,14 +157,23 @@ class CallParser:
         if self.calls and not self._has_content:
             text = text.lstrip()
         self._has_content = self._has_content or bool(text.strip())
+        # A line break at the end of what is certain is held back.
+        self._begins_line = self._begins_line and not text
         return [TextPiece(Channel.CONTENT, text)] if text else []
+
+
+def first_opening(form: re.Pattern[str], text: str, begins_line: bool) -> re.Match[str] | None:
+    """Return the first place where a call may begin. form: of ``OPENING``. begins_line: whether the
+    text is the beginning of a line."""
+    openings = form.finditer(text)
+    return next((o for o in openings if o[1] == CALL_OPEN or o.start() or begins_line), None)
 
 
 def ends_in_call(text: str, tools: tuple[Tool, ...], form: ToolFormat) -> bool:
     """Return whether a text ends within what may be a call. Only the last opening tag and a little
     of what follows it are read: it is the client's text, and may be long."""
-    last = text[max(0, *map(text.rfind, openers(form))) :]
+    *_, last = (0, *(each.start(1) for each in OPENING[form].finditer(text)))
     parser = CallParser(tools, form, None)
-    if CALL_CLOSE not in last:
-        parser.feed(last[:MAX_BEGUN_CHARS])
+    if CALL_CLOSE not in text[last:]:
+        parser.feed(text[last : last + MAX_BEGUN_CHARS])
     return parser.is_in_call

@@ -14,35 +14,37 @@ import re
 from collections.abc import Callable
 from enum import Enum
 
-from server.text.beginnings import longest_beginning
 from server.text.calls.argument_types import STRING, argument_types, as_json
+from server.text.calls.parameter_value import FUNCTION_CLOSE, PARAMETER_OPEN, ParameterValue
 from server.text.calls.tool_format import CALL_CLOSE, CALL_OPEN, FUNCTION_OPEN
 from server.text.conversation import Tool
 from server.text.pieces import AnswerPiece, ToolCallArguments, ToolCallStart
 
-FUNCTION_CLOSE = "</function>"
-PARAMETER_OPEN, PARAMETER_CLOSE = "<parameter=", "</parameter>"
 NAME = re.compile(r"[^<>\n]*")
+# Of a text; what is longer is sent as it comes.
+MAX_HELD_CHARS = 128
 
 
 class Stage(Enum):
     """Where in a call its reader is."""
 
     HEAD = 0
-    """Before the name has ended."""
+    """Before it is certain that this is a call."""
     BETWEEN = 1
     """Between two parameters."""
-    STRING = 2
-    """In a value that can only be a string, which is sent as it comes."""
-    VALUE = 3
-    """In any other value, which is sent when it is whole."""
-    TAIL = 4
+    VALUE = 2
+    """In the value of a parameter."""
+    TAIL = 3
     """Behind the arguments."""
 
 
 class XmlCall:
     """Reads what follows an opening tag, as it streams in, and writes the arguments as JSON, with
-    the types that the tool's schema gives them."""
+    the types that the tool's schema gives them.
+
+    A value is sent when the call is complete, so that the last one of a name counts; a long text as
+    it comes, after the values before it.
+    """
 
     def __init__(
         self, index: int, new_id: Callable[[], str], tools: tuple[Tool, ...], opener: str
@@ -58,13 +60,17 @@ class XmlCall:
         self._held = self._prefix
         self._stage = Stage.HEAD
         self._schema: dict[str, object] | None = None
-        self._types: frozenset[str] = STRING
-        self._parameters = 0
-        self._value_begun = False
         self._is_closed = False
-        self._searched = 0
-        """So much of what is held does not begin with the closing tag: it is not read again with
-        every token."""
+        self._waiting: dict[str, str] = {}
+        """Values that are not sent yet, by name, as JSON."""
+        self._separator = ""
+        self._name = ""
+        self._types: frozenset[str] = STRING
+        self._value = ParameterValue((), ())
+        self._text = ""
+        """The value's text, as far as it has come and is not sent."""
+        self._is_sent = False
+        """Whether the value is sent as it comes."""
 
     @property
     def started(self) -> bool:
@@ -96,33 +102,49 @@ class XmlCall:
             pieces += self._advance()
         return pieces
 
-    def flush(self) -> list[AnswerPiece]:
-        """Return the other pieces, when the answer ends here: what is missing stays missing."""
+    def flush(self, *, cut: bool) -> list[AnswerPiece]:
+        """Return the other pieces, when the answer ends here. cut: whether the model would go on:
+        then what is missing stays missing."""
+        pieces: list[AnswerPiece] = []
+        if self._stage is Stage.VALUE:
+            pieces = self._add(self._value.flush(cut=cut)) + self.feed("")
         if self._stage is Stage.HEAD:
             self.rest = self._held[len(self._prefix) :]
-        elif self._stage is Stage.TAIL:
-            self.rest = ""
-        elif self._stage is Stage.STRING:
-            return self._json(_escaped(self._held))
-        return []
+        elif self._stage is Stage.VALUE and not self._is_sent:
+            begun = json.dumps(self._text, ensure_ascii=False)[:-1] if self._is_text else ""
+            pieces += self._json(self._fields() + self._key(self._name) + begun)
+        elif self._stage is Stage.BETWEEN:
+            pieces += self._json(self._fields()) if cut else self._end()
+        if self._stage is Stage.TAIL:
+            self.rest = self.rest or ""
+        return pieces
 
     def _advance(self) -> list[AnswerPiece]:
         if self._stage is Stage.HEAD:
             return self._take_head()
         if self._stage is Stage.BETWEEN:
             return self._take_between()
-        return self._take_tail() if self._stage is Stage.TAIL else self._take_value()
+        if self._stage is Stage.TAIL:
+            return self._take_tail()
+        held, self._held = self._held, ""
+        return self._add(self._value.feed(held))
 
     def _take_head(self) -> list[AnswerPiece]:
-        found = _named(self._held.lstrip(), FUNCTION_OPEN)
-        if found is None:
-            self.rest = self._held[len(self._prefix) :]
-            return []
-        name, rest = found
+        """Take the name. It is that of a call where a parameter or the call's end follows."""
+        name, rest = _named(self._held.lstrip(), FUNCTION_OPEN) or ("", "")
         if rest is None:
             return []
-        self._held, self._stage = rest, Stage.BETWEEN
-        self._schema = self._tools.get(name)
+        after = rest.lstrip()
+        parameter = _named(after, PARAMETER_OPEN)
+        closes = (FUNCTION_CLOSE,) if self._prefix else (FUNCTION_CLOSE, CALL_CLOSE)
+        is_open = parameter is not None or any(each.startswith(after) for each in closes)
+        is_call = after.startswith(closes) or (parameter is not None and parameter[1] is not None)
+        if name not in self._tools or not (is_open or is_call):
+            self.rest = self._held[len(self._prefix) :]
+        if self.rest is not None or not is_call:
+            return []
+        self._held, self._stage = after, Stage.BETWEEN
+        self._schema = self._tools[name]
         return [ToolCallStart(self._index, self._new_id(), name), *self._json("{")]
 
     def _take_between(self) -> list[AnswerPiece]:
@@ -130,42 +152,64 @@ class XmlCall:
         found = _named(self._held, PARAMETER_OPEN)
         if found is not None:
             name, rest = found
-            return [] if rest is None else self._begin_parameter(name, rest)
+            if rest is not None:
+                self._begin_parameter(name, rest)
+            return []
         if self._held.startswith(FUNCTION_CLOSE):
             self._held = self._held[len(FUNCTION_CLOSE) :]
             self._is_closed = True
         elif FUNCTION_CLOSE.startswith(self._held):
             return []
         # Whatever else it is, it ends the call.
-        self._stage = Stage.TAIL
-        return self._json("}")
+        return self._end()
 
-    def _begin_parameter(self, name: str, rest: str) -> list[AnswerPiece]:
-        self._held = rest
+    def _begin_parameter(self, name: str, rest: str) -> None:
+        self._held, self._stage, self._name = rest, Stage.VALUE, name
         self._types = argument_types(self._schema, name)
-        self._stage = Stage.STRING if self._types == STRING else Stage.VALUE
-        self._value_begun = False
-        self._searched = 0
-        before = ", " if self._parameters else ""
-        self._parameters += 1
-        quote = '"' if self._stage is Stage.STRING else ""
-        return self._json(f"{before}{json.dumps(name, ensure_ascii=False)}: {quote}")
+        properties = (self._schema or {}).get("properties")
+        names = properties if isinstance(properties, dict) else ()
+        self._value = ParameterValue(names, self._tools)
+        self._text, self._is_sent = "", False
 
-    def _take_value(self) -> list[AnswerPiece]:
-        if not self._value_begun and self._held:
-            self._held = self._held.removeprefix("\n")
-            self._value_begun = True
-        place = self._held.find(PARAMETER_CLOSE, self._searched)
-        if place >= 0:
-            is_string, text = self._stage is Stage.STRING, self._held[:place].removesuffix("\n")
-            self._held, self._stage = self._held[place + len(PARAMETER_CLOSE) :], Stage.BETWEEN
-            return self._json(_escaped(text) + '"' if is_string else as_json(text, self._types))
-        if self._stage is Stage.VALUE:
-            self._searched = max(0, len(self._held) - len(PARAMETER_CLOSE))
-            return []
-        keep = longest_beginning(self._held, "\n" + PARAMETER_CLOSE, PARAMETER_CLOSE)
-        text, self._held = self._held[: len(self._held) - keep], self._held[-keep:] if keep else ""
-        return self._json(_escaped(text))
+    def _add(self, text: str) -> list[AnswerPiece]:
+        """Add text to the value, and end it where that is all of it."""
+        written = ""
+        if not self._is_sent:
+            self._text += text
+            if self._is_text and len(self._text) > MAX_HELD_CHARS:
+                self._is_sent, text = True, self._text
+                self._waiting.pop(self._name, None)
+                written = f'{self._fields()}{self._key(self._name)}"'
+        if self._is_sent:
+            written += json.dumps(text, ensure_ascii=False)[1:-1]
+        if self._value.rest is not None:
+            self._held, self._stage = self._value.rest, Stage.BETWEEN
+            if self._is_sent:
+                written += '"'
+            else:
+                self._waiting[self._name] = as_json(self._text, self._types)
+        return self._json(written)
+
+    @property
+    def _is_text(self) -> bool:
+        """Whether the value can only be a string."""
+        return self._types == STRING
+
+    def _end(self) -> list[AnswerPiece]:
+        self._stage = Stage.TAIL
+        return self._json(self._fields() + "}")
+
+    def _fields(self) -> str:
+        """Write the values that wait."""
+        fields = ""
+        for name, value in self._waiting.items():
+            fields += self._key(name) + value
+        self._waiting.clear()
+        return fields
+
+    def _key(self, name: str) -> str:
+        before, self._separator = self._separator, ", "
+        return f"{before}{json.dumps(name, ensure_ascii=False)}: "
 
     def _take_tail(self) -> list[AnswerPiece]:
         after = self._held.lstrip()
@@ -192,8 +236,3 @@ def _named(text: str, opener: str) -> tuple[str, str | None] | None:
     if not after:
         return name, None
     return (name, after[1:]) if name and after.startswith(">") else None
-
-
-def _escaped(text: str) -> str:
-    """Escape the text for a JSON string."""
-    return json.dumps(text, ensure_ascii=False)[1:-1]

@@ -37,7 +37,8 @@ LITERAL_OR_NAME = re.compile(rf"{LITERAL.pattern}|<[^<>\s]+>")
 # The converter looks from each line break on for what is not white space.
 BLANK_LINES = re.compile(r"\n\s*\n")
 LINE = "\n"
-NO_TAG = r"NO_TAG: /(?s:.*)/ & ~/(?s:.*)<\/parameter>(?s:.*)/"
+# No tag that could end a value.
+NO_TAG = r"NO_TAG: /(?s:.*)/ & ~/(?s:.*)<(\/?parameter|function=)(?s:.*)/"
 NAME = r"NAME: /[A-Za-z_][A-Za-z0-9_]*/"
 # A model that must call need not find an end of its own.
 MAX_CALLS = 32

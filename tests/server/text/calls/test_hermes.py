@@ -1,6 +1,7 @@
 import pytest
 
 from server.text.calls.hermes import HermesCall, whole_call
+from server.text.conversation import Tool
 from server.text.pieces import AnswerPiece, joined
 from tests.server.text.calling import call, ids, in_pieces
 
@@ -8,7 +9,7 @@ CUTS = pytest.mark.parametrize("cut", [1, 2, 7, 1000])
 
 
 def reader() -> HermesCall:
-    return HermesCall(0, ids())
+    return HermesCall(0, ids(), (Tool("f"),))
 
 
 @pytest.mark.parametrize(
@@ -37,6 +38,14 @@ def reader() -> HermesCall:
         ('{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', '{"a": 1}', ""),
         ('{"name": "f"}</tool_call>', "{}", ""),
         ('{"name": "\\u0066", "arguments": null}</tool_call>', "{}", ""),
+        # Another name for the arguments.
+        ('{"name": "f", "parameters": {"a": 1}}</tool_call>x', '{"a": 1}', "x"),
+        ('{"parameters": {"a": 1}, "name": "f"}</tool_call>', '{"a": 1}', ""),
+        ('\n{"name": "f", "args": {"a": "</x>"}}\n</tool_call>', '{"a": "</x>"}', ""),
+        ('{"name": "f", "input": {"a": 1}}</tool_call>', '{"a": 1}', ""),
+        ('{"name": "f", "arguments": null, "input": {"a": 1}}</tool_call>', '{"a": 1}', ""),
+        ('{"parameters": "{\\"a\\": 1}", "name": "f"}</tool_call>', '{"a": 1}', ""),
+        ('{"args": {"a": 2}, "name": "f", "arguments": {"a": 1}}</tool_call>', '{"a": 1}', ""),
     ],
 )
 @CUTS
@@ -67,6 +76,10 @@ def test_a_call_is_read(text: str, arguments: str, rest: str, cut: int) -> None:
         '{"name": <function-name>, "arguments": {}}</tool_call>',
         '{"name": "a</tool_call>", "arguments": {}}',
         '{"name": "f", oops}</tool_call> more',
+        '{"name": "g", "arguments": {"a": 1}}</tool_call>',
+        '{"arguments": {"a": 1}, "name": "g"}</tool_call>',
+        '{"name": "f", "input": "a"}</tool_call>',
+        '{"name": "f", "parameters": [1]}</tool_call>',
         '{"name": "\\ud800", "arguments": {}}</tool_call>',
         '{"name": "f", "arguments": "{\\"a\\": \\"\\ud800\\"}"}</tool_call>',
         "[" * 5_000 + "</tool_call>",
@@ -113,7 +126,9 @@ def test_an_answer_may_end_within_a_call(
     text: str, arguments: str, complete: bool, cut: int
 ) -> None:
     parser = reader()
-    assert joined(in_pieces(parser.feed, text, cut) + parser.flush()) == call(0, "f", arguments)
+    assert joined(in_pieces(parser.feed, text, cut) + parser.flush(cut=False)) == call(
+        0, "f", arguments
+    )
     assert parser.complete is complete
     assert (parser.rest == "") is complete
 
@@ -121,7 +136,7 @@ def test_an_answer_may_end_within_a_call(
 @pytest.mark.parametrize("text", ["", "\n", '{"name": "f", "arg', '{"name": "f", "arguments": '])
 def test_the_beginning_of_a_call_is_none(text: str) -> None:
     parser = reader()
-    assert parser.feed(text) + parser.flush() == []
+    assert parser.feed(text) + parser.flush(cut=False) == []
     assert (parser.started, parser.rest) == (False, text)
 
 

@@ -5,15 +5,17 @@ import pytest
 from server.text.calls.parser import CallParser, new_call_id
 from server.text.calls.tool_format import ToolFormat
 from server.text.calls.written import WrittenCall
-from server.text.pieces import AnswerPiece, ToolCallArguments, ToolCallStart, joined
+from server.text.conversation import Tool
+from server.text.pieces import AnswerPiece, TextPiece, ToolCallArguments, ToolCallStart, joined
 from tests.server.text.calling import LOOK, call, ids, in_pieces, said
 
 HERMES, XML = ToolFormat.HERMES, ToolFormat.XML
+TOOLS = (LOOK, Tool("f"))
 CUTS = pytest.mark.parametrize("cut", [1, 2, 7, 1000])
 
 
 def parser(form: ToolFormat = HERMES, max_calls: int | None = None) -> CallParser:
-    return CallParser((LOOK,), form, max_calls, ids())
+    return CallParser(TOOLS, form, max_calls, ids())
 
 
 def hermes(name: str = "look", **arguments: object) -> str:
@@ -112,6 +114,44 @@ def test_a_function_without_its_outer_tag_is_a_call(cut: int) -> None:
     ]
 
 
+PROSE = [
+    "One writes <function=look> and then its parameters.",
+    "Write `<function=look>` first.",
+    "The macro <function=foo> is another one.",
+    "The form is <tool_call><function=name> ... </function></tool_call>.",
+    "Use `<tool_call>` tags, or <tool_call><function=look> with them.",
+    "Search for '<function=' in the file.",
+    "So: <function=look>\n<parameter=at>\nx\n</parameter>\n</function>\n",
+    "a\n<function=look> begins a line",
+    "<function=foo>\n<parameter=at>\nx\n</parameter>\n</function>",
+    "a\n<tool_call>\n<function=foo>\n<parameter=at>\nx\n</parameter>\n</function>\n</tool_call>",
+    "<tool_call>\n<function=look>",
+]
+
+
+@pytest.mark.parametrize("text", PROSE)
+@CUTS
+def test_prose_that_names_the_tags_is_content(text: str, cut: int) -> None:
+    read = parser(XML)
+    assert joined(in_pieces(read.feed, text, cut) + read.flush()) == [said(text)]
+    assert (read.calls, read.ended_with_calls) == (0, False)
+
+
+@pytest.mark.parametrize("begun", ["", "Well.\n"])
+@CUTS
+def test_a_call_may_begin_where_an_answer_or_a_line_does(begun: str, cut: int) -> None:
+    read = CallParser(TOOLS, XML, None, ids(), begun_content=begun)
+    text = OPEN_MISSING * 2 + "\nand on\n" + OPEN_MISSING
+    found = joined(in_pieces(read.feed, text, cut) + read.flush())
+    assert [p.text for p in found if isinstance(p, TextPiece)] == ["and on"]
+    assert read.calls == 3
+
+
+def test_a_call_does_not_begin_behind_a_begun_line() -> None:
+    read = CallParser(TOOLS, XML, None, ids(), begun_content="Well: ")
+    assert joined(read.feed(OPEN_MISSING) + read.flush()) == [said(OPEN_MISSING)]
+
+
 def test_the_other_format_is_content() -> None:
     read = parser(HERMES)
     assert joined(read.feed(xml(at="x")) + read.flush()) == [said(xml(at="x"))]
@@ -179,7 +219,7 @@ def test_no_two_calls_have_the_same_id() -> None:
 
 def remembered(text: str, form: ToolFormat, max_calls: int | None, cut: int) -> list[WrittenCall]:
     calls: list[WrittenCall] = []
-    read = CallParser((LOOK,), form, max_calls, ids(), calls.append)
+    read = CallParser(TOOLS, form, max_calls, ids(), calls.append)
     pieces = joined(in_pieces(read.feed, text, cut) + read.flush())
     for written in calls:
         name = next(p.name for p in pieces if isinstance(p, ToolCallStart) and p.id == written.id)
@@ -242,7 +282,7 @@ def test_the_only_call_ends_as_calls_end(
         (HERMES, "<tool_call>no</tool_call>"),
         (XML, xml(at="x")[:-30]),
         (XML, "<tool_call><function=look>and so on</tool_call>"),
-        (XML, "<tool_call><function=look><parameter=at>x</parameter>and so on"),
+        (XML, "<tool_call><function=look><parameter=at>\nx\n</parameter>\nand so on"),
     ],
 )
 def test_what_is_not_written_as_calls_are_is_not_remembered(

@@ -70,9 +70,10 @@ def test_the_outer_tag_may_be_left_out(cut: int) -> None:
     assert read(reader("<function="), text, cut) == (call(0, "look", '{"at": "x"}'), "")
 
 
-def test_an_unknown_function_has_arguments_of_any_type() -> None:
+def test_a_tool_without_a_schema_has_arguments_of_any_type() -> None:
     text = "<function=other>\n" + parameter("a", "5") + parameter("b", "x") + "</function>\n!"
-    assert read(reader(), text, 1) == (call(0, "other", '{"a": 5, "b": "x"}'), "!")
+    parser = reader("<tool_call>", Tool("other"))
+    assert read(parser, text, 1) == (call(0, "other", '{"a": 5, "b": "x"}'), "!")
 
 
 @pytest.mark.parametrize(
@@ -93,7 +94,20 @@ def test_whatever_is_no_parameter_ends_the_call(ending: str, rest: str, cut: int
 
 @pytest.mark.parametrize(
     "text",
-    ["hello", "<func>", '{"name": "look"}', "<function=>", "<function=a<b>", "<function=a\nb>"],
+    [
+        "hello",
+        "<func>",
+        '{"name": "look"}',
+        "<function=>",
+        "<function=a<b>",
+        "<function=a\nb>",
+        "<function=look> and then",
+        "<function=look>\n<parameter>",
+        "<function=look>\n<parameter=>",
+        "<function=look>\n</functions>",
+        "<function=other>\n<parameter=at>\nx\n</parameter>\n</function>",
+        "<function=name> ... </function></tool_call>",
+    ],
 )
 @CUTS
 def test_what_is_no_call_is_given_back_whole(text: str, cut: int) -> None:
@@ -108,27 +122,127 @@ def test_what_is_no_call_is_given_back_without_the_tag_that_was_known_before() -
     assert parser.rest == "a\n"
 
 
-def test_a_string_is_sent_as_it_comes_and_other_values_when_they_are_whole() -> None:
+@pytest.mark.parametrize(
+    ("value", "right"),
+    [
+        ("A value ends with </parameter> here.", None),
+        ("</parameter> at the beginning of a line\n and </parameter>\nat the end of one", None),
+        ("Two: </parameter></parameter> and on\n\n", None),
+        ("A <parameter=times> within a line", None),
+        ("One <parameter=times> and </function> and </tool_call>.", None),
+        ("</function>\n</tool_call>\n<tool_call>\nand on", None),
+        ("</parameters>\n</param>\n</parameter_list>\n<parameter=>\n<parameter= >\n<func", None),
+        ("<function=look>\n</function>\nx", None),
+        ("x\n</function>\n<function=other>\ny", None),
+        ("\n\n", None),
+        ("é" * 300 + "\n</para\n", None),
+        ("é" * 300 + "\n</function>\nx", None),
+        ("x\n</parameter/>", "x"),
+        ("x\n</parameter=at>", "x"),
+        ("x\n</parameter >\n", "x"),
+    ],
+)
+@CUTS
+def test_a_value_ends_at_its_tag_on_a_line_of_its_own(
+    value: str, right: str | None, cut: int
+) -> None:
+    ending = "" if right else "\n</parameter>"
+    text = looking(f"<parameter=at>\n{value}{ending}\n", parameter("times", "3")) + "more"
+    found, rest = read(reader(), text, cut)
+    right = value if right is None else right
+    assert found == call(0, "look", json.dumps({"at": right, "times": 3}, ensure_ascii=False))
+    assert rest == "more"
+
+
+@pytest.mark.parametrize(
+    ("parameters", "right"),
+    [
+        ("<parameter=at>x y\nz</parameter><parameter=times>3</parameter>", None),
+        ("<parameter=at>x y\nz</parameter>\n<parameter=times>3</parameter>\n", None),
+        ("<parameter=at>\nx y\nz</parameter>\n<parameter=times>\n3</parameter>", None),
+        ("<parameter=at>x y\nz<parameter=times>3</parameter>", None),
+        ("<parameter=at>a </parameter> b</parameter>", {"at": "a </parameter> b"}),
+        ("<parameter=at>Use <parameter=x> so</parameter>", {"at": "Use <parameter=x> so"}),
+        ("  <parameter=at>\n  x\n  </parameter>\n", {"at": "  x\n  "}),
+    ],
+)
+@CUTS
+def test_a_parameter_may_stand_on_one_line(parameters: str, right: Any, cut: int) -> None:
+    found, _ = read(reader(), looking(parameters), cut)
+    right = right or {"at": "x y\nz", "times": 3}
+    assert found == call(0, "look", json.dumps(right))
+
+
+@pytest.mark.parametrize(
+    ("inside", "right"),
+    [
+        ("<parameter=at>\nx\n<parameter=times>\n3\n</parameter>\n</function>", None),
+        ("<parameter=at>\nx\n  <parameter=times>\n3\n</function>", None),
+        ("<parameter=times>\n3\n<parameter=at>\nx\n</function>", {"times": 3, "at": "x"}),
+        ("<parameter=at>\nx\n</function>", {"at": "x"}),
+        ("<parameter=times>\n3\n</function>", {"times": 3}),
+        ("<parameter=at>x</function>", {"at": "x"}),
+        ("<parameter=at>\nx</function>", {"at": "x"}),
+        ("<parameter=at>\nx", {"at": "x"}),
+        ("<parameter=at>\nx\n</parameter>", {"at": "x"}),
+        ("<parameter=at>\nx</parameter>", {"at": "x"}),
+        ("<parameter=at>\nx </function> y\n", {"at": "x </function> y\n"}),
+        ("", {}),
+    ],
+)
+@pytest.mark.parametrize("behind", ["", "\n<tool_call>\n<function=look>"])
+@CUTS
+def test_a_value_that_is_not_closed_ends_at_the_next_tag(
+    inside: str, right: Any, behind: str, cut: int
+) -> None:
+    text = f"<function=look>\n{inside}\n</tool_call>{behind}"
     parser = reader()
-    assert joined(parser.feed("<function=look><parameter=at>\nsome te")) == call(
-        0, "look", '{"at": "some te'
-    )
+    found = joined(in_pieces(parser.feed, text, cut) + parser.flush(cut=False))
+    right = {"at": "x", "times": 3} if right is None else right
+    assert found == call(0, "look", json.dumps(right))
+    assert parser.complete
+    assert parser.rest == behind[: len(parser.rest or "")]
+
+
+@CUTS
+def test_a_value_that_ends_with_the_answer_is_all_that_was_written(cut: int) -> None:
+    parser = reader()
+    text = "<function=look><parameter=times>3</parameter><parameter=at>\nx\n</para"
+    found = joined(in_pieces(parser.feed, text, cut) + parser.flush(cut=False))
+    assert found == call(0, "look", '{"times": 3, "at": "x\\n</para"}')
+    assert (parser.complete, parser.rest) == (True, "")
+
+
+LONG = "some text " * 20
+
+
+@pytest.mark.parametrize("first", ["1", "7", "[1]"])
+@pytest.mark.parametrize("cut", [1, 1000])
+def test_of_a_parameter_that_comes_twice_the_last_one_counts(first: str, cut: int) -> None:
+    text = looking(parameter("times", first), parameter("at", "x"), parameter("times", "2"))
+    assert read(reader(), text, cut) == (call(0, "look", '{"times": 2, "at": "x"}'), "")
+    text = looking(parameter("at", first), parameter("at", LONG))
+    assert read(reader(), text, cut) == (call(0, "look", json.dumps({"at": LONG})), "")
+
+
+def test_a_long_text_is_sent_as_it_comes_and_other_values_when_the_call_is_complete() -> None:
+    parser = reader()
+    text = f"<function=look><parameter=times>\n1\n</parameter><parameter=at>\n{LONG}x"
+    assert joined(parser.feed(text)) == call(0, "look", f'{{"times": 1, "at": "{LONG}x')
     assert parser.feed("\n</para") == []
     assert parser.feed("ble") == [ToolCallArguments(0, "\\n</parable")]
-    assert joined(parser.feed("\n</parameter><parameter=times>1")) == [
-        ToolCallArguments(0, '", "times": ')
-    ]
-    assert parser.feed("2") == []
-    assert parser.feed("</parameter>") == [ToolCallArguments(0, "12")]
+    assert parser.feed("\n</parameter><parameter=who>a") == [ToolCallArguments(0, '"')]
+    assert parser.feed("b</parameter>") == []
+    assert parser.feed("</function>") == [ToolCallArguments(0, ', "who": "ab"}')]
 
 
 @pytest.mark.parametrize(
     ("text", "arguments"),
     [
-        ("<function=look>", "{"),
-        ("<function=look>\n<param", "{"),
         ("<function=look><parameter=at>", '{"at": "'),
         ("<function=look><parameter=at>\nx\n</para", '{"at": "x\\n</para'),
+        ("<function=look><parameter=at>\nx\n</parameter>\n<param", '{"at": "x"'),
+        (f"<function=look><parameter=at>\n{LONG}\n", f'{{"at": "{LONG}\\n'),
         ("<function=look><parameter=times>1", '{"times": '),
     ],
 )
@@ -137,16 +251,26 @@ def test_a_call_that_is_cut_off_has_no_more_than_was_said(
     text: str, arguments: str, cut: int
 ) -> None:
     parser = reader()
-    assert joined(in_pieces(parser.feed, text, cut) + parser.flush()) == call(0, "look", arguments)
+    found = joined(in_pieces(parser.feed, text, cut) + parser.flush(cut=True))
+    assert found == call(0, "look", arguments)
     assert (parser.complete, parser.rest) == (False, None)
 
 
 @pytest.mark.parametrize(
-    ("opener", "text"), [("<tool_call>", ""), ("<tool_call>", " <fun"), ("<function=", "loo")]
+    ("opener", "text"),
+    [
+        ("<tool_call>", ""),
+        ("<tool_call>", " <fun"),
+        ("<tool_call>", "\n<function=look>\n"),
+        ("<tool_call>", "\n<function=look>\n</func"),
+        ("<function=", "look>\n<parameter=at"),
+        ("<function=", "look></tool_call>"),
+        ("<function=", "loo"),
+    ],
 )
 def test_the_beginning_of_a_call_is_none(opener: str, text: str) -> None:
     parser = reader(opener)
-    assert parser.feed(text) + parser.flush() == []
+    assert parser.feed(text) + parser.flush(cut=False) == []
     assert (parser.started, parser.rest) == (False, text)
 
 
@@ -154,7 +278,7 @@ def test_an_answer_may_end_behind_a_call() -> None:
     parser = reader()
     parser.feed("<function=look></function>\n</tool")
     assert parser.rest is None
-    assert parser.flush() == []
+    assert parser.flush(cut=True) == []
     assert parser.complete
     assert parser.rest == ""
 
