@@ -18,7 +18,15 @@ from engine.types import (
 )
 from server.text.answer_parser import AnswerParser, ParseOptions
 from server.text.detokenizer import Detokenizer
-from server.text.pieces import AnswerPiece, Channel, Delta, TextPiece, TokenReport, joined
+from server.text.pieces import (
+    AnswerPiece,
+    Channel,
+    Delta,
+    TextPiece,
+    TokenReport,
+    ToolCallStart,
+    joined,
+)
 from server.text.reasoning_cache import ReasoningRecorder
 from server.text.stop_strings import StopStrings
 from server.text.tokenizer import Tokenizer
@@ -76,6 +84,7 @@ class Generation:
         self._held: list[TokenReport] = []
         """Tokens of the content whose text has not come out yet."""
         self._calls = 0
+        self._has_calls = False
         self._max_tokens = prompt.params.max_tokens
         self._scores_prompt = prompt.params.prompt_logprobs is not None
         self._begun = False
@@ -99,10 +108,7 @@ class Generation:
             self._begun = True
             self.prefix = self.prefix or event.prefix
             scored = event.prompt_logprobs or scored
-            found = self._split(self._take_token(event, tokens))
-            if event.finish is not None:
-                found += self._held_back()
-            pieces += self._with_tokens(found)
+            pieces += self._with_tokens(self._split(self._take_token(event, tokens)))
             if event.finish is not None or self._cut:
                 return replace(self._end(event.finish, pieces, tokens), prompt=scored)
         self._note(pieces)
@@ -115,12 +121,15 @@ class Generation:
         """
         if self._scores_prompt and not self._begun:
             raise GenerationError("the time of the request was over before it was read")
-        return self._end(FinishReason.LENGTH, self._with_tokens(self._held_back()), [])
+        return self._end(FinishReason.LENGTH, [], [])
 
-    def _held_back(self) -> list[AnswerPiece]:
-        """Return the text that was held back because it might have begun a stop string or a tag."""
-        pieces = self._split(self._stop.feed(self._detokenizer.flush()))
-        return pieces + self._split(self._stop.flush())
+    def _held_back(self, *, cut: bool) -> list[AnswerPiece]:
+        """Return the text that was held back because it might have begun a stop string or a tag.
+        cut: whether the model would go on."""
+        pieces = self._split(self._detokenizer.flush())
+        if self._parser is not None:
+            pieces += self._before_stop(self._parser.flush(cut=cut))
+        return pieces + self._content(self._stop.flush())
 
     def _end(
         self, finish: FinishReason | None, pieces: list[AnswerPiece], tokens: list[TokenReport]
@@ -130,11 +139,13 @@ class Generation:
         self.finished = True
         self.stream.close()
         stopped = self._cut or finish is FinishReason.STOP
-        reason = "stop" if stopped else "length"
-        if self._parser is not None:
-            pieces = pieces + self._with_tokens(self._parser.flush(cut=not stopped))
-            if stopped and self._parser.ended_with_calls:
-                reason = "tool_calls"
+        pieces = pieces + self._with_tokens(self._held_back(cut=not stopped))
+        reason = "stop" if stopped or self._cut else "length"
+        calls = self._parser is not None and self._parser.ended_with_calls
+        if self._stop.matched is not None:
+            calls = self._has_calls  # those behind a stop string are none
+        if reason == "stop" and calls:
+            reason = "tool_calls"
         self._note(pieces)
         if self._recorder is not None:
             self._recorder.end()
@@ -168,7 +179,7 @@ class Generation:
         if event.logprobs is not None:
             tokens.append(TokenReport(event.token_id, event.logprobs, self._detokenizer.offset))
             self._held += [] if thinking else tokens[-1:]
-        return self._stop.feed(text)
+        return text
 
     def _with_tokens(self, pieces: list[AnswerPiece]) -> list[AnswerPiece]:
         """Give the first of the pieces that a token has let out the tokens that were held back for
@@ -188,4 +199,19 @@ class Generation:
     def _split(self, text: str) -> list[AnswerPiece]:
         if not text:
             return []
-        return self._parser.feed(text) if self._parser else [TextPiece(Channel.CONTENT, text)]
+        pieces = self._parser.feed(text) if self._parser else self._content(text)
+        return self._before_stop(pieces)
+
+    def _before_stop(self, pieces: list[AnswerPiece]) -> list[AnswerPiece]:
+        """Return the pieces up to a stop string, which only the content can have."""
+        before: list[AnswerPiece] = []
+        for piece in pieces:
+            if isinstance(piece, TextPiece) and piece.channel is Channel.CONTENT:
+                before += self._content(self._stop.feed(piece.text))
+            elif self._stop.matched is None:
+                before += [*self._content(self._stop.flush()), piece]
+                self._has_calls = self._has_calls or isinstance(piece, ToolCallStart)
+        return before
+
+    def _content(self, text: str) -> list[AnswerPiece]:
+        return [TextPiece(Channel.CONTENT, text)] if text else []

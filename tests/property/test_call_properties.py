@@ -285,17 +285,28 @@ def test_a_stream_and_a_whole_answer_are_one_answer(
         at_once.add(delta)
     assert gathered(chunks) == whole(at_once)
 
-    before = before_the_first_stop(text, stops)
-    pieces, ended, done = parsed(
-        parse_options,
-        [text if before is None else before],
-        goes_on=before is None and finish is FinishReason.LENGTH,
-    )
+    pieces, ended, done = parsed(parse_options, [text], goes_on=finish is FinishReason.LENGTH)
+    pieces, is_cut = before_a_stop(pieces, stops)
     nameless = [piece for delta in found for piece in delta.pieces]
     assert [without_id(piece) for piece in joined(nameless)] == [without_id(p) for p in pieces]
-    stopped = before is not None or done or finish is FinishReason.STOP
+    stopped = is_cut or done or finish is FinishReason.STOP
+    if is_cut:
+        ended = any(isinstance(piece, ToolCallStart) for piece in pieces)
     wanted = ("tool_calls" if ended else "stop") if stopped else "length"
     assert found[-1].finish == wanted
+
+
+def before_a_stop(
+    pieces: list[AnswerPiece], stops: tuple[str, ...]
+) -> tuple[list[AnswerPiece], bool]:
+    """What comes before a stop string of the content, and whether there is one."""
+    for number, piece in enumerate(pieces):
+        if isinstance(piece, TextPiece) and piece.channel is Channel.CONTENT:
+            before = before_the_first_stop(piece.text, stops)
+            if before is not None:
+                last = [TextPiece(Channel.CONTENT, before)] if before else []
+                return [*pieces[:number], *last], True
+    return pieces, False
 
 
 def without_id(piece: AnswerPiece) -> Any:

@@ -5,7 +5,7 @@ import pytest
 from engine.types import FinishReason, MissReason, PrefixReport, Request, SamplingParams, TokenEvent
 from server.chat.generation import Generation, GenerationError, Prompt
 from server.text.answer_parser import ParseOptions
-from server.text.pieces import Channel, Delta, TextPiece, ToolCallArguments, ToolCallStart, joined
+from server.text.pieces import Channel, Delta, TextPiece, ToolCallArguments, joined
 from server.text.tokenizer import Tokenizer
 from tests.server.harness import ids_of, token_id
 from tests.server.streams import PreparedStream, fault, parse_options, said, scored, token
@@ -149,14 +149,51 @@ def test_an_answer_that_ended_with_calls_says_so(
     assert generation.take(said(tokenizer, text, finish)).finish == reason
 
 
-def test_a_stop_string_behind_a_call_ends_the_answer_with_it(tokenizer: Tokenizer) -> None:
-    parse_options = ParseOptions("</think>", (LOOK,))
-    generation, stream = started(tokenizer, chat=parse_options, stop=("</tool_call>",))
-    delta = generation.take(said(tokenizer, CALL + CALL, None))
-    start, arguments = delta.pieces
-    assert isinstance(start, ToolCallStart)
-    assert (start.name, arguments) == ("look", ToolCallArguments(0, "{}"))
-    assert delta.finish == "tool_calls"
+THINKS = ParseOptions("<think>\n", (LOOK,))
+
+
+@pytest.mark.parametrize("step", [1, 1000])
+@pytest.mark.parametrize(
+    "stop", ["Hm", "m.\n", "\n", "</think>", "<tool_call>", "look", "}}", ' "']
+)
+def test_a_stop_string_ends_neither_thoughts_nor_calls(
+    tokenizer: Tokenizer, stop: str, step: int
+) -> None:
+    generation, _ = started(tokenizer, chat=THINKS, stop=(stop,))
+    events = said(tokenizer, f"Hm.\n</think>\n\n{CALL}\n{CALL}", FinishReason.STOP)
+    deltas = [generation.take(events[n : n + step]) for n in range(0, len(events), step)]
+    pieces = joined([piece for delta in deltas for piece in delta.pieces])
+    assert pieces[0] == TextPiece(Channel.REASONING, "Hm.")
+    assert pieces[2::2] == [ToolCallArguments(0, "{}"), ToolCallArguments(1, "{}")]
+    assert (deltas[-1].finish, deltas[-1].stop_string) == ("tool_calls", None)
+
+
+@pytest.mark.parametrize("step", [1, 1000])
+@pytest.mark.parametrize(
+    ("text", "content", "reason"),
+    [
+        ("Hm STOP.\n</think>\n\nWell STOP", "Well ", "stop"),
+        ("</think>Well STOP " + CALL, "Well ", "stop"),
+        (f"</think>{CALL}\nDone STOP. {CALL}", "Done ", "tool_calls"),
+        (f"</think>ST{CALL}OP STOP", "STOP ", "tool_calls"),
+        ("</think><tool_call>STOP</tool_call>", "<tool_call>", "stop"),
+        ("</think><tool_call>{STOP", "<tool_call>{", "stop"),
+        ("</think>Well STO", "Well STO", "length"),
+    ],
+)
+def test_a_stop_string_ends_what_is_said(
+    tokenizer: Tokenizer, text: str, content: str, reason: str, step: int
+) -> None:
+    generation, stream = started(tokenizer, chat=THINKS, stop=("STOP",))
+    deltas: list[Delta] = []
+    events = said(tokenizer, text, FinishReason.LENGTH)
+    while not generation.finished:
+        deltas.append(generation.take(events[:step]))
+        events = events[step:]
+    pieces = [piece for delta in deltas for piece in delta.pieces if isinstance(piece, TextPiece)]
+    found = "".join(piece.text for piece in pieces if piece.channel is Channel.CONTENT)
+    assert (found, deltas[-1].finish) == (content, reason)
+    assert deltas[-1].stop_string == (None if reason == "length" else "STOP")
     assert stream.closed
 
 

@@ -217,11 +217,11 @@ async def test_an_answer_without_parallel_calls_ends_with_its_first(
     ("stop", "content", "calls", "finish"),
     [
         ("re.", "Su", [], "stop"),
-        ("<tool_call>", "Sure.\n", [], "stop"),
-        ("</tool_call>", "Sure.", [("look", {"at": "a"})], "tool_calls"),
+        ("<tool_call>", "Sure.", [("look", {"at": "a"})], "tool_calls"),
+        ("look", "Sure.", [("look", {"at": "a"})], "tool_calls"),
     ],
 )
-async def test_stop_strings_count_in_what_the_model_writes(
+async def test_stop_strings_count_in_what_is_said(
     engine: Engine,
     tokenizer: Tokenizer,
     http: httpx2.AsyncClient,

@@ -213,7 +213,7 @@ async def test_a_bias_moves_the_answer(http: httpx2.AsyncClient, tokenizer: Toke
         ("ends with STO", "STOP", "ends with STO", "length"),
         ("a€b", "€", "a", "stop"),
         ("one STOP", ["P"], "one STO", "stop"),
-        ("<think>a STOP b</think>c", "STOP", "", "stop"),
+        ("<think>a STOP b</think>c STOP", "STOP", "c ", "stop"),
     ],
 )
 @pytest.mark.parametrize("as_stream", [False, True])
