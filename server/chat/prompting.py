@@ -82,7 +82,8 @@ class ChatPrompts:
             encoded.opening,
             conversation.offered_tools,
             tool_format,
-            conversation.max_calls,
+            # Llama's templates write one call a turn.
+            1 if tool_format is ToolFormat.LLAMA else conversation.max_calls,
             self.written_calls.remember,
             encoded.begun,
         )

@@ -1,19 +1,32 @@
-"""One call in hermes format: ``{"name": "f", "arguments": {"x": 1}}`` between two tags."""
+"""One call in JSON: ``{"name": "f", "arguments": {"x": 1}}`` between two tags, or Llama's."""
 
 import json
 import re
 from collections.abc import Callable
 
-from server.text.calls.tool_format import CALL_CLOSE
+from server.text.calls.tool_format import CALL_CLOSE, ToolFormat
 from server.text.conversation import Tool
 from server.text.json_object import json_object
 from server.text.pieces import AnswerPiece, ToolCallArguments, ToolCallStart
 
-# No name has what could begin the closing tag, so that it does not matter how the text is cut.
-HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"\\<\x00-\x1f]+)"\s*,\s*"arguments"\s*:\s*(?=\{)')
 # By which names models give arguments, the usual one first.
 ARGUMENTS = ("arguments", "parameters", "args", "input")
-NO_CALL = re.compile(r"\s*[^\s{]")
+# No name has what could begin the closing tag, so that it does not matter how the text is cut.
+NAMED = r'\s*\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"([^"\\<\x00-\x1f]+)"'
+NAME = re.compile(NAMED)
+# Where arguments begin that are sent as they come.
+HEADS = {
+    ToolFormat.HERMES: re.compile(NAMED + r'\s*,\s*"arguments"\s*:\s*(?=\{)'),
+    ToolFormat.LLAMA: re.compile(NAMED + r'\s*,\s*"(?:parameters|arguments)"\s*:\s*(?=\{)'),
+}
+NO_CALL = {
+    ToolFormat.HERMES: re.compile(r"\s*[^\s{]"),
+    # Other JSON is an answer, and need not wait for its end.
+    ToolFormat.LLAMA: re.compile(
+        rf'\s*(?:[^\s{{]|\{{\s*(?:[^\s"]|"(?!(?:name|type|{"|".join(ARGUMENTS)})")[^"]*"))'
+    ),
+}
+ENDS = {ToolFormat.HERMES: CALL_CLOSE, ToolFormat.LLAMA: ";"}
 # What comes after more than this is read when it is whole.
 MAX_HEAD_CHARS = 1024
 FILLING = re.compile(r"[\s}]*")
@@ -27,7 +40,13 @@ class HermesCall:
     whole. What is neither is no call.
     """
 
-    def __init__(self, index: int, new_id: Callable[[], str], tools: tuple[Tool, ...]) -> None:
+    def __init__(
+        self,
+        index: int,
+        new_id: Callable[[], str],
+        tools: tuple[Tool, ...],
+        form: ToolFormat = ToolFormat.HERMES,
+    ) -> None:
         self.started = False
         self.complete = False
         """Whether all of the arguments are there."""
@@ -37,6 +56,8 @@ class HermesCall:
         self._index = index
         self._new_id = new_id
         self._names = frozenset(tool.name for tool in tools)
+        self._form = form
+        self._end = ENDS[form]
         self._held = ""
         self._searched = 0
         """So much of what is held does not begin with the closing tag: it is not read again with
@@ -52,8 +73,8 @@ class HermesCall:
 
     @property
     def closing(self) -> str:
-        """What follows arguments that are complete."""
-        return f"}}\n{CALL_CLOSE}"
+        """What follows arguments that are complete; "" where no tag does."""
+        return f"}}\n{CALL_CLOSE}" if self._end == CALL_CLOSE else ""
 
     def feed(self, text: str) -> list[AnswerPiece]:
         """Take in text, and return the pieces of the call that are certain now."""
@@ -77,17 +98,16 @@ class HermesCall:
         return self._arguments(self._held)
 
     def _take_head(self) -> list[AnswerPiece]:
-        if NO_CALL.match(self._held, 0, MAX_HEAD_CHARS):
+        name = NAME.match(self._held, 0, MAX_HEAD_CHARS)
+        is_other = name is not None and name[1] not in self._names
+        if is_other or NO_CALL[self._form].match(self._held, 0, MAX_HEAD_CHARS):
             self.rest = self._held
             return []
-        if found := HEAD.match(self._held, 0, MAX_HEAD_CHARS):
-            if found[1] not in self._names:
-                self.rest = self._held
-                return []
+        if found := HEADS[self._form].match(self._held, 0, MAX_HEAD_CHARS):
             self._held = self._held[found.end() :]
             return self._start(found[1])
         place = self._held.find(CALL_CLOSE, self._searched)
-        if place >= 0:
+        if place >= 0 and self._end == CALL_CLOSE:
             return self._take_whole(self._held[:place], self._held[place + len(CALL_CLOSE) :])
         self._searched = max(0, len(self._held) - len(CALL_CLOSE))
         return []
@@ -107,10 +127,10 @@ class HermesCall:
         text: list[str] = []
         taken = len(self._held)
         for place, character in enumerate(self._held):
-            if character == "<" and not self._in_string:
+            if character == self._end[0] and not self._in_string:
                 after = self._held[place:]
-                self.complete = after.startswith(CALL_CLOSE)
-                if self.complete or CALL_CLOSE.startswith(after):
+                self.complete = after.startswith(self._end)
+                if self.complete or self._end.startswith(after):
                     taken = place
                     break
             text.append(self._escape(character))
@@ -139,9 +159,9 @@ class HermesCall:
         filling = FILLING.match(self._held)
         assert filling is not None
         after = self._held[filling.end() :]
-        if after.startswith(CALL_CLOSE):
-            self.rest = after[len(CALL_CLOSE) :]
-        elif not CALL_CLOSE.startswith(after):
+        if after.startswith(self._end):
+            self.rest = after[len(self._end) :]
+        elif not self._end.startswith(after):
             self.rest = after
 
     def _start(self, name: str) -> list[AnswerPiece]:

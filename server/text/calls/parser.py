@@ -6,7 +6,13 @@ from collections.abc import Callable
 
 from server.text.beginnings import longest_beginning
 from server.text.calls.hermes import HermesCall
-from server.text.calls.tool_format import CALL_CLOSE, CALL_OPEN, FUNCTION_OPEN, ToolFormat
+from server.text.calls.tool_format import (
+    CALL_CLOSE,
+    CALL_OPEN,
+    FUNCTION_OPEN,
+    PYTHON_TAG,
+    ToolFormat,
+)
 from server.text.calls.written import CallRecord, Remember
 from server.text.calls.xml import XmlCall
 from server.text.conversation import Tool
@@ -19,7 +25,9 @@ MAX_BEGUN_CHARS = 1024
 OPENING = {
     ToolFormat.HERMES: re.compile(f"({CALL_OPEN})"),
     ToolFormat.XML: re.compile(f"({CALL_OPEN}|^{FUNCTION_OPEN})", re.MULTILINE),
+    ToolFormat.LLAMA: re.compile(rf"\A\s*({re.escape(PYTHON_TAG)}|(?=\{{))"),
 }
+OPENERS = (CALL_OPEN, FUNCTION_OPEN, PYTHON_TAG)
 
 
 def new_call_id() -> str:
@@ -62,7 +70,9 @@ class CallParser:
         """White space before the call that is being read."""
         self._has_content = bool(begun_content.strip())
         """Whether there was content, but for white space, since the last call."""
-        self._begins_line = not begun_content or begun_content.endswith("\n")
+        self._begins_line = not begun_content or (
+            form is ToolFormat.XML and begun_content.endswith("\n")
+        )
         """Whether the text that is held is the beginning of a line."""
 
     @property
@@ -113,7 +123,7 @@ class CallParser:
             return self._content(text)
         text = self._held
         if not final:
-            keep = longest_beginning(text, CALL_OPEN, FUNCTION_OPEN)
+            keep = longest_beginning(text, *OPENERS)
             text = self._before_a_call(text[: len(text) - keep])
         self._held = self._held[len(text) :]
         return self._content(text)
@@ -135,6 +145,7 @@ class CallParser:
                 self._has_content, self._begins_line = False, True
             else:
                 pieces += self._content(self._space + self._opener)
+                self._begins_line = False
         return pieces
 
     def _tell(self, behind: str, closing: str) -> None:
@@ -145,9 +156,9 @@ class CallParser:
                 self._remember(call)
 
     def _new_call(self) -> HermesCall | XmlCall:
-        if self._form is ToolFormat.HERMES:
-            return HermesCall(self.calls, self._new_id, self._tools)
-        return XmlCall(self.calls, self._new_id, self._tools, self._opener)
+        if self._form is ToolFormat.XML:
+            return XmlCall(self.calls, self._new_id, self._tools, self._opener)
+        return HermesCall(self.calls, self._new_id, self._tools, self._form)
 
     def _before_a_call(self, text: str) -> str:
         """Return text without the white space at its end that belongs to a call, if one follows."""

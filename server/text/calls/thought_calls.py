@@ -5,8 +5,8 @@ Whatever the model goes on behind is a thought.
 """
 
 from server.text.beginnings import longest_beginning
-from server.text.calls.parser import OPENING, CallParser, first_opening
-from server.text.calls.tool_format import CALL_OPEN, FUNCTION_OPEN, ToolFormat
+from server.text.calls.parser import OPENERS, OPENING, CallParser, first_opening
+from server.text.calls.tool_format import ToolFormat
 from server.text.conversation import Tool
 from server.text.pieces import AnswerPiece, TextPiece
 
@@ -29,7 +29,7 @@ class ThoughtCalls:
         while True:
             if self._trial is None:
                 opening = first_opening(OPENING[self._form], self._held, self._begins_line)
-                end = len(self._held) - longest_beginning(self._held, CALL_OPEN, FUNCTION_OPEN)
+                end = len(self._held) - longest_beginning(self._held, *OPENERS)
                 end = end if opening is None else opening.start(1)
                 certain += self._taken(len(self._held[:end].rstrip()))
                 if opening is None:

@@ -1,22 +1,28 @@
 """Find out from its chat template how a model writes its calls."""
 
+import re
 from enum import Enum
 
 CALL_OPEN, CALL_CLOSE = "<tool_call>", "</tool_call>"
 FUNCTION_OPEN = "<function="
+PYTHON_TAG = "<|python_tag|>"
+# As templates tell Llama 3 how to call; what describes a tool looks like it.
+LLAMA_CALL = re.compile(r'\{\\?"name\\?":(?:(?!description)[^{}])*\\?"parameters\\?":')
 
 
 class ToolFormat(Enum):
-    """Both stand between the tags; any number of calls may follow each other."""
+    """The first two stand between the tags; any number of calls may follow each other."""
 
     HERMES = "hermes"
     """``{"name": "f", "arguments": {"x": 1}}``."""
     XML = "xml"
     """``<function=f><parameter=x>1</parameter></function>``, each value on lines of its own."""
+    LLAMA = "llama"
+    """``{"name": "f", "parameters": {"x": 1}}``, which is all of the answer."""
 
 
 def tool_format(template: str) -> ToolFormat | None:
-    """Return the format that a chat template shows its model; None where it shows neither."""
+    """Return the format that a chat template shows its model; None where it shows none."""
     if CALL_OPEN not in template:
-        return None
+        return ToolFormat.LLAMA if LLAMA_CALL.search(template) else None
     return ToolFormat.XML if FUNCTION_OPEN in template else ToolFormat.HERMES

@@ -48,8 +48,9 @@ class ConstraintSpec:
 
     @property
     def is_lazy(self) -> bool:
-        """Whether the form is that of calls, which the model need not make."""
-        return not self.must_call and self.output is None
+        """Whether the form is that of calls, which the model need not make, between tags."""
+        is_optional = not self.must_call and self.output is None
+        return is_optional and self.tool_format is not ToolFormat.LLAMA
 
     @property
     def has_budget(self) -> bool:

@@ -39,11 +39,15 @@ BLANK_LINES = re.compile(r"\n\s*\n")
 LINE = "\n"
 # No tag that could end a value.
 NO_TAG = r"NO_TAG: /(?s:.*)/ & ~/(?s:.*)<(\/?parameter|function=)(?s:.*)/"
+# An answer that is no call of Llama's.
+NO_CALL = r"NO_CALL: /\s*[^{\s](?s:.*)/ & ~/\s*<\|python_tag(?s:.*)/"
 NAME = r"NAME: /[A-Za-z_][A-Za-z0-9_]*/"
 # A model that must call need not find an end of its own.
 MAX_CALLS = 32
 # Converting from GBNF takes time with the square of it.
 MAX_RULES = 500
+# What a call's arguments are named, and what stands around it.
+JSON_CALLS = {ToolFormat.HERMES: ("arguments", LINE), ToolFormat.LLAMA: ("parameters", "")}
 ANY_OBJECT = {"type": "object"}
 
 
@@ -62,7 +66,11 @@ def grammar_text(spec: ConstraintSpec, facts: TokenizerFacts) -> str:
             grammar.add_calls(
                 dict(zip(names, schemas, strict=True)), spec.tool_format, spec.is_lazy
             )
-        several = spec.parallel and not spec.is_lazy
+        is_llama = spec.tool_format is ToolFormat.LLAMA
+        if is_llama and not spec.must_call and spec.output is None:
+            grammar.rules.append(NO_CALL)
+            ways.append("NO_CALL")
+        several = spec.parallel and not spec.is_lazy and not is_llama
         ways.append(f'call ("\\n" call){{0,{MAX_CALLS - 1}}}' if several else "call")
     return grammar.text(" | ".join(ways))
 
@@ -153,12 +161,16 @@ class CallGrammar:
         tools: schemas of arguments, by name. opened: the opening tag is there already. Raises
         GrammarError.
         """
-        before = "" if opened else self._tag(CALL_OPEN)
-        add = self._add_hermes if form is ToolFormat.HERMES else self._add_xml
+        is_bare = form is ToolFormat.LLAMA
+        before = "" if opened or is_bare else self._tag(CALL_OPEN)
+        after = "" if is_bare else self._tag(CALL_CLOSE)
         calls = [f"call_{number}" for number in range(len(tools))]
         for rule, (name, schema) in zip(calls, tools.items(), strict=True):
-            add(rule, name, schema)
-        self.rules.append(f"call: {before} ({' | '.join(calls)}) {self._tag(CALL_CLOSE)}")
+            if form is ToolFormat.XML:
+                self._add_xml(rule, name, schema)
+            else:
+                self._add_json(rule, name, schema, *JSON_CALLS[form])
+        self.rules.append(f"call: {before} ({' | '.join(calls)}) {after}")
 
     def add_part(self, name: str, grammar: Grammar) -> str:
         """Add a grammar that rules may name; return what they write."""
@@ -175,11 +187,13 @@ class CallGrammar:
         ids = self.tag_tokens[tag]
         return f"<[{ids[0]}]>" if len(ids) == 1 else lark_string(tag)
 
-    def _add_hermes(self, rule: str, name: str, schema: dict[str, Any]) -> None:
+    def _add_json(
+        self, rule: str, name: str, schema: dict[str, Any], key: str, around: str
+    ) -> None:
         quoted = json.dumps(name, ensure_ascii=False)
-        head = lark_string(f'\n{{"name": {quoted}, "arguments": ')
+        head = lark_string(f'{around}{{"name": {quoted}, "{key}": ')
         arguments = self.add_part(f"{rule}_arguments", _json(schema))
-        self.rules.append(f"{rule}: {head} {arguments} {lark_string('}' + LINE)}")
+        self.rules.append(f"{rule}: {head} {arguments} {lark_string('}' + around)}")
 
     def _add_xml(self, rule: str, name: str, schema: dict[str, Any]) -> None:
         parts = [lark_string(f"{LINE}<function={name}>{LINE}")]

@@ -13,7 +13,14 @@ from server.protocol.wire_errors import ApiError
 from server.routes.service import Service
 from server.text.answer_parser import ParseOptions
 from server.text.calls.tool_format import ToolFormat
-from server.text.conversation import Conversation, OutputFormat, Thinking, Tool, ToolChoice, Turn
+from server.text.conversation import (
+    Conversation,
+    OutputFormat,
+    Thinking,
+    Tool,
+    ToolChoice,
+    Turn,
+)
 from server.text.tokenizer import Tokenizer
 from tests.engines import VOCAB
 from tests.models import XML_TEMPLATE, write_tokenizer
@@ -98,6 +105,15 @@ def test_the_model_decides_how_calls_are_written(own_engine: Engine, tmp_path: P
     parse_options = prompt(service, talk(tools=(LOOK,))).parse_options
     assert parse_options is not None
     assert parse_options.tool_format is ToolFormat.XML
+
+
+def test_llama_makes_one_call_a_turn(own_engine: Engine, tmp_path: Path) -> None:
+    template = """{# {"name": a, "parameters": b} #}{{ messages[0].content }}"""
+    write_tokenizer(tmp_path, VOCAB, template=template)
+    service = make_service(own_engine.client, Tokenizer(tmp_path))
+    found = prompt(service, talk(tools=(LOOK,)))
+    assert found.parse_options is not None
+    assert (found.parse_options.tool_format, found.parse_options.max_calls) == (ToolFormat.LLAMA, 1)
 
 
 def test_a_model_that_knows_no_tools_refuses_them(own_engine: Engine, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from server.text.time_limit import TimeLimit
 from server.text.tokenizer import Tokenizer
 from tests.models import TEMPLATE, XML_TEMPLATE, write_tokenizer
 from tests.server.harness import DEADLINE_S, talk
+from tests.templates import LLAMA_TEMPLATE
 
 USER = Turn("user", "Hello")
 BRIEF = Turn("system", "Be brief.")
@@ -168,6 +169,7 @@ def test_all_of_a_models_templates_are_tried_with_its_own_tokens(
     [
         (TEMPLATE, ToolFormat.HERMES),
         (XML_TEMPLATE, ToolFormat.XML),
+        (LLAMA_TEMPLATE, ToolFormat.LLAMA),
         (CONTENTS, None),
         ({"default": CONTENTS, "tool_use": TEMPLATE}, ToolFormat.HERMES),
         ({"other": CONTENTS}, None),
@@ -179,6 +181,15 @@ def test_the_template_for_tools_tells_how_calls_are_written(
     if isinstance(template, dict):
         template = [{"name": name, "template": text} for name, text in template.items()]
     assert made(template).tool_format is form
+
+
+def test_llamas_calls_are_written_back_as_it_writes_them(made: Any) -> None:
+    call = ToolCall("1", "look", '{"at": "x"}', written="<tool_call>{}</tool_call>")
+    turns = (USER, Turn("assistant", tool_calls=(call,)), Turn("tool", "7", tool_call_id="1"))
+    prompt, _ = made(LLAMA_TEMPLATE).render(talk(*turns, tools=(LOOK,)))
+    assert (
+        '\n\n{"name": "look", "parameters": {"at": "x"}}<|eot_id|><|start_header_id|>tool' in prompt
+    )
 
 
 # --- turns ------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from server.text.calls.parser import CallParser, new_call_id
+from server.text.calls.parser import CallParser, ends_in_call, new_call_id
 from server.text.calls.tool_format import ToolFormat
 from server.text.calls.written import WrittenCall
 from server.text.conversation import Tool
@@ -214,6 +214,81 @@ def test_no_two_calls_have_the_same_id() -> None:
     assert all(each.startswith("call_") for each in made)
 
 
+# --- Llama's calls -----------------------------------------------------------------------------
+
+LLAMA_CALL = '{"name": "look", "parameters": {"at": "x"}}'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        LLAMA_CALL,
+        f"<|python_tag|>{LLAMA_CALL}",
+        f"\n\n<|python_tag|>\n{LLAMA_CALL}\n",
+        f"{LLAMA_CALL}}}",
+        f"{LLAMA_CALL[:-1]}",
+        f"{LLAMA_CALL};",
+        '{"type": "function", "name": "look", "parameters": {"at": "x"}}',
+        '{"name": "look", "arguments": {"at": "x"}}',
+        '{"parameters": {"at": "x"}, "name": "look"}',
+        '{"name": "look", "parameters": "{\\"at\\": \\"x\\"}"}',
+    ],
+)
+@CUTS
+def test_json_that_is_all_of_the_answer_is_a_call_of_llamas(text: str, cut: int) -> None:
+    read = parser(ToolFormat.LLAMA)
+    found = joined(in_pieces(read.feed, text, cut) + read.flush())
+    assert found == call(0, "look", AT_X)
+    assert read.ended_with_calls
+
+
+@CUTS
+def test_calls_of_llamas_may_follow_each_other(cut: int) -> None:
+    read = parser(ToolFormat.LLAMA)
+    text = f'{LLAMA_CALL}; {{"name": "f", "parameters": {{"a": ";"}}}}\nDone. {LLAMA_CALL}'
+    assert joined(in_pieces(read.feed, text, cut) + read.flush()) == [
+        *call(0, "look", AT_X),
+        *call(1, "f", '{"a": ";"}'),
+        said(f"Done. {LLAMA_CALL}"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"So: {LLAMA_CALL}",
+        f"So:\n{LLAMA_CALL}",
+        LLAMA_CALL.replace("look", "other"),
+        '{"name": "other"}',
+        '{"name": "look", "parameters": [1]}',
+        '{"name": "look", "par',
+        '{"title": "look", "parameters": {}} {',
+        "{}",
+        "\n{ 1",
+        '<|python_tag|>print("x")',
+        "<|python_tag|>",
+        "<|python",
+    ],
+)
+@CUTS
+def test_what_is_no_call_of_llamas_is_content(text: str, cut: int) -> None:
+    read = parser(ToolFormat.LLAMA)
+    assert joined(in_pieces(read.feed, text, cut) + read.flush()) == [said(text)]
+    assert not read.ended_with_calls
+
+
+def test_other_json_of_llamas_does_not_wait_for_its_end() -> None:
+    for text in ('{"title": "a', '{"name": "a", "age', "{ 1", "Well"):
+        assert joined(parser(ToolFormat.LLAMA).feed(text)) == [said(text)]
+
+
+def test_no_call_of_llamas_begins_behind_what_was_begun() -> None:
+    read = CallParser(TOOLS, ToolFormat.LLAMA, None, ids(), begun_content="So:\n")
+    assert joined(read.feed(LLAMA_CALL)) == [said(LLAMA_CALL)]
+    assert ends_in_call(LLAMA_CALL[:9], TOOLS, ToolFormat.LLAMA)
+    assert not ends_in_call("So: {", TOOLS, ToolFormat.LLAMA)
+
+
 # --- what is remembered ------------------------------------------------------------------------
 
 
@@ -292,6 +367,7 @@ def test_what_is_not_written_as_calls_are_is_not_remembered(
 
 
 def test_a_call_that_lacks_its_closing_tag_is_not_remembered() -> None:
+    assert remembered(LLAMA_CALL, ToolFormat.LLAMA, 1, 3) == []
     text = '<tool_call>{"name": "look", "arguments": {}}'
     assert remembered(text, HERMES, None, 3) == []
     assert remembered(f"{text} and so on", HERMES, None, 3) == []

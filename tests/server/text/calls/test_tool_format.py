@@ -8,6 +8,15 @@ from server.text.calls.tool_format import ToolFormat, tool_format
     [
         ("<tool_call>\n{}\n</tool_call>", ToolFormat.HERMES),
         ("<tool_call>\n<function=f>\n", ToolFormat.XML),
+        (
+            'Respond in the format {"name": function name, "parameters": dictionary of '
+            "argument name and its value}.",
+            ToolFormat.LLAMA,
+        ),
+        (r'{{- "Write {\"name\": the name, \"parameters\": {}}" }}', ToolFormat.LLAMA),
+        ('{"name": "f", "description": "d", "parameters": {}}', None),
+        ('{"name": "f"} and {"parameters": {}}', None),
+        ('<tool_call>{"name": "f", "parameters": {}}', ToolFormat.HERMES),
         ("{{ messages }}", None),
         ("<function=f>", None),
     ],

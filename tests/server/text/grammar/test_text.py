@@ -47,6 +47,8 @@ XML_CALL = (
     "<tool_call>\n<function=place>\n<parameter=city>\nOslo\n</parameter>\n"
     "<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>"
 )
+LLAMA_CALL = '{"name": "place", "parameters": {"city": "Oslo", "days": 3}}'
+CALLS = {ToolFormat.HERMES: CALL, ToolFormat.XML: XML_CALL, ToolFormat.LLAMA: LLAMA_CALL}
 
 
 def output(kind: Any, value: Any = None) -> ConstraintSpec:
@@ -293,7 +295,7 @@ async def test_a_tool_without_a_schema_takes_any_object(
     tokenizer: Tokenizer, form: ToolFormat
 ) -> None:
     constraint = await compiled(tokenizer, calls(Tool("place"), tool_format=form))
-    call = CALL if form is ToolFormat.HERMES else XML_CALL
+    call = CALLS[form]
     for value in ("3", "true", "null", "-2.5", '{"x": 1}', "[]"):
         assert takes(constraint, tokenizer, call.replace("3", value))
 
@@ -335,10 +337,11 @@ async def test_tags_that_are_tokens_are_written_as_such(
     tmp_path: Path, form: ToolFormat, special: bool
 ) -> None:
     caller = tagged_tokenizer(tmp_path, special=special)
-    text = CALL if form is ToolFormat.HERMES else XML_CALL
+    text = CALLS[form]
     constraint = await compiled(caller, calls(PLACE, tool_format=form))
     assert takes(constraint, caller, text)
     assert not takes(constraint, caller, text + "\n" + text + "x")
+    assert takes(constraint, caller, f"{text}\n{text}") is (form is not ToolFormat.LLAMA)
 
 
 async def test_a_form_and_tools_that_may_be_called_leave_the_model_the_choice(
@@ -367,6 +370,18 @@ async def test_a_strict_tool_that_may_be_called_is_held_to_its_schema(
     assert not takes(constraint, tokenizer, CALL.replace("3", '"three"'))
 
 
+async def test_a_strict_tool_that_llama_may_call_is_held_to_its_schema(
+    tokenizer: Tokenizer,
+) -> None:
+    strict = Tool("place", parameters=PLACE.parameters, strict=True)
+    spec = ConstraintSpec(tools=(strict, NOW), tool_format=ToolFormat.LLAMA)
+    constraint = await compiled(tokenizer, spec)
+    for text in ("text", "\nSo: {", "<b>", LLAMA_CALL):
+        assert takes(constraint, tokenizer, text)
+    for text in (LLAMA_CALL.replace("3", '"three"'), "{}", " {", f"<|python_tag|>{LLAMA_CALL}x"):
+        assert not takes(constraint, tokenizer, text)
+
+
 async def test_the_tools_field_is_named_for_faults_of_tools(tokenizer: Tokenizer) -> None:
     faults: list[Any] = [{"not": {}}, {"type": "string", "pattern": "("}, {"$ref": "#/x"}]
     for parameters in faults:
@@ -391,9 +406,10 @@ async def test_calls_at_random_are_whole(tokenizer: Tokenizer, form: ToolFormat,
     tokens = wander(constraint, tokenizer, Random(seed))
     assert tokens is not None
     text = text_of(tokenizer, tokens)
-    assert text.startswith("<tool_call>\n")
-    assert text.endswith("\n</tool_call>")
-    if form is ToolFormat.HERMES:
+    if form is not ToolFormat.LLAMA:
+        assert text.startswith("<tool_call>\n")
+        assert text.endswith("\n</tool_call>")
+    if form is not ToolFormat.XML:
         first = text.split("</tool_call>")[0].removeprefix("<tool_call>")
         assert json.loads(first)["name"] in ("place", "now")
 
