@@ -7,7 +7,7 @@ from functools import cached_property
 from itertools import takewhile
 from typing import Any, NamedTuple, TypeVar
 
-from jinja2 import TemplateSyntaxError
+import jinja2
 from transformers import PreTrainedTokenizerFast
 
 from server.text.begun import NO_REASONING, BegunAnswer, begun_answer
@@ -27,6 +27,9 @@ GuardedT = TypeVar("GuardedT")
 ANY_OBJECT = {"type": "object", "properties": {}}
 MARK = "A message in the middle."
 STRANGE = "\U0010fffc"  # for private use: no message begins with it
+# A user's message that is no question to templates.
+RESULT_OPEN, RESULT_CLOSE = "<tool_response>", "</tool_response>"
+MAX_WORDS_CHARS = 200
 REFUSED = "chats, messages and responses are refused, completions are not"
 
 
@@ -94,20 +97,28 @@ class ChatTemplate:
         """Whether system messages may stand anywhere. Found by trying: some templates refuse such
         messages, others leave them out."""
         talk = [("user", "Hello"), ("assistant", "Hello"), ("system", MARK), ("user", "Hello")]
-        messages = [{"role": role, "content": text} for role, text in talk]
-        try:
-            return MARK in self._render(messages, add_generation_prompt=True)
-        except Exception:
-            return False
+        return MARK in self._tried(talk)
+
+    @cached_property
+    def takes_no_user(self) -> bool:
+        """Whether there need be no message of a user's. Found by trying."""
+        return bool(self._tried([("system", "Hello"), ("assistant", "Hello")]))
 
     @cached_property
     def keeps_marks(self) -> bool:
-        """Whether the marks in special tokens that texts spell come through. Found by trying."""
+        """Whether the marks in special tokens that texts spell come through. Found by trying: what
+        it does not render is refused."""
         guarded = "".join(map(self._special_tokens.guarded_text, self._special_tokens.contents))
+        prompt = self._tried([("user", guarded)])
+        return not prompt or guarded in prompt
+
+    def _tried(self, talk: list[tuple[str, str]]) -> str:
+        """Return the prompt of messages, each a role and a text; empty where they are refused."""
+        messages = [{"role": role, "content": text} for role, text in talk]
         try:
-            return guarded in self._render([{"role": "user", "content": guarded}])
+            return self._render(messages, add_generation_prompt=True)
         except Exception:
-            return True  # what it does not render is refused
+            return ""
 
     @cached_property
     def arguments(self) -> frozenset[str]:
@@ -141,7 +152,10 @@ class ChatTemplate:
         except Exception as error:
             # The template is the model's own program: whatever it raises, the input was not for it.
             message = "the model's chat template cannot render these messages"
-            own = isinstance(error, TemplateSyntaxError)
+            words = " ".join(str(error).split())[:MAX_WORDS_CHARS].rstrip(".")
+            if type(error) is jinja2.TemplateError and words:
+                message += ": " + "".join(filter(str.isprintable, words))
+            own = isinstance(error, jinja2.TemplateSyntaxError) or str(error) in self.text
             raise TemplateError(message, fault_of(error, with_message=own)) from error
 
     def begun(
@@ -168,7 +182,8 @@ class ChatTemplate:
     ) -> tuple[str, PromptEnds]:
         arguments, marks = self._guarded(arguments), CallMarks(self._guarded)
         late = self.takes_late_system
-        messages = self._guarded(template_messages(conversation, late, marks))
+        alone = self.takes_no_user
+        messages = self._guarded(template_messages(conversation, late, alone, marks))
         try:
             # Calls stand there as the model wrote them, where that is known.
             written = self._render(messages, **arguments)
@@ -178,7 +193,7 @@ class ChatTemplate:
                 raise
             # The template does more with calls than to write them.
             marks = CallMarks(self._guarded)
-            messages = self._guarded(template_messages(conversation, late))
+            messages = self._guarded(template_messages(conversation, late, alone))
             prompt = written = self._render(messages, **arguments)
         system = list(takewhile(lambda message: message["role"] == "system", messages))
         after = conversation.turns_after_person
@@ -252,12 +267,17 @@ def _tool(tool: Tool) -> Message:
 
 
 def template_messages(
-    conversation: Conversation, takes_late_system: bool, marks: CallMarks | None = None
+    conversation: Conversation,
+    takes_late_system: bool,
+    takes_no_user: bool = True,
+    marks: CallMarks | None = None,
 ) -> list[Message]:
     """Return the turns as templates want them: one system message, first.
 
     takes_late_system: whether system messages may come later as well; else the user says them.
-    marks: stand for calls whose text is known.
+    takes_no_user: whether there need be no question of a user's; else what only a system message
+    says is one, and before all others there is an empty one. marks: stand for calls whose text is
+    known.
     """
     leading = list(takewhile(lambda turn: turn.role == "system", conversation.turns))
     messages = [_message(turn, marks) for turn in conversation.turns[len(leading) :]]
@@ -267,7 +287,18 @@ def template_messages(
     if leading:
         system = "\n\n".join(turn.text for turn in leading)
         messages.insert(0, {"role": "system", "content": system})
+    if not takes_no_user and not any(map(_is_question, messages)):
+        if len(messages) == len(leading[:1]):
+            messages[0]["role"] = "user"
+        else:
+            messages.insert(len(leading[:1]), {"role": "user", "content": ""})
     return messages
+
+
+def _is_question(message: Message) -> bool:
+    text = message["content"].strip()
+    is_result = text.startswith(RESULT_OPEN) and text.endswith(RESULT_CLOSE)
+    return message["role"] == "user" and not is_result
 
 
 def _message(turn: Turn, marks: CallMarks | None) -> Message:

@@ -45,6 +45,8 @@ PLAIN: dict[str, Any] = {"messages": [USER]}
 OTHERS: tuple[dict[str, Any], ...] = (
     {"messages": [SYSTEM, USER, ANSWER, USER]},
     {"messages": [USER, ANSWER, SYSTEM, USER]},
+    {"messages": [SYSTEM, ANSWER]},
+    {"messages": [SYSTEM, {"role": "user", "content": ""}, ANSWER]},
     {"messages": [USER], "tools": [{"type": "function", "function": TOOL}]},
     {"messages": [USER], "enable_thinking": False},
 )

@@ -420,6 +420,7 @@ async def test_messages_that_the_template_cannot_render_are_refused(
     )
     status, error = await refusal(http, chat())
     assert (status, error["param"]) == (400, "messages")
+    assert error["message"].endswith("cannot render these messages: no.")
     counted = await http.post("/v1/messages/count_tokens", json={"messages": chat()["messages"]})
     assert counted.status_code == 400
 

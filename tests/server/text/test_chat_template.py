@@ -111,6 +111,7 @@ def test_a_template_that_does_not_come_to_an_end_is_ended(made: Any) -> None:
         ("{{ '' }}\n{{ messages[0].a.b }}", "UndefinedError in line 2"),
         ("{{ raise_exception(messages[0].content) }}", "TemplateError in line 1"),
         ("x\n{% if %}", "TemplateSyntaxError in line 2: Expected an expression, got"),
+        ("{{ raise_exception('Nobody asks.') }}", "TemplateError in line 1: Nobody asks."),
     ],
 )
 def test_a_reason_names_the_line_and_repeats_no_message(
@@ -119,7 +120,24 @@ def test_a_reason_names_the_line_and_repeats_no_message(
     with pytest.raises(TemplateError) as caught:
         made(template).render(talk(Turn("user", "zebra")))
     assert caught.value.reason.startswith(reason)
-    assert "zebra" not in str(caught.value) + caught.value.reason
+    assert "zebra" not in caught.value.reason
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ("{{ raise_exception('Nobody asks.') }}", ": Nobody asks"),
+        ("{{ raise_exception('No ' ~ messages[0].role ~ '!') }}", ": No user!"),
+        ("{{ raise_exception('two\\nlines and\\x00\\ttabs \ue000') }}", ": two lines and tabs "),
+        ("{{ raise_exception('é' * 9999) }}", ": " + "é" * 200),
+        ("{{ raise_exception('') }}", ""),
+        ("{{ messages[0].a.b }}", ""),
+    ],
+)
+def test_a_template_that_refuses_messages_says_why(made: Any, template: str, words: str) -> None:
+    with pytest.raises(TemplateError) as caught:
+        made(template).render(talk())
+    assert str(caught.value) == f"the model's chat template cannot render these messages{words}"
 
 
 @pytest.mark.parametrize(
@@ -181,6 +199,41 @@ def test_the_template_for_tools_tells_how_calls_are_written(
     if isinstance(template, dict):
         template = [{"name": name, "template": text} for name, text in template.items()]
     assert made(template).tool_format is form
+
+
+CALL = ToolCall("1", "look", "{}")
+CALLING, RESULT = Turn("assistant", tool_calls=(CALL,)), Turn("tool", "7", tool_call_id="1")
+SAID_RESULT = Turn("user", "<tool_response>\n7\n</tool_response>\n")
+ASKED = '{%- if not messages | selectattr("role", "equalto", "user") | list %}{{ x.y }}{% endif %}'
+ROLES = "{%- for m in messages %}{{ m.role }}:{{ m.content }}|{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("turns", "roles"),
+    [
+        ((BRIEF,), "user:Be brief.|"),
+        ((BRIEF, Turn("system", "Two.")), "user:Be brief.\n\nTwo.|"),
+        ((BRIEF, CALLING, RESULT), "system:Be brief.|user:|assistant:|tool:7|"),
+        ((CALLING, RESULT), "user:|assistant:|tool:7|"),
+        ((Turn("assistant", "Hi"),), "user:|assistant:Hi|"),
+        ((SAID_RESULT,), "user:|user:<tool_response>\n7\n</tool_response>\n|"),
+        ((BRIEF, CALLING, Turn("system", "Two.")), "system:Be brief.|assistant:|user:Two.|"),
+        ((BRIEF, USER), "system:Be brief.|user:Hello|"),
+    ],
+)
+def test_a_template_that_wants_a_question_gets_one(
+    made: Any, turns: tuple[Turn, ...], roles: str
+) -> None:
+    refuses_late = "{%- if messages[1:] | selectattr('role', 'equalto', 'system') | list %}"
+    template = made(f"{ASKED}{refuses_late}{{{{ x.y }}}}{{% endif %}}{ROLES}")
+    assert not template.takes_no_user
+    assert template.render(Conversation(turns))[0] == roles
+
+
+def test_a_template_that_wants_no_question_gets_none(made: Any) -> None:
+    template = made(ROLES)
+    assert template.takes_no_user
+    assert template.render(Conversation((BRIEF, CALLING)))[0] == "system:Be brief.|assistant:|"
 
 
 def test_llamas_calls_are_written_back_as_it_writes_them(made: Any) -> None:

@@ -148,6 +148,20 @@ async def test_a_begun_answer_goes_on_behind_the_thoughts_that_the_prompt_opens(
 
 
 @BOTH
+@pytest.mark.parametrize(
+    "turns",
+    [
+        (Turn("system", "Be brief."),),
+        (Turn("assistant", tool_calls=CALLS[1:]), Turn("tool", "7", tool_call_id="2")),
+    ],
+)
+def test_nobody_need_ask(made: Any, template: str, turns: tuple[Turn, ...]) -> None:
+    prompt, ends = made(template).template.render(Conversation(turns, (LOOK,)))
+    assert turns[-1].text in prompt
+    assert 0 < ends.messages <= len(prompt)
+
+
+@BOTH
 def test_system_messages_stand_first_whoever_sends_them_later(made: Any, template: str) -> None:
     its = made(template).template
     asked = Conversation((Turn("system", "Be brief."), USER, Turn("system", "Three."), USER))
