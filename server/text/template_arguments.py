@@ -30,13 +30,30 @@ class Generation(Extension):
 
 
 def template_arguments(texts: Iterable[str], special_tokens: Iterable[str]) -> frozenset[str]:
-    """Return the variables that templates look up and nobody here supplies. A template that cannot
-    be parsed has none. special_tokens: the names by which templates get them."""
+    """Return the variables that templates look up before they set them, and that nobody here
+    supplies. A template that cannot be parsed has none. special_tokens: the names by which
+    templates get them."""
     environment = Environment(autoescape=True, extensions=["jinja2.ext.loopcontrols", Generation])
     found: set[str] = set()
     for text in texts:
         try:
-            found |= find_undeclared_variables(environment.parse(text))
+            tree = environment.parse(text)
         except TemplateSyntaxError:
             continue
+        found |= find_undeclared_variables(tree) & _looked_up(tree, set())
     return frozenset(found - environment.globals.keys() - SUPPLIED - set(special_tokens))
+
+
+def _looked_up(node: nodes.Node, known: set[str]) -> set[str]:
+    """Return the variables that a template looks up before it sets them. known: those that it has
+    set; what it sets is added."""
+    if isinstance(node, nodes.Name):
+        if node.ctx == "load":
+            return {node.name} - known
+        known.add(node.name)
+    if isinstance(node, nodes.Macro):
+        known = known.copy()  # its parameters are its own
+    parts = list(node.iter_child_nodes())
+    if isinstance(node, nodes.Assign):
+        parts.reverse()
+    return set().union(*(_looked_up(part, known) for part in parts))

@@ -21,6 +21,20 @@ TOKENS = ("bos_token", "eos_token")
         ("{% for m in messages %}{% if a %}{% continue %}{% endif %}{% endfor %}", {"a"}),
         ("{% generation %}{{ a }}{% endgeneration %}", {"a"}),
         ("{% if %}", set()),
+        # Set by the template itself, in whatever branch.
+        ("{% if tools %}{% if a %}{% set own = 1 %}{% endif %}{{ own }}{% endif %}", {"a"}),
+        ("{% if a %}{% set own = 1 %}{% else %}{% set own = 2 %}{% endif %}{{ own }}", {"a"}),
+        ("{% if a %}{% elif b %}{% set own = 1 %}{% endif %}{{ own }}", {"a", "b"}),
+        ("{% for m in messages if a %}{% set own = m %}{{ own }}{% endfor %}", {"a"}),
+        ("{% set own %}{{ a }}{% endset %}{{ own }}", {"a"}),
+        ("{% macro m(a, b=c) %}{{ a }}{{ b }}{% endmacro %}{{ b }}", {"b", "c"}),
+        (
+            "{% if a %}{% set ns = namespace(x=1) %}{% set ns.x = b %}{% endif %}{{ ns.x }}",
+            {"a", "b"},
+        ),
+        # Set, but only where nobody gave them.
+        ("{% set own = own or a %}{{ own }}", {"own", "a"}),
+        ("{% set own = own is defined and own %}{{ own }}", {"own"}),
     ],
 )
 def test_what_is_looked_up_and_not_supplied_is_taken(text: str, taken: set[str]) -> None:
