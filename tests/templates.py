@@ -131,26 +131,18 @@ CODER_TEMPLATE = (
 )
 """As Qwen3-Coder's and Coder-Next's: no thoughts."""
 LLAMA_TEMPLATE = """\
-{%- for message in messages %}
-    {{- '<|start_header_id|>' + message.role + '<|end_header_id|>\\n\\n' }}
-    {%- if message.role == 'user' and tools and loop.first %}
-        {{- 'Respond in the format {"name": function name, "parameters": dictionary of ' }}
-        {{- 'argument name and its value}. Do not use variables.\\n\\n' }}
-        {%- for tool in tools %}{{- tool | tojson + '\\n\\n' }}{%- endfor %}
+{%- for m in messages %}
+    {{- '<|start_header_id|>' + m.role + '<|end_header_id|>\\n\\n' }}
+    {%- if tools and loop.first %}
+        {{- 'Respond in the format {"name": function name, "parameters": its arguments}. ' }}
+        {{- tools | tojson }}
     {%- endif %}
-    {%- if message.tool_calls %}
-        {%- if message.tool_calls | length != 1 %}
-            {{- raise_exception('one call at once') }}
-        {%- endif %}
-        {%- set tool_call = message.tool_calls[0].function %}
-        {{- '{"name": "' + tool_call.name + '", ' }}
-        {{- '"parameters": ' + (tool_call.arguments | tojson) + '}' }}
-    {%- else %}
-        {{- message.content | trim }}
-    {%- endif %}
-    {{- '<|eot_id|>' }}
+    {%- if m.tool_calls | length > 1 %}{{- raise_exception('one call at once') }}{%- endif %}
+    {%- for call in m.tool_calls or [] %}
+        {{- '{"name": "' + call.function.name + '", ' }}
+        {{- '"parameters": ' + (call.function.arguments | tojson) + '}' }}
+    {%- endfor %}
+    {{- m.content + '<|eot_id|>' }}
 {%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}
-{%- endif %}"""
+{%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>' }}{% endif %}"""
 """As Llama 3's: a call is all of an answer."""

@@ -275,9 +275,8 @@ def template_messages(
     """Return the turns as templates want them: one system message, first.
 
     takes_late_system: whether system messages may come later as well; else the user says them.
-    takes_no_user: whether there need be no question of a user's; else what only a system message
-    says is one, and before all others there is an empty one. marks: stand for calls whose text is
-    known.
+    takes_no_user: whether no user need ask; else a lone system message is the question, and others
+    have an empty one before them. marks: stand for calls whose text is known.
     """
     leading = list(takewhile(lambda turn: turn.role == "system", conversation.turns))
     messages = [_message(turn, marks) for turn in conversation.turns[len(leading) :]]

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -77,6 +78,7 @@ FRAGMENTS = [
 ]
 answers = st.lists(st.sampled_from(FRAGMENTS), max_size=25).map("".join)
 limits = st.sampled_from([None, 1, 2])
+OPTIONS = st.builds(ParseOptions, PROMPTS, st.just((LOOK,)), FORMS, limits)
 
 
 @pytest.fixture(scope="module", params=["plain tags", "special tags"])
@@ -98,24 +100,11 @@ def parsed(
     return joined(found + parser.flush(cut=goes_on)), parser.ended_with_calls, parser.done
 
 
-@given(
-    prompt=PROMPTS,
-    form=FORMS,
-    max_calls=limits,
-    text=answers,
-    places=cuts,
-    goes_on=st.booleans(),
-)
+@given(parse_options=OPTIONS, text=answers, places=cuts, goes_on=st.booleans())
 @EXAMPLES
 def test_any_cut_gives_the_same_pieces(
-    prompt: str,
-    form: ToolFormat,
-    max_calls: int | None,
-    text: str,
-    places: list[int],
-    goes_on: bool,
+    parse_options: ParseOptions, text: str, places: list[int], goes_on: bool
 ) -> None:
-    parse_options = ParseOptions(prompt, (LOOK,), form, max_calls)
     at_once = parsed(parse_options, [text], goes_on=goes_on)
     assert parsed(parse_options, cut(text, places), goes_on=goes_on) == at_once
     assert parsed(parse_options, list(text), goes_on=goes_on) == at_once
@@ -257,7 +246,7 @@ def whole(answer: ChatAnswer) -> dict[str, Any]:
     stops=st.lists(
         st.sampled_from(["}", '"at"', "</tool_call>", "\n", "x5", "</think>"]), max_size=2
     ).map(tuple),
-    parse_options=st.builds(ParseOptions, PROMPTS, st.just((LOOK,)), FORMS, limits),
+    parse_options=OPTIONS,
     finish=st.sampled_from([FinishReason.STOP, FinishReason.LENGTH]),
     places=cuts,
 )
@@ -289,27 +278,24 @@ def test_a_stream_and_a_whole_answer_are_one_answer(
     assert gathered(chunks) == whole(at_once)
 
     pieces, ended, done = parsed(parse_options, [text], goes_on=finish is FinishReason.LENGTH)
-    pieces, is_cut = before_a_stop(pieces, stops)
+    before = before_a_stop(pieces, stops)
+    if before is not None:
+        pieces, ended = before, any(isinstance(piece, ToolCallStart) for piece in before)
     nameless = [piece for delta in found for piece in delta.pieces]
     assert [without_id(piece) for piece in joined(nameless)] == [without_id(p) for p in pieces]
-    stopped = is_cut or done or finish is FinishReason.STOP
-    if is_cut:
-        ended = any(isinstance(piece, ToolCallStart) for piece in pieces)
+    stopped = before is not None or done or finish is FinishReason.STOP
     wanted = ("tool_calls" if ended else "stop") if stopped else "length"
     assert found[-1].finish == wanted
 
 
-def before_a_stop(
-    pieces: list[AnswerPiece], stops: tuple[str, ...]
-) -> tuple[list[AnswerPiece], bool]:
-    """What comes before a stop string of the content, and whether there is one."""
+def before_a_stop(pieces: list[AnswerPiece], stops: tuple[str, ...]) -> list[AnswerPiece] | None:
+    """What comes before a stop string of the content; None where there is none."""
     for number, piece in enumerate(pieces):
         if isinstance(piece, TextPiece) and piece.channel is Channel.CONTENT:
             before = before_the_first_stop(piece.text, stops)
             if before is not None:
-                last = [TextPiece(Channel.CONTENT, before)] if before else []
-                return [*pieces[:number], *last], True
-    return pieces, False
+                return [*pieces[:number], *([replace(piece, text=before)] if before else [])]
+    return None
 
 
 def without_id(piece: AnswerPiece) -> Any:

@@ -15,10 +15,7 @@ ARGUMENTS = ("arguments", "parameters", "args", "input")
 NAMED = r'\s*\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"([^"\\<\x00-\x1f]+)"'
 NAME = re.compile(NAMED)
 # Where arguments begin that are sent as they come.
-HEADS = {
-    ToolFormat.HERMES: re.compile(NAMED + r'\s*,\s*"arguments"\s*:\s*(?=\{)'),
-    ToolFormat.LLAMA: re.compile(NAMED + r'\s*,\s*"(?:parameters|arguments)"\s*:\s*(?=\{)'),
-}
+HEAD = re.compile(NAMED + r'\s*,\s*"(arguments|parameters)"\s*:\s*(?=\{)')
 NO_CALL = {
     ToolFormat.HERMES: re.compile(r"\s*[^\s{]"),
     # Other JSON is an answer, and need not wait for its end.
@@ -103,7 +100,9 @@ class HermesCall:
         if is_other or NO_CALL[self._form].match(self._held, 0, MAX_HEAD_CHARS):
             self.rest = self._held
             return []
-        if found := HEADS[self._form].match(self._held, 0, MAX_HEAD_CHARS):
+        found = HEAD.match(self._held, 0, MAX_HEAD_CHARS)
+        # With parameters there may be arguments as well, further on.
+        if found and (found[2] == ARGUMENTS[0] or self._form is ToolFormat.LLAMA):
             self._held = self._held[found.end() :]
             return self._start(found[1])
         place = self._held.find(CALL_CLOSE, self._searched)

@@ -21,7 +21,7 @@ NAMED_TAGS = ("</parameter", PARAMETER_OPEN, FUNCTION_OPEN)
 TAGS = (*NAMED_TAGS, FUNCTION_CLOSE, CALL_CLOSE)
 FOLLOWING = (PARAMETER_OPEN, FUNCTION_CLOSE, CALL_CLOSE, CALL_OPEN)
 NEXT = re.compile(r"\s*((?s:.{0,12}))")
-LINE_END = re.compile(r"[ \t]*\n")
+LINE_END = re.compile(r"[ \t\r]*\n")
 
 
 class ParameterValue:

@@ -6,13 +6,7 @@ from collections.abc import Callable
 
 from server.text.beginnings import longest_beginning
 from server.text.calls.hermes import HermesCall
-from server.text.calls.tool_format import (
-    CALL_CLOSE,
-    CALL_OPEN,
-    FUNCTION_OPEN,
-    PYTHON_TAG,
-    ToolFormat,
-)
+from server.text.calls.tool_format import CALL_CLOSE, CALL_OPEN, OPENERS, OPENING, ToolFormat
 from server.text.calls.written import CallRecord, Remember
 from server.text.calls.xml import XmlCall
 from server.text.conversation import Tool
@@ -21,13 +15,6 @@ from server.text.pieces import AnswerPiece, Channel, TextPiece
 CALL_ID_BYTES = 12
 # Of a call that a client has begun: what does not look like one within so many is none.
 MAX_BEGUN_CHARS = 1024
-# What calls begin with. Some models leave <tool_call> out, at the beginning of a line.
-OPENING = {
-    ToolFormat.HERMES: re.compile(f"({CALL_OPEN})"),
-    ToolFormat.XML: re.compile(f"({CALL_OPEN}|^{FUNCTION_OPEN})", re.MULTILINE),
-    ToolFormat.LLAMA: re.compile(rf"\A\s*({re.escape(PYTHON_TAG)}|(?=\{{))"),
-}
-OPENERS = (CALL_OPEN, FUNCTION_OPEN, PYTHON_TAG)
 
 
 def new_call_id() -> str:

@@ -5,8 +5,8 @@ Whatever the model goes on behind is a thought.
 """
 
 from server.text.beginnings import longest_beginning
-from server.text.calls.parser import OPENERS, OPENING, CallParser, first_opening
-from server.text.calls.tool_format import ToolFormat
+from server.text.calls.parser import CallParser, first_opening
+from server.text.calls.tool_format import OPENERS, OPENING, ToolFormat
 from server.text.conversation import Tool
 from server.text.pieces import AnswerPiece, TextPiece
 

@@ -21,6 +21,15 @@ class ToolFormat(Enum):
     """``{"name": "f", "parameters": {"x": 1}}``, which is all of the answer."""
 
 
+# What calls begin with. Some models leave <tool_call> out, at the beginning of a line.
+OPENERS = (CALL_OPEN, FUNCTION_OPEN, PYTHON_TAG)
+OPENING = {
+    ToolFormat.HERMES: re.compile(f"({CALL_OPEN})"),
+    ToolFormat.XML: re.compile(f"({CALL_OPEN}|^{FUNCTION_OPEN})", re.MULTILINE),
+    ToolFormat.LLAMA: re.compile(rf"\A\s*({re.escape(PYTHON_TAG)}|(?=\{{))"),
+}
+
+
 def tool_format(template: str) -> ToolFormat | None:
     """Return the format that a chat template shows its model; None where it shows none."""
     if CALL_OPEN not in template:

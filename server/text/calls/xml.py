@@ -40,11 +40,8 @@ class Stage(Enum):
 
 class XmlCall:
     """Reads what follows an opening tag, as it streams in, and writes the arguments as JSON, with
-    the types that the tool's schema gives them.
-
-    A value is sent when the call is complete, so that the last one of a name counts; a long text as
-    it comes, after the values before it.
-    """
+    the types that the tool's schema gives them. Values wait for the end of the call, because the
+    last one of a name counts; but a long text is sent as it comes."""
 
     def __init__(
         self, index: int, new_id: Callable[[], str], tools: tuple[Tool, ...], opener: str
@@ -111,7 +108,7 @@ class XmlCall:
         if self._stage is Stage.HEAD:
             self.rest = self._held[len(self._prefix) :]
         elif self._stage is Stage.VALUE and not self._is_sent:
-            begun = json.dumps(self._text, ensure_ascii=False)[:-1] if self._is_text else ""
+            begun = json.dumps(self._text, ensure_ascii=False)[:-1] if self._types == STRING else ""
             pieces += self._json(self._fields() + self._key(self._name) + begun)
         elif self._stage is Stage.BETWEEN:
             pieces += self._json(self._fields()) if cut else self._end()
@@ -176,7 +173,7 @@ class XmlCall:
         written = ""
         if not self._is_sent:
             self._text += text
-            if self._is_text and len(self._text) > MAX_HELD_CHARS:
+            if self._types == STRING and len(self._text) > MAX_HELD_CHARS:
                 self._is_sent, text = True, self._text
                 self._waiting.pop(self._name, None)
                 written = f'{self._fields()}{self._key(self._name)}"'
@@ -189,11 +186,6 @@ class XmlCall:
             else:
                 self._waiting[self._name] = as_json(self._text, self._types)
         return self._json(written)
-
-    @property
-    def _is_text(self) -> bool:
-        """Whether the value can only be a string."""
-        return self._types == STRING
 
     def _end(self) -> list[AnswerPiece]:
         self._stage = Stage.TAIL

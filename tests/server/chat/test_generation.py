@@ -135,13 +135,11 @@ CALL = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
 @pytest.mark.parametrize(
     ("text", "finish", "reason"),
     [
-        (CALL, FinishReason.STOP, "tool_calls"),
-        (CALL, FinishReason.LENGTH, "length"),
-        (CALL + "Done.", FinishReason.STOP, "tool_calls"),
-        (CALL[:-20], FinishReason.STOP, "stop"),
+        (CALL, FinishReason.STOP, "tool_calls"), (CALL, FinishReason.LENGTH, "length"),
+        (CALL + "Done.", FinishReason.STOP, "tool_calls"), (CALL[:-20], FinishReason.STOP, "stop"),
         ("Done.", FinishReason.STOP, "stop"),
     ],
-)
+)  # fmt: skip
 def test_an_answer_that_ended_with_calls_says_so(
     tokenizer: Tokenizer, text: str, finish: FinishReason, reason: str
 ) -> None:
@@ -180,7 +178,7 @@ def test_a_stop_string_ends_neither_thoughts_nor_calls(
         ("</think><tool_call>{STOP", "<tool_call>{", "stop"),
         ("</think>Well STO", "Well STO", "length"),
     ],
-)
+)  # fmt: skip
 def test_a_stop_string_ends_what_is_said(
     tokenizer: Tokenizer, text: str, content: str, reason: str, step: int
 ) -> None:

@@ -41,10 +41,8 @@ FORMS = {CALL: ToolFormat.HERMES, XML_CALL: ToolFormat.XML}
 @pytest.mark.parametrize(
     ("text", "thoughts", "calls"),
     [
-        ("I read it.\n{call}", "I read it.", 1),
-        ("{call}\n", "", 1),
-        ("Hm.\n\n{call}\n{call}\n\n", "Hm.", 2),
-        ("Hm.\n{call}\n</think>\n\n", "Hm.", 1),
+        ("I read it.\n{call}", "I read it.", 1), ("{call}\n", "", 1),
+        ("Hm.\n\n{call}\n{call}\n\n", "Hm.", 2), ("Hm.\n{call}\n</think>\n\n", "Hm.", 1),
         ("Perhaps\n{call}\nbut\n<tool_call>no\n{call}", "Perhaps\n{call}\nbut\n<tool_call>no", 1),
         ("A <tool_call> is a tag.\n{call}", "A <tool_call> is a tag.", 1),
         ("Hm.\n{call}\nNo.", "Hm.\n{call}\nNo.", 0),
@@ -53,7 +51,7 @@ FORMS = {CALL: ToolFormat.HERMES, XML_CALL: ToolFormat.XML}
         ("Hm.\n{call}\n<tool_call>\n", "Hm.\n{call}\n<tool_call>", 0),
         ("Hm. <tool_c", "Hm. <tool_c", 0),
     ],
-)
+)  # fmt: skip
 @CUTS
 def test_a_whole_call_at_the_end_of_thoughts_is_made(
     call_text: str, text: str, thoughts: str, calls: int, cut: int

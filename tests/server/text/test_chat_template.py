@@ -129,11 +129,10 @@ def test_a_reason_names_the_line_and_repeats_no_message(
         ("{{ raise_exception('Nobody asks.') }}", ": Nobody asks"),
         ("{{ raise_exception('No ' ~ messages[0].role ~ '!') }}", ": No user!"),
         ("{{ raise_exception('two\\nlines and\\x00\\ttabs \ue000') }}", ": two lines and tabs "),
-        ("{{ raise_exception('é' * 9999) }}", ": " + "é" * 200),
-        ("{{ raise_exception('') }}", ""),
+        ("{{ raise_exception('é' * 9999) }}", ": " + "é" * 200), ("{{ raise_exception('') }}", ""),
         ("{{ messages[0].a.b }}", ""),
     ],
-)
+)  # fmt: skip
 def test_a_template_that_refuses_messages_says_why(made: Any, template: str, words: str) -> None:
     with pytest.raises(TemplateError) as caught:
         made(template).render(talk())
@@ -185,14 +184,12 @@ def test_all_of_a_models_templates_are_tried_with_its_own_tokens(
 @pytest.mark.parametrize(
     ("template", "form"),
     [
-        (TEMPLATE, ToolFormat.HERMES),
-        (XML_TEMPLATE, ToolFormat.XML),
-        (LLAMA_TEMPLATE, ToolFormat.LLAMA),
-        (CONTENTS, None),
+        (TEMPLATE, ToolFormat.HERMES), (XML_TEMPLATE, ToolFormat.XML),
+        (LLAMA_TEMPLATE, ToolFormat.LLAMA), (CONTENTS, None),
         ({"default": CONTENTS, "tool_use": TEMPLATE}, ToolFormat.HERMES),
         ({"other": CONTENTS}, None),
     ],
-)
+)  # fmt: skip
 def test_the_template_for_tools_tells_how_calls_are_written(
     made: Any, template: Any, form: ToolFormat | None
 ) -> None:
@@ -211,8 +208,7 @@ ROLES = "{%- for m in messages %}{{ m.role }}:{{ m.content }}|{% endfor %}"
 @pytest.mark.parametrize(
     ("turns", "roles"),
     [
-        ((BRIEF,), "user:Be brief.|"),
-        ((BRIEF, Turn("system", "Two.")), "user:Be brief.\n\nTwo.|"),
+        ((BRIEF,), "user:Be brief.|"), ((BRIEF, Turn("system", "Two.")), "user:Be brief.\n\nTwo.|"),
         ((BRIEF, CALLING, RESULT), "system:Be brief.|user:|assistant:|tool:7|"),
         ((CALLING, RESULT), "user:|assistant:|tool:7|"),
         ((Turn("assistant", "Hi"),), "user:|assistant:Hi|"),
@@ -220,7 +216,7 @@ ROLES = "{%- for m in messages %}{{ m.role }}:{{ m.content }}|{% endfor %}"
         ((BRIEF, CALLING, Turn("system", "Two.")), "system:Be brief.|assistant:|user:Two.|"),
         ((BRIEF, USER), "system:Be brief.|user:Hello|"),
     ],
-)
+)  # fmt: skip
 def test_a_template_that_wants_a_question_gets_one(
     made: Any, turns: tuple[Turn, ...], roles: str
 ) -> None:

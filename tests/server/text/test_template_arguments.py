@@ -19,8 +19,7 @@ TOKENS = ("bos_token", "eos_token")
         ),
         ("{{ chat_template }}{{ self }}{{ conversations }}{{ tokenize }}", set()),
         ("{% for m in messages %}{% if a %}{% continue %}{% endif %}{% endfor %}", {"a"}),
-        ("{% generation %}{{ a }}{% endgeneration %}", {"a"}),
-        ("{% if %}", set()),
+        ("{% generation %}{{ a }}{% endgeneration %}", {"a"}), ("{% if %}", set()),
         # Set by the template itself, in whatever branch.
         ("{% if tools %}{% if a %}{% set own = 1 %}{% endif %}{{ own }}{% endif %}", {"a"}),
         ("{% if a %}{% set own = 1 %}{% else %}{% set own = 2 %}{% endif %}{{ own }}", {"a"}),
@@ -36,7 +35,7 @@ TOKENS = ("bos_token", "eos_token")
         ("{% set own = own or a %}{{ own }}", {"own", "a"}),
         ("{% set own = own is defined and own %}{{ own }}", {"own"}),
     ],
-)
+)  # fmt: skip
 def test_what_is_looked_up_and_not_supplied_is_taken(text: str, taken: set[str]) -> None:
     assert template_arguments([text], TOKENS) == taken
 

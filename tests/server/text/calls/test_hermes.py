@@ -45,9 +45,9 @@ def reader() -> HermesCall:
         ('{"name": "f", "input": {"a": 1}}</tool_call>', '{"a": 1}', ""),
         ('{"name": "f", "arguments": null, "input": {"a": 1}}</tool_call>', '{"a": 1}', ""),
         ('{"parameters": "{\\"a\\": 1}", "name": "f"}</tool_call>', '{"a": 1}', ""),
-        ('{"args": {"a": 2}, "name": "f", "arguments": {"a": 1}}</tool_call>', '{"a": 1}', ""),
+        ('{"name": "f", "parameters": {}, "arguments": {"a": 1}}</tool_call>', '{"a": 1}', ""),
     ],
-)
+)  # fmt: skip
 @CUTS
 def test_a_call_is_read(text: str, arguments: str, rest: str, cut: int) -> None:
     parser = reader()
@@ -64,28 +64,19 @@ def test_a_call_is_read(text: str, arguments: str, rest: str, cut: int) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "hello",
-        "\n[1]",
-        '"name"',
-        "{}</tool_call>",
-        '{"name": 5}</tool_call>',
-        '{"name": ""}</tool_call>',
-        '{"name": "f", "arguments": [1]}</tool_call>',
-        '{"name": "f", "arguments": "x"}</tool_call>',
-        '{"name": "f", "arguments": 5}</tool_call>',
+        "hello", "\n[1]", '"name"', "{}</tool_call>", '{"name": 5}</tool_call>',
+        '{"name": ""}</tool_call>', '{"name": "f", "arguments": [1]}</tool_call>',
+        '{"name": "f", "arguments": "x"}</tool_call>', '{"name": "f", "arguments": 5}</tool_call>',
         '{"name": <function-name>, "arguments": {}}</tool_call>',
-        '{"name": "a</tool_call>", "arguments": {}}',
-        '{"name": "f", oops}</tool_call> more',
+        '{"name": "a</tool_call>", "arguments": {}}', '{"name": "f", oops}</tool_call> more',
         '{"name": "g", "arguments": {"a": 1}}</tool_call>',
         '{"arguments": {"a": 1}, "name": "g"}</tool_call>',
-        '{"name": "f", "input": "a"}</tool_call>',
-        '{"name": "f", "parameters": [1]}</tool_call>',
+        '{"name": "f", "input": "a"}</tool_call>', '{"name": "f", "parameters": [1]}</tool_call>',
         '{"name": "\\ud800", "arguments": {}}</tool_call>',
         '{"name": "f", "arguments": "{\\"a\\": \\"\\ud800\\"}"}</tool_call>',
-        "[" * 5_000 + "</tool_call>",
-        '{"a":' * 5_000 + "</tool_call>",
+        "[" * 5_000 + "</tool_call>", '{"a":' * 5_000 + "</tool_call>",
     ],
-)
+)  # fmt: skip
 @pytest.mark.parametrize("cut", [1, 1000])
 def test_what_is_no_call_is_given_back_whole(text: str, cut: int) -> None:
     parser = reader()

@@ -51,14 +51,9 @@ def test_calls_are_found_between_texts(form: ToolFormat, cut: int) -> None:
 @pytest.mark.parametrize(
     ("before", "content"),
     [
-        ("", ""),
-        ("\n\n", ""),
-        ("a", "a"),
-        ("a\n", "a"),
-        ("a\n\n", "a\n"),
-        ("\n\na \n", "\n\na "),
+        ("", ""), ("\n\n", ""), ("a", "a"), ("a\n", "a"), ("a\n\n", "a\n"), ("\n\na \n", "\n\na "),
     ],
-)
+)  # fmt: skip
 @CUTS
 def test_one_line_break_before_a_call_belongs_to_it(before: str, content: str, cut: int) -> None:
     read = parser()
@@ -78,13 +73,10 @@ def test_an_answer_without_calls_is_as_it_was_said(text: str, cut: int) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "<tool_call>",
-        "a\n\n<tool_call>\nhuh</tool_call>\nb",
-        "\n<tool_call>{</tool_call>",
-        'a <tool_call>\n{"name": "look", "arg',
-        "<tool_call><tool_call>",
+        "<tool_call>", "a\n\n<tool_call>\nhuh</tool_call>\nb", "\n<tool_call>{</tool_call>",
+        'a <tool_call>\n{"name": "look", "arg', "<tool_call><tool_call>",
     ],
-)
+)  # fmt: skip
 @CUTS
 def test_what_turns_out_to_be_no_call_stays_content(text: str, cut: int) -> None:
     read = parser()
@@ -183,14 +175,11 @@ def test_the_last_call_allowed_ends_with_its_arguments() -> None:
 @pytest.mark.parametrize(
     ("text", "ended"),
     [
-        (hermes(at="x"), True),
-        (hermes(at="x")[:-5], True),
-        (hermes(at="x")[:-20], False),
-        (hermes(at="x") + hermes(at="y")[:-20], False),
-        (hermes(at="x") + " more", True),
+        (hermes(at="x"), True), (hermes(at="x")[:-5], True), (hermes(at="x")[:-20], False),
+        (hermes(at="x") + hermes(at="y")[:-20], False), (hermes(at="x") + " more", True),
         (hermes(at="x") + "<tool_call>", True),
     ],
-)
+)  # fmt: skip
 def test_an_answer_ends_with_calls_when_the_last_one_is_complete(text: str, ended: bool) -> None:
     read = parser()
     read.feed(text)
@@ -222,18 +211,13 @@ LLAMA_CALL = '{"name": "look", "parameters": {"at": "x"}}'
 @pytest.mark.parametrize(
     "text",
     [
-        LLAMA_CALL,
-        f"<|python_tag|>{LLAMA_CALL}",
-        f"\n\n<|python_tag|>\n{LLAMA_CALL}\n",
-        f"{LLAMA_CALL}}}",
-        f"{LLAMA_CALL[:-1]}",
-        f"{LLAMA_CALL};",
+        LLAMA_CALL, f"<|python_tag|>{LLAMA_CALL}", f"\n\n<|python_tag|>\n{LLAMA_CALL}\n",
+        f"{LLAMA_CALL}}}", f"{LLAMA_CALL[:-1]}", f"{LLAMA_CALL};",
         '{"type": "function", "name": "look", "parameters": {"at": "x"}}',
-        '{"name": "look", "arguments": {"at": "x"}}',
-        '{"parameters": {"at": "x"}, "name": "look"}',
+        '{"name": "look", "arguments": {"at": "x"}}', '{"parameters": {"at": "x"}, "name": "look"}',
         '{"name": "look", "parameters": "{\\"at\\": \\"x\\"}"}',
     ],
-)
+)  # fmt: skip
 @CUTS
 def test_json_that_is_all_of_the_answer_is_a_call_of_llamas(text: str, cut: int) -> None:
     read = parser(ToolFormat.LLAMA)
@@ -256,20 +240,12 @@ def test_calls_of_llamas_may_follow_each_other(cut: int) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        f"So: {LLAMA_CALL}",
-        f"So:\n{LLAMA_CALL}",
-        LLAMA_CALL.replace("look", "other"),
-        '{"name": "other"}',
-        '{"name": "look", "parameters": [1]}',
-        '{"name": "look", "par',
-        '{"title": "look", "parameters": {}} {',
-        "{}",
-        "\n{ 1",
-        '<|python_tag|>print("x")',
-        "<|python_tag|>",
-        "<|python",
+        f"So: {LLAMA_CALL}", f"So:\n{LLAMA_CALL}", LLAMA_CALL.replace("look", "other"),
+        '{"name": "other"}', '{"name": "look", "parameters": [1]}', '{"name": "look", "par',
+        '{"title": "look", "parameters": {}} {', "{}", "\n{ 1", '<|python_tag|>print("x")',
+        "<|python_tag|>", "<|python",
     ],
-)
+)  # fmt: skip
 @CUTS
 def test_what_is_no_call_of_llamas_is_content(text: str, cut: int) -> None:
     read = parser(ToolFormat.LLAMA)
@@ -315,14 +291,10 @@ OPEN_MISSING = xml(at="x").removeprefix("<tool_call>\n")
 @pytest.mark.parametrize(
     ("form", "call_text"),
     [
-        (HERMES, hermes(at="x")),
-        (HERMES, COMPACT),
-        (HERMES, ANOTHER_ORDER),
-        (HERMES, BRACKET_MISSING),
-        (XML, xml(at="x", how="{}")),
-        (XML, OPEN_MISSING),
+        (HERMES, hermes(at="x")), (HERMES, COMPACT), (HERMES, ANOTHER_ORDER),
+        (HERMES, BRACKET_MISSING), (XML, xml(at="x", how="{}")), (XML, OPEN_MISSING),
     ],
-)
+)  # fmt: skip
 @CUTS
 def test_calls_are_remembered_as_they_were_written(
     form: ToolFormat, call_text: str, cut: int
@@ -334,13 +306,12 @@ def test_calls_are_remembered_as_they_were_written(
 @pytest.mark.parametrize(
     ("form", "call_text", "kept"),
     [
-        (HERMES, hermes(at="x"), hermes(at="x")),
-        (HERMES, ANOTHER_ORDER, ANOTHER_ORDER),
+        (HERMES, hermes(at="x"), hermes(at="x")), (HERMES, ANOTHER_ORDER, ANOTHER_ORDER),
         (HERMES, BRACKET_MISSING, BRACKET_MISSING.replace("}", "}}")),
         (HERMES, COMPACT, COMPACT.removesuffix("}</tool_call>") + "}\n</tool_call>"),
         (XML, xml(at="x"), xml(at="x")),
     ],
-)
+)  # fmt: skip
 @pytest.mark.parametrize("cut", [1, 2, 7])
 def test_the_only_call_ends_as_calls_end(
     form: ToolFormat, call_text: str, kept: str, cut: int

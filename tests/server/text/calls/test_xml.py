@@ -36,8 +36,7 @@ def read(parser: XmlCall, text: str, cut: int) -> tuple[list[AnswerPiece], str]:
 @pytest.mark.parametrize(
     ("parameters", "arguments"),
     [
-        ([], "{}"),
-        ([parameter("at", "a file")], '{"at": "a file"}'),
+        ([], "{}"), ([parameter("at", "a file")], '{"at": "a file"}'),
         (
             [parameter("at", "x"), parameter("times", "3"), parameter("how", '{"a": [1]}')],
             '{"at": "x", "times": 3, "how": {"a": [1]}}',
@@ -53,7 +52,7 @@ def read(parser: XmlCall, text: str, cut: int) -> tuple[list[AnswerPiece], str]:
         (["<parameter=times>5</parameter>"], '{"times": 5}'),
         (["<parameter= at >x</parameter>"], '{"at": "x"}'),
     ],
-)
+)  # fmt: skip
 @CUTS
 def test_values_become_json_of_the_types_that_the_tool_gives_them(
     parameters: list[str], arguments: str, cut: int
@@ -79,13 +78,11 @@ def test_a_tool_without_a_schema_has_arguments_of_any_type() -> None:
 @pytest.mark.parametrize(
     ("ending", "rest"),
     [
-        ("</tool_call>x", "x"),
-        ("text </function>", "text </function>"),
-        ("<parameter=>", "<parameter=>"),
-        ("<parameter=a\n>", "<parameter=a\n>"),
+        ("</tool_call>x", "x"), ("text </function>", "text </function>"),
+        ("<parameter=>", "<parameter=>"), ("<parameter=a\n>", "<parameter=a\n>"),
         ("</functions>", "</functions>"),
     ],
-)
+)  # fmt: skip
 @CUTS
 def test_whatever_is_no_parameter_ends_the_call(ending: str, rest: str, cut: int) -> None:
     text = "<function=look>\n" + parameter("at", "x") + ending
@@ -95,20 +92,13 @@ def test_whatever_is_no_parameter_ends_the_call(ending: str, rest: str, cut: int
 @pytest.mark.parametrize(
     "text",
     [
-        "hello",
-        "<func>",
-        '{"name": "look"}',
-        "<function=>",
-        "<function=a<b>",
-        "<function=a\nb>",
-        "<function=look> and then",
-        "<function=look>\n<parameter>",
-        "<function=look>\n<parameter=>",
+        "hello", "<func>", '{"name": "look"}', "<function=>", "<function=a<b>", "<function=a\nb>",
+        "<function=look> and then", "<function=look>\n<parameter>", "<function=look>\n<parameter=>",
         "<function=look>\n</functions>",
         "<function=other>\n<parameter=at>\nx\n</parameter>\n</function>",
         "<function=name> ... </function></tool_call>",
     ],
-)
+)  # fmt: skip
 @CUTS
 def test_what_is_no_call_is_given_back_whole(text: str, cut: int) -> None:
     parser = reader()
@@ -132,16 +122,11 @@ def test_what_is_no_call_is_given_back_without_the_tag_that_was_known_before() -
         ("One <parameter=times> and </function> and </tool_call>.", None),
         ("</function>\n</tool_call>\n<tool_call>\nand on", None),
         ("</parameters>\n</param>\n</parameter_list>\n<parameter=>\n<parameter= >\n<func", None),
-        ("<function=look>\n</function>\nx", None),
-        ("x\n</function>\n<function=other>\ny", None),
-        ("\n\n", None),
-        ("é" * 300 + "\n</para\n", None),
-        ("é" * 300 + "\n</function>\nx", None),
-        ("x\n</parameter/>", "x"),
-        ("x\n</parameter=at>", "x"),
-        ("x\n</parameter >\n", "x"),
+        ("<function=look>\n</function>\nx", None), ("x\n</function>\n<function=other>\ny", None),
+        ("\n\n", None), ("é" * 300 + "\n</para\n", None), ("é" * 300 + "\n</function>\nx", None),
+        ("x\n</parameter/>", "x"), ("x\n</parameter=at>", "x"), ("x\n</parameter >\n", "x"),
     ],
-)
+)  # fmt: skip
 @CUTS
 def test_a_value_ends_at_its_tag_on_a_line_of_its_own(
     value: str, right: str | None, cut: int
@@ -165,7 +150,7 @@ def test_a_value_ends_at_its_tag_on_a_line_of_its_own(
         ("<parameter=at>Use <parameter=x> so</parameter>", {"at": "Use <parameter=x> so"}),
         ("  <parameter=at>\n  x\n  </parameter>\n", {"at": "  x\n  "}),
     ],
-)
+)  # fmt: skip
 @CUTS
 def test_a_parameter_may_stand_on_one_line(parameters: str, right: Any, cut: int) -> None:
     found, _ = read(reader(), looking(parameters), cut)
@@ -181,15 +166,12 @@ def test_a_parameter_may_stand_on_one_line(parameters: str, right: Any, cut: int
         ("<parameter=times>\n3\n<parameter=at>\nx\n</function>", {"times": 3, "at": "x"}),
         ("<parameter=at>\nx\n</function>", {"at": "x"}),
         ("<parameter=times>\n3\n</function>", {"times": 3}),
-        ("<parameter=at>x</function>", {"at": "x"}),
-        ("<parameter=at>\nx</function>", {"at": "x"}),
-        ("<parameter=at>\nx", {"at": "x"}),
-        ("<parameter=at>\nx\n</parameter>", {"at": "x"}),
+        ("<parameter=at>x</function>", {"at": "x"}), ("<parameter=at>\nx</function>", {"at": "x"}),
+        ("<parameter=at>\nx", {"at": "x"}), ("<parameter=at>\nx\n</parameter>", {"at": "x"}),
         ("<parameter=at>\nx</parameter>", {"at": "x"}),
-        ("<parameter=at>\nx </function> y\n", {"at": "x </function> y\n"}),
-        ("", {}),
+        ("<parameter=at>\nx </function> y\n", {"at": "x </function> y\n"}), ("", {}),
     ],
-)
+)  # fmt: skip
 @pytest.mark.parametrize("behind", ["", "\n<tool_call>\n<function=look>"])
 @CUTS
 def test_a_value_that_is_not_closed_ends_at_the_next_tag(
@@ -245,7 +227,7 @@ def test_a_long_text_is_sent_as_it_comes_and_other_values_when_the_call_is_compl
         (f"<function=look><parameter=at>\n{LONG}\n", f'{{"at": "{LONG}\\n'),
         ("<function=look><parameter=times>1", '{"times": '),
     ],
-)
+)  # fmt: skip
 @CUTS
 def test_a_call_that_is_cut_off_has_no_more_than_was_said(
     text: str, arguments: str, cut: int
@@ -259,15 +241,11 @@ def test_a_call_that_is_cut_off_has_no_more_than_was_said(
 @pytest.mark.parametrize(
     ("opener", "text"),
     [
-        ("<tool_call>", ""),
-        ("<tool_call>", " <fun"),
-        ("<tool_call>", "\n<function=look>\n"),
-        ("<tool_call>", "\n<function=look>\n</func"),
-        ("<function=", "look>\n<parameter=at"),
-        ("<function=", "look></tool_call>"),
-        ("<function=", "loo"),
+        ("<tool_call>", ""), ("<tool_call>", " <fun"), ("<tool_call>", "\n<function=look>\n"),
+        ("<tool_call>", "\n<function=look>\n</func"), ("<function=", "look>\n<parameter=at"),
+        ("<function=", "look></tool_call>"), ("<function=", "loo"),
     ],
-)
+)  # fmt: skip
 def test_the_beginning_of_a_call_is_none(opener: str, text: str) -> None:
     parser = reader(opener)
     assert parser.feed(text) + parser.flush(cut=False) == []
