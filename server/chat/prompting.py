@@ -184,7 +184,7 @@ class ChatPrompts:
             encoded = await self._encode(conversation, param, self.rules.max_model_len)
             self.rules.check_prompt(encoded.ids, param)
         except ContextOverflowError as error:
-            tools = conversation.offered_tools
+            tools = conversation.shown_tools
             if not tools:
                 raise
             try:

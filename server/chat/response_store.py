@@ -147,9 +147,10 @@ class TenantStore:
     ) -> tuple[tuple[Json, ...], list[Item], Conversation]:
         """Return the items before the request, its new items, and both in the neutral form. Raises
         ApiError. A begun answer is marked in the items, for requests that continue it."""
-        history, items = self.before(wire.previous_response_id), wire.items(self.item)
+        history, placed = self.before(wire.previous_response_id), wire.items(self.item, unseen)
         before = [read_item(item) for item in history]
-        conversation = wire.conversation(before, items, limits, efforts, unseen)
+        conversation = wire.conversation(before, placed, limits, efforts, unseen)
+        items = [item for _, item in placed]
         if conversation.continues and items:
             items = [*items[:-1], items[-1].model_copy(update={"prefix": True})]
         elif conversation.continues:

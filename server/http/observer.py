@@ -13,7 +13,11 @@ from server.protocol.request_ids import HEADER, bind_request_id
 from server.protocol.unseen import Unseen
 from server.routes.openapi import speaks_anthropic
 
-NOT_SHOWN_HEADER = "X-Images-Not-Shown"
+# By the names that the log has for what the model does not read.
+UNSEEN_HEADERS = {
+    "images_not_shown": b"X-Images-Not-Shown",
+    "history_left_out": b"X-History-Left-Out",
+}
 UNKNOWN_ROUTE = "none"
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 # Asked every few seconds by machines; and by the page, which looks at the memory twice a second.
@@ -120,10 +124,10 @@ class Exchange:
         """Send to the client, with the headers of every response."""
         if message["type"] == "http.response.start":
             self._status = message["status"]
-            own = list(self._headers)
-            if self._not_shown:
-                own.append((NOT_SHOWN_HEADER.encode(), str(self._not_shown).encode()))
-            message["headers"] = [*message.get("headers", ()), *own]
+            unseen = [
+                (UNSEEN_HEADERS[name], f"{said}".encode()) for name, said in self._unseen.items()
+            ]
+            message["headers"] = [*message.get("headers", ()), *self._headers, *unseen]
             if not self.forwarded:
                 self._metrics.count_request(self.endpoint, message["status"])
         elif not message.get("more_body"):
@@ -154,15 +158,19 @@ class Exchange:
                 "generated_tokens": times.generated_tokens,
                 "finish": times.finish,
             }
-        if self._not_shown:
-            fields["images_not_shown"] = self._not_shown
-        return fields | {"client_left": self.left}
+        return fields | self._unseen | {"client_left": self.left}
 
     @property
-    def _not_shown(self) -> int:
-        """Images and files that the model is only told of. Routes say it: request.state.unseen."""
+    def _unseen(self) -> dict[str, object]:
+        """The parts of a conversation that the model does not read, by how the log calls them:
+        images and files that it is told of, others by their types. Routes say it in
+        request.state.unseen."""
         unseen: Unseen | None = self._scope["state"].get("unseen")
-        return 0 if unseen is None else unseen.count
+        if unseen is None:
+            return {}
+        left_out = ", ".join(f"{kind}={count}" for kind, count in sorted(unseen.left_out.items()))
+        fields = {"images_not_shown": unseen.count, "history_left_out": left_out}
+        return {name: value for name, value in fields.items() if value}
 
 
 def places_of(error: BaseException) -> list[str]:

@@ -1,33 +1,88 @@
-"""What becomes of images and files in a conversation: models here read text alone."""
+"""What becomes of the parts of a conversation that are no text: models here read text alone."""
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from typing import Literal
 
 from server.config import UnseenRule
 from server.protocol.wire_errors import ApiError, invalid, quoted
+from server.text.conversation import Tool
 
+Api = Literal["chat", "responses", "messages", "ollama"]
 IMAGES = frozenset({"image", "image_url", "input_image"})
 FILES = frozenset({"document", "file", "input_file"})
+AUDIO = frozenset({"audio", "input_audio"})
+UNKNOWN = "unknown"
+# The parts that a history may have and no prompt can, by API, and UNKNOWN for all others. Agents
+# cannot take them back, so these APIs leave them out. The other APIs refuse them.
+LEFT_OUT: dict[Api, frozenset[str]] = {
+    "messages": frozenset(
+        {
+            *("server_tool_use", "web_search_tool_result", "web_fetch_tool_result"),
+            *("code_execution_tool_result", "tool_search_tool_result"),
+            *("mcp_tool_use", "mcp_tool_result", "tool_addition", "tool_removal"),
+        }
+    ),
+    "responses": frozenset(
+        {
+            *("web_search_call", "file_search_call", "code_interpreter_call", "mcp_call"),
+            *("image_generation_call", "computer_call", "computer_call_output"),
+            *("shell_call", "shell_call_output", "apply_patch_call", "apply_patch_call_output"),
+            *("compaction", "reasoning", "encrypted_content"),
+        }
+    ),
+}
 
 
 class Unseen:
-    """The images and files of one request. Each becomes a note in its place, or is refused."""
+    """The parts of one request that are no text: what the model reads in their place."""
 
-    def __init__(self, rule: UnseenRule, setting: str) -> None:
-        """setting: the name of the one that the rule comes from, for errors."""
+    def __init__(self, rule: UnseenRule, setting: str, api: Api = "chat") -> None:
+        """rule: of images and files. setting: the name of the one that it comes from, for
+        errors."""
         self.count = 0
-        """Those that the model is told of and not shown."""
+        """Images and files that the model is told of and not shown."""
+        self.left_out = Counter[str]()
+        """Parts of which the model is not told, by their types."""
         self._rule = rule
         self._setting = setting
+        self._left_out = LEFT_OUT.get(api)
+        self._tools: dict[str, Tool] = {}
 
     def note(self, kind: str, place: str) -> str:
         """Return the text that the model reads instead of content that has none. kind: its type on
         the wire. Raises ApiError (400) that names the place."""
         if kind not in IMAGES | FILES:
-            raise unsupported(kind, place)
+            return self.leave_out(kind, place)
         if self._rule == "refuse":
             raise unsupported(
                 kind, place, f' With {self._setting} = "placeholder" the server leaves it out.'
             )
         self.count += 1
         return f"[{'image' if kind in IMAGES else 'file'} not shown: this server reads text only]"
+
+    def leave_out(self, kind: str, place: str) -> str:
+        """Count a part of a history, and return no text for it. Raises as ``note`` does."""
+        if self._left_out is None or kind in AUDIO:
+            raise unsupported(kind, place)
+        self.left_out[kind if kind in self._left_out else UNKNOWN] += 1
+        return ""
+
+    def offer(self, tools: Iterable[Tool]) -> None:
+        """Take the tools that parts may load by their names."""
+        self._tools = {tool.name: tool for tool in tools}
+
+    def loaded(self, name: str) -> str:
+        """Return what the model reads where a tool is loaded: its description; its name alone
+        where the prompt begins with that, or the tool is not offered."""
+        tool = self._tools.get(name)
+        return description(tool) if tool is not None and tool.deferred else f"{name}\n"
+
+
+def description(tool: Tool) -> str:
+    """Return a line that describes a tool as chat templates do."""
+    return json.dumps(tool.described, ensure_ascii=False) + "\n"
 
 
 def unsupported(kind: str, place: str, remedy: str = "") -> ApiError:

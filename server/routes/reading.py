@@ -2,7 +2,7 @@
 
 import re
 from dataclasses import dataclass
-from typing import Literal, Protocol, Self, TypeVar
+from typing import Protocol, Self, TypeVar
 
 from pydantic import ValidationError
 from starlette.requests import Request
@@ -14,13 +14,12 @@ from server.chat.served_model import ServedModel
 from server.config import Config, LimitsSection, ReasoningSection
 from server.protocol.body_limits import limits_by_path
 from server.protocol.common import SamplingFields
-from server.protocol.unseen import Unseen
+from server.protocol.unseen import Api, Unseen
 from server.protocol.wire_errors import from_validation, not_json
 from server.text.conversation import Conversation
 
 # RFC 6839, section 3.1: application/json, and types that are written in it.
 JSON_TYPE = re.compile(r"\s*application/(?:[\w.+-]+\+)?json\s*(?:;|$)", re.IGNORECASE)
-Api = Literal["chat", "responses", "messages", "ollama"]
 
 
 class Body(Protocol):
@@ -97,8 +96,8 @@ class RequestReader:
         return body.conversation(config.limits, config.reasoning, self.unseen(request, api))
 
     def unseen(self, request: Request, api: Api) -> Unseen:
-        """Return what becomes of images in a request of that API. The response's header and the
-        line in the log say how many there were."""
-        found = Unseen(getattr(self.config.images, api), f"images.{api}")
+        """Return what becomes of what is no text in a request of that API. The response's headers
+        and the line in the log say how much there was."""
+        found = Unseen(getattr(self.config.images, api), f"images.{api}", api)
         request.state.unseen = found
         return found

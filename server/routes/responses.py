@@ -57,6 +57,7 @@ def response_routes(service: Service) -> APIRouter:
             wire.repeated(conversation, prompt.params),
             wire.response_options.cache_report,
             wire.packs_reasoning,
+            conversation.tools,
             keep,
         )
         return await answering.respond(request, answer, prompt, stream=wire.stream)

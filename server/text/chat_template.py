@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from server.text.begun import NO_REASONING, BegunAnswer, begun_answer
 from server.text.calls.marks import CallMarks, MarkError
 from server.text.calls.tool_format import tool_format
-from server.text.conversation import Conversation, Thinking, Tool, ToolCall, Turn
+from server.text.conversation import Conversation, Thinking, ToolCall, Turn
 from server.text.json_object import json_object
 from server.text.parser import CLOSE, OPEN, first_channel_of
 from server.text.pieces import Channel
@@ -24,7 +24,6 @@ from server.text.time_limit import TimeLimit, TimeUp
 
 Message = dict[str, Any]
 GuardedT = TypeVar("GuardedT")
-ANY_OBJECT = {"type": "object", "properties": {}}
 MARK = "A message in the middle."
 STRANGE = "\U0010fffc"  # for private use: no message begins with it
 # A user's message that is no question to templates.
@@ -254,16 +253,9 @@ def _arguments(conversation: Conversation) -> dict[str, Any]:
     arguments: dict[str, Any] = dict(conversation.template_arguments)
     if conversation.thinking.enabled is not None:
         arguments["enable_thinking"] = conversation.thinking.enabled
-    if conversation.offered_tools:
-        arguments["tools"] = [_tool(tool) for tool in conversation.offered_tools]
+    if tools := conversation.shown_tools:
+        arguments["tools"] = [tool.described for tool in tools]
     return arguments
-
-
-def _tool(tool: Tool) -> Message:
-    described = {} if tool.description is None else {"description": tool.description}
-    parameters = ANY_OBJECT if tool.parameters is None else tool.parameters
-    function = {"name": tool.name, **described, "parameters": parameters}
-    return {"type": "function", "function": function}
 
 
 def template_messages(

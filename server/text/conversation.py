@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 Role = Literal["system", "user", "assistant", "tool"]
+ANY_OBJECT = {"type": "object", "properties": {}}
 # Coding tools put what nobody has said between these, in messages of users.
 REMINDER_OPEN, REMINDER_CLOSE = "<system-reminder>", "</system-reminder>"
 
@@ -16,12 +17,31 @@ class Tool:
     """A function that the model may call."""
 
     name: str
-    """Unique among the tools; letters, digits and ``_.:-``."""
+    """Unique among the tools; letters, digits and ``_.:/-``."""
     description: str | None = None
     parameters: dict[str, Any] | None = None
     """JSON Schema of the object of arguments; None: any object."""
     strict: bool = False
     """Whether arguments must satisfy the schema also where nobody asked for the call."""
+    deferred: bool = False
+    """Whether the model reads of it where the conversation loads it, and not before."""
+    namespace: str | None = None
+    """The client's group of tools that it belongs to."""
+    own_name: str | None = None
+    """What the client calls it within its namespace."""
+
+    @property
+    def client_name(self) -> tuple[str | None, str]:
+        """Its namespace, and its name within that."""
+        return self.namespace, self.own_name or self.name
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """The object that describes it, as chat templates take it."""
+        described = {} if self.description is None else {"description": self.description}
+        parameters = ANY_OBJECT if self.parameters is None else self.parameters
+        function = {"name": self.name, **described, "parameters": parameters}
+        return {"type": "function", "function": function}
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +135,18 @@ class Conversation:
 
     @property
     def offered_tools(self) -> tuple[Tool, ...]:
-        """The tools that the model is told of: none where it must not call any.
+        """The tools that the model may know: none where it must not call any.
 
         Where only some may be called it is told of all, so that prompts begin alike.
         """
         return () if self.tool_choice.mode == "none" else self.tools
+
+    @property
+    def shown_tools(self) -> tuple[Tool, ...]:
+        """The offered tools that the prompt begins with: those that are not deferred. Where all
+        are, the first: templates say how to call only beside a tool."""
+        offered = self.offered_tools
+        return tuple(tool for tool in offered if not tool.deferred) or offered[:1]
 
     @property
     def turns_after_person(self) -> int | None:

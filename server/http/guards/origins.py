@@ -24,7 +24,9 @@ SCHEMES_OF_PROGRAMS = frozenset({"app", "tauri", "file", "vscode-webview", "vsco
 SCHEMES_OF_EXTENSIONS = frozenset({"chrome-extension", "moz-extension", "safari-web-extension"})
 DEFAULT_PORTS = {"http": "80", "https": "443"}
 METHODS = "GET, HEAD, POST, DELETE, OPTIONS"
-EXPOSED = "X-Request-Id, Request-Id, Retry-After, X-Should-Retry, X-Images-Not-Shown"
+EXPOSED = (
+    "X-Request-Id, Request-Id, Retry-After, X-Should-Retry, X-Images-Not-Shown, X-History-Left-Out"
+)
 PREFLIGHT_KEPT_S = 3600
 MAX_ASKED_HEADERS_CHARS = 2048
 # Names of header fields, with commas between them: RFC 9110, section 5.6.2.

@@ -1,6 +1,7 @@
 """The messages of a chat: wire -> turns."""
 
 import json
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from server.protocol.common import ListOf, WireModel
@@ -41,7 +42,7 @@ class ContentPart(WireModel):
         return text
 
 
-def content_text(content: str | list[ContentPart], place: str, unseen: Unseen) -> str:
+def content_text(content: str | Sequence[ContentPart], place: str, unseen: Unseen) -> str:
     """Return content as one string. place: how errors name it. Raises ApiError for what is no
     text."""
     if isinstance(content, str):

@@ -1,8 +1,9 @@
 """The tools of a chat, and which of them must or may be called: wire -> neutral form."""
 
 import re
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
 
 from pydantic import Field
 
@@ -10,7 +11,8 @@ from server.protocol.common import ListOf, WireModel
 from server.protocol.wire_errors import invalid, quoted
 from server.text.conversation import Tool, ToolChoice
 
-WireT = TypeVar("WireT", bound=WireModel)
+PlacedTool = tuple[Tool, str]
+"""A tool, and how errors name its name."""
 # Names stand in the model's own formats, between quotes or tags.
 TOOL_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 
@@ -42,13 +44,21 @@ class NamedTool(WireModel):
     type: str | None = None
     name: str | None = None
     function: "NamedTool | None" = None
+    namespace: str | None = None
 
-    def found(self, place: str) -> str:
-        """Return the function's name, in one place or the other. Raises ApiError."""
+    def meant(self, tools: Sequence[Tool], place: str) -> frozenset[str]:
+        """Return the names of the tools that it means: a function, or all of a namespace. Raises
+        ApiError."""
         name = self.name if self.function is None else self.function.name
-        if self.type not in ("function", None) or name is None:
+        if self.type not in ("function", "namespace", None) or name is None:
             raise invalid("Only functions can be chosen, by their name.", place)
-        return name
+        if self.type == "namespace":
+            names = {tool.name for tool in tools if tool.namespace == name}
+        else:
+            names = {tool.name for tool in tools if tool.client_name == (self.namespace, name)}
+        if not names:
+            raise invalid("tool_choice names a tool that is not among the tools.", "tool_choice")
+        return frozenset(names)
 
 
 class AllowedTools(WireModel):
@@ -71,7 +81,8 @@ class WireToolChoice(NamedTool):
 
 def read_tools(tools: list[WireTool], max_tools: int) -> tuple[Tool, ...]:
     """Return the tools, in their order. Raises ApiError that names the one at fault."""
-    return collected(tools, max_tools, _read)
+    placed = ((tool, f"tools[{number}]") for number, tool in enumerate(tools))
+    return collected([_read(tool, place) for tool, place in placed], max_tools)
 
 
 def _read(tool: WireTool, place: str) -> tuple[Tool, str]:
@@ -85,20 +96,28 @@ def _read(tool: WireTool, place: str) -> tuple[Tool, str]:
     return tool.function.tool, f"{place}.function.name"
 
 
-def collected(
-    tools: Sequence[WireT], max_tools: int, read: Callable[[WireT, str], tuple[Tool, str] | None]
-) -> tuple[Tool, ...]:
-    """Return the tools of any API, in their order. read: from a tool and its place in errors to the
-    neutral form and the place of its name; None leaves it out. Raises ApiError for too many, and
-    for a name that two have, or that cannot stand in every model's format."""
+def with_loaded(
+    tools: Iterable[PlacedTool], loaded: Iterable[PlacedTool], *, searched: bool
+) -> list[PlacedTool]:
+    """Add the tools that a conversation loads, unless they are offered from the start. searched:
+    whether a client leaves it to the server to search for tools. This one does not: the model is
+    told of all from the start."""
+    found = [
+        (replace(tool, deferred=tool.deferred and not searched), place) for tool, place in tools
+    ]
+    names = {tool.name for tool, _ in found}
+    late = {tool.name: (replace(tool, deferred=True), place) for tool, place in loaded}
+    return found + [placed for name, placed in late.items() if name not in names]
+
+
+def collected(tools: Sequence[PlacedTool], max_tools: int) -> tuple[Tool, ...]:
+    """Return the tools of any API, in their order. Raises ApiError for too many, and for a name
+    that two have, or that cannot stand in every model's format."""
     if len(tools) > max_tools:
         raise invalid(f"There are {len(tools)} tools; at most {max_tools} are read.", "tools")
     found: dict[str, Tool] = {}
-    for number, wire in enumerate(tools):
-        if (named := read(wire, f"tools[{number}]")) is None:
-            continue
-        tool, place = named
-        if not TOOL_NAME.fullmatch(tool.name):
+    for tool, place in tools:
+        if not all(TOOL_NAME.fullmatch(name) for name in tool.client_name if name is not None):
             raise invalid(
                 "A tool's name must have 1 to 128 letters of ASCII, digits or characters of _.:/-",
                 place,
@@ -112,28 +131,26 @@ def collected(
 def read_tool_choice(choice: str | WireToolChoice | None, tools: tuple[Tool, ...]) -> ToolChoice:
     """Return whether and what the model must call. Raises ApiError for a choice that cannot be
     made."""
-    names = {tool.name for tool in tools}
     if choice is None or choice in ("none", "auto"):
         return ToolChoice("none" if choice == "none" or not tools else "auto")
-    if isinstance(choice, str):
-        if choice != "required":
-            raise invalid(f"There is no tool_choice {quoted(choice)}.", "tool_choice")
-        read = ToolChoice("required")
-    elif choice.type == "allowed_tools":
-        read = _allowed(*choice.allowed)
-    else:
-        read = ToolChoice("named", choice.found("tool_choice"))
+    if isinstance(choice, str) and choice != "required":
+        raise invalid(f"There is no tool_choice {quoted(choice)}.", "tool_choice")
     if not tools:
         raise invalid("tool_choice asks for a call, but there are no tools.", "tool_choice")
-    wanted = read.allowed or ({read.name} if read.name is not None else set())
-    if not wanted <= names:
-        raise invalid("tool_choice names a tool that is not among the tools.", "tool_choice")
-    return read
+    if isinstance(choice, str):
+        return ToolChoice("required")
+    if choice.type == "allowed_tools":
+        return _allowed(*choice.allowed, tools)
+    names = choice.meant(tools, "tool_choice")
+    if choice.type == "namespace":
+        return ToolChoice("required", allowed=names)
+    (name,) = names
+    return ToolChoice("named", name)
 
 
-def _allowed(allowed: AllowedTools, place: str) -> ToolChoice:
-    names = frozenset(
-        tool.found(f"{place}.tools[{number}]") for number, tool in enumerate(allowed.tools)
+def _allowed(allowed: AllowedTools, place: str, tools: tuple[Tool, ...]) -> ToolChoice:
+    names = frozenset[str]().union(
+        *(tool.meant(tools, f"{place}.tools[{n}]") for n, tool in enumerate(allowed.tools))
     )
     if not names:
         raise invalid("At least one tool must be allowed.", f"{place}.tools")

@@ -2,11 +2,14 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
+from pydantic import model_validator
+
 from server.protocol.common import ListOf, WireModel
-from server.protocol.unseen import Unseen, unsupported
+from server.protocol.messages.tools import OfferedTool
+from server.protocol.unseen import FILES, IMAGES, Unseen, unsupported
 from server.protocol.wire_errors import invalid
 from server.text.conversation import ToolCall, Turn
 
@@ -14,6 +17,13 @@ from server.text.conversation import ToolCall, Turn
 # follows could come from the cache.
 BILLING = re.compile(r"\s*x-anthropic-billing-header:[^\n]*\n*")
 FAILED = "Error: "
+# The types of blocks that are read; server/protocol/unseen.py has what becomes of the others.
+READ = frozenset(
+    {
+        *("text", "thinking", "redacted_thinking", "compaction", "image", "document"),
+        *("tool_use", "tool_result", "search_result", "tool_reference", "tool_addition"),
+    }
+)
 
 
 class TextBlock(WireModel):
@@ -22,13 +32,20 @@ class TextBlock(WireModel):
     type: str
     text: str | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _type_alone(cls, block: Any) -> Any:
+        """Drop all but the type of a block that is not read: nothing is known of its fields."""
+        kind = block.get("type") if isinstance(block, dict) else None
+        return {"type": kind} if isinstance(kind, str) and kind not in READ else block
+
     def text_for_model(self, place: str, unseen: Unseen) -> str:
         """Return the text that the model reads. Raises ApiError for what is no text."""
-        if self.type != "text":
-            return unseen.note(self.type, place)
-        if self.text is None:
+        if self.type == "text" and self.text is not None:
+            return self.text
+        if self.type in READ - IMAGES - FILES:
             raise unsupported(self.type, place)
-        return self.text
+        return unseen.note(self.type, place)
 
 
 class Source(WireModel):
@@ -48,17 +65,37 @@ class Source(WireModel):
 
 
 class ShownBlock(TextBlock):
-    """A block that may also be an image or a document."""
+    """A block of a tool's result."""
 
-    source: Source | None = None
+    source: Source | str | None = None
+    title: str | None = None
+    content: "str | ListOf[ShownBlock] | None" = None
+    tool_name: str | None = None
 
     def text_for_model(self, place: str, unseen: Unseen) -> str:
         """See TextBlock. A document of text is its text."""
-        if self.type == "document" and self.source is not None:
+        if self.type == "document" and isinstance(self.source, Source):
             text = self.source.text_for_model(f"{place}.source", unseen)
             if text is not None:
                 return text
+        if self.type == "search_result":
+            text = joined_text(self.content or "", f"{place}.content", unseen)
+            return f"{self.title or ''}\n{self.source or ''}\n{text}\n"
+        if self.type == "tool_reference" and self.tool_name is not None:
+            return unseen.loaded(self.tool_name)
         return super().text_for_model(place, unseen)
+
+
+class AddedTool(WireModel):
+    """A tool that is offered from here on, by its name or as it is."""
+
+    name: str | None = None
+    definition: OfferedTool | None = None
+
+    @property
+    def added_name(self) -> str | None:
+        """Its name; None where it is no tool of the client's."""
+        return self.name if self.definition is None else self.definition.name
 
 
 class Block(ShownBlock):
@@ -69,8 +106,17 @@ class Block(ShownBlock):
     name: str | None = None
     input: dict[str, Any] | None = None
     tool_use_id: str | None = None
-    content: str | ListOf[ShownBlock] | None = None
     is_error: bool | None = None
+    tool: AddedTool | None = None
+
+    def text_for_model(self, place: str, unseen: Unseen) -> str:
+        """See TextBlock. A compaction is the summary of what it stands for."""
+        if self.type == "compaction":
+            return joined_text(self.content or "", f"{place}.content", unseen)
+        if self.type == "tool_addition":
+            name = (self.tool or AddedTool()).added_name
+            return unseen.leave_out(self.type, place) if name is None else unseen.loaded(name)
+        return super().text_for_model(place, unseen)
 
     def call(self, place: str) -> ToolCall:
         """Return a tool_use in the neutral form, with the arguments written as the models write
@@ -93,6 +139,12 @@ class InputMessage(WireModel):
 
     role: Literal["user", "assistant", "system"]
     content: str | ListOf[Block]
+
+    def added_tools(self, place: str) -> Iterator[tuple[OfferedTool, str]]:
+        """Yield the tools that are defined here, each with how errors name it."""
+        for number, block in enumerate(self.content if isinstance(self.content, list) else ()):
+            if block.tool is not None and block.tool.definition is not None:
+                yield block.tool.definition, f"{place}.content[{number}].tool.definition"
 
     def turns(self, place: str, unseen: Unseen) -> list[Turn]:
         """Return the message in the neutral form: an assistant's message is one turn; a user's is

@@ -28,12 +28,16 @@ MESSAGES_FIELDS = (
     accepted("max_tokens", "required; more than fit is cut"),
     accepted(
         "messages",
-        "text, thinking, tool_use, tool_result; system anywhere; where the last one is the "
-        "assistant's, it is continued",
+        "what Claude Code's have, tools that they load included; other blocks are left out; where "
+        "the last one is the assistant's, it is continued",
     ),
     accepted("system", "text; billing headers of Claude Code are left out"),
     accepted("stop_sequences", "no part of one is sent"),
-    accepted("tools", "custom ones; Anthropic's server tools are left out, its others refused"),
+    accepted(
+        "tools",
+        "custom ones, deferred ones where messages load them; Anthropic's server tools are left "
+        "out, its others refused",
+    ),
     accepted("tool_choice", "auto, any, tool, none; disable_parallel_tool_use"),
     accepted(
         "thinking",

@@ -58,7 +58,13 @@ class ConversationFields(StructureFields):
     ) -> Conversation:
         """Return the request in the neutral form. Raises ApiError that names what cannot be part of
         it."""
-        tools = read_offered_tools(self.tools or [], limits.max_tools)
+        added = [
+            tool
+            for number, message in enumerate(self.messages)
+            for tool in message.added_tools(f"messages[{number}]")
+        ]
+        tools = read_offered_tools(self.tools or [], added, limits.max_tools)
+        unseen.offer(tools)
         choice = self.tool_choice or OfferedChoice(type="auto")
         return Conversation(
             turns=self._turns(limits.max_messages, unseen),

@@ -1,19 +1,21 @@
 """The tools of /v1/messages, and which of them must or may be called: wire -> neutral form."""
 
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
-from server.protocol.chat.tools import collected
+from server.protocol.chat.tools import PlacedTool, collected, with_loaded
 from server.protocol.common import WireModel
 from server.protocol.wire_errors import invalid, quoted
 from server.text.conversation import Tool, ToolChoice
 
 # Anthropic's servers run these themselves. The model is not told of them, so that a client that
 # always offers some of them gets answers.
+SEARCH_TOOLS = "tool_search_tool_"
 SERVER_TOOLS = (
     "web_search_",
     "web_fetch_",
     "code_execution_",
-    "tool_search_tool_",
+    SEARCH_TOOLS,
     "mcp_toolset",
     "advisor_",
 )
@@ -27,6 +29,7 @@ class OfferedTool(WireModel):
     description: str | None = None
     input_schema: dict[str, Any] | None = None
     strict: bool | None = None
+    defer_loading: bool | None = None
 
     @property
     def is_run_by_anthropic(self) -> bool:
@@ -43,7 +46,13 @@ class OfferedTool(WireModel):
             )
         if self.name is None:
             raise invalid("This tool has no name.", f"{place}.name")
-        return Tool(self.name, self.description, self.input_schema, bool(self.strict))
+        return Tool(
+            self.name,
+            self.description,
+            self.input_schema,
+            bool(self.strict),
+            bool(self.defer_loading),
+        )
 
 
 class OfferedChoice(WireModel):
@@ -69,11 +78,19 @@ class OfferedChoice(WireModel):
         return ToolChoice("named", self.name)
 
 
-def read_offered_tools(tools: list[OfferedTool], max_tools: int) -> tuple[Tool, ...]:
-    """Return the tools that a client runs, in their order. Raises ApiError that names the one at
-    fault."""
-    return collected(tools, max_tools, _read)
+def read_offered_tools(
+    tools: Sequence[OfferedTool], added: Iterable[tuple[OfferedTool, str]], max_tools: int
+) -> tuple[Tool, ...]:
+    """Return the tools that a client runs, in their order. added: those that messages define, each
+    with how errors name it. Raises ApiError that names the one at fault."""
+    placed = ((tool, f"tools[{number}]") for number, tool in enumerate(tools))
+    searched = any((tool.type or "").startswith(SEARCH_TOOLS) for tool in tools)
+    return collected(with_loaded(_read(placed), _read(added), searched=searched), max_tools)
 
 
-def _read(offered: OfferedTool, place: str) -> tuple[Tool, str] | None:
-    return None if offered.is_run_by_anthropic else (offered.tool(place), f"{place}.name")
+def _read(tools: Iterable[tuple[OfferedTool, str]]) -> list[PlacedTool]:
+    return [
+        (offered.tool(place), f"{place}.name")
+        for offered, place in tools
+        if not offered.is_run_by_anthropic
+    ]

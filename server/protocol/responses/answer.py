@@ -15,6 +15,7 @@ from server.protocol.answers import (
 )
 from server.protocol.responses.output import Output
 from server.protocol.wire_errors import ApiError
+from server.text.conversation import Tool
 from server.text.pieces import Delta, Usage
 
 
@@ -31,6 +32,8 @@ class ResponseAnswer:
     """What the response repeats of its request."""
     cache_report: bool = False
     packs_reasoning: bool = False
+    tools: tuple[Tool, ...] = ()
+    """Those that may be called."""
     keep: Callable[[Json], None] = lambda _: None
     """Gets the response when it has ended, unless the engine has failed."""
     _output: Output = field(init=False)
@@ -39,7 +42,7 @@ class ResponseAnswer:
 
     def __post_init__(self) -> None:
         key = self.metadata.id.removeprefix("resp_")
-        self._output = Output(key, self.token_bytes, self.packs_reasoning)
+        self._output = Output(key, self.token_bytes, self.packs_reasoning, self.tools)
 
     def first_chunks(self) -> list[Json]:
         """Return the events of a response without output: created and in progress."""

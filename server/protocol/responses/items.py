@@ -2,21 +2,26 @@
 
 import base64
 import binascii
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Tag
+from pydantic import BeforeValidator, Discriminator, Tag
 
 from server.protocol.answers import Json
 from server.protocol.chat.continuation import NOT_CONTINUED
 from server.protocol.chat.messages import ROLES, CalledFunction, ContentPart, content_text
 from server.protocol.common import ListOf, WireModel
-from server.protocol.unseen import IMAGES, Unseen
-from server.protocol.wire_errors import ApiError, invalid, quoted
+from server.protocol.responses.tools import FlatTool, functions, joined_name
+from server.protocol.unseen import FILES, IMAGES, Unseen, description
+from server.protocol.wire_errors import ApiError, invalid
 from server.text.conversation import ToolCall, Turn
 
 # Marks reasoning that is packed for clients that send back nothing else. It is no secret.
 REASONING_MARK = "quire1."
+# How the ciphers of OpenAI's servers begin.
+CIPHER_BEGIN = "gAAAA"
+SHOWN = IMAGES | FILES
 
 
 def packed_reasoning(text: str) -> str:
@@ -72,10 +77,12 @@ class CallItem(CalledFunction):
     type: Literal["function_call"]
     id: str | None = None
     call_id: str | None = None
+    namespace: str | None = None
 
     def turn(self, place: str, _: Unseen) -> Turn:
         """See MessageItem."""
-        return Turn("assistant", tool_calls=(self._call,))
+        name = joined_name(self.namespace, self.name) if self.namespace else self.name
+        return Turn("assistant", tool_calls=(replace(self._call, name=name),))
 
     def kept(self, key: str) -> Json:
         """See MessageItem."""
@@ -84,6 +91,7 @@ class CallItem(CalledFunction):
             "id": self.id or f"fc_{key}",
             "call_id": self._call.id,
             "name": self.name,
+            **({"namespace": self.namespace} if self.namespace else {}),
             "arguments": self._call.arguments,
             "status": "completed",
         }
@@ -135,35 +143,59 @@ class ReasoningItem(WireModel):
     prefix: bool | None = None
     """See MessageItem."""
 
-    def turn(self, place: str, _: Unseen) -> Turn:
+    def turn(self, _place: str, _: Unseen) -> Turn:
         """See MessageItem."""
-        return Turn("assistant", reasoning=self._reasoning(place))
+        return Turn("assistant", reasoning=self._reasoning)
 
-    def _reasoning(self, place: str) -> str:
-        """Return the reasoning. Full text wins over packed text, and packed text over a summary."""
+    @property
+    def is_unread(self) -> bool:
+        """Whether all that it has was encrypted elsewhere."""
+        return (
+            not self._reasoning and read_reasoning(self.encrypted_content or REASONING_MARK) is None
+        )
+
+    @property
+    def _reasoning(self) -> str:
+        """The reasoning. Full text wins over packed text, and packed text over a summary."""
         text = "".join(part.text for part in self.content or ())
-        if not text and self.encrypted_content:
-            unpacked = read_reasoning(self.encrypted_content)
-            if unpacked is None:
-                raise invalid(
-                    "This was not encrypted here: leave the item out.",
-                    f"{place}.encrypted_content",
-                    "invalid_encrypted_content",
-                )
-            text = unpacked
+        text = text or read_reasoning(self.encrypted_content or "") or ""
         return text or "\n\n".join(part.text for part in self.summary or ())
 
     def kept(self, key: str) -> Json:
         """See MessageItem."""
-        text = self._reasoning("")
         return {
             "type": "reasoning",
             "id": self.id or f"rs_{key}",
             "summary": [],
-            "content": [{"type": "reasoning_text", "text": text}],
+            "content": [{"type": "reasoning_text", "text": self._reasoning}],
             "status": "completed",
             **_kept_prefix(self.prefix),
         }
+
+
+class LoadedToolsItem(WireModel):
+    """Tools that are offered from here on: what came of a search, or what a client adds."""
+
+    type: Literal["tool_search_output", "additional_tools"]
+    id: str | None = None
+    call_id: str | None = None
+    tools: ListOf[FlatTool] | None = None
+
+    def added_tools(self, place: str) -> Iterator[tuple[FlatTool, str]]:
+        """Yield the tools, each with how errors name it."""
+        for number, tool in enumerate(self.tools or ()):
+            yield tool, f"{place}.tools[{number}]"
+
+    def turn(self, _place: str, _: Unseen) -> Turn:
+        """See MessageItem."""
+        text = "".join(description(tool) for tool, _ in functions(self.added_tools("")))
+        if self.type == "additional_tools":
+            return Turn("system", text)
+        return Turn("tool", text, tool_call_id=self.call_id or self.id)
+
+    def kept(self, key: str) -> Json:
+        """See MessageItem."""
+        return self.model_dump(exclude_none=True) | {"id": self.id or f"tso_{key}"}
 
 
 class ReferenceItem(WireModel):
@@ -179,14 +211,47 @@ class OtherItem(WireModel):
     type: str
 
 
-Item = MessageItem | CallItem | CallOutputItem | ReasoningItem
+Item = MessageItem | CallItem | CallOutputItem | ReasoningItem | LoadedToolsItem
+# The types of items that are read; server/protocol/unseen.py has what becomes of the others.
 TAGS = {
     "message": "Message",
     "function_call": "Call",
     "function_call_output": "CallOutput",
+    "tool_search_output": "LoadedTools",
+    "additional_tools": "LoadedTools",
     "reasoning": "Reasoning",
     "item_reference": "Reference",
 }
+
+
+def _readable(part: Any) -> Any:
+    """Return a part of an agent's message. Clients call it encrypted also where no server has
+    done so."""
+    match part:
+        case {"encrypted_content": str(text)} if not text.startswith(CIPHER_BEGIN):
+            return {"type": "input_text", "text": text}
+    return part
+
+
+def _in_common_types(item: Any) -> Any:
+    """Write what only some clients' tools and agents have in the types that all clients have."""
+    match item:
+        case {"type": "custom_tool_call" | "local_shell_call" | "tool_search_call" as kind}:
+            return item | {
+                "type": "function_call",
+                "name": item.get("name") or kind.removesuffix("_call"),
+                "arguments": item.get("arguments")
+                or item.get("action")
+                or {"input": item.get("input")},
+            }
+        case {"type": "custom_tool_call_output" | "local_shell_call_output"}:
+            call_id = item.get("call_id") or item.get("id")
+            return item | {"type": "function_call_output", "call_id": call_id}
+        case {"type": "agent_message", "content": list() as content}:
+            author = {"type": "input_text", "text": f"Message from {item.get('author')}:\n"}
+            parts = [author, *map(_readable, content)]
+            return {"type": "message", "role": "user", "content": parts}
+    return item
 
 
 def _tag(item: Any) -> str:
@@ -203,31 +268,37 @@ WireItem = Annotated[
     | Annotated[CallItem, Tag("Call")]
     | Annotated[CallOutputItem, Tag("CallOutput")]
     | Annotated[ReasoningItem, Tag("Reasoning")]
+    | Annotated[LoadedToolsItem, Tag("LoadedTools")]
     | Annotated[ReferenceItem, Tag("Reference")]
     | Annotated[OtherItem, Tag("Other")],
     Discriminator(_tag),
+    BeforeValidator(_in_common_types),
 ]
+Placed = tuple[str, Item]
+"""An item, and how errors name it."""
 Input = Annotated[
     Annotated[str, Tag("Text")] | Annotated[ListOf[WireItem], Tag("Items")],
     Discriminator(lambda value: "Text" if isinstance(value, str) else "Items"),
 ]
 
 
-def read_input(value: str | list[WireItem], stored: Callable[[str], Item | None]) -> list[Item]:
-    """Return the items, references followed. stored: finds the item of an id. Raises ApiError for
-    what is no part of a conversation here."""
+def read_input(
+    value: str | list[WireItem], stored: Callable[[str], Item | None], unseen: Unseen
+) -> list[Placed]:
+    """Return the items that are read, references followed. stored: finds the item of an id. Raises
+    ApiError for an id that is not stored."""
     if isinstance(value, str):
-        return [MessageItem(role="user", content=value)]
-    items: list[Item] = []
+        return [("input", MessageItem(role="user", content=value))]
+    items: list[Placed] = []
     for number, item in enumerate(value):
-        if isinstance(item, OtherItem):
-            raise invalid(
-                f"An item of type {quoted(item.type)} is not supported.", f"input[{number}]"
-            )
+        place = f"input[{number}]"
         found = stored(item.id) if isinstance(item, ReferenceItem) else item
         if found is None:
-            raise _unknown_reference(f"input[{number}]")
-        items.append(found)
+            raise _unknown_reference(place)
+        if isinstance(found, OtherItem) or (isinstance(found, ReasoningItem) and found.is_unread):
+            unseen.leave_out(found.type, place)
+        else:
+            items.append((place, found))
     return items
 
 
@@ -246,7 +317,7 @@ def _kept_prefix(prefix: bool | None) -> Json:
 def _kept_content(content: str | list[ContentPart], kind: str) -> list[Json]:
     if isinstance(content, str):
         return [_kept_text(kind, content)]
-    return [_kept_part(kind, part) for part in content]
+    return [_kept_part(kind, part) for part in content if part.is_text or part.type in SHOWN]
 
 
 def _kept_part(kind: str, part: ContentPart) -> Json:

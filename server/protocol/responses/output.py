@@ -1,9 +1,12 @@
 """Pieces of an answer -> the output items of a response, and the events that tell of them."""
 
+from collections.abc import Iterable
 from typing import Literal
 
 from server.protocol.answers import Json, TokenText, token_objects
 from server.protocol.responses.items import packed_reasoning
+from server.protocol.responses.tools import name_object
+from server.text.conversation import Tool
 from server.text.pieces import AnswerPiece, Channel, TextPiece, TokenReport, ToolCallStart
 
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -86,9 +89,11 @@ class TextItem:
 class CallItem:
     """A call, whose arguments grow."""
 
-    def __init__(self, id: str, start: ToolCallStart) -> None:
+    def __init__(self, id: str, start: ToolCallStart, names: Json) -> None:
+        """names: what the client calls the function."""
         self._id = id
         self._start = start
+        self._names = names
         self._arguments = ""
 
     def takes(self, piece: AnswerPiece) -> bool:
@@ -111,7 +116,7 @@ class CallItem:
         done = {
             "type": "response.function_call_arguments.done",
             "item_id": self._id,
-            "name": self._start.name,
+            "name": self._names["name"],
             "arguments": self._arguments,
         }
         return [done, {"type": "response.output_item.done", "item": self.object(status)}]
@@ -122,7 +127,7 @@ class CallItem:
             "type": "function_call",
             "id": self._id,
             "call_id": self._start.id,
-            "name": self._start.name,
+            **self._names,
             "arguments": self._arguments,
             "status": status,
         }
@@ -131,9 +136,13 @@ class CallItem:
 class Output:
     """The items of a response as they come into being, one after the other."""
 
-    def __init__(self, key: str, token_bytes: TokenText, packs_reasoning: bool) -> None:
-        """key: what the items' ids have in common, and with those of no other response."""
+    def __init__(
+        self, key: str, token_bytes: TokenText, packs_reasoning: bool, tools: Iterable[Tool] = ()
+    ) -> None:
+        """key: what the items' ids have in common, and with those of no other response. tools:
+        those that may be called."""
         self._key = key
+        self._names = {tool.name: name_object(tool) for tool in tools}
         self._token_bytes = token_bytes
         self._packs_reasoning = packs_reasoning
         self._done: list[Json] = []
@@ -167,7 +176,8 @@ class Output:
     def _new(self, piece: AnswerPiece) -> TextItem | CallItem:
         number = f"{self._key}{len(self._done):04x}"
         if isinstance(piece, ToolCallStart):
-            return CallItem(f"fc_{number}", piece)
+            names = self._names.get(piece.name, {"name": piece.name})
+            return CallItem(f"fc_{number}", piece, names)
         assert isinstance(piece, TextPiece), "arguments follow their call"
         prefix = "rs" if piece.channel is Channel.REASONING else "msg"
         id = f"{prefix}_{number}"

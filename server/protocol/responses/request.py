@@ -14,10 +14,11 @@ from server.protocol.chat.tools import read_tool_choice
 from server.protocol.common import Count, ListOf, OpenAISamplingFields, WireModel
 from server.protocol.output_format import StructureFields
 from server.protocol.responses.fields import RESPONSES_FIELDS
-from server.protocol.responses.items import Input, Item, read_input
+from server.protocol.responses.items import Input, Item, LoadedToolsItem, Placed, read_input
 from server.protocol.responses.tools import (
     FlatTool,
     FlatToolChoice,
+    OtherTool,
     read_flat_tools,
     tool_choice_object,
     tool_object,
@@ -35,6 +36,7 @@ REPEATED = ("max_tool_calls", "safety_identifier", "prompt_cache_key")
 LOGPROBS = "message.output_text.logprobs"
 PACKED_THOUGHTS = "reasoning.encrypted_content"
 DEFAULT_FORMAT_NAME = "answer"
+NOTHING = "There is nothing to answer."
 
 
 class ReasoningField(WireModel):
@@ -127,7 +129,7 @@ class ResponsesRequest(ContinuationFields, ThinkingFields, StructureFields, Open
         if self.n not in (None, 1):
             raise invalid("A response is one answer.", "n")
         if self.input in (None, []) and self.previous_response_id is None:
-            raise invalid("There is nothing to answer.", "input")
+            raise invalid(NOTHING, "input")
         if (self.top_logprobs or 0) > limits.max_top_logprobs:
             raise invalid(f"top_logprobs may be at most {limits.max_top_logprobs}.", "top_logprobs")
         if self.reasoning is not None:
@@ -173,14 +175,14 @@ class ResponsesRequest(ContinuationFields, ThinkingFields, StructureFields, Open
             )
         return own or other
 
-    def items(self, stored: Callable[[str], Item | None]) -> list[Item]:
+    def items(self, stored: Callable[[str], Item | None], unseen: Unseen) -> list[Placed]:
         """Return the new items. stored: finds the item of an id. Raises ApiError."""
-        return [] if self.input is None else read_input(self.input, stored)
+        return [] if self.input is None else read_input(self.input, stored, unseen)
 
     def conversation(
         self,
         history: Sequence[Item],
-        items: Sequence[Item],
+        items: Sequence[Placed],
         limits: LimitsSection,
         efforts: ReasoningSection,
         unseen: Unseen,
@@ -193,14 +195,21 @@ class ResponsesRequest(ContinuationFields, ThinkingFields, StructureFields, Open
                 "read.",
                 "input",
             )
-        tools = read_flat_tools(self.tools or [], limits.max_tools)
+        placed = [*(("history", item) for item in history), *items]
+        added = [
+            tool
+            for place, item in placed
+            if isinstance(item, LoadedToolsItem)
+            for tool in item.added_tools(place)
+        ]
+        tools = read_flat_tools(self.tools or [], added, limits.max_tools)
         # Each response has instructions of its own.
         instructions = (Turn("system", self.instructions),) if self.instructions else ()
-        placed = [(f"input[{number}]", item) for number, item in enumerate(items)]
-        check_begun(placed)
-        before = [("history", item) for item in history]
-        merged = turns([*before, *placed], unseen)
-        continues = self.continues(merged[-1], marked=is_begun((*history, *items)[-1]))
+        check_begun(items)
+        merged = turns(placed, unseen)
+        if not merged:
+            raise invalid(NOTHING, "input")
+        continues = self.continues(merged[-1], marked=is_begun(placed[-1][1]))
         self.check_answered(continues=continues)
         return Conversation(
             turns=(*instructions, *merged),
@@ -220,7 +229,7 @@ class ResponsesRequest(ContinuationFields, ThinkingFields, StructureFields, Open
         if isinstance(self.tool_choice, str):
             choice = self.tool_choice
         elif self.tool_choice is not None:
-            choice = tool_choice_object(conversation.tool_choice)
+            choice = tool_choice_object(conversation.tool_choice, conversation.tools)
         return {
             "instructions": self.instructions,
             "max_output_tokens": self.asked_length[0],
@@ -232,7 +241,9 @@ class ResponsesRequest(ContinuationFields, ThinkingFields, StructureFields, Open
             "temperature": params.temperature,
             "text": (self.text or TextField()).object(),
             "tool_choice": choice,
-            "tools": [tool_object(tool) for tool in conversation.tools],
+            "tools": [
+                tool_object(tool) for tool in self.tools or () if not isinstance(tool, OtherTool)
+            ],
             "top_logprobs": self.top_logprobs or 0,
             "top_p": params.top_p,
             "presence_penalty": params.presence_penalty,

@@ -1,5 +1,8 @@
 """The tools of /v1/responses, which are flat: wire -> neutral form, and back."""
 
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Tag
@@ -9,17 +12,28 @@ from server.protocol.chat.tools import (
     AllowedTools,
     FunctionTool,
     NamedTool,
+    PlacedTool,
     WireToolChoice,
     collected,
+    with_loaded,
 )
 from server.protocol.common import ListOf, WireModel
 from server.text.conversation import Tool, ToolChoice
+
+SEARCH = "tool_search"
+SEPARATORS, MARK = re.compile(r"[.:]"), r":\g<0>"
 
 
 class FlatFunction(FunctionTool):
     """A function that the model may call."""
 
     type: Literal["function"]
+    defer_loading: bool | None = None
+
+    @property
+    def tool(self) -> Tool:
+        """See FunctionTool."""
+        return replace(super().tool, deferred=bool(self.defer_loading))
 
 
 class OtherTool(WireModel):
@@ -28,13 +42,34 @@ class OtherTool(WireModel):
     type: str
 
 
+TAGS = {"function": "Function", "namespace": "Namespace"}
+
+
 def _tag(tool: Any) -> str:
     """Return the tag of a tool. Tags begin with capitals, so that errors leave them out."""
-    return "Function" if isinstance(tool, dict) and tool.get("type") == "function" else "Other"
+    kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
+    return TAGS.get(str(kind), "Other")
+
+
+GroupedTool = Annotated[
+    Annotated[FlatFunction, Tag("Function")] | Annotated[OtherTool, Tag("Other")],
+    Discriminator(lambda tool: _tag(tool).replace("Namespace", "Other")),
+]
+
+
+class Namespace(WireModel):
+    """Functions that a client groups, such as those of one MCP server."""
+
+    type: Literal["namespace"]
+    name: str
+    description: str | None = None
+    tools: ListOf[GroupedTool] | None = None
 
 
 FlatTool = Annotated[
-    Annotated[FlatFunction, Tag("Function")] | Annotated[OtherTool, Tag("Other")],
+    Annotated[FlatFunction, Tag("Function")]
+    | Annotated[Namespace, Tag("Namespace")]
+    | Annotated[OtherTool, Tag("Other")],
     Discriminator(_tag),
 ]
 
@@ -51,32 +86,53 @@ class FlatToolChoice(WireToolChoice):
         return AllowedTools(mode=self.mode, tools=self.tools or []), "tool_choice"
 
 
-def read_flat_tools(tools: list[FlatTool], max_tools: int) -> tuple[Tool, ...]:
-    """Return the functions, in their order; other tools are left out.
-
-    Raises ApiError that names the one at fault.
-    """
-    return collected(tools, max_tools, _read)
-
-
-def _read(tool: FlatTool, place: str) -> tuple[Tool, str] | None:
-    return (tool.tool, f"{place}.name") if isinstance(tool, FlatFunction) else None
+def read_flat_tools(
+    tools: Sequence[FlatTool], added: Iterable[tuple[FlatTool, str]], max_tools: int
+) -> tuple[Tool, ...]:
+    """Return the functions, in their order; other tools are left out. added: those that the input
+    loads. Raises ApiError that names the one at fault."""
+    read = functions((tool, f"tools[{number}]") for number, tool in enumerate(tools))
+    searched = any(tool.type == SEARCH for tool in tools)
+    return collected(with_loaded(read, functions(added), searched=searched), max_tools)
 
 
-def tool_object(tool: Tool) -> Json:
-    """Return a function as responses repeat it."""
-    return {
-        "type": "function",
-        "name": tool.name,
-        "description": tool.description,
-        "parameters": tool.parameters,
-        "strict": tool.strict,
-    }
+def functions(tools: Iterable[tuple[FlatTool, str]]) -> Iterator[PlacedTool]:
+    """Yield the functions among tools. These come with how errors name them."""
+    for wire, place in tools:
+        if isinstance(wire, FlatFunction):
+            yield wire.tool, f"{place}.name"
+        elif isinstance(wire, Namespace):
+            grouped = ((one, f"{place}.tools[{n}]") for n, one in enumerate(wire.tools or ()))
+            for tool, where in functions(grouped):
+                name = joined_name(wire.name, tool.name)
+                yield replace(tool, name=name, namespace=wire.name, own_name=tool.name), where
 
 
-def tool_choice_object(choice: ToolChoice) -> Json:
+def joined_name(namespace: str, name: str) -> str:
+    """Join both to the one name that the model reads. What separates them is marked in a namespace
+    that has it, so that different pairs have different names."""
+    return f"{SEPARATORS.sub(MARK, namespace)}.{name}"
+
+
+def tool_object(tool: FlatTool) -> Json:
+    """Return a tool as responses repeat it."""
+    if isinstance(tool, Namespace):
+        grouped = [tool_object(one) for one in tool.tools or () if isinstance(one, FlatFunction)]
+        return tool.model_dump(exclude={"tools"}) | {"tools": grouped}
+    fields = tool.model_dump() | {"strict": bool(tool.strict)}
+    return fields if fields.pop("defer_loading") is None else fields | {"defer_loading": True}
+
+
+def name_object(tool: Tool) -> Json:
+    """Return the names of a function as calls and choices have them."""
+    namespace, name = tool.client_name
+    return {"name": name} | ({} if namespace is None else {"namespace": namespace})
+
+
+def tool_choice_object(choice: ToolChoice, tools: Iterable[Tool]) -> Json:
     """Return a choice that is an object, as responses repeat it."""
+    names = choice.allowed or {choice.name}
+    chosen = [{"type": "function"} | name_object(tool) for tool in tools if tool.name in names]
     if choice.allowed is not None:
-        tools = [{"type": "function", "name": name} for name in sorted(choice.allowed)]
-        return {"type": "allowed_tools", "mode": choice.mode, "tools": tools}
-    return {"type": "function", "name": choice.name}
+        return {"type": "allowed_tools", "mode": choice.mode, "tools": chosen}
+    return chosen[0]

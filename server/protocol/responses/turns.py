@@ -10,18 +10,27 @@ from dataclasses import replace
 from itertools import pairwise
 
 from server.protocol.chat.continuation import NOT_CONTINUED
-from server.protocol.responses.items import CallOutputItem, Item, MessageItem, ReasoningItem
+from server.protocol.responses.items import (
+    CallItem,
+    Item,
+    MessageItem,
+    Placed,
+    ReasoningItem,
+)
 from server.protocol.unseen import Unseen
 from server.protocol.wire_errors import invalid
 from server.text.conversation import Role, Turn
 
+NOTHING_SAID = Turn("system")
 
-def turns(items: Iterable[tuple[str, Item]], unseen: Unseen) -> tuple[Turn, ...]:
+
+def turns(items: Iterable[Placed], unseen: Unseen) -> tuple[Turn, ...]:
     """Merge items to turns, each with the place by which errors name it. Raises ApiError."""
     made: list[Turn] = []
     last: Item | None = None
     for place, item in items:
-        turn = item.turn(place, unseen)
+        if (turn := item.turn(place, unseen)) == NOTHING_SAID:
+            continue
         if last is not None and _goes_on(made[-1].role, last, turn.role, item):
             made[-1] = _together(made[-1], turn, is_begun(last))
         else:
@@ -30,11 +39,13 @@ def turns(items: Iterable[tuple[str, Item]], unseen: Unseen) -> tuple[Turn, ...]
     return tuple(made)
 
 
-def check_begun(items: Sequence[tuple[str, Item]]) -> None:
+def check_begun(items: Sequence[Placed]) -> None:
     """Raise ApiError for an item that is to be continued while another one follows it."""
     for (place, item), (_, after) in pairwise(items):
-        is_for_the_model = isinstance(after, MessageItem) and after.role != "assistant"
-        if is_begun(item) and (is_for_the_model or isinstance(after, CallOutputItem)):
+        by_the_model = isinstance(after, CallItem | ReasoningItem) or (
+            isinstance(after, MessageItem) and after.role == "assistant"
+        )
+        if is_begun(item) and not by_the_model:
             raise invalid(NOT_CONTINUED, f"{place}.prefix")
 
 

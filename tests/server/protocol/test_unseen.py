@@ -1,6 +1,6 @@
 import pytest
 
-from server.protocol.unseen import Unseen
+from server.protocol.unseen import Api, Unseen
 from server.protocol.wire_errors import ApiError
 
 
@@ -31,3 +31,9 @@ def test_what_is_neither_image_nor_file_is_refused_and_no_setting_would_help() -
         unseen.note("input_audio", "here")
     assert "images.chat" not in caught.value.message
     assert (caught.value.param, unseen.count) == ("here", 0)
+
+
+@pytest.mark.parametrize("api", ["chat", "ollama"])
+def test_apis_without_agents_refuse_what_they_do_not_know(api: Api) -> None:
+    with pytest.raises(ApiError):
+        Unseen("placeholder", "images.chat", api).leave_out("compaction", "here")

@@ -483,7 +483,7 @@ async def test_a_stored_response_is_not_streamed(http: httpx2.AsyncClient) -> No
     ("fields", "param"),
     [
         ({"input": None}, "input"),
-        ({"input": [{"type": "computer_call"}]}, "input[0]"),
+        ({"input": [{"type": "computer_call"}]}, "input"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_audio"}]}]},
             "input[0].content[0]",

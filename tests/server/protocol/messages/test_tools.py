@@ -11,7 +11,7 @@ LOOK, WAIT = Tool("look"), Tool("wait")
 
 
 def read(*tools: dict[str, Any], most: int = 9) -> tuple[Tool, ...]:
-    return read_offered_tools([OfferedTool.model_validate(tool) for tool in tools], most)
+    return read_offered_tools([OfferedTool.model_validate(tool) for tool in tools], (), most)
 
 
 def chosen(tools: tuple[Tool, ...], **choice: Any) -> ToolChoice:

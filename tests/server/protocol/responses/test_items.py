@@ -11,6 +11,7 @@ from server.protocol.responses.items import (
     Input,
     Item,
     MessageItem,
+    Placed,
     packed_reasoning,
     read_input,
     read_reasoning,
@@ -25,6 +26,8 @@ SDK: TypeAdapter[Any] = TypeAdapter(ResponseItem)
 CALL = {"type": "function_call", "call_id": "call_1", "name": "look", "arguments": '{"at": 1}'}
 MADE = ToolCall("call_1", "look", '{"at": 1}')
 ASKED = {"role": "user", "content": "Hello"}
+LOOK = {"type": "function", "name": "look", "parameters": {"type": "object"}}
+DESCRIBED = '{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}\n'
 HEARD = {"type": "function_call_output", "call_id": "call_1", "output": "sunny"}
 
 
@@ -45,12 +48,20 @@ def thought(text: str) -> dict[str, Any]:
 
 
 def items(given: Any) -> list[Item]:
-    return read_input(INPUT.validate_json(json.dumps(given)), lambda _: None)
+    return [item for _, item in placed(given, unseen())]
+
+
+def unseen(rule: UnseenRule = "refuse") -> Unseen:
+    return Unseen(rule, "images.responses", "responses")
+
+
+def placed(given: Any, notes: Unseen) -> list[Placed]:
+    return read_input(INPUT.validate_json(json.dumps(given)), lambda _: None, notes)
 
 
 def read(*given: Any, rule: UnseenRule = "refuse") -> tuple[Turn, ...]:
-    placed = ((f"input[{number}]", item) for number, item in enumerate(items(list(given))))
-    return turns(placed, Unseen(rule, "images.responses"))
+    notes = unseen(rule)
+    return turns(placed(list(given), notes), notes)
 
 
 def refusal(*given: Any) -> ApiError:
@@ -112,12 +123,13 @@ def test_thoughts_come_back_in_the_best_form_that_is_there(fields: Any, text: st
 
 
 @pytest.mark.parametrize("packed", ["gAAAAABo", "quire1.%", "quire1.YQ", "quire1./w==", "quire1.é"])
-def test_thoughts_that_were_packed_elsewhere_are_refused(packed: str) -> None:
+def test_thoughts_that_were_packed_elsewhere_are_left_out(packed: str) -> None:
     assert read_reasoning(packed) is None
-    error = refusal(ASKED, {"type": "reasoning", "encrypted_content": packed})
-    assert error.param == "input[1].encrypted_content"
-    assert error.code == "invalid_encrypted_content"
-    assert packed not in error.message
+    thought, notes = {"type": "reasoning", "encrypted_content": packed}, unseen()
+    assert [place for place, _ in placed([thought, ASKED, thought], notes)] == ["input[1]"]
+    assert notes.left_out == {"reasoning": 2}
+    summed = thought | {"summary": [{"type": "summary_text", "text": "It looked."}]}
+    assert read(summed) == (Turn("assistant", reasoning="It looked."),)
 
 
 @pytest.mark.parametrize(
@@ -138,14 +150,95 @@ def test_arguments_may_come_as_the_object_that_they_are() -> None:
     assert turn.tool_calls == (ToolCall("", "look", '{"at": 1}'),)
 
 
+def called(name: str, arguments: str) -> Turn:
+    return Turn("assistant", tool_calls=(ToolCall("c", name, arguments),))
+
+
+@pytest.mark.parametrize(
+    ("item", "turn"),
+    [
+        (
+            {"type": "custom_tool_call", "call_id": "c", "name": "apply_patch", "input": "*** é"},
+            called("apply_patch", '{"input": "*** é"}'),
+        ),
+        (
+            {"type": "custom_tool_call_output", "call_id": "c", "output": "Done"},
+            Turn("tool", "Done", tool_call_id="c"),
+        ),
+        (
+            {"type": "local_shell_call", "call_id": "c", "action": {"command": ["ls"]}},
+            called("local_shell", '{"command": ["ls"]}'),
+        ),
+        (
+            {"type": "local_shell_call_output", "id": "c", "output": "a.txt"},
+            Turn("tool", "a.txt", tool_call_id="c"),
+        ),
+        (
+            {"type": "tool_search_call", "call_id": "c", "arguments": {"query": "x"}},
+            called("tool_search", '{"query": "x"}'),
+        ),
+        (
+            {"type": "tool_search_call", "call_id": "c", "arguments": '{"query": "x"}'},
+            called("tool_search", '{"query": "x"}'),
+        ),
+        (
+            CALL | {"call_id": "c", "namespace": "mcp__x", "arguments": "{}"},
+            called("mcp__x.look", "{}"),
+        ),
+        (
+            {
+                "type": "agent_message",
+                "author": "/root/a",
+                "content": [
+                    {"type": "input_text", "text": "Payload:\n"},
+                    {"type": "encrypted_content", "encrypted_content": "Look at it."},
+                    {"type": "encrypted_content", "encrypted_content": "gAAAAABo"},
+                ],
+            },
+            Turn("user", "Message from /root/a:\nPayload:\nLook at it."),
+        ),
+        (
+            {"type": "tool_search_output", "call_id": "c", "tools": [LOOK, {"type": "custom"}]},
+            Turn("tool", DESCRIBED, tool_call_id="c"),
+        ),
+        ({"type": "additional_tools", "tools": [LOOK]}, Turn("system", DESCRIBED)),
+    ],
+)
+def test_what_agents_keep_is_read(item: Any, turn: Turn) -> None:
+    assert read(item) == (turn,)
+    kept = items([item])[0].kept("1f")
+    assert read(kept) == (turn,)
+    assert items([kept])[0].kept("2f") == kept
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        {"type": "web_search_call", "action": {"type": "search", "query": "q"}},
+        {"type": "compaction", "encrypted_content": "gAAAA"},
+        {"type": "computer_call", "action": 5},
+        {"type": "mcp_call", "name": 5, "output": {"a": 1}},
+        {"type": "shell_call_output", "output": [{"stdout": "x"}]},
+        {"type": "image_generation_call", "result": None},
+    ],
+)
+def test_what_cannot_be_read_is_left_out_with_its_name(item: Any) -> None:
+    notes = unseen()
+    assert turns(placed([ASKED, item, ASKED], notes), notes) == (Turn("user", "Hello"),) * 2
+    assert notes.left_out == {item["type"]: 1}
+    assert read(ASKED, {"type": "additional_tools", "tools": []}) == (Turn("user", "Hello"),)
+    secret = {"type": "zebra", "content": 5}
+    assert turns(placed([ASKED, secret], notes), notes) == (Turn("user", "Hello"),)
+    assert notes.left_out == {item["type"]: 1, "unknown": 1}
+
+
 # --- what is refused -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("item", "param"),
     [
-        ({"type": "web_search_call", "id": "ws_1", "action": {}}, "input[1]"),
-        ({"type": "custom_tool_call", "call_id": "c", "name": "n", "input": "x"}, "input[1]"),
+        ({"role": "user", "content": [{"type": "input_audio"}]}, "input[1].content[0]"),
         ({"role": "user", "content": [{"type": "input_image"}]}, "input[1].content[0]"),
         (HEARD | {"output": [{"type": "input_file"}]}, "input[1].output[0]"),
         ({"type": "item_reference", "id": "msg_none"}, "input[1]"),
@@ -180,7 +273,8 @@ def test_an_item_of_the_wrong_form_is_named(given: Any, param: str) -> None:
 def test_a_reference_is_followed() -> None:
     kept = MessageItem(role="user", content="Hello")
     given = INPUT.validate_json('[{"type": "item_reference", "id": "a"}, {"id": "b"}]')
-    assert read_input(given, {"a": kept, "b": kept}.get) == [kept, kept]
+    found = read_input(given, {"a": kept, "b": kept}.get, unseen())
+    assert found == [("input[0]", kept), ("input[1]", kept)]
 
 
 # --- how items are kept ----------------------------------------------------------------------

@@ -13,7 +13,7 @@ from server.text.conversation import Conversation, OutputFormat, Thinking, Tool,
 
 LIMITS, EFFORTS = LimitsSection(), ReasoningSection()
 LOOK = {"type": "function", "name": "look"}
-UNSEEN = Unseen("refuse", "images.responses")
+UNSEEN = Unseen("refuse", "images.responses", "responses")
 SCHEMA = {"type": "object"}
 PARAMS = SamplingParams(max_tokens=5, temperature=0.5, top_p=0.25)
 
@@ -27,7 +27,7 @@ def conversation(
 ) -> Conversation:
     asked = wire(**fields)
     asked.check(limits)
-    return asked.conversation(history, asked.items(lambda _: None), limits, EFFORTS, UNSEEN)
+    return asked.conversation(history, asked.items(lambda _: None, UNSEEN), limits, EFFORTS, UNSEEN)
 
 
 def refusal(**fields: Any) -> ApiError:

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from server.protocol.responses.items import Item, read_input
+from server.protocol.responses.items import Placed, read_input
 from server.protocol.responses.turns import check_begun, is_begun, turns
 from server.protocol.unseen import Unseen
 from server.protocol.wire_errors import ApiError
@@ -19,15 +19,15 @@ from tests.server.protocol.responses.test_items import (
 )
 
 BEGUN = {"prefix": True}
+UNSEEN = Unseen("refuse", "images.responses", "responses")
 
 
-def placed(*given: Any) -> list[tuple[str, Item]]:
-    items = read_input(INPUT.validate_json(json.dumps(given)), lambda _: None)
-    return [(f"input[{number}]", item) for number, item in enumerate(items)]
+def placed(*given: Any) -> list[Placed]:
+    return read_input(INPUT.validate_json(json.dumps(given)), lambda _: None, UNSEEN)
 
 
 def read(*given: Any) -> tuple[Turn, ...]:
-    return turns(placed(*given), Unseen("refuse", "images.responses"))
+    return turns(placed(*given), UNSEEN)
 
 
 def test_the_items_of_one_turn_are_one_turn() -> None:
