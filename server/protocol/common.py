@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, TypeVar
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Discriminator,
     Field,
@@ -21,6 +22,8 @@ from server.protocol.fields import SAMPLING_FIELDS, FieldRule, refuse_unsupporte
 from server.protocol.wire_errors import invalid, quoted
 
 MAX_SEED = 2**63 - 1
+# Stands for one that is drawn, as in Ollama, llama.cpp and vLLM.
+RANDOM_SEED = -1
 MAX_TOP_K = 2**31 - 1
 
 # Below these, float32 has no difference left to compute with.
@@ -34,13 +37,28 @@ MAX_TEMPLATE_NUMBER = 2**31 - 1
 # The lowest of all is the readiness probe's own.
 MAX_PRIORITY = 2**31 - 1
 
-Count = Annotated[int, Field(ge=-1, le=2**31 - 1)]
+
+def _whole(value: Any) -> Any:
+    """Return a whole number as an int: JSON has one kind of numbers, and some clients write 8.0."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _whole_list(values: Any) -> Any:
+    """See ``_whole``. There may be many, and as a rule none is a float."""
+    is_mixed = isinstance(values, list) and float in set(map(type, values))
+    return [_whole(value) for value in values] if is_mixed else values
+
+
+Whole = Annotated[int, BeforeValidator(_whole)]
+Count = Annotated[Whole, Field(ge=-1, le=2**31 - 1)]
+Seed = Annotated[Whole, Field(ge=-MAX_SEED - 1, le=MAX_SEED)]
+TopK = Annotated[Whole, Field(ge=-1, le=MAX_TOP_K)]
 CacheSalt = Annotated[str, Field(min_length=1, max_length=MAX_CACHE_SALT_CHARS)]
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 ItemT = TypeVar("ItemT")
 # There may be many: one that is wrong is enough.
 ListOf = Annotated[list[ItemT], Field(fail_fast=True)]
-TokenIds = ListOf[TokenId]
+TokenIds = Annotated[ListOf[TokenId], BeforeValidator(_whole_list)]
 
 
 def _kind_of_input(value: Any) -> str | None:
@@ -53,7 +71,7 @@ def _kind_of_input(value: Any) -> str | None:
     first = value[0] if value else ""
     if isinstance(first, list):
         return "Lists"
-    return "Ids" if isinstance(first, int) else "Texts"
+    return "Ids" if isinstance(first, int | float) else "Texts"
 
 
 def _template_value(value: Any) -> Any:
@@ -130,12 +148,14 @@ class SamplingFields(WireModel):
     rules: ClassVar[tuple[FieldRule, ...]] = ()
     stop_param: ClassVar[str] = "stop"
     """The wire's name of the stop strings, for errors."""
+    bounds_stops: ClassVar[bool] = True
+    """Whether there may be only so many stop strings."""
 
     model: str | None = None
     stream: bool | None = None
     temperature: float | None = Field(default=None, ge=0, le=2)
-    top_p: float | None = Field(default=None, gt=0, le=1)
-    top_k: int | None = Field(default=None, ge=-1, le=MAX_TOP_K)
+    top_p: float | None = Field(default=None, ge=0, le=1)
+    top_k: TopK | None = None
     min_p: float | None = Field(default=None, ge=0, le=1)
     presence_penalty: float | None = Field(default=None, ge=-2, le=2)
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
@@ -144,15 +164,15 @@ class SamplingFields(WireModel):
         default=None, json_schema_extra={"additionalProperties": BIAS_SCHEMA}
     )
     """Checked by hand, which ends at the first that is wrong."""
-    seed: int | None = Field(default=None, ge=-MAX_SEED - 1, le=MAX_SEED)
+    seed: Seed | None = None
     cache_salt: CacheSalt | None = None
     """Only requests with the same one share what the cache keeps."""
     cache_report: bool | None = None
     """Whether usage says why not more of the prompt came from the cache."""
-    min_tokens: int | None = Field(default=None, ge=0, le=2**31 - 1)
+    min_tokens: Whole | None = Field(default=None, ge=0, le=2**31 - 1)
     ignore_eos: bool | None = None
     stop_token_ids: TokenIds | None = None
-    priority: int | None = Field(default=None, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
+    priority: Whole | None = Field(default=None, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
 
     def check(self, limits: LimitsSection) -> None:
         """Check what the types cannot. Raises ApiError that names the parameter."""
@@ -163,7 +183,7 @@ class SamplingFields(WireModel):
                     f"A stop string must have 1 to {limits.max_stop_string_chars} characters.",
                     self.stop_param,
                 )
-        if len(self.stop_strings()) > limits.max_stop_strings:
+        if self.bounds_stops and len(self.stop_strings()) > limits.max_stop_strings:
             raise invalid(
                 f"There may be at most {limits.max_stop_strings} stop strings.", self.stop_param
             )
@@ -223,7 +243,7 @@ class SamplingFields(WireModel):
             raise invalid(f"Token ids go up to {vocab_size - 1}.", "stop_token_ids")
         own_stops = frozenset() if self.ignore_eos else stop_token_ids
         temperature = chosen("temperature", 1.0)
-        seed = self.seed if self.seed is not None else fallback_seed
+        seed = fallback_seed if self.seed in (None, RANDOM_SEED) else self.seed
         return SamplingParams(
             max_tokens=max_tokens,
             temperature=temperature if temperature >= MIN_TEMPERATURE else 0.0,
@@ -261,7 +281,7 @@ class OpenAISamplingFields(SamplingFields):
     stream_options: StreamOptions | None = None
     max_tokens: Count | None = None
     stop: str | ListOf[str] | None = None
-    n: int | None = None
+    n: Whole | None = None
 
     def check(self, limits: LimitsSection) -> None:
         """Check what the types cannot. Raises ApiError that names the parameter."""

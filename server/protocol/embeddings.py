@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field
 from pydantic_core import to_json
 
 from server.config import LimitsSection
-from server.protocol.common import MAX_PRIORITY, CacheSalt, TextsOrIds, WireModel
+from server.protocol.common import MAX_PRIORITY, CacheSalt, TextsOrIds, Whole, WireModel
 from server.protocol.fields import EMBEDDING_FIELDS, FieldRule, refuse_unsupported
 from server.protocol.wire_errors import invalid
 
@@ -29,8 +29,8 @@ class EmbeddingRequest(WireModel):
     encoding_format: Literal["float", "base64"] | None = None
     add_special_tokens: bool | None = None
     normalize: bool | None = None
-    dimensions: int | None = Field(default=None, ge=1, le=MAX_DIMENSIONS)
-    priority: int | None = Field(default=None, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
+    dimensions: Whole | None = Field(default=None, ge=1, le=MAX_DIMENSIONS)
+    priority: Whole | None = Field(default=None, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
     cache_salt: CacheSalt | None = None
 
     def check(self, limits: LimitsSection) -> None:

@@ -10,7 +10,14 @@ from server.config import LimitsSection, ReasoningSection
 from server.protocol.chat.continuation import NOT_CONTINUED, ContinuationFields
 from server.protocol.chat.messages import Message
 from server.protocol.chat.tools import WireTool, WireToolChoice, read_tool_choice, read_tools
-from server.protocol.common import Count, ListOf, OpenAISamplingFields, TemplateValue, WireModel
+from server.protocol.common import (
+    Count,
+    ListOf,
+    OpenAISamplingFields,
+    TemplateValue,
+    Whole,
+    WireModel,
+)
 from server.protocol.fields import CHAT_FIELDS
 from server.protocol.output_format import StructureFields
 from server.protocol.unseen import Unseen
@@ -18,7 +25,7 @@ from server.protocol.wire_errors import invalid
 from server.text.conversation import Conversation, TemplateArguments, Thinking
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-Budget = Annotated[int, Field(ge=0, le=2**31 - 1)]
+Budget = Annotated[Whole, Field(ge=0, le=2**31 - 1)]
 
 
 class TemplateFields(WireModel):
@@ -89,7 +96,7 @@ class ChatRequest(ContinuationFields, ThinkingFields, StructureFields, OpenAISam
     messages: Annotated[ListOf[Message], Field(min_length=1)]
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = Field(default=None, ge=0)
+    top_logprobs: Whole | None = Field(default=None, ge=0)
     tools: ListOf[WireTool] | None = None
     tool_choice: str | WireToolChoice | None = None
     parallel_tool_calls: bool | None = None

@@ -6,7 +6,7 @@ from typing import cast
 from pydantic import Field
 
 from server.config import LimitsSection
-from server.protocol.common import OpenAISamplingFields, TextsOrIds
+from server.protocol.common import OpenAISamplingFields, TextsOrIds, Whole
 from server.protocol.fields import COMPLETION_FIELDS
 from server.protocol.wire_errors import invalid
 
@@ -22,9 +22,9 @@ class CompletionRequest(OpenAISamplingFields):
     rules = COMPLETION_FIELDS
 
     prompt: TextsOrIds
-    logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
+    logprobs: Whole | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
     echo: bool | None = None
-    best_of: int | None = None
+    best_of: Whole | None = None
 
     def check(self, limits: LimitsSection) -> None:
         """Check what the types cannot. Raises ApiError that names the parameter."""

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from server.config import LimitsSection, ReasoningSection
 from server.protocol.chat.request import Budget, Effort, TemplateFields, thinking
-from server.protocol.common import CacheSalt, ListOf, SamplingFields, WireModel
+from server.protocol.common import CacheSalt, ListOf, SamplingFields, Whole, WireModel
 from server.protocol.messages.blocks import Block, InputMessage, system_texts
 from server.protocol.messages.fields import MESSAGES_FIELDS
 from server.protocol.messages.tools import OfferedChoice, OfferedTool, read_offered_tools
@@ -15,7 +15,7 @@ from server.protocol.unseen import Unseen
 from server.protocol.wire_errors import invalid
 from server.text.conversation import Conversation, OutputFormat, Thinking, Turn
 
-Length = Annotated[int, Field(ge=1, le=2**31 - 1)]
+Length = Annotated[Whole, Field(ge=1, le=2**31 - 1)]
 SCHEMA_PARAM = "output_config.format.schema"
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from pydantic import Field
 from pydantic_core import to_json
 
-from server.protocol.common import ListOf
+from server.protocol.common import ListOf, Whole
 from server.protocol.embeddings import MAX_DIMENSIONS, EmbeddingRequest
 from server.protocol.ollama.fields import OLLAMA_EMBED_FIELDS, OLLAMA_EMBEDDINGS_FIELDS
 from server.protocol.ollama.request import KeptFields
@@ -19,7 +19,7 @@ class OllamaEmbedRequest(KeptFields):
     rules = OLLAMA_EMBED_FIELDS
 
     input: str | ListOf[str] | None = None
-    dimensions: int | None = Field(default=None, ge=1, le=MAX_DIMENSIONS)
+    dimensions: Whole | None = Field(default=None, ge=1, le=MAX_DIMENSIONS)
 
     @property
     def neutral(self) -> EmbeddingRequest | None:

@@ -84,18 +84,20 @@ SHOW_FIELDS = (
 
 OPTIONS = (
     accepted("temperature", "0 to 2; 0 is greedy"),
-    accepted("top_p", "above 0, up to 1"),
+    accepted("top_p", "0 to 1"),
     accepted("top_k", "0 and -1 switch it off"),
     accepted("min_p", "0 to 1"),
     accepted("repeat_penalty", "0.01 to 10, over prompt and generated tokens"),
     accepted("presence_penalty", "-2 to 2, over all generated tokens"),
     accepted("frequency_penalty", "-2 to 2, over all generated tokens"),
-    accepted("repeat_last_n", "-1; another number is refused where there is a penalty"),
+    accepted("repeat_last_n", "0: no penalties; else they count all tokens"),
     accepted("seed", "as elsewhere; -1 draws one"),
     accepted("stop", "a list, or a string; no part of one is sent"),
     accepted("num_predict", "0, -1 and -2: as many as fit; more than fit is cut"),
 )
-OWN_NAMES = {rule.name for rule in OPTIONS}
+# Of Ollama's API page, of this year and of others.
+SAMPLERS = ("typical_p", "tfs_z", "mirostat", "mirostat_tau", "mirostat_eta")
+OWN_NAMES = {rule.name for rule in OPTIONS} | set(SAMPLERS)
 INSTEAD = {
     "max_tokens": "use num_predict",
     "n_predict": "use num_predict",
@@ -120,8 +122,7 @@ OPTION_FIELDS = (
     ),
     ignored("num_ctx", "the context is what the server has: no model is loaded again for it"),
     ignored("num_keep", NO_CUT),
-    ignored("mirostat_tau", "it says nothing without mirostat"),
-    ignored("mirostat_eta", "it says nothing without mirostat"),
+    *(ignored(name, "temperature, top_k, top_p and min_p alone count") for name in SAMPLERS),
     ignored("penalize_newline", "Ollama does nothing with it either"),
     *(
         ignored(name, SPEED_ONLY)

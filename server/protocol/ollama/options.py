@@ -5,15 +5,11 @@ from typing import Annotated, ClassVar
 from pydantic import ConfigDict, Field
 
 from server.config import LimitsSection
-from server.protocol.common import MAX_SEED, MAX_TOP_K, ListOf, SamplingFields, WireModel
+from server.protocol.common import ListOf, SamplingFields, Seed, TopK, Whole, WireModel
 from server.protocol.fields import FieldRule, refuse_unsupported
 from server.protocol.ollama.fields import OPTION_FIELDS
-from server.protocol.wire_errors import invalid
 
 LENGTH_PARAM = "options.num_predict"
-# Ollama's default, which stands for one that is drawn.
-RANDOM_SEED = -1
-WHOLE_ANSWER = -1
 
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 
@@ -22,6 +18,7 @@ class OllamaSampling(SamplingFields):
     """The sampling fields of a request of Ollama's."""
 
     stop_param: ClassVar[str] = "options.stop"
+    bounds_stops: ClassVar[bool] = False
 
     stop: tuple[str, ...] = ()
 
@@ -37,41 +34,36 @@ class Options(WireModel):
     rules: ClassVar[tuple[FieldRule, ...]] = OPTION_FIELDS
 
     temperature: float | None = Field(default=None, ge=0, le=2)
-    top_p: float | None = Field(default=None, gt=0, le=1)
-    top_k: int | None = Field(default=None, ge=-1, le=MAX_TOP_K)
+    top_p: float | None = Field(default=None, ge=0, le=1)
+    top_k: TopK | None = None
     min_p: float | None = Field(default=None, ge=0, le=1)
     repeat_penalty: float | None = Field(default=None, ge=0.01, le=10)
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    repeat_last_n: int | None = None
-    seed: int | None = Field(default=None, ge=-MAX_SEED - 1, le=MAX_SEED)
+    repeat_last_n: Whole | None = None
+    seed: Seed | None = None
     stop: str | ListOf[str] | None = None
-    num_predict: int | None = Field(default=None, ge=-2, le=2**31 - 1)
+    num_predict: Whole | None = Field(default=None, ge=-2, le=2**31 - 1)
 
     def check(self, limits: LimitsSection) -> None:
         """Check what the types cannot. Raises ApiError that names the option."""
         refuse_unsupported(self.rules, self.model_extra or {})
-        if self._has_penalty and self.repeat_last_n not in (None, WHOLE_ANSWER):
-            raise invalid(
-                f"repeat_last_n is {self.repeat_last_n}; penalties count all tokens here: leave it "
-                "out, or send -1.",
-                "repeat_last_n",
-            )
         self.sampling.check(limits)
 
     @property
     def sampling(self) -> OllamaSampling:
         """The same in the names of all APIs."""
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        penalized = self.repeat_last_n != 0
         return OllamaSampling(
             temperature=self.temperature,
             top_p=self.top_p,
             top_k=self.top_k,
             min_p=self.min_p,
-            repetition_penalty=self.repeat_penalty,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            seed=None if self.seed == RANDOM_SEED else self.seed,
+            repetition_penalty=self.repeat_penalty if penalized else 1.0,
+            presence_penalty=self.presence_penalty if penalized else None,
+            frequency_penalty=self.frequency_penalty if penalized else None,
+            seed=self.seed,
             stop=stop,
         )
 
@@ -80,8 +72,3 @@ class Options(WireModel):
         """The longest answer that is wanted; None: as long as fits."""
         wanted = self.num_predict or 0
         return wanted if wanted > 0 else None
-
-    @property
-    def _has_penalty(self) -> bool:
-        repeats = self.repeat_penalty not in (None, 1)
-        return repeats or bool(self.presence_penalty or self.frequency_penalty)

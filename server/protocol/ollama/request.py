@@ -7,7 +7,7 @@ from pydantic import ConfigDict, Field
 from server.config import LimitsSection, ReasoningSection
 from server.protocol.chat.request import thinking
 from server.protocol.chat.tools import WireTool, read_tools
-from server.protocol.common import CacheSalt, ListOf, WireModel
+from server.protocol.common import CacheSalt, ListOf, Whole, WireModel
 from server.protocol.fields import FieldRule, refuse_unsupported
 from server.protocol.ollama.fields import OLLAMA_CHAT_FIELDS, OLLAMA_GENERATE_FIELDS, SHOW_FIELDS
 from server.protocol.ollama.keep_alive import keep_alive_s
@@ -51,7 +51,7 @@ class AnswerFields(KeptFields):
     think: bool | Effort | None = None
     options: Options | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = Field(default=None, ge=0)
+    top_logprobs: Whole | None = Field(default=None, ge=0)
 
     def check(self, limits: LimitsSection) -> None:
         """Check what the types cannot. Raises ApiError that names the parameter."""

@@ -11,7 +11,7 @@ from server.protocol.answers import Json
 from server.protocol.chat.continuation import ContinuationFields
 from server.protocol.chat.request import Effort, ThinkingFields
 from server.protocol.chat.tools import read_tool_choice
-from server.protocol.common import Count, ListOf, OpenAISamplingFields, WireModel
+from server.protocol.common import Count, ListOf, OpenAISamplingFields, Whole, WireModel
 from server.protocol.output_format import StructureFields
 from server.protocol.responses.fields import RESPONSES_FIELDS
 from server.protocol.responses.items import Input, Item, LoadedToolsItem, Placed, read_input
@@ -116,7 +116,7 @@ class ResponsesRequest(ContinuationFields, ThinkingFields, StructureFields, Open
     metadata: Metadata | None = None
     include: ListOf[str] | None = None
     max_output_tokens: Count | None = None
-    top_logprobs: int | None = Field(default=None, ge=0)
+    top_logprobs: Whole | None = Field(default=None, ge=0)
     tools: ListOf[FlatTool] | None = None
     tool_choice: str | FlatToolChoice | None = None
     parallel_tool_calls: bool | None = None

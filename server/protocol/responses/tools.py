@@ -114,7 +114,7 @@ def joined_name(namespace: str, name: str) -> str:
     return f"{SEPARATORS.sub(MARK, namespace)}.{name}"
 
 
-def tool_object(tool: FlatTool) -> Json:
+def tool_object(tool: FlatFunction | Namespace) -> Json:
     """Return a tool as responses repeat it."""
     if isinstance(tool, Namespace):
         grouped = [tool_object(one) for one in tool.tools or () if isinstance(one, FlatFunction)]

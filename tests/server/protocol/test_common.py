@@ -43,7 +43,7 @@ def params(defaults: dict[str, Any] | None = None, **given: Any) -> SamplingPara
         ("temperature", "1"),
         ("temperature", float("nan")),
         ("temperature", float("inf")),
-        ("top_p", 0),
+        ("top_p", -0.1),
         ("top_p", 1.1),
         ("top_k", -2),
         ("top_k", 1.5),
@@ -59,7 +59,7 @@ def params(defaults: dict[str, Any] | None = None, **given: Any) -> SamplingPara
         ("seed", True),
         ("max_tokens", -2),
         ("max_tokens", 2**31),
-        ("max_tokens", 5.0),
+        ("max_tokens", 5.5),
         ("max_tokens", "5"),
         ("logit_bias", [1]),
         ("stop", 5),
@@ -246,7 +246,10 @@ def test_values_that_float32_cannot_compute_with_are_taken_for_the_nearest_that_
     assert params(temperature=MIN_TEMPERATURE).temperature == MIN_TEMPERATURE
 
 
-@pytest.mark.parametrize(("seed", "used"), [(0, 0), (-1, 2**64 - 1), (MAX_SEED, MAX_SEED)])
+@pytest.mark.parametrize(
+    ("seed", "used"),
+    [(0, 0), (-2, 2**64 - 2), (MAX_SEED, MAX_SEED), (7.0, 7), (-1, 11), (-1.0, 11)],
+)
 def test_any_seed_becomes_a_number_without_a_sign(seed: int, used: int) -> None:
     assert params(seed=seed).seed == used
 

@@ -17,6 +17,7 @@ from openai.types.responses.response_create_params import (
     ResponseCreateParamsNonStreaming,
     ResponseCreateParamsStreaming,
 )
+from pydantic import ValidationError
 
 from server.config import LimitsSection
 from server.protocol.chat.request import ChatRequest
@@ -140,6 +141,33 @@ def test_what_is_refused_is_named_unless_it_says_nothing(model: Body, row: Field
     wants_true = any(value is True for value in row.harmless)
     for value in (None, *row.harmless, *(() if wants_true else NOTHING)):
         check(model, **{row.name: value})
+
+
+def whole_numbers() -> list[tuple[Body, str, Any]]:
+    """All fields that are whole numbers, or lists of them, each with one."""
+    found: list[tuple[Body, str, Any]] = []
+    for model in TABLES:
+        for name, schema in model.model_json_schema()["properties"].items():
+            for kind in schema.get("anyOf", [schema]):
+                if kind.get("type") == "integer":
+                    found.append((model, name, max(1, kind.get("minimum", 1))))
+                elif kind.get("items", {}).get("type") == "integer":
+                    found.append((model, name, [1, 2]))
+    return found
+
+
+@pytest.mark.parametrize(("model", "name", "value"), whole_numbers())
+def test_a_whole_number_may_be_written_with_a_point(model: Body, name: str, value: Any) -> None:
+    def read(given: Any) -> Any:
+        return getattr(model.model_validate_json(json.dumps(BODIES[model] | {name: given})), name)
+
+    floats = [*map(float, value)] if isinstance(value, list) else float(value)
+    assert repr(read(floats)) == repr(value)
+    for wrong in (
+        ([*value[:1], 8.5], [True]) if isinstance(value, list) else (8.5, "8", True, 1e999)
+    ):
+        with pytest.raises(ValidationError):
+            read(wrong)
 
 
 def test_false_is_refused_where_true_is_what_happens() -> None:

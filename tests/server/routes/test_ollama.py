@@ -375,16 +375,59 @@ async def test_no_length_and_no_seed_are_what_ollama_means_by_them(
     assert len({one.params.seed for one in submitted}) == 4
 
 
+# As in Ollama's API page, and what completion plugins send.
+COPIED: dict[str, Any] = {
+    "num_keep": 5, "seed": 42, "num_predict": 3, "top_k": 20, "top_p": 0.9, "min_p": 0.0,
+    "typical_p": 0.7, "repeat_last_n": 33, "temperature": 0.8, "repeat_penalty": 1.2,
+    "presence_penalty": 1.5, "frequency_penalty": 1.0, "penalize_newline": True,
+    "mirostat": 1, "mirostat_tau": 0.8, "mirostat_eta": 0.6, "tfs_z": 0.5, "numa": False,
+    "num_ctx": 1024, "num_batch": 2, "num_gpu": 1, "main_gpu": 0, "low_vram": False,
+    "use_mmap": True, "num_thread": 8, "stop": ["w1", *(f"<|{n}|>" for n in range(20))],
+}
+
+
+@pytest.mark.parametrize("path", [OLLAMA_CHAT, GENERATE])
+@pytest.mark.parametrize(
+    "options",
+    [
+        COPIED,
+        {name: float(value) for name, value in COPIED.items() if type(value) is int},
+        {"repeat_last_n": 64, "repeat_penalty": 1.1},
+        {"repeat_last_n": -1.0, "frequency_penalty": 1},
+        {"top_p": 0},
+        {"stop": [f"<{n}>" for n in range(500)]},
+    ],
+)
+async def test_options_are_taken_as_ollama_takes_them(
+    http: httpx2.AsyncClient, submitted: list[Request], path: str, options: dict[str, Any]
+) -> None:
+    asked = chat() if path == OLLAMA_CHAT else {"prompt": "Hello"}
+    response = await http.post(path, json=asked | {"stream": False, "options": options})
+    assert response.status_code == 200, response.text
+    params = submitted[0].params
+    assert params.repetition_penalty == options.get("repeat_penalty", 1)
+    assert params.seed == options.get("seed", params.seed)
+
+
+async def test_penalties_that_look_at_no_token_are_none(
+    http: httpx2.AsyncClient, submitted: list[Request]
+) -> None:
+    penalties = {"repeat_penalty": 1.5, "presence_penalty": 1, "frequency_penalty": 1}
+    await http.post(OLLAMA_CHAT, json=chat(options=penalties | {"repeat_last_n": 0}))
+    params = submitted[0].params
+    assert params.repetition_penalty == 1
+    assert (params.presence_penalty, params.frequency_penalty) == (0, 0)
+
+
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
         ({"options": {"temperature": 3}}, "options.temperature: "),
         ({"options": {"num_predict": -3}}, "options.num_predict: "),
         ({"options": {"stop": ""}}, "options.stop: A stop string"),
-        ({"options": {"mirostat": 1}}, "mirostat is not supported: use temperature"),
         ({"options": {"max_tokens": 5}}, "max_tokens is not supported: use num_predict"),
-        ({"options": {"repeat_penalty": 1.1, "repeat_last_n": 64}}, "repeat_last_n is 64; "),
-        ({"options": {"presence_penalty": 1, "repeat_last_n": 0}}, "repeat_last_n is 0; "),
+        ({"options": {"top_k": 20.5}}, "options.top_k: "),
+        ({"options": {"repeat_last_n": "64"}}, "options.repeat_last_n: "),
         ({"options": []}, "options: "),
         ({"keep_alive": "soon"}, "keep_alive is no duration"),
         ({"think": "deeply"}, "think: "),
