@@ -1,13 +1,15 @@
-"""Limit the size of bodies."""
+"""Limit the size of bodies, and refuse those that are compressed."""
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.http.errors import answer_with
 from server.metrics.requests import CountRefusal, Refusal
-from server.protocol.wire_errors import body_too_large
+from server.protocol.wire_errors import ApiError, body_too_large
 
 MAX_DIGITS = 20
+PLAIN = ("", "identity")
+ENCODED = "The body has a Content-Encoding, such as gzip, which is not read: send it plain."
 
 
 class BodyLimit:
@@ -20,9 +22,15 @@ class BodyLimit:
         self._count = count
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Count what ``receive`` delivers; answer 413 when it is too much."""
+        """Count what ``receive`` delivers; answer 413 when it is too much, 415 for an encoding."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
+            return
+        if Headers(scope=scope).get("content-encoding", "").strip().lower() not in PLAIN:
+            # RFC 9110, section 15.5.16.
+            headers = {"Accept-Encoding": "identity"}
+            error = ApiError(415, ENCODED, code="unsupported_content_encoding", headers=headers)
+            await answer_with(error, scope, receive, send)
             return
         received = 0
 

@@ -5,7 +5,9 @@ the page's. Its requests still carry the page's name in their Host header, so th
 refused: on every path, and before anything else is looked at.
 """
 
+import re
 from dataclasses import dataclass
+from urllib.parse import unquote
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -16,6 +18,7 @@ from server.metrics.requests import CountRefusal, Refusal
 from server.protocol.wire_errors import ApiError, invalid
 
 OWN_NAMES = ("localhost", "127.0.0.1", "[::1]", "host.docker.internal")
+ABSOLUTE = re.compile(rb"https?://([^/]*)(/.*)?", re.IGNORECASE | re.DOTALL)
 WILDCARDS = ("", "0.0.0.0", "::")  # noqa: S104
 
 
@@ -67,6 +70,7 @@ class HostGuard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        _take_absolute_target(scope)
         hosts = [value for name, value in scope["headers"] if name == b"host"]
         if len(hosts) == 1 and self._allowed.has(hosts[0].decode("latin-1")):
             await self._app(scope, receive, send)
@@ -74,6 +78,16 @@ class HostGuard:
         self._count(Refusal.HOST)
         error = _not_ours() if len(hosts) == 1 else invalid("A request has one Host header.")
         await answer_with(error, scope, receive, send)
+
+
+def _take_absolute_target(scope: Scope) -> None:
+    """Replace a target in absolute form by its path, and the Host header by its authority. RFC
+    9112, section 3.2.2."""
+    if found := ABSOLUTE.fullmatch(scope.get("raw_path") or b""):
+        host, path = found[1], found[2] or b"/"
+        others = [field for field in scope["headers"] if field[0] != b"host"]
+        headers = [(b"host", host), *others]
+        scope.update(raw_path=path, path=unquote(path.decode("ascii")), headers=headers)
 
 
 def _not_ours() -> ApiError:

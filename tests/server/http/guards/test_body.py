@@ -1,3 +1,4 @@
+import gzip
 import json
 
 import httpx2
@@ -7,6 +8,7 @@ from starlette.types import Message, Receive, Scope, Send
 from server.config import Config, LimitsSection
 from server.http.guards.body import BodyLimit
 from server.metrics.requests import Refusal
+from server.protocol.body_limits import limits_by_path
 from server.text.tokenizer import Tokenizer
 from tests.server.harness import (
     CHAT,
@@ -19,6 +21,7 @@ from tests.server.harness import (
 )
 
 LIMIT = 2000
+POSTED = limits_by_path(LimitsSection())
 CHUNKED = [(b"transfer-encoding", b"chunked")]
 CONFIG = Config.model_validate({"limits": LimitsSection.model_validate({"max_body_bytes": LIMIT})})
 
@@ -81,3 +84,17 @@ async def test_what_is_no_request_is_let_pass() -> None:
 async def test_the_default_limit_holds(http: httpx2.AsyncClient) -> None:
     response = await http.post(CHAT, content=b" " * (8 * 1024**2 + 1))
     assert response.status_code == 413
+
+
+@pytest.mark.parametrize("path", [*POSTED, "/nowhere"])
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "ZSTD", "gzip, identity", "x"])
+async def test_a_body_that_is_compressed_is_refused_by_name(
+    http: httpx2.AsyncClient, path: str, encoding: str
+) -> None:
+    body = gzip.compress(b"{}")
+    response = await http.post(path, content=body, headers={"Content-Encoding": encoding})
+    assert response.status_code == 415
+    assert "Content-Encoding" in response.text
+    assert response.headers["accept-encoding"] == "identity"
+    plain = await http.post(path, content=b"{}", headers={"Content-Encoding": "Identity"})
+    assert plain.status_code != 415

@@ -118,3 +118,27 @@ async def test_an_answer_is_given_under_our_own_names(app: FastAPI) -> None:
     connection = Connection(app, CHAT, chat(max_tokens=1), hosts=[b"127.0.0.1:8000"])
     await connection.end()
     assert connection.status == 200
+
+
+@pytest.mark.parametrize(
+    ("target", "host", "status"),
+    [
+        (b"http://localhost:8000/v1/models", b"evil.example", 200),
+        (b"HTTP://127.0.0.1/v1/models", b"localhost", 200),
+        (b"https://[::1]/v1/%6dodels", b"", 200),
+        (b"http://localhost", b"localhost", 200),
+        (b"http://localhost/nowhere", b"localhost", 404),
+        (b"http://evil.example/v1/models", b"localhost", 403),
+        (b"http://localhost@evil.example/v1/models", b"localhost", 403),
+        (b"http://localhost:80:80/v1/models", b"localhost", 403),
+        (b"http:///v1/models", b"localhost", 403),
+        (b"ftp://localhost/v1/models", b"localhost", 404),
+    ],
+)
+async def test_a_target_in_absolute_form_has_the_name_that_counts(
+    app: FastAPI, target: bytes, host: bytes, status: int
+) -> None:
+    path = target.decode()
+    connection = Connection(app, path, b"", method="GET", hosts=(host,), raw_path=target)
+    await connection.begins()
+    assert connection.status == status
