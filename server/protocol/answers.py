@@ -25,6 +25,9 @@ class StreamForm(Enum):
 
 
 Json = dict[str, Any]
+# Of a context: one part in so many for an answer, and no more tokens than this.
+ANSWER_PART = 4
+MAX_ANSWER_TOKENS = 16384
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,12 @@ class ResponseMetadata:
             "model": self.model,
             "choices": choices,
         }
+
+
+def advised_answer_tokens(context: int) -> int:
+    """Return how long an answer agents should ask for: what they ask for is missing to the prompt.
+    context: tokens of both."""
+    return min(context // ANSWER_PART, MAX_ANSWER_TOKENS)
 
 
 def token_objects(tokens: Iterable[TokenReport], token_bytes: TokenText) -> list[Json]:

@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.requests import Request
 
+from server.protocol.answers import advised_answer_tokens
 from server.routes.openapi import speaks_anthropic
 from server.routes.service import Service
 
@@ -27,7 +28,7 @@ def model_routes(service: Service) -> APIRouter:
 
     def entry(request: Request) -> Json:
         if speaks_anthropic(request.scope):
-            return anthropic_model(model.id, model.created)
+            return anthropic_model(model.id, model.created, max_model_len)
         return listed(model.id, model.created, max_model_len)
 
     async def list_models(request: Request) -> Json:
@@ -68,11 +69,14 @@ def listed(name: str, created: int, max_model_len: int | None) -> Json:
     }
 
 
-def anthropic_model(name: str, created: int) -> Json:
-    """Return a model as Anthropic's clients have it."""
+def anthropic_model(name: str, created: int, max_model_len: int | None = None) -> Json:
+    """Return a model as Anthropic's clients have it. Parameters: see ``listed``."""
     return {
         "type": "model",
         "id": name,
         "display_name": name,
         "created_at": datetime.fromtimestamp(created, UTC).isoformat().replace("+00:00", "Z"),
+        "lifecycle": "active",
+        "max_input_tokens": max_model_len,
+        "max_tokens": None if max_model_len is None else advised_answer_tokens(max_model_len),
     }

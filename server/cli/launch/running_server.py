@@ -7,12 +7,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from server.config import StartError
+from server.protocol.answers import advised_answer_tokens
 
 ASK_TIMEOUT_S = 10.0
 MAX_ANSWER_BYTES = 4 * 1024**2
-# Of a context: one part in so many for an answer, and no more tokens than this.
-ANSWER_PART = 4
-MAX_ANSWER_TOKENS = 16384
 
 
 class LaunchError(StartError):
@@ -32,8 +30,8 @@ class RunningServer:
 
     @property
     def answer_tokens(self) -> int:
-        """How long an answer a tool should ask for: what it asks for is missing to its prompt."""
-        return min(self.context // ANSWER_PART, MAX_ANSWER_TOKENS)
+        """How long an answer a tool should ask for."""
+        return advised_answer_tokens(self.context)
 
 
 def ask_server(url: str, key: str, model: str | None) -> RunningServer:

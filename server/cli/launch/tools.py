@@ -40,7 +40,9 @@ Tool = Callable[[RunningServer, Mapping[str, str]], Launch]
 def claude(server: RunningServer, _: Mapping[str, str]) -> Launch:
     """Launch Claude Code, by its environment."""
     names: tuple[str, ...] = ("ANTHROPIC_MODEL", "CLAUDE_CODE_SUBAGENT_MODEL")
-    names += tuple(f"ANTHROPIC_DEFAULT_{size}_MODEL" for size in ("OPUS", "SONNET", "HAIKU"))
+    names += tuple(
+        f"ANTHROPIC_DEFAULT_{size}_MODEL" for size in ("OPUS", "SONNET", "HAIKU", "FABLE")
+    )
     # A variable that is empty is not taken for one that is missing everywhere.
     elsewhere = dict.fromkeys(
         ("ANTHROPIC_API_KEY", "CLAUDE_CODE_USE_BEDROCK", "CLAUDE_CODE_USE_VERTEX")

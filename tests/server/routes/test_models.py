@@ -3,6 +3,7 @@ from urllib.parse import unquote
 
 import httpx2
 import pytest
+from anthropic.types import ModelInfo
 
 from server.routes.service import Service
 from tests.server.harness import MODEL
@@ -78,7 +79,11 @@ async def test_anthropics_clients_are_shown_the_model_as_anthropic_does(
         "id": MODEL,
         "display_name": MODEL,
         "created_at": None,
+        "lifecycle": "active",
+        "max_input_tokens": 400,
+        "max_tokens": 100,
     }
+    assert ModelInfo.model_validate(model).max_input_tokens == 400
     assert datetime.fromisoformat(model["created_at"]).tzinfo is not None
     found = await http.get("/v1/models/org/alias", headers=headers)
     assert found.json() == model

@@ -114,7 +114,7 @@ def test_claude_code_is_started_with_address_model_and_context(
     assert "ANTHROPIC_API_KEY" not in environment
     assert environment["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] == "65536"
     assert environment["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] == "16384"
-    for size in ("OPUS", "SONNET", "HAIKU"):
+    for size in ("OPUS", "SONNET", "HAIKU", "FABLE"):
         assert environment[f"ANTHROPIC_DEFAULT_{size}_MODEL"] == "org/Qwen3-4B"
 
 
