@@ -102,6 +102,7 @@ class Generation:
         pieces: list[AnswerPiece] = []
         tokens: list[TokenReport] = []
         scored: tuple[TokenLogprobs | None, ...] = ()
+        ids: tuple[int, ...] = ()
         for event in events:
             if event.finish in (FinishReason.ERROR, FinishReason.ABORTED):
                 raise GenerationError(event.message or "the request was aborted")
@@ -109,10 +110,12 @@ class Generation:
             self.prefix = self.prefix or event.prefix
             scored = event.prompt_logprobs or scored
             pieces += self._with_tokens(self._split(self._take_token(event, tokens)))
+            ids += () if event.token_id is None else (event.token_id,)
             if event.finish is not None or self._cut:
-                return replace(self._end(event.finish, pieces, tokens), prompt=scored)
+                end = self._end(event.finish, pieces, tokens)
+                return replace(end, prompt=scored, token_ids=ids)
         self._note(pieces)
-        return Delta(joined(pieces), tokens, None, self._index, prompt=scored)
+        return Delta(joined(pieces), tokens, None, self._index, prompt=scored, token_ids=ids)
 
     def cut_off(self) -> Delta:
         """End an answer whose time is over, as at its greatest length, and return its last delta.

@@ -71,8 +71,8 @@ class ChatPrompts:
 
         Raises ApiError that names what cannot be done; 429 where places were taken in the meantime.
         """
-        conversation, sampling, param = chat.conversation, chat.sampling, chat.turns_param
-        tool_format = self._tool_format(conversation, param)
+        sampling, param = chat.sampling, chat.turns_param
+        conversation, tool_format = self._checked(chat.conversation, param)
         choices = sampling.response_options.choices
         async with self.encoding:
             self.admission.check_answers(salt.tenant, choices)
@@ -124,7 +124,7 @@ class ChatPrompts:
         """Make the prompt of a conversation, also where it does not fit. param: the wire's name of
         it. salt: of the request. add_generation_prompt: whether an answer is to follow. Raises
         ApiError for what cannot be rendered."""
-        self._tool_format(conversation, param)
+        conversation, _ = self._checked(conversation, param)
         async with self.encoding:
             known = await self._recalled(conversation, salt)
             return await self._encode(
@@ -135,7 +135,7 @@ class ChatPrompts:
         """Count the tokens of a conversation's prompt, roughly where they are far more than fit.
         param: the wire's name of it. salt: of the request. Raises ApiError for what cannot be
         rendered."""
-        self._tool_format(conversation, param)
+        conversation, _ = self._checked(conversation, param)
         async with self.encoding:
             known = await self._recalled(conversation, salt)
             try:
@@ -147,9 +147,10 @@ class ChatPrompts:
             except TemplateError as error:
                 raise _not_rendered(error, param) from error
 
-    def _tool_format(self, conversation: Conversation, param: str) -> ToolFormat:
-        """Return how calls will be written. Raises ApiError where the model cannot chat or call;
-        and for what its template does not take, or no prompt can end with."""
+    def _checked(self, conversation: Conversation, param: str) -> tuple[Conversation, ToolFormat]:
+        """Return the conversation with its effort in the template's terms, and how calls will be
+        written. Raises ApiError where the model cannot chat or call; and for what its template does
+        not take, or no prompt can end with."""
         template = self.tokenizer.template
         if not template.exists:
             raise invalid("This model has no chat template; use /v1/completions.", param)
@@ -166,7 +167,7 @@ class ChatPrompts:
             )
         _check_arguments(template, conversation)
         _check_begun(conversation, param)
-        return template.tool_format or ToolFormat.HERMES
+        return template.with_effort(conversation), template.tool_format or ToolFormat.HERMES
 
     async def _recalled(self, conversation: Conversation, salt: PrefixSalt) -> Recalled:
         """Add the model's reasoning, and its calls as it wrote them, where they are known."""

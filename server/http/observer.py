@@ -13,11 +13,7 @@ from server.protocol.request_ids import HEADER, bind_request_id
 from server.protocol.unseen import Unseen
 from server.routes.openapi import speaks_anthropic
 
-# By the names that the log has for what the model does not read.
-UNSEEN_HEADERS = {
-    "images_not_shown": b"X-Images-Not-Shown",
-    "history_left_out": b"X-History-Left-Out",
-}
+NOT_SHOWN_HEADER, LEFT_OUT_HEADER = b"X-Images-Not-Shown", b"X-History-Left-Out"
 UNKNOWN_ROUTE = "none"
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 # Asked every few seconds by machines; and by the page, which looks at the memory twice a second.
@@ -124,10 +120,11 @@ class Exchange:
         """Send to the client, with the headers of every response."""
         if message["type"] == "http.response.start":
             self._status = message["status"]
-            unseen = [
-                (UNSEEN_HEADERS[name], f"{said}".encode()) for name, said in self._unseen.items()
-            ]
-            message["headers"] = [*message.get("headers", ()), *self._headers, *unseen]
+            unseen = self._unseen
+            kinds = ", ".join(f"{kind}={count}" for kind, count in sorted(unseen.left_out.items()))
+            own = [*self._headers, (NOT_SHOWN_HEADER, str(unseen.count or "").encode())]
+            own = [field for field in (*own, (LEFT_OUT_HEADER, kinds.encode())) if field[1]]
+            message["headers"] = [*message.get("headers", ()), *own]
             if not self.forwarded:
                 self._metrics.count_request(self.endpoint, message["status"])
         elif not message.get("more_body"):
@@ -158,19 +155,16 @@ class Exchange:
                 "generated_tokens": times.generated_tokens,
                 "finish": times.finish,
             }
-        return fields | self._unseen | {"client_left": self.left}
+        unseen = self._unseen
+        counts = {"images_not_shown": unseen.count, "history_left_out": unseen.left_out.total()}
+        fields |= {name: count for name, count in counts.items() if count}
+        return fields | {"client_left": self.left}
 
     @property
-    def _unseen(self) -> dict[str, object]:
-        """The parts of a conversation that the model does not read, by how the log calls them:
-        images and files that it is told of, others by their types. Routes say it in
-        request.state.unseen."""
-        unseen: Unseen | None = self._scope["state"].get("unseen")
-        if unseen is None:
-            return {}
-        left_out = ", ".join(f"{kind}={count}" for kind, count in sorted(unseen.left_out.items()))
-        fields = {"images_not_shown": unseen.count, "history_left_out": left_out}
-        return {name: value for name, value in fields.items() if value}
+    def _unseen(self) -> Unseen:
+        """What the model does not read of a conversation. Routes say it: request.state.unseen."""
+        unseen: Unseen = self._scope["state"].get("unseen") or Unseen("refuse", "")
+        return unseen
 
 
 def places_of(error: BaseException) -> list[str]:

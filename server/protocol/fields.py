@@ -130,6 +130,11 @@ SAMPLING_FIELDS = (
     ignored("session_id", NO_USE),
 )
 
+GENERATING_FIELDS = (
+    *(field for field in SAMPLING_FIELDS if field.name != "return_token_ids"),
+    accepted("return_token_ids", "prompt_token_ids, and the token_ids of each choice"),
+)
+
 STRUCTURE_FIELDS = (
     accepted("response_format", "text, json_object (schema: as json_schema) or json_schema"),
     accepted("structured_outputs", "one of json, json_object, regex, choice, grammar"),
@@ -149,7 +154,9 @@ CONTINUATION_FIELDS = (
 )
 
 THINKING_FIELDS = (
-    accepted("reasoning_effort", "none: no thoughts; minimal, low and medium have budgets"),
+    accepted(
+        "reasoning_effort", "none: no thoughts; others as the template takes them, or as budgets"
+    ),
     accepted("thinking_token_budget", "thoughts are ended after so many tokens; wins over effort"),
     accepted("thinking_budget", "the same"),
     accepted("enable_thinking", "the same as chat_template_kwargs.enable_thinking"),
@@ -163,7 +170,7 @@ CHAT_FIELDS = (
         "the assistant's, has it continued, else an answer is a new turn",
     ),
     accepted("max_completion_tokens", "wins over max_tokens"),
-    *SAMPLING_FIELDS,
+    *GENERATING_FIELDS,
     accepted("logprobs", "of every token, thoughts and calls included"),
     accepted("top_logprobs", "needs logprobs"),
     accepted("tools", "functions; custom tools are refused"),
@@ -226,7 +233,7 @@ EMBEDDING_FIELDS = (
 
 COMPLETION_FIELDS = (
     accepted("prompt", "a string, token ids, or a list of either; each prompt has n answers"),
-    *(field for field in SAMPLING_FIELDS if field.name != "best_of"),
+    *(field for field in GENERATING_FIELDS if field.name != "best_of"),
     accepted("echo", "the prompt before each answer; then max_tokens may be 0"),
     accepted("logprobs", "0 to 5; with echo of the prompt's tokens, too"),
     accepted("best_of", "where it is n; another number is refused"),

@@ -1,6 +1,7 @@
 """What becomes of the parts of a conversation that are no text: models here read text alone."""
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable
 from typing import Literal
@@ -13,26 +14,11 @@ Api = Literal["chat", "responses", "messages", "ollama"]
 IMAGES = frozenset({"image", "image_url", "input_image"})
 FILES = frozenset({"document", "file", "input_file"})
 AUDIO = frozenset({"audio", "input_audio"})
-UNKNOWN = "unknown"
-# The parts that a history may have and no prompt can, by API, and UNKNOWN for all others. Agents
-# cannot take them back, so these APIs leave them out. The other APIs refuse them.
-LEFT_OUT: dict[Api, frozenset[str]] = {
-    "messages": frozenset(
-        {
-            *("server_tool_use", "web_search_tool_result", "web_fetch_tool_result"),
-            *("code_execution_tool_result", "tool_search_tool_result"),
-            *("mcp_tool_use", "mcp_tool_result", "tool_addition", "tool_removal"),
-        }
-    ),
-    "responses": frozenset(
-        {
-            *("web_search_call", "file_search_call", "code_interpreter_call", "mcp_call"),
-            *("image_generation_call", "computer_call", "computer_call_output"),
-            *("shell_call", "shell_call_output", "apply_patch_call", "apply_patch_call_output"),
-            *("compaction", "reasoning", "encrypted_content"),
-        }
-    ),
-}
+# Agents cannot take back what their histories have: these APIs leave out what no prompt can have.
+# The other APIs refuse it.
+AGENTS: frozenset[Api] = frozenset({"messages", "responses"})
+# What is told of a type that nobody here knows: no more than so many, and only plain names.
+MAX_KINDS, KIND, UNKNOWN = 16, re.compile(r"[a-z0-9_]{1,64}"), "unknown"
 
 
 class Unseen:
@@ -47,7 +33,7 @@ class Unseen:
         """Parts of which the model is not told, by their types."""
         self._rule = rule
         self._setting = setting
-        self._left_out = LEFT_OUT.get(api)
+        self._leaves_out = api in AGENTS
         self._tools: dict[str, Tool] = {}
 
     def note(self, kind: str, place: str) -> str:
@@ -64,9 +50,10 @@ class Unseen:
 
     def leave_out(self, kind: str, place: str) -> str:
         """Count a part of a history, and return no text for it. Raises as ``note`` does."""
-        if self._left_out is None or kind in AUDIO:
+        if not self._leaves_out or kind in AUDIO:
             raise unsupported(kind, place)
-        self.left_out[kind if kind in self._left_out else UNKNOWN] += 1
+        is_named = KIND.fullmatch(kind) and len(self.left_out) < MAX_KINDS
+        self.left_out[kind if is_named else UNKNOWN] += 1
         return ""
 
     def offer(self, tools: Iterable[Tool]) -> None:

@@ -30,7 +30,12 @@ def chat_routes(service: Service) -> APIRouter:
             (wire.top_logprobs or 0) if wire.logprobs else None,
         )
         prompt = await prompts.prompt(chat, salt)
-        answer = ChatAnswer(model.new_metadata("chatcmpl"), token_bytes, wire.response_options)
+        answer = ChatAnswer(
+            model.new_metadata("chatcmpl"),
+            token_bytes,
+            wire.response_options,
+            prompt.ids if wire.return_token_ids else None,
+        )
         return await answering.respond(request, answer, prompt, stream=wire.stream)
 
     return router

@@ -36,6 +36,7 @@ def completion_routes(service: Service) -> APIRouter:
             wire.response_options,
             len(prompts),
             Echo(tuple(encoded), wire.logprobs is not None) if wire.echo else None,
+            tuple(text.ids for text in encoded) if wire.return_token_ids else (),
         )
         return await answering.respond(request, answer, *prompts, stream=wire.stream)
 

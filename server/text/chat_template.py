@@ -1,5 +1,6 @@
 """A conversation -> the text of its prompt, by the model's own template."""
 
+import re
 from bisect import bisect_left
 from contextlib import nullcontext, suppress
 from dataclasses import replace
@@ -24,6 +25,9 @@ from server.text.time_limit import TimeLimit, TimeUp
 
 Message = dict[str, Any]
 GuardedT = TypeVar("GuardedT")
+# The arguments by which templates take an effort, and efforts from the least on.
+EFFORT_NAMES = ("reasoning_effort", "effort", "thinking_effort")
+EFFORTS = ("minimal", "low", "medium", "high", "xhigh", "max")
 MARK = "A message in the middle."
 STRANGE = "\U0010fffc"  # for private use: no message begins with it
 # A user's message that is no question to templates.
@@ -123,6 +127,25 @@ class ChatTemplate:
     def arguments(self) -> frozenset[str]:
         """What it takes besides the conversation, by name."""
         return template_arguments(self._texts, self._tokenizer.special_tokens_map)
+
+    def with_effort(self, conversation: Conversation) -> Conversation:
+        """Return the conversation with its effort as an argument, where the template takes one;
+        else its budget stands for it. An effort that the template does not spell becomes the
+        nearest that it does."""
+        thinking, given = conversation.thinking, dict(conversation.template_arguments)
+        name = next((name for name in EFFORT_NAMES if name in self.arguments), None)
+        if thinking.effort is None or name is None or name in given:
+            return conversation
+        spelled = [effort for effort in EFFORTS if re.search(f"['\"]{effort}['\"]", self.text)]
+        place = EFFORTS.index(thinking.effort)
+        known = spelled if len(spelled) > 1 else EFFORTS
+        given[name] = min(known, key=lambda effort: abs(EFFORTS.index(effort) - place))
+        budget = None if thinking.budget_is_efforts else thinking.budget
+        return replace(
+            conversation,
+            thinking=replace(thinking, budget=budget),
+            template_arguments=tuple(given.items()),
+        )
 
     def render(
         self,

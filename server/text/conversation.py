@@ -108,6 +108,10 @@ class Thinking:
     """None leaves it to the model's template."""
     budget: int | None = None
     """Tokens; None: no limit but the answer's own."""
+    effort: str | None = None
+    """Where one is asked for: for templates that know efforts."""
+    budget_is_efforts: bool = False
+    """Whether the budget stands for the effort."""
 
 
 TemplateArguments = tuple[tuple[str, str | float | bool], ...]

@@ -106,6 +106,8 @@ class Delta:
     """Which of the choices it belongs to."""
     stop_string: str | None = None
     """With the last delta: the one that ended the answer."""
+    token_ids: tuple[int, ...] = ()
+    """All that were generated, those of thoughts, stop strings and ends included."""
     prompt: tuple[TokenLogprobs | None, ...] = ()
     """With the first delta, where they are wanted: log-probabilities of the prompt's tokens; None
     for the first one."""

@@ -34,6 +34,7 @@ class _ChatChoice:
     calls: list[Json] = field(default_factory=list)
     logprobs: list[Json] = field(default_factory=list)
     finish: str | None = None
+    token_ids: list[int] = field(default_factory=list)
 
     def add(self, piece: AnswerPiece) -> None:
         if isinstance(piece, ToolCallStart):
@@ -71,6 +72,8 @@ class ChatAnswer:
     metadata: ResponseMetadata
     token_bytes: TokenText
     response_options: ResponseOptions
+    prompt_ids: tuple[int, ...] | None = None
+    """The prompt's tokens, where they and the answer's are to be told."""
     _choices: list[_ChatChoice] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -79,7 +82,7 @@ class ChatAnswer:
     def first_chunks(self) -> list[Json]:
         """Say who speaks; sent before anything is generated."""
         return [
-            self._chunk(index, {"role": "assistant", "content": ""}, None, None)
+            self._chunk(index, {"role": "assistant", "content": ""}, None, None) | self._prompt
             for index in range(self.response_options.choices)
         ]
 
@@ -96,6 +99,9 @@ class ChatAnswer:
             chunks.append(self._chunk(index, {}, logprobs, None))
         if delta.finish is not None:
             chunks.append(self._chunk(index, {}, None, delta.finish))
+        if self.prompt_ids is not None and delta.token_ids:
+            chunks = chunks or [self._chunk(index, {}, None, None)]
+            chunks[0]["choices"][0]["token_ids"] = delta.token_ids
         return chunks
 
     def last_chunks(self, usage: Usage) -> list[Json]:
@@ -114,13 +120,22 @@ class ChatAnswer:
         logprobs = _chat_logprobs(delta.tokens, self.token_bytes)
         choice.logprobs += (logprobs or {}).get("content", [])
         choice.finish = delta.finish or choice.finish
+        choice.token_ids += delta.token_ids
 
     def whole(self, usage: Usage) -> Json:
         """Return the answer in one object."""
         choices = [choice.object(index) for index, choice in enumerate(self._choices)]
-        return self.metadata.object("chat.completion", choices) | {
-            "usage": usage_object(usage, self.response_options.cache_report)
-        }
+        for number, choice in enumerate(self._choices if self._prompt else ()):
+            choices[number]["token_ids"] = choice.token_ids
+        return (
+            self.metadata.object("chat.completion", choices)
+            | self._prompt
+            | {"usage": usage_object(usage, self.response_options.cache_report)}
+        )
+
+    @property
+    def _prompt(self) -> Json:
+        return {} if self.prompt_ids is None else {"prompt_token_ids": self.prompt_ids}
 
     def _chunk(self, index: int, delta: Json, logprobs: Json | None, finish: str | None) -> Json:
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}

@@ -84,7 +84,10 @@ def thinking(
             "low": efforts.low_effort_tokens,
             "medium": efforts.medium_effort_tokens,
         }
-        budget = budgets.get(effort) if budget is None else budget
+        if effort != "none":
+            stands_for_it = budget is None
+            budget = budgets.get(effort) if budget is None else budget
+            return Thinking(enabled, budget, effort, stands_for_it)
     return Thinking(enabled, budget)
 
 
@@ -95,6 +98,7 @@ class ChatRequest(ContinuationFields, ThinkingFields, StructureFields, OpenAISam
 
     messages: Annotated[ListOf[Message], Field(min_length=1)]
     max_completion_tokens: Count | None = None
+    return_token_ids: bool | None = None
     logprobs: bool | None = None
     top_logprobs: Whole | None = Field(default=None, ge=0)
     tools: ListOf[WireTool] | None = None

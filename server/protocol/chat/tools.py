@@ -102,12 +102,10 @@ def with_loaded(
     """Add the tools that a conversation loads, unless they are offered from the start. searched:
     whether a client leaves it to the server to search for tools. This one does not: the model is
     told of all from the start."""
-    found = [
-        (replace(tool, deferred=tool.deferred and not searched), place) for tool, place in tools
-    ]
-    names = {tool.name for tool, _ in found}
+    first = [(replace(it, deferred=it.deferred and not searched), place) for it, place in tools]
+    names = {tool.name for tool, _ in first}
     late = {tool.name: (replace(tool, deferred=True), place) for tool, place in loaded}
-    return found + [placed for name, placed in late.items() if name not in names]
+    return first + [placed for name, placed in late.items() if name not in names]
 
 
 def collected(tools: Sequence[PlacedTool], max_tools: int) -> tuple[Tool, ...]:

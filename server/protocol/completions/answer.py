@@ -1,6 +1,6 @@
 """Deltas of answers -> the objects of /v1/completions."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -40,6 +40,7 @@ class _TextChoice:
     text: str = ""
     logprobs: Json | None = None
     finish: str | None = None
+    token_ids: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -53,6 +54,8 @@ class TextAnswer:
     response_options: ResponseOptions
     prompts: int = 1
     echo: Echo | None = None
+    prompt_ids: tuple[tuple[int, ...], ...] = ()
+    """The tokens of each prompt, where they and the answers' are to be told."""
     _choices: list[_TextChoice] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -64,10 +67,12 @@ class TextAnswer:
 
     def chunks(self, delta: Delta) -> list[Json]:
         """Return one chunk, or none when there is nothing to send."""
+        begun = self._choices[delta.index].begun
         text, logprobs = self._grown(delta)
-        if not text and logprobs is None and delta.finish is None:
+        if not text and logprobs is None and delta.finish is None and not self.prompt_ids:
             return []
         choice = _text_choice(delta.index, text, logprobs, delta.finish)
+        choice |= self._ids(delta.index, delta.token_ids, with_prompt=not begun)
         chunk = self.metadata.object("text_completion", [choice])
         return [chunk | {"usage": None} if self.response_options.include_usage else chunk]
 
@@ -88,16 +93,28 @@ class TextAnswer:
             so_far = choice.logprobs or {name: [] for name in more}
             choice.logprobs = {name: so_far[name] + more[name] for name in more}
         choice.finish = delta.finish or choice.finish
+        choice.token_ids += delta.token_ids
 
     def whole(self, usage: Usage) -> Json:
         """Return the answers in one object."""
         choices = [
             _text_choice(index, choice.text, choice.logprobs, choice.finish)
+            | self._ids(index, choice.token_ids)
             for index, choice in enumerate(self._choices)
         ]
-        return self.metadata.object("text_completion", choices) | {
-            "usage": usage_object(usage, self.response_options.cache_report)
-        }
+        prompt = {"prompt_token_ids": self.prompt_ids[0]} if len(self.prompt_ids) == 1 else {}
+        return (
+            self.metadata.object("text_completion", choices)
+            | prompt
+            | {"usage": usage_object(usage, self.response_options.cache_report)}
+        )
+
+    def _ids(self, index: int, ids: Sequence[int], *, with_prompt: bool = True) -> Json:
+        """Return the tokens of a choice, and of its prompt, where they are to be told."""
+        if not self.prompt_ids:
+            return {}
+        prompt = self.prompt_ids[index // self.response_options.choices]
+        return {"token_ids": ids} | ({"prompt_token_ids": prompt} if with_prompt else {})
 
     def _grown(self, delta: Delta) -> tuple[str, Json | None]:
         """Return what a delta adds to its choice; the first one, where prompts are echoed, the

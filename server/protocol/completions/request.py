@@ -24,6 +24,7 @@ class CompletionRequest(OpenAISamplingFields):
     prompt: TextsOrIds
     logprobs: Whole | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
     echo: bool | None = None
+    return_token_ids: bool | None = None
     best_of: Whole | None = None
 
     def check(self, limits: LimitsSection) -> None:

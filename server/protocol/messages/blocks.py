@@ -92,11 +92,6 @@ class AddedTool(WireModel):
     name: str | None = None
     definition: OfferedTool | None = None
 
-    @property
-    def added_name(self) -> str | None:
-        """Its name; None where it is no tool of the client's."""
-        return self.name if self.definition is None else self.definition.name
-
 
 class Block(ShownBlock):
     """A block of a user's or of an assistant's message."""
@@ -114,7 +109,8 @@ class Block(ShownBlock):
         if self.type == "compaction":
             return joined_text(self.content or "", f"{place}.content", unseen)
         if self.type == "tool_addition":
-            name = (self.tool or AddedTool()).added_name
+            tool = self.tool or AddedTool()
+            name = tool.name if tool.definition is None else tool.definition.name
             return unseen.leave_out(self.type, place) if name is None else unseen.loaded(name)
         return super().text_for_model(place, unseen)
 

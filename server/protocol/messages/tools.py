@@ -46,13 +46,8 @@ class OfferedTool(WireModel):
             )
         if self.name is None:
             raise invalid("This tool has no name.", f"{place}.name")
-        return Tool(
-            self.name,
-            self.description,
-            self.input_schema,
-            bool(self.strict),
-            bool(self.defer_loading),
-        )
+        strict, deferred = bool(self.strict), bool(self.defer_loading)
+        return Tool(self.name, self.description, self.input_schema, strict, deferred)
 
 
 class OfferedChoice(WireModel):
@@ -89,8 +84,5 @@ def read_offered_tools(
 
 
 def _read(tools: Iterable[tuple[OfferedTool, str]]) -> list[PlacedTool]:
-    return [
-        (offered.tool(place), f"{place}.name")
-        for offered, place in tools
-        if not offered.is_run_by_anthropic
-    ]
+    own = ((tool, place) for tool, place in tools if not tool.is_run_by_anthropic)
+    return [(tool.tool(place), f"{place}.name") for tool, place in own]

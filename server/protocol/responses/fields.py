@@ -35,6 +35,7 @@ OWN_FIELDS = (
     refused("messages", "use input"),
     refused("max_completion_tokens", "use max_output_tokens"),
     refused("logprobs", "use include: message.output_text.logprobs"),
+    refused("return_token_ids", "use /v1/chat/completions"),
     refused("best_of", "a response is one answer", 1),
     refused("use_beam_search", "a response is one answer"),
     refused("truncation", "shorten the input", "disabled"),

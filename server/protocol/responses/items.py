@@ -2,7 +2,7 @@
 
 import base64
 import binascii
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
@@ -181,14 +181,9 @@ class LoadedToolsItem(WireModel):
     call_id: str | None = None
     tools: ListOf[FlatTool] | None = None
 
-    def added_tools(self, place: str) -> Iterator[tuple[FlatTool, str]]:
-        """Yield the tools, each with how errors name it."""
-        for number, tool in enumerate(self.tools or ()):
-            yield tool, f"{place}.tools[{number}]"
-
     def turn(self, _place: str, _: Unseen) -> Turn:
         """See MessageItem."""
-        text = "".join(description(tool) for tool, _ in functions(self.added_tools("")))
+        text = "".join(description(tool) for tool, _ in functions(self.tools, "tools"))
         if self.type == "additional_tools":
             return Turn("system", text)
         return Turn("tool", text, tool_call_id=self.call_id or self.id)
@@ -227,30 +222,27 @@ TAGS = {
 def _readable(part: Any) -> Any:
     """Return a part of an agent's message. Clients call it encrypted also where no server has
     done so."""
-    match part:
-        case {"encrypted_content": str(text)} if not text.startswith(CIPHER_BEGIN):
-            return {"type": "input_text", "text": text}
-    return part
+    text = part.get("encrypted_content") if isinstance(part, dict) else part
+    is_text = isinstance(text, str) and not text.startswith(CIPHER_BEGIN)
+    return {"type": "input_text", "text": text} if is_text else part
 
 
 def _in_common_types(item: Any) -> Any:
     """Write what only some clients' tools and agents have in the types that all clients have."""
     match item:
         case {"type": "custom_tool_call" | "local_shell_call" | "tool_search_call" as kind}:
-            return item | {
-                "type": "function_call",
-                "name": item.get("name") or kind.removesuffix("_call"),
-                "arguments": item.get("arguments")
-                or item.get("action")
-                or {"input": item.get("input")},
-            }
+            name, given = item.get("name"), item.get("arguments") or item.get("action")
+            if not isinstance(given, str | dict):
+                given = {"input": item.get("input")}
+            name = name or kind.removesuffix("_call")
+            return item | {"type": "function_call", "name": name, "arguments": given}
         case {"type": "custom_tool_call_output" | "local_shell_call_output"}:
             call_id = item.get("call_id") or item.get("id")
             return item | {"type": "function_call_output", "call_id": call_id}
-        case {"type": "agent_message", "content": list() as content}:
-            author = {"type": "input_text", "text": f"Message from {item.get('author')}:\n"}
-            parts = [author, *map(_readable, content)]
-            return {"type": "message", "role": "user", "content": parts}
+        case {"type": "agent_message", "content": list() | str() as content}:
+            author = f"Message from {item.get('author')}:\n"
+            parts = [author, content] if isinstance(content, str) else [author, *content]
+            return {"type": "message", "role": "user", "content": list(map(_readable, parts))}
     return item
 
 

@@ -1,6 +1,7 @@
 """POST /v1/responses: the request as it comes in."""
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Annotated
 
 from pydantic import ConfigDict, Field
@@ -19,6 +20,7 @@ from server.protocol.responses.tools import (
     FlatTool,
     FlatToolChoice,
     OtherTool,
+    functions,
     read_flat_tools,
     tool_choice_object,
     tool_object,
@@ -196,13 +198,11 @@ class ResponsesRequest(ContinuationFields, ThinkingFields, StructureFields, Open
                 "input",
             )
         placed = [*(("history", item) for item in history), *items]
-        added = [
-            tool
-            for place, item in placed
-            if isinstance(item, LoadedToolsItem)
-            for tool in item.added_tools(place)
-        ]
-        tools = read_flat_tools(self.tools or [], added, limits.max_tools)
+        loads = [(place, item) for place, item in placed if isinstance(item, LoadedToolsItem)]
+        loaded = chain.from_iterable(
+            functions(item.tools, f"{place}.tools") for place, item in loads
+        )
+        tools = read_flat_tools(self.tools or [], loaded, limits.max_tools)
         # Each response has instructions of its own.
         instructions = (Turn("system", self.instructions),) if self.instructions else ()
         check_begun(items)

@@ -87,23 +87,21 @@ class FlatToolChoice(WireToolChoice):
 
 
 def read_flat_tools(
-    tools: Sequence[FlatTool], added: Iterable[tuple[FlatTool, str]], max_tools: int
+    tools: Sequence[FlatTool], loaded: Iterable[PlacedTool], max_tools: int
 ) -> tuple[Tool, ...]:
-    """Return the functions, in their order; other tools are left out. added: those that the input
+    """Return the functions, in their order; other tools are left out. loaded: those that the input
     loads. Raises ApiError that names the one at fault."""
-    read = functions((tool, f"tools[{number}]") for number, tool in enumerate(tools))
     searched = any(tool.type == SEARCH for tool in tools)
-    return collected(with_loaded(read, functions(added), searched=searched), max_tools)
+    return collected(with_loaded(functions(tools, "tools"), loaded, searched=searched), max_tools)
 
 
-def functions(tools: Iterable[tuple[FlatTool, str]]) -> Iterator[PlacedTool]:
-    """Yield the functions among tools. These come with how errors name them."""
-    for wire, place in tools:
+def functions(tools: Sequence[FlatTool] | None, place: str) -> Iterator[PlacedTool]:
+    """Yield the functions among tools. place: how errors name the list."""
+    for number, wire in enumerate(tools or ()):
         if isinstance(wire, FlatFunction):
-            yield wire.tool, f"{place}.name"
+            yield wire.tool, f"{place}[{number}].name"
         elif isinstance(wire, Namespace):
-            grouped = ((one, f"{place}.tools[{n}]") for n, one in enumerate(wire.tools or ()))
-            for tool, where in functions(grouped):
+            for tool, where in functions(wire.tools, f"{place}[{number}].tools"):
                 name = joined_name(wire.name, tool.name)
                 yield replace(tool, name=name, namespace=wire.name, own_name=tool.name), where
 

@@ -37,11 +37,12 @@ def content(text: str) -> TextPiece:
 def test_the_events_of_one_step_make_one_delta(tokenizer: Tokenizer) -> None:
     generation, stream = started(tokenizer, index=2)
     first = generation.take(said(tokenizer, "Hel", None))
-    assert first == Delta([content("Hel")], index=2)
+    assert first == Delta([content("Hel")], index=2, token_ids=tuple(ids_of(tokenizer, "Hel")))
     assert not generation.finished
     assert not stream.closed
     last = generation.take(said(tokenizer, "lo", FinishReason.STOP))
-    assert last == Delta([content("lo")], finish="stop", index=2)
+    ids = tuple(ids_of(tokenizer, "lo"))
+    assert last == Delta([content("lo")], finish="stop", index=2, token_ids=ids)
     assert generation.finished
     assert stream.closed
     assert generation.completion_tokens == 5

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import httpx2
@@ -31,29 +32,45 @@ def engine() -> Iterator[Engine]:
     started.stop()
 
 
+@dataclass
+class Door:
+    """A server whose model says what it is told, and what its engine has been asked."""
+
+    engine: Engine
+    tokenizer: Tokenizer
+    http: httpx2.AsyncClient
+    asked: list[Request]
+
+    @property
+    def prompt(self) -> str:
+        """The newest one."""
+        ids = list(self.asked[-1].prompt_ids)
+        return self.tokenizer.fast.decode(ids, skip_special_tokens=False)
+
+    @property
+    def block_tokens(self) -> int:
+        return self.engine.client.limits.shared_block_tokens or 0
+
+    def says(self, text: str) -> None:
+        self.engine.script[:] = ids_of(self.tokenizer, text + END)
+
+    async def answer(self, path: str, **body: Any) -> httpx2.Response:
+        length = "max_tokens" if path == MESSAGES else "max_output_tokens"
+        response = await self.http.post(path, json={"temperature": 0, length: 120} | body)
+        assert response.status_code == 200, response.text
+        return response
+
+
 @pytest.fixture
-async def http(engine: Engine, tokenizer: Tokenizer) -> AsyncIterator[httpx2.AsyncClient]:
+async def door(
+    engine: Engine, tokenizer: Tokenizer, submitted: list[Request]
+) -> AsyncIterator[Door]:
     async with told(engine, tokenizer) as client:
-        yield client
-
-
-def says(engine: Engine, tokenizer: Tokenizer, text: str) -> None:
-    engine.script[:] = ids_of(tokenizer, text + END)
+        yield Door(engine, tokenizer, client, submitted)
 
 
 def call_of(name: str) -> str:
     return f'<tool_call>\n{{"name": "{name}", "arguments": {{"at": "a"}}}}\n</tool_call>'
-
-
-def prompt_of(tokenizer: Tokenizer, request: Request) -> str:
-    return tokenizer.fast.decode(list(request.prompt_ids), skip_special_tokens=False)
-
-
-async def answered(http: httpx2.AsyncClient, path: str, body: Json) -> httpx2.Response:
-    length = {"max_tokens": 120} if path == MESSAGES else {"max_output_tokens": 120}
-    response = await http.post(path, json={"temperature": 0} | length | body)
-    assert response.status_code == 200, response.text
-    return response
 
 
 def tool(name: str, **more: Any) -> Json:
@@ -101,17 +118,13 @@ def came(*content: Json) -> Json:
         ({"type": "mcp_tool_use", "name": "x", "source": 5}, "", "mcp_tool_use=1"),
         ({"type": "mcp_tool_result", "content": "x", "is_error": "?"}, "", "mcp_tool_result=1"),
         ({"type": "tool_removal", "tool": 5}, "", "tool_removal=1"),
-        ({"type": "zebra", "text": 5}, "", "unknown=1"),
+        ({"type": "zebra", "text": 5}, "", "zebra=1"),
+        ({"type": "Zebra!", "text": 5}, "", "unknown=1"),
         ({"type": "tool_addition", "tool": {"type": "mcp_toolset"}}, "", "tool_addition=1"),
     ],
 )
 async def test_no_block_of_a_history_ends_a_session(
-    http: httpx2.AsyncClient,
-    tokenizer: Tokenizer,
-    submitted: list[Request],
-    block: Json,
-    heard: str,
-    left_out: str | None,
+    door: Door, block: Json, heard: str, left_out: str | None
 ) -> None:
     text = {"type": "text", "text": "And?"}
     places: list[list[Json]] = [
@@ -123,28 +136,26 @@ async def test_no_block_of_a_history_ends_a_session(
         places.append([USER, used("look"), came(block, text)])
     for messages in places:
         with capture_logs() as entries:
-            response = await answered(http, MESSAGES, {"messages": messages})
+            response = await door.answer(MESSAGES, messages=messages)
         between = "\n\n" if heard and messages[1:2] and messages[1]["role"] == "system" else ""
-        assert f"\n{heard}{between}And?<|im_end|>" in prompt_of(tokenizer, submitted[-1])
+        assert f"\n{heard}{between}And?<|im_end|>" in door.prompt
         assert response.headers.get(LEFT_OUT) == left_out
         said = [entry.get("history_left_out") for entry in entries if entry["event"] == "request"]
-        assert said == [left_out]
+        assert said == [left_out and 1]
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_items_that_no_prompt_has_are_left_out_with_a_word(
-    http: httpx2.AsyncClient, tokenizer: Tokenizer, submitted: list[Request], stream: bool
-) -> None:
+async def test_items_that_no_prompt_has_are_left_out_with_a_word(door: Door, stream: bool) -> None:
     thought = {"type": "reasoning", "summary": [], "encrypted_content": "gAAAAA"}
     search = {"type": "web_search_call", "action": {"type": "search", "query": "q"}}
     items = [USER, search, thought, USER, search, {"type": "zebra"}]
-    response = await answered(http, RESPONSES, {"input": items, "stream": stream})
-    assert response.headers[LEFT_OUT] == "reasoning=1, unknown=1, web_search_call=2"
-    bare = await answered(http, RESPONSES, {"input": [USER, USER]})
+    response = await door.answer(RESPONSES, input=items, stream=stream)
+    assert response.headers[LEFT_OUT] == "reasoning=1, web_search_call=2, zebra=1"
+    bare = await door.answer(RESPONSES, input=[USER, USER])
     assert LEFT_OUT not in bare.headers
-    assert submitted[0].prompt_ids == submitted[1].prompt_ids
+    assert door.asked[0].prompt_ids == door.asked[1].prompt_ids
     follow = {"input": "And?", "previous_response_id": bare.json()["id"]}
-    assert LEFT_OUT not in (await answered(http, RESPONSES, follow)).headers
+    assert LEFT_OUT not in (await door.answer(RESPONSES, **follow)).headers
 
 
 # --- tools that a conversation loads ---------------------------------------------------------
@@ -157,12 +168,6 @@ def cached(response: httpx2.Response) -> tuple[int, int]:
         return usage["input_tokens_details"]["cached_tokens"], usage["input_tokens"]
     names = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
     return usage["cache_read_input_tokens"], sum(usage[name] for name in names)
-
-
-def block_tokens(engine: Engine) -> int:
-    tokens = engine.client.limits.shared_block_tokens
-    assert tokens is not None
-    return tokens
 
 
 @pytest.mark.parametrize(
@@ -180,19 +185,14 @@ def block_tokens(engine: Engine) -> int:
 )
 @pytest.mark.parametrize("names", [("a", "z"), ("g", "h"), ("search", "zoom")])
 async def test_the_turn_after_a_search_for_tools_finds_the_whole_turn_before_in_the_cache(
-    engine: Engine,
-    tokenizer: Tokenizer,
-    http: httpx2.AsyncClient,
-    submitted: list[Request],
-    loaded: Json,
-    names: tuple[str, str],
+    door: Door, loaded: Json, names: tuple[str, str]
 ) -> None:
     head = [tool(name) for name in names] + [tool("placeholder", defer_loading=True)]
     talk = [{"role": "user", "content": f"Which of {names} and {loaded}?" + " x" * 99}]
-    says(engine, tokenizer, call_of(names[0]))
-    first = await answered(http, MESSAGES, {"messages": talk, "tools": head})
+    door.says(call_of(names[0]))
+    first = await door.answer(MESSAGES, messages=talk, tools=head)
     late = [tool(name, defer_loading=True) for name in ("fetch", "ask")]
-    says(engine, tokenizer, call_of("fetch"))
+    door.says(call_of("fetch"))
     turn = {"role": "assistant", "content": first.json()["content"]}
     body: Json = {
         "messages": [
@@ -202,11 +202,11 @@ async def test_the_turn_after_a_search_for_tools_finds_the_whole_turn_before_in_
         ],
         "tools": sorted([*head, *late], key=lambda one: one["name"]),
     }
-    second = await answered(http, MESSAGES, body)
-    prompt = prompt_of(tokenizer, submitted[-1])
-    before = len(submitted[0].prompt_ids) + len(ids_of(tokenizer, call_of(names[0])))
+    second = await door.answer(MESSAGES, **body)
+    prompt = door.prompt
+    before = len(door.asked[0].prompt_ids) + len(ids_of(door.tokenizer, call_of(names[0])))
     from_cache, total = cached(second)
-    assert from_cache >= before - block_tokens(engine)
+    assert from_cache >= before - door.block_tokens
     assert total > before
     assert prompt.count(described("fetch")) == 1
     assert described("ask") not in prompt
@@ -214,19 +214,17 @@ async def test_the_turn_after_a_search_for_tools_finds_the_whole_turn_before_in_
     assert "placeholder" not in prompt
     (call,) = second.json()["content"]
     assert (call["name"], second.json()["stop_reason"]) == ("fetch", "tool_use")
-    streamed = added_up(events_of((await answered(http, MESSAGES, body | {"stream": True})).text))
+    streamed = added_up(events_of((await door.answer(MESSAGES, **body, stream=True)).text))
     assert [block["name"] for block in streamed["content"]] == ["fetch"]
 
 
-async def test_a_deferred_tool_that_must_be_called_is_held_to_its_schema(
-    engine: Engine, tokenizer: Tokenizer, http: httpx2.AsyncClient
-) -> None:
+async def test_a_deferred_tool_that_must_be_called_is_held_to_its_schema(door: Door) -> None:
     schema = {"type": "object", "properties": {"at": {"enum": ["q"]}}, "required": ["at"]}
     tools = [tool("look"), tool("fetch", input_schema=schema, defer_loading=True)]
     choice = {"type": "tool", "name": "fetch"}
     body = {"messages": [USER], "tools": tools, "tool_choice": choice}
-    says(engine, tokenizer, call_of("fetch").replace('"a"', '"q"'))
-    (call,) = (await answered(http, MESSAGES, body)).json()["content"]
+    door.says(call_of("fetch").replace('"a"', '"q"'))
+    (call,) = (await door.answer(MESSAGES, **body)).json()["content"]
     assert (call["name"], call["input"]) == ("fetch", {"at": "q"})
 
 
@@ -242,30 +240,24 @@ async def test_a_deferred_tool_that_must_be_called_is_held_to_its_schema(
     ],
 )
 async def test_the_prompt_begins_with_the_tools_that_the_model_cannot_load(
-    http: httpx2.AsyncClient,
-    tokenizer: Tokenizer,
-    submitted: list[Request],
-    tools: list[Json],
-    shown: list[str],
+    door: Door, tools: list[Json], shown: list[str]
 ) -> None:
-    await answered(http, MESSAGES, {"messages": [USER], "tools": tools})
-    prompt = prompt_of(tokenizer, submitted[-1])
+    await door.answer(MESSAGES, messages=[USER], tools=tools)
+    prompt = door.prompt
     assert [name for name in ("look", "fetch") if described(name) in prompt] == shown
 
 
-async def test_a_tool_that_a_message_defines_is_read_there_and_may_be_called(
-    engine: Engine, tokenizer: Tokenizer, http: httpx2.AsyncClient, submitted: list[Request]
-) -> None:
-    says(engine, tokenizer, call_of("fetch"))
+async def test_a_tool_that_a_message_defines_is_read_there_and_may_be_called(door: Door) -> None:
+    door.says(call_of("fetch"))
     defined = {"type": "tool_definition", "definition": tool("fetch")}
     late: Json = {"role": "system", "content": [{"type": "tool_addition", "tool": defined}]}
     body: Json = {"messages": [USER, late, USER], "tools": [tool("look")]}
-    answer = (await answered(http, MESSAGES, body)).json()
+    answer = (await door.answer(MESSAGES, **body)).json()
     assert [block["name"] for block in answer["content"]] == ["fetch"]
-    prompt = prompt_of(tokenizer, submitted[-1])
+    prompt = door.prompt
     assert prompt.index(described("fetch")) > prompt.index("Hello")
     late["content"].append({"type": "tool_addition", "tool": defined | {"definition": {}}})
-    refused = await http.post(MESSAGES, json=body | {"max_tokens": 1})
+    refused = await door.http.post(MESSAGES, json=body | {"max_tokens": 1})
     assert refused.json()["error"]["message"].startswith("messages[1].content[1].tool.definition")
 
 
@@ -286,17 +278,12 @@ def group(namespace: str, *names: str) -> Json:
 @pytest.mark.parametrize("kind", ["tool_search_output", "additional_tools"])
 @pytest.mark.parametrize("repeats", [False, True])
 async def test_tools_of_the_input_are_read_there_may_be_called_and_keep_the_prefix(
-    engine: Engine,
-    tokenizer: Tokenizer,
-    http: httpx2.AsyncClient,
-    submitted: list[Request],
-    kind: str,
-    repeats: bool,
+    door: Door, kind: str, repeats: bool
 ) -> None:
     asked = {"role": "user", "content": f"{kind}, {repeats}" + " x" * 99}
-    says(engine, tokenizer, "So.")
-    first = await answered(http, RESPONSES, {"input": [asked], "tools": [function("look")]})
-    says(engine, tokenizer, call_of("crm.find"))
+    door.says("So.")
+    first = await door.answer(RESPONSES, input=[asked], tools=[function("look")])
+    door.says(call_of("crm.find"))
     loaded = [function("fetch", defer_loading=True), group("crm", "find")]
     search = {"type": "tool_search_call", "call_id": "c", "arguments": {"query": "x"}}
     output = {"type": kind, "call_id": "c", "tools": loaded}
@@ -305,21 +292,21 @@ async def test_tools_of_the_input_are_read_there_may_be_called_and_keep_the_pref
         "input": [asked, *first.json()["output"], search, output, USER],
         "tools": [*tools, function("look")],
     }
-    second = await answered(http, RESPONSES, body)
-    prompt = prompt_of(tokenizer, submitted[-1])
+    second = await door.answer(RESPONSES, **body)
+    prompt = door.prompt
     assert (
         prompt.count(described("fetch"))
         == prompt.count(described("crm.find").replace("Does crm.", "Does "))
         == 1
     )
     from_cache, _ = cached(second)
-    assert from_cache >= len(submitted[0].prompt_ids) - block_tokens(engine)
+    assert from_cache >= len(door.asked[0].prompt_ids) - door.block_tokens
     (call,) = second.json()["output"]
     assert (call["type"], call["namespace"], call["name"]) == ("function_call", "crm", "find")
     assert [given["name"] for given in second.json()["tools"]] == ["fetch"] * repeats + ["look"]
     follow = {"input": [USER], "previous_response_id": second.json()["id"]}
-    says(engine, tokenizer, call_of("fetch"))
-    third = await answered(http, RESPONSES, follow | {"tools": body["tools"]})
+    door.says(call_of("fetch"))
+    third = await door.answer(RESPONSES, **follow, tools=body["tools"])
     assert third.json()["output"][0]["name"] == "fetch"
 
 
@@ -339,19 +326,13 @@ async def test_tools_of_the_input_are_read_there_may_be_called_and_keep_the_pref
 )
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_function_of_a_namespace_is_called_by_both_of_its_names(
-    engine: Engine,
-    tokenizer: Tokenizer,
-    http: httpx2.AsyncClient,
-    submitted: list[Request],
-    namespace: str,
-    name: str,
-    stream: bool,
+    door: Door, namespace: str, name: str, stream: bool
 ) -> None:
     choice = {"type": "function", "namespace": namespace, "name": name}
     tools = [function("look"), group(namespace, name, "other"), {"type": "web_search"}]
     body = {"input": [USER], "tools": tools, "tool_choice": choice, "stream": stream}
-    says(engine, tokenizer, call_of(joined_name(namespace, name)))
-    response = await answered(http, RESPONSES, body)
+    door.says(call_of(joined_name(namespace, name)))
+    response = await door.answer(RESPONSES, **body)
     if stream:
         events = [
             json.loads(line.removeprefix("data: "))
@@ -368,10 +349,10 @@ async def test_a_function_of_a_namespace_is_called_by_both_of_its_names(
     assert answer["tool_choice"] == choice
     assert [given["type"] for given in answer["tools"]] == ["function", "namespace"]
     output = {"type": "function_call_output", "call_id": call["call_id"], "output": "Done."}
-    says(engine, tokenizer, "So.")
+    door.says("So.")
     history = {"input": [USER, call, output], "tools": tools}
-    await answered(http, RESPONSES, history)
-    assert submitted[-1].prompt_ids[: len(submitted[0].prompt_ids)] == submitted[0].prompt_ids
+    await door.answer(RESPONSES, **history)
+    assert door.asked[-1].prompt_ids[: len(door.asked[0].prompt_ids)] == door.asked[0].prompt_ids
     follow = {"input": [output], "previous_response_id": answer["id"], "tools": tools}
-    await answered(http, RESPONSES, follow)
-    assert submitted[-1].prompt_ids == submitted[-2].prompt_ids
+    await door.answer(RESPONSES, **follow)
+    assert door.asked[-1].prompt_ids == door.asked[-2].prompt_ids

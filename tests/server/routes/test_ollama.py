@@ -377,12 +377,32 @@ async def test_no_length_and_no_seed_are_what_ollama_means_by_them(
 
 # As in Ollama's API page, and what completion plugins send.
 COPIED: dict[str, Any] = {
-    "num_keep": 5, "seed": 42, "num_predict": 3, "top_k": 20, "top_p": 0.9, "min_p": 0.0,
-    "typical_p": 0.7, "repeat_last_n": 33, "temperature": 0.8, "repeat_penalty": 1.2,
-    "presence_penalty": 1.5, "frequency_penalty": 1.0, "penalize_newline": True,
-    "mirostat": 1, "mirostat_tau": 0.8, "mirostat_eta": 0.6, "tfs_z": 0.5, "numa": False,
-    "num_ctx": 1024, "num_batch": 2, "num_gpu": 1, "main_gpu": 0, "low_vram": False,
-    "use_mmap": True, "num_thread": 8, "stop": ["w1", *(f"<|{n}|>" for n in range(20))],
+    "num_keep": 5,
+    "seed": 42,
+    "num_predict": 3,
+    "top_k": 20,
+    "top_p": 0.9,
+    "min_p": 0.0,
+    "typical_p": 0.7,
+    "repeat_last_n": 33,
+    "temperature": 0.8,
+    "repeat_penalty": 1.2,
+    "presence_penalty": 1.5,
+    "frequency_penalty": 1.0,
+    "penalize_newline": True,
+    "mirostat": 1,
+    "mirostat_tau": 0.8,
+    "mirostat_eta": 0.6,
+    "tfs_z": 0.5,
+    "numa": False,
+    "num_ctx": 1024,
+    "num_batch": 2,
+    "num_gpu": 1,
+    "main_gpu": 0,
+    "low_vram": False,
+    "use_mmap": True,
+    "num_thread": 8,
+    "stop": ["w1", *(f"<|{n}|>" for n in range(20))],
 }
 
 

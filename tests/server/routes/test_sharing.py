@@ -398,3 +398,47 @@ async def test_openais_client_reads_the_choices_of_a_completion(openai: AsyncOpe
     assert [choice.index for choice in found.choices] == [0, 1, 2]
     assert found.usage is not None
     assert found.usage.completion_tokens == 12
+
+
+# --- token ids -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", [{}, {"n": 3}, {"stop": "w"}, {"logprobs": True}])
+async def test_the_ids_of_all_tokens_are_told_where_they_are_wanted(
+    http: httpx2.AsyncClient, tokenizer: Tokenizer, path: str, how: dict[str, Any]
+) -> None:
+    how = how | {"temperature": 1.5, "seed": 5, "max_tokens": 12, "return_token_ids": True}
+    if "logprobs" in how and path == COMPLETIONS:
+        how |= {"logprobs": 1}
+    whole = await answer(http, path, **how)
+    several = whole["choices"]
+    prompts = [whole.get("prompt_token_ids", one.get("prompt_token_ids")) for one in several]
+    assert {len(ids) for ids in prompts} == {whole["usage"]["prompt_tokens"]}
+    assert sum(len(one["token_ids"]) for one in several) == whole["usage"]["completion_tokens"]
+    if path == COMPLETIONS:
+        assert whole["prompt_token_ids"] == ids_of(tokenizer, "Once upon")
+        two = await answer(http, path, prompt=["Once", "upon"], **how)
+        assert "prompt_token_ids" not in two
+        assert [one["prompt_token_ids"] for one in two["choices"][:: how.get("n", 1)]] == [
+            ids_of(tokenizer, "Once"),
+            ids_of(tokenizer, "upon"),
+        ]
+        assert all(one["prompt_token_ids"] == ids_of(tokenizer, "Once upon") for one in several)
+        texts = [tokenizer.fast.decode(one["token_ids"]) for one in several]
+        assert all(text.startswith(one["text"]) for text, one in zip(texts, several, strict=True))
+    chunks = events((await http.post(path, json=BODIES[path](**how, stream=True))).text)
+    for number, one in enumerate(several):
+        parts = [
+            (chunk, choice)
+            for chunk in chunks
+            for choice in chunk["choices"]
+            if choice["index"] == number
+        ]
+        assert [i for _, part in parts for i in part.get("token_ids", ())] == one["token_ids"]
+        told = [
+            chunk.get("prompt_token_ids", part.get("prompt_token_ids")) for chunk, part in parts
+        ]
+        assert told[0] == prompts[number]
+        assert set(told[1:]) <= {None}
+    silent = await answer(http, path, **how | {"return_token_ids": False})
+    assert "token_ids" not in json.dumps(silent)

@@ -115,3 +115,49 @@ async def test_a_template_that_takes_nothing_says_so(engine: Engine, tmp_path: P
         asked = BODIES[CHAT] | {"chat_template_kwargs": {"preserve_thinking": True}}
         response = await http.post(CHAT, json=asked)
     assert response.json()["error"]["message"].endswith("What it takes: none.")
+
+
+EFFORTS: dict[str, Any] = {
+    CHAT: lambda effort: {"reasoning_effort": effort},
+    MESSAGES: lambda effort: {"output_config": {"effort": effort}},
+    RESPONSES: lambda effort: {"reasoning": {"effort": effort}},
+}
+
+
+@pytest.mark.parametrize("path", EFFORTS)
+@pytest.mark.parametrize(
+    ("spells", "effort", "told"),
+    [
+        ("", "low", "low"),
+        ("", "xhigh", "xhigh"),
+        ("'low' 'medium' 'high'", "minimal", "low"),
+        ("'low' 'medium' 'high'", "max", "high"),
+        ('"minimal" "xhigh"', "low", "minimal"),
+        ("'high'", "medium", "medium"),
+    ],
+)
+async def test_a_template_that_takes_an_effort_is_told_it_and_no_budget_holds(
+    engine: Engine,
+    tmp_path: Path,
+    submitted: list[Request],
+    path: str,
+    spells: str,
+    effort: str,
+    told: str,
+) -> None:
+    write_tokenizer(tmp_path, VOCAB, template=f"{TEMPLATE}{{# {spells} <think> #}}")
+    tokenizer = Tokenizer(tmp_path)
+    body = BODIES[path] | EFFORTS[path](effort)
+    async with running(make_service(engine.client, tokenizer)) as app, http_client(app) as http:
+        for fields, heard in (
+            ({}, told),
+            ({"chat_template_kwargs": {"reasoning_effort": "zebra"}}, "zebra"),
+        ):
+            response = await http.post(path, json=body | fields)
+            assert response.status_code == 200, response.text
+            text = tokenizer.fast.decode(list(submitted[-1].prompt_ids))
+            assert f"|{heard}]" in text
+        assert submitted[0].constraint is None
+        if path == CHAT:
+            await http.post(path, json=body | {"thinking_budget": 5})
+            assert submitted[-1].constraint is not None

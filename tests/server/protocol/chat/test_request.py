@@ -197,7 +197,7 @@ def test_a_request_becomes_the_neutral_form() -> None:
         tool_choice=ToolChoice("required"),
         parallel_tool_calls=False,
         output=OutputFormat("json_object"),
-        thinking=Thinking(True, 20),
+        thinking=Thinking(True, 20, "low", budget_is_efforts=True),
     )
 
 

@@ -17,7 +17,7 @@ from server.protocol.responses.items import (
     read_reasoning,
 )
 from server.protocol.responses.turns import turns
-from server.protocol.unseen import Unseen
+from server.protocol.unseen import MAX_KINDS, Unseen
 from server.protocol.wire_errors import ApiError, from_validation
 from server.text.conversation import ToolCall, Turn
 
@@ -198,6 +198,14 @@ def called(name: str, arguments: str) -> Turn:
             Turn("user", "Message from /root/a:\nPayload:\nLook at it."),
         ),
         (
+            {"type": "agent_message", "author": "/root", "content": "Go on."},
+            Turn("user", "Message from /root:\nGo on."),
+        ),
+        (
+            {"type": "tool_search_call", "call_id": "c", "arguments": ["x"]},
+            called("tool_search", '{"input": null}'),
+        ),
+        (
             {"type": "tool_search_output", "call_id": "c", "tools": [LOOK, {"type": "custom"}]},
             Turn("tool", DESCRIBED, tool_call_id="c"),
         ),
@@ -227,9 +235,9 @@ def test_what_cannot_be_read_is_left_out_with_its_name(item: Any) -> None:
     assert turns(placed([ASKED, item, ASKED], notes), notes) == (Turn("user", "Hello"),) * 2
     assert notes.left_out == {item["type"]: 1}
     assert read(ASKED, {"type": "additional_tools", "tools": []}) == (Turn("user", "Hello"),)
-    secret = {"type": "zebra", "content": 5}
-    assert turns(placed([ASKED, secret], notes), notes) == (Turn("user", "Hello"),)
-    assert notes.left_out == {item["type"]: 1, "unknown": 1}
+    others = [{"type": f"zebra_{n}", "content": 5} for n in range(20)] + [{"type": "a=1, b"}]
+    placed(others, notes)
+    assert (len(notes.left_out), notes.left_out["unknown"]) == (MAX_KINDS + 1, 21 - MAX_KINDS + 1)
 
 
 # --- what is refused -------------------------------------------------------------------------
