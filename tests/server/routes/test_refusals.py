@@ -88,7 +88,7 @@ async def test_what_is_no_number_or_too_big_is_named(
         ("logit_bias", json.dumps(dict.fromkeys(range(LIMITS.max_logit_biases + 1), 1))),
         ("temperature", "-0.1"),
         ("temperature", "2.1"),
-        ("top_p", "0"),
+        ("top_p", "-0.1"),
         ("top_p", "1.1"),
         ("min_p", "-1"),
         ("presence_penalty", "-2.1"),
