@@ -156,7 +156,7 @@ def tensors_of(spec: ModelSpec, naming: Naming = NAMINGS[0], *, embeds: bool) ->
 def _eos_token_ids(path: Path, config: ModelConfig) -> tuple[int, ...]:
     """Return the tokens that end a generation: generation_config.json's, else config.json's."""
     generation = path / "generation_config.json"
-    found = read_json(generation).get("eos_token_id") if generation.is_file() else None
+    found = read_json(generation).get("eos_token_id") if generation.exists() else None
     if found is None:
         found = config.text.values.get("eos_token_id")
     ids = found if isinstance(found, list) else [] if found is None else [found]

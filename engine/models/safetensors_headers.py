@@ -7,13 +7,17 @@ tensor its dtype, shape and the interval of the data that follows
 
 import json
 import math
+import os
 import shlex
+import stat
 import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-MAX_HEADER_BYTES = 100_000_000
+# Far more than models have: Qwen3-235B has 36,000 tensors, and 120 bytes of header for each.
+MAX_HEADER_BYTES = 16 << 20
+MAX_JSON_BYTES = 32 << 20
 ITEM_BYTES = {"F32": 4, "BF16": 2, "F16": 2, "U32": 4, "U8": 1}
 # What a file begins with that Git has and Git LFS has not fetched (github.com/git-lfs/git-lfs,
 # docs/spec.md).
@@ -59,7 +63,7 @@ def read_index(path: Path) -> dict[str, str]:
     """Return the file of every tensor, by its name, where the folder has an index of several files;
     else nothing."""
     index = path / INDEX_FILE
-    if not index.is_file():
+    if not index.exists():
         return {}
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict):
@@ -84,8 +88,9 @@ def weight_files(path: Path) -> list[Path]:
 
 def _read_header(file: Path) -> dict[str, Tensor]:
     try:
+        size = regular_size(file)
         with file.open("rb") as stream:
-            header, data_bytes = _parse_header(file, stream, file.stat().st_size)
+            header, data_bytes = _parse_header(file, stream, size)
     except OSError as error:
         raise CheckpointError(f"{file}: the file cannot be read: {error.strerror}") from error
     return {name: _parse_tensor(file, name, entry, data_bytes) for name, entry in header.items()}
@@ -103,11 +108,15 @@ def _parse_header(file: Path, stream: BinaryIO, size: int) -> tuple[dict[str, An
         )
     stream.seek(8)
     (length,) = struct.unpack("<Q", prefix)
-    if length > min(MAX_HEADER_BYTES, size - 8):
+    if length > size - 8:
         raise CheckpointError(f"{file}: the header claims {length} bytes, but the file has {size}")
+    if length > MAX_HEADER_BYTES:
+        raise CheckpointError(
+            f"{file}: the header has {length} bytes; quire reads {MAX_HEADER_BYTES} at most"
+        )
     try:
         header = json.loads(stream.read(length))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{file}: the header is not JSON") from error
     if not isinstance(header, dict):
         raise CheckpointError(f"{file}: the header is not an object")
@@ -160,8 +169,23 @@ def read_json_list(file: Path) -> list[Any]:
 
 def _load(file: Path) -> Any:
     try:
+        if (size := regular_size(file)) > MAX_JSON_BYTES:
+            raise CheckpointError(
+                f"{file}: the file has {size} bytes; of JSON quire reads {MAX_JSON_BYTES} at most"
+            )
         return json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise CheckpointError(f"{file}: the file does not exist") from error
-    except (OSError, ValueError) as error:
+    except CheckpointError:
+        raise
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{file}: the file is not readable JSON") from error
+
+
+def regular_size(file: Path) -> int:
+    """Return the bytes of a file, which is not opened: who opens a pipe may wait for ever, and a
+    device has no end. Raises CheckpointError for what is no regular file; OSError."""
+    status = os.stat(file)
+    if not stat.S_ISREG(status.st_mode):
+        raise CheckpointError(f"{file}: this is no regular file")
+    return status.st_size

@@ -1,6 +1,7 @@
 """A model folder is refused before it is loaded, in one sentence that names file and field."""
 
 import json
+import os
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from engine.models.checkpoint import CheckpointError, read_checkpoint
 from engine.models.config import Quantization
+from engine.models.safetensors_headers import INDEX_FILE, MAX_HEADER_BYTES
 from tests.hybrids import HYBRID
 from tests.models import TINY, ModelSpec, write_model
 from tests.reference import load_reference
@@ -144,6 +146,28 @@ def folder_for_weights(folder: Path) -> None:
     file.mkdir()
 
 
+def link(name: str, target: str) -> Edit:
+    def edit(folder: Path) -> None:
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).symlink_to(target)
+
+    return edit
+
+
+def pipe(name: str) -> Edit:
+    def edit(folder: Path) -> None:
+        (folder / name).unlink(missing_ok=True)
+        os.mkfifo(folder / name)
+
+    return edit
+
+
+def large_header(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(struct.pack("<Q", MAX_HEADER_BYTES + 1))
+    os.truncate(file, 2 * MAX_HEADER_BYTES)
+
+
 BROKEN: list[tuple[str, Edit, str]] = [
     ("no config", lambda f: (f / "config.json").unlink(), r"config.json: the file does not exist"),
     (
@@ -159,7 +183,45 @@ BROKEN: list[tuple[str, Edit, str]] = [
     (
         "weights that are a folder",
         folder_for_weights,
-        r"model.safetensors: the file cannot be read: Is a directory",
+        r"model.safetensors: this is no regular file",
+    ),
+    (
+        "weights that lead nowhere",
+        link("model.safetensors", "gone"),
+        r"model.safetensors: the file cannot be read: No such file",
+    ),
+    ("weights without an end", link("model.safetensors", "/dev/zero"), "this is no regular file"),
+    ("an endless config", link("config.json", "/dev/zero"), "config.json: this is no regular file"),
+    ("a pipe as config", pipe("config.json"), r"config.json: this is no regular file"),
+    ("a pipe as weights", pipe("model.safetensors"), r"tensors: this is no regular file"),
+    ("a pipe as index", pipe(INDEX_FILE), r"index.json: this is no regular file"),
+    ("an endless index", link(INDEX_FILE, "/dev/zero"), r"index.json: this is no regular file"),
+    (
+        "a pipe as recommendations",
+        pipe("generation_config.json"),
+        r"generation_config.json: this is no regular file",
+    ),
+    (
+        "a config of 200 MB",
+        lambda f: os.truncate(f / "config.json", 200_000_000),
+        r"config.json: the file has 200000000 bytes; of JSON quire reads 33554432 at most",
+    ),
+    (
+        "a deep config",
+        lambda f: (f / "config.json").write_text("[" * 200_000),
+        r"config.json: the file is not readable JSON",
+    ),
+    (
+        "a deep header",
+        lambda f: (f / "model.safetensors").write_bytes(
+            struct.pack("<Q", 200_000) + b"[" * 200_000
+        ),
+        r"model.safetensors: the header is not JSON",
+    ),
+    (
+        "a large header",
+        large_header,
+        r"model.safetensors: the header has 16777217 bytes; quire reads 16777216 at most",
     ),
     (
         "eos is text",
