@@ -1,39 +1,20 @@
 """Try a chat template, which is a program of others, in a process of its own before anybody chats.
 
-``python -m server.text.template_trial`` is that process. It has little time and memory, and gets
-nothing of this one but the template.
+The process has little time and memory, and gets nothing of this one but the template.
 """
 
-import json
-import os
-import select
-import subprocess
-import sys
-import time
 import traceback
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import Any
 
-import psutil
+from transformers.utils.chat_template_utils import render_jinja_template
 
-# Until the process can begin, most of it imports; of the trial itself; and of the whole process.
-START_LIMIT_S = 60.0
+from server.text.limited_process import LimitedProcess, LimitError
+
 LIMIT_S = 5.0
 LIMIT_BYTES = 1 << 30
-POLL_S = 0.02
 MAX_FAULT_CHARS = 300
-READY = b"ready\n"
-# What Python may need to start as this one did.
-KEPT_VARIABLES = (
-    "PATH",
-    "HOME",
-    "LD_LIBRARY_PATH",
-    "DYLD_LIBRARY_PATH",
-    "PYTHONHOME",
-    "PYTHONPATH",
-)
 # What jinja calls the text of a template in tracebacks.
 TEMPLATE_FILE = "<template>"
 
@@ -65,45 +46,11 @@ class TemplateTrial:
 def try_template(texts: Sequence[str], special_tokens: Mapping[str, Any]) -> TemplateTrial:
     """Try templates in a process of its own. texts: the model's templates. special_tokens: by the
     names that templates have for them."""
-    # There may be keys in the environment, and modules of others in the working directory.
-    environment = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
-    command = [sys.executable, "-P", "-m", "server.text.template_trial"]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(
-        command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=environment
-    ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        try:
-            with suppress(BrokenPipeError), process.stdin as given:
-                given.write(json.dumps([list(texts), dict(special_tokens)], default=str).encode())
-            output, excess = _watch(process, process.stdout)
-        finally:
-            process.kill()
-    begun, _, outcome = output.partition(READY)
-    if output and not begun and outcome and not excess:
-        return TemplateTrial(json.loads(outcome))
-    fault = excess or f"the process that tried it ended with {process.returncode}"
-    return TemplateTrial(fault, ends=READY not in output)
-
-
-def _watch(process: "subprocess.Popen[bytes]", stdout: IO[bytes]) -> tuple[bytes, str]:
-    """Return what a process writes to its end, and the limit that it exceeds: empty where it ends
-    before."""
-    watched, output = psutil.Process(process.pid), b""
-    deadline = time.monotonic() + START_LIMIT_S
-    while time.monotonic() < deadline:
-        if select.select([stdout], [], [], POLL_S)[0]:
-            more = os.read(stdout.fileno(), 4096)
-            if not more:
-                return output, ""
-            if READY not in output and READY in output + more:
-                deadline = time.monotonic() + LIMIT_S
-            output += more
-        with suppress(psutil.Error):
-            if watched.memory_info().rss > LIMIT_BYTES:
-                return output, f"it takes more than {LIMIT_BYTES >> 20} MiB of memory"
-    return output, f"it takes more than {LIMIT_S if READY in output else START_LIMIT_S:.0f} s"
+    try:
+        with LimitedProcess(LIMIT_S, LIMIT_BYTES) as process:
+            return TemplateTrial(process.call(render_all, list(texts), dict(special_tokens)))
+    except LimitError as error:
+        return TemplateTrial(str(error), ends=not error.begun)
 
 
 def fault_of(error: Exception, *, with_message: bool) -> str:
@@ -120,8 +67,6 @@ def fault_of(error: Exception, *, with_message: bool) -> str:
 
 def render_all(texts: Sequence[str], special_tokens: Mapping[str, Any]) -> str:
     """Render conversations of all kinds. Return why a plain one could not be rendered, or ""."""
-    from transformers.utils.chat_template_utils import render_jinja_template
-
     fault = ""
     for text in texts:
         for request in (PLAIN, *OTHERS):
@@ -133,21 +78,9 @@ def render_all(texts: Sequence[str], special_tokens: Mapping[str, Any]) -> str:
                     add_generation_prompt=True,
                     **{**special_tokens, **others},
                 )
+            except MemoryError:
+                raise
             except Exception as error:
                 if request is PLAIN:
                     fault = fault or fault_of(error, with_message=True)
     return fault
-
-
-def main() -> None:
-    """Run the process: read templates and tokens, and write what came of them."""
-    texts, special_tokens = json.load(sys.stdin)
-    import transformers.utils.chat_template_utils  # noqa: F401 - none of the trial's time
-
-    os.write(1, READY)
-    os.write(1, json.dumps(render_all(texts, special_tokens)).encode())
-    os._exit(0)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,198 @@
+"""Work on files and programs of others, in a process of its own with little time and memory.
+
+``python -m server.text.limited_process`` is that process. A call is a line of JSON: a function of
+this code base and its arguments. The answer is a line of JSON, behind the line ``ready``, which
+says that all is imported and the call's own time begins. A process takes call after call; one that
+exceeds a limit is killed, and the next call has a new one.
+"""
+
+import json
+import os
+import resource
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from importlib import import_module
+from math import ceil
+from typing import Any, Self
+
+import psutil
+
+# Until a call can begin, most of it imports.
+START_LIMIT_S = 60.0
+POLL_S = 0.02
+MAX_ANSWER_BYTES = 4 << 20
+CHUNK_BYTES = 1 << 16
+# Programs and libraries reserve more addresses than they touch.
+ADDRESSES_PER_BYTE = 4
+READY = b"ready\n"
+# How the process ends that had no memory left.
+NO_MEMORY_CODE = 12
+# What Python may need to start as this one did.
+KEPT_VARIABLES = (
+    "PATH",
+    "HOME",
+    "LD_LIBRARY_PATH",
+    "DYLD_LIBRARY_PATH",
+    "PYTHONHOME",
+    "PYTHONPATH",
+)
+
+
+class LimitError(Exception):
+    """A call that came to no answer; why."""
+
+    def __init__(self, fault: str, *, begun: bool) -> None:
+        """begun: whether it had begun, so that its own work is at fault."""
+        super().__init__(fault)
+        self.begun = begun
+
+
+@dataclass(slots=True)
+class LimitedProcess:
+    """Calls functions in a process with limits. It starts with the first call."""
+
+    limit_s: float
+    """For one call; of time, and of the processor's time."""
+    limit_bytes: int
+    """Of memory."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Of its environment."""
+    _process: "subprocess.Popen[bytes] | None" = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the process."""
+        if self._process is not None:
+            self._process.kill()
+            with self._process:
+                self._process = None
+
+    def call(self, work: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function of a module. Arguments and result are what JSON has. Raises LimitError;
+        the process has ended then."""
+        limits = (self.limit_s, self.limit_bytes)
+        call = (work.__module__, work.__qualname__, arguments, limits)
+        request = json.dumps(call, default=str).encode() + b"\n"
+        try:
+            return json.loads(self._answer(request))
+        except BaseException as error:
+            self.__exit__()
+            if isinstance(error, ValueError):
+                raise LimitError("its process writes what is no JSON", begun=True) from error
+            raise
+
+    def _started(self) -> "subprocess.Popen[bytes]":
+        if self._process is None:
+            # There may be keys in the environment, and modules of others in the working directory.
+            kept = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "server.text.limited_process"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env={**kept, **self.variables},
+            )
+            assert self._process.stdin is not None
+            os.set_blocking(self._process.stdin.fileno(), False)
+        return self._process
+
+    def _answer(self, request: bytes) -> bytes:
+        """Send a request, and return the line that answers it. Raises LimitError."""
+        process = self._started()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        watched, output, begun = psutil.Process(process.pid), bytearray(), False
+        deadline = time.monotonic() + START_LIMIT_S
+        with selectors.DefaultSelector() as pipes:
+            pipes.register(process.stdout, selectors.EVENT_READ)
+            pipes.register(process.stdin, selectors.EVENT_WRITE)
+            while time.monotonic() < deadline:
+                for key, _ in pipes.select(POLL_S):
+                    if key.fileobj is process.stdin:
+                        request = _sent(key.fd, request)
+                        if not request:
+                            pipes.unregister(process.stdin)
+                        continue
+                    more = os.read(key.fd, CHUNK_BYTES)
+                    if not more:
+                        raise LimitError(self._end_of(process), begun=begun)
+                    output += more
+                    if not begun and output.startswith(READY):
+                        begun, deadline = True, time.monotonic() + self.limit_s
+                        del output[: len(READY)]
+                    if begun and output.endswith(b"\n"):
+                        return bytes(output)
+                    if len(output) > MAX_ANSWER_BYTES:
+                        raise LimitError(_beyond_size(MAX_ANSWER_BYTES, "answers"), begun=begun)
+                with suppress(psutil.Error):
+                    if watched.memory_info().rss > self.limit_bytes:
+                        raise LimitError(_beyond_size(self.limit_bytes, "memory"), begun=begun)
+        raise LimitError(_beyond_time(self.limit_s if begun else START_LIMIT_S), begun=begun)
+
+    def _end_of(self, process: "subprocess.Popen[bytes]") -> str:
+        """Say how a process ended that has closed its output."""
+        process.kill()
+        code = process.wait()
+        if code == -signal.SIGXCPU:
+            return _beyond_time(self.limit_s)
+        if code == NO_MEMORY_CODE:
+            return _beyond_size(self.limit_bytes, "memory")
+        return f"its process ended with {code}"
+
+
+def _sent(pipe: int, request: bytes) -> bytes:
+    """Send what fits, and return the rest; nothing where nobody reads any more."""
+    try:
+        return request[os.write(pipe, request) :]
+    except BrokenPipeError:
+        return b""
+
+
+def _beyond_time(seconds: float) -> str:
+    return f"it takes more than {seconds:.0f} s"
+
+
+def _beyond_size(size_bytes: int, what: str) -> str:
+    return f"it takes more than {size_bytes >> 20} MiB of {what}"
+
+
+def limit_this_process(seconds: float, memory_bytes: int) -> None:
+    """Limit what this process may take from now on, where the system can; whoever waits for it may
+    have gone."""
+    own = psutil.Process()
+    times, addresses = own.cpu_times(), own.memory_info().vms
+    for kind, limit in (
+        (resource.RLIMIT_CPU, ceil(times.user + times.system + seconds)),
+        (resource.RLIMIT_AS, addresses + ADDRESSES_PER_BYTE * memory_bytes),
+    ):
+        with suppress(ValueError, OSError):
+            resource.setrlimit(kind, (limit, resource.getrlimit(kind)[1]))
+
+
+def main() -> None:
+    """Run the process until nobody calls any more."""
+    answers = sys.stdout.buffer
+    for line in sys.stdin.buffer:
+        module, function, arguments, limits = json.loads(line)
+        work = getattr(import_module(module), function)
+        limit_this_process(*limits)
+        answers.write(READY)
+        answers.flush()
+        try:
+            answer = json.dumps(work(*arguments)).encode()
+        except MemoryError:
+            sys.exit(NO_MEMORY_CODE)
+        answers.write(answer + b"\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main()

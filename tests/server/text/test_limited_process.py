@@ -1,0 +1,136 @@
+"""Calls of functions with limits of time and memory, in a process of their own."""
+
+import builtins
+import io
+import json
+import operator
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from server.text import limited_process
+from server.text.limited_process import LimitedProcess, LimitError
+
+MIB = 1 << 20
+
+
+def request(work: Callable[..., Any], arguments: list[Any], seconds: float, memory: int) -> bytes:
+    call = [work.__module__, work.__qualname__, arguments, [seconds, memory]]
+    return json.dumps(call).encode() + b"\n"
+
+
+def test_calls_have_one_process_until_a_limit_is_exceeded() -> None:
+    with LimitedProcess(2.0, 512 * MIB) as process:
+        first = process.call(os.getpid)
+        assert first != os.getpid()
+        assert process.call(operator.add, "é" * 10**5, "x") == "é" * 10**5 + "x"
+        assert process.call(os.getpid) == first
+        began = time.monotonic()
+        with pytest.raises(LimitError, match=r"^it takes more than 2 s$") as error:
+            process.call(time.sleep, 600)
+        assert error.value.begun
+        assert time.monotonic() - began < 60
+        assert process.call(os.getpid) != first
+
+
+@pytest.mark.parametrize(
+    ("work", "arguments", "fault"),
+    [
+        (operator.mul, ["x", 500 * MIB], "it takes more than 300 MiB of memory"),
+        (operator.mul, ["x", 5 * MIB], "it takes more than 4 MiB of answers"),
+        (operator.truediv, [1, 0], "its process ended with 1"),
+        (os._exit, [3], "its process ended with 3"),
+        (os.abort, [], "its process ended with -6"),
+        (signal.raise_signal, [signal.SIGXCPU], "it takes more than 20 s"),
+        (operator.mul, [1e308, 10], None),
+        (os.write, [1, "no bytes"], "its process ended with 1"),
+    ],
+)
+def test_what_comes_to_no_answer_is_said(
+    work: Callable[..., Any], arguments: list[Any], fault: str | None
+) -> None:
+    with LimitedProcess(20.0, 300 * MIB) as process:
+        if fault is None:
+            assert process.call(work, *arguments) == float("inf")
+            return
+        with pytest.raises(LimitError) as error:
+            process.call(work, *arguments)
+    assert (str(error.value), error.value.begun) == (fault, True)
+
+
+@pytest.mark.parametrize(
+    ("program", "fault", "begun"),
+    [
+        ("import sys; sys.exit(3)", "its process ended with 3", False),
+        ("import time; time.sleep(60)", "it takes more than 1 s", False),
+        ("print('ready'); print('what?')", "its process writes what is no JSON", True),
+    ],
+)
+def test_a_process_that_obeys_no_protocol_is_ended(
+    program: str, fault: str, begun: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor need it read what it is told."""
+    popen = subprocess.Popen
+
+    def other(command: list[str], **how: Any) -> Any:
+        return popen([command[0], "-c", program], **how)
+
+    monkeypatch.setattr(subprocess, "Popen", other)
+    monkeypatch.setattr(limited_process, "START_LIMIT_S", 1.0 if "1 s" in fault else 20.0)
+    with LimitedProcess(2.0, 512 * MIB) as process, pytest.raises(LimitError) as error:
+        process.call(operator.add, "x" * 10**6, "y")
+    assert (str(error.value), error.value.begun) == (fault, begun)
+
+
+@pytest.mark.parametrize(
+    ("work", "arguments", "memory_bytes", "code"),
+    [
+        (builtins.pow, [3, 10**8], 512 * MIB, -signal.SIGXCPU),
+        pytest.param(
+            operator.mul,
+            ["x", 2**32],
+            MIB,
+            limited_process.NO_MEMORY_CODE,
+            marks=pytest.mark.skipif(sys.platform != "linux", reason="addresses have no limit"),
+        ),
+    ],
+)
+def test_the_process_keeps_its_limits_where_nobody_watches(
+    work: Callable[..., Any], arguments: list[Any], memory_bytes: int, code: int
+) -> None:
+    process = subprocess.run(
+        [sys.executable, "-m", "server.text.limited_process"],
+        input=request(work, arguments, 1.0, memory_bytes),
+        capture_output=True,
+        timeout=120,
+        check=False,
+    )
+    assert (process.returncode, process.stdout) == (code, b"ready\n")
+
+
+def test_the_process_says_when_it_begins_and_what_came_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limits: list[int] = []
+    calls: list[tuple[Callable[..., Any], list[Any]]] = [
+        (operator.add, [1, 2]),
+        (operator.mul, [3, 4]),
+        (operator.mul, ["x", 2**62]),
+    ]
+    given = b"".join(request(work, arguments, 1.0, MIB) for work, arguments in calls)
+    written = io.TextIOWrapper(io.BytesIO())
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(given)))
+    monkeypatch.setattr(sys, "stdout", written)
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, _: limits.append(kind))
+    with pytest.raises(SystemExit) as end:
+        limited_process.main()
+    assert end.value.code == limited_process.NO_MEMORY_CODE
+    assert written.buffer.getvalue() == b"ready\n3\nready\n12\nready\n"
+    assert limits == [resource.RLIMIT_CPU, resource.RLIMIT_AS] * 3
