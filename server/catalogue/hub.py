@@ -26,6 +26,7 @@ from huggingface_hub.utils.tqdm import disable_progress_bars
 from kvcache.memory_budget import gib
 from server.catalogue.download import fetch_files
 from server.catalogue.hub_cache import (
+    BLOBS,
     MAIN,
     WeightFile,
     best_snapshot,
@@ -195,7 +196,7 @@ def _with_missing(found: FoundModel) -> FoundModel:
 
 def _weight_files(repository: str, commit: str, names: Collection[str]) -> tuple[WeightFile, ...]:
     """Ask the hub for files of weights with their checksums, which its client does not keep."""
-    blobs = repository_folder(repository) / "blobs"
+    blobs = repository_folder(repository) / BLOBS
     listed = HfApi().list_repo_tree(repository, revision=commit)
     found = {file.path: file for file in listed if isinstance(file, RepoFile)}
     files = []

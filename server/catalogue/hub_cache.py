@@ -18,12 +18,14 @@ from pathlib import Path
 from huggingface_hub import constants, get_cached_repo_tree
 from huggingface_hub.errors import CachedRepoTreeNotFoundError
 
-from engine.models.safetensors_headers import CheckpointError, read_index
+from engine.models.safetensors_headers import CheckpointError, read_index, regular_size
 from server.catalogue.names import GGUF, ModelNotFoundError
 
-REPOSITORY = "models--"
+REPOSITORY, BLOBS = "models--", "blobs"
 MAIN = "main"
 WEIGHTS = "model*.safetensors"
+# A commit has 40.
+MAX_REF_CHARS = 64
 SHA256 = re.compile(r"[0-9a-f]{64}")
 # Of other programs' parts nobody knows whether they have holes: these are quire's own, under a name
 # that the hub's tools take for a download's as well.
@@ -168,6 +170,8 @@ def _commit_of(repository: str, branch: str) -> str | None:
     """Return the commit that a branch was last; None where nobody wrote it down."""
     try:
         file = repository_folder(repository) / "refs" / branch
-        return file.read_text(encoding="utf-8").strip()
+        regular_size(file)
+        with file.open(encoding="utf-8") as stream:
+            return stream.read(MAX_REF_CHARS).strip()
     except (OSError, ValueError):
         return None

@@ -1,28 +1,43 @@
 """List the models on this disk: in the Hugging Face hub's cache, and in configured folders.
 
-No weights are read: config.json, the index and the headers of safetensors files say all of it.
+No weights are read: config.json, the index and the headers of safetensors files say all of it. They
+are read in a process of its own: here nothing is opened.
 """
 
-from collections.abc import Iterator, Sequence
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from engine.models.checkpoint import Checkpoint, CheckpointError, read_checkpoint
 from engine.models.config import AFFINE, ModelConfig
 from engine.models.promised_checkpoint import promised_checkpoint
+from engine.models.safetensors_headers import MAX_JSON_BYTES
 from engine.planning.shape import ModelShape, read_shape
+from server.catalogue.folder_reader import FolderReader
 from server.catalogue.hub_cache import (
     best_snapshot,
     cached_repositories,
     folders_in,
     lacks_weights,
     missing_weights,
+    repository_folder,
 )
-from server.catalogue.names import DEMO_ID, GGUF, ModelNotFoundError, has_gguf_alone
+from server.catalogue.names import (
+    DEMO_ID,
+    GGUF,
+    MAX_PROBLEM_CHARS,
+    MAX_WORD_CHARS,
+    ModelNotFoundError,
+    has_gguf_alone,
+    printable,
+)
 from server.shipped import DEMO_MODEL, shipped
 
-CONFIG_FILE = "config.json"
+CONFIG_FILE, TOKENIZER_FILE = "config.json", "tokenizer.json"
 # What a file of weights ends with, whoever reads it.
 WEIGHT_SUFFIXES = frozenset({".safetensors", ".gguf", ".bin", ".npz", ".pt", ".pth"})
 DTYPES = {"BF16": "bf16", "F16": "fp16", "F32": "fp32"}
@@ -55,18 +70,32 @@ class LocalModel:
     """Whether it makes vectors of texts, and generates nothing."""
     problem: str | None
     """Why it cannot be served, one sentence; None where it can."""
+    digest: str = ""
+    """64 hexadecimal digits that differ where its files do; empty where it cannot be served."""
+    checkpoint: Checkpoint | None = None
+    """None where it cannot be served."""
 
 
-def local_models(folders: Sequence[Path], *, hub: bool = True) -> tuple[LocalModel, ...]:
+PLAIN = TypeAdapter(LocalModel)
+"""A model as the process that reads it writes it."""
+
+
+def local_models(
+    folders: Sequence[Path], *, hub: bool = True, reader: FolderReader | None = None
+) -> tuple[LocalModel, ...]:
     """Return the models of this disk, by name.
 
     folders: each is a model, or has models one level below, or two (``org/name``). One that is not
-    there has none. hub: whether the hub's cache counts. A name stands for one model: for one that
-    can be served, and of these for the one of the first folder; the hub's cache comes last.
+    there has none. hub: whether the hub's cache counts. reader: with what it knows of folders. A
+    name stands for one model: for one that can be served, and of these for the one of the first
+    folder; the hub's cache comes last.
     """
+    if reader is None:
+        with FolderReader() as reader:
+            return local_models(folders, hub=hub, reader=reader)
     found: dict[str, LocalModel] = {}
     seen: set[Path] = set()
-    for model in _all_models(folders, hub=hub):
+    for model in _all_models(folders, reader, hub=hub):
         folder = model.folder.resolve()
         before = found.get(model.name)
         if folder not in seen and (before is None or (before.problem and not model.problem)):
@@ -75,25 +104,46 @@ def local_models(folders: Sequence[Path], *, hub: bool = True) -> tuple[LocalMod
     return tuple(sorted(found.values(), key=lambda model: model.name.lower()))
 
 
-def hub_model(repository: str, snapshot: Path | None = None) -> LocalModel | None:
+def hub_model(
+    repository: str, reader: FolderReader, snapshot: Path | None = None
+) -> LocalModel | None:
     """Return what the hub's cache has of a repository; None where it has nothing. snapshot: the
     commit's folder; else the one that would be served without asking the hub."""
-    folder = snapshot or best_snapshot(repository)
-    return None if folder is None else _read_model(repository, folder, folder.name)
+    if snapshot is not None:
+        return _read(reader, read_model, snapshot, repository, snapshot.name)
+    folder = repository_folder(repository)
+    if not folders_in(folder / "snapshots"):
+        return None
+    return _read(reader, read_repository, folder, repository, "")
 
 
-def folder_model(name: str, folder: Path) -> LocalModel:
+def folder_model(name: str, folder: Path, reader: FolderReader) -> LocalModel:
     """Return what a folder has that is not the hub's."""
-    return _read_model(name, folder, None)
+    return _read(reader, read_model, folder, name, None)
 
 
-def _all_models(folders: Sequence[Path], *, hub: bool) -> Iterator[LocalModel]:
+def _read(
+    reader: FolderReader, work: Any, folder: Path, name: str, revision: str | None
+) -> LocalModel:
+    """Return what a folder's files say, or that they cannot be read. revision: the hub's commit;
+    empty where the files say which of several it is."""
+    try:
+        return PLAIN.validate_python(reader.read(work, folder, name, revision, reader.embeds))
+    except CheckpointError as error:
+        facts = _Facts()
+        facts.refuse(name, folder, error)
+        return _model_of(name, folder, revision, facts)
+
+
+def _all_models(
+    folders: Sequence[Path], reader: FolderReader, *, hub: bool
+) -> Iterator[LocalModel]:
     for folder in folders:
         for name, path in _model_folders(folder.expanduser().absolute()):
-            yield folder_model(name, path)
+            yield folder_model(name, path, reader)
     if hub:
         for repository in cached_repositories():
-            if (model := hub_model(repository)) is not None:
+            if (model := hub_model(repository, reader)) is not None:
                 yield model
 
 
@@ -124,34 +174,46 @@ def _weights_in(folder: Path) -> list[Path]:
         return []
 
 
-def _read_model(name: str, folder: Path, revision: str | None) -> LocalModel:
-    """Return what a folder's files say. Whatever they hold, the other models are listed."""
+def read_repository(folder: str, repository: str, _: str, embeds: bool | None) -> Any:
+    """Return what the hub's cache has of a repository, as ``read_model`` does."""
+    snapshot = best_snapshot(repository)
+    assert snapshot is not None, folder
+    return read_model(str(snapshot), repository, snapshot.name, embeds)
+
+
+def read_model(path: str, name: str, revision: str | None, embeds: bool | None) -> Any:
+    """Return what a folder's files say, as PLAIN has it. Whatever they hold, the other models are
+    listed."""
+    folder, facts = Path(path), _Facts()
+    try:
+        facts.read(name if revision else None, folder, embeds)
+    except Exception as error:
+        # Any program may have written these files: what no check foresees is a problem of theirs.
+        facts.refuse(name, folder, error)
+    return PLAIN.dump_python(_model_of(name, folder, revision, facts), mode="json")
+
+
+def _model_of(name: str, folder: Path, revision: str | None, facts: "_Facts") -> LocalModel:
     try:
         stats = [path.stat() for path in _weights_in(folder) if path.exists()]
         size_bytes = sum(stat.st_size for stat in stats)
         modified = max((stat.st_mtime for stat in stats), default=folder.stat().st_mtime)
     except OSError:  # gone meanwhile, or not to be read
         size_bytes, modified = 0, 0.0
-    facts = _Facts()
-    try:
-        facts.read(name if revision else None, folder)
-    except (CheckpointError, ModelNotFoundError) as error:
-        facts.problem = str(error).replace(f"{folder}/", "").removeprefix(f"{name}: ")
-    except Exception as error:
-        # Any program may have written these files: what no check foresees is a problem of theirs.
-        facts.problem = f"its files cannot be read: {type(error).__name__}: {error}"
     return LocalModel(
         name,
         folder,
         size_bytes,
         modified,
         revision,
-        facts.family,
+        printable(facts.family, MAX_WORD_CHARS),
         facts.shape.parameters if facts.shape else 0,
-        facts.quantization,
+        printable(facts.quantization, MAX_WORD_CHARS),
         facts.shape.max_position_embeddings if facts.shape else 0,
         facts.embeds,
-        facts.problem,
+        None if facts.problem is None else printable(facts.problem, MAX_PROBLEM_CHARS),
+        facts.digest,
+        facts.checkpoint,
     )
 
 
@@ -159,12 +221,21 @@ class _Facts:
     """What a folder's files say, as far as they could be read."""
 
     def __init__(self) -> None:
-        self.family = self.quantization = ""
+        self.family = self.quantization = self.digest = ""
         self.shape: ModelShape | None = None
         self.embeds = False
         self.problem: str | None = None
+        self.checkpoint: Checkpoint | None = None
 
-    def read(self, repository: str | None, folder: Path) -> None:
+    def refuse(self, name: str, folder: Path, error: Exception) -> None:
+        """Say why the folder's files are not served."""
+        if isinstance(error, CheckpointError | ModelNotFoundError):
+            problem = str(error).replace(f"{folder}/", "").removeprefix(f"{folder}: ")
+            self.problem = problem.removeprefix(f"{name}: ")
+        else:
+            self.problem = f"its files cannot be read: {type(error).__name__}: {error}"
+
+    def read(self, repository: str | None, folder: Path, embeds: bool | None) -> None:
         """Read a folder, the sure things first. repository: whose commit it is. Raises
         CheckpointError, and whatever reading files raises."""
         if not (folder / CONFIG_FILE).exists():
@@ -184,9 +255,13 @@ class _Facts:
             self.embeds = promised_checkpoint(folder, 0).embeds
             self.problem = _incomplete(repository, missing)
             return
-        checkpoint = read_checkpoint(folder)
+        checkpoint = read_checkpoint(folder, embeds=embeds)
         self.embeds = checkpoint.embeds
         self.quantization = _stored_as(checkpoint, self.quantization)
+        if not (folder / TOKENIZER_FILE).is_file():
+            self.problem = f"{TOKENIZER_FILE}: the file does not exist"
+            return
+        self.digest, self.checkpoint = digest_of(model_files(folder)), checkpoint
 
 
 def _incomplete(repository: str | None, missing: Sequence[str]) -> str:
@@ -214,3 +289,20 @@ def _stored_as(checkpoint: Checkpoint, named: str) -> str:
     """Return how matrices are stored: of plain ones the files know better than config.json."""
     plain = named in CONFIG_DTYPES.values() or not named
     return DTYPES[checkpoint.dtype] if plain else named
+
+
+def model_files(folder: Path) -> list[Path]:
+    """Return a folder's files that say what a model is."""
+    return sorted(path for path in folder.iterdir() if path.suffix in (".json", ".safetensors"))
+
+
+def digest_of(files: Iterable[Path]) -> str:
+    """Hash what tells one model from another in an instant: small files whole, and of weights
+    their names and sizes."""
+    found = hashlib.sha256()
+    for file in files:
+        size = file.stat().st_size
+        found.update(f"{file.name} {size}\n".encode(errors="surrogateescape"))
+        if file.suffix == ".json" and size <= MAX_JSON_BYTES:
+            found.update(file.read_bytes())
+    return found.hexdigest()

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from server.catalogue.folder_reader import FolderReader
 from server.catalogue.local_models import LocalModel, local_models
 from server.catalogue.names import (
     DEMO,
@@ -46,8 +47,11 @@ def aliases() -> dict[str, str]:
     return found
 
 
-def look_up(name: str, folders: Sequence[Path] = ()) -> InFolder | OnHub:
-    """Find what a name means. folders: with models beside the hub's cache.
+def look_up(
+    name: str, folders: Sequence[Path] = (), reader: FolderReader | None = None
+) -> InFolder | OnHub:
+    """Find what a name means. folders: with models beside the hub's cache. reader: as for
+    ``local_models``.
 
     The first of these counts: a path; the word for the demo model; the whole name of a model in
     these folders that can be served; a short name that comes along; an id of the hub; the last part
@@ -63,22 +67,25 @@ def look_up(name: str, folders: Sequence[Path] = ()) -> InFolder | OnHub:
     base, revision = split_revision(name)
     if not path.is_file():
         base = aliases().get(base, base)
-        for model in local_models(folders, hub=False) if revision is None else ():
+        own = local_models(folders, hub=False, reader=reader) if revision is None else ()
+        for model in own:
             if model.name == base and model.problem is None:
                 return _place(model)
         if is_hub_id(base):
             return OnHub(base, revision)
-        if model_here := _by_last_part(name, folders):
+        if model_here := _by_last_part(name, folders, reader):
             return _place(model_here)
     raise ModelNotFoundError(f"{name}: {why_not(name, path, aliases())}")
 
 
-def _by_last_part(name: str, folders: Sequence[Path]) -> LocalModel | None:
+def _by_last_part(
+    name: str, folders: Sequence[Path], reader: FolderReader | None
+) -> LocalModel | None:
     """Return the one model of this disk whose name ends so, behind the organisation. Raises
     ModelNotFoundError where there are several."""
     found = [
         model
-        for model in local_models(folders)
+        for model in local_models(folders, reader=reader)
         if model.name.rpartition("/")[2].lower() == name.lower()
     ]
     if len(found) > 1:

@@ -14,6 +14,8 @@ REVISION = re.compile(r"(?!.*\.\.)\w[\w./-]*", re.ASCII)
 OLLAMA_NAME = re.compile(r"(?:[\w.-]+/)?[\w.-]+:[\w.-]+")
 # What repositories have, and are not called.
 FILES = (".gguf", ".safetensors")
+# Of what others have written: a sentence about it, and a word of it.
+MAX_PROBLEM_CHARS, MAX_WORD_CHARS = 1000, 100
 EXAMPLES = "Qwen/Qwen3-4B or mlx-community/Qwen3-4B-4bit"
 GGUF = (
     "this is GGUF, and quire reads safetensors, in the format of Hugging Face or MLX: take the "
@@ -54,3 +56,14 @@ def why_not(name: str, path: Path, aliases: Iterable[str]) -> str:
             f"such as {EXAMPLES}; of these names quire knows {', '.join(aliases)}"
         )
     return f"there is no such folder, and it is not a hub id, such as {EXAMPLES}"
+
+
+def printable(text: str, max_chars: int | None = None) -> str:
+    """Return a text of others as it may stand in a line: what moves a terminal's cursor or begins
+    a line is escaped. max_chars: beyond them it is cut."""
+    if max_chars is not None and len(text) > max_chars:
+        text = f"{text[: max_chars - 1]}\N{HORIZONTAL ELLIPSIS}"
+    if text.isprintable():
+        return text
+    shown = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return "".join(shown)

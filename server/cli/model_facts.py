@@ -1,15 +1,11 @@
 """What a model's files say of it, for those who choose one."""
 
-import hashlib
-from collections.abc import Iterable
 from datetime import UTC, datetime
-from pathlib import Path
 
 from engine.models.checkpoint import Checkpoint
 from engine.models.config import AFFINE, ModelConfig
+from server.catalogue.local_models import DTYPES, LocalModel, digest_of, model_files
 from server.protocol.ollama.card import UNKNOWN, ModelFacts
-
-FILES = (".json", ".safetensors")
 
 
 def model_facts(
@@ -22,25 +18,30 @@ def model_facts(
         quantization = checkpoint.dtype
     else:
         quantization = f"{packing.bits}bit" if packing.mode == AFFINE else packing.mode.upper()
-    files = sorted(file for file in checkpoint.path.iterdir() if file.suffix in FILES)
+    files = model_files(checkpoint.path)
     return ModelFacts(
         family=str(config.values.get("model_type", UNKNOWN)),
         parameters=checkpoint.num_weights,
         quantization=quantization,
         size_bytes=checkpoint.stored_bytes,
-        digest=_digest(files),
+        digest=digest_of(files),
         modified_at=datetime.fromtimestamp(max(file.stat().st_mtime for file in files), UTC),
         weights_bytes=weights_bytes,
         on_gpu=on_gpu,
     )
 
 
-def _digest(files: Iterable[Path]) -> str:
-    """Hash what tells one model from another in an instant: small files whole, and of weights
-    their names and sizes."""
-    found = hashlib.sha256()
-    for file in files:
-        found.update(f"{file.name} {file.stat().st_size}\n".encode())
-        if file.suffix == ".json":
-            found.update(file.read_bytes())
-    return found.hexdigest()
+def facts_of(model: LocalModel) -> ModelFacts:
+    """Return what has been read of a model that can be served."""
+    assert model.checkpoint is not None
+    packing = model.quantization
+    if packing in DTYPES.values():
+        packing = model.checkpoint.dtype
+    return ModelFacts(
+        family=model.family,
+        parameters=model.checkpoint.num_weights,
+        quantization=packing.replace("-", "") if packing.endswith("-bit") else packing.upper(),
+        size_bytes=model.checkpoint.stored_bytes,
+        digest=model.digest,
+        modified_at=datetime.fromtimestamp(model.modified, UTC),
+    )

@@ -11,13 +11,14 @@ import structlog
 from pydantic import ValidationError
 
 from engine.build import EnginePlan
-from engine.models.checkpoint import Checkpoint, CheckpointError, read_checkpoint
-from engine.models.promised_checkpoint import promised_checkpoint
+from engine.models.checkpoint import Checkpoint, CheckpointError
 from engine.substrate import plan_for_this_machine, plan_on
 from kvcache.choice import SubstrateChoice, SubstrateError
 from kvcache.layout import LayoutError
 from kvcache.memory_budget import BudgetError, gib
+from server.catalogue.folder_reader import FolderReader
 from server.catalogue.hub import FoundModel, find_model, model_names
+from server.catalogue.model_checks import check_vocabulary, checkpoint_in, folder_problem
 from server.catalogue.names import ModelNotFoundError
 from server.chat.served_model import ServedModel
 from server.cli.model_facts import model_facts
@@ -76,6 +77,9 @@ def read_model(name: str, settings: Config, *, any_name: bool = False) -> ModelF
         found = find_model(name, settings.models.folders)
         if found.notice:
             log.warning(found.notice)
+        if not any_name:  # else who started this process has seen them, and can end it
+            with FolderReader() as reader:
+                check_found(reader, found, settings)
         checkpoint = checkpoint_of(found, settings)
         engine_plan = make_plan(settings, checkpoint)
         tokenizer, served = check_files(found, checkpoint, settings, any_name=any_name)
@@ -102,16 +106,27 @@ def read_model(name: str, settings: Config, *, any_name: bool = False) -> ModelF
 def checkpoint_of(found: FoundModel, settings: Config) -> Checkpoint:
     """Read a model's checkpoint, or what it is going to be where weights are missing. Raises
     CheckpointError."""
-    if found.missing:
-        embeds = EMBEDS[settings.engine.task]
-        return promised_checkpoint(found.folder, found.weights_bytes, embeds=embeds)
-    return whole_checkpoint(found.folder, settings)
+    return checkpoint_in(found.folder, EMBEDS[settings.engine.task], _promised_bytes(found))
 
 
 def whole_checkpoint(folder: Path, settings: Config) -> Checkpoint:
     """Read a checkpoint whose files are all here, for the task that the settings name. Raises
     CheckpointError."""
-    return read_checkpoint(folder, embeds=EMBEDS[settings.engine.task])
+    return checkpoint_in(folder, EMBEDS[settings.engine.task], None)
+
+
+def check_found(
+    reader: FolderReader, found: FoundModel, settings: Config, *, tokenizer: bool = True
+) -> None:
+    """Have a model's files read in a process of its own, so that this one may read them. tokenizer:
+    whether that is here. Raises CheckpointError for whatever is wrong with them."""
+    how = EMBEDS[settings.engine.task], _promised_bytes(found), tokenizer
+    if problem := reader.read(folder_problem, found.folder, *how):
+        raise CheckpointError(problem)
+
+
+def _promised_bytes(found: FoundModel) -> int | None:
+    return found.weights_bytes if found.missing else None
 
 
 def check_files(
@@ -137,15 +152,6 @@ def model_errors() -> Iterator[None]:
         yield
     except (ModelNotFoundError, CheckpointError, TokenizerError, SamplingDefaultsError) as error:
         raise ModelError(str(error)) from error
-
-
-def check_vocabulary(folder: Path, tokenizer: Tokenizer, checkpoint: Checkpoint) -> None:
-    """Raise ModelError for a tokenizer that has more tokens than the weights."""
-    if tokenizer.vocab_size > checkpoint.vocab_size:
-        raise ModelError(
-            f"{folder / 'tokenizer.json'}: it has {tokenizer.vocab_size} tokens, but config.json's "
-            f"vocab_size is {checkpoint.vocab_size}"
-        )
 
 
 def sampling_defaults(folder: Path) -> dict[str, Any]:

@@ -3,10 +3,8 @@
 import itertools
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -14,14 +12,16 @@ from typing import Any
 import structlog
 from pydantic import SecretStr
 
-from engine.models.checkpoint import Checkpoint
+from engine.models.checkpoint import CheckpointError
 from engine.substrate import memory_of_all_models
+from server.catalogue.folder_reader import FolderReader
 from server.catalogue.local_models import LocalModel, local_models
 from server.catalogue.lookup import InFolder, OnHub, look_up
+from server.catalogue.model_checks import template_facts
 from server.catalogue.names import ModelNotFoundError
 from server.cli.banner import announce_several
-from server.cli.model_facts import model_facts
-from server.cli.model_files import ModelError, model_errors, whole_checkpoint
+from server.cli.model_facts import facts_of
+from server.cli.model_files import EMBEDS, ModelError
 from server.cli.models.fit import Machine
 from server.cli.serve import STOP_TIMEOUT_S, checked_settings, keep_awake
 from server.config import Config, StartError, Tables, engine_config
@@ -33,7 +33,6 @@ from server.supervisor.errors import LoadError
 from server.supervisor.front import Front
 from server.supervisor.models import Abilities, MemoryNeeds, ModelSupervisor
 from server.supervisor.process import IDLE_CONNECTION_S, ModelProcess, Start
-from server.text.tokenizer import Tokenizer
 
 # What a process has besides what its plan counts: Python and the libraries.
 PROCESS_BYTES = 160 * 1024**2
@@ -79,10 +78,11 @@ def make_front(settings: Config, names: Sequence[str], start: Start) -> Front:
     budget_bytes = settings.models.memory_budget or memory_of_all_models(engine_config(settings))
     machine = Machine(settings, budget_bytes - PROCESS_BYTES)
     number = itertools.count(1).__next__
-    disk = Disk(settings.models.folders, names)
+    disk = Disk(settings.models.folders, names, EMBEDS[settings.engine.task])
+    templates = FolderReader()
 
     def sources(found: Iterable[LocalModel]) -> list[ModelOnDisk]:
-        return [ModelOnDisk(local, machine, start, number) for local in found]
+        return [ModelOnDisk(local, machine, start, number, templates) for local in found]
 
     models = ModelSupervisor(
         settings.models, budget_bytes, retry_after_s=settings.limits.retry_after_s
@@ -94,9 +94,14 @@ def make_front(settings: Config, names: Sequence[str], start: Start) -> Front:
 class Disk:
     """The models of this disk that are to be served."""
 
-    def __init__(self, folders: Sequence[Path], names: Sequence[str]) -> None:
-        """folders: beside the hub's cache. names: of models, or their folders; none means all."""
-        self._named = {name: _looked_up(name, folders) for name in names}
+    def __init__(
+        self, folders: Sequence[Path], names: Sequence[str], embeds: bool | None = None
+    ) -> None:
+        """folders: beside the hub's cache. names: of models, or their folders; none means all.
+        embeds: as for ``read_checkpoint``."""
+        self._reader = FolderReader(embeds)
+        with self._reader:
+            self._named = {name: self._looked_up(name, folders) for name in names}
         self._folders = folders
         self._given = [its.folder for its in self._named.values() if isinstance(its, InFolder)]
 
@@ -125,25 +130,26 @@ class Disk:
     def _all(self) -> list[LocalModel]:
         """Return the models of the folders and the hub's cache, and beside them what was named by
         a folder of its own: it is the one that is meant where another one is called so, too."""
-        found = {model.name: model for model in local_models(self._folders)}
-        known = {model.folder.resolve() for model in found.values()}
-        given = [folder for folder in self._given if folder.resolve() not in known]
-        found |= {model.name: model for model in local_models(given, hub=False)}
+        with self._reader as reader:
+            found = {model.name: model for model in local_models(self._folders, reader=reader)}
+            known = {model.folder.resolve() for model in found.values()}
+            given = [folder for folder in self._given if folder.resolve() not in known]
+            more = local_models(given, hub=False, reader=reader)
+            found |= {model.name: model for model in more}
         return [found[name] for name in sorted(found, key=str.lower)]
 
     def _served(self, found: Iterable[LocalModel]) -> list[LocalModel]:
         return [model for model in found if model.problem is None and self._is_meant(model)]
 
+    def _looked_up(self, name: str, folders: Sequence[Path]) -> InFolder | OnHub:
+        """Find what a name means. Raises ModelError."""
+        try:
+            return look_up(name, folders, self._reader)
+        except ModelNotFoundError as error:
+            raise ModelError(str(error)) from error
+
     def _is_meant(self, model: LocalModel) -> bool:
         return not self._named or any(_is_at(place, model) for place in self._named.values())
-
-
-def _looked_up(name: str, folders: Sequence[Path]) -> InFolder | OnHub:
-    """Find what a name means. Raises ModelError."""
-    try:
-        return look_up(name, folders)
-    except ModelNotFoundError as error:
-        raise ModelError(str(error)) from error
 
 
 def _is_at(place: InFolder | OnHub, model: LocalModel) -> bool:
@@ -164,6 +170,8 @@ class ModelOnDisk:
     start: Start
     number: Callable[[], int]
     """Returns a number that no process has had."""
+    templates: FolderReader = field(default_factory=FolderReader)
+    """Reads what models can do; one at a time."""
 
     @property
     def name(self) -> str:
@@ -181,9 +189,12 @@ class ModelOnDisk:
         return self.name in self.machine.settings.models.pinned
 
     def needs(self) -> MemoryNeeds:
-        """Read what it takes. Raises LoadError."""
-        with _load_errors():
-            found = self.machine.plan(self._checkpoint)
+        """Find out what it takes. Raises LoadError."""
+        assert self.local.checkpoint is not None
+        try:
+            found = self.machine.plan(self.local.checkpoint)
+        except StartError as error:
+            raise LoadError(str(error)) from error
         plan, layout = found.memory, found.memory.layout
         longest = layout.blocks_for(plan.max_model_len) * layout.block_bytes
         heaps = -(-longest // layout.heap_bytes)
@@ -196,32 +207,21 @@ class ModelOnDisk:
             plan.state_bytes,
         )
 
-    @cached_property
-    def _checkpoint(self) -> Checkpoint:
-        return whole_checkpoint(self.local.folder, self.machine.settings)
-
-    @cached_property
-    def _facts(self) -> ModelFacts:
-        return model_facts(self._checkpoint)
-
-    @cached_property
-    def _abilities(self) -> Abilities:
-        template = Tokenizer(self.local.folder, self.machine.settings.prompts).template
-        found = capabilities(
-            embeds=self._checkpoint.embeds,
-            calls=template.tool_format is not None,
-            thinks=template.knows_thoughts,
-        )
-        return Abilities(found, template.text)
-
     def facts(self) -> ModelFacts:
-        """Read what its files say of it."""
-        return self._facts
+        """Return what its files say of it."""
+        return facts_of(self.local)
 
     def abilities(self) -> Abilities:
         """Read what it can do. Raises LoadError."""
-        with _load_errors():
-            return self._abilities
+        try:
+            with self.templates as reader:
+                problem, calls, thinks, text = reader.read(template_facts, self.local.folder)
+        except CheckpointError as error:
+            raise LoadError(str(error)) from error
+        if problem:
+            raise LoadError(problem)
+        found = capabilities(embeds=self.local.embeds, calls=calls, thinks=thinks)
+        return Abilities(found, text)
 
     async def launch(self, needs: MemoryNeeds, kv_bytes: int) -> ModelProcess:
         """Start its process, whose K and V may take so many bytes at first. Raises OSError."""
@@ -231,16 +231,6 @@ class ModelOnDisk:
             "kv_limit": kv_bytes,
         }
         return await ModelProcess.start(self.name, self.number(), self.start, message)
-
-
-@contextmanager
-def _load_errors() -> Iterator[None]:
-    """Raise what is wrong with a model's files, or does not fit, as LoadError."""
-    try:
-        with model_errors():
-            yield
-    except StartError as error:
-        raise LoadError(str(error)) from error
 
 
 def settings_of(settings: Config, name: str, needs: MemoryNeeds) -> dict[str, Any]:

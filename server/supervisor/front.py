@@ -4,6 +4,7 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from engine.power import KeepAwake
@@ -32,6 +33,9 @@ class Front:
     awake: KeepAwake | None = None
     """Holds the machine awake; None where it may sleep."""
     drain: Drain = field(default_factory=Drain)
+    templates: ThreadPoolExecutor = field(default_factory=lambda: _one_thread("templates"))
+    """Where is waited for what models can do."""
+    _disk: ThreadPoolExecutor = field(default_factory=lambda: _one_thread("disk"))
     _names: ModelNames = field(init=False)
     _looking: asyncio.Lock = field(default_factory=asyncio.Lock)
     _looked_at: float = -math.inf
@@ -52,7 +56,10 @@ class Front:
         async with self._looking:  # whoever comes meanwhile waits for what is found
             if time.monotonic() - self._looked_at < RESCAN_S:
                 return
-            self.models.update(await asyncio.to_thread(lambda: list(self.find())))
+            loop = asyncio.get_running_loop()
+            # Not where requests of models that are loaded have their work done: it may take long.
+            found = await loop.run_in_executor(self._disk, lambda: list(self.find()))
+            self.models.update(found)
             self._looked_at = time.monotonic()
 
     async def fitting(self) -> AsyncIterator[ManagedModel]:
@@ -90,6 +97,10 @@ class Front:
     def end_all(self, message: str) -> None:
         """Have all models end their answers."""
         self.models.end_answers()
+
+
+def _one_thread(name: str) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, thread_name_prefix=name)
 
 
 def _no_model_named() -> ApiError:

@@ -66,7 +66,8 @@ def ollama_list_routes(front: Front, body_of: Body) -> APIRouter:
         if not await front.models.fits(model):
             raise model_not_found(model.name)
         try:
-            abilities = await asyncio.to_thread(model.source.abilities)
+            loop = asyncio.get_running_loop()
+            abilities = await loop.run_in_executor(front.templates, model.source.abilities)
         except LoadError as error:
             raise not_loaded(model.name, error, front.config.limits.retry_after_s) from error
         return show_answer(await card_of(front, model, abilities))
@@ -79,7 +80,7 @@ async def card_of(
 ) -> ModelCard:
     """Return the card of a model that fits."""
     assert model.needs is not None
-    facts = await asyncio.to_thread(model.source.facts)
+    facts = model.source.facts()
     loaded = None
     if model.loaded:
         wait_s = front.models.kept_for_s(model)

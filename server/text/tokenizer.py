@@ -20,6 +20,7 @@ from server.text.special_tokens import SpecialTokens, pieces_of
 from server.text.time_limit import TimeLimit
 from server.text.token_decoder import DecoderError, read_decoder
 
+TOKENIZER_FILE = "tokenizer.json"
 TAGS = frozenset({OPEN, CLOSE, CALL_OPEN, CALL_CLOSE})
 PROMPTS = PromptsSection()
 
@@ -87,6 +88,9 @@ class Tokenizer:
     def __init__(self, path: Path, settings: PromptsSection = PROMPTS) -> None:
         """path: the model's folder. Nothing is downloaded and no code of the model is run.
         settings: what special tokens are that texts of conversations spell."""
+        if not (path / TOKENIZER_FILE).is_file():
+            # Of a folder without one an empty tokenizer would be made.
+            raise TokenizerError(f"{path / TOKENIZER_FILE}: the file does not exist")
         try:
             loaded = AutoTokenizer.from_pretrained(
                 path, local_files_only=True, trust_remote_code=False
@@ -97,7 +101,9 @@ class Tokenizer:
                 f"{path}: its tokenizer.json and tokenizer_config.json make no tokenizer"
             ) from error
         if not isinstance(loaded, PreTrainedTokenizerFast):
-            raise TokenizerError(f"{path / 'tokenizer.json'}: the file does not exist")
+            raise TokenizerError(
+                f"{path / TOKENIZER_FILE}: tokenizer_config.json names another kind"
+            )
         self.fast: FastTokenizer = loaded.backend_tokenizer
         # What a maker's last program left switched on would change prompts without a word.
         self.fast.no_padding()
@@ -116,19 +122,20 @@ class Tokenizer:
         self._special_tokens = SpecialTokens(added[i].content for i in sorted(guarded))
         self.template = ChatTemplate(loaded, self._special_tokens)
         vocabulary = self.fast.get_vocab(with_added_tokens=True)
+        if not self.fast.get_vocab(with_added_tokens=False):
+            raise TokenizerError(f"{path / TOKENIZER_FILE}: it has no tokens")
         self.vocab_size = 1 + max(vocabulary.values())
         try:
             decoder = read_decoder(self.fast.decoder)
         except DecoderError as error:
             raise TokenizerError(
-                f"{path / 'tokenizer.json'}: the decoder is {error}; quire serves ByteLevel, and "
+                f"{path / TOKENIZER_FILE}: the decoder is {error}; quire serves ByteLevel, and "
                 "SentencePiece's Replace, ByteFallback, Fuse, Strip"
             ) from error
         self.drops_space = decoder.drops_space
         """Whether a space at the beginning of a text is no part of it."""
-        tokens = map(self.fast.id_to_token, range(self.vocab_size))
-        # Looked up for every token that is said: 7 MB for 150,000 of them.
-        self._bytes = [b"" if token is None else decoder.bytes_of(token) for token in tokens]
+        # Looked up for every token that is said. Ids may have gaps, of any size.
+        self._bytes = {i: decoder.bytes_of(token) for token, i in vocabulary.items()}
 
     async def encode_chat(
         self,
@@ -264,4 +271,4 @@ class Tokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes of one token, which need not be whole characters; none for an unknown
         id."""
-        return self._bytes[token_id] if token_id < self.vocab_size else b""
+        return self._bytes.get(token_id, b"")

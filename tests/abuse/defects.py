@@ -362,6 +362,18 @@ DEFECTS = {
         "the doctor ends with a line without a name",
         ("server/cli/doctor/test_text.py::test_the_reasons_of_a_choice_have_their_name",),
     ),
+    "use-25": Defect(
+        "a folder without a tokenizer is served, and every chat has no tokens",
+        ("server/cli/test_model_files.py::test_a_folder_without_a_tokenizer_is_refused_at_start",),
+    ),
+    "reliability-13": Defect(
+        "a hostile model on the disk stops the front for all models",
+        (
+            "server/catalogue/test_folder_reader.py::"
+            "test_a_hostile_folder_is_judged_within_limits_and_once",
+            "server/cli/test_serve_models.py::test_a_hostile_model_that_appears_holds_up_no_other",
+        ),
+    ),
     "use-24": Defect(
         "urllib does not read that a body is too large",
         (UNREAD + "test_a_refusal_is_read_by_who_is_still_sending[headers0-413-with_urllib]",),

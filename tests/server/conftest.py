@@ -1,5 +1,6 @@
 """Engines are shared where a test leaves nothing behind in them."""
 
+import json
 import logging
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -15,11 +16,13 @@ from typer.testing import CliRunner, Result
 from engine import substrate
 from engine.machine import MachineMemory
 from kvcache.canary.report import TrialReport
+from server.catalogue import folder_reader
 from server.cli import serve
 from server.cli.commands import app as command
 from server.http import server
 from server.http.listener import reserve
 from server.routes.service import Service
+from server.text.limited_process import LimitedProcess
 from server.text.tokenizer import Tokenizer
 from tests.engines import VOCAB
 from tests.kvcache.metal_double import Device, install
@@ -36,6 +39,26 @@ from tests.server.harness import (
 from tests.server.hub_server import Files, Hub, files_of, serving_hub
 
 GIB = 1024**3
+
+
+class ThisProcess(LimitedProcess):
+    """Calls functions here, where coverage is counted, and no process has to start."""
+
+    def call(self, work: Any, *arguments: Any) -> Any:
+        return json.loads(json.dumps(work(*json.loads(json.dumps(arguments)))))
+
+
+@pytest.fixture(autouse=True)
+def folders_are_read_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folder_reader, "LimitedProcess", ThisProcess)
+
+
+@pytest.fixture
+def folders_are_read_elsewhere(
+    folders_are_read_here: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a process of their own, as they are for users."""
+    monkeypatch.setattr(folder_reader, "LimitedProcess", LimitedProcess)
 
 
 @pytest.fixture(scope="session")

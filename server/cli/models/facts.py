@@ -5,10 +5,12 @@ from datetime import datetime
 from pathlib import Path
 
 from kvcache.memory_budget import gib
+from server.catalogue.folder_reader import FolderReader
 from server.catalogue.hub_cache import folders_in, snapshot_of
 from server.catalogue.local_models import LocalModel, folder_model, hub_model
 from server.catalogue.lookup import InFolder, look_up
-from server.cli.model_files import ModelError, model_errors
+from server.catalogue.names import printable
+from server.cli.model_files import EMBEDS, ModelError, model_errors
 from server.cli.models.fit import Fit, Machine
 from server.cli.models.table import as_values
 from server.cli.settings import read_settings
@@ -19,14 +21,14 @@ BILLION, MILLION = 1e9, 1e6
 def show_model(name: str, file: Path | None, *, as_json: bool) -> str:
     """Write all that is known of a model. Raises StartError."""
     settings = read_settings(file, {})
-    with model_errors():
-        place = look_up(name, settings.models.folders)
-    if isinstance(place, InFolder):
-        model: LocalModel | None = folder_model(place.name, place.folder)
-    else:
-        pinned = snapshot_of(place.repository, place.revision) if place.revision else None
-        here = pinned is not None or place.revision is None
-        model = hub_model(place.repository, pinned) if here else None
+    with model_errors(), FolderReader(EMBEDS[settings.engine.task]) as reader:
+        place = look_up(name, settings.models.folders, reader)
+        if isinstance(place, InFolder):
+            model: LocalModel | None = folder_model(place.name, place.folder, reader)
+        else:
+            pinned = snapshot_of(place.repository, place.revision) if place.revision else None
+            here = pinned is not None or place.revision is None
+            model = hub_model(place.repository, reader, pinned) if here else None
     if model is None:
         raise ModelError(
             f"{name}: it is not on this disk: `quire pull {name}` fetches it, and `quire plan "
@@ -83,6 +85,6 @@ def _lines(model: LocalModel, fit: Fit, files: dict[str, int], others: list[str]
         "served here": served,
     }
     width = max(map(len, rows))
-    lines = [f"  {key.ljust(width)}  {value}" for key, value in rows.items() if value]
-    sizes = [f"  {name}  {gib(size)}" for name, size in files.items()]
-    return [model.name, *lines, "files", *sizes]
+    lines = [f"  {key.ljust(width)}  {printable(value)}" for key, value in rows.items() if value]
+    sizes = [f"  {printable(name)}  {gib(size)}" for name, size in files.items()]
+    return [printable(model.name), *lines, "files", *sizes]

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 
 from engine.build import EnginePlan
-from engine.models.checkpoint import Checkpoint, CheckpointError
+from engine.models.checkpoint import Checkpoint
 from kvcache.choice import SubstrateChoice
 from server.catalogue.local_models import LocalModel
-from server.cli.model_files import make_plan, whole_checkpoint
+from server.cli.model_files import make_plan
 from server.config import Config, SettingError
 
 
@@ -40,10 +40,10 @@ class Machine:
 
     def fit(self, model: LocalModel) -> Fit:
         """Find out how a model would be served."""
-        if model.problem is not None:
+        if model.checkpoint is None:
             return Fit(None, None, model.problem)
         try:
-            memory = self.plan(whole_checkpoint(model.folder, self.settings)).memory
-        except (CheckpointError, SettingError) as error:
+            memory = self.plan(model.checkpoint).memory
+        except SettingError as error:
             return Fit(None, None, str(error))
         return Fit(memory.max_model_len, memory.layout.bytes_per_token, None)

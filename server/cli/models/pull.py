@@ -1,20 +1,21 @@
 """What ``quire pull`` does: looks before it fetches, and says what it sees."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from engine.models.checkpoint import Checkpoint
 from kvcache.memory_budget import gib
+from server.catalogue.folder_reader import FolderReader
 from server.catalogue.hub import CONFIG_FILES, FoundModel, find_model, free_bytes
 from server.catalogue.hub_cache import cache_folder
 from server.catalogue.local_models import hub_model
 from server.cli.model_files import (
     ModelError,
-    check_files,
+    check_found,
     checkpoint_of,
     make_plan,
     model_errors,
-    whole_checkpoint,
 )
 from server.cli.models.facts import described
 from server.cli.settings import read_settings
@@ -35,28 +36,31 @@ def pull_model(
     machine has not the memory for. Raises StartError.
     """
     settings = read_settings(file, {})
-    with model_errors():
+    with model_errors(), FolderReader() as reader:
         found = find_model(name, settings.models.folders, files=CONFIG_FILES)
         if found.repository is None:
             raise ModelError(f"{name}: this is {found.folder}, on this disk: nothing is to be done")
+        check_found(reader, found, settings, tokenizer=False)
         checkpoint = checkpoint_of(found, settings)
-        _describe(found, checkpoint, echo)
+        _describe(found, checkpoint, reader, echo)
         _check_memory(settings, checkpoint, echo, force=force)
         found.check_room()
         if dry_run:
             return
         found.fetch_small_files()
-        check_files(found, checkpoint, settings)
+        check_found(reader, found, settings)
         if found.missing:
             found.fetch_weights()
-            whole_checkpoint(found.folder, settings)
+            check_found(reader, replace(found, missing=()), settings)
         found.follow_branch()
     echo(f"It is here: `quire serve {name}` serves it.")
 
 
-def _describe(found: FoundModel, checkpoint: Checkpoint, echo: Callable[[str], None]) -> None:
+def _describe(
+    found: FoundModel, checkpoint: Checkpoint, reader: FolderReader, echo: Callable[[str], None]
+) -> None:
     assert found.repository is not None
-    model = hub_model(found.repository, found.folder)
+    model = hub_model(found.repository, reader, found.folder)
     assert model is not None
     if found.notice:
         echo(found.notice)

@@ -215,7 +215,7 @@ BIG = asdict(QWEN3_4B) | {"num_hidden_layers": 4000}
         (
             lambda files: {k: v for k, v in files.items() if k != "tokenizer.json"},
             MODEL,
-            "make no tokenizer",
+            r"tokenizer\.json: the file does not exist",
         ),
         (
             lambda files: files | {"generation_config.json": b'{"top_p": 7}'},

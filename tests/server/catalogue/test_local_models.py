@@ -1,6 +1,7 @@
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,9 @@ import mlx.core as mx
 import pytest
 from huggingface_hub import constants
 
+from engine.models.checkpoint import read_checkpoint
 from server.catalogue import local_models as local_models_module
+from server.catalogue.folder_reader import FolderReader
 from server.catalogue.hub import find_model
 from server.catalogue.local_models import LocalModel, hub_model, local_models
 from server.config import load
@@ -61,7 +64,7 @@ def test_a_model_in_the_hubs_cache_is_listed_with_all_facts(
     monkeypatch.delattr(mx, "load")
     monkeypatch.delattr(mx, "array")
     (found,) = local_models([])
-    assert found == LocalModel(
+    assert replace(found, digest="", checkpoint=None) == LocalModel(
         name="someone/tiny",
         folder=snapshot,
         size_bytes=weights.stat().st_size,
@@ -74,8 +77,11 @@ def test_a_model_in_the_hubs_cache_is_listed_with_all_facts(
         embeds=False,
         problem=None,
     )
-    assert hub_model("someone/tiny") == found
-    assert hub_model("someone/else") is None
+    assert len(found.digest) == 64
+    assert found.checkpoint == read_checkpoint(snapshot)
+    with FolderReader() as reader:
+        assert hub_model("someone/tiny", reader) == found
+        assert hub_model("someone/else", reader) is None
     assert local_models([], hub=False) == ()
 
 
@@ -274,23 +280,17 @@ def test_one_broken_model_hides_no_other(
     monkeypatch.setattr(Path, "iterdir", guarded)
     problems = {model.name: model.problem for model in local_models([])}
     assert problems["someone/tiny"] is None
-    assert str(problems["someone/deep"]).startswith("its files cannot be read: RecursionError")
+    assert problems["someone/deep"] == "config.json: the file is not readable JSON"
+    assert problems["someone/secret"] == "its files cannot be read: PermissionError: "
     assert set(problems) == {"someone/tiny", "someone/deep", "someone/secret"}
 
 
 def test_a_model_that_goes_while_it_is_looked_at_is_no_error(
-    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     folder = tmp_path / "tiny"
-    shutil.copytree(tiny_model, folder)
-
-    def vanish(found: Path) -> list[Path]:
-        shutil.rmtree(found, ignore_errors=True)
-        return []
-
-    monkeypatch.setattr(local_models_module, "_weights_in", vanish)
-    found = local_models_module._read_model("tiny", folder, None)
-    assert (found.size_bytes, found.problem) == (0, "there is no config.json")
+    found = local_models_module.read_model(str(folder), "tiny", None, None)
+    assert (found["size_bytes"], found["problem"]) == (0, "there is no config.json")
 
 
 def test_folders_are_a_setting() -> None:

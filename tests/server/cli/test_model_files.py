@@ -1,4 +1,6 @@
 import json
+import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -6,12 +8,11 @@ from typing import Any
 import pytest
 
 from engine.models.checkpoint import Checkpoint, read_checkpoint
+from server.catalogue.model_checks import check_vocabulary
 from server.cli import model_files
 from server.cli.log import configure_log
 from server.cli.model_files import (
-    ModelError,
     SamplingDefaultsError,
-    check_vocabulary,
     make_plan,
     read_model,
     sampling_defaults,
@@ -21,10 +22,12 @@ from server.cli.serve import serve_model
 from server.cli.settings import read_settings
 from server.config import MIB, Config, SettingError, Tables, engine_config
 from server.text.chat_template import ChatTemplate
-from server.text.tokenizer import Tokenizer
+from server.text.tokenizer import Tokenizer, TokenizerError
 from tests.engine.models.hybrids import write_hybrid
+from tests.hostile_models import HOSTILE, READ_ELSEWHERE, spoil
 from tests.kvcache.metal_double import Device
 from tests.models import TEMPLATE, TINY, write_embedding_model, write_model, write_tokenizer
+from tests.server.commands import MODEL, Run, one_sentence
 
 GIB = 1024 * MIB
 SMALL: Tables = {
@@ -114,16 +117,73 @@ def test_the_start_says_which_parts_of_a_model_are_not_served(
     assert said in capsys.readouterr().err
 
 
+def settings_of(folder: Path) -> Path:
+    """A file of settings with that folder."""
+    file = folder.parent / "quire.toml"
+    file.write_text(f"[models]\nfolders = ['{folder}']\n")
+    return file
+
+
 # --- the model's files -----------------------------------------------------------------------
 
 
 def test_a_tokenizer_with_more_tokens_than_the_weights_is_refused(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model")
     write_tokenizer(folder, TINY.vocab_size + 1)
-    with pytest.raises(ModelError, match=r"tokenizer\.json: it has 1025 tokens.* is 1024"):
+    with pytest.raises(TokenizerError, match=r"tokenizer\.json: it has 1025 tokens.* is 1024"):
         check_vocabulary(folder, Tokenizer(folder), read_checkpoint(folder))
     write_tokenizer(folder, TINY.vocab_size)
     check_vocabulary(folder, Tokenizer(folder), read_checkpoint(folder))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "a token of id 2**31",
+        "10**9 layers",
+        "300,000 tensors",
+        "a pipe as config.json",
+        "a pipe as the weights",
+        "a pipe as the tokenizer",
+        "zeros as config.json",
+        "a config.json of 200 MB",
+    ],
+)
+def test_a_hostile_model_alone_ends_with_a_sentence_and_is_listed(
+    kind: str,
+    tiny_model: Path,
+    tmp_path: Path,
+    quire: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> None:
+    if kind in READ_ELSEWHERE:
+        request.getfixturevalue("folders_are_read_elsewhere")
+    monkeypatch.setattr("server.catalogue.folder_reader.LIMIT_S", 2.0)
+    folder = spoil(tiny_model, tmp_path / "hostile", kind)
+    assert "hostile" in one_sentence(quire("serve", folder), MODEL)
+    listed = quire("models", "--config", settings_of(folder))
+    assert (listed.exit_code, "\nhostile " in listed.stdout) == (0, True)
+
+
+@pytest.mark.parametrize(
+    "spoiled",
+    [
+        lambda f: (f / "tokenizer.json").unlink(),
+        lambda f: [file.unlink() for file in f.glob("*token*")],
+        lambda f: (f / "tokenizer.json").rename(f / "tokenizer.model"),
+        lambda f: ((f / "tokenizer.json").unlink(), (f / "tokenizer.json").mkdir()),
+        HOSTILE["a tokenizer without tokens"],
+        lambda f: (f / "tokenizer.json").write_text("{}"),
+    ],
+)
+def test_a_folder_without_a_tokenizer_is_refused_at_start(
+    spoiled: Callable[[Path], object], tiny_model: Path, tmp_path: Path, quire: Run
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_model, folder)
+    spoiled(folder)
+    assert "tokenizer.json" in one_sentence(quire("serve", folder), MODEL)
 
 
 @pytest.mark.parametrize(("task", "embeds"), [("auto", True), ("generate", False), ("embed", True)])

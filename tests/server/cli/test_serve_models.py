@@ -1,5 +1,6 @@
 """Several models with processes of their own, and one such process."""
 
+import asyncio
 import json
 import os
 import shutil
@@ -32,6 +33,7 @@ from server.supervisor.models import MemoryNeeds
 from server.supervisor.process import Start
 from tests.engine import test_power
 from tests.engine.models.hybrids import write_hybrid
+from tests.hostile_models import READ_ELSEWHERE, spoil
 from tests.server.commands import SMALL, Run, one_sentence
 from tests.server.harness import COMPLETIONS, DEADLINE_S, http_client, prompt
 from tests.server.hub_server import Files, Hub
@@ -206,7 +208,9 @@ def test_states_of_recurrent_layers_count_and_are_part_of_what_its_process_is_gi
     write_hybrid(tmp_path / "first")
     settings = read_settings(None, settings_with(tmp_path))
     model = on_disk(settings, 4096 * MIB)
-    needs, plan = model.needs(), model.machine.plan(model._checkpoint).memory
+    checkpoint = model.local.checkpoint
+    assert checkpoint is not None
+    needs, plan = model.needs(), model.machine.plan(checkpoint).memory
     assert needs.state_bytes == plan.state_bytes > MIB
     assert (
         needs.fixed_bytes
@@ -214,7 +218,7 @@ def test_states_of_recurrent_layers_count_and_are_part_of_what_its_process_is_gi
     )
     tables = serve_models.settings_of(settings, "first", needs)
     given = Config.model_validate(json.loads(json.dumps(tables)))
-    its = replace(model, machine=Machine(given, 4096 * MIB)).machine.plan(model._checkpoint).memory
+    its = replace(model, machine=Machine(given, 4096 * MIB)).machine.plan(checkpoint).memory
     assert its.max_model_len == plan.max_model_len
     assert its.state_bytes == needs.state_bytes
     assert its.kv_budget_bytes == needs.most_kv_bytes
@@ -237,6 +241,43 @@ async def test_a_model_whose_tokenizer_is_broken_says_so_when_it_is_shown(three:
         assert "first was not loaded: " in answer.json()["error"]
         assert "make no tokenizer" in answer.json()["error"]
         assert (await client.post("/api/show", json={"model": "second"})).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "a token of id 2**31",
+        "10**9 layers",
+        "a pipe as config.json",
+        "a pipe as the weights",
+        "a pipe as the template",
+        "zeros as the index",
+    ],
+)
+async def test_a_hostile_model_that_appears_holds_up_no_other(
+    kind: str,
+    three: Path,
+    tiny_model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> None:
+    """Nor do requests for it whose clients have left."""
+    if kind in READ_ELSEWHERE:
+        request.getfixturevalue("folders_are_read_elsewhere")
+    monkeypatch.setattr("server.catalogue.folder_reader.LIMIT_S", 2.0)
+    monkeypatch.setattr("server.supervisor.front.RESCAN_S", 0.0)
+    app, _ = create_front(front_of(settings_with(three)))
+    spoil(tiny_model, three / "hostile", kind)
+    async with asyncio.timeout(DEADLINE_S), http_client(app) as client:
+        for _ in range(8):
+            asked = asyncio.create_task(client.post("/api/show", json={"model": "hostile"}))
+            await asyncio.sleep(0.01)
+            asked.cancel()
+        listed = (await client.get("/v1/models")).json()["data"]
+        assert {"first", "org/third", "second"} <= {model["id"] for model in listed}
+        assert (await client.get("/v1/models/nobody")).status_code == 404
+        assert (await client.post("/api/show", json={"model": "first"})).status_code == 200
+        assert (await client.post("/api/show", json={"model": "hostile"})).status_code in (200, 404)
 
 
 async def test_a_model_that_is_pulled_again_is_the_newer_one(
@@ -266,9 +307,9 @@ def test_the_disk_is_looked_at_once_before_anybody_can_ask(
 ) -> None:
     looked: list[Any] = []
 
-    def look(folders: Any, *, hub: bool = True) -> Any:
+    def look(folders: Any, *, hub: bool = True, **how: Any) -> Any:
         looked.extend([folders] * hub)
-        return local_models(folders, hub=hub)
+        return local_models(folders, hub=hub, **how)
 
     monkeypatch.setattr(serve_models, "local_models", look)
     front = front_of(settings_with(three))

@@ -39,7 +39,7 @@ def changed(files: Files, **changes: Any) -> Files:
         (
             lambda files: {k: v for k, v in files.items() if k != "tokenizer.json"},
             MODEL,
-            "make no tokenizer",
+            r"tokenizer\.json: the file does not exist",
         ),
     ],
 )
