@@ -16,13 +16,10 @@ from huggingface_hub.file_download import http_get
 from huggingface_hub.utils import WeakFileLock, build_hf_headers  # type: ignore[attr-defined]
 from tqdm import tqdm
 
+from server.catalogue.hub_answers import DownloadError
 from server.catalogue.hub_cache import WeightFile, cache_folder, repository_folder
 
 FILES_AT_ONCE = 4
-
-
-class DownloadError(Exception):
-    """A download that did not come to its end; one sentence."""
 
 
 def fetch_files(repository: str, commit: str, files: Sequence[WeightFile]) -> None:
@@ -41,7 +38,7 @@ def fetch_files(repository: str, commit: str, files: Sequence[WeightFile]) -> No
     )
     with bar, ThreadPoolExecutor(FILES_AT_ONCE) as pool:
         jobs = [
-            pool.submit(_fetch, repository, commit, file, _part_of(bar, file.here_bytes, stopped))
+            pool.submit(_fetch, repository, commit, file, _part_of(bar, file, stopped))
             for file in files
         ]
         try:
@@ -62,7 +59,7 @@ def _fetch(repository: str, commit: str, file: WeightFile, bar: Any) -> None:
         if not file.blob.exists():
             _fetch_contents(hf_hub_url(repository, file.path, revision=commit), file, bar)
     # The contents are there: this only links them, as the hub's client does on this system.
-    hf_hub_download(repository, file.path, revision=commit)
+    hf_hub_download(repository, file.path, revision=commit, tqdm_class=bar)
 
 
 def _fetch_contents(url: str, file: WeightFile, bar: Any) -> None:
@@ -91,15 +88,16 @@ def _fetch_contents(url: str, file: WeightFile, bar: Any) -> None:
     file.part.replace(file.blob)
 
 
-def _part_of(whole: "tqdm[Any]", begun: int, stopped: threading.Event) -> Any:
+def _part_of(whole: "tqdm[Any]", file: WeightFile, stopped: threading.Event) -> Any:
     """Make the class of the progress bar that the hub's client makes for a file: all of them
-    advance the whole bar. begun: bytes of the file that the bar begins with. stopped: set where
-    another file has failed."""
+    advance the whole bar. stopped: set where another file has failed."""
+    begun, size_bytes = file.here_bytes, file.size_bytes
 
     class Part:
         def __init__(self, *_: Any, initial: int = 0, **__: Any) -> None:
             # Less than what has begun where the hub sends the file from its beginning.
             whole.update(initial - begun)
+            self._left: float = size_bytes - initial
 
         def __enter__(self) -> "Part":
             return self
@@ -110,6 +108,11 @@ def _part_of(whole: "tqdm[Any]", begun: int, stopped: threading.Event) -> Any:
         def update(self, count: float | None = 1) -> None:
             if stopped.is_set():
                 raise DownloadError("another file has failed")
+            self._left -= count or 0
+            if self._left < 0:
+                raise DownloadError(
+                    f"{file.path}: more arrives than the {size_bytes} bytes that the hub announced"
+                )
             whole.update(count)
 
         def close(self) -> None:

@@ -6,25 +6,39 @@ being of that commit once all of it is here, so that a download that has not end
 from who is not online.
 """
 
-import re
 import shutil
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import httpx2
-from huggingface_hub import HfApi, constants, get_token, snapshot_download
+from huggingface_hub import (
+    HfApi,
+    constants,
+    get_cached_repo_tree,
+    get_token,
+    snapshot_download,
+)
 from huggingface_hub.errors import (
+    CachedRepoTreeNotFoundError,
     GatedRepoError,
     OfflineModeIsEnabled,
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
 from huggingface_hub.hf_api import RepoFile
-from huggingface_hub.utils.tqdm import disable_progress_bars
+from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defined]
+from huggingface_hub.utils.tqdm import disable_progress_bars, tqdm
 
 from kvcache.memory_budget import gib
 from server.catalogue.download import fetch_files
+from server.catalogue.hub_answers import (
+    COMMIT,
+    MAX_SMALL_FILE_BYTES,
+    DownloadError,
+    check_commit,
+    check_files,
+)
 from server.catalogue.hub_cache import (
     BLOBS,
     MAIN,
@@ -48,7 +62,6 @@ CONFIG_FILES = (
     "modules.json",
     "*/config.json",
 )
-COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +102,7 @@ class FoundModel:
 
     def check_room(self) -> None:
         """Raise ModelNotFoundError where the disk has no room for what is missing."""
-        free = free_bytes(self.folder)
-        if self.missing_bytes > free:
-            raise ModelNotFoundError(
-                f"{self.asked}: {gib(self.missing_bytes)} are to be fetched, and the disk of "
-                f"{cache_folder()} has {gib(free)} left: make room (`quire models` shows what is "
-                "here), or have HF_HUB_CACHE name a folder on another disk"
-            )
+        _check_room(self.asked, self.missing_bytes)
 
     def fetch_weights(self) -> None:
         """Fetch what is missing, of the commit that the folder is of, with one bar of progress.
@@ -134,7 +141,7 @@ def find_model(
         found = _with_missing(FoundModel(name, place.repository, folder, place.repository, branch))
     except ModelNotFoundError:
         raise
-    except RevisionNotFoundError as error:
+    except (RevisionNotFoundError, DownloadError) as error:
         raise not_given(name, place.repository, error) from error
     except Exception as error:
         return _cached(name, place, error)
@@ -144,9 +151,63 @@ def find_model(
 
 
 def _fetch_matching(repository: str, commit: str, patterns: Sequence[str]) -> Path:
-    """Fetch the small files of a commit, and return its folder. Raises what the client raises."""
+    """Fetch the small files of a commit, and return its folder. Raises DownloadError,
+    ModelNotFoundError and what the client raises."""
+    try:
+        listed = check_files(get_cached_repo_tree(repository, revision=commit))
+    except CachedRepoTreeNotFoundError:
+        listed = _listed(repository, commit)
+    sizes = {file.path: file.size for file in listed}
+    small = list(filter_repo_objects(sizes, allow_patterns=list(patterns)))
+    for path in small:
+        if sizes[path] > MAX_SMALL_FILE_BYTES:
+            raise DownloadError(f"{path}: it has {sizes[path]} bytes, and is no file of weights")
+    folder = repository_folder(repository) / "snapshots" / commit
+    missing_bytes = sum(sizes[path] for path in small if not (folder / path).exists())
+    _check_room(repository, missing_bytes)
     with disable_progress_bars():
-        return Path(snapshot_download(repository, revision=commit, allow_patterns=list(patterns)))
+        return Path(
+            snapshot_download(
+                repository,
+                revision=commit,
+                allow_patterns=list(patterns),
+                tqdm_class=_bar_up_to(len(small) + missing_bytes),
+            )
+        )
+
+
+def _bar_up_to(most: int) -> type[tqdm]:
+    """Make a class of progress bars that the hub's client counts bytes and files with, and that end
+    a download of more."""
+
+    class Bar(tqdm):
+        arrived = 0.0
+
+        def update(self, n: float | None = 1) -> bool | None:
+            self.arrived += n or 0
+            if self.arrived > most:
+                raise DownloadError("more arrives than the hub announced")
+            return super().update(n)
+
+    return Bar
+
+
+def _listed(repository: str, commit: str) -> list[RepoFile]:
+    """Ask the hub for the files of a commit. Raises DownloadError, and what its client raises."""
+    listed = HfApi().list_repo_tree(repository, revision=commit, recursive=True)
+    return check_files(file for file in listed if isinstance(file, RepoFile))
+
+
+def _check_room(name: str, missing_bytes: int) -> None:
+    """Raise ModelNotFoundError where the disk has no room for what is to be fetched."""
+    cache = cache_folder()
+    free = free_bytes(next(folder for folder in (cache, *cache.parents) if folder.exists()))
+    if missing_bytes > free:
+        raise ModelNotFoundError(
+            f"{name}: {gib(missing_bytes)} are to be fetched, and the disk of {cache} has "
+            f"{gib(free)} left: make room (`quire models` shows what is here), or have "
+            "HF_HUB_CACHE name a folder on another disk"
+        )
 
 
 def _commit(place: OnHub) -> str:
@@ -155,9 +216,8 @@ def _commit(place: OnHub) -> str:
     if COMMIT.fullmatch(revision):
         return revision
     timeout = constants.HF_HUB_ETAG_TIMEOUT
-    commit = HfApi().model_info(place.repository, revision=revision, timeout=timeout).sha
-    assert commit is not None
-    return commit
+    told = HfApi().model_info(place.repository, revision=revision, timeout=timeout)
+    return check_commit(told.sha)
 
 
 def _cached(name: str, place: OnHub, error: Exception) -> FoundModel:
@@ -197,8 +257,7 @@ def _with_missing(found: FoundModel) -> FoundModel:
 def _weight_files(repository: str, commit: str, names: Collection[str]) -> tuple[WeightFile, ...]:
     """Ask the hub for files of weights with their checksums, which its client does not keep."""
     blobs = repository_folder(repository) / BLOBS
-    listed = HfApi().list_repo_tree(repository, revision=commit)
-    found = {file.path: file for file in listed if isinstance(file, RepoFile)}
+    found = {file.path: file for file in _listed(repository, commit)}
     files = []
     for name in sorted(names):
         lfs = found[name].lfs

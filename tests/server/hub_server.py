@@ -3,7 +3,7 @@
 import hashlib
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -44,6 +44,8 @@ class Hub:
     stop_at: int | None = None
     """A byte of weights where it waits until it is let go on."""
     go_on: threading.Event = field(default_factory=threading.Event)
+    lie: Callable[[str, Any], Any] = lambda _, truth: truth
+    """What it says instead: of a "commit", a "listing", the "head" of a file, its "contents"."""
     waits: threading.Event = field(default_factory=threading.Event)
     """Set while it waits."""
 
@@ -115,13 +117,14 @@ def serving_hub() -> Iterator[Hub]:
                 code = "RevisionNotFound" if name in hub.heads else "RepoNotFound"
                 self._send(404, b"{}", {"X-Error-Code": code})
             elif what == "revision":
-                self._send(200, json.dumps({"id": name, "sha": commit, "siblings": []}).encode())
+                told = {"id": name, "sha": hub.lie("commit", commit), "siblings": []}
+                self._send(200, json.dumps(told).encode())
             else:
                 listed = [
                     listing(commit, path, content, lfs=hub.lfs)
                     for path, content in hub.commits[commit].items()
                 ]
-                self._send(200, json.dumps(listed).encode())
+                self._send(200, json.dumps(hub.lie("listing", listed)).encode())
 
         def _send_file(self, name: str, revision: str, path: str) -> None:
             if name in hub.gated:
@@ -142,6 +145,7 @@ def serving_hub() -> Iterator[Hub]:
             }
             if isinstance(content, int):
                 headers["X-Linked-Size"] = str(content)
+            headers, body = hub.lie("head", headers), hub.lie("contents", body)
             begin = self.headers.get("Range", "")
             if hub.ranges and begin.startswith("bytes="):
                 first = int(begin.removeprefix("bytes=").rstrip("-"))

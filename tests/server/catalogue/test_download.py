@@ -12,12 +12,15 @@ from tqdm import tqdm
 from server.catalogue import download
 from server.catalogue import hub as hub_module
 from server.catalogue.hub import FoundModel, find_model
+from server.catalogue.hub_answers import DownloadError
+from server.catalogue.hub_cache import WeightFile
 from server.catalogue.names import ModelNotFoundError
 from tests.clients.servers import QUIRE
 from tests.server.harness import DEADLINE_S
 from tests.server.hub_server import Files, Hub
 
 MIB = 1024**2
+FILE = WeightFile("model.safetensors", 10, Path("no-blob"))
 # What the hub's client keeps back until it writes.
 CHUNK = constants.DOWNLOAD_CHUNK_SIZE
 
@@ -164,10 +167,10 @@ def test_where_one_file_fails_the_others_end_and_what_has_arrived_stays(
 def test_a_file_that_goes_on_while_another_has_failed_is_ended() -> None:
     stopped = threading.Event()
     with tqdm(total=10, disable=True) as whole:
-        part = download._part_of(whole, 0, stopped)()
+        part = download._part_of(whole, FILE, stopped)()
         part.update(1)
         stopped.set()
-        with pytest.raises(download.DownloadError, match="another file has failed"):
+        with pytest.raises(DownloadError, match="another file has failed"):
             part.update(1)
 
 
