@@ -9,6 +9,7 @@ import structlog
 
 from engine.build import EnginePlan
 from kvcache.memory_budget import gib
+from server.catalogue.names import printable
 from server.config import Config
 from server.http.guards.access import only_this_machine
 from server.http.guards.hosts import WILDCARDS
@@ -79,8 +80,8 @@ def announce_several(settings: Config, url: str, models: Sequence[str], budget_b
 
 def page_of(serving: str, lines: Iterable[tuple[str, str]]) -> str:
     """Return a page of text. lines: what each is about, and what it says."""
-    text = "".join(f"  {name:<{NAME_COLUMNS}}{value}\n" for name, value in lines)
-    return f"quire {version('quire')}: {serving}\n\n{text}"
+    text = "".join(f"  {name:<{NAME_COLUMNS}}{printable(value)}\n" for name, value in lines)
+    return f"quire {version('quire')}: {printable(serving)}\n\n{text}"
 
 
 def client_url(url: str) -> str:

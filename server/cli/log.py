@@ -2,6 +2,7 @@
 
 import logging
 import sys
+from contextlib import suppress
 from datetime import datetime
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
@@ -10,10 +11,13 @@ from typing import Any
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
+from server.catalogue.names import printable
 from server.config import LogSection, SettingError
 
 # What every entry begins with, and what it ends with.
 FIRST, LAST = ("timestamp", "level", "logger", "event"), ("request_id",)
+# What has lines of its own.
+PAGES = ("banner", "exception", "stack")
 # A request's, as one sentence at a terminal.
 SENTENCE = ("method", "endpoint", "status", "duration_s")
 
@@ -64,12 +68,22 @@ def _handlers(section: LogSection) -> list[tuple[logging.Handler, bool]]:
     return [file, stderr] if terminal else [file]
 
 
+class LogFile(RotatingFileHandler):
+    """A file whose disk may be full."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
+        """Say in a line that an entry is lost; not in a page, which goes to a disk as well."""
+        del record
+        with suppress(OSError):
+            sys.stderr.write(f"quire: an entry of the log is lost: {sys.exception()}\n")
+
+
 def rotating(file: Path, section: LogSection) -> logging.Handler:
     """Open a file that is set aside before it becomes too large. Raises SettingError."""
     try:
         path = file.expanduser()
         path.parent.mkdir(parents=True, exist_ok=True)
-        return RotatingFileHandler(
+        return LogFile(
             path,
             maxBytes=section.max_file_bytes,
             backupCount=section.max_files - 1,
@@ -96,7 +110,15 @@ def _renderers(form: str, *, terminal: bool) -> list[Processor]:
         page = entry.get("banner")
         return console(logger, name, entry) if page is None else str(page)
 
-    return [*([for_a_terminal] if terminal else []), in_order, page_or_line]
+    return [*([for_a_terminal] if terminal else []), in_order, in_one_line, page_or_line]
+
+
+def in_one_line(_: WrappedLogger, __: str, entry: EventDict) -> EventDict:
+    """Return an entry of which nothing begins another line, whoever has named a model so."""
+    return {
+        name: printable(value) if isinstance(value, str) and name not in PAGES else value
+        for name, value in entry.items()
+    }
 
 
 def in_order(_: WrappedLogger, __: str, entry: EventDict) -> EventDict:

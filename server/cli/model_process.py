@@ -14,6 +14,7 @@ from typing import Any
 from engine.client import EngineClient
 from engine.machine import raise_descriptor_limit
 from engine.malloc import use_one_arena
+from server.catalogue.names import MAX_PROBLEM_CHARS, printable
 from server.chat.drain import Drain
 from server.chat.salts import Salts
 from server.cli.log import configure_log
@@ -82,7 +83,7 @@ def main() -> None:
         try:
             _serve(listener, control)
         except StartError as error:
-            control.tell(failed=str(error))
+            control.tell(failed=printable(str(error), MAX_PROBLEM_CHARS))
             code = error.exit_code
     sys.stderr.flush()
     # As the command itself ends: see server/cli/commands.py.

@@ -5,9 +5,12 @@ from contextlib import contextmanager
 
 import typer
 
+from server.catalogue.names import printable
 from server.config import StartError
 
 HEAD_OF_LINE = "quire"
+# What is wrong with a file may repeat what others have written into it.
+MAX_SENTENCE_CHARS = 4000
 NOTHING_CAN_SERVE = 1
 # Whose ImportError is a sentence about it and MLX, and no defect of quire's.
 EXTENSION = "metal_ext"
@@ -15,7 +18,7 @@ EXTENSION = "metal_ext"
 
 def say(sentence: str) -> None:
     """Write a sentence where nobody takes it for a command's output."""
-    typer.echo(f"{HEAD_OF_LINE}: {sentence}", err=True)
+    typer.echo(f"{HEAD_OF_LINE}: {printable(sentence, MAX_SENTENCE_CHARS)}", err=True)
 
 
 @contextmanager

@@ -1,12 +1,16 @@
 """Serve several models: a front, and a process for each model that is asked for."""
 
+import fcntl
 import itertools
 import json
+import os
+import shutil
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
 from typing import Any
 
 import structlog
@@ -37,6 +41,8 @@ from server.supervisor.process import IDLE_CONNECTION_S, ModelProcess, Start
 # What a process has besides what its plan counts: Python and the libraries.
 PROCESS_BYTES = 160 * 1024**2
 COMMAND = (sys.executable, "-c", "from server.cli.model_process import main; main()")
+# Of processes' sockets, and what says in it that its server runs.
+FOLDER_PREFIX, LOCK_FILE = "quire-front-", "lock"
 # Prefixes stay as long as their model does; until then they go only when memory is short.
 FOR_EVER_S = 1e9
 # Where there is no model to serve: so many are said why.
@@ -52,9 +58,9 @@ def serve_models(names: Sequence[str], file: Path | None, flags: Tables) -> None
     with (
         reserve(settings.server.host, settings.server.port) as listener,
         reserved_for_ollama(settings.server) as others,
-        TemporaryDirectory(prefix="quire-") as folder,
+        socket_folder() as folder,
     ):
-        start = Start(COMMAND, Path(folder), settings.server.drain_s + STOP_TIMEOUT_S)
+        start = Start(COMMAND, folder, settings.server.drain_s + STOP_TIMEOUT_S)
         front = make_front(settings, names, start)
         app, metrics = create_front(front)
         config = http_config(settings, app, metrics)
@@ -70,6 +76,24 @@ def serve_models(names: Sequence[str], file: Path | None, flags: Tables) -> None
             others,
         )
     log.info("ended")
+
+
+@contextmanager
+def socket_folder() -> Iterator[Path]:
+    """Make a folder that is gone afterwards. Those of servers that were killed go now: nobody locks
+    them any more."""
+    for file in Path(gettempdir()).glob(f"{FOLDER_PREFIX}*/{LOCK_FILE}"):
+        with suppress(OSError):
+            if file.parent.lstat().st_uid == os.getuid():
+                with file.open() as lock:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(file.parent)
+    with (
+        TemporaryDirectory(prefix=FOLDER_PREFIX) as name,
+        (Path(name) / LOCK_FILE).open("w") as lock,
+    ):
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield Path(name)
 
 
 def make_front(settings: Config, names: Sequence[str], start: Start) -> Front:

@@ -67,6 +67,8 @@ def read_settings(file: Path | None, flags: Tables) -> Config:
         raise SettingError(f"{file}: {error.strerror}") from error
     except ValueError as error:
         raise SettingError(f"{file}: {error}") from error
+    except RecursionError as error:
+        raise SettingError(f"{file}: its values nest too deep") from error
     if (unknown := unknown_variable()) is not None:
         raise SettingError(f"environment: {unknown}")
     try:
@@ -75,6 +77,8 @@ def read_settings(file: Path | None, flags: Tables) -> Config:
         raise SettingError(f"setting {_first_problem(error)}") from error
     except SettingsError as error:
         raise SettingError(f"environment: {error}") from error
+    except RecursionError as error:
+        raise SettingError("environment: a value nests too deep") from error
 
 
 def flags_of(parameters: Mapping[str, Any]) -> Tables:

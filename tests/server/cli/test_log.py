@@ -2,6 +2,7 @@ import json
 import logging
 import re
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,19 @@ def test_people_get_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert "port=8000" in ours
     assert "step failed" in theirs
     assert "\x1b" not in ours + theirs  # no colours where nobody sees them
+
+
+# Of folders, on a disk that takes any.
+NAMES = (
+    "ev\x1b[31mil\nFAKE [info] line",
+    "ev\ril",
+    "ev\x08\x08il",
+    "ev\u202eil",
+    "ev\u2028il",
+    "ev\x9b2Jil",
+    "ev\udcffil",
+    "ev\til",
+)
 
 
 @pytest.mark.parametrize("level", ["debug", "info", "warning", "error"])
@@ -192,6 +206,33 @@ def test_a_file_that_is_full_is_set_aside_and_the_oldest_goes(tmp_path: Path) ->
     assert all(path.stat().st_size <= 65536 for path in kept)
     assert "number=3999" in file.read_text()
     assert "number=0 " not in "".join(path.read_text() for path in kept)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no full disk here")
+@pytest.mark.parametrize("entries", [1, 2, 5, 10, 20, 50])
+def test_an_entry_that_a_full_disk_loses_is_a_line(
+    entries: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "quire.log").symlink_to("/dev/full")
+    configure_log(LogSection(file=tmp_path / "quire.log"))
+    for number in range(entries):
+        structlog.get_logger("quire").info("serving", number=number)
+    for handler in logging.getLogger().handlers:
+        with suppress(OSError):  # what it still has is lost as well
+            handler.close()
+    lost = "quire: an entry of the log is lost: [Errno 28] No space left on device"
+    assert lines(capsys) == [lost] * entries
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_name_begins_a_line_or_moves_the_cursor(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    configure_log(LogSection())
+    structlog.get_logger("quire").info(f"loading {name}", model=name)
+    (line,) = lines(capsys)
+    assert plain(line).isprintable()
+    assert "loading ev" in line
 
 
 def test_a_file_that_cannot_be_written_is_refused_in_one_sentence(tmp_path: Path) -> None:

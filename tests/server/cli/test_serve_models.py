@@ -6,6 +6,8 @@ import os
 import shutil
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -126,6 +128,40 @@ def test_models_of_a_folder_are_served_by_processes_that_end_with_the_server(
     assert "serving 3 models" in said
     assert "org/third is loaded" in said
     assert not psutil.Process().children()
+
+
+def test_folders_of_servers_that_were_killed_go_at_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    program = (
+        f"import tempfile; tempfile.tempdir = {str(tmp_path)!r}\n"
+        "from server.cli.serve_models import socket_folder\n"
+        "with socket_folder() as folder: print(folder); input()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-uc", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as other:
+        assert other.stdout is not None
+        theirs = Path(other.stdout.readline().strip())
+        (theirs / "1.sock").touch()
+        (tmp_path / "quire-front-strange").mkdir()
+        with serve_models.socket_folder() as ours:
+            assert {ours, theirs} <= set(tmp_path.iterdir())
+        assert theirs.exists(), "its server runs"
+        other.kill()
+        other.wait()
+        monkeypatch.setattr(os, "getuid", lambda: 12345)
+        with serve_models.socket_folder():
+            assert theirs.exists(), "it is another user's"
+        monkeypatch.undo()
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+        with serve_models.socket_folder() as ours:
+            assert set(tmp_path.iterdir()) == {ours, tmp_path / "quire-front-strange"}
+        assert not ours.exists()
 
 
 @pytest.mark.parametrize(

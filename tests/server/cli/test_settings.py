@@ -29,6 +29,11 @@ def test_settings_come_from_file_and_flags(tmp_path: Path) -> None:
         ("port = 1\n", "port: "),
         ("server = 1\n", "server: "),
         ("[server", ""),
+        *[
+            (f"{begin}{'[' * depth}", "its values nest too deep")
+            for depth in (5_000, 100_000)
+            for begin in ("[server]\nport = ", "a = [{b = ", "x = [1, ")
+        ],
         (None, "No such file or directory"),
     ],
 )
@@ -61,6 +66,15 @@ def test_a_wrong_variable_is_named(
         read_settings(None, {})
     assert str(caught.value).startswith(problem)
     assert "server" in str(caught.value) or "kv_budget" in str(caught.value)
+
+
+@pytest.mark.parametrize("section", ["SERVER", "MODELS", "ACCESS", "LIMITS", "LOG", "CACHE"])
+def test_a_variable_that_nests_too_deep_is_said(
+    section: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(f"QUIRE_{section}", '{"a":' * 20_000)
+    with pytest.raises(SettingError, match=r"^environment: a value nests too deep$"):
+        read_settings(None, {})
 
 
 def test_a_wrong_flag_is_named() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from server.catalogue.hub import find_model
 from tests.models import write_embedding_model, write_model
+from tests.server.cli.test_log import NAMES
 from tests.server.commands import MODEL, Run
 from tests.server.hub_server import Files, Hub
 
@@ -57,6 +58,29 @@ def test_models_are_told_programs_as_json(
     assert "quire pull" in half["reason"]
     assert packed["quantization"] == "4-bit"
     assert set(own) == set(half)
+
+
+@pytest.mark.parametrize("name", [*NAMES, "ev" + "il" * 120])
+@pytest.mark.parametrize("model_type", ["a\nb", "\x1b[2J" * 9, "c" * 10**6])
+def test_what_others_have_named_stays_in_its_row(
+    name: str, model_type: str, tiny_model: Path, tmp_path: Path, hub: Hub, quire: Run
+) -> None:
+    folder = tmp_path / "shelf" / name
+    shutil.copytree(tiny_model, folder)
+    config = json.loads((folder / "config.json").read_text()) | {"model_type": model_type}
+    (folder / "config.json").write_text(json.dumps(config))
+    file = tmp_path / "quire.toml"
+    file.write_text(f"[models]\nfolders = ['{tmp_path / 'shelf'}']\n")
+    listed = quire("models", "--config", file).stdout
+    assert all(line.isprintable() and len(line) < 3000 for line in listed.splitlines())
+    assert [line[:2] for line in listed.split("\n")] == ["na", "ev", "", "ev", ""]
+    shown = quire("show", folder, "--config", file).stdout
+    assert shown.split("\n")[0].startswith("ev")
+    assert all(line.isprintable() and len(line) < 3000 for line in shown.splitlines())
+    refused = quire("serve", folder)
+    assert refused.exit_code == MODEL
+    assert len(refused.stderr.splitlines()) == 1
+    assert len(refused.stderr) < 5000
 
 
 def test_who_has_no_models_is_told_how_to_get_one(hub: Hub, quire: Run) -> None:
