@@ -76,7 +76,7 @@ def folder_state(folder: Path) -> State:
     """Return what tells whether a folder has other files than before; none of them is opened. Of a
     repository of the hub's the links to its contents are looked at. Raises CheckpointError for
     what is no file, such as a device, and for too many of them."""
-    found: set[tuple[str, int, int, int]] = set()
+    state: set[tuple[str, int, int, int]] = set()
     for place, folders, files in os.walk(folder):
         depth = len(Path(place).relative_to(folder).parts)
         read = [name for name in folders if name != BLOBS and not name.startswith(".")]
@@ -89,7 +89,7 @@ def folder_state(folder: Path) -> State:
                 continue
             if not stat.S_ISREG(status.st_mode):
                 raise CheckpointError(f"{path}: this is no regular file")
-            found.add((path, status.st_ino, status.st_size, status.st_mtime_ns))
-        if len(found) > MAX_FILES:
+            state.add((path, status.st_ino, status.st_size, status.st_mtime_ns))
+        if len(state) > MAX_FILES:
             raise CheckpointError(f"{folder}: it has more than {MAX_FILES} files")
-    return frozenset(found)
+    return frozenset(state)

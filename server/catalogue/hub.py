@@ -176,7 +176,7 @@ def _fetch_matching(repository: str, commit: str, patterns: Sequence[str]) -> Pa
         )
 
 
-def _bar_up_to(most: int) -> type[tqdm]:
+def _bar_up_to(limit: int) -> type[tqdm]:
     """Make a class of progress bars that the hub's client counts bytes and files with, and that end
     a download of more."""
 
@@ -185,7 +185,7 @@ def _bar_up_to(most: int) -> type[tqdm]:
 
         def update(self, n: float | None = 1) -> bool | None:
             self.arrived += n or 0
-            if self.arrived > most:
+            if self.arrived > limit:
                 raise DownloadError("more arrives than the hub announced")
             return super().update(n)
 

@@ -299,10 +299,10 @@ def model_files(folder: Path) -> list[Path]:
 def digest_of(files: Iterable[Path]) -> str:
     """Hash what tells one model from another in an instant: small files whole, and of weights
     their names and sizes."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for file in files:
         size = file.stat().st_size
-        found.update(f"{file.name} {size}\n".encode(errors="surrogateescape"))
+        digest.update(f"{file.name} {size}\n".encode(errors="surrogateescape"))
         if file.suffix == ".json" and size <= MAX_JSON_BYTES:
-            found.update(file.read_bytes())
-    return found.hexdigest()
+            digest.update(file.read_bytes())
+    return digest.hexdigest()

@@ -58,8 +58,7 @@ class Front:
                 return
             loop = asyncio.get_running_loop()
             # Not where requests of models that are loaded have their work done: it may take long.
-            found = await loop.run_in_executor(self._disk, lambda: list(self.find()))
-            self.models.update(found)
+            self.models.update(await loop.run_in_executor(self._disk, lambda: list(self.find())))
             self._looked_at = time.monotonic()
 
     async def fitting(self) -> AsyncIterator[ManagedModel]:

@@ -3,11 +3,13 @@
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from engine.models.checkpoint import read_checkpoint
-from server.cli.model_facts import model_facts
+from server.catalogue.local_models import local_models
+from server.cli.model_facts import facts_of, model_facts
 from tests.models import write_model
 
 
@@ -26,6 +28,19 @@ def test_facts_are_those_of_the_files(tmp_path: Path) -> None:
     assert model_facts(checkpoint).digest == facts.digest
     (folder / "config.json").write_text((folder / "config.json").read_text() + "\n")
     assert model_facts(checkpoint).digest != facts.digest
+
+
+@pytest.mark.parametrize(
+    "how", [{}, {"dtype": "bfloat16"}, {"bits": 4}, {"bits": 8}, {"bits": 4, "mode": "mxfp4"}]
+)
+def test_a_front_says_of_a_model_what_its_process_would(
+    how: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = write_model(tmp_path / "model", **how)
+    for file in folder.iterdir():
+        os.utime(file, (1_700_000_000, 1_700_000_000))
+    (model,) = local_models([folder], hub=False)
+    assert facts_of(model) == model_facts(read_checkpoint(folder))
 
 
 @pytest.mark.parametrize(

@@ -266,6 +266,9 @@ def test_what_a_model_can_do_is_read_from_its_files(three: Path) -> None:
         assert (model.facts().family, model.facts().parameters > 0) == ("qwen3", True)
         assert model.abilities().capabilities[0] == "completion"
         assert model.abilities().template
+    os.mkfifo(three / "first/chat_template.jinja")
+    with pytest.raises(LoadError, match=r"chat_template\.jinja: this is no regular file"):
+        model.abilities()
 
 
 async def test_a_model_whose_tokenizer_is_broken_says_so_when_it_is_shown(three: Path) -> None:

@@ -47,6 +47,7 @@ def test_calls_have_one_process_until_a_limit_is_exceeded() -> None:
         (operator.mul, ["x", 5 * MIB], "it takes more than 4 MiB of answers"),
         (operator.truediv, [1, 0], "its process ended with 1"),
         (os._exit, [3], "its process ended with 3"),
+        (os._exit, [limited_process.NO_MEMORY_CODE], "it takes more than 300 MiB of memory"),
         (os.abort, [], "its process ended with -6"),
         (signal.raise_signal, [signal.SIGXCPU], "it takes more than 20 s"),
         (operator.mul, [1e308, 10], None),
@@ -69,7 +70,7 @@ def test_what_comes_to_no_answer_is_said(
     ("program", "fault", "begun"),
     [
         ("import sys; sys.exit(3)", "its process ended with 3", False),
-        ("import time; time.sleep(60)", "it takes more than 1 s", False),
+        ("import os, time; os.close(0); time.sleep(60)", "it takes more than 1 s", False),
         ("print('ready'); print('what?')", "its process writes what is no JSON", True),
     ],
 )
@@ -134,3 +135,5 @@ def test_the_process_says_when_it_begins_and_what_came_of_it(
     assert end.value.code == limited_process.NO_MEMORY_CODE
     assert written.buffer.getvalue() == b"ready\n3\nready\n12\nready\n"
     assert limits == [resource.RLIMIT_CPU, resource.RLIMIT_AS] * 3
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
+    limited_process.main()

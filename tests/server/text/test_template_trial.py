@@ -73,6 +73,11 @@ def test_what_templates_may_refuse_is_no_fault() -> None:
     assert render_all([template], {}) == ""
 
 
+def test_a_template_that_takes_all_memory_is_no_template_that_fails() -> None:
+    with pytest.raises(MemoryError):
+        render_all(["{{ 'x' * 10**17 }}"], {})
+
+
 def test_each_of_several_templates_is_tried() -> None:
     assert render_all(["x", "{{ raise_exception('no') }}"], {}) == "TemplateError in line 1: no"
 
