@@ -268,7 +268,7 @@ def test_a_model_without_recommendations_has_none(tmp_path: Path) -> None:
         ("temperature", "hot"),
         ("temperature", float("nan")),
         ("temperature", -1),
-        ("top_p", 0),
+        ("top_p", -0.1),
         ("top_k", 1.5),
         ("min_p", True),
         ("repetition_penalty", [1]),
