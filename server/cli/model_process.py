@@ -9,12 +9,13 @@ import os
 import socket
 import sys
 import threading
+from contextlib import suppress
 from typing import Any
 
 from engine.client import EngineClient
 from engine.machine import raise_descriptor_limit
 from engine.malloc import use_one_arena
-from server.catalogue.names import MAX_PROBLEM_CHARS, printable
+from server.catalogue.names import printable
 from server.chat.drain import Drain
 from server.chat.salts import Salts
 from server.cli.log import configure_log
@@ -22,6 +23,7 @@ from server.cli.model_files import read_model
 from server.cli.salt_secret import salt_secret
 from server.cli.serve import serve_on
 from server.config import Config, StartError
+from server.supervisor.errors import MAX_REASON_CHARS
 
 AT_THE_START = -1
 """Stands for the number of a question, where none was asked."""
@@ -39,6 +41,8 @@ class Control:
         return self
 
     def __exit__(self, *_: object) -> None:
+        with suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RD)  # closing would wait for the thread below
         self._lines.close()
 
     def read(self) -> dict[str, Any] | None:
@@ -63,9 +67,18 @@ class Control:
         self.tell(ready=True)
 
     def _obey(self, client: EngineClient, drain: Drain) -> None:
-        """Do what is said, until it is to end; on a thread of its own."""
-        while (message := self.read()) is not None and "stop" not in message:
-            self._limit(client, message["kv_limit"], message["number"])
+        """Do what is said, on a thread of its own; end where nobody is there any more."""
+        while (message := self.read()) is not None:
+            if "ping" in message:
+                self.tell(number=message["number"])
+            elif "kv_limit" in message:
+                self._limit(client, message["kv_limit"], message["number"])
+            else:
+                self._end(drain)
+        self._end(drain)
+
+    @staticmethod
+    def _end(drain: Drain) -> None:
         # The first one ends what is new, the second one what runs.
         drain.begin()
         drain.begin()
@@ -83,7 +96,7 @@ def main() -> None:
         try:
             _serve(listener, control)
         except StartError as error:
-            control.tell(failed=printable(str(error), MAX_PROBLEM_CHARS))
+            control.tell(failed=printable(str(error), MAX_REASON_CHARS))
             code = error.exit_code
     sys.stderr.flush()
     # As the command itself ends: see server/cli/commands.py.
@@ -94,6 +107,7 @@ def _serve(listener: socket.socket, control: Control) -> None:
     start = control.read()
     if start is None:
         return
+    control.tell(started=True)
     use_one_arena()
     raise_descriptor_limit()
     settings = Config.model_validate(start["settings"])

@@ -2,9 +2,24 @@
 
 from server.protocol.wire_errors import ApiError, come_back
 
+# Of reasons: some repeat what a model's files have.
+MAX_REASON_CHARS = 2000
+
 
 class LoadError(Exception):
     """A model was not loaded; the reason is a sentence."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason[:MAX_REASON_CHARS])
+
+
+class NoAnswerError(Exception):
+    """A model's process has ended before its answer, or does not answer."""
+
+    def __init__(self, *, unasked: bool) -> None:
+        """unasked: whether it had ended before it was asked."""
+        super().__init__("the model's process does not answer")
+        self.unasked = unasked
 
 
 class NoRoomError(Exception):

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import httpcore2
 from pydantic_core import from_json, to_json
 from starlette.requests import Request
 from starlette.responses import Response
@@ -27,6 +26,7 @@ from server.routes.openapi import speaks_anthropic, speaks_ollama
 from server.routes.sse import SIGN_OF_LIFE, event
 from server.supervisor.errors import (
     LoadError,
+    NoAnswerError,
     NoRoomError,
     model_ended,
     no_room,
@@ -44,8 +44,6 @@ OF_ONE_CONNECTION = {
 NOT_SENT = OF_ONE_CONNECTION | {"content-length", HEADER}
 NOT_RETURNED = OF_ONE_CONNECTION | {"date", HEADER, "request-id"}
 NOT_RETURNED |= {name.lower() for name in SAFE_HEADERS} - {"cache-control"}
-# What a process that has ended does to those who ask it.
-BROKEN = (httpcore2.NetworkError, httpcore2.ProtocolError, httpcore2.ConnectionNotAvailable)
 STREAM_HEAD = [(name.lower().encode(), value.encode()) for name, value in STREAM_HEADERS.items()]
 RESPONSES_PATH = "/v1/responses"
 
@@ -88,10 +86,6 @@ class Asked:
     """How long the client wants the model to stay; negative: for ever."""
 
 
-class _EndedError(Exception):
-    """The model's process has ended before its answer."""
-
-
 class ForwardedAnswer(Response):
     """The answer of a model's process."""
 
@@ -121,7 +115,7 @@ class ForwardedAnswer(Response):
             failure = no_room(asked.model.name, error)
         except TimeoutError:
             failure = still_loading(asked.model.name, how.retry_after_s)
-        except _EndedError:
+        except NoAnswerError:
             failure = model_ended(asked.model.name, how.retry_after_s)
         if not self._begun:
             scope["state"]["forwarded"] = False
@@ -153,7 +147,7 @@ class ForwardedAnswer(Response):
 
     async def _relay(self, process: ModelProcess, send: Send) -> bool:
         """Send what the process answers. False where it had ended before it was asked. Raises
-        _EndedError where it ends meanwhile."""
+        NoAnswerError where it ends meanwhile."""
         request = self._request
         target, headers = target_of(request.scope), sent_headers(request)
         upstream = process.stream(request.method, target, headers, self._asked.body)
@@ -167,11 +161,10 @@ class ForwardedAnswer(Response):
                 async for chunk in answer.aiter_stream():
                     self._num_events += chunk.count(b"data: ")
                     await send(_more(chunk))
-        except BROKEN as error:
-            await process.gone()
-            if isinstance(error, httpcore2.ConnectError) and process.ended.done():
+        except NoAnswerError as error:
+            if error.unasked:
                 return False
-            raise _EndedError from error
+            raise
         await send({"type": "http.response.body", "body": b"", "more_body": False})
         return True
 

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
-import httpcore2
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
@@ -12,11 +11,10 @@ from prometheus_client.registry import Collector
 
 from server.metrics import HttpMetrics
 from server.metrics.families import counters, gauge, gauges
+from server.supervisor.errors import NoAnswerError
 from server.supervisor.models import ModelSupervisor
 from server.supervisor.process import Headers, ModelProcess
 
-# A model whose engine is stuck is left out: its own metrics page would not come either.
-SCRAPE_TIMEOUT_S = 2.0
 # Of answers, which the models' processes count. Nobody asks the front for the longest one.
 MAX_MODEL_LEN = 32768
 PATH = b"/metrics"
@@ -121,10 +119,9 @@ class _Collected(Collector):
 
 async def _page(process: ModelProcess, headers: Headers) -> str:
     """Return what a process shows; nothing where it does not answer."""
-    with suppress(TimeoutError, httpcore2.NetworkError, httpcore2.ProtocolError):
-        async with asyncio.timeout(SCRAPE_TIMEOUT_S):
-            answer = await process.get(PATH, headers)
-            return answer.content.decode() if answer.status == 200 else ""
+    with suppress(NoAnswerError):
+        answer = await process.get(PATH, headers)
+        return answer.content.decode() if answer.status == 200 else ""
     return ""
 
 

@@ -111,9 +111,9 @@ async def unloaded(
     if not (wire.only_loads and wire.unloads):
         return None
     wire.check(front.config.limits)
-    await front.models.stop_model(model)
+    unloads = await front.models.stop_model(model)
     answer = OllamaAnswer(kind, model.name, bytes, lambda: NO_TIME)
-    return JSONResponse(answer.nothing(unloads=not model.loaded))
+    return JSONResponse(answer.nothing(unloads=unloads))
 
 
 def kept_s(value: object) -> float | None:

@@ -4,20 +4,24 @@ It serves HTTP on a socket of the file system that only this user can reach. Ove
 it is told things and tells them, an object of JSON in each line::
 
     to the process                          from it
-    {"model", "settings", "kv_limit"}       {"loaded": bytes, "of": bytes}
-    {"kv_limit": bytes, "number"}           {"ready": true}
-    {"stop": true}                          {"kv_limit": bytes, "number"}
-                                            {"failed": reason}
+    {"model", "settings", "kv_limit"}       {"started": true}
+                                            {"loaded": bytes, "of": bytes}
+                                            {"ready": true}, or {"failed": reason}
+    {"kv_limit": bytes, "number"}           {"kv_limit": bytes, "number"}
+    {"ping": true, "number"}                {"number"}
+    {"stop": true}
 
-The process ends when the pair is closed, so it never outlives the one that started it.
+The process ends when the pair is closed, so it never outlives the one that started it. One that
+hangs is killed: while it loads, for want of progress; later, when a ping is not answered. Pings are
+sent while somebody waits for it, so a long prompt may take as long as it likes.
 """
 
 import asyncio
 import itertools
 import json
 import socket
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,15 +29,27 @@ from typing import Any
 import httpcore2
 import structlog
 
-from server.supervisor.errors import LoadError
+from server.supervisor.errors import LoadError, NoAnswerError
 
 # Connections to a process that wait for the next request are closed by us, before it does.
 IDLE_CONNECTION_S = 60.0
 MAX_IDLE_CONNECTIONS = 64
-# How long a process may take to say what it gives back.
+# How long a process may take to its first word, to the next bytes of its model, and to be ready.
+STALL_TIMEOUT_S = 120.0
+# How long it may be waited for until it is pinged, and then again and again.
+PING_INTERVAL_S = 5.0
+# How long it may take to answer each of so many pings, before it is killed.
+PING_TIMEOUT_S = 10.0
+PINGS = 2
+# How long it may take to say what it gives back.
 ANSWER_TIMEOUT_S = 10.0
+# How long it may take to answer a small question of ours over HTTP.
+QUESTION_TIMEOUT_S = 5.0
 # Its connections are closed a little before the system says that a process has ended.
 END_KNOWN_S = 2.0
+
+# What a process that has ended does to those who ask it.
+BROKEN = (httpcore2.NetworkError, httpcore2.ProtocolError, httpcore2.ConnectionNotAvailable)
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -77,10 +93,16 @@ class ModelProcess:
         self._reader = reader
         self._writer = writer
         self._stop_s = stop_s
-        self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._loop = asyncio.get_running_loop()
+        self._ready: asyncio.Future[None] = self._loop.create_future()
+        self._due: float | None = self._loop.time() + STALL_TIMEOUT_S
+        """When it must have made progress; None once it is ready."""
         self._numbers = itertools.count()
-        self._limits: dict[int, asyncio.Future[int]] = {}
-        """Answers that are waited for, by the numbers of their questions."""
+        self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        """Those that are waited for, by the numbers of their questions."""
+        self._num_waiting = 0
+        """Who waits for it, over HTTP or the pair."""
+        self._pinging: asyncio.Task[None] | None = None
         self._reason = "its process ended before it was ready"
         self._progress = _progress_of(name)
         self.ending = False
@@ -131,40 +153,47 @@ class ModelProcess:
         """Return whether it has ever answered requests."""
         return self._ready.done() and self._ready.exception() is None
 
-    def stream(
-        self, method: str, target: bytes, headers: Headers, body: bytes
-    ) -> AbstractAsyncContextManager[httpcore2.Response]:
-        """Ask it; the answer is read as it comes. target: path and query. Raises what httpcore2
-        raises, NetworkError and ProtocolError where it has ended."""
-        return self._connections.stream(method, _url(target), headers=headers, content=body)
+    @asynccontextmanager
+    async def stream(
+        self, method: str, target: bytes, headers: Headers, body: bytes = b""
+    ) -> AsyncIterator[httpcore2.Response]:
+        """Ask it; the answer is read as it comes. target: path and query. Raises NoAnswerError."""
+        upstream = self._connections.stream(method, _url(target), headers=headers, content=body)
+        try:
+            with self._awaited():
+                async with upstream as answer:
+                    yield answer
+        except BROKEN as error:
+            await self.gone()
+            unasked = isinstance(error, httpcore2.ConnectError) and self.ended.done()
+            raise NoAnswerError(unasked=unasked) from error
 
     async def get(self, target: bytes, headers: Headers) -> httpcore2.Response:
-        """Ask it for something whole. target, errors: as for ``stream``."""
-        return await self._connections.request("GET", _url(target), headers=headers)
+        """Ask it for something small, whole. target: path and query. Raises NoAnswerError."""
+        try:
+            async with asyncio.timeout(QUESTION_TIMEOUT_S):
+                async with self.stream("GET", target, headers) as answer:
+                    await answer.aread()
+                    return answer
+        except TimeoutError as error:
+            raise NoAnswerError(unasked=False) from error
 
     async def set_kv_limit(self, limit_bytes: int) -> int | None:
         """Let its K and V take so many bytes. Return how many it keeps all the same; None where it
         does not say."""
-        number = next(self._numbers)
-        answer = self._limits[number] = asyncio.get_running_loop().create_future()
-        self._tell({"kv_limit": limit_bytes, "number": number})
-        try:
-            await asyncio.wait(
-                (answer, self.ended),
-                timeout=ANSWER_TIMEOUT_S,
-                return_when=asyncio.FIRST_COMPLETED,
-            )
-            if self.ended.done():
-                return 0
-            return answer.result() if answer.done() else None
-        finally:
-            del self._limits[number]
+        with self._awaited():
+            answer = await self._ask(ANSWER_TIMEOUT_S, kv_limit=limit_bytes)
+        if self.ended.done():
+            return 0
+        return None if answer is None else int(answer["kv_limit"])
 
     async def stop(self) -> None:
         """End it, and wait until it has ended."""
+        self.ending = True
+        # While it loads it listens to nobody, and has nothing to lose.
+        if not self.was_ready or not await self._answers_a_ping():
+            self.kill()
         self.tell_to_stop()
-        if not self.was_ready:
-            self.kill()  # it listens to nobody while it loads, and has nothing to lose
         with suppress(TimeoutError):
             async with asyncio.timeout(self._stop_s):
                 await asyncio.shield(self.ended)
@@ -190,11 +219,60 @@ class ModelProcess:
     def _tell(self, message: dict[str, Any]) -> None:
         self._writer.write(json.dumps(message).encode() + b"\n")
 
+    async def _ask(self, timeout_s: float, **message: Any) -> dict[str, Any] | None:
+        """Ask it over the pair. None where it does not answer in time, or ends before."""
+        number = next(self._numbers)
+        answer = self._answers[number] = self._loop.create_future()
+        self._tell(message | {"number": number})
+        try:
+            waits = (answer, self.ended)
+            await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            return answer.result() if answer.done() else None
+        finally:
+            del self._answers[number]
+
+    @contextmanager
+    def _awaited(self) -> Iterator[None]:
+        """Ping it while somebody waits for it."""
+        self._num_waiting += 1
+        if self._pinging is None or self._pinging.done():
+            self._pinging = asyncio.create_task(self._ping())
+        try:
+            yield
+        finally:
+            self._num_waiting -= 1
+
+    async def _ping(self) -> None:
+        """Kill it where it hangs. The last ping comes when nobody waits any more: who asks may have
+        less patience than we have."""
+        while self._num_waiting and not self.ended.done():
+            await asyncio.wait((self.ended,), timeout=PING_INTERVAL_S)
+            if not await self._answers_a_ping():
+                self._fail(f"does not answer within {PINGS * PING_TIMEOUT_S:g} s")
+
+    async def _answers_a_ping(self) -> bool:
+        """Return whether it is there, or has ended. The second ping is for us: where we have been
+        stopped, the first one's time may be over before its answer is read."""
+        for _ in range(PINGS):
+            if self.ended.done() or await self._ask(PING_TIMEOUT_S, ping=True) is not None:
+                return True
+        return self.ended.done()
+
+    def _fail(self, why: str) -> None:
+        """Kill it, for what it did: words after "its process"."""
+        self._reason = f"its process {why}"
+        log.error(f"the process of {self.name} {why}: it is killed")
+        self.kill()
+
     async def _watch(self) -> int:
         """Hear what the process says until it ends; return its exit code."""
         with suppress(OSError):
-            async for line in self._reader:
-                self._hear(json.loads(line))
+            try:
+                await self._hear_all()
+            except TimeoutError:
+                self._fail(f"made no progress for {STALL_TIMEOUT_S:g} s")
+            except (ValueError, LookupError, TypeError, RecursionError):
+                self._fail("says what cannot be read")
         code = await self._child.wait()
         if not self._ready.done():
             self._ready.set_exception(LoadError(self._reason))
@@ -204,20 +282,33 @@ class ModelProcess:
         await self._connections.aclose()
         return code
 
+    async def _hear_all(self) -> None:
+        """Hear it to the end. Raises TimeoutError where it makes no progress, and what Python
+        raises for what is no message, or a line beyond asyncio's 64 KiB."""
+        last = b""
+        while True:
+            async with asyncio.timeout_at(self._due):
+                line = await self._reader.readline()
+            if not line.endswith(b"\n"):
+                return
+            self._hear(json.loads(line))
+            if self._ready.done():
+                self._due = None
+            elif line != last:  # the same again is no progress
+                self._due = self._loop.time() + STALL_TIMEOUT_S
+            last = line
+
     def _hear(self, message: dict[str, Any]) -> None:
         if "loaded" in message:
             self._progress(message["loaded"], message["of"])
-        elif "kv_limit" in message:
-            self._heard_limit(message["number"], message["kv_limit"])
+        elif "number" in message:
+            # Nobody waits any more for an answer that comes too late.
+            if (waiting := self._answers.get(message["number"])) is not None:
+                waiting.set_result(message)
         elif "failed" in message:
             self._reason = message["failed"]
-        else:
+        elif "ready" in message:
             self._ready.set_result(None)
-
-    def _heard_limit(self, number: int, limit_bytes: int) -> None:
-        """Pass an answer on; nobody waits any more for one that comes too late."""
-        if number in self._limits:
-            self._limits[number].set_result(limit_bytes)
 
 
 def _url(target: bytes) -> httpcore2.URL:

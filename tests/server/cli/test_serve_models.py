@@ -442,6 +442,9 @@ def test_a_process_serves_tells_and_obeys(
                 answer = client.post(
                     COMPLETIONS, json=prompt("abc", max_tokens=2, model="whatever")
                 )
+            supervisor.tell(ping=True, number=3)
+            while supervisor.hear("number") != {"number": 3}:
+                pass
             supervisor.tell(kv_limit=0, number=7)
             return answer.json(), supervisor.hear("number")
         finally:

@@ -1,7 +1,9 @@
 """A model's process without a model: it speaks HTTP and what the supervisor tells and hears.
 
 ``settings`` of its start say what it does otherwise: ``load_s``, ``fail`` (a reason), ``keeps``
-(bytes that it does not give back), ``deaf`` (it does not end when it is told to).
+(bytes that it does not give back), ``deaf`` (it does not end when it is told to), ``writes`` (what
+it says before all else), ``stops`` (it stops at ``start``, ``loading`` or ``ready``), ``mute`` (it
+answers no ping).
 """
 
 import asyncio
@@ -30,20 +32,32 @@ class StandIn:
         self.control = control
         self.limit: int = start["kv_limit"]
 
+    def reach(self, stage: str) -> None:
+        if self.does.get("stops") == stage:
+            os.kill(os.getpid(), signal.SIGSTOP)
+
     def tell(self, **message: Any) -> None:
         self.control.write(json.dumps(message).encode() + b"\n")
 
     async def load(self) -> None:
+        self.reach("start")
+        self.control.write(self.does.get("writes", "").encode())
         for done in (0, 1, 2):
             await asyncio.sleep(self.does.get("load_s", 0) / 3)
             self.tell(loaded=done, of=2)
+        await self.control.drain()
+        self.reach("loading")
         if "fail" in self.does:
             self.tell(failed=self.does["fail"])
             await self.control.drain()
             os._exit(3)
         self.tell(ready=True)
+        await self.control.drain()
+        self.reach("ready")
 
     def obey(self, message: dict[str, Any]) -> None:
+        if "ping" in message and "mute" not in self.does:
+            self.tell(number=message["number"])
         if "kv_limit" in message:
             self.limit = max(message["kv_limit"], self.does.get("keeps", 0))
             told = {"kv_limit": self.limit, "number": message["number"]}
@@ -117,7 +131,7 @@ class StandIn:
 
 async def main() -> None:
     listener, control = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
-    reader, writer = await asyncio.open_connection(sock=control)
+    reader, writer = await asyncio.open_connection(sock=control, limit=1 << 20)
     stand_in = StandIn(writer, json.loads(await reader.readline()))
     if "deaf" in stand_in.does:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -208,7 +208,7 @@ async def test_metrics_are_of_the_front_and_of_every_model(several: Make) -> Non
 async def test_a_model_that_does_not_show_its_metrics_is_left_out(
     several: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("server.supervisor.metrics.SCRAPE_TIMEOUT_S", 0.0)
+    monkeypatch.setattr("server.supervisor.process.QUESTION_TIMEOUT_S", 0.0)
     async with served(several()) as client:
         await client.post(CHAT, json={"model": "a"})
         page = (await client.get("/metrics")).text

@@ -1,0 +1,226 @@
+"""A process that hangs or dies at any stage, as clients of the front meet it."""
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from server.supervisor import process
+from server.supervisor.errors import MAX_REASON_CHARS, LoadError
+from server.supervisor.process import ModelProcess
+from tests.server.harness import CHAT, eventually
+from tests.server.supervisor.conftest import Several, served
+
+Make = Callable[..., Several]
+ROOM_FOR_ONE = 150
+ANTHROPIC = {"anthropic-version": "2023-06-01"}
+LATE = "its process made no progress for"
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Lets pings be answered soon or never. Only a process that hangs is late for them."""
+    for name, value in {"PING_INTERVAL_S": 0.05, "PING_TIMEOUT_S": 0.5}.items():
+        monkeypatch.setattr(process, name, value)
+    return monkeypatch
+
+
+async def ask(client: httpx2.AsyncClient, model: str, **fields: Any) -> httpx2.Response:
+    return await client.post(CHAT, json={"model": model} | fields)
+
+
+def message_of(answer: httpx2.Response) -> str:
+    return str(answer.json()["error"]["message"])
+
+
+# --- while it loads --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stage", ["start", "loading"])
+async def test_a_process_that_hangs_while_it_loads_is_killed_and_leaves_its_memory(
+    several: Make, monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    models = several(ROOM_FOR_ONE, does={"a": {"stops": stage}})
+    monkeypatch.setattr(process, "STALL_TIMEOUT_S", 1.0)
+    async with served(models) as client:
+        assert LATE in message_of(await ask(client, "a"))
+        assert (models.model("a").ends["failed"], models.models.free_bytes) == (1, ROOM_FOR_ONE)
+        monkeypatch.undo()
+        models.does.clear()
+        assert (await ask(client, "b")).status_code == 200
+
+
+async def test_a_process_that_hangs_while_it_loads_is_not_said_to_be_unloaded(
+    several: Make,
+) -> None:
+    models = several(does={"a": {"stops": "loading"}})
+    async with served(models) as client:
+        waiting = asyncio.create_task(ask(client, "a"))
+        await eventually(lambda: "a" in models.models.models)
+        await eventually(lambda: models.model("a").process is not None)
+        answer = await client.post("/api/generate", json={"model": "a", "keep_alive": 0})
+        assert answer.json()["done_reason"] == "load"
+        os.kill(models.pid("a"), signal.SIGKILL)
+        assert (await waiting).status_code == 503
+        answer = await client.post("/api/generate", json={"model": "a", "keep_alive": 0})
+        assert answer.json()["done_reason"] == "unload"
+
+
+@pytest.mark.parametrize("stage", ["start", "loading", "ready"])
+async def test_a_process_that_is_killed_at_any_stage_is_replaced(several: Make, stage: str) -> None:
+    models = several(ROOM_FOR_ONE, does={"a": {"stops": stage}})
+    async with served(models) as client:
+        waiting = asyncio.create_task(ask(client, "a"))
+        await eventually(lambda: models.model("a").process is not None)
+        if stage == "ready":
+            await eventually(lambda: models.model("a").loaded)
+        os.kill(models.pid("a"), signal.SIGKILL)
+        models.does.clear()
+        assert (await waiting).status_code in (200, 503)
+        assert models.model("a").ends["failed"] == 1
+        assert (await ask(client, "b")).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["x" * 70_000 + "\n", "[" * 100_000, "[" * 60_000 + "\n", "7\n", '{"loaded": 1}\n', "\n"],
+)
+async def test_what_cannot_be_read_of_a_process_ends_its_load_at_once(
+    several: Make, line: str
+) -> None:
+    async with served(several(does={"a": {"writes": line, "load_s": 30}})) as client:
+        async with asyncio.timeout(20):
+            message = message_of(await ask(client, "a"))
+        assert "says what cannot be read" in message
+
+
+async def test_the_reason_of_a_process_is_bounded(several: Make) -> None:
+    async with served(several(does={"a": {"fail": "x" * 60_000}})) as client:
+        message = message_of(await ask(client, "a"))
+        assert message.count("x") == MAX_REASON_CHARS
+
+
+class Child:
+    """A process that says what a test has it say."""
+
+    pid = 1
+
+    def __init__(self) -> None:
+        self.reader = asyncio.StreamReader()
+        self.written: list[dict[str, Any]] = []
+        self.killed = asyncio.Event()
+
+    def write(self, line: bytes) -> None:
+        self.written.append(json.loads(line))
+
+    def close(self) -> None:
+        """As a writer."""
+
+    def kill(self) -> None:
+        self.killed.set()
+        self.reader.feed_eof()
+
+    async def wait(self) -> int:
+        await self.killed.wait()
+        return -9
+
+    def tell(self, **message: Any) -> None:
+        self.reader.feed_data(json.dumps(message).encode() + b"\n")
+
+    def managed(self) -> ModelProcess:
+        child: Any = self
+        return ModelProcess("a", Path("a.sock"), child, self.reader, child, 1.0)
+
+
+async def test_a_process_may_load_for_long_as_long_as_it_gets_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(process, "STALL_TIMEOUT_S", 0.4)
+    child = Child()
+    managed = child.managed()
+    for done in range(12):
+        child.tell(loaded=done, of=100)
+        await asyncio.sleep(0.05)
+    assert not child.killed.is_set(), "it got on"
+    repeating = asyncio.create_task(managed.ready())
+    while not child.killed.is_set():
+        child.tell(loaded=11, of=100)
+        await asyncio.sleep(0.05)
+    with pytest.raises(LoadError, match=LATE):
+        await repeating
+
+
+# --- once it is loaded -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/messages", "/v1/responses", "/api/chat"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_process_that_hangs_is_killed_and_its_clients_are_told(
+    several: Make, impatient: pytest.MonkeyPatch, path: str, stream: bool
+) -> None:
+    models = several(ROOM_FOR_ONE, does={"a": {"stops": "ready"}})
+    async with served(models) as client:
+        body = {"model": "a", "stream": stream}
+        answer = await client.post(path, json=body, headers=ANTHROPIC)
+        assert "has ended before its answer" in answer.text
+        if not answer.text.startswith((":", '{"model"')):
+            assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+        assert models.model("a").ends["failed"] == 1
+        models.does.clear()
+        assert (await ask(client, "a")).status_code == 200
+        assert models.model("a").loads == 2
+
+
+async def test_a_process_that_hangs_in_the_midst_of_a_stream_ends_it(
+    several: Make, impatient: pytest.MonkeyPatch
+) -> None:
+    models = several()
+    async with served(models) as client:
+        await ask(client, "a")
+        slow = asyncio.create_task(ask(client, "a", stream=True, pause_s=60))
+        await eventually(lambda: models.model("a").users == 1)
+        os.kill(models.pid("a"), signal.SIGSTOP)
+        assert '"code":"model_ended"' in (await slow).text or (await slow).status_code == 503
+
+
+async def test_a_long_silence_is_no_hang_while_pings_are_answered(
+    several: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "PING_INTERVAL_S", 0.01)
+    models = several(does={"b": {"mute": True}})
+    async with served(models) as client:
+        assert (await ask(client, "a", pause_s=0.3)).status_code == 200
+        monkeypatch.setattr(process, "PING_TIMEOUT_S", 0.1)
+        assert "model_ended" in (await ask(client, "b", stream=True, pause_s=20)).text
+
+
+async def test_a_process_that_hangs_leaves_its_memory_to_another_model(
+    several: Make, impatient: pytest.MonkeyPatch
+) -> None:
+    models = several(ROOM_FOR_ONE, models={"evict_after_idle_s": 0}, stop_s=60.0)
+    async with served(models) as client:
+        await ask(client, "a")
+        os.kill(models.pid("a"), signal.SIGSTOP)
+        async with asyncio.timeout(30):
+            assert (await ask(client, "b")).status_code == 200
+
+
+async def test_small_questions_to_a_process_that_hangs_have_an_end(
+    several: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "QUESTION_TIMEOUT_S", 0.1)
+    models = several()
+    async with served(models) as client:
+        for model in ("a", "b"):
+            await ask(client, model)
+        os.kill(models.pid("a"), signal.SIGSTOP)
+        async with asyncio.timeout(process.PING_INTERVAL_S):
+            page = (await client.get("/metrics")).text
+            assert ('own_total{model="other"}' in page, 'model="a"' in page) == (True, True)
+        os.kill(models.pid("a"), signal.SIGKILL)
