@@ -319,12 +319,12 @@ class ModelSupervisor:
                 assert other.needs is not None
                 least = other.needs.least_kv_bytes
                 await self._limit(other, max(least, other.kv_bytes - missing))
-        victims = [other for other in self._others(model) if self._may_go(other)]
-        if self.free_bytes + sum(its.held_bytes for its in victims) < needs.least_bytes:
-            raise NoRoomError(self._room_in_s(model))
-        for victim in victims:
-            if self.free_bytes < needs.least_bytes:
-                await self._unload(victim, "room", f"{model.name} needs its memory")
+        # While one ends, another may be asked for: they are chosen again each time.
+        while self.free_bytes < needs.least_bytes:
+            victims = [other for other in self._others(model) if self._may_go(other)]
+            if self.free_bytes + sum(victim.held_bytes for victim in victims) < needs.least_bytes:
+                raise NoRoomError(self._room_in_s(model))
+            await self._unload(victims[0], "room", f"{model.name} needs its memory")
 
     def _others(self, model: ManagedModel) -> list[ManagedModel]:
         """Return the other models that are loaded, the one that was used longest ago first."""
@@ -362,11 +362,12 @@ class ModelSupervisor:
 
     async def stop_model(self, model: ManagedModel) -> bool:
         """Unload a model that nobody uses now; False where somebody does."""
-        if model.users or model.loading is not None:
-            return False
-        if model.loaded:
-            await self._unload(model, "stopped", "as asked")
-        return True
+        async with self._turn:
+            if model.users or model.loading is not None:
+                return False
+            if model.loaded:
+                await self._unload(model, "stopped", "as asked")
+            return True
 
     async def _unload(self, model: ManagedModel, reason: str, why: str) -> None:
         process = model.process
@@ -403,8 +404,9 @@ class ModelSupervisor:
         """Unload models that nobody wants any more; share out what others leave. Never returns."""
         while True:
             self._changed.clear()
-            while (model := self._next_to_go) is not None and model.keep.until <= self._clock():
-                await self._unload(model, "keep_alive", "nobody has used it for its keep_alive")
+            async with self._turn:
+                while (model := self._next_to_go) is not None and model.keep.until <= self._clock():
+                    await self._unload(model, "keep_alive", "nobody has used it for its keep_alive")
             await self._share_out()
             wait_s = math.inf if model is None else model.keep.until - self._clock()
             with suppress(TimeoutError):

@@ -104,6 +104,57 @@ async def test_the_model_that_was_used_longest_ago_makes_room_once_it_is_idle(
         assert models.model("a").ends["room"] == 1
 
 
+@pytest.mark.parametrize(
+    ("path", "more"),
+    [
+        (CHAT, {"pause_s": 0.3}),
+        ("/v1/messages", {"pause_s": 0.3, "stream": True}),
+        ("/v1/responses", {"stream": True, "pause_s": 0.1}),
+        ("/api/chat", {"pause_s": 0.3}),
+        ("/api/embed", {"input": "x"}),
+        ("/api/generate", {"keep_alive": 0}),
+    ],
+)
+async def test_a_victim_that_is_asked_for_while_another_one_ends_is_no_fault(
+    several: Make, path: str, more: dict[str, Any]
+) -> None:
+    models = several(
+        ROOM_FOR_TWO, models={"evict_after_idle_s": 0}, does={"a": {"deaf": True}}, stop_s=0.3
+    )
+    models.needs["c"] = MemoryNeeds(230, 20, 50, 64)
+    async with served(models) as client:
+        for model in ("a", "b"):
+            await ask(client, model)
+            clock_of(models).now += 1
+        large = asyncio.create_task(ask(client, "c"))
+        await eventually(lambda: not models.model("a").loaded)
+        answer = await client.post(path, json={"model": "b"} | more)
+        assert (answer.status_code, "error" in answer.text) == (200, False)
+        assert (await large).status_code in (200, 503)
+        assert (await ask(client, "c")).status_code == 200
+
+
+async def test_a_model_whose_keep_alive_is_over_while_another_one_ends_is_no_fault(
+    several: Make,
+) -> None:
+    models = several(
+        ROOM_FOR_TWO,
+        models={"evict_after_idle_s": 0, "keep_alive_s": 60},
+        does={"a": {"deaf": True}},
+        stop_s=0.3,
+    )
+    models.needs["c"] = MemoryNeeds(230, 20, 50, 64)
+    async with served(models) as client:
+        for model in ("a", "b"):
+            await ask(client, model)
+        large = asyncio.create_task(ask(client, "c"))
+        await eventually(lambda: not models.model("a").loaded)
+        clock_of(models).now += 61
+        async with models.models.use(models.model("c"), b"somebody"):
+            pass
+        assert (await large).status_code == 200
+
+
 async def test_no_model_ends_for_one_that_would_not_fit_all_the_same(several: Make) -> None:
     models = several(ROOM_FOR_TWO, models={"pinned": ["a"], "evict_after_idle_s": 0})
     models.needs["c"] = MemoryNeeds(200, 20, 50, 64)
