@@ -72,7 +72,9 @@ def create_app(service: Service) -> FastAPI:
         releasing.cancel()
         await service.grammars.close()
 
-    app = ObservedApp(service.metrics, service.recent, service.config, lifespan=lifespan)
+    app = ObservedApp(
+        service.metrics, service.recent, service.config, service.model.id, lifespan=lifespan
+    )
     for routes in ROUTES:
         app.router.routes.extend(routes(service).routes)
     add_guards(app, service.config, service.drain, service.metrics.count_refusal)
@@ -84,12 +86,19 @@ class ObservedApp(DescribedApp):
     """An application whose observer surrounds even its answers to bugs."""
 
     def __init__(
-        self, metrics: HttpMetrics, recent: RecentRequests, config: Config, **options: Any
+        self,
+        metrics: HttpMetrics,
+        recent: RecentRequests,
+        config: Config,
+        model: str | None = None,
+        **options: Any,
     ) -> None:
-        """recent: where requests that have ended are kept."""
+        """recent: where requests that have ended are kept. model: that answers, where there is one
+        alone."""
         self._metrics = metrics
         self._recent = recent
         self._config = config
+        self._model = model
         super().__init__(
             title="quire",
             version=version("quire"),
@@ -106,6 +115,7 @@ class ObservedApp(DescribedApp):
             self._metrics,
             self._recent,
             logs_requests=self._config.log.requests,
+            model=self._model,
         )
 
 

@@ -1,5 +1,7 @@
 """HTTP errors: the response to an error, in the shape of the API that the path belongs to."""
 
+from typing import Any
+
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -18,14 +20,32 @@ REQUEST_ID_HEADER = "request-id"
 """Anthropic's name for it. It is added to every response of its API, with our own one."""
 
 
-def error_response(scope: Scope, error: ApiError) -> JSONResponse:
+class ErrorResponse(JSONResponse):
+    """The response to an error."""
+
+    def __init__(self, error: ApiError, body: dict[str, Any]) -> None:
+        super().__init__(body, error.status, error.headers)
+        self._error = error
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it."""
+        note_error(scope, self._error)
+        await super().__call__(scope, receive, send)
+
+
+def note_error(scope: Scope, error: ApiError) -> None:
+    """Note for the log which error a request ends with."""
+    scope.setdefault("state", {})["error"] = error.code or error.type
+
+
+def error_response(scope: Scope, error: ApiError) -> ErrorResponse:
     """Make the response to an error. scope: the request's."""
     body = error.body()
     if speaks_anthropic(scope):
         body = message_error(error, current_request_id())
     elif speaks_ollama(scope):
         body = ollama_error(error)
-    return JSONResponse(body, error.status, error.headers)
+    return ErrorResponse(error, body)
 
 
 async def answer_with(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:

@@ -36,14 +36,21 @@ class RequestObserver:
     which may repeat what a client sent; so nobody outside is to say it again."""
 
     def __init__(
-        self, app: ASGIApp, metrics: HttpMetrics, recent: RecentRequests, *, logs_requests: bool
+        self,
+        app: ASGIApp,
+        metrics: HttpMetrics,
+        recent: RecentRequests,
+        *,
+        logs_requests: bool,
+        model: str | None = None,
     ) -> None:
         """recent: where those that have ended are kept. logs_requests: whether each leaves a
-        line."""
+        line. model: that answers, where there is one alone."""
         self._app = app
         self._metrics = metrics
         self._recent = recent
         self._logs_requests = logs_requests
+        self._model = model
         self._log = structlog.get_logger("quire.requests")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -51,7 +58,7 @@ class RequestObserver:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        exchange = Exchange(scope, receive, send, self._metrics)
+        exchange = Exchange(scope, receive, send, self._metrics, self._model)
         try:
             await self._app(scope, exchange.receive, exchange.send)
         except Exception as error:
@@ -60,8 +67,9 @@ class RequestObserver:
             self._end(exchange)
 
     def _end(self, exchange: "Exchange") -> None:
-        if exchange.forwarded:
+        if exchange.forwarded and (exchange.left or not exchange.failed):
             return
+        exchange.count()
         seconds = exchange.times.clock() - exchange.times.arrived
         self._metrics.request_ended(exchange.endpoint, seconds)
         self._recent.add(exchange.times)
@@ -78,7 +86,14 @@ class RequestObserver:
 class Exchange:
     """One request and its response, as they pass."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, metrics: HttpMetrics) -> None:
+    def __init__(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        metrics: HttpMetrics,
+        model: str | None = None,
+    ) -> None:
         self._scope = scope
         self._receive = receive
         self._send = send
@@ -88,14 +103,15 @@ class Exchange:
         if speaks_anthropic(scope):
             self._headers.append((REQUEST_ID_HEADER.encode(), request_id))
         self.times: RequestTimes = metrics.request_arrived()
-        # Where routes find it: request.state.times.
-        scope.setdefault("state", {})["times"] = self.times
+        # Where routes find them: request.state.
+        scope.setdefault("state", {}).update(times=self.times, model=model)
         self.left = False
         """Whether the client went away before it had its answer."""
         self.failed_at: list[str] = []
         """What went wrong and where, if anything has."""
         self._complete = False
         self._status: int | None = None
+        self._counted = False
 
     @property
     def endpoint(self) -> str:
@@ -105,9 +121,22 @@ class Exchange:
         return path
 
     @property
-    def forwarded(self) -> bool:
-        """Whether a model's process answers, which observes the request itself."""
-        return bool(self._scope["state"].get("forwarded"))
+    def forwarded(self) -> bool | None:
+        """Whether a model's process answers, which observes the request itself. None where none is
+        to; False until it answers."""
+        forwarded: bool | None = self._scope["state"].get("forwarded")
+        return forwarded
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended with an error of ours."""
+        return bool(self.failed_at) or "error" in self._scope["state"]
+
+    def count(self) -> None:
+        """Count the response, once, if it has begun."""
+        if self._status is not None and not self._counted:
+            self._counted = True
+            self._metrics.count_request(self.endpoint, self._status)
 
     async def receive(self) -> Message:
         """Receive from the client, and note whether it has left."""
@@ -125,8 +154,8 @@ class Exchange:
             own = [*self._headers, (NOT_SHOWN_HEADER, str(unseen.count or "").encode())]
             own = [field for field in (*own, (LEFT_OUT_HEADER, kinds.encode())) if field[1]]
             message["headers"] = [*message.get("headers", ()), *own]
-            if not self.forwarded:
-                self._metrics.count_request(self.endpoint, message["status"])
+            if self.forwarded is None:
+                self.count()
         elif not message.get("more_body"):
             self._complete = True
         try:
@@ -138,13 +167,14 @@ class Exchange:
     def line(self, seconds: float) -> dict[str, object]:
         """Return what the log says of the request: what is known, and nothing that a client
         wrote."""
-        method, times = self._scope["method"], self.times
+        method, times, state = self._scope["method"], self.times, self._scope["state"]
         fields: dict[str, object] = {
             "method": method if method in METHODS else "other",
             "endpoint": self.endpoint,
             "status": self._status,
             "duration_s": round(seconds, 4),
         }
+        fields |= {name: state[name] for name in ("model", "error") if state.get(name)}
         if times.answers:
             first, rate = times.first_token_s, times.tokens_per_s(seconds)
             fields |= {

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from server.http.errors import error_response
+from server.http.errors import error_response, note_error
 from server.http.guards.headers import SAFE_HEADERS
 from server.protocol.messages.errors import late_message_error
 from server.protocol.ollama.errors import ollama_error
@@ -105,7 +105,7 @@ class ForwardedAnswer(Response):
         asked, how = self._asked, self._how
         try:
             async with how.models.use(asked.model, asked.client, asked.keep_alive_s):
-                scope["state"]["forwarded"] = True
+                scope["state"]["forwarded"] = False
                 while not await self._relay(await self._process(send), send):
                     pass
             return
@@ -117,8 +117,8 @@ class ForwardedAnswer(Response):
             failure = still_loading(asked.model.name, how.retry_after_s)
         except NoAnswerError:
             failure = model_ended(asked.model.name, how.retry_after_s)
+        note_error(scope, failure)
         if not self._begun:
-            scope["state"]["forwarded"] = False
             await error_response(scope, failure)(scope, receive, send)
         elif asked.waiting is not None:
             await self._end_with(failure, send)
@@ -153,6 +153,7 @@ class ForwardedAnswer(Response):
         upstream = process.stream(request.method, target, headers, self._asked.body)
         try:
             async with upstream as answer:
+                request.state.forwarded = True
                 if self._begun and answer.status != 200:
                     failed = from_json(b"".join([chunk async for chunk in answer.aiter_stream()]))
                     await self._end_with(_error_of(answer.status, failed), send)
@@ -164,6 +165,9 @@ class ForwardedAnswer(Response):
         except NoAnswerError as error:
             if error.unasked:
                 return False
+            raise
+        except asyncio.CancelledError:
+            request.state.forwarded = True  # its process sees that the client has left
             raise
         await send({"type": "http.response.body", "body": b"", "more_body": False})
         return True

@@ -67,13 +67,19 @@ def forwarding_routes(front: Front) -> APIRouter:
         await limits[request.scope["route"].path].check(body)
         return body
 
+    async def model_of(request: Request, name: str | None) -> ManagedModel:
+        """Return the model that a client means; the log has its name. Raises ApiError (404)."""
+        model = await front.model_of(name)
+        request.state.model = model.name
+        return model
+
     async def forward(request: Request) -> Response:
         body = await body_of(request)
         try:
             head = Head.model_validate_json(body)
         except ValidationError as error:
             raise from_validation(error, body) from error
-        model, kept = await front.model_of(head.model), kept_s(head.keep_alive)
+        model, kept = await model_of(request, head.model), kept_s(head.keep_alive)
         if kept == 0 and (answer := await unloaded(front, model, request, body)) is not None:
             return answer
         waiting = waiting_of(request, model, head)
@@ -82,7 +88,7 @@ def forwarding_routes(front: Front) -> APIRouter:
 
     async def look(request: Request) -> Response:
         """Of the model that is named in the query; else of the one that was used last."""
-        model = await front.model_of(request.query_params.get("model"))
+        model = await model_of(request, request.query_params.get("model"))
         if not model.loaded:
             raise unavailable(f"{model.name} is not loaded; the next request to it loads it.")
         return ForwardedAnswer(request, Asked(model, client_of(request), b""), how)

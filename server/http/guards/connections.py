@@ -20,7 +20,7 @@ import h11
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
 from server.config import LimitsSection
-from server.http.errors import whole_answer
+from server.http.errors import note_error, whole_answer
 from server.http.guards.overflow import OverflowProtocol, too_many_connections
 from server.metrics import HttpMetrics
 from server.metrics.requests import Refusal
@@ -245,7 +245,10 @@ class GuardedProtocol(H11Protocol):
             # Whoever waits for the rest of the request is told that the client has left.
             self.cycle.disconnected = True
             self.cycle.message_event.set()
-        path = self.scope["path"] if self.conn.our_state is h11.SEND_RESPONSE else ""
+        path = ""
+        if self.conn.our_state is h11.SEND_RESPONSE:
+            note_error(self.scope, error)
+            path = self.scope["path"]
         status, headers, body = whole_answer(error, path)
         head = h11.Response(status_code=status, headers=headers, reason=STATUS_PHRASES[status])
         for event in (head, h11.Data(data=body), h11.EndOfMessage()):

@@ -3,13 +3,16 @@
 import asyncio
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import httpx2
 import pytest
+from structlog.testing import capture_logs
 
 from engine.power import KeepAwake
 from server.http.guards.headers import SAFE_HEADERS
+from server.supervisor.forward import ForwardedAnswer
 from tests.engine.test_power import Machine
 from tests.server.harness import CHAT, eventually
 from tests.server.supervisor.conftest import Several, clock_of, served
@@ -188,6 +191,80 @@ async def test_a_stored_response_is_found_at_its_model(several: Make) -> None:
             answer = await client.request(method, "/v1/responses/resp_a")
             assert answer.json()["name"] == "a"
         assert (await client.get("/v1/responses/resp_z")).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("path", "stream"),
+    [
+        *((CHAT, False), (CHAT, True), (MESSAGES, False), (RESPONSES, True), ("/api/chat", False)),
+        *(("/v1/completions", True), ("/v1/embeddings", False), ("/memory", None)),
+    ],
+)
+async def test_a_fault_of_the_front_is_said_with_its_places_and_counted(
+    several: Make, monkeypatch: pytest.MonkeyPatch, path: str, stream: bool | None
+) -> None:
+    async def faulty(*_: object) -> None:
+        raise AssertionError("a secret")
+
+    models = several()
+    async with served(models) as client:
+        await client.post(CHAT, json={"model": "a"})
+        monkeypatch.setattr(ForwardedAnswer, "_process", faulty)
+        with capture_logs() as entries:
+            if stream is None:
+                answer = await client.get(path)
+            else:
+                answer = await client.post(path, json={"model": "a", "stream": stream})
+        assert answer.status_code == 500
+        failed, line = (entry for entry in entries if entry["event"].startswith("request"))
+        assert (failed["endpoint"], failed["at"][0]) == (path, "AssertionError")
+        assert (line["status"], line["model"], line["error"]) == (500, "a", "internal_error")
+        assert "secret" not in str(entries)
+        counted = f'quire_requests_total{{endpoint="{path}",status="500"}} 1.0'
+        assert counted in (await client.get("/metrics")).text.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("does", "body", "status", "error"),
+    [
+        ({}, {"die": 9}, 503, "model_ended"),
+        ({}, {"die": 9, "stream": True}, 200, "model_ended"),
+        ({}, {"stream": True, "die_after": 1, "pause_s": 0.05}, 200, "model_ended"),
+        ({}, {"die_after": 0, "pause_s": 0.05}, 200, "model_ended"),
+        ({"fail": "it is broken"}, {}, 503, "model_not_loaded"),
+        ({"load_s": 0.3, "fail": "broken"}, {"stream": True}, 200, "model_not_loaded"),
+        ({"load_s": 2}, {}, 503, "model_loading"),
+    ],
+)
+async def test_an_error_that_no_model_can_tell_is_said_and_counted_once(
+    several: Make, does: dict[str, Any], body: dict[str, Any], status: int, error: str
+) -> None:
+    settings = {"server": {"sse_ping_s": 0.05}}
+    models = several(models={"load_timeout_s": 1.5}, settings=settings, does={"a": does})
+    async with served(models) as client:
+        with capture_logs() as entries, suppress(httpx2.RemoteProtocolError):
+            await client.post(CHAT, json={"model": "a"} | body)
+        await eventually(lambda: any(entry["event"] == "request" for entry in entries))
+        (line,) = (entry for entry in entries if entry["event"] == "request")
+        assert (line["status"], line["model"], line["error"]) == (status, "a", error)
+        counted = f'quire_requests_total{{endpoint="{CHAT}",status="{status}"}} 1.0'
+        assert counted in (await client.get("/metrics")).text.splitlines()
+
+
+@pytest.mark.parametrize("body", [{}, {"stream": True}, {"status": 400}])
+async def test_what_a_model_answers_is_observed_by_its_process_alone(
+    several: Make, body: dict[str, Any]
+) -> None:
+    settings = {"server": {"sse_ping_s": 0.05}}
+    models = several(settings=settings, does={"a": {"load_s": 0.3}})
+    async with served(models) as client:
+        with capture_logs() as entries:
+            await client.post(CHAT, json={"model": "a"} | body)
+            with pytest.raises(httpx2.ReadTimeout):
+                await client.post(CHAT, json={"model": "a", "pause_s": 60}, timeout=0.2)
+            await eventually(lambda: models.model("a").users == 0)
+        assert not any(entry["event"].startswith("request") for entry in entries)
+        assert f'endpoint="{CHAT}"' not in (await client.get("/metrics")).text
 
 
 async def test_metrics_are_of_the_front_and_of_every_model(several: Make) -> None:
