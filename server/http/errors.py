@@ -29,13 +29,13 @@ class ErrorResponse(JSONResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it."""
-        note_error(scope, self._error)
+        note_error(scope.setdefault("state", {}), self._error)
         await super().__call__(scope, receive, send)
 
 
-def note_error(scope: Scope, error: ApiError) -> None:
-    """Note for the log which error a request ends with."""
-    scope.setdefault("state", {})["error"] = error.code or error.type
+def note_error(state: dict[str, Any], error: ApiError) -> None:
+    """Note for the log which error a request ends with. state: of its scope."""
+    state["error"] = error.code or error.type
 
 
 def error_response(scope: Scope, error: ApiError) -> ErrorResponse:

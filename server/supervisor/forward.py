@@ -117,7 +117,7 @@ class ForwardedAnswer(Response):
             failure = still_loading(asked.model.name, how.retry_after_s)
         except NoAnswerError:
             failure = model_ended(asked.model.name, how.retry_after_s)
-        note_error(scope, failure)
+        note_error(scope["state"], failure)
         if not self._begun:
             await error_response(scope, failure)(scope, receive, send)
         elif asked.waiting is not None:
@@ -128,8 +128,8 @@ class ForwardedAnswer(Response):
     async def _process(self, send: Send) -> ModelProcess:
         """Return the model's process. Raises LoadError, NoRoomError, TimeoutError."""
         models, model = self._how.models, self._asked.model
-        if model.process is not None and model.loaded:
-            return model.process
+        if (process := models.running(model)) is not None:
+            return process
         loading = asyncio.create_task(models.process_of(model))
         waiting = self._asked.waiting
         wait_s = None if waiting is None else 0.0 if waiting.begins_at_once else self._how.ping_s

@@ -8,6 +8,10 @@ One budget of memory is over all. A model is given what it needs besides K and V
 one sequence of the longest length; more K and V while there is room. For a model that is to be
 loaded, others first give the K and V that they do not use; then the one that was used longest ago
 ends. It also ends when no client wants it to be kept any more.
+
+Models wait for memory in a line, in the order in which they were asked for. One that has waited
+for its turn gets the memory of others that are in use and have had theirs: these take no more
+requests, and end with their last answer.
 """
 
 import asyncio
@@ -30,6 +34,10 @@ from server.supervisor.process import ModelProcess
 SUBSTRATE_FAILED_CODE = 4
 # A model that did not load is not tried again for so long.
 RETRY_LOAD_S = 5.0
+# How long a model in use may keep others waiting, if `models.evict_after_idle_s` is not less.
+MAX_TURN_S = 300.0
+# How long a model keeps its place in the line when it is time to ask for it again.
+PLACE_KEPT_S = 10.0
 END_REASONS = ("keep_alive", "room", "failed", "stopped")
 
 log = structlog.get_logger("quire")
@@ -112,6 +120,13 @@ class ManagedModel:
     users: int = 0
     """Requests that wait for it or are answered by it."""
     last_used: float = -math.inf
+    loaded_at: float = -math.inf
+    waits_since: float | None = None
+    """For memory: when it was first asked for; None where it has no place in the line."""
+    waits_until: float = -math.inf
+    """When it loses the place, if nobody asks for it meanwhile."""
+    yields_to: "ManagedModel | None" = None
+    """Which model gets its memory, as long as that one waits."""
     failed: tuple[float, LoadError] | None = None
     """When it could not be loaded last, and why."""
     loads: int = 0
@@ -167,6 +182,7 @@ class ModelSupervisor:
         self.budget_bytes = budget_bytes
         self.models: dict[str, ManagedModel] = {}
         self._settings = settings
+        self._turn_s = min(settings.evict_after_idle_s, MAX_TURN_S)
         self._retry_after_s = retry_after_s
         self._clock = clock
         self._turn = asyncio.Lock()
@@ -243,41 +259,53 @@ class ModelSupervisor:
             model.users -= 1
             model.last_used = self._clock()
             model.keep.used(client, model.last_used, keep_alive_s)
-            self._changed.set()
+            self._has_changed()
+
+    def running(self, model: ManagedModel) -> ModelProcess | None:
+        """Return the process of a model; None where it has to be loaded first. Raises NoRoomError
+        where another model is to have its memory."""
+        if not model.loaded:
+            return None
+        if model.yields_to is not None and self._waits(model.yields_to):
+            self._line_up(model)
+            raise self._no_room(model)
+        return model.process
 
     async def process_of(self, model: ManagedModel) -> ModelProcess:
         """Return the process of a model that is used; load it first where it is not loaded. Raises
         LoadError, NoRoomError."""
         if model.failed is not None and self._clock() - model.failed[0] < RETRY_LOAD_S:
             raise model.failed[1]
-        while not model.loaded:
+        while (process := self.running(model)) is None:
             await self.load(model)
-        assert model.process is not None
-        return model.process
+        return process
 
     async def load(self, model: ManagedModel) -> None:
         """Load a model, or wait for who does already. Raises LoadError, NoRoomError."""
         if model.loading is None:
+            self._line_up(model)
             model.loading = asyncio.create_task(self._load(model))
             model.loading.add_done_callback(lambda done: done.cancelled() or done.exception())
         await asyncio.shield(model.loading)
 
     async def _load(self, model: ManagedModel) -> None:
-        began = self._clock()
         try:
             if model.process is not None:  # one that ends
                 await asyncio.shield(model.process.ended)
             process = await self._launched(model)
+            began = self._clock()
             await process.ready()
         except LoadError as error:
             model.failed = self._clock(), error
+            self._leave_line(model)
             log.error(f"{model.name} was not loaded: {error}")
             raise
         finally:
             model.loading = None
         model.failed = None
         model.loads += 1
-        seconds = self._clock() - began
+        model.loaded_at = self._clock()
+        seconds = model.loaded_at - began
         model.load_seconds += seconds
         model.keep.used(NOBODY, self._clock(), None)
         log.info(f"{model.name} is loaded", seconds=round(seconds, 2))
@@ -285,16 +313,26 @@ class ModelSupervisor:
 
     async def _launched(self, model: ManagedModel) -> ModelProcess:
         """Start the model's process, with its part of the memory."""
-        async with self._turn:
-            needs = await self._needs_of(model)
-            await self._make_room(model, needs)
-            kv_bytes = min(self.free_bytes - needs.fixed_bytes, needs.most_kv_bytes)
-            log.info(f"loading {model.name}")
-            try:
-                process = await model.source.launch(needs, kv_bytes)
-            except OSError as error:
-                raise LoadError(f"its process could not be started: {error.strerror}") from error
-            model.process, model.kv_bytes = process, kv_bytes
+        while True:
+            async with self._turn:
+                needs = await self._needs_of(model)
+                if await self._make_room(model, needs):
+                    return await self._launch(model, needs)
+                changed = self._changed
+            await changed.wait()
+            if not model.users:
+                raise self._no_room(model)
+
+    async def _launch(self, model: ManagedModel, needs: MemoryNeeds) -> ModelProcess:
+        """Start the model's process with what is free. Raises LoadError."""
+        kv_bytes = min(self.free_bytes - needs.fixed_bytes, needs.most_kv_bytes)
+        log.info(f"loading {model.name}")
+        try:
+            process = await model.source.launch(needs, kv_bytes)
+        except OSError as error:
+            raise LoadError(f"its process could not be started: {error.strerror}") from error
+        model.process, model.kv_bytes = process, kv_bytes
+        self._leave_line(model)
         process.ended.add_done_callback(lambda _: self._has_ended(model, process))
         return process
 
@@ -306,39 +344,95 @@ class ModelSupervisor:
 
     # --- memory ---------------------------------------------------------------------------------
 
-    async def _make_room(self, model: ManagedModel, needs: MemoryNeeds) -> None:
-        """Have others leave what the model needs. Raises LoadError, NoRoomError."""
+    async def _make_room(self, model: ManagedModel, needs: MemoryNeeds) -> bool:
+        """Have others leave what the model needs. False where running answers have to end before.
+        Raises LoadError, NoRoomError."""
         if needs.least_bytes > self.budget_bytes:
             raise LoadError(
                 f"it needs {needs.least_bytes} bytes, and all models together may have "
                 f"{self.budget_bytes}: lower --max-model-len, or take a smaller model"
             )
+        wanted = needs.least_bytes + self._kept_bytes(model)
         for other in self._others(model):
-            missing = needs.least_bytes - self.free_bytes
+            missing = wanted - self.free_bytes
             if missing > 0:
                 assert other.needs is not None
                 least = other.needs.least_kv_bytes
                 await self._limit(other, max(least, other.kv_bytes - missing))
         # While one ends, another may be asked for: they are chosen again each time.
-        while self.free_bytes < needs.least_bytes:
-            victims = [other for other in self._others(model) if self._may_go(other)]
-            if self.free_bytes + sum(victim.held_bytes for victim in victims) < needs.least_bytes:
-                raise NoRoomError(self._room_in_s(model))
+        while (missing := wanted - self.free_bytes) > 0:
+            victims = self._victims(model, missing)
+            if any(victim.users for victim in victims):
+                for victim in victims:
+                    victim.yields_to = model
+                return False
             await self._unload(victims[0], "room", f"{model.name} needs its memory")
+        return True
 
     def _others(self, model: ManagedModel) -> list[ManagedModel]:
         """Return the other models that are loaded, the one that was used longest ago first."""
         return [other for other in reversed(self.loaded) if other is not model]
 
-    def _may_go(self, model: ManagedModel) -> bool:
-        idle_s = self._clock() - model.last_used
-        return model.idle and idle_s >= self._settings.evict_after_idle_s
+    def _victims(self, model: ManagedModel, missing: int) -> list[ManagedModel]:
+        """Return whose memory a model may have, so many bytes or more. Raises NoRoomError."""
+        victims: list[ManagedModel] = []
+        for other in self._others(model):
+            if missing > 0 and self._goes_at(other, model) <= self._clock():
+                victims.append(other)
+                missing -= other.held_bytes
+        if missing > 0:
+            raise self._no_room(model)
+        return victims
 
-    def _room_in_s(self, model: ManagedModel) -> int:
-        """Return after how many seconds a model may have become idle for long enough."""
-        now, wait_s = self._clock(), self._settings.evict_after_idle_s
-        waits = [its.last_used + wait_s - now for its in self._others(model) if its.idle]
-        return max(self._retry_after_s, math.ceil(min(waits, default=0.0)))
+    def _goes_at(self, model: ManagedModel, other: ManagedModel) -> float:
+        """Return when a model may go for another one that waits: when it has been idle for long
+        enough, or both have had their turn: to stay, and to wait."""
+        if model.pinned or model.loading is not None:
+            return math.inf
+        assert other.waits_since is not None
+        turn_over = max(model.loaded_at, other.waits_since) + self._turn_s
+        idle_at = model.last_used + self._settings.evict_after_idle_s
+        return turn_over if model.users else min(turn_over, idle_at)
+
+    # --- the line for memory --------------------------------------------------------------------
+
+    def _line_up(self, model: ManagedModel) -> None:
+        """Give a model a place in the line, unless it has one."""
+        if not self._waits(model):
+            self._leave_line(model)
+            model.waits_since = self._clock()
+
+    def _leave_line(self, model: ManagedModel) -> None:
+        model.waits_since = None
+        for other in self.models.values():
+            if other.yields_to is model:
+                other.yields_to = None
+
+    def _kept_bytes(self, model: ManagedModel) -> int:
+        """Return how many bytes are kept for those before a model in the line that have waited for
+        their turn."""
+        assert model.waits_since is not None
+        latest = self._clock() - self._turn_s
+        return sum(
+            other.needs.least_bytes
+            for other in self.models.values()
+            if other.needs is not None and other.waits_since is not None and self._waits(other)
+            if other.waits_since < model.waits_since and other.waits_since <= latest
+        )
+
+    def _waits(self, model: ManagedModel) -> bool:
+        """Return whether a model waits for memory, or will be asked for again."""
+        is_asked_for = model.loading is not None or self._clock() <= model.waits_until
+        return model.waits_since is not None and is_asked_for
+
+    def _no_room(self, model: ManagedModel) -> NoRoomError:
+        """Return when to ask again for a model. It keeps its place in the line."""
+        now = self._clock()
+        room_at = min((self._goes_at(its, model) for its in self._others(model)), default=now)
+        wait_s = 0.0 if room_at == math.inf else room_at - now
+        error = NoRoomError(max(self._retry_after_s, math.ceil(wait_s)))
+        model.waits_until = now + error.retry_after_s + PLACE_KEPT_S
+        return error
 
     async def _limit(self, model: ManagedModel, kv_bytes: int) -> None:
         """Let a model's K and V take so many bytes, or what it uses."""
@@ -384,7 +478,7 @@ class ModelSupervisor:
             return
         model.process, model.kv_bytes = None, 0
         model.keep.forget()
-        self._changed.set()
+        self._has_changed()
         if process.ending:
             return
         model.ends["failed"] += 1
@@ -403,7 +497,7 @@ class ModelSupervisor:
     async def keep_time(self) -> None:
         """Unload models that nobody wants any more; share out what others leave. Never returns."""
         while True:
-            self._changed.clear()
+            changed = self._changed
             async with self._turn:
                 while (model := self._next_to_go) is not None and model.keep.until <= self._clock():
                     await self._unload(model, "keep_alive", "nobody has used it for its keep_alive")
@@ -411,7 +505,12 @@ class ModelSupervisor:
             wait_s = math.inf if model is None else model.keep.until - self._clock()
             with suppress(TimeoutError):
                 async with asyncio.timeout(None if wait_s == math.inf else max(0.0, wait_s)):
-                    await self._changed.wait()
+                    await changed.wait()
+
+    def _has_changed(self) -> None:
+        """Tell all that wait for a change of who is loaded and used."""
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     @property
     def _next_to_go(self) -> ManagedModel | None:

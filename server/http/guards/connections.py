@@ -247,7 +247,7 @@ class GuardedProtocol(H11Protocol):
             self.cycle.message_event.set()
         path = ""
         if self.conn.our_state is h11.SEND_RESPONSE:
-            note_error(self.scope, error)
+            note_error(self.scope["state"], error)
             path = self.scope["path"]
         status, headers, body = whole_answer(error, path)
         head = h11.Response(status_code=status, headers=headers, reason=STATUS_PHRASES[status])

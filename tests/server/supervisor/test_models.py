@@ -4,14 +4,14 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import httpx2
 import pytest
 
 from server.supervisor.errors import LoadError
-from server.supervisor.models import MemoryNeeds
+from server.supervisor.models import MAX_TURN_S, PLACE_KEPT_S, MemoryNeeds
 from server.supervisor.process import ANSWER_TIMEOUT_S
 from tests.server.harness import CHAT, eventually
 from tests.server.supervisor.conftest import NEEDS, Several, Source, clock_of, served
@@ -19,7 +19,7 @@ from tests.server.supervisor.conftest import NEEDS, Several, Source, clock_of, s
 Make = Callable[..., Several]
 JSON = {"content-type": "application/json"}
 # Of the budget: a model with its least K and V takes 120, with all that it can use 150.
-ROOM_FOR_TWO = 260
+ROOM_FOR_TWO, ROOM_FOR_ONE = 260, 150
 
 
 async def ask(client: httpx2.AsyncClient, model: str, **fields: Any) -> httpx2.Response:
@@ -153,6 +153,126 @@ async def test_a_model_whose_keep_alive_is_over_while_another_one_ends_is_no_fau
         async with models.models.use(models.model("c"), b"somebody"):
             pass
         assert (await large).status_code == 200
+
+
+# --- the line for memory -----------------------------------------------------------------------
+
+
+@dataclass
+class Visitor:
+    """Asks for one model again and again: as it is told to where there is no room, else after a
+    pause."""
+
+    client: httpx2.AsyncClient
+    model: str
+    pause_s: int
+    wants_at: float
+    asks_at: float = 0.0
+    waits_s: list[float] = field(default_factory=list)
+    """Of all that have ended."""
+
+    async def come(self, now: float) -> None:
+        answer = await ask(self.client, self.model)
+        if answer.status_code == 200:
+            self.waits_s.append(now - self.wants_at)
+            self.asks_at = self.wants_at = now + self.pause_s
+        else:
+            self.asks_at = now + int(answer.headers["retry-after"])
+
+
+@pytest.mark.parametrize(
+    ("evict_after_idle_s", "pauses", "longest_s"),
+    [
+        (60, (5, 5), 60),
+        (60, (5, 61), 60),
+        (60, (4, 20), 60),
+        (60, (17, 17, 17), 120),
+        (20, (5, 5, 30), 40),
+        (900, (50, 70), MAX_TURN_S),
+    ],
+)
+async def test_no_model_starves_and_none_is_swapped_for_every_turn(
+    several: Make, evict_after_idle_s: int, pauses: tuple[int, ...], longest_s: float
+) -> None:
+    models = several(ROOM_FOR_ONE, models={"evict_after_idle_s": evict_after_idle_s})
+    clock, seconds = clock_of(models), int(2.5 * longest_s)
+    async with served(models) as client:
+        visitors = [
+            Visitor(client, name, pause_s, clock.now)
+            for name, pause_s in zip("abc", pauses, strict=False)
+        ]
+        for _ in range(seconds):
+            for visitor in visitors:
+                if visitor.asks_at <= clock.now:
+                    await visitor.come(clock.now)
+            clock.now += 1
+    for visitor in visitors:
+        waits_s = [*visitor.waits_s, clock.now - visitor.wants_at]
+        assert max(waits_s) <= longest_s + 2, visitor.model
+    turns = seconds / min(evict_after_idle_s, MAX_TURN_S)
+    assert sum(model.loads for model in models.models.models.values()) <= turns + 1
+
+
+async def test_who_waits_longest_gets_the_model_once_its_answers_have_ended(
+    several: Make,
+) -> None:
+    models = several(ROOM_FOR_ONE)
+    clock = clock_of(models)
+    async with served(models) as client:
+        await ask(client, "a")
+        for name, after in (("b", "60"), ("c", "55")):
+            refused = await ask(client, name)
+            assert (refused.status_code, refused.headers["retry-after"]) == (503, after)
+            clock.now += 5
+        slow = asyncio.create_task(ask(client, "a", stream=True, pause_s=0.3))
+        await eventually(lambda: models.model("a").users == 1)
+        clock.now += 50
+        early = await ask(client, "c")
+        assert (early.status_code, early.headers["retry-after"]) == (503, "5")
+        waiting = asyncio.create_task(ask(client, "b"))
+        await eventually(lambda: models.model("a").yields_to is not None)
+        late = await ask(client, "a")
+        assert (late.status_code, late.json()["error"]["code"]) == (503, "no_memory_for_model")
+        assert (await slow).text.count("piece") == 3, "an answer that runs ends by itself"
+        assert (await waiting).status_code == 200
+        clock.now += 5
+        assert (await ask(client, "c")).status_code == 503, "the other one has its turn"
+        assert (models.model("b").loads, models.model("c").loads) == (1, 0)
+
+
+async def test_who_goes_loses_the_place_and_the_model_in_use_answers_again(
+    several: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = several(ROOM_FOR_ONE, models={"evict_after_idle_s": 10})
+    clock = clock_of(models)
+    async with served(models) as client:
+        await ask(client, "a")
+        await ask(client, "b")
+        clock.now += 11
+        async with models.models.use(models.model("a"), b"somebody"):
+            with pytest.raises(httpx2.ReadTimeout):
+                await client.post(CHAT, json={"model": "b"}, timeout=0.3)
+            await eventually(lambda: not models.model("b").users)
+            assert (await ask(client, "a")).status_code == 503, "the other one may come again"
+            clock.now += PLACE_KEPT_S + 2
+            assert (await ask(client, "a")).status_code == 200
+            assert (await ask(client, "b")).status_code == 503, "its wait begins again"
+            assert (await ask(client, "a")).status_code == 200
+
+
+async def test_memory_that_gets_free_is_for_who_waits_longest(several: Make) -> None:
+    models = several(ROOM_FOR_ONE)
+    clock = clock_of(models)
+    async with served(models) as client:
+        await ask(client, "a")
+        for name in ("b", "c"):
+            assert (await ask(client, name)).status_code == 503
+            clock.now += 1
+        clock.now += 60
+        os.kill(models.pid("a"), signal.SIGKILL)
+        await eventually(lambda: models.model("a").process is None)
+        assert (await ask(client, "c")).status_code == 503
+        assert (await ask(client, "b")).status_code == 200
 
 
 async def test_no_model_ends_for_one_that_would_not_fit_all_the_same(several: Make) -> None:
