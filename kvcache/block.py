@@ -26,7 +26,6 @@ class Prefix:
 
     digest: bytes
     parent: bytes
-    unsalted_digest: bytes
     tokens: bytes
     system: bool
     """Whether it belongs to a system prompt."""

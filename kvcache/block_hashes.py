@@ -38,15 +38,9 @@ class BlockHashes:
         computed for the next one's sake."""
         self.tokens: list[bytes] = []
         self.digests: list[bytes] = []
-        self.unsalted_digests = self.digests
-        """The digests without the client's part of the salt."""
         self._packed = Struct(f">{tokens_per_block}I")
         self._tail: list[int] = []
         self._root = _root(identity, salt.tenant, salt.client)
-        self._unsalted_root = self._root
-        if salt.client:
-            self._unsalted_root = _root(identity, salt.tenant, b"")
-            self.unsalted_digests = []
 
     @property
     def shareable_blocks(self) -> int:
@@ -79,9 +73,6 @@ class BlockHashes:
         del self._tail[:whole]
 
     def _add(self, tokens: bytes) -> None:
-        if self.unsalted_digests is not self.digests:
-            before = self.unsalted_digests[-1] if self.unsalted_digests else self._unsalted_root
-            self.unsalted_digests.append(sha256(before + tokens).digest())
         self.digests.append(sha256(self.parent(len(self.digests)) + tokens).digest())
         self.tokens.append(tokens)
 

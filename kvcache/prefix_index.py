@@ -23,8 +23,6 @@ class MissReason(Enum):
 
     NEVER_CACHED = "never_cached"
     EVICTED = "evicted"
-    OTHER_SALT = "other_salt"
-    """The same tokens are cached under another ``cache_salt`` of the same tenant."""
     STATE_EVICTED = "state_evicted"
     """K and V are cached, and the state of the recurrent layers there was evicted."""
     NO_STATE = "no_state"
@@ -44,7 +42,6 @@ class PrefixIndex:
         """By their digest."""
         self._children: dict[bytes, list[bytes]] = {}
         """By the parent's digest: token ids of the blocks that follow it, sorted."""
-        self._unsalted: Counter[bytes] = Counter()
         self._evicted = Evictions()
         self._queues: dict[bool, list[tuple[int, bytes]]] = {False: [], True: []}
         """Cached leaves by last use, of system prompts and others. Some entries are out of date."""
@@ -77,10 +74,9 @@ class PrefixIndex:
         digest, parent = hashes.digests[number], hashes.parent(number)
         assert digest not in self._blocks
         assert number == 0 or parent in self._blocks
-        tenant, tokens = hashes.unsalted_digests[number], hashes.tokens[number]
-        block.prefix = Prefix(digest, parent, tenant, tokens, system)
+        tokens = hashes.tokens[number]
+        block.prefix = Prefix(digest, parent, tokens, system)
         self._blocks[digest] = block
-        self._unsalted[tenant] += 1
         self._evicted.discard(digest)
         insort(self._children.setdefault(parent, []), tokens)
 
@@ -146,7 +142,8 @@ class PrefixIndex:
 
     def explain(self, hashes: BlockHashes, matched: int) -> tuple[int, MissReason | None]:
         """Return why a prompt shares no more than ``matched`` blocks: the first token at which it
-        left the longest cached prefix, and the reason; None when no more could have been shared."""
+        left the longest cached prefix, and the reason; None when no more could have been shared.
+        Nothing of it depends on what other salts have cached."""
         size = hashes.tokens_per_block
         while matched < hashes.shareable_blocks and self.find(hashes, matched) is not None:
             matched += 1
@@ -159,8 +156,6 @@ class PrefixIndex:
             return left_at, None
         if hashes.digests[matched] in self._evicted:
             return left_at, MissReason.EVICTED
-        if self._unsalted[hashes.unsalted_digests[matched]]:
-            return left_at, MissReason.OTHER_SALT
         return left_at, MissReason.NEVER_CACHED
 
     # --- inside ---------------------------------------------------------------------------------
@@ -191,9 +186,6 @@ class PrefixIndex:
         if prefix.cell is not None and self.cells is not None:
             self.cells.forget(prefix.cell, evicted=evicted)
         del self._blocks[prefix.digest]
-        self._unsalted[prefix.unsalted_digest] -= 1
-        if not self._unsalted[prefix.unsalted_digest]:
-            del self._unsalted[prefix.unsalted_digest]
         if block.state is BlockState.CACHED:
             self._cached[prefix.system] -= 1
         siblings = self._children[prefix.parent]

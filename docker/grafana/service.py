@@ -146,8 +146,8 @@ TOKENS = Row(
         Panel(
             "Why more was not shared",
             "Requests whose prompt left what is cached: never_cached is a new text, evicted had to "
-            "go for lack of memory, other_salt is somebody else's; state_evicted, no_state: K and "
-            "V were there, and a state was not.",
+            "go for lack of memory; state_evicted, no_state: K and V were there, and a state was "
+            "not.",
             "reqps", [Query(rate("quire_prefix_misses_total", "reason"), "{{reason}}")],
             stacked=True,
         ),

@@ -8,7 +8,7 @@ export const MOST_CHARS = 8_000_000;
 const TITLE_CHARS = 80;
 const NAME_CHARS = 200;
 const ENDS = new Set(["stop", "length", "stopped", "error", "tool_calls"]);
-const REASONS = new Set(["never_cached", "evicted", "other_salt", "state_evicted", "no_state"]);
+const REASONS = new Set(["never_cached", "evicted", "state_evicted", "no_state"]);
 
 export class NotAConversation extends Error {}
 

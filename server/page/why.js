@@ -24,7 +24,6 @@ function missed({ miss, cached, block }, before, hadThoughts, computed) {
   const slack = block ?? ONE_BLOCK;
   if (!miss) return computed <= slack ? "That is as little as can be." : "Nothing more of it could be shared.";
   if (miss.reason === "evicted") return "What is missing had been cached, and was evicted since: memory was short, or it was idle for too long.";
-  if (miss.reason === "other_salt") return "The same text is cached under another cache_salt, which is not shared.";
   if (miss.reason === "state_evicted") return `Its text is cached up to token ${miss.left_at.toLocaleString("en")}, but the model's state there was evicted since: what follows an earlier one was computed again.`;
   if (miss.reason === "no_state") return `Its text is cached up to token ${miss.left_at.toLocaleString("en")}, but no state of the model was kept there: what follows an earlier one was computed again.`;
   if (!before) return cached ? "Its beginning was known from elsewhere; the rest was new." : "It is the first turn, and nothing of it had been seen before.";

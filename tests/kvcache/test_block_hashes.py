@@ -68,13 +68,6 @@ def test_other_models_and_other_salts_have_other_digests(identity: bytes, salt: 
     assert hashes_of([1] * 4, salt, identity).digests != hashes_of([1] * 4).digests
 
 
-def test_the_unsalted_digests_leave_the_clients_salt_out() -> None:
-    salted = hashes_of([1] * 8, PrefixSalt(b"key", b"mine"))
-    plain = hashes_of([1] * 8, PrefixSalt(b"key"))
-    assert salted.digests != plain.digests
-    assert salted.unsalted_digests == plain.digests == plain.unsalted_digests
-
-
 def test_the_last_token_is_never_shared() -> None:
     assert [hashes_of([0] * n).shareable_blocks for n in (0, 1, 4, 5, 8, 9)] == [0, 0, 0, 1, 1, 2]
     hashes = hashes_of([0] * 9)

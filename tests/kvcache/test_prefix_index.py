@@ -193,18 +193,29 @@ def test_an_evicted_block_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None
     assert cache.index.explain(hashes_of([2] * 4 + [3] * 5), 1) == (4, MissReason.NEVER_CACHED)
 
 
-def test_another_salt_of_the_same_tenant_is_named_and_other_tenants_are_not() -> None:
-    cache = Cache()
-    cache.keep(hashes_of([1] * 4, PrefixSalt(b"key", b"salt")))
-    reasons = {
-        salt: cache.index.explain(hashes_of([1] * 5, salt), 0)[1]
-        for salt in (PrefixSalt(b"key", b"other"), PrefixSalt(b"key"), PrefixSalt(b"stranger"))
-    }
-    assert list(reasons.values()) == [
-        MissReason.OTHER_SALT,
-        MissReason.OTHER_SALT,
-        MissReason.NEVER_CACHED,
-    ]
+@pytest.mark.parametrize(
+    ("mine", "theirs"),
+    [
+        (PrefixSalt(b"key", b"mine"), PrefixSalt(b"key", b"theirs")),
+        (PrefixSalt(b"key"), PrefixSalt(b"key", b"theirs")),
+        (PrefixSalt(b"key", b"mine"), PrefixSalt(b"key")),
+        (PrefixSalt(client=b"mine"), PrefixSalt(client=b"theirs")),
+        (PrefixSalt(), PrefixSalt(client=b"theirs")),
+        (PrefixSalt(b"key", b"salt"), PrefixSalt(b"stranger", b"salt")),
+    ],
+)
+def test_why_a_prompt_is_not_cached_says_nothing_of_what_others_have_cached(
+    mine: PrefixSalt, theirs: PrefixSalt
+) -> None:
+    ids = list(range(12))
+    cache, empty = Cache(), Cache()
+    cache.keep(hashes_of(ids, theirs))
+    for known in (4, 8):
+        for one in (cache, empty):
+            one.keep(hashes_of(ids[:known], mine))
+        for guess in (ids, [*ids[:-1], 99], [*ids[:known], *[99] * 5], ids[: known + 1]):
+            hashes = hashes_of(guess, mine)
+            assert cache.index.explain(hashes, 0) == empty.index.explain(hashes, 0), guess
     cache.evict_all()
-    reason = cache.index.explain(hashes_of([1] * 5, PrefixSalt(b"key")), 0)[1]
-    assert reason is MissReason.NEVER_CACHED
+    assert cache.index.explain(hashes_of(ids[:5], mine), 0)[1] is MissReason.EVICTED
+    assert cache.index.explain(hashes_of(ids, theirs), 0)[1] is MissReason.EVICTED

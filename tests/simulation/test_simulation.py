@@ -35,7 +35,6 @@ EVENTS = (
     "prefix misses: evicted",
     "prefix misses: never_cached",
     "prefix misses: none",
-    "prefix misses: other_salt",
     "prompts scored",
     "refusals",
     "rows wasted",

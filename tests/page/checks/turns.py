@@ -58,7 +58,6 @@ def reasons_are_told_apart(browser: Browser) -> None:
               const before = { prompt: 900, tokens: 60 };
               return {
                 evicted: reasons({ ...missed("evicted", 900), cached: 900 }, before, false),
-                salt: reasons(missed("other_salt", 960), before, false),
                 state: reasons(missed("state_evicted", 980), before, false),
                 nowhere: reasons(missed("no_state", 980), before, false),
                 elsewhere: reasons(missed("never_cached", 960), null, false),
@@ -71,7 +70,6 @@ def reasons_are_told_apart(browser: Browser) -> None:
         )
         parts: dict[str, Any] = {
             "evicted": "evicted since",
-            "salt": "another cache_salt",
             "state": "up to token 980, but the model's state there was evicted since",
             "nowhere": "up to token 980, but no state of the model was kept there",
             "elsewhere": "known from elsewhere",

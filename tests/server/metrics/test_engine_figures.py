@@ -102,7 +102,7 @@ def test_what_came_from_the_cache_is_counted_and_misses_have_their_reasons() -> 
         EngineStats(
             submitted_prompt_tokens=64,
             cached_prompt_tokens=48,
-            prefix_misses=((MissReason.EVICTED, 3), (MissReason.OTHER_SALT, 1)),
+            prefix_misses=((MissReason.EVICTED, 3), (MissReason.NO_STATE, 1)),
             mapping_waits=5,
         )
     )
@@ -110,7 +110,7 @@ def test_what_came_from_the_cache_is_counted_and_misses_have_their_reasons() -> 
     assert value(samples, "quire_prompt_tokens_cached_total") == 48
     assert value(samples, "quire_prefix_misses_total", reason="never_cached") == 0
     assert value(samples, "quire_prefix_misses_total", reason="evicted") == 3
-    assert value(samples, "quire_prefix_misses_total", reason="other_salt") == 1
+    assert value(samples, "quire_prefix_misses_total", reason="no_state") == 1
     assert value(samples, "quire_mapping_waits_total") == 5
     empty = shown(EngineStats())
     assert sum(name == "quire_prefix_misses_total" for name, _ in empty) == len(MissReason)

@@ -31,7 +31,7 @@ def test_tokens_are_counted_and_add_up() -> None:
             {"left_at": 5, "reason": "never_cached"},
         ),
         (PrefixReport(0, 0, MissReason.EVICTED), 0, {"left_at": 0, "reason": "evicted"}),
-        (PrefixReport(0, 2, MissReason.OTHER_SALT), 0, {"left_at": 2, "reason": "other_salt"}),
+        (PrefixReport(0, 2, MissReason.NO_STATE), 0, {"left_at": 2, "reason": "no_state"}),
     ],
 )
 def test_what_came_from_the_cache_is_counted_and_the_rest_explained_on_request(
