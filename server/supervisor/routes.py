@@ -1,5 +1,7 @@
 """The routes of several models: most are answered by a model's process, some by the front."""
 
+import asyncio
+import re
 from hashlib import sha256
 from typing import Any
 
@@ -23,6 +25,7 @@ from server.routes.ndjson import LineFraming
 from server.routes.openapi import speaks_anthropic, speaks_ollama
 from server.routes.operations import who_answers
 from server.routes.reading import JSON_TYPE
+from server.supervisor.errors import NoAnswerError, model_ended
 from server.supervisor.forward import (
     EVENTS,
     Asked,
@@ -30,6 +33,7 @@ from server.supervisor.forward import (
     Forwarding,
     Waiting,
     sent_headers,
+    target_of,
 )
 from server.supervisor.front import Front
 from server.supervisor.metrics import FrontMetrics
@@ -38,6 +42,8 @@ from server.supervisor.ollama import SHOW, empty_line, kept_s, ollama_list_route
 from server.supervisor.process import Headers
 
 STORED_RESPONSE = "/v1/responses/{response_id}"
+# As it came: what is forwarded is not decoded.
+STORED_TARGET = re.compile(rb"/v1/responses/[A-Za-z0-9_-]{1,64}(?=[/?]|\Z)")
 
 
 class Head(BaseModel):
@@ -96,10 +102,16 @@ def forwarding_routes(front: Front) -> APIRouter:
     async def stored(request: Request) -> Response:
         """Ask all loaded models for a response: one of them has it, if any."""
         body = await request.body()
-        for model in front.models.loaded:
-            if await has_response(model, request):
+        if (target := STORED_TARGET.match(target_of(request.scope))) is None:
+            raise no_response()
+        loaded = front.models.loaded
+        asking = (has_response(model, target[0], request, how.retry_after_s) for model in loaded)
+        answers = await asyncio.gather(*asking, return_exceptions=True)
+        for model, answer in zip(loaded, answers, strict=True):
+            if answer is True:
+                request.state.model = model.name
                 return ForwardedAnswer(request, Asked(model, client_of(request), body), how)
-        raise ApiError(404, "No model that is loaded has this response.", type="not_found_error")
+        raise next((answer for answer in answers if isinstance(answer, ApiError)), no_response())
 
     router.include_router(ollama_list_routes(front, body_of))
     for path in limits.keys() - {SHOW}:
@@ -121,12 +133,23 @@ def waiting_of(request: Request, model: ManagedModel, head: Head) -> Waiting | N
     return Waiting(LineFraming.media_type.encode(), line, begins_at_once=True)
 
 
-async def has_response(model: ManagedModel, request: Request) -> bool:
-    """Return whether a model has stored the response that a request is about, for its client."""
-    assert model.process is not None
-    path = f"/v1/responses/{request.path_params['response_id']}"
-    answer = await model.process.get(path.encode(), sent_headers(request))
+async def has_response(
+    model: ManagedModel, target: bytes, request: Request, retry_after_s: int
+) -> bool:
+    """Return whether a model has stored the response that a request is about, for its client.
+    Raises ApiError where it does not say."""
+    if model.process is None:
+        return False
+    try:
+        answer = await model.process.get(target, sent_headers(request))
+    except NoAnswerError as error:
+        raise model_ended(model.name, retry_after_s) from error
     return answer.status == 200
+
+
+def no_response() -> ApiError:
+    """Make the 404 for a response that nobody has stored."""
+    return ApiError(404, "No model that is loaded has this response.", type="not_found_error")
 
 
 def client_of(request: Request) -> bytes:

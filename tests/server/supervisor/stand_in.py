@@ -126,7 +126,9 @@ class StandIn:
         headers = {name.decode(): value.decode() for name, value in request.headers}
         if "die" in asked:
             os._exit(asked["die"])
-        return {"name": self.name, "pid": os.getpid(), "headers": headers, "limit": self.limit}
+        target, pid = request.target.decode(), os.getpid()
+        says = {"name": self.name, "pid": pid, "headers": headers, "limit": self.limit}
+        return says | {"target": target}
 
 
 async def main() -> None:

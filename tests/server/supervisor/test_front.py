@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import signal
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -13,6 +15,7 @@ from structlog.testing import capture_logs
 from engine.power import KeepAwake
 from server.http.guards.headers import SAFE_HEADERS
 from server.supervisor.forward import ForwardedAnswer
+from server.supervisor.process import ModelProcess
 from tests.engine.test_power import Machine
 from tests.server.harness import CHAT, eventually
 from tests.server.supervisor.conftest import Several, clock_of, served
@@ -190,6 +193,66 @@ async def test_a_stored_response_is_found_at_its_model(several: Make) -> None:
         for method in ("GET", "DELETE"):
             answer = await client.request(method, "/v1/responses/resp_a")
             assert answer.json()["name"] == "a"
+        assert (await client.get("/v1/responses/resp_z")).status_code == 404
+
+
+ODD_IDS = [
+    *(
+        "a%20b",
+        "%0d%0aX:%20y",
+        "%c3%a9",
+        "%00",
+        "%ff",
+        "%0a",
+        "a%2Fb",
+        "%2e%2e%2fmetrics%3f",
+        "a.b",
+    ),
+    *("%3Fx=", "a;b", "a%25", "x" * 64, "resp_%61", "a:b", "~", "%E2%80%AE", "a+b", "$", "()"),
+]
+
+
+@pytest.mark.parametrize("odd", ODD_IDS)
+async def test_an_odd_id_of_a_response_is_found_nowhere_and_not_asked_for(
+    several: Make, monkeypatch: pytest.MonkeyPatch, odd: str
+) -> None:
+    async def get(*_: object) -> None:
+        raise AssertionError("it was asked for")
+
+    async with served(several()) as client:
+        await client.post(CHAT, json={"model": "a"})
+        monkeypatch.setattr(ModelProcess, "get", get)
+        for method, rest in (("GET", ""), ("DELETE", ""), ("GET", "/input_items"), ("POST", "/x")):
+            path = f"/v1/responses/{odd}a{rest}"
+            answer = await client.request(method, path)
+            other = method == "DELETE" and "%2F" in odd.upper()  # two segments, once decoded
+            assert answer.status_code == (405 if other else 404)
+
+
+async def test_a_target_is_forwarded_as_it_came(several: Make) -> None:
+    async with served(several()) as client:
+        await client.post(CHAT, json={"model": "a"})
+        target = "/v1/responses/resp_a/x%20y%2e%2e%c3%a9/a?after=%0d%0a"
+        answer = await client.get(target)
+        assert (answer.status_code, answer.json()["target"]) == (200, target)
+
+
+async def test_a_process_that_does_not_say_whether_it_has_a_response_is_no_fault(
+    several: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = several()
+    async with served(models) as client:
+        for model in ("a", "b"):
+            await client.post(CHAT, json={"model": model})
+        monkeypatch.setattr("server.supervisor.process.QUESTION_TIMEOUT_S", 0.3)
+        os.kill(models.pid("a"), signal.SIGSTOP)
+        assert (await client.get("/v1/responses/resp_b")).json()["name"] == "b"
+        answer = await client.get("/v1/responses/resp_z")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "model_ended")
+        os.kill(models.pid("a"), signal.SIGKILL)
+        asking = (client.get("/v1/responses/resp_z") for _ in range(20))
+        statuses = {answer.status_code for answer in await asyncio.gather(*asking)}
+        assert statuses <= {404, 503}
         assert (await client.get("/v1/responses/resp_z")).status_code == 404
 
 
