@@ -122,7 +122,12 @@ class ObservedApp(DescribedApp):
 def add_guards(app: FastAPI, config: Config, drain: Drain, count: CountRefusal) -> None:
     """Add the guards, each around those before it. Raises SettingError."""
     app.add_middleware(TrailingSlash)
-    app.add_middleware(BodyLimit, max_body_bytes=int(config.limits.max_body_bytes), count=count)
+    app.add_middleware(
+        BodyLimit,
+        max_body_bytes=int(config.limits.max_body_bytes),
+        retry_after_s=config.limits.retry_after_s,
+        count=count,
+    )
     app.add_middleware(BugGuard)
     app.add_middleware(
         DrainGuard,

@@ -21,6 +21,7 @@ class Refusal(StrEnum):
     ORIGIN = "origin"
     KEY = "key"
     TOO_LARGE = "too_large"
+    BODIES = "bodies"
     TOO_SLOW = "too_slow"
     SLOW_READER = "slow_reader"
     BAD_HTTP = "bad_http"

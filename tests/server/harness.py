@@ -339,6 +339,11 @@ class Connection:
         """Whether the application has nothing more to do for it."""
         return self._serving.done()
 
+    @property
+    def is_taken(self) -> bool:
+        """Whether the application has received all that has been sent."""
+        return self._incoming.empty()
+
     def stop_reading(self) -> None:
         """The next write does not come back."""
         self._reading.clear()

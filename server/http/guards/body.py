@@ -5,24 +5,33 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.http.errors import answer_with
 from server.metrics.requests import CountRefusal, Refusal
-from server.protocol.wire_errors import ApiError, body_too_large
+from server.protocol.wire_errors import ApiError, body_too_large, come_back
 
 MAX_DIGITS = 20
 PLAIN = ("", "identity")
 ENCODED = "The body has a Content-Encoding, such as gzip, which is not read: send it plain."
+# Of the bodies of all requests that are being read or answered; or one body, where that may be
+# larger.
+MAX_ALL_BODIES_BYTES = 256 * 1024**2
 
 
 class BodyLimit:
     """Refuse bodies that are too large: at once where Content-Length says so, else while they
-    arrive."""
+    arrive; and those that come while all bodies together are."""
 
-    def __init__(self, app: ASGIApp, max_body_bytes: int, count: CountRefusal) -> None:
+    def __init__(
+        self, app: ASGIApp, max_body_bytes: int, retry_after_s: int, count: CountRefusal
+    ) -> None:
         self._app = app
         self._max_body_bytes = max_body_bytes
+        self._retry_after_s = retry_after_s
         self._count = count
+        self._held_bytes = 0
+        """Of all bodies. A request holds its own until it is answered."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Count what ``receive`` delivers; answer 413 when it is too much, 415 for an encoding."""
+        """Count what ``receive`` delivers; answer 413 when it is too much, 415 for an encoding, 503
+        when all bodies are too much."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -37,21 +46,35 @@ class BodyLimit:
         async def counted() -> Message:
             nonlocal received
             message = await receive()
-            received += len(message.get("body", b""))
+            size = len(message.get("body", b""))
+            received += size
+            self._held_bytes += size
             if received > self._max_body_bytes:
-                raise BodyTooLargeError
+                raise self._too_large()
+            if self._held_bytes > max(MAX_ALL_BODIES_BYTES, self._max_body_bytes):
+                raise self._too_many()
             return message
 
         try:
             if _announced(scope) > self._max_body_bytes:
-                raise BodyTooLargeError
+                raise self._too_large()
             await self._app(scope, counted, send)
-        except BodyTooLargeError:
-            self._count(Refusal.TOO_LARGE)
-            error = body_too_large(self._max_body_bytes)
+        except BodyRefusedError as refused:
+            self._count(refused.reason)
             if "expect" in Headers(scope=scope):
-                error.headers["Connection"] = "close"  # it has asked first, and sends nothing now
-            await answer_with(error, scope, receive, send)
+                # It has asked first, and sends nothing now.
+                refused.error.headers["Connection"] = "close"
+            await answer_with(refused.error, scope, receive, send)
+        finally:
+            self._held_bytes -= received
+
+    def _too_large(self) -> "BodyRefusedError":
+        return BodyRefusedError(Refusal.TOO_LARGE, body_too_large(self._max_body_bytes))
+
+    def _too_many(self) -> "BodyRefusedError":
+        message = "The bodies of all requests together are too large"
+        error = come_back(503, message, "bodies_too_large", self._retry_after_s, "server_error")
+        return BodyRefusedError(Refusal.BODIES, error)
 
 
 def _announced(scope: Scope) -> int:
@@ -60,5 +83,10 @@ def _announced(scope: Scope) -> int:
     return int(length[:MAX_DIGITS]) if length.isascii() and length.isdigit() else 0
 
 
-class BodyTooLargeError(Exception):
+class BodyRefusedError(Exception):
     """Raised where the body is read, caught by the guard around it."""
+
+    def __init__(self, reason: Refusal, error: ApiError) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.error = error

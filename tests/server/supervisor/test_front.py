@@ -13,6 +13,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from engine.power import KeepAwake
+from server.http.guards import body as body_guard
 from server.http.guards.headers import SAFE_HEADERS
 from server.supervisor.forward import ForwardedAnswer
 from server.supervisor.process import ModelProcess
@@ -194,6 +195,33 @@ async def test_a_stored_response_is_found_at_its_model(several: Make) -> None:
             answer = await client.request(method, "/v1/responses/resp_a")
             assert answer.json()["name"] == "a"
         assert (await client.get("/v1/responses/resp_z")).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        (CHAT, '"code":"bodies_too_large"'),
+        ("/v1/completions", '"code":"bodies_too_large"'),
+        ("/v1/embeddings", '"code":"bodies_too_large"'),
+        (RESPONSES, '"code":"bodies_too_large"'),
+        (MESSAGES, '"type":"overloaded_error"'),
+        ("/api/chat", '{"error":"The bodies of all requests'),
+    ],
+)
+async def test_the_front_holds_no_more_than_all_bodies_may_take(
+    several: Make, monkeypatch: pytest.MonkeyPatch, path: str, told: str
+) -> None:
+    monkeypatch.setattr(body_guard, "MAX_ALL_BODIES_BYTES", 5000)
+    models = several(settings={"limits": {"max_body_bytes": 3000}})
+    async with served(models) as client:
+        large = {"model": "a", "x": "x" * 2800}
+        slow = asyncio.create_task(client.post(CHAT, json=large | {"pause_s": 0.5}))
+        await eventually(lambda: "a" in models.models.models and models.model("a").loaded)
+        refused = await client.post(path, json=large)
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        assert told in refused.text
+        assert (await slow).status_code == 200
+        assert (await client.post(path, json=large)).status_code == 200
 
 
 ODD_IDS = [

@@ -6,6 +6,7 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from server.config import Config, LimitsSection
+from server.http.guards import body
 from server.http.guards.body import BodyLimit
 from server.metrics.requests import Refusal
 from server.protocol.body_limits import limits_by_path
@@ -15,10 +16,12 @@ from tests.server.harness import (
     Connection,
     Engine,
     chat,
+    eventually,
     http_client,
     make_service,
     running,
 )
+from tests.server.metrics.scraping import scrape, value
 
 LIMIT = 2000
 POSTED = limits_by_path(LimitsSection())
@@ -28,25 +31,25 @@ CONFIG = Config.model_validate({"limits": LimitsSection.model_validate({"max_bod
 
 def body_of(size: int) -> bytes:
     """A chat whose body has exactly that many bytes."""
-    body = json.dumps(chat(max_tokens=1, metadata="")).encode()
-    return body.replace(b'"metadata": ""', b'"metadata": "' + b"x" * (size - len(body)) + b'"')
+    raw = json.dumps(chat(max_tokens=1, metadata="")).encode()
+    return raw.replace(b'"metadata": ""', b'"metadata": "' + b"x" * (size - len(raw)) + b'"')
 
 
 @pytest.mark.parametrize("chunked", [False, True])
 async def test_a_body_over_the_limit_is_refused(
     engine: Engine, tokenizer: Tokenizer, chunked: bool
 ) -> None:
-    async def pieces(body: bytes):  # type: ignore[no-untyped-def]
-        for start in range(0, len(body), 500):
-            yield body[start : start + 500]
+    async def pieces(raw: bytes):  # type: ignore[no-untyped-def]
+        for start in range(0, len(raw), 500):
+            yield raw[start : start + 500]
 
     async with (
         running(make_service(engine.client, tokenizer, CONFIG)) as app,
         http_client(app) as http,
     ):
         for size, status in ((LIMIT, 200), (LIMIT + 1, 413), (100 * LIMIT, 413)):
-            body = body_of(size)
-            response = await http.post(CHAT, content=pieces(body) if chunked else body)
+            raw = body_of(size)
+            response = await http.post(CHAT, content=pieces(raw) if chunked else raw)
             assert response.status_code == status
         assert response.json()["error"]["code"] == "body_too_large"
         assert str(LIMIT) in response.json()["error"]["message"]
@@ -64,6 +67,41 @@ async def test_a_body_is_refused_before_it_is_all_there(
         await connection.end()
 
 
+@pytest.mark.parametrize(
+    "path",
+    [CHAT, "/v1/completions", "/v1/messages", "/v1/responses", "/api/chat", "/tokenize"],
+)
+async def test_bodies_that_are_held_back_take_no_more_than_all_bodies_may(
+    engine: Engine, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.setattr(body, "MAX_ALL_BODIES_BYTES", 2 * LIMIT + LIMIT // 2)
+    service = make_service(engine.client, tokenizer, CONFIG)
+    async with running(service) as app, http_client(app) as http:
+        held = [Connection(app, CHAT, b" " * LIMIT, ends=False, headers=CHUNKED) for _ in range(2)]
+        await eventually(lambda: all(connection.is_taken for connection in held))
+        refused = await http.post(path, json={"x": "x" * LIMIT})
+        assert refused.status_code == 413, "one that is too large by itself is told so"
+        refused = await http.post(path, json={"x": "x" * (LIMIT - 100)})
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        told = refused.json()["error"]
+        if path == "/api/chat":
+            assert "bodies of all requests" in told
+        elif path == "/v1/messages":
+            assert (told["type"], refused.json()["type"]) == ("overloaded_error", "error")
+        else:
+            assert (told["code"], told["type"]) == ("bodies_too_large", "server_error")
+        assert (await http.post(CHAT, json=chat(max_tokens=1))).status_code == 200, "it is small"
+        held[0].leave()
+        await held[0].end()
+        for _ in range(5):
+            answer = await http.post(CHAT, content=body_of(LIMIT))
+            assert answer.status_code == 200, "what is answered is held no more"
+        held[1].leave()
+        await held[1].end()
+        samples = await scrape(http)
+        assert value(samples, "quire_refused_requests_total", reason="bodies") == 1
+
+
 async def test_what_is_no_request_is_let_pass() -> None:
     seen: list[str] = []
     counted: list[Refusal] = []
@@ -77,7 +115,7 @@ async def test_what_is_no_request_is_let_pass() -> None:
     async def nowhere(_: Message) -> None:
         raise AssertionError
 
-    await BodyLimit(app, 1, counted.append)({"type": "lifespan"}, nothing, nowhere)
+    await BodyLimit(app, 1, 1, counted.append)({"type": "lifespan"}, nothing, nowhere)
     assert seen == ["lifespan"]
 
 
