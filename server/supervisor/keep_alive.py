@@ -3,6 +3,9 @@
 import math
 from dataclasses import dataclass, field
 
+# Clients that are remembered, of one model; of more, those that want it for longest.
+MAX_CLIENTS = 64
+
 NOBODY = b""
 """Stands for whoever loaded a model that no client has used yet."""
 
@@ -22,10 +25,11 @@ class KeepAlive:
         """Note that a client's request has ended. wanted_s: how long it asks to keep the model
         after it; negative means for ever; None where it asks for nothing."""
         keep_s = self.default_s if wanted_s is None else wanted_s
-        self._until = {
-            other: until for other, until in self._until.items() if until > now and other != NOBODY
-        }
+        self._until.pop(NOBODY, None)
         self._until[client] = math.inf if keep_s < 0 else now + keep_s
+        if len(self._until) > MAX_CLIENTS:
+            others = self._until.keys() - {client}
+            del self._until[min(others, key=self._until.__getitem__)]
 
     @property
     def until(self) -> float:

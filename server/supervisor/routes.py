@@ -155,8 +155,7 @@ def no_response() -> ApiError:
 def client_of(request: Request) -> bytes:
     """Return who asks, as far as that can be told: for how long a model is kept."""
     host = request.client.host if request.client else ""
-    parts = (request_key(request.headers), host, request.headers.get("user-agent", ""))
-    return sha256("\n".join(parts).encode()).digest()
+    return sha256(f"{request_key(request.headers)}\n{host}".encode()).digest()
 
 
 def model_list_routes(front: Front) -> APIRouter:

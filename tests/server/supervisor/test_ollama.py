@@ -116,6 +116,18 @@ async def test_a_stream_begins_at_once_and_every_line_is_json(several: Make) -> 
         assert "has ended" in lines[-1]["error"]
 
 
+@pytest.mark.parametrize("agents", [("a", "b"), ("", "x"), ("x", ""), ("a/1", "a/2"), ("é", "e")])
+async def test_a_client_is_the_same_whatever_program_it_says_to_be(
+    several: Make, agents: tuple[str, str]
+) -> None:
+    models = several()
+    async with served(models) as client:
+        for agent, kept in zip(agents, (-1, "5m"), strict=True):
+            body = {"model": "a", "messages": TALK, "stream": False, "keep_alive": kept}
+            await client.post(CHAT, json=body, headers=[(b"user-agent", agent.encode())])
+        assert models.models.kept_for_s(models.model("a")) == 300
+
+
 async def test_a_model_that_is_in_use_is_not_unloaded(several: Make) -> None:
     models = several()
     async with served(models) as client:
