@@ -102,16 +102,9 @@ def forwarding_routes(front: Front) -> APIRouter:
     async def stored(request: Request) -> Response:
         """Ask all loaded models for a response: one of them has it, if any."""
         body = await request.body()
-        if (target := STORED_TARGET.match(target_of(request.scope))) is None:
-            raise no_response()
-        loaded = [(model, model.process) for model in front.models.loaded if model.process]
-        asking = (has_response(one, target[0], request, how.retry_after_s) for _, one in loaded)
-        answers = await asyncio.gather(*asking, return_exceptions=True)
-        for (model, _), answer in zip(loaded, answers, strict=True):
-            if answer is True:
-                request.state.model = model.name
-                return ForwardedAnswer(request, Asked(model, client_of(request), body), how)
-        raise next((answer for answer in answers if isinstance(answer, ApiError)), no_response())
+        model = await model_with_response(front, request)
+        request.state.model = model.name
+        return ForwardedAnswer(request, Asked(model, client_of(request), body), how)
 
     router.include_router(ollama_list_routes(front, body_of))
     for path in limits.keys() - {SHOW}:
@@ -133,21 +126,29 @@ def waiting_of(request: Request, model: ManagedModel, head: Head) -> Waiting | N
     return Waiting(LineFraming.media_type.encode(), line, begins_at_once=True)
 
 
-async def has_response(
-    process: ModelProcess, target: bytes, request: Request, retry_after_s: int
-) -> bool:
-    """Return whether a process has stored the response that a request is about, for its client.
-    Raises ApiError where it does not say."""
+async def model_with_response(front: Front, request: Request) -> ManagedModel:
+    """Return the model that has stored the response that a request is about, for its client. Raises
+    ApiError: 404, or 503 where one does not say whether it has."""
+    error = ApiError(404, "No model that is loaded has this response.", type="not_found_error")
+    if (target := STORED_TARGET.match(target_of(request.scope))) is None:
+        raise error
+    headers, loaded = sent_headers(request), front.models.loaded
+    processes = [model.process for model in loaded if model.process is not None]
+    asking = (_status(process, target[0], headers) for process in processes)
+    for model, status in zip(loaded, await asyncio.gather(*asking), strict=True):
+        if status == 200:
+            return model
+        if status is None:
+            error = model_ended(model.name, front.config.limits.retry_after_s)
+    raise error
+
+
+async def _status(process: ModelProcess, target: bytes, headers: Headers) -> int | None:
+    """Return the status of what a process answers; None where it does not."""
     try:
-        answer = await process.get(target, sent_headers(request))
-    except NoAnswerError as error:
-        raise model_ended(process.name, retry_after_s) from error
-    return answer.status == 200
-
-
-def no_response() -> ApiError:
-    """Make the 404 for a response that nobody has stored."""
-    return ApiError(404, "No model that is loaded has this response.", type="not_found_error")
+        return (await process.get(target, headers)).status
+    except NoAnswerError:
+        return None
 
 
 def client_of(request: Request) -> bytes:

@@ -180,10 +180,8 @@ async def test_no_model_starves_and_none_is_swapped_for_every_turn(
     models = several(ROOM_FOR_ONE, models={"evict_after_idle_s": evict_after_idle_s})
     clock, seconds = clock_of(models), int(2.5 * longest_s)
     async with served(models) as client:
-        visitors = [
-            Visitor(client, name, pause_s, clock.now)
-            for name, pause_s in zip("abc", pauses, strict=False)
-        ]
+        each = zip("abc", pauses, strict=False)
+        visitors = [Visitor(client, name, pause_s, clock.now) for name, pause_s in each]
         for _ in range(seconds):
             for visitor in visitors:
                 if visitor.asks_at <= clock.now:
@@ -250,8 +248,7 @@ async def test_memory_that_gets_free_is_for_who_waits_longest(several: Make) -> 
         await ask(client, "a")
         for name in ("b", "c"):
             assert (await ask(client, name)).status_code == 503
-            clock.now += 1
-        clock.now += 60
+            clock.now += 31
         os.kill(models.pid("a"), signal.SIGKILL)
         await eventually(lambda: models.model("a").process is None)
         assert (await ask(client, "c")).status_code == 503

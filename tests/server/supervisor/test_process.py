@@ -16,9 +16,9 @@ from server.supervisor.errors import MAX_REASON_CHARS, LoadError
 from server.supervisor.process import ModelProcess
 from tests.server.harness import CHAT, eventually
 from tests.server.supervisor.conftest import Several, served
+from tests.server.supervisor.test_models import ROOM_FOR_ONE, ask
 
 Make = Callable[..., Several]
-ROOM_FOR_ONE = 150
 ANTHROPIC = {"anthropic-version": "2023-06-01"}
 LATE = "its process made no progress for"
 
@@ -31,15 +31,8 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-async def ask(client: httpx2.AsyncClient, model: str, **fields: Any) -> httpx2.Response:
-    return await client.post(CHAT, json={"model": model} | fields)
-
-
 def message_of(answer: httpx2.Response) -> str:
     return str(answer.json()["error"]["message"])
-
-
-# --- while it loads --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("stage", ["start", "loading"])
@@ -150,9 +143,6 @@ async def test_a_process_may_load_for_long_as_long_as_it_gets_on(
         await asyncio.sleep(0.05)
     with pytest.raises(LoadError, match=LATE):
         await repeating
-
-
-# --- once it is loaded -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/messages", "/v1/responses", "/api/chat"])
