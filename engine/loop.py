@@ -23,10 +23,10 @@ from engine.messages import (
 from engine.model_health_check import HEALTH_CHECK_ID, ModelHealthCheck
 from engine.pipeline import CancelledStep, CompletedStep, RetiredStep, StepPipeline
 from engine.pressure import PressureLevel
-from engine.prompt_time import PromptTime
 from engine.scheduler import Scheduler
 from engine.step_plan import NO_STEP, PendingState, StepPlan, StepRunner
 from engine.substrate_faults import SubstrateFaults
+from engine.token_budget import PromptTime
 from engine.types import EngineLimits, EngineStats, Request, SamplingParams, TokenEvent
 from kvcache.manager import KVCacheManager
 

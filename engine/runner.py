@@ -9,9 +9,7 @@ import mlx.core as mx
 
 from engine.errors import EngineFailedError
 from engine.malloc import release_free_memory
-from engine.pooling import pool
-from engine.prompt_scores import joined, score, scored_rows
-from engine.sampler import PendingSamples, sample
+from engine.sampler import PendingSamples, joined, pool, sample, score, scored_rows
 from engine.step_plan import (
     InFlightStep,
     Outcome,

@@ -13,19 +13,79 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
-from engine.logprobs import Logprobs
 from engine.step_plan import (
     NOT_FINITE,
     Masks,
     Outcome,
+    PlanEntry,
     RowError,
     Sampling,
     SamplingState,
+    Scores,
     Token,
     TokenHistory,
+    Vector,
 )
-from engine.types import SamplingParams
+from engine.types import SamplingParams, TokenLogprobs
 from metal_ext import CpuWorkers, choose_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """Arrays that are still to be evaluated, of some rows."""
+
+    num_tops: SequenceOf[int | None]
+    chosen: mx.array
+    top_ids: mx.array | None
+    top: mx.array | None
+
+    @classmethod
+    def of(
+        cls, raw: mx.array, ids: mx.array, num_tops: SequenceOf[int | None]
+    ) -> "Logprobs | None":
+        """Return those of the tokens ``ids``, ``[R]``; None where no row reports anything.
+
+        raw: logits ``[R, vocab]`` float32. num_tops: how many alternatives each row reports, None
+        for a row that reports nothing.
+        """
+        if all(n is None for n in num_tops):
+            return None
+        logprobs = raw - mx.logsumexp(raw, axis=-1, keepdims=True)
+        chosen = mx.take_along_axis(logprobs, ids[:, None].astype(mx.int32), axis=-1)[:, 0]
+        max_tops = min(max(n or 0 for n in num_tops), raw.shape[-1])
+        if max_tops == 0:
+            return cls(num_tops, chosen, None, None)
+        places = mx.argpartition(-logprobs, max_tops - 1, axis=-1)[:, :max_tops]
+        return cls(num_tops, chosen, places, mx.take_along_axis(logprobs, places, axis=-1))
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        """Return what is to be evaluated."""
+        return [a for a in (self.chosen, self.top_ids, self.top) if a is not None]
+
+    def read(self) -> list[TokenLogprobs | None]:
+        """Return the values, row by row."""
+        result: list[TokenLogprobs | None] = []
+        chosen: list[float] = self.chosen.tolist()  # type: ignore[assignment]
+        # Whole: a row of its own would be computed behind the step that runs by now.
+        ids, values = self._top()
+        for row, count in enumerate(self.num_tops):
+            if count is None:
+                result.append(None)
+                continue
+            top: list[tuple[int, float]] = []
+            if count:
+                pairs = zip(ids[row], values[row], strict=True)
+                top = sorted(pairs, key=lambda pair: (-pair[1], pair[0]))
+            result.append(TokenLogprobs(chosen[row], tuple(top[:count])))
+        return result
+
+    def _top(self) -> tuple[list[list[int]], list[list[float]]]:
+        """Return the ids and values of the alternatives, where any row reports some."""
+        if self.top_ids is None or self.top is None:
+            return [], []
+        return self.top_ids.tolist(), self.top.tolist()  # type: ignore[return-value]
+
 
 # Drawn numbers have 24 bits: all that a float32 in [0, 1) can tell apart.
 DRAW_BITS = 24
@@ -261,3 +321,97 @@ def _floor(probabilities: mx.array, params: SequenceOf[SamplingParams]) -> mx.ar
     if not floors:
         return None
     return floors[0] if len(floors) == 1 else mx.maximum(*floors)
+
+
+def pool(states: mx.array) -> PendingSamples:
+    """Return the vector of each row: the state of a last token, at length 1, in float32.
+
+    states: ``[R, hidden]`` after the final norm, any float type.
+    """
+    wide = states.astype(mx.float32)
+    lengths = mx.sqrt(mx.square(wide).sum(axis=-1, keepdims=True))
+    vectors = wide / lengths
+
+    def read() -> list[Vector | RowError]:
+        found = np.array(vectors)
+        # One non-finite number makes the sum non-finite.
+        good = np.isfinite(found.sum(axis=-1))
+        return [
+            Vector(vector) if ok else NOT_FINITE for vector, ok in zip(found, good, strict=True)
+        ]
+
+    return PendingSamples([vectors], read)
+
+
+# Rows whose logits are in memory at the same time: 32 of a vocabulary of 150,000 are 20 MB.
+SCORED_ROWS_AT_ONCE = 32
+
+Head = Callable[[mx.array], mx.array]
+"""Logits ``[R, vocab]`` of states ``[R, hidden]``."""
+
+
+def scored_rows(entries: SequenceOf[PlanEntry]) -> list[int]:
+    """Return the rows of the step's flat token array at which the next token of a prompt is
+    scored."""
+    rows: list[int] = []
+    first = 0
+    for entry in entries:
+        if entry.scoring is not None:
+            start = first + entry.scoring.start - entry.start
+            rows += range(start, start + len(entry.scoring.next_tokens))
+        first += entry.count
+    return rows
+
+
+def score(head: Head, states: mx.array, entries: SequenceOf[PlanEntry]) -> list[Scores | RowError]:
+    """Return the scores of each entry that scores; an error where one is not finite.
+
+    states: ``[R, hidden]``, evaluated: the rows of ``scored_rows``. The logits of no more than
+    SCORED_ROWS_AT_ONCE of them are ever there at once.
+    """
+    scorings = [entry.scoring for entry in entries if entry.scoring is not None]
+    tokens = [token for scoring in scorings for token in scoring.next_tokens]
+    num_tops = [scoring.num_top for scoring in scorings for _ in scoring.next_tokens]
+    scores: list[TokenLogprobs | None] = []
+    for start in range(0, len(tokens), SCORED_ROWS_AT_ONCE):
+        part = slice(start, start + SCORED_ROWS_AT_ONCE)
+        scores += _score(head(states[part]), tokens[part], num_tops[part])
+    rest = iter(scores)
+    return [_scores([next(rest) for _ in scoring.next_tokens]) for scoring in scorings]
+
+
+def joined(
+    entries: SequenceOf[PlanEntry],
+    sampled: SequenceOf[Outcome],
+    scored: SequenceOf[Scores | RowError],
+) -> list[Outcome]:
+    """Return one outcome for each entry that has one. sampled, scored: those of the entries that
+    sample, and of those that score."""
+    samples, scores = iter(sampled), iter(scored)
+    outcomes: list[Outcome] = []
+    for entry in entries:
+        then = next(samples) if entry.sampling is not None else None
+        found = next(scores) if entry.scoring is not None else None
+        if isinstance(found, Scores) and isinstance(then, Token | RowError):
+            found = found._replace(then=then)
+        outcome = then if found is None else found
+        if outcome is not None:
+            outcomes.append(outcome)
+    return outcomes
+
+
+def _score(logits: mx.array, tokens: list[int], num_tops: list[int]) -> list[TokenLogprobs | None]:
+    """Return the scores of rows; None for a row that is not finite."""
+    raw = logits.astype(mx.float32)
+    finite = mx.isfinite(raw.sum(axis=-1))
+    logprobs = Logprobs.of(raw, mx.array(tokens), num_tops)
+    assert logprobs is not None
+    mx.eval(finite, *logprobs.arrays)
+    good: list[bool] = finite.tolist()  # type: ignore[assignment]
+    return [value if ok else None for value, ok in zip(logprobs.read(), good, strict=True)]
+
+
+def _scores(found: list[TokenLogprobs | None]) -> Scores | RowError:
+    """Return all scores of an entry; an error where one of them is missing."""
+    finite = tuple(value for value in found if value is not None)
+    return Scores(finite) if len(finite) == len(found) else NOT_FINITE

@@ -2,8 +2,8 @@
 
 from typing import Any, Protocol
 
+from engine.client import TokenStream
 from engine.memory_map import MemoryMap
-from engine.token_stream import TokenStream
 from engine.types import EngineLimits, EngineStats, SamplingParams, Submission
 
 

@@ -11,7 +11,6 @@ from engine.doctor.report import DoctorReport, Examination, Extension
 from engine.machine import gpu_memory, machine_memory
 from engine.pressure import PressureLevel, pressure_source
 from kvcache.canary import stamp
-from kvcache.canary.cache_size import USUAL
 from kvcache.canary.machine import installed_mlx, this_machine
 from kvcache.canary.report import TrialReport
 from kvcache.canary.run import (
@@ -25,6 +24,7 @@ from kvcache.canary.run import (
     run_trial,
 )
 from kvcache.canary.stamp import Passed
+from kvcache.canary.trial import USUAL
 from kvcache.canary.wheel import wheel_tag, wheel_warning
 from kvcache.choice import (
     NO_DEVICE,

@@ -4,30 +4,85 @@
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from engine.models.config import ModelConfig, Quantization
-from engine.models.embedding_checkpoint import HEAD_NAME, is_embedding_checkpoint
 from engine.models.expert_tensors import refuse_grouped_apart
 from engine.models.families import read_spec
 from engine.models.safetensors_headers import (
     CheckpointError,
     Tensor,
+    read_index,
     read_json,
+    read_json_list,
     read_tensors,
 )
 from engine.models.spec import ModelSpec
 from engine.models.tensors import (
+    EMBEDDING,
+    HEAD,
     NAMINGS,
     ModelTensors,
     Naming,
     check_tensor,
+    grouped_tensors,
     model_tensors,
     naming_of,
     packed_bytes,
 )
+
+MODULES_FILE = "modules.json"
+BARE_NAME = f"{EMBEDDING}.weight"
+HEAD_NAME = f"{HEAD}.weight"
+COMPUTED = (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"])
+
+
+def is_embedding_checkpoint(path: Path, names: Collection[str], *, tied: bool) -> bool:
+    """Return whether a folder makes vectors. names: of its tensors. tied: whether config.json ties
+    the head to the embeddings. Raises CheckpointError where they are made in another way than
+    here."""
+    if (path / MODULES_FILE).is_file():
+        check_modules(path)
+        return True
+    return BARE_NAME in names or not (tied or any(its.endswith(HEAD_NAME) for its in names))
+
+
+def check_modules(path: Path) -> None:
+    """Raise CheckpointError for modules that would make other vectors."""
+    file = path / MODULES_FILE
+    modules = read_json_list(file)
+    kinds = [_kind(module) for module in modules]
+    if kinds not in COMPUTED:
+        raise CheckpointError(
+            f"{file}: the modules are {', '.join(kinds) or 'none'}; quire serves Transformer, "
+            "Pooling and Normalize"
+        )
+    settings = path / str(modules[1].get("path")) / "config.json"
+    modes = _pooling_modes(read_json(settings))
+    if modes != {"lasttoken"}:
+        raise CheckpointError(
+            f"{settings}: the pooling is {', '.join(sorted(modes)) or 'none'}; quire serves "
+            "lasttoken"
+        )
+
+
+def _kind(module: Any) -> str:
+    """Return the last part of the class that a module is of."""
+    kind = module.get("type") if isinstance(module, dict) else None
+    return str(kind).rpartition(".")[2]
+
+
+def _pooling_modes(settings: dict[str, Any]) -> set[str]:
+    """Return the pooling modes: one name in newer files, a flag for each in older ones."""
+    named = settings.get("pooling_mode")
+    if isinstance(named, str):
+        return set(named.split("+"))
+    flags = {name for name, value in settings.items() if value is True}
+    return {name.removeprefix("pooling_mode_") for name in flags if "pooling_mode_" in name}
+
 
 __all__ = ["Checkpoint", "CheckpointError", "read_checkpoint"]
 
@@ -163,3 +218,48 @@ def _eos_token_ids(path: Path, config: ModelConfig) -> tuple[int, ...]:
     if not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
         raise CheckpointError(f"{config.file}: eos_token_id is {found!r}; it must be token ids")
     return tuple(ids)
+
+
+DTYPES = {"float32": "F32", "float16": "F16"}
+
+
+def promised_checkpoint(path: Path, stored_bytes: int, *, embeds: bool | None = None) -> Checkpoint:
+    """Return a folder as it will be once it has its weights, as ``config.json`` promises it.
+
+    stored_bytes: of the weights' files. embeds: as for ``read_checkpoint``. Raises CheckpointError
+    with one sentence that names file and field.
+    """
+    config = ModelConfig(path)
+    spec = read_spec(config)
+    if embeds is None:
+        names = read_index(path) or {HEAD_NAME}
+        embeds = is_embedding_checkpoint(path, names, tied=spec.tied_embeddings)
+    model = tensors_of(spec, embeds=embeds)
+    tensors = promised_tensors(config, model)
+    layers = (name.removesuffix(".scales") for name in tensors if name.endswith(".scales"))
+    packings = {layer: packing for layer in layers if (packing := config.quantization(layer))}
+    promised = checkpoint_of(config, spec, tensors, packings, embeds=embeds)
+    # A head may be there that is never read. Whatever else the files have beyond the promise is
+    # taken for weights that are wider than config.json says.
+    embedding = f"{model.embedding.name}."
+    unread = sum(t.stored_bytes for name, t in tensors.items() if name.startswith(embedding))
+    foreseen = promised.stored_bytes + (unread if model.head is None else 0)
+    packed_bytes = promised.packed_bytes + max(0, stored_bytes - foreseen)
+    return replace(promised, stored_bytes=stored_bytes, packed_bytes=packed_bytes)
+
+
+def promised_tensors(config: ModelConfig, model: ModelTensors) -> dict[str, Tensor]:
+    """Return a model's tensors, in the dtype and the packing that ``config.json`` names. Raises
+    CheckpointError."""
+    values = config.text.values
+    dtype = DTYPES.get(str(values.get("dtype") or values.get("torch_dtype")), "BF16")
+    tensors: dict[str, Tensor] = {}
+    for name, shape in model.shapes.items():
+        layer = name.removesuffix(".weight")
+        packing = config.quantization(layer) if len(shape) > 1 else None
+        if packing is None or shape[-1] % packing.group_size:
+            tensors[name] = Tensor("", dtype, shape)
+            continue
+        for part, (part_dtype, part_shape) in grouped_tensors(shape, packing, dtype).items():
+            tensors[f"{layer}.{part}"] = Tensor("", part_dtype, part_shape)
+    return tensors

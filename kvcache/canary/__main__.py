@@ -18,16 +18,22 @@ import mlx.core as mx
 import metal_ext
 from kvcache.backend import PageBackend
 from kvcache.canary import kernels, trial
-from kvcache.canary.cache_size import CacheSize
 from kvcache.canary.kernels import KernelTrial, kernel_specs, name_of
 from kvcache.canary.pace import pace_actions
 from kvcache.canary.products import product_actions
-from kvcache.canary.real_size import RealSizeTrial
 from kvcache.canary.release import ReleaseTrial
 from kvcache.canary.report import Step, to_line
 from kvcache.canary.run import BEGINS, KERNELS, PACE, RELEASE, STRESS, SUBSTRATE
 from kvcache.canary.stress import StressTrial
-from kvcache.canary.trial import Action, Finding, SubstrateTrial, attempt, small_layout
+from kvcache.canary.trial import (
+    Action,
+    CacheSize,
+    Finding,
+    RealSizeTrial,
+    SubstrateTrial,
+    attempt,
+    small_layout,
+)
 from kvcache.layout import KVLayout, KVShape
 from kvcache.new_backend import new_backends
 from kvcache.substrates import Substrate

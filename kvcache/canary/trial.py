@@ -1,9 +1,10 @@
 """A sequence's life on a small cache of a real substrate: mapped, written, read, shared, copied,
 unmapped, mapped again, and ended in order."""
 
+import json
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 import mlx.core as mx
 import numpy as np
@@ -11,12 +12,76 @@ from numpy.typing import NDArray
 
 from kvcache.backend import MAPPING_LIMIT_S, PageBackend, Releases, Segment
 from kvcache.canary.footprint import process_footprint
-from kvcache.canary.pattern import Pattern
 from kvcache.canary.reference import attention, some_of
 from kvcache.canary.report import Step
-from kvcache.layout import METAL_PAGES, KVLayout, KVShape, KVSpec, dense_layout, paged_layout
+from kvcache.layout import (
+    METAL_PAGES,
+    KVFormat,
+    KVLayout,
+    KVShape,
+    KVSpec,
+    dense_layout,
+    paged_layout,
+)
 from kvcache.substrates import Substrate
 from kvcache.views import layer_regions
+
+QUERIES_PER_HEAD = 3
+
+
+class Pattern:
+    """Rows of numbers that bfloat16 keeps exactly, and queries that look for single ones."""
+
+    def __init__(self, tokens: int, shape: KVShape) -> None:
+        random = np.random.default_rng(7)
+        (spec,) = shape.specs
+        self._kv_heads = spec.kv_heads
+        size = (2 * len(shape.layers), tokens, spec.kv_heads, spec.head_dim)
+        self.regions = (random.integers(-63, 64, size) / 64).astype(np.float32)
+
+    def queries(self, layer: int, start: int, count: int) -> NDArray[np.float32]:
+        """``[count, query_heads, head_dim]``: each is the key of a position up to its own."""
+        positions = start + np.arange(count)[:, None]
+        heads = np.arange(QUERIES_PER_HEAD * self._kv_heads)[None]
+        sought = (positions * 7919 + heads * 104729) % (positions + 1)
+        found: NDArray[np.float32] = self.regions[2 * layer][sought, heads // QUERIES_PER_HEAD]
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSize:
+    """What the cache of a model's layers of one kind is made of."""
+
+    num_layers: int
+    spec: KVSpec
+    max_tokens: int
+    """Of one sequence."""
+    heap_bytes: int
+    buffers: int
+    """Address ranges that there may be at once."""
+
+    def to_argument(self) -> str:
+        """For a trial's command line."""
+        spec = self.spec
+        numbers = asdict(self) | {"spec": [spec.kv_heads, spec.head_dim, spec.format.value]}
+        return json.dumps(numbers)
+
+    @classmethod
+    def from_argument(cls, argument: str) -> "CacheSize":
+        """Reads what ``to_argument`` wrote."""
+        said = json.loads(argument)
+        kv_heads, head_dim, name = said["spec"]
+        return cls(**said | {"spec": KVSpec(kv_heads, head_dim, KVFormat(name))})
+
+    @property
+    def shape(self) -> KVShape:
+        """Return the shape of these layers alone."""
+        return KVShape.uniform(self.num_layers, self.spec)
+
+
+# Of Qwen3-4B with all of its context, where no model is named: 5.6 GiB of addresses a buffer.
+USUAL = CacheSize(36, KVSpec(8, 128), max_tokens=40960, heap_bytes=64 << 20, buffers=64)
+
 
 SHAPE = KVShape.uniform(2, KVSpec(kv_heads=2, head_dim=64))
 # Sharp: each query sees little more than the one row that it was made for.
@@ -308,3 +373,69 @@ def require(condition: bool, otherwise: str) -> None:
     """Raises NotAsPromisedError."""
     if not condition:
         raise NotAsPromisedError(otherwise)
+
+
+# Buffers without which nothing is tried: the system may refuse the others, as it may while serving.
+NEEDED_BUFFERS = 3
+# Rows of a block that are written; a step's own memory grows with them.
+MOST_ROWS = 32
+
+
+class RealSizeTrial:
+    """Three buffers that are used, and as many more as there may be."""
+
+    def __init__(self, backend: PageBackend, layout: KVLayout, buffers: int) -> None:
+        self._backend = backend
+        (self._group,) = layout.groups
+        self._buffers = buffers
+        self._life = SubstrateTrial(backend, layout)
+        self._rows = min(self._group.tokens_per_block, MOST_ROWS)
+        self._shared = min(self._group.blocks_per_heap, self._group.blocks_per_buffer)
+
+    def actions(self) -> list[tuple[str, Action]]:
+        """All that is tried, in order."""
+        return [
+            ("real buffers", self._make),
+            ("last block", self._last_block),
+            ("real end", self._end),
+        ]
+
+    def _make(self) -> Finding:
+        heaps = [self._backend.add_heap() for _ in range(1 + -(-2 // self._group.blocks_per_heap))]
+        count = 0
+        while all(heaps) and count < self._buffers and self._backend.add_buffer():
+            count += 1
+        size = self._group.max_tokens * self._group.bytes_per_token
+        require(count >= NEEDED_BUFFERS, f"only {count} buffers can be made")
+        said = f"{count} of {self._buffers} buffers of {size} bytes of addresses"
+        return Finding(said, {"buffers": count, "buffer_bytes": size})
+
+    def _last_block(self) -> Finding:
+        """From the first block of one buffer to the last of another, and to a third one's first.
+        All before that last one are the first heap's blocks, over and over, which cost nothing."""
+        shared, last = self._shared, self._group.blocks_per_buffer - 1
+        self._map(0, 0, 0, 0, shared, writable=True)
+        self._backend.finish_mappings()
+        worst = self._life.compute(0, 0, self._rows)
+        for block in range(0, last, shared):
+            self._map(1, block, 0, 0, min(shared, last - block), writable=False)
+        for number, (buffer, block) in enumerate([(1, last), (2, 0)]):
+            heap, place = divmod(number, self._group.blocks_per_heap)
+            self._map(buffer, block, 1 + heap, place, 1, writable=True)
+        self._backend.finish_mappings()
+        self._backend.copy_block(0, 0, 1, last, tokens=self._rows)
+        self._backend.copy_block(1, last, 2, 0, tokens=self._rows)
+        found = self._life.read(2, self._rows)
+        for buffer, count in ((0, shared), (1, last + 1), (2, 1)):
+            finish(self._backend, self._backend.unmap(buffer, 0, count))
+        return Finding(f"block {last}: {found.said}", {"block": last, "greatest_difference": worst})
+
+    def _map(
+        self, buffer: int, block: int, heap: int, place: int, count: int, *, writable: bool
+    ) -> None:
+        mapped = self._backend.map(buffer, block, heap, place, count, writable=writable)
+        require(mapped, "the system refuses a mapping")
+
+    def _end(self) -> Finding:
+        require(self._backend.shut_down(), "the device did not answer")
+        return Finding("in order")

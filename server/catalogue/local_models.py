@@ -12,9 +12,13 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from engine.models.checkpoint import Checkpoint, CheckpointError, read_checkpoint
+from engine.models.checkpoint import (
+    Checkpoint,
+    CheckpointError,
+    promised_checkpoint,
+    read_checkpoint,
+)
 from engine.models.config import AFFINE, ModelConfig
-from engine.models.promised_checkpoint import promised_checkpoint
 from engine.models.safetensors_headers import MAX_JSON_BYTES
 from engine.planning.shape import ModelShape, read_shape
 from server.catalogue.folder_reader import FolderReader

@@ -3,8 +3,12 @@ knows yet what is in them."""
 
 from pathlib import Path
 
-from engine.models.checkpoint import Checkpoint, CheckpointError, read_checkpoint
-from engine.models.promised_checkpoint import promised_checkpoint
+from engine.models.checkpoint import (
+    Checkpoint,
+    CheckpointError,
+    promised_checkpoint,
+    read_checkpoint,
+)
 from server.text.tokenizer import Tokenizer, TokenizerError
 
 

@@ -10,7 +10,7 @@ from engine.serving import ServingEngine
 from engine.types import PrefixReport, SamplingParams, Submission, TokenEvent
 from server.chat.generation import Generation, GenerationError, Prompt
 from server.metrics.answer_times import AnswerTimes, Latencies, RequestTimes
-from server.protocol.request_ids import current_request_id
+from server.protocol.common import current_request_id
 from server.text.pieces import Delta, Usage
 from server.text.tokenizer import Tokenizer
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from server.protocol.answers import ResponseMetadata
-from server.protocol.ollama.card import NO_FACTS, ModelFacts
+from server.protocol.ollama.answer import NO_FACTS, ModelFacts
 from server.protocol.wire_errors import model_not_found
 
 ID_BYTES = 12

@@ -11,8 +11,8 @@ from engine.build import EnginePlan
 from kvcache.memory_budget import gib
 from server.catalogue.names import printable
 from server.config import Config
-from server.http.guards.access import only_this_machine
 from server.http.guards.hosts import WILDCARDS
+from server.http.guards.keys import only_this_machine
 
 NAME_COLUMNS = 11
 # Of several models, the first ones.

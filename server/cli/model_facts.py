@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from engine.models.checkpoint import Checkpoint
 from engine.models.config import AFFINE, ModelConfig
 from server.catalogue.local_models import DTYPES, LocalModel, digest_of, model_files
-from server.protocol.ollama.card import UNKNOWN, ModelFacts
+from server.protocol.ollama.answer import UNKNOWN, ModelFacts
 
 
 def model_facts(

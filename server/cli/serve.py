@@ -30,7 +30,7 @@ from server.cli.neighbours import neighbours
 from server.cli.salt_secret import salt_secret
 from server.cli.settings import read_settings
 from server.config import Config, StartError, Tables, engine_config
-from server.http.guards.access import check_access, only_this_machine
+from server.http.guards.keys import check_access, only_this_machine
 from server.http.idle_memory import keep_what_is_there
 from server.http.listener import reserve, reserved_for_ollama
 from server.http.server import listen

@@ -31,7 +31,7 @@ from server.cli.serve import STOP_TIMEOUT_S, checked_settings, keep_awake
 from server.config import Config, StartError, Tables, engine_config
 from server.http.listener import reserve, reserved_for_ollama
 from server.http.server import DrainedServer, http_config, run, url_of
-from server.protocol.ollama.card import ModelFacts, capabilities
+from server.protocol.ollama.answer import ModelFacts, capabilities
 from server.supervisor.app import create_front
 from server.supervisor.errors import LoadError
 from server.supervisor.front import Front

@@ -14,10 +14,9 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from engine.client import TokenStream
+from engine.client import Slots, TokenStream
 from engine.errors import EngineDeadError
 from engine.memory_map import MemoryMap
-from engine.slots import Slots
 from engine.types import (
     BlockHashes,
     EngineLimits,

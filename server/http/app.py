@@ -12,15 +12,13 @@ from starlette.types import ASGIApp
 from server.chat.drain import Drain
 from server.config import Config, engine_config
 from server.http.errors import add_error_handlers
-from server.http.guards.body import BodyLimit
+from server.http.guards.body import BodyLimit, UnreadBody
 from server.http.guards.bugs import BugGuard
 from server.http.guards.drain import DrainGuard
 from server.http.guards.headers import SafeHeaders
-from server.http.guards.hosts import AllowedHosts, HostGuard
+from server.http.guards.hosts import AllowedHosts, AllowedOrigins, HostGuard, OriginGuard
 from server.http.guards.keys import KeyGuard, Keys
-from server.http.guards.origins import AllowedOrigins, OriginGuard
 from server.http.guards.slashes import TrailingSlash
-from server.http.guards.unread import UnreadBody
 from server.http.idle_memory import release_when_idle
 from server.http.observer import RequestObserver
 from server.metrics import HttpMetrics
@@ -29,13 +27,12 @@ from server.metrics.requests import CountRefusal
 from server.routes.chat import chat_routes
 from server.routes.completions import completion_routes
 from server.routes.embeddings import embedding_routes
-from server.routes.gateways import gateway_routes
 from server.routes.memory import memory_routes
 from server.routes.messages import message_routes
 from server.routes.models import model_routes
 from server.routes.ollama import ollama_routes
 from server.routes.openapi import DescribedApp
-from server.routes.operations import operation_routes
+from server.routes.operations import gateway_routes, operation_routes
 from server.routes.page import page_routes
 from server.routes.replicas import replica_routes
 from server.routes.responses import response_routes

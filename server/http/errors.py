@@ -9,9 +9,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from server.http.guards.headers import SAFE_HEADERS
-from server.protocol.messages.errors import message_error
-from server.protocol.ollama.errors import ollama_error
-from server.protocol.request_ids import current_request_id
+from server.protocol.common import current_request_id
+from server.protocol.messages.answer import message_error
+from server.protocol.ollama.answer import ollama_error
 from server.protocol.wire_errors import ApiError
 from server.routes.answering import CLIENT_CLOSED_REQUEST
 from server.routes.openapi import speaks_anthropic, speaks_ollama

@@ -9,7 +9,7 @@ from server.http.errors import REQUEST_ID_HEADER
 from server.metrics import HttpMetrics
 from server.metrics.answer_times import RequestTimes
 from server.metrics.recent_requests import RecentRequests
-from server.protocol.request_ids import HEADER, bind_request_id
+from server.protocol.common import HEADER, bind_request_id
 from server.protocol.unseen import Unseen
 from server.routes.openapi import speaks_anthropic
 

@@ -1,5 +1,10 @@
 """What the requests of all endpoints share."""
 
+import asyncio
+import json
+import re
+import secrets
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, TypeVar
 
@@ -15,11 +20,119 @@ from pydantic import (
 )
 from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
+from structlog.contextvars import bind_contextvars, clear_contextvars, get_contextvars
 
 from engine.types import SamplingParams
 from server.config import LimitsSection
 from server.protocol.fields import SAMPLING_FIELDS, FieldRule, refuse_unsupported
-from server.protocol.wire_errors import invalid, quoted
+from server.protocol.wire_errors import ApiError, body_too_large, invalid, quoted
+from server.text.conversation import OutputFormat
+from server.text.json_object import MAX_VALUES, has_many_values, outside_texts
+
+# What the reader of JSON goes down to (jiter, in pydantic-core).
+MAX_DEPTH = 200
+# Looked at without a pause: some milliseconds.
+PIECE_BYTES = 65536
+
+
+@dataclass(frozen=True, slots=True)
+class BodyLimits:
+    """Of one route."""
+
+    max_bytes: int
+    max_values: int
+    """Numbers, texts, lists, objects and the like, wherever they are."""
+    max_containers: int
+    """The lists and objects among them, which take most."""
+    max_depth: int = MAX_DEPTH
+    """Lists and objects around a value; the reader refuses more."""
+
+    async def check(self, body: bytes) -> None:
+        """Check a body. Raises ApiError for one that has too much. Other tasks run meanwhile."""
+        if len(body) > self.max_bytes:
+            raise body_too_large(self.max_bytes)
+        # A list has two characters, and one between it and the next.
+        if len(body) <= 2 * min(self.max_values, self.max_containers):
+            return
+        values, containers, in_text = 1, 0, False
+        for piece in _pieces(body):
+            outside, in_text = outside_texts(piece, in_text)
+            begun = outside.count(b"[") + outside.count(b"{")
+            containers += begun
+            values += begun + outside.count(b",")
+            if values > self.max_values:
+                raise _too_many(f"{self.max_values} values")
+            if containers > self.max_containers:
+                raise _too_many(f"{self.max_containers} lists and objects")
+            await asyncio.sleep(0)
+
+
+def limits_by_path(limits: LimitsSection) -> dict[str, BodyLimits]:
+    """Return the limits of every route that takes a body."""
+    most_bytes, most = limits.max_body_bytes, limits.max_body_values
+    texts = BodyLimits(most_bytes, most, most)
+    ids = BodyLimits(most_bytes, max(most, limits.max_body_token_ids), most)
+    return {
+        "/v1/chat/completions": texts,
+        "/chat/completions": texts,
+        "/v1/messages": texts,
+        "/v1/messages/count_tokens": texts,
+        "/v1/responses": texts,
+        "/v1/responses/input_tokens": texts,
+        "/tokenize": BodyLimits(limits.max_tokenize_bytes, most, most),
+        "/api/chat": texts,
+        "/api/generate": texts,
+        "/api/embed": texts,
+        "/api/embeddings": texts,
+        "/api/show": texts,
+        "/v1/completions": ids,
+        "/completions": ids,
+        "/v1/embeddings": ids,
+        "/detokenize": ids,
+    }
+
+
+def _too_many(what: str) -> ApiError:
+    return invalid(f"The body has more than {what}.", code="too_many_values")
+
+
+def _pieces(body: bytes) -> Iterator[bytes]:
+    """Yield the body in pieces of which none ends within an escape."""
+    start = 0
+    while start < len(body):
+        end = start + PIECE_BYTES
+        escapes = len(body[start:end]) - len(body[start:end].rstrip(b"\\"))
+        end += escapes % 2
+        yield body[start:end]
+        start = end
+
+
+HEADER = "x-request-id"
+REQUEST_ID_BYTES = 12
+CLIENTS_IDS = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+def new_request_id() -> str:
+    """Make an id that no other request has; nothing here remembers it."""
+    return f"req_{secrets.token_hex(REQUEST_ID_BYTES)}"
+
+
+def bind_request_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
+    """Name the request that begins now: as its client does, if it does so once and in plain
+    letters; else anew. All that this request logs carries the name from now on."""
+    given = [value.decode("latin-1") for name, value in headers if name.lower() == HEADER.encode()]
+    taken = len(given) == 1 and CLIENTS_IDS.fullmatch(given[0])
+    request_id = given[0] if taken else new_request_id()
+    clear_contextvars()
+    bind_contextvars(request_id=request_id)
+    return request_id
+
+
+def current_request_id() -> str:
+    """Return the id of the request that is being answered; a new one where there is none."""
+    bound = get_contextvars().get("request_id")
+    return bound if isinstance(bound, str) else new_request_id()
+
 
 MAX_SEED = 2**63 - 1
 # Stands for one that is drawn, as in Ollama, llama.cpp and vLLM.
@@ -303,3 +416,118 @@ class OpenAISamplingFields(SamplingFields):
     def stop_strings(self) -> tuple[str, ...]:
         """Return the stop strings, however they were given."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+
+Schema = dict[str, Any] | bool
+SchemaOrText = dict[str, Any] | bool | str
+Answers = Annotated[ListOf[str], Field(min_length=1)]
+
+
+class NamedSchema(WireModel):
+    """A schema with its name, which no model sees."""
+
+    schema_: Schema | None = Field(default=None, alias="schema")
+
+
+class ResponseFormat(WireModel):
+    """OpenAI's form. Schemas are always strict here."""
+
+    type: str
+    json_schema: NamedSchema | None = None
+    schema_: Schema | None = Field(default=None, alias="schema")
+    """Where some clients put it."""
+
+
+class StructuredOutputs(WireModel):
+    """The form of other local servers."""
+
+    json_: SchemaOrText | None = Field(default=None, alias="json")
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: Answers | None = None
+    grammar: str | None = None
+    structural_tag: Any = None
+
+
+class StructureFields(WireModel):
+    """The fields of a request that say so."""
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: SchemaOrText | None = None
+    guided_regex: str | None = None
+    guided_choice: Answers | None = None
+    guided_grammar: str | None = None
+
+    def output_format(self) -> OutputFormat | None:
+        """Return the form that the answer must have; None: any text. Raises ApiError, also where
+        two forms are given."""
+        found = [*self._response_format(), *self._structured_outputs()]
+        if self.guided_json is not None:
+            found.append(_json(self.guided_json, "guided_json"))
+        if self.guided_regex is not None:
+            found.append(OutputFormat("regex", self.guided_regex, "guided_regex"))
+        if self.guided_choice is not None:
+            found.append(OutputFormat("choice", self.guided_choice, "guided_choice"))
+        if self.guided_grammar is not None:
+            found.append(OutputFormat("grammar", self.guided_grammar, "guided_grammar"))
+        if len(found) > 1:
+            raise invalid(
+                f"{found[0].param} and {found[1].param} both say what the answer must be.",
+                found[1].param,
+            )
+        return found[0] if found else None
+
+    def _response_format(self) -> list[OutputFormat]:
+        response_format = self.response_format
+        if response_format is None or response_format.type == "text":
+            return []
+        if response_format.type not in ("json_object", "json_schema"):
+            raise invalid(
+                f"response_format {quoted(response_format.type)} is not supported.",
+                "response_format.type",
+            )
+        if (
+            response_format.json_schema is not None
+            and response_format.json_schema.schema_ is not None
+        ):
+            place = "response_format.json_schema.schema"
+            return [OutputFormat("json_schema", response_format.json_schema.schema_, place)]
+        if response_format.schema_ is not None:
+            return [OutputFormat("json_schema", response_format.schema_, "response_format.schema")]
+        return [OutputFormat("json_object")]
+
+    def _structured_outputs(self) -> list[OutputFormat]:
+        structured = self.structured_outputs
+        if structured is None:
+            return []
+        place = "structured_outputs"
+        if structured.structural_tag:
+            raise invalid("structural_tag is not supported.", f"{place}.structural_tag")
+        found = []
+        if structured.json_ is not None:
+            found.append(_json(structured.json_, f"{place}.json"))
+        if structured.json_object:
+            found.append(OutputFormat("json_object", None, f"{place}.json_object"))
+        if structured.regex is not None:
+            found.append(OutputFormat("regex", structured.regex, f"{place}.regex"))
+        if structured.choice is not None:
+            found.append(OutputFormat("choice", structured.choice, f"{place}.choice"))
+        if structured.grammar is not None:
+            found.append(OutputFormat("grammar", structured.grammar, f"{place}.grammar"))
+        return found
+
+
+def _json(schema: SchemaOrText, param: str) -> OutputFormat:
+    """Return the form of a schema, which may come as its text. Raises ApiError for a text that is
+    none."""
+    if isinstance(schema, str):
+        if has_many_values(schema):
+            raise invalid(f"The text has more than {MAX_VALUES} values.", param)
+        try:
+            schema = json.loads(schema)
+        except (ValueError, RecursionError) as error:
+            raise invalid("The text is no JSON.", param) from error
+        if not isinstance(schema, dict | bool):
+            raise invalid("The text is no schema.", param)
+    return OutputFormat("json_schema", schema, param)

@@ -2,9 +2,11 @@
 
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator
+from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
+from pydantic_core import to_json
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
@@ -12,9 +14,76 @@ from server.chat.choices import Choices
 from server.chat.generation import GenerationError
 from server.protocol.answers import Answer, StreamForm
 from server.protocol.wire_errors import generation_failed
-from server.routes.json_response import paced
-from server.routes.ndjson import LineFraming
-from server.routes.sse import EventFraming
+from server.routes.json_response import json_pieces, paced
+
+DONE = b"data: [DONE]\n\n"
+SIGN_OF_LIFE = b": waiting\n\n"
+
+
+def event(data: dict[str, Any], *, named: bool = False) -> bytes:
+    """Write one event. named: by the type of its object."""
+    return _head(data, named) + to_json(data) + b"\n\n"
+
+
+def long_event(data: dict[str, Any], *, named: bool = False) -> Iterator[bytes]:
+    """Yield one event in pieces."""
+    yield _head(data, named)
+    yield from json_pieces(data)
+    yield b"\n\n"
+
+
+def _head(data: dict[str, Any], named: bool) -> bytes:
+    return (f"event: {data['type']}\n".encode() if named else b"") + b"data: "
+
+
+@dataclass(frozen=True, slots=True)
+class EventFraming:
+    """Writes the objects of a stream as events."""
+
+    media_type: ClassVar[str] = "text/event-stream"
+
+    named: bool
+    """Each by the type of its object; without names, [DONE] ends them."""
+
+    @property
+    def end(self) -> bytes:
+        """What says that nothing is missing."""
+        return b"" if self.named else DONE
+
+    def written(self, data: dict[str, Any]) -> bytes:
+        """Write one object."""
+        return event(data, named=self.named)
+
+    def pieces(self, data: dict[str, Any]) -> Iterator[bytes]:
+        """Yield one object in pieces."""
+        return long_event(data, named=self.named)
+
+    def sign_of_life(self, answer: Answer) -> bytes:
+        """Write what is sent in silence: a comment."""
+        del answer
+        return SIGN_OF_LIFE
+
+
+class LineFraming:
+    """Writes the objects of a stream as lines."""
+
+    media_type: ClassVar[str] = "application/x-ndjson"
+    end: ClassVar[bytes] = b""
+    """The last object says itself that it is."""
+
+    def written(self, data: dict[str, Any]) -> bytes:
+        """Write one object."""
+        return to_json(data) + b"\n"
+
+    def pieces(self, data: dict[str, Any]) -> Iterator[bytes]:
+        """Yield one object in pieces."""
+        yield from json_pieces(data)
+        yield b"\n"
+
+    def sign_of_life(self, answer: Answer) -> bytes:
+        """Write what is sent in silence: what means nothing, once more."""
+        return b"".join(map(self.written, answer.first_chunks()))
+
 
 HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 

@@ -11,28 +11,29 @@ from engine.types import PrefixSalt
 from server.chat.generation import Prompt
 from server.chat.prompting import ChatSpec
 from server.metrics.answer_times import RequestTimes
-from server.protocol.ollama.answer import Durations, Kind, OllamaAnswer, nanoseconds
-from server.protocol.ollama.card import (
+from server.protocol.ollama.answer import (
+    Durations,
+    Kind,
     Loaded,
     ModelCard,
+    OllamaAnswer,
     capabilities,
     model_card,
+    nanoseconds,
     ps_answer,
     show_answer,
     tags_answer,
     version_answer,
 )
-from server.protocol.ollama.embed import (
-    OllamaEmbeddingsRequest,
-    OllamaEmbedRequest,
-    embed_pieces,
-)
 from server.protocol.ollama.options import LENGTH_PARAM
 from server.protocol.ollama.request import (
     AnswerFields,
     OllamaChatRequest,
+    OllamaEmbeddingsRequest,
+    OllamaEmbedRequest,
     OllamaGenerateRequest,
     ShowRequest,
+    embed_pieces,
 )
 from server.routes.answering import CLIENT_CLOSED_REQUEST
 from server.routes.completions import encoded_text

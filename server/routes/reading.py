@@ -12,8 +12,7 @@ from server.chat.admission import Admission
 from server.chat.salts import Salts, request_key
 from server.chat.served_model import ServedModel
 from server.config import Config, LimitsSection, ReasoningSection
-from server.protocol.body_limits import limits_by_path
-from server.protocol.common import SamplingFields
+from server.protocol.common import SamplingFields, limits_by_path
 from server.protocol.unseen import Api, Unseen
 from server.protocol.wire_errors import from_validation, not_json
 from server.text.conversation import Conversation

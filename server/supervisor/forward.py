@@ -16,14 +16,14 @@ from starlette.types import Receive, Scope, Send
 
 from server.http.errors import error_response, note_error
 from server.http.guards.headers import SAFE_HEADERS
-from server.protocol.messages.errors import late_message_error
-from server.protocol.ollama.errors import ollama_error
-from server.protocol.request_ids import HEADER, current_request_id
+from server.protocol.common import HEADER, current_request_id
+from server.protocol.messages.answer import late_message_error
+from server.protocol.ollama.answer import ollama_error
 from server.protocol.wire_errors import ApiError
 from server.routes.answer_stream import HEADERS as STREAM_HEADERS
+from server.routes.answer_stream import SIGN_OF_LIFE, event
 from server.routes.answering import unless_left
 from server.routes.openapi import speaks_anthropic, speaks_ollama
-from server.routes.sse import SIGN_OF_LIFE, event
 from server.supervisor.errors import (
     LoadError,
     NoAnswerError,

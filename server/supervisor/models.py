@@ -25,7 +25,7 @@ from typing import Protocol
 import structlog
 
 from server.config import ModelsSection
-from server.protocol.ollama.card import ModelFacts
+from server.protocol.ollama.answer import ModelFacts
 from server.supervisor.errors import LoadError, NoRoomError
 from server.supervisor.keep_alive import NOBODY, KeepAlive
 from server.supervisor.process import ModelProcess

@@ -10,20 +10,22 @@ from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from server.protocol.ollama.answer import Durations, Kind, OllamaAnswer
-from server.protocol.ollama.card import (
+from server.protocol.ollama.answer import (
+    Durations,
+    Kind,
     Loaded,
     ModelCard,
+    OllamaAnswer,
     model_card,
     ps_answer,
     show_answer,
     tags_answer,
     version_answer,
 )
-from server.protocol.ollama.keep_alive import keep_alive_s
+from server.protocol.ollama.options import keep_alive_s
 from server.protocol.ollama.request import OllamaChatRequest, OllamaGenerateRequest, ShowRequest
 from server.protocol.wire_errors import from_validation, model_not_found
-from server.routes.ndjson import LineFraming
+from server.routes.answer_stream import LineFraming
 from server.supervisor.errors import LoadError, not_loaded
 from server.supervisor.front import Front
 from server.supervisor.models import Abilities, ManagedModel

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from server.chat.salts import request_key
-from server.protocol.body_limits import limits_by_path
+from server.protocol.common import limits_by_path
 from server.protocol.wire_errors import (
     ApiError,
     from_validation,
@@ -20,8 +20,8 @@ from server.protocol.wire_errors import (
     shutting_down,
     unavailable,
 )
+from server.routes.answer_stream import LineFraming
 from server.routes.models import LIST_PATHS, anthropic_model, listed, models_answer
-from server.routes.ndjson import LineFraming
 from server.routes.openapi import speaks_anthropic, speaks_ollama
 from server.routes.operations import who_answers
 from server.routes.reading import JSON_TYPE

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from server.config import LimitsSection
-from server.protocol.body_limits import MAX_DEPTH, BodyLimits, limits_by_path
+from server.protocol.common import MAX_DEPTH, BodyLimits, limits_by_path
 from tests.abuse.clients import request
 from tests.fuzz.watch import CLOSE
 

@@ -13,7 +13,7 @@ from server.cli.model_process import Control
 from server.config import Config
 from server.http.listener import reserve
 from server.http.server import DrainedServer, http_config, listen, run, url_of
-from server.protocol.ollama.card import ModelFacts
+from server.protocol.ollama.answer import ModelFacts
 from server.supervisor.app import create_front
 from server.supervisor.front import Front
 from server.supervisor.models import Abilities, MemoryNeeds, ModelSupervisor

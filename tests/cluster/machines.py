@@ -18,7 +18,7 @@ import psutil
 QUIRE = (sys.executable, "-c", "from server.cli import main; main()")
 OTHER_ROUTER = (
     "import sys; from server.cli.cluster.run import serve_cluster; "
-    "from server.cluster.replica_counts import ReplicaCounts; "
+    "from server.cluster.scaling import ReplicaCounts; "
     "serve_cluster('demo', ReplicaCounts(3, 3), 3, None, {'server': {'port': int(sys.argv[2])}}, "
     "sys.argv[3:], print, "
     "router=sys.argv[1])"
@@ -26,7 +26,7 @@ OTHER_ROUTER = (
 # One replica to two; a calm one ends soon, where users wait for minutes.
 BY_NEED = (
     "import sys; from server.cli.cluster.run import serve_cluster; "
-    "from server.cluster.replica_counts import ReplicaCounts; "
+    "from server.cluster.scaling import ReplicaCounts; "
     "serve_cluster('demo', ReplicaCounts(1, 2), 2, None, {'server': {'port': int(sys.argv[1])}}, "
     "sys.argv[2:], print, fewer_after_s=2.0)"
 )

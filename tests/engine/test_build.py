@@ -10,8 +10,7 @@ import metal_ext
 from engine.build import EnginePlan, build_engine, kv_shape, mlx_memory, plan_engine
 from engine.config import Activations
 from engine.machine import MachineMemory
-from engine.models.checkpoint import Checkpoint, read_checkpoint
-from engine.models.promised_checkpoint import promised_checkpoint
+from engine.models.checkpoint import Checkpoint, promised_checkpoint, read_checkpoint
 from engine.step_memory import activation_bytes, attention_scratch_bytes
 from engine.types import PrefixSalt
 from kvcache.choice import SubstrateChoice

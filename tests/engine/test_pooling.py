@@ -16,7 +16,7 @@ from engine.errors import PromptTooLongError
 from engine.machine import MachineMemory
 from engine.models.checkpoint import read_checkpoint
 from engine.models.weights import load_model
-from engine.pooling import pool
+from engine.sampler import pool
 from engine.step_plan import NOT_FINITE, Vector
 from engine.types import FinishReason, PrefixSalt, SamplingParams
 from kvcache.layout import KVFormat

@@ -8,12 +8,12 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-import engine.prompt_scores
+import engine.sampler
 from engine.build import build_engine, plan_engine
 from engine.loop import EngineLoop
 from engine.machine import MachineMemory
 from engine.models.checkpoint import read_checkpoint
-from engine.prompt_scores import SCORED_ROWS_AT_ONCE, joined, score, scored_rows
+from engine.sampler import SCORED_ROWS_AT_ONCE, joined, score, scored_rows
 from engine.step_plan import (
     NOT_FINITE,
     PlanEntry,
@@ -204,7 +204,7 @@ def test_others_share_what_was_computed_for_scores(folder: Path, prompts: list[l
 def test_the_logits_of_no_more_than_some_rows_are_there_at_once(
     folder: Path, prompts: list[list[int]], expected: Expected, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine.prompt_scores, "SCORED_ROWS_AT_ONCE", 5)
+    monkeypatch.setattr(engine.sampler, "SCORED_ROWS_AT_ONCE", 5)
     events: list[TokenEvent] = []
     loop = built(folder, events, max_num_batched_tokens=256)
     model = loop._runner._model  # type: ignore[attr-defined]

@@ -2,8 +2,8 @@
 
 import pytest
 
-from engine.prompt_time import LEAST_PART, LEAST_ROWS, PromptTime
 from engine.step_plan import PlanEntry, StepPlan
+from engine.token_budget import LEAST_PART, LEAST_ROWS, PromptTime
 
 
 def a_plan(*counts: int) -> StepPlan:

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from engine.scheduler import Sharing
 from engine.sequence import Sequence, SequenceStatus
-from engine.sharing import Sharing
 from engine.types import Request, SamplingParams
 from tests.engine.test_scheduler import CountingKV
 

@@ -18,9 +18,9 @@ from engine.substrate import (
     why_no_metal,
 )
 from kvcache.canary import stamp
-from kvcache.canary.cache_size import USUAL, CacheSize
 from kvcache.canary.report import TrialReport
 from kvcache.canary.stamp import Passed
+from kvcache.canary.trial import USUAL, CacheSize
 from kvcache.choice import NO_DEVICE, NO_METAL, SubstrateError
 from kvcache.fault_memory import FaultMemory
 from kvcache.layout import LayoutError

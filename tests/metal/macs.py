@@ -19,10 +19,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from engine.models.checkpoint import tensors_of
+from engine.models.checkpoint import promised_tensors, tensors_of
 from engine.models.config import ModelConfig
 from engine.models.families import read_spec
-from engine.models.promised_checkpoint import promised_tensors
 from engine.planning.devices import Device
 from kvcache.state_cache import CELLS_PER_SEQUENCE
 from tests.metal.roofline import MODELS as SMALL_MODELS

@@ -7,7 +7,7 @@ from fastapi.routing import APIRoute
 
 from server.config import Config, LimitsSection
 from server.http.app import ROUTES
-from server.protocol.body_limits import BodyLimits, limits_by_path
+from server.protocol.common import BodyLimits, limits_by_path
 from server.routes.service import Service
 from server.text.tokenizer import Tokenizer
 from tests.server.harness import Engine, http_client, make_service, running

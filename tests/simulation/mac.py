@@ -10,7 +10,7 @@ from pathlib import Path
 
 from engine.build import plan_engine
 from engine.machine import MachineMemory, gpu_memory
-from engine.models.promised_checkpoint import promised_checkpoint
+from engine.models.checkpoint import promised_checkpoint
 from engine.planning.arithmetic import Q4, weights_bytes
 from engine.planning.shape import read_shape
 from engine.pressure import PressureLevel

@@ -235,7 +235,7 @@ MUTANTS = (
     ),
     Mutant(
         "a preempted sequence believes that it still has its memory",
-        "engine/sharing.py",
+        "engine/scheduler.py",
         "        sequence.progress = progress\n",
         "        sequence.progress = sequence.progress if sequence.preemptions else progress\n",
         first_seed=33,
@@ -279,13 +279,13 @@ MUTANTS = (
     ),
     Mutant(
         "a prompt that is to be scored takes over what others have",
-        "engine/sharing.py",
+        "engine/scheduler.py",
         "        sequence.block_hashes.max_cached_tokens = sequence.num_reusable\n",
         "",
     ),
     Mutant(
         "a fork that is to be scored takes its parent's prompt",
-        "engine/sharing.py",
+        "engine/scheduler.py",
         "number = child.request.fork_of if child.num_reusable is None else None",
         "number = child.request.fork_of",
     ),
@@ -504,7 +504,7 @@ MUTANTS = (
     ),
     Mutant(
         "a slow reader is never cut",
-        "engine/token_stream.py",
+        "engine/client.py",
         "if len(self._events) >= self._max_backlog:",
         "if len(self._events) >= self._max_backlog + 20:",
     ),

@@ -19,7 +19,7 @@ from server.cli.cluster.facts import Facts
 from server.cli.cluster.folder import ClusterError
 from server.cli.cluster.ingress import Ingress
 from server.cli.cluster.replica import Replica, why_not_here
-from server.cluster.replica_counts import ReplicaCounts
+from server.cluster.scaling import ReplicaCounts
 
 NAME = "quire"
 NODE_ID = "ray.io/node-id"

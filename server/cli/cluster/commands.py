@@ -8,7 +8,7 @@ import typer
 
 from server.cli.cluster.folder import ClusterError
 from server.cli.sentences import one_sentence
-from server.cluster.replica_counts import ReplicaCounts
+from server.cluster.scaling import ReplicaCounts
 
 NOT_INSTALLED = (
     "several machines are served on Ray, which is not installed: "

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Collection, Mapping
 
-from server.cluster.replica_counts import ReplicaCounts
+from server.cluster.scaling import ReplicaCounts
 
 WATCH_S = 2.0
 

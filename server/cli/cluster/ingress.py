@@ -17,10 +17,10 @@ from server.cli.log import configure_log
 from server.cli.model_facts import model_facts
 from server.cli.model_files import check_files, checkpoint_of, model_errors
 from server.cli.salt_secret import salt_secret
+from server.cluster.membership import listed
 from server.cluster.metrics import ClusterCollector
 from server.cluster.ray_replicas import RayReplicas
 from server.cluster.remote_engine import RemoteEngine
-from server.cluster.replica_list import listed
 from server.cluster.sent_forms import SendingCompiler
 from server.config import Config
 from server.http.app import create_app

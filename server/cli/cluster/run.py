@@ -35,7 +35,7 @@ from server.cli.model_files import model_errors
 from server.cli.serve import checked_settings
 from server.cli.serve_models import plain_settings
 from server.cli.settings import with_further
-from server.cluster.replica_counts import ReplicaCounts
+from server.cluster.scaling import ReplicaCounts
 from server.config import AccessSection, Config, Tables
 
 # No machine has it (RFC 5737): the way there is the way to all others.

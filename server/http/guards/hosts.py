@@ -7,15 +7,209 @@ refused: on every path, and before anything else is looked at.
 
 import re
 from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from typing import NamedTuple
 from urllib.parse import unquote
 
+from starlette.datastructures import Headers
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from server.config import Config, SettingError
+from server.config import AccessSection, Config, SettingError
 from server.http.errors import answer_with
-from server.http.guards.authority import Address, read_address, read_authority
+from server.http.guards.headers import adding
 from server.metrics.requests import CountRefusal, Refusal
 from server.protocol.wire_errors import ApiError, invalid
+
+AUTHORITY = re.compile(
+    r"(?:\[(?P<v6>[0-9a-f:.]+)\]|(?P<name>[a-z0-9_.-]+))(?::(?P<port>[0-9]{0,5}))?"
+)
+Address = IPv4Address | IPv6Address
+
+
+class Authority(NamedTuple):
+    """In a form that can be compared."""
+
+    host: str | Address
+    """A name in lower case without the dot at its end, or an address."""
+    port: str
+    """Empty where there is none."""
+
+
+def read_authority(text: str) -> Authority | None:
+    """Read a host and a port; None for what is none, and for names that resolvers would take in
+    another way."""
+    found = AUTHORITY.fullmatch(text.lower())
+    if found is None:
+        return None
+    port = found["port"] or ""
+    if found["v6"] is not None:
+        address = read_address(found["v6"])
+        # Brackets are for IPv6 alone; but this may be an IPv4 address in disguise.
+        return None if address is None or ":" not in found["v6"] else Authority(address, port)
+    name = found["name"].removesuffix(".")
+    return Authority(read_address(name) or name, port) if name.strip(".") else None
+
+
+def read_address(text: str) -> Address | None:
+    """Read an IP address; one of IPv4 that is written as IPv6 is one of IPv4."""
+    try:
+        address = ip_address(text)
+    except ValueError:
+        return None
+    return getattr(address, "ipv4_mapped", None) or address
+
+
+def is_loopback(host: str | Address) -> bool:
+    """Return whether an address can only be this machine."""
+    return host == "localhost" if isinstance(host, str) else host.is_loopback
+
+
+ORIGIN = re.compile(r"([a-z][a-z0-9+.-]*)://([^/?#@\s]*)")
+SCHEMES_OF_PROGRAMS = frozenset({"app", "tauri", "file", "vscode-webview", "vscode-file"})
+SCHEMES_OF_EXTENSIONS = frozenset({"chrome-extension", "moz-extension", "safari-web-extension"})
+DEFAULT_PORTS = {"http": "80", "https": "443"}
+METHODS = "GET, HEAD, POST, DELETE, OPTIONS"
+EXPOSED = (
+    "X-Request-Id, Request-Id, Retry-After, X-Should-Retry, X-Images-Not-Shown, X-History-Left-Out"
+)
+PREFLIGHT_KEPT_S = 3600
+MAX_ASKED_HEADERS_CHARS = 2048
+# Names of header fields, with commas between them: RFC 9110, section 5.6.2.
+HEADER_NAMES = re.compile(
+    r"[A-Za-z0-9!#$%&'*+.^_`|~-]+(?:[ \t]*,[ \t]*[A-Za-z0-9!#$%&'*+.^_`|~-]+)*"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AllowedOrigins:
+    """Origins of this machine, and those that were configured."""
+
+    configured: frozenset[str]
+    schemes: frozenset[str] = SCHEMES_OF_PROGRAMS
+    """Of programs that are no pages."""
+
+    @classmethod
+    def of(cls, access: AccessSection) -> "AllowedOrigins":
+        """Read the origins of settings. Raises SettingError for what is no origin, ``*`` and
+        ``null`` among them."""
+        found: set[str] = set()
+        for text in access.allowed_origins:
+            origin = _normal(text.rstrip("/")) if text != "null" else None
+            if origin is None:
+                raise SettingError(
+                    f"setting access.allowed_origins: {text!r} is no origin; write each page's as "
+                    '"https://chat.example"'
+                )
+            found.add(origin)
+        extensions = SCHEMES_OF_EXTENSIONS if access.allow_browser_extensions else frozenset()
+        return cls(frozenset(found), SCHEMES_OF_PROGRAMS | extensions)
+
+    def has(self, origin: str, host: str) -> bool:
+        """Return whether pages of an origin may ask. origin: an Origin header. host: that of the
+        same request, which has been found to be ours: a page that came from here may ask here."""
+        parts = ORIGIN.fullmatch(origin.lower())
+        if parts is None:
+            return False
+        scheme, rest = parts.groups()
+        if scheme in self.schemes or _normal(origin) in self.configured:
+            return True
+        authority = read_authority(rest)
+        if scheme not in DEFAULT_PORTS or authority is None:
+            return False
+        return (
+            is_loopback(authority.host)
+            or authority.host == "tauri.localhost"
+            or authority == read_authority(host)
+        )
+
+
+def _normal(origin: str) -> str | None:
+    """Write an origin as browsers do; None for what is none."""
+    parts = ORIGIN.fullmatch(origin.lower())
+    if parts is None:
+        return None
+    scheme, rest = parts.groups()
+    if scheme not in DEFAULT_PORTS:
+        return f"{scheme}://{rest}"
+    if read_authority(rest) is None:
+        return None
+    return f"{scheme}://{rest.removesuffix(':' + DEFAULT_PORTS[scheme])}"
+
+
+class OriginGuard:
+    """Refuse what pages of other origins ask for, and answer their preflights."""
+
+    def __init__(self, app: ASGIApp, allowed: AllowedOrigins, count: CountRefusal) -> None:
+        self._app = app
+        self._allowed = allowed
+        self._count = count
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer 403 to pages that may not ask. Those that may can read every answer, errors
+        too."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        origins = headers.getlist("origin")
+        if not origins and not _embedded(scope["method"], headers):
+            await self._app(scope, receive, send)
+            return
+        if len(origins) != 1 or not self._allowed.has(origins[0], headers["host"]):
+            self._count(Refusal.ORIGIN)
+            await answer_with(_not_allowed(), scope, receive, send)
+            return
+        send_with_headers = adding(
+            {
+                "Access-Control-Allow-Origin": origins[0],
+                "Access-Control-Expose-Headers": EXPOSED,
+                "Vary": "Origin",
+            },
+            send,
+        )
+        if scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
+            await _preflight(headers, scope, receive, send_with_headers)
+        else:
+            await self._app(scope, receive, send_with_headers)
+
+
+def _embedded(method: str, headers: Headers) -> bool:
+    """Return whether another site's page makes the browser fetch this without wanting to read it:
+    as an image, a script, a frame. Links that people follow are something else."""
+    if headers.get("sec-fetch-site") not in ("cross-site", "same-site"):
+        return False
+    followed = (headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest"))
+    return not (method in ("GET", "HEAD") and followed == ("navigate", "document"))
+
+
+async def _preflight(headers: Headers, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer a preflight, which comes without a key before the request itself. The answer says what
+    may be sent, and opens nothing."""
+    allowed_headers = {
+        "Access-Control-Allow-Methods": METHODS,
+        "Access-Control-Max-Age": str(PREFLIGHT_KEPT_S),
+    }
+    requested = headers.get("access-control-request-headers", "").strip()
+    if requested:
+        if len(requested) > MAX_ASKED_HEADERS_CHARS or not HEADER_NAMES.fullmatch(requested):
+            error = invalid("Access-Control-Request-Headers is no list of header names.")
+            await answer_with(error, scope, receive, send)
+            return
+        allowed_headers["Access-Control-Allow-Headers"] = requested
+    if headers.get("access-control-request-private-network") == "true":
+        allowed_headers["Access-Control-Allow-Private-Network"] = "true"
+    await Response(status_code=204, headers=allowed_headers)(scope, receive, send)
+
+
+def _not_allowed() -> ApiError:
+    return ApiError(
+        403,
+        "Pages of this origin may not ask here; setting access.allowed_origins adds origins.",
+        type="permission_error",
+        code="origin_not_allowed",
+    )
+
 
 OWN_NAMES = ("localhost", "127.0.0.1", "[::1]", "host.docker.internal")
 ABSOLUTE = re.compile(rb"https?://([^/]*)(/.*)?", re.IGNORECASE | re.DOTALL)

@@ -4,6 +4,7 @@ here."""
 import hashlib
 import hmac
 import re
+import socket
 from dataclasses import dataclass
 
 from pydantic import SecretStr
@@ -11,8 +12,15 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.chat.salts import request_key
-from server.config import AccessSection, SettingError
+from server.config import AccessSection, Config, SettingError
 from server.http.errors import answer_with
+from server.http.guards.hosts import (
+    WILDCARDS,
+    AllowedHosts,
+    AllowedOrigins,
+    is_loopback,
+    read_address,
+)
 from server.metrics.requests import CountRefusal, Refusal
 from server.protocol.wire_errors import ApiError
 
@@ -117,3 +125,32 @@ def _unauthorized(has_key: bool) -> ApiError:
         code="invalid_api_key" if has_key else "missing_api_key",
         headers={"WWW-Authenticate": 'Bearer realm="quire"'},
     )
+
+
+def check_access(settings: Config) -> None:
+    """Check who may reach the server. Raises SettingError that names the setting to change."""
+    keys = Keys.of(settings.access)
+    AllowedHosts.of(settings)
+    AllowedOrigins.of(settings.access)
+    host = settings.server.host
+    if not keys.api and not settings.access.insecure_no_auth and not only_this_machine(host):
+        raise SettingError(
+            f"setting server.host: {host!r} can be reached from other machines, and no key is set; "
+            "set access.api_keys, or listen on 127.0.0.1 (--insecure-no-auth lets everybody in)"
+        )
+
+
+def only_this_machine(host: str) -> bool:
+    """Return whether programs of other machines cannot reach the address. host: as in
+    server.host."""
+    if host in WILDCARDS:
+        return False
+    address = read_address(host)
+    if address is not None:
+        return is_loopback(address)
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    addresses = [read_address(str(place[0])) for *_, place in found]
+    return all(address is not None and is_loopback(address) for address in addresses)

@@ -14,12 +14,12 @@ from server.protocol.common import (
     Count,
     ListOf,
     OpenAISamplingFields,
+    StructureFields,
     TemplateValue,
     Whole,
     WireModel,
 )
 from server.protocol.fields import CHAT_FIELDS
-from server.protocol.output_format import StructureFields
 from server.protocol.unseen import Unseen
 from server.protocol.wire_errors import invalid
 from server.text.conversation import Conversation, TemplateArguments, Thinking

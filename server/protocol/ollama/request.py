@@ -1,21 +1,79 @@
 """POST /api/chat and /api/generate: the requests as they come in."""
 
-from typing import ClassVar, Literal
+from collections.abc import Iterator
+from typing import Any, ClassVar, Literal
 
+import numpy as np
 from pydantic import ConfigDict, Field
+from pydantic_core import to_json
 
 from server.config import LimitsSection, ReasoningSection
+from server.protocol.chat.messages import CalledFunction
 from server.protocol.chat.request import thinking
 from server.protocol.chat.tools import WireTool, read_tools
 from server.protocol.common import CacheSalt, ListOf, Whole, WireModel
+from server.protocol.embeddings import MAX_DIMENSIONS, EmbeddingRequest
 from server.protocol.fields import FieldRule, refuse_unsupported
-from server.protocol.ollama.fields import OLLAMA_CHAT_FIELDS, OLLAMA_GENERATE_FIELDS, SHOW_FIELDS
-from server.protocol.ollama.keep_alive import keep_alive_s
-from server.protocol.ollama.messages import ChatMessage, with_images
-from server.protocol.ollama.options import Options
+from server.protocol.ollama.options import (
+    OLLAMA_CHAT_FIELDS,
+    OLLAMA_EMBED_FIELDS,
+    OLLAMA_EMBEDDINGS_FIELDS,
+    OLLAMA_GENERATE_FIELDS,
+    SHOW_FIELDS,
+    Options,
+    keep_alive_s,
+)
 from server.protocol.unseen import Unseen
 from server.protocol.wire_errors import invalid
-from server.text.conversation import Conversation, OutputFormat, Thinking, ToolChoice, Turn
+from server.text.conversation import (
+    Conversation,
+    OutputFormat,
+    Thinking,
+    ToolCall,
+    ToolChoice,
+    Turn,
+)
+
+
+class ChatCall(WireModel):
+    """A call that an earlier answer made."""
+
+    id: str | None = None
+    function: CalledFunction
+
+
+class ChatMessage(WireModel):
+    """One message of a conversation. ``tool_name`` and whatever else it has is ignored."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str | None = None
+    thinking: str | None = None
+    images: ListOf[str] | None = None
+    tool_calls: ListOf[ChatCall] | None = None
+    tool_call_id: str | None = None
+
+    def turn(self, place: str, unseen: Unseen) -> Turn:
+        """Return the message in the neutral form. place: how errors name the message. Raises
+        ApiError."""
+        return Turn(
+            self.role,
+            with_images(self.content or "", self.images, place, unseen),
+            self.thinking or "",
+            self._calls,
+            self.tool_call_id,
+        )
+
+    @property
+    def _calls(self) -> tuple[ToolCall, ...]:
+        return tuple(call.function.made(call.id or "") for call in self.tool_calls or ())
+
+
+def with_images(text: str, images: list[str] | None, place: str, unseen: Unseen) -> str:
+    """Return what the model reads of a text and the images before it. place: how errors name what
+    has both. Raises ApiError."""
+    notes = [unseen.note("image", f"{place}images[{n}]") for n in range(len(images or ()))]
+    return "\n".join([*notes, text])
+
 
 Effort = Literal["low", "medium", "high", "max"]
 NEEDS_TEMPLATE = "a raw prompt is not put into the model's template, which that is for"
@@ -186,3 +244,45 @@ class ShowRequest(WireModel):
         """Check what the types cannot. Raises ApiError that names the parameter."""
         del limits
         refuse_unsupported(self.rules, self.model_extra or {})
+
+
+class OllamaEmbedRequest(KeptFields):
+    """The body of /api/embed."""
+
+    rules = OLLAMA_EMBED_FIELDS
+
+    input: str | ListOf[str] | None = None
+    dimensions: Whole | None = Field(default=None, ge=1, le=MAX_DIMENSIONS)
+
+    @property
+    def neutral(self) -> EmbeddingRequest | None:
+        """The same as /v1/embeddings has it; None where there is nothing to embed."""
+        if not self.input:
+            return None
+        return EmbeddingRequest(
+            input=self.input, dimensions=self.dimensions, cache_salt=self.cache_salt
+        )
+
+
+class OllamaEmbeddingsRequest(KeptFields):
+    """The body of /api/embeddings, which is for older clients."""
+
+    rules = OLLAMA_EMBEDDINGS_FIELDS
+
+    prompt: str | None = None
+
+    @property
+    def neutral(self) -> EmbeddingRequest | None:
+        """The same as /v1/embeddings has it; None where there is nothing to embed."""
+        if not self.prompt:
+            return None
+        return EmbeddingRequest(input=self.prompt, cache_salt=self.cache_salt)
+
+
+def embed_pieces(vectors: np.ndarray, head: dict[str, Any]) -> Iterator[bytes]:
+    """Yield the answer of /api/embed as JSON, in pieces of a vector each. vectors: ``[inputs,
+    dimensions]``. head: all else that it has."""
+    yield to_json(head)[:-1] + b',"embeddings":['
+    for index, vector in enumerate(vectors):
+        yield (b"," if index else b"") + to_json(vector.tolist())
+    yield b"]}"

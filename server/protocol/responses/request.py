@@ -12,8 +12,14 @@ from server.protocol.answers import Json
 from server.protocol.chat.continuation import ContinuationFields
 from server.protocol.chat.request import Effort, ThinkingFields
 from server.protocol.chat.tools import read_tool_choice
-from server.protocol.common import Count, ListOf, OpenAISamplingFields, Whole, WireModel
-from server.protocol.output_format import StructureFields
+from server.protocol.common import (
+    Count,
+    ListOf,
+    OpenAISamplingFields,
+    StructureFields,
+    Whole,
+    WireModel,
+)
 from server.protocol.responses.fields import RESPONSES_FIELDS
 from server.protocol.responses.items import Input, Item, LoadedToolsItem, Placed, read_input
 from server.protocol.responses.tools import (

@@ -8,9 +8,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from engine.models.checkpoint import read_checkpoint
+from engine.models.checkpoint import promised_checkpoint, read_checkpoint
 from engine.models.expert_tensors import ExpertNames, find_expert_names
-from engine.models.promised_checkpoint import promised_checkpoint
 from engine.models.safetensors_headers import CheckpointError
 from engine.models.weights import load_model
 from metal_ext import CpuWorkers

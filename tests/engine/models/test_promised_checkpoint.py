@@ -7,8 +7,12 @@ from typing import Any
 
 import pytest
 
-from engine.models.checkpoint import Checkpoint, CheckpointError, read_checkpoint
-from engine.models.promised_checkpoint import promised_checkpoint
+from engine.models.checkpoint import (
+    Checkpoint,
+    CheckpointError,
+    promised_checkpoint,
+    read_checkpoint,
+)
 from engine.models.tensors import NAMINGS
 from tests.engine.models.hybrids import FIELDS, QWEN3_5_MOE, QWEN3_NEXT, write_hybrid
 from tests.models import QWEN3_4B, TINY, ModelSpec, write_config, write_embedding_model, write_model

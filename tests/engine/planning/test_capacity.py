@@ -6,8 +6,8 @@ import pytest
 
 from engine.build import plan_engine, plan_memory
 from engine.machine import MachineMemory, gpu_memory
+from engine.models.checkpoint import promised_checkpoint
 from engine.models.config import Quantization
-from engine.models.promised_checkpoint import promised_checkpoint
 from engine.planning import capacity
 from engine.planning.capacity import CapacityReport, plan_capacity
 from engine.planning.devices import CPU, Device, find_device

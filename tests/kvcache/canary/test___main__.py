@@ -9,9 +9,9 @@ import pytest
 
 from kvcache.canary import pace, stress, trial
 from kvcache.canary.__main__ import main, run_task
-from kvcache.canary.cache_size import CacheSize
 from kvcache.canary.report import from_line
 from kvcache.canary.run import BEGINS, KERNELS, PACE, RELEASE, STRESS, SUBSTRATE
+from kvcache.canary.trial import CacheSize
 from kvcache.layout import KVSpec
 from kvcache.substrates import Substrate
 from tests.kvcache.metal_double import install

@@ -1,6 +1,6 @@
 import numpy as np
 
-from kvcache.canary.pattern import QUERIES_PER_HEAD, Pattern
+from kvcache.canary.trial import QUERIES_PER_HEAD, Pattern
 from kvcache.layout import KVShape, KVSpec
 
 

@@ -5,9 +5,8 @@ from typing import Any
 import pytest
 
 import metal_ext
-from kvcache.canary.real_size import RealSizeTrial
 from kvcache.canary.report import Step
-from kvcache.canary.trial import attempt, small_layout
+from kvcache.canary.trial import RealSizeTrial, attempt, small_layout
 from kvcache.layout import KVShape, KVSpec
 from kvcache.native_backends import posix_backend
 from kvcache.substrates import Substrate

@@ -14,12 +14,11 @@ from unittest import mock
 
 import mlx.core as mx
 
-from engine.models.checkpoint import tensors_of
+from engine.models.checkpoint import promised_tensors, tensors_of
 from engine.models.config import ModelConfig
 from engine.models.families import read_spec
 from engine.models.forward import Forward
 from engine.models.mlx_ops import MlxOps
-from engine.models.promised_checkpoint import promised_tensors
 from engine.models.spec import ModelSpec
 from engine.models.stored import StoredWeights
 from kvcache.backend import Segment

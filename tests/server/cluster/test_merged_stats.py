@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from engine.figures import Histogram
 from engine.types import CellStats, Distributions, EngineStats, KVStats, MissReason, MlxMemory
-from server.cluster.merged_stats import ended, merged
+from server.cluster.membership import ended, merged
 
 POOL = KVStats(
     **{name: 2 for name in KVStats.__dataclass_fields__ if name != "cells"},

@@ -2,7 +2,7 @@
 
 import pytest
 
-from server.cluster.replica_counts import ReplicaCounts
+from server.cluster.scaling import ReplicaCounts
 
 
 @pytest.mark.parametrize("text", ["1", "3", "1-4", "2-12"])

@@ -3,9 +3,8 @@
 from dataclasses import fields, replace
 
 from engine.types import EngineLimits, EngineStats, KVStats
-from server.cluster.membership import Membership
+from server.cluster.membership import Membership, listed
 from server.cluster.messages import ReplicaReport
-from server.cluster.replica_list import listed
 from server.metrics.replica_figures import ReplicaFigures
 
 LIMITS = EngineLimits(100, 4, 10)

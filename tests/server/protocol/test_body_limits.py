@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from server.config import LimitsSection
-from server.protocol import body_limits as module
-from server.protocol.body_limits import BodyLimits, limits_by_path
+from server.protocol import common as module
+from server.protocol.common import BodyLimits, limits_by_path
 from server.protocol.wire_errors import ApiError
 
 MIB = 1024**2

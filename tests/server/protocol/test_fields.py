@@ -34,21 +34,21 @@ from server.protocol.fields import (
     FieldRule,
     Rule,
 )
-from server.protocol.messages.fields import MESSAGES_FIELDS
-from server.protocol.messages.request import MessagesRequest
-from server.protocol.ollama.embed import OllamaEmbeddingsRequest, OllamaEmbedRequest
-from server.protocol.ollama.fields import (
+from server.protocol.messages.request import MESSAGES_FIELDS, MessagesRequest
+from server.protocol.ollama.options import (
     OLLAMA_CHAT_FIELDS,
     OLLAMA_EMBED_FIELDS,
     OLLAMA_EMBEDDINGS_FIELDS,
     OLLAMA_GENERATE_FIELDS,
     OPTION_FIELDS,
     SHOW_FIELDS,
+    Options,
 )
-from server.protocol.ollama.options import Options
 from server.protocol.ollama.request import (
     KeptFields,
     OllamaChatRequest,
+    OllamaEmbeddingsRequest,
+    OllamaEmbedRequest,
     OllamaGenerateRequest,
     ShowRequest,
 )

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from server.protocol.output_format import StructureFields
+from server.protocol.common import StructureFields
 from server.protocol.wire_errors import ApiError
 from server.text.conversation import OutputFormat
 

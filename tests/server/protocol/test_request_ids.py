@@ -3,7 +3,7 @@ import asyncio
 import pytest
 from structlog.contextvars import get_contextvars
 
-from server.protocol.request_ids import bind_request_id, current_request_id, new_request_id
+from server.protocol.common import bind_request_id, current_request_id, new_request_id
 
 
 def test_every_request_has_an_id_of_its_own() -> None:

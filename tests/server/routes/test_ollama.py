@@ -11,7 +11,7 @@ import pytest
 
 from engine.types import Request
 from server.config import Config, ImagesSection, LimitsSection, ServerSection
-from server.protocol.ollama.card import API_VERSION
+from server.protocol.ollama.answer import API_VERSION
 from server.text.tokenizer import Tokenizer
 from tests.server.harness import (
     CHAT,

@@ -11,8 +11,7 @@ from server.protocol.answers import Answer, ResponseMetadata
 from server.protocol.chat.answer import ChatAnswer
 from server.protocol.common import ResponseOptions
 from server.protocol.completions.answer import TextAnswer
-from server.routes.answer_stream import AnswerStream
-from server.routes.sse import DONE, SIGN_OF_LIFE, event
+from server.routes.answer_stream import DONE, SIGN_OF_LIFE, AnswerStream, event
 from server.text.tokenizer import Tokenizer
 from tests.server.harness import events, finish_of, streamed
 from tests.server.streams import Batches, PreparedStream, fault, prepared, said

@@ -16,7 +16,7 @@ import pytest
 
 from server.config import Config
 from server.http.server import DrainedServer, http_config
-from server.protocol.ollama.card import ModelFacts
+from server.protocol.ollama.answer import ModelFacts
 from server.supervisor.app import create_front
 from server.supervisor.errors import LoadError
 from server.supervisor.front import Front

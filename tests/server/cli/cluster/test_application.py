@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from server.cli.cluster.folder import ClusterError
-from server.cluster.replica_counts import ReplicaCounts
+from server.cluster.scaling import ReplicaCounts
 from tests.server.cluster import fake_ray
 
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from server.cli.cluster import commands, run
 from server.cli.commands import app
-from server.cluster.replica_counts import ReplicaCounts
+from server.cluster.scaling import ReplicaCounts
 
 COMMANDS = {
     "start": ["--port", "5"],

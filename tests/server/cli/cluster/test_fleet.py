@@ -7,7 +7,7 @@ import pytest
 
 from server.cli.cluster import fleet
 from server.cli.cluster.fleet import Fleet
-from server.cluster.replica_counts import ReplicaCounts
+from server.cluster.scaling import ReplicaCounts
 
 
 class Cluster:

@@ -30,7 +30,7 @@ from server.cli.cluster.run import (
     stop_cluster,
     without_secrets,
 )
-from server.cluster.replica_counts import ReplicaCounts
+from server.cluster.scaling import ReplicaCounts
 from server.config import Config
 
 KEY = "0123456789abcdef" * 4

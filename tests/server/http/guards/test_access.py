@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from server.config import Config, SettingError
-from server.http.guards.access import check_access, only_this_machine
+from server.http.guards.keys import check_access, only_this_machine
 
 KEY = "sk-0123456789abcdef"
 OF_THIS_MACHINE = ("127.0.0.1", "127.1.2.3", "::1", "::ffff:127.0.0.1", "localhost")

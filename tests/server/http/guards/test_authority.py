@@ -2,7 +2,7 @@ from ipaddress import ip_address
 
 import pytest
 
-from server.http.guards.authority import Authority, is_loopback, read_address, read_authority
+from server.http.guards.hosts import Authority, is_loopback, read_address, read_authority
 
 
 @pytest.mark.parametrize(

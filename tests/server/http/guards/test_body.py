@@ -9,7 +9,7 @@ from server.config import Config, LimitsSection
 from server.http.guards import body
 from server.http.guards.body import BodyLimit
 from server.metrics.requests import Refusal
-from server.protocol.body_limits import limits_by_path
+from server.protocol.common import limits_by_path
 from server.text.tokenizer import Tokenizer
 from tests.server.harness import (
     CHAT,

@@ -5,7 +5,7 @@ import pytest
 
 from engine.client import EngineClient
 from server.config import AccessSection, Config, SettingError
-from server.http.guards.origins import METHODS, AllowedOrigins
+from server.http.guards.hosts import METHODS, AllowedOrigins
 from server.routes.service import Service
 from server.text.tokenizer import Tokenizer
 from tests.server.harness import CHAT, Engine, chat, http_client, make_service, running

@@ -3,7 +3,7 @@ import json
 from typing import Any, cast
 
 from server.config import LimitsSection
-from server.http.guards.overflow import OverflowProtocol
+from server.http.guards.connections import OverflowProtocol
 
 LIMITS = LimitsSection.model_validate(
     {"max_connections": 2, "keep_alive_s": 60, "retry_after_s": 7}

@@ -4,8 +4,8 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from server.config import Config
-from server.http.guards import unread as module
-from server.http.guards.unread import UnreadBody
+from server.http.guards import body as module
+from server.http.guards.body import UnreadBody
 from tests.abuse.test_refusals import LARGE
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from server.protocol.messages.errors import message_error
+from server.protocol.messages.answer import message_error
 from server.protocol.wire_errors import ApiError, invalid
 
 

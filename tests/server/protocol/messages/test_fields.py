@@ -8,8 +8,7 @@ from anthropic.types.message_count_tokens_params import MessageCountTokensParams
 from anthropic.types.message_create_params import MessageCreateParamsStreaming
 
 from server.protocol.fields import SAMPLING_FIELDS, Rule
-from server.protocol.messages.fields import MESSAGES_FIELDS
-from server.protocol.messages.request import CountTokensRequest
+from server.protocol.messages.request import MESSAGES_FIELDS, CountTokensRequest
 
 NAMES = {row.name for row in MESSAGES_FIELDS}
 # A header, and two of betas that take what follows from other servers than this one.

@@ -3,7 +3,7 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
-from server.protocol.ollama.card import (
+from server.protocol.ollama.answer import (
     Loaded,
     ModelFacts,
     capabilities,
