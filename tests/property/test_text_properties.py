@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -169,7 +170,7 @@ def test_no_more_is_held_back_than_may_begin_a_stop_string(
 # --- thoughts --------------------------------------------------------------------------------
 
 
-def split_at_once(prompt: str, text: str) -> list[AnswerPiece]:
+def split_at_once(prompt: str, text: str) -> list[TextPiece]:
     """What a thought and an answer are, written down as a pattern of the whole text."""
     pattern = {
         PLAIN: rf"\s*{OPEN}(?P<thought>.*?)(?:{CLOSE}(?P<answer>.*))?",
@@ -190,7 +191,7 @@ def test_thoughts_are_split_off_wherever_the_text_is_cut(
 ) -> None:
     parser = ReasoningParser(prompt)
     pieces = [piece for part in cut(text, places) for piece in parser.feed(part)]
-    assert joined(pieces + parser.flush()) == split_at_once(prompt, text)
+    assert joined(pieces + parser.flush()) == [*split_at_once(prompt, text)]
 
 
 # --- all of them -----------------------------------------------------------------------------
@@ -221,6 +222,10 @@ def test_an_answer_is_the_same_however_its_tokens_come_in_steps(
     steps = [events[a:b] for a, b in zip([0, *ends], [*ends, len(events)], strict=True)]
     pieces, finish, taken = asyncio.run(sent_in_steps(tokenizer, steps, stops, chat))
     assert (pieces, finish, taken) == asyncio.run(sent_in_steps(tokenizer, [events], stops, chat))
-    wanted = before_the_first_stop(text, stops)
-    assert pieces == split_at_once(chat or CLOSED, text if wanted is None else wanted)
+    *thoughts, last = split_at_once(chat or CLOSED, text) or [TextPiece(Channel.CONTENT, "")]
+    content = last.text if last.channel is Channel.CONTENT else ""
+    wanted = before_the_first_stop(content, stops)
+    if wanted is not None:
+        last = replace(last, text=wanted)
+    assert pieces == [*thoughts, *([last] if last.text else [])]
     assert finish == ("length" if wanted is None else "stop")
