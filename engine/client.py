@@ -66,7 +66,6 @@ class Slots:
         self._taken[tenant] += requests
 
     def free(self, tenant: bytes) -> None:
-        """Free the slot of one of the tenant's requests."""
         self._taken[tenant] -= 1
         assert self._taken[tenant] >= 0, "a slot was freed twice"
         if not self._taken[tenant]:

@@ -60,7 +60,6 @@ class Histogram:
         self._total = 0.0
 
     def observe(self, value: float) -> None:
-        """Add a value."""
         self._counts[bisect_left(self._bounds, value)] += 1
         self._total += value
 
@@ -71,7 +70,6 @@ class Histogram:
 
 
 def no_values(bounds: tuple[float, ...]) -> HistogramCounts:
-    """Return the counts of an empty histogram."""
     return Histogram(bounds).snapshot
 
 

@@ -166,7 +166,6 @@ class EngineLoop:
         return self._scheduler.num_running + self._scheduler.num_waiting > 0
 
     def _note_point(self, plan: StepPlan) -> None:
-        """Note whether a mapping point begins or ends."""
         if plan.entries:
             self._points.end()
         if not self._pipeline.depth:
@@ -289,7 +288,6 @@ class EngineLoop:
             self._runner.release_cache()
 
     def _release_idle_memory(self, idle_s: float) -> None:
-        """Release memory of an engine that has been idle for so long."""
         if idle_s < self._config.idle_release_s:
             return
         if idle_s >= self._config.prefix_keep_s:

@@ -79,7 +79,6 @@ class EngineMonitor:
         self._thread = threading.Thread(target=self._watch, name="monitor", daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:

@@ -73,7 +73,6 @@ class MacPower:
         self._release.argtypes = (ctypes.c_uint32,)
 
     def hold(self, reason: str) -> int:
-        """See Power."""
         kind, name = (
             self._make_text(None, text, UTF8) for text in (NO_IDLE_SLEEP, reason.encode())
         )
@@ -88,16 +87,13 @@ class MacPower:
         return assertion.value
 
     def release(self, assertion: int) -> None:
-        """See Power."""
         self._release(assertion)
 
     def on_mains(self) -> bool:
-        """See Power."""
         battery = psutil.sensors_battery()
         return battery is None or bool(battery.power_plugged)
 
     def saves(self) -> bool:
-        """See Power."""
         try:
             said = subprocess.run(
                 [PMSET, "-g"], capture_output=True, text=True, timeout=PMSET_TIMEOUT_S, check=False

@@ -86,7 +86,6 @@ def _used(group: GroupMemory) -> PressureLevel:
 
 
 def _available(file: Path) -> PressureLevel:
-    """Return the level of MemAvailable, of MemTotal."""
     figures = {name: rest.split() for name, _, rest in map(_parted, _text(file).splitlines())}
     total, available = (_number((figures.get(n) or [""])[0]) for n in ("MemTotal", "MemAvailable"))
     if not total or "MemAvailable" not in figures:

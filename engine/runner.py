@@ -91,7 +91,6 @@ class ModelStep:
                 self.submit_graph()
 
     def read(self) -> SequenceOf[Outcome]:
-        """Wait for the step, and read what came of it."""
         with self._runner.cancelling(self._views):
             assert isinstance(self._output, PendingSamples), "a step is submitted before it is read"
             mx.eval(*self._arrays)
@@ -139,7 +138,6 @@ class ModelRunner:
         self.completed_epoch = 0
 
     def head(self, states: mx.array) -> mx.array:
-        """Return the logits of states."""
         return self._model.head(states)
 
     def begin(self, plan: StepPlan, *, overlapped: bool = False) -> InFlightStep:

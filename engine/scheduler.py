@@ -209,7 +209,6 @@ class Scheduler:
             sequence.num_output_placeholders = 0
 
     def sequences_of(self, entries: Iterable[PlanEntry]) -> list[Sequence]:
-        """Return the sequences of these entries that have not ended."""
         return [self._by_id[entry.seq_id] for entry in entries if entry.seq_id in self._by_id]
 
     def sampling_rows(self, plan: StepPlan) -> list[Sequence | None]:

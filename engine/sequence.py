@@ -227,7 +227,6 @@ def apply_outcome(sequence: Sequence, outcome: Outcome) -> TokenEvent | None:
 
 
 def _append(sequence: Sequence, outcome: Token) -> TokenEvent:
-    """Append a token to its sequence."""
     tokens, params = sequence.token_ids, sequence.request.params
     first, scores = len(tokens) == sequence.num_prompt, None
     if first and params.prompt_logprobs is not None:

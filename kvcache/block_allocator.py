@@ -221,7 +221,6 @@ class BlockAllocator:
         return kept + others
 
     def _take_others(self, count: int, after: Block | None) -> list[Block] | None:
-        """Take blocks that nothing maps."""
         if self.spares_heaps:
             self._spare_a_heap(count)
         while (taken := self._pool.allocate(count, after)) is None:
@@ -252,7 +251,6 @@ class BlockAllocator:
 
     @contextmanager
     def _updating_counts(self, sequence: CachedSequence) -> Iterator[None]:
-        """Update the counts after what changes the sequence's table."""
         before = sequence.reserved_blocks
         yield
         self._reserved_blocks += sequence.reserved_blocks - before

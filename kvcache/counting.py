@@ -51,7 +51,6 @@ class CountingBackend:
         count: int,
         writable: bool,
     ) -> bool:
-        """Commit the blocks."""
         self._committed.update((heap, heap_block + i) for i in range(count))
         return True
 

@@ -106,7 +106,6 @@ class HeapPool:
         return releases_any and self.free_committed_bytes > kept_bytes
 
     def count(self, state: BlockState) -> int:
-        """Return how many blocks of made heaps are in that state."""
         return self._counts[state]
 
     # --- the limit ----------------------------------------------------------------------------

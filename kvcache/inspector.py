@@ -85,7 +85,6 @@ class CacheInspector:
 
 
 def blocks_of(pool: HeapPool) -> Iterator[Block]:
-    """Yield all blocks of the heaps that have been made."""
     for heap in pool.heaps:
         yield from heap.blocks
 

@@ -357,7 +357,6 @@ class KVCacheManager:
         return allowed
 
     def set_memory_pressure(self, *, short: bool) -> None:
-        """Note whether the system is short of memory."""
         for group in self._groups:
             group.allocator.keeps_slack = not short
             group.allocator.spares_heaps = short and not self.releases_memory
@@ -408,7 +407,6 @@ class KVCacheManager:
                 group.allocator.release_memory(self._limits.settings.free_slack_bytes)
 
     def _parts(self, number: int) -> list[CachedSequence]:
-        """Return the open sequences in one group."""
         return [sequence.parts[number] for sequence in self._open.values()]
 
     def _match(self, hashes: BlockHashes, start: int) -> tuple[list[list[Block]], int]:

@@ -150,7 +150,6 @@ class MemoryPlan:
         }
 
     def line(self) -> str:
-        """Return the sum in one line."""
         demand, tokens = self.demand, self.kv_budget_bytes // self.layout.bytes_per_token
         whole = "the GPU's working set" if demand.on_gpu else "this machine"
         states = f"states up to {gib(self.state_bytes)}, " if self.num_cells else ""

@@ -170,7 +170,6 @@ class PrefixIndex:
         return unused and prefix.system == system and prefix.last_use == last_use
 
     def _queue_for_eviction(self, block: Block) -> None:
-        """Queue a cached leaf for eviction."""
         prefix = block.found_by
         if block.state is not BlockState.CACHED or prefix.digest in self._children:
             return

@@ -112,7 +112,6 @@ class OpenSequence:
         return epoch
 
     def cancel_steps(self) -> None:
-        """Cancel all of its steps that have not committed."""
         self.progress.restart_at(self.progress.computed)
         self.steps.clear()
 

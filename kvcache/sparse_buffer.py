@@ -18,7 +18,6 @@ class MappedRun:
     writable: bool
 
     def grows_by(self, block: Block, writable: bool) -> bool:
-        """Return whether the block continues the run."""
         following = self.heap, self.heap_block + self.count
         return (block.heap, block.place) == following and writable == self.writable
 

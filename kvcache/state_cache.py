@@ -316,7 +316,6 @@ class StateCache:
                 self._seal_later(states, keep, epoch)
 
     def _seal_later(self, states: SequenceStates, keep: Keep, epoch: int) -> None:
-        """Seal a sequence's base when that epoch has completed."""
         assert states.base is not None, "the beginning needs no cell"
         self.pool.hold(states.base)
         sealing = _Sealing(epoch, states.base, states.sequence, states.base_block, keep)

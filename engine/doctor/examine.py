@@ -187,7 +187,6 @@ def _forget(faults: FaultMemory, substrate: Substrate) -> None:
 
 
 def _test_release(examination: Examination, page_bytes: int | None) -> Examination:
-    """Run the release test."""
     substrate = examination.substrate
     report = run_trial(RELEASE, substrate, page_bytes)
     said = (examination.remembered, _remember(Passed.RELEASE, substrate, report))

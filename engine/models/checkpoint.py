@@ -134,7 +134,6 @@ class Checkpoint:
 
     @property
     def tensors(self) -> ModelTensors:
-        """Return the tensors that the model consists of."""
         return tensors_of(self.spec, self.naming, embeds=self.embeds)
 
 

@@ -36,7 +36,6 @@ class PackedDense:
     def added(
         self, x: mx.array, norm: mx.array, eps: float, workers: metal_ext.CpuWorkers
     ) -> mx.array:
-        """Return x plus the MLP of its norm."""
         return metal_ext.gated_mlp(x, norm, eps, self.gate_up, self.down, workers)
 
 
@@ -54,7 +53,6 @@ class PackedMixture:
     def added(
         self, x: mx.array, norm: mx.array, eps: float, workers: metal_ext.CpuWorkers
     ) -> mx.array:
-        """Return x plus the mixture of its norm."""
         return metal_ext.mixture_mlp(
             x,
             norm,
@@ -287,7 +285,6 @@ def pack_linear(
 def pack_experts(
     matrices: Sequence[StoredMatrix], workers: metal_ext.CpuWorkers
 ) -> metal_ext.PackedExperts:
-    """Pack the same of stacks of experts' matrices."""
     parts = [_codes(matrix) for matrix in matrices]
     weights = [weight for weight, _ in parts]
     return metal_ext.PackedExperts(weights, workers, [codes for _, codes in parts])

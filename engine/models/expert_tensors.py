@@ -70,7 +70,6 @@ def expert_matrices(
 
 
 def find_expert_names(tensors: Iterable[str]) -> ExpertNames:
-    """Return how a checkpoint of such tensors names its experts."""
     for name in tensors:
         if f".{EXPERTS}." in name:
             fused = name.endswith((".gate_up_proj", ".down_proj"))

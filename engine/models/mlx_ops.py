@@ -118,7 +118,6 @@ class MlxOps:
 
 
 def _head_norms(mixer: AttentionTensors | DeltaTensors) -> list[Vector]:
-    """Return the norms over a head."""
     if isinstance(mixer, DeltaTensors):
         return [mixer.norm]
     return [norm for norm in (mixer.query_norm, mixer.key_norm) if norm is not None]

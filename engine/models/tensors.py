@@ -239,7 +239,6 @@ class ModelTensors:
 
     @property
     def matrices(self) -> list[AnyMatrix]:
-        """Return all matrices."""
         return [part for part in self.parts if isinstance(part, Matrix | ExpertMatrix)]
 
     @property

@@ -61,7 +61,6 @@ def account(shape: KVShape, device: Device, heap_bytes: int) -> tuple[BlockAccou
 def block_account(
     layout: KVLayout, page_bytes: int, device: Device, mean_tokens: int
 ) -> BlockAccount:
-    """Return one line of the account."""
     blocks = layout.blocks_for(mean_tokens)
     heaps = -(-mean_tokens // layout.heap_tokens)
     regions = sum(len(group.regions) for group in layout.groups)

@@ -224,7 +224,6 @@ def plan_capacity(
 def room_of(
     shape: ModelShape, demand: MemoryDemand, weights: Packing, config: EngineConfig
 ) -> Room:
-    """Return what weights in that packing leave."""
     left = max(0, demand.usable_bytes - demand.fixed_bytes - weights_bytes(shape, weights))
     size = cell_bytes(shape)
     if not size:

@@ -33,7 +33,6 @@ class ModelShape:
 
     @property
     def max_position_embeddings(self) -> int:
-        """Return how many positions the model knows."""
         return self.spec.max_position_embeddings
 
 

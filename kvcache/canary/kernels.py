@@ -176,7 +176,6 @@ class KernelTrial:
         return self._found(max(_difference(turned, want[0]), np.abs(stored - want[1]).max()))
 
     def _gate(self) -> Finding:
-        """The gate of an MLP."""
         gate, up = (self._draw(KV_HEADS, [(0, GATED_ROWS)]) for _ in range(2))
         gated = metal_ext.swiglu(self._array(gate), self._array(up))
         return self._found(_difference(gated, gate / (1 + np.exp(-gate)) * up))

@@ -211,7 +211,6 @@ def _check_room(name: str, missing_bytes: int) -> None:
 
 
 def _commit(place: OnHub) -> str:
-    """Ask the hub for the commit of a branch."""
     revision = place.revision or MAIN
     if COMMIT.fullmatch(revision):
         return revision

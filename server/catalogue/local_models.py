@@ -296,7 +296,6 @@ def _stored_as(checkpoint: Checkpoint, named: str) -> str:
 
 
 def model_files(folder: Path) -> list[Path]:
-    """Return a folder's files that say what a model is."""
     return sorted(path for path in folder.iterdir() if path.suffix in (".json", ".safetensors"))
 
 

@@ -28,7 +28,6 @@ class ModelNotFoundError(ValueError):
 
 
 def is_hub_id(name: str) -> bool:
-    """Return whether the hub may have a repository of that name."""
     return HUB_ID.fullmatch(name) is not None and not name.lower().endswith(FILES)
 
 

@@ -110,7 +110,6 @@ class ResponseStore:
         return found.stored
 
     def find_item(self, tenant: bytes, item_id: str) -> Json | None:
-        """Return an item of a kept response of the tenant."""
         found = self._items.get((tenant, item_id))
         if found is None:
             return None
@@ -184,7 +183,6 @@ class TenantStore:
         return stored
 
     def keep(self, response: Json, history: tuple[Json, ...], items: list[Item]) -> None:
-        """Store a response with what it answered."""
         given = tuple(item.kept(secrets.token_hex(ID_BYTES)) for item in items)
         self._store.keep(self._tenant, StoredResponse(response, history, given))
 
@@ -195,7 +193,6 @@ class TenantStore:
 
 
 def read_item(item: Json) -> Item:
-    """Read an item that was stored."""
     found: Item = WIRE_ITEM.validate_python(item)
     return found
 

@@ -54,7 +54,6 @@ class ServedModel:
             raise model_not_found(name)
 
     def new_metadata(self, prefix: str, separator: str = "-") -> ResponseMetadata:
-        """Make the id, time and model of a new response."""
         return ResponseMetadata(
             f"{prefix}{separator}{secrets.token_hex(ID_BYTES)}", int(time.time()), self.id
         )

@@ -106,7 +106,6 @@ def _renderers(form: str, *, terminal: bool) -> list[Processor]:
     )
 
     def page_or_line(logger: WrappedLogger, name: str, entry: EventDict) -> str:
-        """Return a page of text as it is."""
         page = entry.get("banner")
         return console(logger, name, entry) if page is None else str(page)
 
@@ -122,7 +121,6 @@ def in_one_line(_: WrappedLogger, __: str, entry: EventDict) -> EventDict:
 
 
 def in_order(_: WrappedLogger, __: str, entry: EventDict) -> EventDict:
-    """Return an entry in the order in which it is read."""
     ends = {*FIRST, *LAST}
     middle = [name for name in entry if name not in ends]
     return {name: entry[name] for name in (*FIRST, *middle, *LAST) if name in entry}

@@ -206,7 +206,6 @@ def start_engine(
 def make_metrics(
     settings: Config, model: ServedModel, client: EngineClient, engine_plan: EnginePlan
 ) -> Metrics:
-    """Make the metrics of this server."""
     about = About(
         model=model.id,
         substrate=engine_plan.substrate.substrate.setting,

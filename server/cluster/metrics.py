@@ -19,7 +19,6 @@ class ClusterCollector(Collector):
         self._engine = engine
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics of one scrape."""
         members = self._engine.members
         alive = {report.name for report in members.alive}
         reports = members.reports

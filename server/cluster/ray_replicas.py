@@ -33,12 +33,10 @@ class RayReplicas:
             raise
 
     async def report(self, route: Route) -> ReplicaReport:
-        """Ask a replica how it is."""
         found: ReplicaReport = await self._ask("report", route)
         return found
 
     async def memory_map(self, route: Route) -> MemoryMap:
-        """Ask a replica what its memory holds."""
         found: MemoryMap = await self._ask("memory_map", route)
         return found
 

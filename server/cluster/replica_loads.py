@@ -104,7 +104,6 @@ class ReplicaLoads:
         return self._by_name.get(name)
 
     def name(self, number: int) -> str:
-        """Return the name of a replica."""
         return self._by_number[number].name
 
     # --- which there are ------------------------------------------------------------------------
@@ -258,7 +257,6 @@ class ReplicaLoads:
         return np.asarray(evicted * pressure * (EVICTION_REGRET / mean / mean_speed))
 
     def _places(self, mask: int) -> NDArray[np.bool_]:
-        """Return a mask as an array."""
         size = self._queued.size
         packed = np.frombuffer(mask.to_bytes(-(-size // 8), "little"), np.uint8)
         return np.unpackbits(packed, count=size, bitorder="little").view(np.bool_)

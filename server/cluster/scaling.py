@@ -74,7 +74,6 @@ class Need:
 
 
 def need_of(stats: EngineStats, max_num_seqs: int) -> Need:
-    """Return what an engine needs."""
     blocks_share = 0.0
     if (kv := stats.kv) is not None:
         held = kv.live_bytes + kv.partial_tail_bytes

@@ -28,7 +28,6 @@ class ErrorResponse(JSONResponse):
         self._error = error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it."""
         note_error(scope.setdefault("state", {}), self._error)
         await super().__call__(scope, receive, send)
 

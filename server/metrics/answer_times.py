@@ -89,7 +89,6 @@ class RequestTimes:
 
     @property
     def generated_tokens(self) -> int:
-        """Generated tokens of all answers."""
         return sum(answer.tokens for answer in self.answers)
 
     def tokens_per_s(self, ended_s: float) -> float | None:
@@ -101,7 +100,6 @@ class RequestTimes:
 
     @property
     def cached_tokens(self) -> int:
-        """Tokens of all prompts that the cache had."""
         return sum(answer.cached_tokens for answer in self.answers if answer.first)
 
     @property

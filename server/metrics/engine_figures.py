@@ -52,7 +52,6 @@ class EngineCollector(Collector):
         self._client = client
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics of one scrape."""
         client, stats = self._client, self._client.stats
         yield gauge(
             "quire_engine_alive_ratio",

@@ -42,7 +42,6 @@ def counters(name: str, help_text: str, labels: tuple[str, ...], values: Labelle
 
 
 def gauges(name: str, help_text: str, labels: tuple[str, ...], values: Labelled) -> Metric:
-    """Make a gauge with a value for each set of labels."""
     family = GaugeMetricFamily(name, help_text, labels=labels)
     for label_values, value in values:
         family.add_metric(label_values, float(value))
@@ -50,7 +49,6 @@ def gauges(name: str, help_text: str, labels: tuple[str, ...], values: Labelled)
 
 
 def histogram(name: str, help_text: str, counts: HistogramCounts) -> Metric:
-    """Make a histogram."""
     return HistogramMetricFamily(name, help_text, buckets=_buckets(counts), sum_value=counts.total)
 
 
@@ -60,7 +58,6 @@ def histograms(
     labels: tuple[str, ...],
     values: Iterable[tuple[tuple[str, ...], HistogramCounts]],
 ) -> Metric:
-    """Make a histogram for each set of labels."""
     family = HistogramMetricFamily(name, help_text, labels=labels)
     for label_values, counts in values:
         family.add_metric(label_values, buckets=_buckets(counts), sum_value=counts.total)

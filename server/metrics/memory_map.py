@@ -50,7 +50,6 @@ def encoded(found: MemoryMap) -> bytes:
 
 
 def view(found: MemoryMap) -> Json:
-    """Return the map as objects of JSON."""
     kv, stats = found.kv, found.stats
     mapped = {sequence.seq_id: sequence for sequence in kv.sequences}
     reports = chain(found.running, found.waiting)
@@ -79,7 +78,6 @@ def view(found: MemoryMap) -> Json:
 
 
 def _pool(kv: KVStats) -> Json:
-    """Return the pool's figures as JSON."""
     return asdict(kv) | {"cells": asdict(kv.cells) | {"cached": dict(kv.cells.cached)}}
 
 

@@ -25,7 +25,6 @@ class ProcessCollector(Collector):
         self._process = psutil.Process()
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics of one scrape."""
         process = self._process
         with process.oneshot():
             memory, times = process.memory_info(), process.cpu_times()

@@ -30,7 +30,6 @@ class About(Collector):
     max_model_len: int = 32768
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the info metric."""
         labels = {
             "version": version("quire"),
             "model": self.model,
@@ -75,7 +74,6 @@ class HttpMetrics:
         self._requests.count_refusal(reason)
 
     def connection_opened(self) -> None:
-        """Count a connection that has been opened."""
         self._requests.open_connections += 1
 
     def connection_closed(self) -> None:

@@ -50,7 +50,6 @@ class RequestFigures(Collector):
         self._requests[endpoint, str(status)] += 1
 
     def observe_duration(self, endpoint: str, seconds: float) -> None:
-        """Observe the duration of a request that has ended."""
         if endpoint not in self._durations:
             self._durations[endpoint] = Histogram(HTTP_BOUNDS_S)
         self._durations[endpoint].observe(seconds)
@@ -60,7 +59,6 @@ class RequestFigures(Collector):
         self._refusals[reason] += 1
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics of one scrape."""
         yield counters(
             "quire_requests",
             "HTTP responses that have begun, by route and status code",

@@ -29,7 +29,6 @@ class SystemCollector(Collector):
         self._memory = memory
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics of one scrape."""
         total, available = self._memory()
         yield gauge(
             "quire_system_memory_total_bytes",

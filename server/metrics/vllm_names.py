@@ -34,7 +34,6 @@ class VllmCollector(Collector):
         self._labels = (model, "0")
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics of one scrape."""
         stats = self._client.stats
         yield from self._engine(stats)
         if stats.kv is not None:

@@ -40,7 +40,6 @@ class ResponseMetadata:
     model: str
 
     def object(self, kind: str, choices: list[Json]) -> Json:
-        """Make an object of that kind."""
         return {
             "id": self.id,
             "object": kind,

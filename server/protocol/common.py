@@ -68,7 +68,6 @@ class BodyLimits:
 
 
 def limits_by_path(limits: LimitsSection) -> dict[str, BodyLimits]:
-    """Return the limits of every route that takes a body."""
     most_bytes, most = limits.max_body_bytes, limits.max_body_values
     texts = BodyLimits(most_bytes, most, most)
     ids = BodyLimits(most_bytes, max(most, limits.max_body_token_ids), most)
@@ -316,7 +315,6 @@ class SamplingFields(WireModel):
 
     @property
     def response_options(self) -> ResponseOptions:
-        """What the response should have."""
         return ResponseOptions(cache_report=bool(self.cache_report))
 
     @property
@@ -406,7 +404,6 @@ class OpenAISamplingFields(SamplingFields):
 
     @property
     def response_options(self) -> ResponseOptions:
-        """What the response should have."""
         return ResponseOptions(
             choices=1 if self.n is None else self.n,
             include_usage=bool(self.stream_options and self.stream_options.include_usage),

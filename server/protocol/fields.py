@@ -33,13 +33,11 @@ class FieldRule:
     empty text or list), unless true does."""
 
     def says_nothing(self, value: Any) -> bool:
-        """Return whether a refused field may have that value."""
         wants_true = any(harmless is True for harmless in self.harmless)
         return value is None or value in self.harmless or not (value or wants_true)
 
 
 def accepted(name: str, note: str) -> FieldRule:
-    """Make the rule of a field of the wire model."""
     return FieldRule(name, Rule.ACCEPTED, note)
 
 

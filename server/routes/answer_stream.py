@@ -26,7 +26,6 @@ def event(data: dict[str, Any], *, named: bool = False) -> bytes:
 
 
 def long_event(data: dict[str, Any], *, named: bool = False) -> Iterator[bytes]:
-    """Yield one event in pieces."""
     yield _head(data, named)
     yield from json_pieces(data)
     yield b"\n\n"
@@ -55,7 +54,6 @@ class EventFraming:
         return event(data, named=self.named)
 
     def pieces(self, data: dict[str, Any]) -> Iterator[bytes]:
-        """Yield one object in pieces."""
         return long_event(data, named=self.named)
 
     def sign_of_life(self, answer: Answer) -> bytes:
@@ -76,7 +74,6 @@ class LineFraming:
         return to_json(data) + b"\n"
 
     def pieces(self, data: dict[str, Any]) -> Iterator[bytes]:
-        """Yield one object in pieces."""
         yield from json_pieces(data)
         yield b"\n"
 

@@ -32,7 +32,6 @@ Inputs = list[tuple[int, ...]]
 
 
 def embedding_routes(service: Service) -> APIRouter:
-    """Return the route, for one service."""
     router = APIRouter()
     reader = service.reader
 

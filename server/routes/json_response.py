@@ -53,7 +53,6 @@ async def paced(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
 
 
 async def json_response(pieces: Iterator[bytes]) -> Response:
-    """Make the response of pieces of JSON."""
     body = b"".join([part async for part in paced(pieces)])
     return Response(body, media_type="application/json")
 

@@ -21,7 +21,6 @@ DESCRIPTION = (
 
 
 def memory_routes(service: Service) -> APIRouter:
-    """Return the route, for one service."""
     router = APIRouter()
     cache, reader = MemoryMapCache(service.client), service.reader
     several_keys = len(service.config.access.api_keys) > 1

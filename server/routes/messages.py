@@ -14,7 +14,6 @@ from server.routes.service import Service
 
 
 def message_routes(service: Service) -> APIRouter:
-    """Return the routes, for one service."""
     router = APIRouter()
     reader, answering = service.reader, service.answering
     model, prompts = service.model, service.prompts

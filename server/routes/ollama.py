@@ -44,7 +44,6 @@ from server.routes.service import Service
 
 
 def ollama_routes(service: Service) -> APIRouter:
-    """Return the routes, for one service."""
     router = APIRouter()
     _add_lists(router, service)
     _add_answers(router, service)
@@ -95,7 +94,6 @@ def _add_lists(router: APIRouter, service: Service) -> None:
 
 
 def _add_answers(router: APIRouter, service: Service) -> None:
-    """Add what generates."""
     reader, prompts, answering = service.reader, service.prompts, service.answering
 
     @router.post("/api/chat", openapi_extra=takes(OllamaChatRequest, LINES))
@@ -158,7 +156,6 @@ def _add_answers(router: APIRouter, service: Service) -> None:
 
 
 def _add_vectors(router: APIRouter, service: Service) -> None:
-    """Add what makes vectors."""
     reader, model = service.reader, service.model
 
     @router.post("/api/embed", openapi_extra=takes(OllamaEmbedRequest))

@@ -14,7 +14,6 @@ from server.routes.service import Service
 
 
 def gateway_routes(service: Service) -> APIRouter:
-    """Return the routes, for one service."""
     router = APIRouter()
     model, rules = service.model, service.rules
 
@@ -66,7 +65,6 @@ def who_answers() -> dict[str, str]:
 
 
 def operation_routes(service: Service) -> APIRouter:
-    """Return the routes, for one service."""
     router = APIRouter()
     client, drain, figures = service.client, service.drain, service.metrics
 

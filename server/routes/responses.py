@@ -23,7 +23,6 @@ LISTED_ITEMS = 20
 
 
 def response_routes(service: Service) -> APIRouter:
-    """Return the routes, for one service."""
     router = APIRouter()
     reader, answering = service.reader, service.answering
     model, prompts, token_bytes = service.model, service.prompts, service.tokenizer.token_bytes

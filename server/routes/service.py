@@ -50,7 +50,6 @@ class Service:
 
     @property
     def reader(self) -> RequestReader:
-        """Reads requests."""
         return RequestReader(self.config, self.model, self.salts, self.admission)
 
     @property
@@ -65,7 +64,6 @@ class Service:
 
     @property
     def prompts(self) -> ChatPrompts:
-        """Makes prompts of conversations."""
         return ChatPrompts(
             self.tokenizer,
             self.rules,
@@ -79,5 +77,4 @@ class Service:
 
     @property
     def answering(self) -> Answering:
-        """Answers prompts."""
         return Answering(self.client, self.tokenizer, self.admission, self.config, self.clock)

@@ -14,7 +14,6 @@ from server.text.detokenizer import decoded_text
 
 
 def tokenize_routes(service: Service) -> APIRouter:
-    """Return the routes, for one service."""
     router = APIRouter()
     reader, rules, tokenizer, prompts = (
         service.reader,

@@ -173,7 +173,6 @@ class ForwardedAnswer(Response):
         return True
 
     async def _begin(self, status: int, headers: Headers, send: Send) -> None:
-        """Begin the answer, unless it has begun."""
         if self._begun:
             return
         self._begun = True

@@ -27,7 +27,6 @@ class ModelsCollector(Collector):
         self._supervisor = models
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics of one scrape."""
         supervisor = self._supervisor
         models = list(supervisor.models.values())
         yield gauge(

@@ -221,7 +221,6 @@ class ModelSupervisor:
 
     @property
     def free_bytes(self) -> int:
-        """Return what of the budget no model has."""
         return self.budget_bytes - sum(model.held_bytes for model in self.models.values())
 
     async def fits(self, model: ManagedModel) -> bool:

@@ -80,7 +80,6 @@ def ollama_list_routes(front: Front, body_of: Body) -> APIRouter:
 async def card_of(
     front: Front, model: ManagedModel, abilities: Abilities = NO_ABILITIES
 ) -> ModelCard:
-    """Return the card of a model that fits."""
     assert model.needs is not None
     facts = model.source.facts()
     loaded = None

@@ -212,7 +212,6 @@ class ModelProcess:
         await asyncio.wait((self.ended,), timeout=END_KNOWN_S)
 
     def kill(self) -> None:
-        """Kill it."""
         with suppress(ProcessLookupError):
             self._child.kill()
 

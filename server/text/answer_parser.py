@@ -72,7 +72,6 @@ class AnswerParser:
 
     @property
     def calls(self) -> int:
-        """Calls that are complete."""
         return 0 if self._calls is None else self._calls.calls
 
     @property

@@ -243,7 +243,6 @@ class ChatTemplate:
 
     @property
     def _texts(self) -> list[str]:
-        """Its templates, each once."""
         texts = (self._text(), self._text(tools=[]))
         return list(dict.fromkeys(text for text in texts if text is not None))
 

@@ -69,7 +69,6 @@ class LimitedProcess:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End the process."""
         if self._process is not None:
             self._process.kill()
             with self._process:
@@ -138,7 +137,6 @@ class LimitedProcess:
         raise LimitError(_beyond_time(self.limit_s if begun else START_LIMIT_S), begun=begun)
 
     def _end_of(self, process: "subprocess.Popen[bytes]") -> str:
-        """Say how a process ended that has closed its output."""
         process.kill()
         code = process.wait()
         if code == -signal.SIGXCPU:

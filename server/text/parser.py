@@ -43,7 +43,6 @@ class ReasoningParser:
         return joined(self._advance(final=False))
 
     def flush(self) -> list[AnswerPiece]:
-        """Return the other pieces, when the answer ends."""
         return joined(self._advance(final=True))
 
     def _advance(self, final: bool) -> list[AnswerPiece]:

@@ -23,7 +23,6 @@ KeyFile = Annotated[
 
 
 def cluster_commands() -> typer.Typer:
-    """Return the commands."""
     cluster = typer.Typer(no_args_is_help=True, help="Serve on several machines, on Ray.")
     for command in (start, join, serve, status, stop):
         cluster.command()(command)

@@ -242,7 +242,6 @@ def ended_by_signal() -> threading.Event:
 
 
 def _end(number: int, frame: FrameType | None) -> None:
-    """End this command, and what it has begun."""
     raise SystemExit(0)
 
 

@@ -32,7 +32,6 @@ class LaunchOptions:
 
 
 def launch_command(app: typer.Typer) -> None:
-    """Add the command."""
     passed: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": True}
     tools = ", ".join((*TOOLS, ZED))
 

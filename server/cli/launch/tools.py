@@ -38,7 +38,6 @@ Tool = Callable[[RunningServer, Mapping[str, str]], Launch]
 
 
 def claude(server: RunningServer, _: Mapping[str, str]) -> Launch:
-    """Launch Claude Code, by its environment."""
     names: tuple[str, ...] = ("ANTHROPIC_MODEL", "CLAUDE_CODE_SUBAGENT_MODEL")
     names += tuple(
         f"ANTHROPIC_DEFAULT_{size}_MODEL" for size in ("OPUS", "SONNET", "HAIKU", "FABLE")

@@ -22,7 +22,6 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the commands."""
     for command in (pull, models, show, rm):
         app.command(rich_help_panel=PANEL)(command)
 

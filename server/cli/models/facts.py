@@ -44,7 +44,6 @@ def show_model(name: str, file: Path | None, *, as_json: bool) -> str:
 
 
 def described(model: LocalModel) -> str:
-    """Return in a line what a model is."""
     unit, name = (BILLION, "billion") if model.parameters >= BILLION else (MILLION, "million")
     kind = "makes vectors" if model.embeds else "generates text"
     numbers = f"{model.parameters / unit:.2f} {name} parameters" if model.parameters else ""

@@ -213,7 +213,6 @@ def _kept(report: CapacityReport) -> str:
 
 
 def _sign(figure: Figure, model: str) -> None:
-    """Write a model's name below a figure."""
     engine = figure.get_layout_engine()
     assert isinstance(engine, ConstrainedLayoutEngine)
     engine.set(rect=(0, SIGNATURE_HEIGHT, 1, 1 - SIGNATURE_HEIGHT))

@@ -17,7 +17,6 @@ SHOWN_LENGTHS = (100, 300, 1000, 3000, 10000, 30000)
 
 
 def report_lines(report: CapacityReport) -> Iterator[str]:
-    """Yield the whole report, line by line."""
     for part in (_head, _by_context, _quantisation, _committed, _blocks, _fits, _crowd, _advice):
         yield from part(report)
         yield ""

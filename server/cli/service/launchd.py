@@ -79,7 +79,6 @@ class Launchd:
         return f"{self._file}: removed"
 
     def status(self) -> str:
-        """Return what launchd says of it."""
         if not self._file.exists():
             return "not installed"
         done = run_tool("launchctl", "print", self._name)

@@ -89,7 +89,6 @@ class Systemd:
         return f"{self._file}: removed"
 
     def status(self) -> str:
-        """Return what systemd says of it."""
         if not self._file.exists():
             return "not installed"
         shown = run_tool(*USER, "show", UNIT, "--property=ActiveState,SubState,NRestarts,MainPID")

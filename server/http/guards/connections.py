@@ -64,7 +64,6 @@ class OverflowProtocol(asyncio.Protocol):
             self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection."""
         self._others.discard(self)
         if self._end is not None:
             self._end.cancel()
@@ -321,8 +320,6 @@ class GuardedProtocol(H11Protocol):
 
 
 def guarded_protocol(limits: LimitsSection, metrics: HttpMetrics) -> type[GuardedProtocol]:
-    """Make the protocol of one server."""
-
     class ServerProtocol(GuardedProtocol):
         rules = Rules(limits, metrics)
 

@@ -123,7 +123,6 @@ class ChatAnswer:
         choice.token_ids += delta.token_ids
 
     def whole(self, usage: Usage) -> Json:
-        """Return the answer in one object."""
         choices = [choice.object(index) for index, choice in enumerate(self._choices)]
         for number, choice in enumerate(self._choices if self._prompt else ()):
             choices[number]["token_ids"] = choice.token_ids

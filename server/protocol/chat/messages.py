@@ -110,7 +110,6 @@ class Message(WireModel):
         )
 
     def _text(self, place: str, unseen: Unseen) -> str:
-        """Return the content as one string."""
         if self.content is None:
             return self.refusal or ""
         return content_text(self.content, f"{place}.content", unseen)

@@ -131,12 +131,10 @@ class TextAnswer:
         return text, self._text_logprobs(rows) if rows else None
 
     def _prompt(self, index: int) -> EncodedText:
-        """Return the prompt of a choice."""
         assert self.echo is not None
         return self.echo.prompts[index // self.response_options.choices]
 
     def _rows(self, delta: Delta) -> Iterator[Row]:
-        """Yield the generated tokens of a delta."""
         before = len(self._prompt(delta.index).text) if self.echo is not None else 0
         for report in delta.tokens:
             yield report.token_id, report.logprobs, before + report.offset

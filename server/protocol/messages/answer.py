@@ -149,7 +149,6 @@ class MessageAnswer:
         return [{"type": "message_start", "message": self._message([], usage)}, PING]
 
     def chunks(self, delta: Delta) -> list[Json]:
-        """Return the events of a delta."""
         events = [event for piece in delta.pieces for event in self._blocks.feed(piece)]
         if delta.finish is None:
             return events
@@ -166,7 +165,6 @@ class MessageAnswer:
         return events
 
     def last_chunks(self, usage: Usage) -> list[Json]:
-        """Return why the answer ended, and its usage."""
         end = {"type": "message_delta", "delta": self._end, "usage": self._usage(usage)}
         return [end, {"type": "message_stop"}]
 
@@ -179,7 +177,6 @@ class MessageAnswer:
         add_events(self._content, self.chunks(delta))
 
     def whole(self, usage: Usage) -> Json:
-        """Return the answer in one object."""
         return self._message(self._content, self._usage(usage))
 
     def _message(self, content: list[Json], usage: Json) -> Json:

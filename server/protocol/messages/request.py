@@ -206,7 +206,6 @@ class MessagesRequest(ConversationFields, SamplingFields):
     stop_sequences: ListOf[str] | None = None
 
     def stop_strings(self) -> tuple[str, ...]:
-        """Return the stop strings."""
         return tuple(self.stop_sequences or ())
 
 

@@ -33,7 +33,6 @@ class OfferedTool(WireModel):
 
     @property
     def is_run_by_anthropic(self) -> bool:
-        """Whether the server is to run it."""
         return self.type is not None and self.type.startswith(SERVER_TOOLS)
 
     def tool(self, place: str) -> Tool:

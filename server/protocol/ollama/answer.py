@@ -99,7 +99,6 @@ def model_card(
     loaded: Loaded | None = None,
     template: str = "",
 ) -> ModelCard:
-    """Make the card of a model with these facts."""
     return ModelCard(
         name=name,
         modified_at=facts.modified_at,
@@ -131,7 +130,6 @@ def tags_answer(cards: Sequence[ModelCard]) -> Json:
 
 
 def ps_answer(cards: Sequence[ModelCard]) -> Json:
-    """Return the models that are loaded."""
     return {
         "models": [
             _named(card)
@@ -148,7 +146,6 @@ def ps_answer(cards: Sequence[ModelCard]) -> Json:
 
 
 def show_answer(card: ModelCard) -> Json:
-    """Return all that is said of one model."""
     info: Json = {
         "general.architecture": card.family,
         "general.basename": card.name,
@@ -279,7 +276,6 @@ class OllamaAnswer:
         self._logprobs += token_objects(delta.tokens, self.token_bytes)
 
     def whole(self, usage: Usage) -> Json:
-        """Return the answer in one object."""
         said: Json = {name: "".join(texts) for name, texts in self._texts.items()}
         calls: Json = {"tool_calls": self._calls} if self._calls else {}
         logprobs: Json = {"logprobs": self._logprobs} if self._logprobs else {}
@@ -311,7 +307,6 @@ class OllamaAnswer:
         }
 
     def _parts(self, delta: Delta) -> list[Json]:
-        """Return what a delta adds to the message."""
         parts = [part for piece in delta.pieces for part in self._fed(piece)]
         if delta.finish is not None:
             self._finish = delta.finish

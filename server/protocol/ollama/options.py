@@ -192,7 +192,6 @@ class OllamaSampling(SamplingFields):
     stop: tuple[str, ...] = ()
 
     def stop_strings(self) -> tuple[str, ...]:
-        """Return the stop strings."""
         return self.stop
 
 

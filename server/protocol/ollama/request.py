@@ -146,7 +146,6 @@ class AnswerFields(KeptFields):
         return OutputFormat("json_object", None, "format")
 
     def thinking(self, efforts: ReasoningSection) -> Thinking:
-        """Return how much to think."""
         if self.think is None or isinstance(self.think, bool):
             return Thinking(self.think)
         return thinking(self.think, efforts)

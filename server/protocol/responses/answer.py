@@ -52,7 +52,6 @@ class ResponseAnswer:
         ]
 
     def chunks(self, delta: Delta) -> list[Json]:
-        """Return the events of a delta."""
         events = [event for piece in delta.pieces for event in self._output.take(piece)]
         if delta.finish is not None:
             self._finish = delta.finish
@@ -60,7 +59,6 @@ class ResponseAnswer:
         return [self._numbered(event) for event in events]
 
     def last_chunks(self, usage: Usage) -> list[Json]:
-        """Return the whole response."""
         response = self.whole(usage)
         event = {"type": f"response.{response['status']}", "response": response}
         return [self._numbered(event)]
@@ -78,7 +76,6 @@ class ResponseAnswer:
         self.chunks(delta)
 
     def whole(self, usage: Usage) -> Json:
-        """Return the response in one object."""
         cut = self._finish == "length"
         response = self._object("incomplete" if cut else "completed") | {
             "completed_at": None if cut else int(time.time()),

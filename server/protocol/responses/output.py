@@ -27,11 +27,9 @@ class TextItem:
         self._logprobs: list[Json] = []
 
     def takes(self, piece: AnswerPiece) -> bool:
-        """Return whether a piece belongs to this item."""
         return isinstance(piece, TextPiece) and (piece.channel is Channel.REASONING) == self._thinks
 
     def opened(self) -> list[Json]:
-        """Return the events that open the item and its part."""
         item = self._object("in_progress", [])
         return [
             {"type": "response.output_item.added", "item": item},
@@ -57,7 +55,6 @@ class TextItem:
         ]
 
     def object(self, status: Status) -> Json:
-        """Return the item as it is now."""
         return self._object(status, [self._part()])
 
     def _object(self, status: Status, content: list[Json]) -> Json:
@@ -97,7 +94,6 @@ class CallItem:
         self._arguments = ""
 
     def takes(self, piece: AnswerPiece) -> bool:
-        """Return whether a piece belongs to this item."""
         return not isinstance(piece, TextPiece | ToolCallStart)
 
     def opened(self) -> list[Json]:
@@ -112,7 +108,6 @@ class CallItem:
         return [{"type": kind, "item_id": self._id, "delta": piece.text}]
 
     def closed(self, status: Status) -> list[Json]:
-        """Return the events that close the arguments and the call."""
         done = {
             "type": "response.function_call_arguments.done",
             "item_id": self._id,
@@ -122,7 +117,6 @@ class CallItem:
         return [done, {"type": "response.output_item.done", "item": self.object(status)}]
 
     def object(self, status: Status) -> Json:
-        """Return the item as it is now."""
         return {
             "type": "function_call",
             "id": self._id,
@@ -154,7 +148,6 @@ class Output:
         return self._done + ([self._open.object("incomplete")] if self._open else [])
 
     def take(self, piece: AnswerPiece) -> list[Json]:
-        """Take in a piece, and return its events."""
         events: list[Json] = []
         if self._open is None or not self._open.takes(piece):
             events = self._close("completed")

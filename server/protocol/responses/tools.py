@@ -32,7 +32,6 @@ class FlatFunction(FunctionTool):
 
     @property
     def tool(self) -> Tool:
-        """See FunctionTool."""
         return replace(super().tool, deferred=bool(self.defer_loading))
 
 
@@ -82,7 +81,6 @@ class FlatToolChoice(WireToolChoice):
 
     @property
     def allowed(self) -> tuple[AllowedTools, str]:
-        """See WireToolChoice."""
         return AllowedTools(mode=self.mode, tools=self.tools or []), "tool_choice"
 
 

@@ -106,6 +106,5 @@ class ParameterValue:
 
 
 def _may_be_tag(text: str) -> bool:
-    """Return whether a text is the beginning of a tag."""
     is_named = text.startswith(NAMED_TAGS) and not {">", "\n"} & set(text)
     return is_named or any(each.startswith(text) for each in TAGS)

@@ -18,7 +18,6 @@ MAX_BEGUN_CHARS = 1024
 
 
 def new_call_id() -> str:
-    """Make an id that no other call has."""
     return f"call_{secrets.token_hex(CALL_ID_BYTES)}"
 
 

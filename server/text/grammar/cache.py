@@ -47,7 +47,6 @@ class GrammarCache:
 
     @property
     def used_bytes(self) -> int:
-        """Of the grammars that somebody has."""
         while self._freed:
             self._counted_bytes -= self._freed.popleft()
         return self._counted_bytes

@@ -141,7 +141,6 @@ def run_child(request: dict[str, Any], tokens: Tokens, into: int) -> NoReturn:
 
 
 def write_frame(sink: int, content: bytes) -> None:
-    """Write all of a frame."""
     left = memoryview(LENGTH.pack(len(content)) + content)
     while left:
         left = left[os.write(sink, left) :]

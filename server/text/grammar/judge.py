@@ -167,7 +167,6 @@ class _Process:
 
     @classmethod
     async def start(cls, tokenizer: bytes, facts: TokenizerFacts) -> "_Process":
-        """Start the process, and hand it the tokenizer."""
         process = await asyncio.create_subprocess_exec(
             *COMMAND,
             facts.to_json(),
@@ -192,7 +191,6 @@ class _Process:
         return await answer
 
     async def close(self) -> None:
-        """End the process."""
         self._end()
         await self._listening
 

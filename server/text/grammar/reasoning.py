@@ -71,7 +71,6 @@ class ReasoningConstraint:
         return True
 
     def accept(self, token_id: int) -> None:
-        """See TokenConstraint."""
         match self._phase:
             case Phase.BEGINNING:
                 self._accept_beginning(token_id)

@@ -146,7 +146,6 @@ class _Checker:
         return cleaned
 
     def _subschemas(self, keyword: str, value: Any, depth: int) -> Any:
-        """Return the value with the schemas in it cleaned."""
         if keyword in SUBSCHEMA_MAPS:
             if len(value) > MAX_PROPERTIES and keyword in PROPERTIES:
                 raise GrammarError(f"{keyword} has more than {MAX_PROPERTIES} entries")
@@ -176,7 +175,6 @@ def _close_bounds(schema: dict[str, Any]) -> None:
 
 
 def _typed(keyword: str, value: Any) -> Any:
-    """Return the value as the engine wants it."""
     types = VALUES[keyword]
     if keyword in COUNTS and isinstance(value, float) and value.is_integer():
         value = int(value)

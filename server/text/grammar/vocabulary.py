@@ -68,7 +68,6 @@ class Vocabulary:
 
     @property
     def words(self) -> int:
-        """Words of a mask."""
         return -(-self.size // WORD_BITS)
 
     @cached_property
@@ -86,7 +85,6 @@ class Vocabulary:
         return tuple(self._tokenizer.fast.encode(text, add_special_tokens=False).ids)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return the text of a token."""
         return self._tokenizer.token_bytes(token_id)
 
     def _masks_before(self, tag: bytes, *, may_stop: bool) -> list[np.ndarray]:

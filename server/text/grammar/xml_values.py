@@ -180,7 +180,6 @@ def _types(schema: Any, root: dict[str, Any]) -> frozenset[str]:
 
 
 def _found(reference: str, root: Any, depth: int) -> dict[str, Any]:
-    """Return what a reference points at."""
     for step in reference.split("/")[1:]:
         root = root.get(step.replace("~1", "/").replace("~0", "~"))
         if not isinstance(root, dict) or not depth:
@@ -214,7 +213,6 @@ def _terms(schema: dict[str, Any], root: dict[str, Any], depth: int) -> list[str
 
 
 def lark_string(text: str) -> str:
-    """Write a string as Lark does."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
