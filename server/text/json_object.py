@@ -29,14 +29,15 @@ def has_many_values(text: str) -> bool:
 def json_object(text: str) -> dict[str, Any] | None:
     """Parse a text as an object; None where it is none.
 
-    Line breaks within strings, which models write, are let pass; halves of characters, which no
-    text can have, are not; and nothing of ``MAX_VALUES`` or more.
+    Line breaks within strings, which models write, are let pass, and NaN and Infinity are strings.
+    Halves of characters, which no text can have, are not let pass, nor are numbers above all
+    floats, nor ``MAX_VALUES`` or more.
     """
     if has_many_values(text):
         return None
     try:
-        value = json.loads(text, strict=False)
-        json.dumps(value, ensure_ascii=False).encode()
+        value = json.loads(text, strict=False, parse_constant=str)
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None

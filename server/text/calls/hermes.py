@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Callable
 
+from server.text.calls.argument_types import as_json
 from server.text.calls.tool_format import CALL_CLOSE, ToolFormat
 from server.text.conversation import Tool
 from server.text.json_object import json_object
@@ -27,6 +28,9 @@ ENDS = {ToolFormat.HERMES: CALL_CLOSE, ToolFormat.LLAMA: ";"}
 # What comes after more than this is read when it is whole.
 MAX_HEAD_CHARS = 1024
 FILLING = re.compile(r"[\s}]*")
+PUNCTUATION = frozenset(' \t\r\n"{}[]:,')
+BRACKETS = {"{": "}", "[": "]"}
+WORD_TYPES = frozenset({"null", "boolean", "integer", "number"})
 
 
 class HermesCall:
@@ -59,7 +63,10 @@ class HermesCall:
         self._searched = 0
         """So much of what is held does not begin with the closing tag: it is not read again with
         every token."""
-        self._depth = 0
+        self._closing: list[str] = []
+        """Brackets that close those that are open."""
+        self._word = ""
+        """A value that is neither a string nor a bracket, as far as it has come."""
         self._in_string = False
         self._escaped = False
 
@@ -92,7 +99,7 @@ class HermesCall:
         if self.complete:
             self.rest = ""
             return []
-        return self._arguments(self._held)
+        return self._arguments(self._word + self._held)
 
     def _take_head(self) -> list[AnswerPiece]:
         name = NAME.match(self._held, 0, MAX_HEAD_CHARS)
@@ -122,37 +129,48 @@ class HermesCall:
 
     def _take_arguments(self) -> list[AnswerPiece]:
         """Take text up to the bracket that closes the first one; or to the closing tag, where it
-        comes first and outside of strings: then the model has forgotten that bracket."""
+        comes first and outside of strings: then the model has forgotten brackets."""
         text: list[str] = []
         taken = len(self._held)
         for place, character in enumerate(self._held):
             if character == self._end[0] and not self._in_string:
                 after = self._held[place:]
                 self.complete = after.startswith(self._end)
+                if self.complete:
+                    text += self._take_word(), *reversed(self._closing)
                 if self.complete or self._end.startswith(after):
                     taken = place
                     break
-            text.append(self._escape(character))
-            if self._depth == 0:
+            text.append(self._write(character))
+            if not self._closing and not self._word:
                 self.complete, taken = True, place + 1
                 break
         self._held = self._held[taken:]
         return self._arguments("".join(text))
 
-    def _escape(self, character: str) -> str:
-        """Return the character as JSON needs it; keep count of strings and brackets."""
+    def _write(self, character: str) -> str:
+        """Return text as JSON needs it, up to the character; keep count of strings and brackets. A
+        word waits for its end: what is none of JSON's, such as NaN or None, becomes one."""
         if self._in_string:
             ends = character == '"' and not self._escaped
             self._in_string = not ends
             self._escaped = character == "\\" and not self._escaped
             return json.dumps(character)[1:-1] if character < " " else character
+        if character not in PUNCTUATION:
+            self._word += character
+            return ""
+        word = self._take_word()
         if character == '"':
             self._in_string = True
-        elif character in "{[":
-            self._depth += 1
+        elif character in BRACKETS:
+            self._closing.append(BRACKETS[character])
         elif character in "}]":
-            self._depth -= 1
-        return character
+            self._closing.pop()
+        return word + character
+
+    def _take_word(self) -> str:
+        word, self._word = self._word, ""
+        return as_json(word, WORD_TYPES) if word else ""
 
     def _take_tail(self) -> None:
         filling = FILLING.match(self._held)
@@ -182,7 +200,9 @@ def whole_call(text: str) -> tuple[str, str] | None:
     if not isinstance(name, str) or not name:
         return None
     if isinstance(arguments, str):
-        return (name, arguments) if json_object(arguments) is not None else None
+        arguments = json_object(arguments)
+        if arguments is None:
+            return None
     if not isinstance(arguments, dict | None):
         return None
     return name, json.dumps(arguments or {}, ensure_ascii=False)

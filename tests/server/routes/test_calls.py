@@ -183,14 +183,14 @@ async def test_wherever_an_answer_is_cut_off_a_stream_and_a_whole_answer_are_the
 
 
 @pytest.mark.parametrize("end", [END, f"</tool_call>{END}"])
-async def test_arguments_that_the_model_does_not_finish_are_told_as_they_are(
+async def test_brackets_that_the_model_forgets_are_closed_where_the_call_is(
     engine: Engine, tokenizer: Tokenizer, http: httpx2.AsyncClient, end: str
 ) -> None:
     said = '<tool_call>\n{"name": "look", "arguments": {"at": ["a"'
     engine.script[:] = ids_of(tokenizer, said + end)
     choice = await answer(http, tools=[LOOK])
     (call,) = choice["message"]["tool_calls"]
-    assert call["function"]["arguments"] == '{"at": ["a"'
+    assert call["function"]["arguments"] == '{"at": ["a"' + ("" if end == END else "]}")
     assert choice["finish_reason"] == ("stop" if end == END else "tool_calls")
 
 

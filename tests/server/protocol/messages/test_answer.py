@@ -158,7 +158,7 @@ def test_an_answer_of_nothing_has_no_blocks() -> None:
 
 @pytest.mark.parametrize(
     "written",
-    ["", "[1]", '{"at": "a', '{"at": NaN}', '{"at": 1e999}', '{"at": "\\ud800"}', "[" * 5000],
+    ["", "[1]", '{"at": "a', '{"at": 1e999}', '{"at": "\\ud800"}', "[" * 5000],
 )
 def test_a_call_that_nobody_could_make_is_text(written: str) -> None:
     call = f'<tool_call>\n{{"name": "look", "arguments": {written}'

@@ -30,13 +30,24 @@ def reader() -> HermesCall:
         ('{"name": "f", "arguments": {"a": 1}} and', '{"a": 1}', "and"),
         ('{"name": "f", "arguments": {"a": 1}\n</tool_call>', '{"a": 1}', ""),
         ('{"name": "f", "arguments": {"a": 1}}}\n</tool_call>', '{"a": 1}', ""),
-        ('{"name": "f", "arguments": {"a": 1\n</tool_call>x', '{"a": 1\n', "x"),
-        ('{"name": "f", "arguments": {"a": <b>}}</tool_call>', '{"a": <b>}', ""),
+        ('{"name": "f", "arguments": {"a": 1\n</tool_call>x', '{"a": 1\n}', "x"),
+        ('{"name": "f", "arguments": {"a": [{"b": 1</tool_call>', '{"a": [{"b": 1}]}', ""),
+        # Words that JSON does not have.
+        ('{"name": "f", "arguments": {"a": <b>}}</tool_call>', '{"a": "<b>"}', ""),
+        ('{"name": "f", "arguments": {"a": [NaN, 1]}}</tool_call>', '{"a": ["NaN", 1]}', ""),
+        ('{"name": "f", "arguments": {"a": -Infinity}}</tool_call>', '{"a": "-Infinity"}', ""),
+        ('{"name": "f", "arguments": {"a": None, "b": 1}}</tool_call>', '{"a": null, "b": 1}', ""),
+        ('{"name": "f", "arguments": {a: .5, b: +3}}</tool_call>', '{"a": 0.5, "b": 3}', ""),
+        ('{"name": "f", "arguments": {"a": nan</tool_call>', '{"a": "nan"}', ""),
+        ('{"arguments": {"a": NaN}, "name": "f"}</tool_call>', '{"a": "NaN"}', ""),
+        ('{"name": "f", "arguments": "{\\"a\\": NaN}"}</tool_call>', '{"a": "NaN"}', ""),
         ('{"name": "f", "arguments": {}}\n<tool_call>', "{}", "<tool_call>"),
         # Another order, or another form.
         ('{"arguments": {"a": "é"}, "name": "f"}</tool_call>x', '{"a": "é"}', "x"),
         ('{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', '{"a": 1}', ""),
         ('{"name": "f"}</tool_call>', "{}", ""),
+        ('{"name": "f", "arguments": "{}"}</tool_call>', "{}", ""),
+        ('{"name": "f", "arguments": {"a": True}}</tool_call>', '{"a": true}', ""),
         ('{"name": "\\u0066", "arguments": null}</tool_call>', "{}", ""),
         # Another name for the arguments.
         ('{"name": "f", "parameters": {"a": 1}}</tool_call>x', '{"a": 1}', "x"),
@@ -100,7 +111,7 @@ def test_no_more_is_held_back_than_may_be_a_closing_tag() -> None:
     parser = reader()
     parser.feed('{"name": "f", "arguments": {"a": 1')
     assert parser.feed("</tool") == []
-    assert joined(parser.feed("s")) == call(0, "f", "</tools")[1:]
+    assert joined(parser.feed("s,")) == call(0, "f", '"1</tools",')[1:]
 
 
 @pytest.mark.parametrize(
