@@ -69,7 +69,7 @@ def listed(name: str, created: int, max_model_len: int | None) -> Json:
     }
 
 
-def anthropic_model(name: str, created: int, max_model_len: int | None = None) -> Json:
+def anthropic_model(name: str, created: int, max_model_len: int | None) -> Json:
     """Return a model as Anthropic's clients have it. Parameters: see ``listed``."""
     return {
         "type": "model",

@@ -162,9 +162,9 @@ def model_list_routes(front: Front) -> APIRouter:
     router = APIRouter()
 
     def entry(request: Request, model: ManagedModel) -> dict[str, Any]:
-        if speaks_anthropic(request.scope):
-            return anthropic_model(model.name, model.source.created)
         length = model.needs.max_model_len if model.needs else None
+        if speaks_anthropic(request.scope):
+            return anthropic_model(model.name, model.source.created, length)
         return listed(model.name, model.source.created, length) | {"loaded": model.loaded}
 
     async def list_models(request: Request) -> dict[str, Any]:

@@ -177,6 +177,7 @@ async def test_models_are_listed_as_each_api_has_them(several: Make) -> None:
         assert (one["id"], one["max_model_len"]) == ("c", 64)
         theirs = (await client.get("/v1/models", headers=ANTHROPIC)).json()
         assert (theirs["first_id"], theirs["last_id"]) == ("a", "c")
+        assert {entry["max_input_tokens"] for entry in theirs["data"]} == {64}
         assert (await client.get("/v1/models/d")).status_code == 404
 
 
