@@ -45,7 +45,6 @@ def sampling_state(sequences: SequenceOf[Sequence | None], vocab_size: int) -> S
 
 
 def _is_masked(sequence: Sequence) -> bool:
-    """Return whether the next token of a sequence must be one of some."""
     return sequence.request.constraint is not None or _holds_back_stops(sequence)
 
 

@@ -3,13 +3,12 @@
 import logging
 import queue
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from engine.config import EngineConfig
 from engine.constraints import MaskThread
 from engine.figures import MlxMemory, SchedulerCounters, StepMeter
-from engine.mapping_points import MappingPoints
 from engine.memory_map import MemoryMap, report_first
 from engine.messages import (
     Abort,
@@ -20,15 +19,118 @@ from engine.messages import (
     SetMemoryPressure,
     TakePrefixNews,
 )
-from engine.model_health_check import HEALTH_CHECK_ID, ModelHealthCheck
 from engine.pipeline import CancelledStep, CompletedStep, RetiredStep, StepPipeline
 from engine.pressure import PressureLevel
 from engine.scheduler import Scheduler
-from engine.step_plan import NO_STEP, PendingState, StepPlan, StepRunner
+from engine.step_plan import (
+    NO_STEP,
+    NOT_FINITE,
+    Outcome,
+    PendingState,
+    RowError,
+    StepPlan,
+    StepRunner,
+)
 from engine.substrate_faults import SubstrateFaults
 from engine.token_budget import PromptTime
 from engine.types import EngineLimits, EngineStats, Request, SamplingParams, TokenEvent
 from kvcache.manager import KVCacheManager
+
+# Whoever is to join waits so many times as long as the newest point took, and no longer than a
+# moment: others may come meanwhile, or those that run may need a point themselves.
+PATIENCE = 20
+LONGEST_PATIENCE_S = 0.15
+
+
+class MappingPoints:
+    """Measures mapping points: no step is in flight then, and the device has nothing to do."""
+
+    def __init__(self, kv: KVCacheManager, clock: Callable[[], float]) -> None:
+        self._kv = kv
+        self._clock = clock
+        self._took_s = 0.0
+        """The newest one."""
+        self._wanted_s: float | None = None
+        """Since when one is wanted."""
+        self._began_s: float | None = None
+
+    def is_due(self) -> bool:
+        """Return whether no further step may be begun before the next point. A step is in
+        flight."""
+        if not self._kv.wants_mapping_point:
+            self._wanted_s = None
+            return False
+        now = self._clock()
+        if self._wanted_s is None:
+            self._wanted_s = now
+        return now - self._wanted_s >= min(PATIENCE * self._took_s, LONGEST_PATIENCE_S)
+
+    def begin(self) -> None:
+        """Note that no step is in flight."""
+        if self._kv.wants_mapping_point:
+            self._began_s, self._wanted_s = self._clock(), None
+
+    def end(self) -> None:
+        """Note that a step was begun."""
+        if self._began_s is not None:
+            self._took_s = self._clock() - self._began_s
+            self._began_s = None
+
+
+# Requests of clients have numbers from 1 on.
+HEALTH_CHECK_ID = 0
+# Before all others.
+HEALTH_CHECK_PRIORITY = -(2**31)
+
+
+class ModelFailedError(RuntimeError):
+    """The model cannot compute any more what it could compute at the start."""
+
+
+class ModelHealthCheck:
+    """Submits a request of its own when no output of a step was finite, or when it is told to.
+
+    A request whose output is not finite fails alone. Where a step has no other output, the model
+    is asked for the token after token 0. It could compute that when the engine was started: where
+    it cannot now, no request is to blame.
+    """
+
+    def __init__(self, submit: Callable[[Request], None], *, pooling: bool) -> None:
+        """submit: queues a request. pooling: whether the model makes vectors and no tokens."""
+        self._submit = submit
+        self._pooling = pooling
+        self.is_running = False
+        """Whether its request has been submitted and has not ended."""
+
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
+        """Submit its own request where a step has outcomes, and none of them is finite."""
+        if outcomes and all(isinstance(each, RowError) and each == NOT_FINITE for each in outcomes):
+            self.start()
+
+    def start(self) -> None:
+        """Submit its own request, unless it is under way."""
+        if self.is_running:
+            return
+        self.is_running = True
+        params = SamplingParams(max_tokens=0 if self._pooling else 1, temperature=0.0)
+        self._submit(
+            Request(HEALTH_CHECK_ID, (0,), params, HEALTH_CHECK_PRIORITY, pooling=self._pooling)
+        )
+
+    def take_own(self, events: list[TokenEvent]) -> list[TokenEvent]:
+        """Return the events of other requests than its own. Raises ModelFailedError when the output
+        of its own was not finite."""
+        if not self.is_running:
+            return events
+        for event in events:
+            if event.request_id == HEALTH_CHECK_ID and event.finish is not None:
+                self.is_running = False
+                if event.message == NOT_FINITE.message:
+                    raise ModelFailedError(
+                        "the model cannot decode: all of its output is not finite"
+                    )
+        return [event for event in events if event.request_id != HEALTH_CHECK_ID]
+
 
 log = logging.getLogger(__name__)
 

@@ -20,6 +20,7 @@ from engine.step_plan import (
     StepPlan,
 )
 from kvcache.backend import BackendFailedError
+from kvcache.manager import KVCacheManager
 from kvcache.views import KVViews
 from metal_ext import CpuWorkers
 
@@ -40,13 +41,6 @@ class Model(Protocol):
 
     def head(self, states: mx.array) -> mx.array:
         """Their logits."""
-
-
-class ViewSource(Protocol):
-    """Where the runner gets its view of the cache."""
-
-    def views(self, plan: SequenceOf[tuple[int, int, int]]) -> KVViews:
-        """Return what a step reads and writes; opens the next epoch."""
 
 
 class ModelStep:
@@ -116,7 +110,7 @@ class ModelRunner:
     def __init__(
         self,
         model: Model,
-        kv: ViewSource,
+        kv: KVCacheManager,
         *,
         pools: bool = False,
         workers: CpuWorkers | None = None,

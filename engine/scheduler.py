@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 
 from engine.constraints import accept
 from engine.figures import SchedulerCounters
-from engine.kv_cache import KVCache
-from engine.mask_turns import resting_sequences
 from engine.sequence import NO_MEMORY, Sequence, SequenceStatus, apply_outcome, end, plan_entry
 from engine.step_plan import (
     NO_STEP,
@@ -29,14 +27,39 @@ from engine.step_plan import (
 )
 from engine.token_budget import TokenBudget
 from engine.types import EngineLimits, FinishReason, PrefixReport, Request, TokenEvent
+from kvcache.manager import KVCacheManager
 from kvcache.sequences import Progress
+
+
+def resting_sequences(running: SequenceOf[Sequence], max_step_mask_s: float) -> set[int]:
+    """Return the ids of sequences that sit a step out. Their masks cost more than their share, and
+    all masks together would cost more than ``max_step_mask_s``.
+
+    They take turns: those that have rested longest go on, as many as fit, and one at least.
+    """
+    masked = [sequence for sequence in running if sequence.mask_s]
+    left_s = max_step_mask_s
+    if sum(sequence.mask_s for sequence in masked) <= left_s:
+        return set()
+    share_s = left_s / len(masked)
+    costly = [sequence for sequence in masked if sequence.mask_s > share_s]
+    left_s -= sum(sequence.mask_s for sequence in masked if sequence.mask_s <= share_s)
+    resting: set[int] = set()
+    for number, sequence in enumerate(sorted(costly, key=lambda each: -each.steps_rested)):
+        if number and sequence.mask_s > left_s:
+            sequence.steps_rested += 1
+            resting.add(sequence.seq_id)
+        else:
+            sequence.steps_rested = 0
+            left_s -= sequence.mask_s
+    return resting
 
 
 class Sharing:
     """Opens sequences with their cached prefixes, closes them, and finds out which sequences wait
     for others. Notes what the cache decides, for the next plan."""
 
-    def __init__(self, kv: KVCache, by_id: Mapping[int, Sequence]) -> None:
+    def __init__(self, kv: KVCacheManager, by_id: Mapping[int, Sequence]) -> None:
         """by_id: the scheduler's sequences, by their numbers."""
         self.kv = kv
         self._by_id = by_id
@@ -139,7 +162,7 @@ class Scheduler:
     Until then the one that needs the memory sits out. Emitted tokens are never sampled again.
     """
 
-    kv: KVCache
+    kv: KVCacheManager
     limits: EngineLimits
     budget: TokenBudget
     max_num_batched_tokens: int

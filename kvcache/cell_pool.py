@@ -233,7 +233,6 @@ class CellPool:
         return True
 
     def _evictable(self) -> list[Cell]:
-        """Return the cached cells that no step touches."""
         done = self._completed_epoch
         return [cell for cell in self.cells if cell.is_cached and cell.epoch <= done]
 

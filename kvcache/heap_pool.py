@@ -155,7 +155,6 @@ class HeapPool:
             self._move(block, BlockState.SEALED, BlockState.OWNED)
 
     def attach(self, block: Block) -> None:
-        """Attach a sealed block to one more sequence."""
         self.saved_blocks += block.sequences > 0
         block.buffers += 1
         block.sequences += 1
@@ -266,7 +265,6 @@ class HeapPool:
     # --- choosing -------------------------------------------------------------------------------
 
     def _next(self, after: Block | None) -> Block | None:
-        """Return the block that follows, if it is free."""
         if after is None or after.place + 1 == self._group.blocks_per_heap:
             return None
         following = self._heaps[after.heap].blocks[after.place + 1]

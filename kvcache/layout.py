@@ -187,7 +187,6 @@ class Group:
         return self.tokens_per_block * self.blocks_per_buffer
 
     def blocks_for(self, tokens: int) -> int:
-        """Return how many blocks hold so many tokens."""
         return -(-tokens // self.tokens_per_block)
 
 
@@ -211,7 +210,6 @@ class KVLayout:
 
     @cached_property
     def heap_tokens(self) -> int:
-        """Return how many tokens a heap of each group holds."""
         return self.tokens_per_block * self.groups[0].blocks_per_heap
 
     @cached_property

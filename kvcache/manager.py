@@ -76,7 +76,6 @@ class KVCacheManager:
         return min(self._layout.max_tokens, blocks * self._layout.tokens_per_block)
 
     def block_hashes(self, salt: PrefixSalt) -> BlockHashes:
-        """Return the empty block hashes of a new sequence."""
         return BlockHashes(self.identity, salt, self._layout.tokens_per_block)
 
     def open(
@@ -226,7 +225,6 @@ class KVCacheManager:
                 group.prefixes.filled(epoch, part, number)
 
     def cancel_steps(self, seq_id: int) -> None:
-        """Cancel the sequence's steps that have not committed."""
         sequence = self._open[seq_id]
         sequence.cancel_steps()
         if self._states is not None:

@@ -118,7 +118,6 @@ class PrefixCache:
     # --- the life of a block --------------------------------------------------------------------
 
     def filled(self, epoch: int, sequence: CachedSequence, number: int) -> None:
-        """Note that a step of that epoch fills a block."""
         self._full.append(FullBlock(epoch, sequence, number))
 
     def seal(self, completed_epoch: int) -> None:

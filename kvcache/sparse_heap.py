@@ -38,7 +38,6 @@ class SparseHeap:
         return self.free_map.find(b"\1" * count)
 
     def states(self) -> bytes:
-        """Return every block's BlockState, a byte each."""
         return bytes(block.state for block in self.blocks)
 
     def free_and_dirty(self) -> list[int]:

@@ -180,7 +180,6 @@ class StateCache:
         self._go_on(self._open[seq_id])
 
     def _go_on(self, states: SequenceStates) -> None:
-        """Make the state after a sequence's attached blocks its base."""
         blocks = states.sequence.buffer.table.blocks
         if len(blocks) == states.base_block:
             return

@@ -137,7 +137,6 @@ class KVViews:
 
 
 def layer_regions(layout: KVLayout) -> list[LayerRegions]:
-    """Return every layer's regions in the kernels' form."""
     found = []
     for layer, spec in enumerate(layout.shape.layers):
         group, keys = layout.place(layer)

@@ -70,7 +70,6 @@ def check_modules(path: Path) -> None:
 
 
 def _kind(module: Any) -> str:
-    """Return the last part of the class that a module is of."""
     kind = module.get("type") if isinstance(module, dict) else None
     return str(kind).rpartition(".")[2]
 

@@ -79,7 +79,6 @@ class Forward:
         return ops.norm(x)
 
     def _mixed(self, number: int, x: mx.array, views: KVViews) -> mx.array:
-        """Return what a layer makes of x and of the tokens before it."""
         layer, place = self._layers[number]
         if not isinstance(layer.mixer, Attention):
             return self.ops.recur(number, x, views)

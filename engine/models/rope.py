@@ -115,7 +115,6 @@ def _yarn(base: float, periods: list[float], fields: _Fields) -> Rope:
     pairs = len(periods)
 
     def pair_of(turns: float) -> float:
-        """Return which pair turns so often in the known context."""
         return pairs * math.log(known / (turns * 2 * math.pi)) / math.log(base)
 
     first = max(math.floor(pair_of(fields.number("beta_fast", 32))), 0)

@@ -14,7 +14,6 @@ from engine.build import FIRST_BUDGET_TOKENS, MIN_BUDGET_TOKENS
 from engine.config import EngineConfig
 from engine.loop import EngineLoop
 from engine.planning.cost import CostModel
-from engine.runner import ViewSource
 from engine.scheduler import Scheduler
 from engine.step_plan import Outcome, PendingState, StepPlan, Token
 from engine.token_budget import TokenBudget
@@ -113,7 +112,7 @@ class SimulatedStep:
 class SimulatedRunner:
     """Lets each step's time pass, and samples whatever."""
 
-    def __init__(self, kv: ViewSource, cost: CostModel, clock: SimulatedClock) -> None:
+    def __init__(self, kv: KVCacheManager, cost: CostModel, clock: SimulatedClock) -> None:
         self.completed_epoch = 0
         self._kv = kv
         self._cost = cost

@@ -8,6 +8,7 @@ ordered end is the system's.
 
 import os
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -19,7 +20,6 @@ import metal_ext
 from kvcache.backend import PageBackend
 from kvcache.canary import kernels, trial
 from kvcache.canary.kernels import KernelTrial, kernel_specs, name_of
-from kvcache.canary.pace import pace_actions
 from kvcache.canary.products import product_actions
 from kvcache.canary.release import ReleaseTrial
 from kvcache.canary.report import Step, to_line
@@ -37,6 +37,52 @@ from kvcache.canary.trial import (
 from kvcache.layout import KVLayout, KVShape
 from kvcache.new_backend import new_backends
 from kvcache.substrates import Substrate
+
+# Systems have been seen to let go of memory that the GPU has not used for a second.
+PAUSE_S = 2.0
+WARM_UPS = 3
+# 256 MiB of weights in 16 bits: enough that fetching them again shows.
+MATRICES, SIZE = 8, 4096
+# About those of a step of a model of 36 layers.
+COMMANDS = 600
+
+
+def pace_actions() -> list[tuple[str, Action]]:
+    """All that is measured, in order."""
+    return [("pause", _pause), ("submit", _submit)]
+
+
+def _pause() -> Finding:
+    weights = [mx.random.normal((SIZE, SIZE)).astype(mx.bfloat16) for _ in range(MATRICES)]
+    mx.eval(weights)
+    inputs = mx.random.normal((1, SIZE)).astype(mx.bfloat16)
+
+    def seconds() -> float:
+        started = time.monotonic()
+        mx.eval([inputs @ matrix for matrix in weights])
+        return time.monotonic() - started
+
+    warm = min(seconds() for _ in range(WARM_UPS))
+    time.sleep(PAUSE_S)
+    after = seconds()
+    said = f"{1e3 * warm:.1f} ms, and {1e3 * after:.1f} ms after {PAUSE_S:g} s without work"
+    return Finding(said, {"warm_s": warm, "after_pause_s": after, "pause_s": PAUSE_S})
+
+
+def _submit() -> Finding:
+    value = mx.zeros((1024,))
+    for _ in range(COMMANDS):
+        value = mx.sin(value)
+    started = time.monotonic()
+    mx.async_eval(value)  # type: ignore[no-untyped-call]
+    submitted = time.monotonic() - started
+    mx.eval(value)
+    done = time.monotonic() - started
+    said = (
+        f"{COMMANDS} commands are submitted in {1e3 * submitted:.1f} ms, done by {1e3 * done:.1f}"
+    )
+    return Finding(said, {"commands": COMMANDS, "submit_s": submitted, "done_s": done})
+
 
 # Buffers of a trial.
 MAX_BUFFERS = 3

@@ -42,5 +42,4 @@ def _computed_tokens(client: ServingEngine) -> int:
 
 
 def _is_alive(event: TokenEvent) -> bool:
-    """Return whether the model has produced a token or a vector."""
     return event.token_id is not None or event.embedding is not None

@@ -7,6 +7,7 @@ and before anybody can connect, as one sentence.
 import socket
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib.metadata import distributions
 from pathlib import Path
 
 import structlog
@@ -26,7 +27,6 @@ from server.chat.served_model import ServedModel
 from server.cli.banner import announcement
 from server.cli.log import configure_log
 from server.cli.model_files import ModelFiles, read_model
-from server.cli.neighbours import neighbours
 from server.cli.salt_secret import salt_secret
 from server.cli.settings import read_settings
 from server.config import Config, StartError, Tables, engine_config
@@ -43,6 +43,32 @@ from server.text.grammar.judge import Judge
 from server.text.grammar.vocabulary import Vocabulary
 from server.text.reasoning_cache import ReasoningCache
 from server.text.tokenizer import Tokenizer
+
+PACKAGES = ("server", "engine", "kvcache", "metal_ext")
+OURS = "quire"
+
+
+def neighbours() -> str | None:
+    """Return one sentence on what else is installed here under quire's names; None if nothing is.
+
+    Records of installed files are searched as text: to parse all of them would take longer than
+    everything else of a start.
+    """
+    found: dict[str, list[str]] = {}
+    for distribution in distributions():
+        files = "\n" + (distribution.read_text("RECORD") or "")
+        packages = [name for name in PACKAGES if f"\n{name}/" in files or f"\n{name}.py," in files]
+        if packages and (whose := distribution.metadata["Name"]) != OURS:
+            for package in packages:
+                found.setdefault(package, []).append(whose)
+    if not found:
+        return None
+    others = ", ".join(f"`{package}` of {' and '.join(of)}" for package, of in found.items())
+    return (
+        f"quire shares its place with {others}, and one overwrites files of the other: install "
+        "quire where it is alone (uv tool install, pipx)"
+    )
+
 
 STOP_TIMEOUT_S = 30.0
 Progress = Callable[[int, int], None]

@@ -96,7 +96,6 @@ class PrefixRouter:
             self._loads.report(known, load)
 
     def report_evicted(self, replica: str, hashes: Sequence[bytes]) -> None:
-        """Note what a replica has evicted, in any order."""
         if (known := self._loads.get(replica)) is not None:
             self._held.discard(hashes, known.number)
 

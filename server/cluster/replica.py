@@ -7,10 +7,9 @@ from typing import Protocol
 
 from engine.client import EngineClient, TokenStream
 from engine.errors import FORM_LIMITS, EngineDeadError, QueueFullError
-from engine.types import FinishReason, Submission, TokenConstraint, TokenEvent
+from engine.types import EngineStats, FinishReason, Submission, TokenConstraint, TokenEvent
 from server.chat.readiness import generates
 from server.cluster.messages import Numbered, Refusal, ReplicaReport
-from server.cluster.prompt_speed import PromptSpeed
 from server.cluster.replica_loads import Load
 from server.cluster.scaling import Need, need_of
 from server.cluster.sent_forms import SentForm
@@ -18,6 +17,32 @@ from server.text.grammar.compiler import GrammarMemoryError
 from server.text.grammar.constraint_spec import ConstraintSpec
 from server.text.grammar.grammar_errors import GrammarError
 from server.text.grammar.judge import JudgeBusyError
+
+# Fewer tokens of prompts say little: a machine that does something else meanwhile is not slow.
+LEAST_TOKENS = 1024
+# So many tokens back an engine's past counts half.
+HALVED_TOKENS = 32_768
+
+
+class PromptSpeed:
+    """Tokens of prompts per second of the time that steps spend on prompts, whatever answers run
+    beside them."""
+
+    def __init__(self) -> None:
+        self._since = EngineStats()
+        self._tokens = 0.0
+        self._seconds = 0.0
+
+    def of(self, stats: EngineStats) -> float:
+        """Return the speed, with what has happened since the last call; 0 while little is known."""
+        since, self._since = self._since, stats
+        self._tokens += stats.timed_prompt_tokens - since.timed_prompt_tokens
+        self._seconds += stats.timed_prompt_seconds - since.timed_prompt_seconds
+        if self._tokens > HALVED_TOKENS:
+            self._tokens, self._seconds = self._tokens / 2, self._seconds / 2
+        known = self._tokens >= LEAST_TOKENS and self._seconds > 0
+        return self._tokens / self._seconds if known else 0.0
+
 
 # Who asks hears from an answer this often, whether there is a token or not.
 SIGN_OF_LIFE_S = 1.0

@@ -51,7 +51,6 @@ ROUTES = (
     gateway_routes,
     memory_routes,
     replica_routes,
-    page_routes,
     operation_routes,
 )
 
@@ -74,6 +73,7 @@ def create_app(service: Service) -> FastAPI:
     )
     for routes in ROUTES:
         app.router.routes.extend(routes(service).routes)
+    app.router.routes.extend(page_routes(service.config).routes)
     add_guards(app, service.config, service.drain, service.metrics.count_refusal)
     add_error_handlers(app)
     return app

@@ -55,7 +55,6 @@ class RequestFigures(Collector):
         self._durations[endpoint].observe(seconds)
 
     def count_refusal(self, reason: Refusal) -> None:
-        """Count a request or connection that was refused."""
         self._refusals[reason] += 1
 
     def collect(self) -> Iterator[Metric]:

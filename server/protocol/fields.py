@@ -42,12 +42,10 @@ def accepted(name: str, note: str) -> FieldRule:
 
 
 def refused(name: str, note: str, *harmless: Any) -> FieldRule:
-    """Make the rule of a field that would change the answer."""
     return FieldRule(name, Rule.REFUSED, note, harmless)
 
 
 def ignored(name: str, note: str) -> FieldRule:
-    """Make the rule of a field that would not change the answer."""
     return FieldRule(name, Rule.IGNORED, note)
 
 

@@ -11,7 +11,7 @@ from hashlib import sha256
 from importlib.metadata import version
 from importlib.resources import files
 from importlib.resources.abc import Traversable
-from typing import Any, Protocol
+from typing import Any
 
 from fastapi import APIRouter
 from starlette.exceptions import HTTPException
@@ -64,18 +64,10 @@ class PageFile:
         return Response(self.content, media_type=self.kind, headers=headers)
 
 
-class Configured(Protocol):
-    """Has settings."""
-
-    @property
-    def config(self) -> Config:
-        """The settings in force."""
-
-
-def page_routes(service: Configured) -> APIRouter:
-    """Return the routes, for one service; without a page ``/`` is the same for all."""
+def page_routes(config: Config) -> APIRouter:
+    """Return the routes; without a page ``/`` is the same for all."""
     router = APIRouter()
-    page = read_page() if service.config.server.page else {}
+    page = read_page() if config.server.page else {}
     options: dict[str, Any] = {"methods": ["GET", "HEAD"], "include_in_schema": False}
 
     async def root(request: Request) -> Response:

@@ -37,7 +37,7 @@ def create_front(front: Front) -> tuple[FastAPI, FrontMetrics]:
         forwarding_routes(front),
         model_list_routes(front),
         operation_routes(front, metrics),
-        page_routes(front),
+        page_routes(front.config),
     ):
         app.include_router(router)
     add_guards(app, config, front.drain, metrics.count_refusal)

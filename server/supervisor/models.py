@@ -507,7 +507,6 @@ class ModelSupervisor:
                     await changed.wait()
 
     def _has_changed(self) -> None:
-        """Tell all that wait for a change of who is loaded and used."""
         self._changed.set()
         self._changed = asyncio.Event()
 

@@ -2,16 +2,22 @@
 
 import re
 from bisect import bisect_left
+from collections.abc import Iterable
 from contextlib import nullcontext, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
+from inspect import signature
 from itertools import takewhile
 from typing import Any, NamedTuple, TypeVar
 
 import jinja2
+from jinja2 import Environment, TemplateSyntaxError, nodes
+from jinja2.ext import Extension
+from jinja2.meta import find_undeclared_variables
+from jinja2.parser import Parser
 from transformers import PreTrainedTokenizerFast
+from transformers.utils.chat_template_utils import render_jinja_template
 
-from server.text.begun import NO_REASONING, BegunAnswer, begun_answer
 from server.text.calls.marks import CallMarks, MarkError
 from server.text.calls.tool_format import tool_format
 from server.text.conversation import Conversation, Thinking, ToolCall, Turn
@@ -19,9 +25,113 @@ from server.text.json_object import json_object
 from server.text.parser import CLOSE, OPEN, first_channel_of
 from server.text.pieces import Channel
 from server.text.special_tokens import SpecialTokens
-from server.text.template_arguments import template_arguments
 from server.text.template_trial import fault_of, try_template
 from server.text.time_limit import TimeLimit, TimeUp
+
+NO_REASONING = f"{OPEN}\n\n{CLOSE}\n\n"
+LINE = "\n"
+
+
+@dataclass(frozen=True, slots=True)
+class BegunAnswer:
+    """What follows the generation prompt."""
+
+    opening: str = ""
+    """Tags, and reasoning that is over."""
+    text: str = ""
+    """The text that the model goes on with."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """A turn, split into reasoning and content."""
+
+    reasoning: str | None
+    """None where there is none."""
+    is_over: bool
+    """Whether the model has stopped thinking."""
+    content: str
+
+
+def begun_answer(turn: Turn, prompt: str, *, closed: str, thinks: bool) -> BegunAnswer:
+    """Write a begun turn as the model would have written it, less what the prompt has opened.
+
+    prompt: as it was rendered for an answer. closed: what the template adds where the model
+    must not reason. thinks: whether the model may reason.
+    """
+    parts, start = _parts(turn), first_channel_of(prompt)
+    if start is Channel.CONTENT or not thinks:
+        parts = _Parts(None, True, parts.content)
+    if parts.reasoning is None and not parts.content:
+        return BegunAnswer()
+    if parts.reasoning is None and start is not Channel.REASONING:
+        return BegunAnswer("" if start is Channel.CONTENT else closed, parts.content)
+    reasoning = parts.reasoning or ""
+    opening = "" if prompt.endswith(LINE) else LINE
+    if start is None:
+        opening = OPEN + LINE
+    if not parts.is_over:
+        return BegunAnswer(opening, reasoning.lstrip(LINE))
+    return BegunAnswer(f"{opening}{reasoning.strip(LINE)}{LINE}{CLOSE}{LINE}{LINE}", parts.content)
+
+
+def _parts(turn: Turn) -> _Parts:
+    """Split a turn: some clients leave reasoning in the text, between its tags."""
+    text = turn.text.lstrip()
+    if turn.reasoning or not text.startswith(OPEN):
+        return _Parts(turn.reasoning or None, bool(turn.text), turn.text)
+    reasoning, close, content = text.removeprefix(OPEN).partition(CLOSE)
+    return _Parts(reasoning, bool(close), content.lstrip(LINE))
+
+
+# What transformers gives to every template, and the names that mean something to itself.
+SUPPLIED = frozenset(
+    {"messages", "raise_exception", "strftime_now"}
+    | signature(PreTrainedTokenizerFast.apply_chat_template).parameters.keys()
+    | signature(render_jinja_template).parameters.keys()
+)
+
+
+class Generation(Extension):
+    """The tag that transformers adds: what is within is the assistant's."""
+
+    tags = {"generation"}  # noqa: RUF012 - as jinja2 declares it
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        """Parse what is within the tag, as if there were no tag."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def template_arguments(texts: Iterable[str], special_tokens: Iterable[str]) -> frozenset[str]:
+    """Return the variables that templates look up before they set them, and that nobody here
+    supplies. A template that cannot be parsed has none. special_tokens: the names by which
+    templates get them."""
+    environment = Environment(autoescape=True, extensions=["jinja2.ext.loopcontrols", Generation])
+    found: set[str] = set()
+    for text in texts:
+        try:
+            tree = environment.parse(text)
+        except TemplateSyntaxError:
+            continue
+        found |= find_undeclared_variables(tree) & _looked_up(tree, set())
+    return frozenset(found - environment.globals.keys() - SUPPLIED - set(special_tokens))
+
+
+def _looked_up(node: nodes.Node, known: set[str]) -> set[str]:
+    """Return the variables that a template looks up before it sets them. known: those that it has
+    set; what it sets is added."""
+    if isinstance(node, nodes.Name):
+        if node.ctx == "load":
+            return {node.name} - known
+        known.add(node.name)
+    if isinstance(node, nodes.Macro):
+        known = known.copy()  # its parameters are its own
+    parts = list(node.iter_child_nodes())
+    if isinstance(node, nodes.Assign):
+        parts.reverse()
+    return set().union(*(_looked_up(part, known) for part in parts))
+
 
 Message = dict[str, Any]
 GuardedT = TypeVar("GuardedT")

@@ -34,7 +34,7 @@ from engine.types import (
 from kvcache.block_hashes import BlockHashes
 from kvcache.layout import KVFormat, KVLayout, KVShape, KVSpec, grouped_layout
 from server.cluster.prefix_router import Flight, Load
-from server.cluster.prompt_speed import PromptSpeed
+from server.cluster.replica import PromptSpeed
 from server.cluster.routing import with_all_speeds
 from tests.cluster.policies import Policy
 from tests.kvcache.strict_memory import Manners

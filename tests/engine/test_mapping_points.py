@@ -2,8 +2,8 @@
 
 from typing import cast
 
-from engine.kv_cache import KVCache
-from engine.mapping_points import LONGEST_PATIENCE_S, PATIENCE, MappingPoints
+from engine.loop import LONGEST_PATIENCE_S, PATIENCE, MappingPoints
+from kvcache.manager import KVCacheManager
 from tests.engine.test_scheduler import CountingKV
 from tests.simulation.runner import Clock
 
@@ -11,7 +11,7 @@ from tests.simulation.runner import Clock
 def points() -> tuple[MappingPoints, CountingKV, Clock]:
     """With a cache that wants no point yet."""
     kv, clock = CountingKV(blocks=8), Clock()
-    return MappingPoints(cast(KVCache, kv), clock), kv, clock
+    return MappingPoints(cast(KVCacheManager, kv), clock), kv, clock
 
 
 def take(made: MappingPoints, kv: CountingKV, clock: Clock, seconds: float) -> None:

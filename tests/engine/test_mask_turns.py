@@ -1,4 +1,4 @@
-from engine.mask_turns import resting_sequences
+from engine.scheduler import resting_sequences
 from engine.sequence import Sequence
 from engine.types import Request, SamplingParams
 

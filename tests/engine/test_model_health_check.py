@@ -2,9 +2,8 @@
 
 import pytest
 
-from engine.loop import EngineLoop
+from engine.loop import HEALTH_CHECK_ID, EngineLoop, ModelFailedError, ModelHealthCheck
 from engine.messages import CheckModel
-from engine.model_health_check import HEALTH_CHECK_ID, ModelFailedError, ModelHealthCheck
 from engine.step_plan import NOT_FINITE, RowError, Scores, Token
 from engine.types import FinishReason, Request, TokenEvent
 from tests.engine.test_recall_engine import run_dry

@@ -1,5 +1,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import pytest
 
@@ -17,6 +18,7 @@ from engine.types import (
     TokenEvent,
     Turns,
 )
+from kvcache.manager import KVCacheManager
 from kvcache.sequences import Progress
 
 BLOCK_TOKENS = 4
@@ -109,7 +111,7 @@ def scheduler(
     kv = CountingKV(blocks)
     limits = EngineLimits(max_model_len=model_len, max_num_seqs=seqs, vocab_size=1000)
     tokens = TokenBudget(target_s=1.0, minimum=1, maximum=batched, tokens=budget)
-    return Scheduler(kv, limits, tokens, batched), kv
+    return Scheduler(cast(KVCacheManager, kv), limits, tokens, batched), kv
 
 
 def request(

@@ -1,10 +1,12 @@
 """Who takes over what, and who waits for whom; whole engines are in test_shared_prefixes.py."""
 
 from dataclasses import dataclass, field
+from typing import cast
 
 from engine.scheduler import Sharing
 from engine.sequence import Sequence, SequenceStatus
 from engine.types import Request, SamplingParams
+from kvcache.manager import KVCacheManager
 from tests.engine.test_scheduler import CountingKV
 
 
@@ -39,7 +41,7 @@ def sequence(number: int, *, fork_of: int | None = None, running: bool = True) -
 
 def together(*sequences: Sequence) -> tuple[Sharing, SharingKV]:
     kv = SharingKV(100, progress={s.seq_id: s.progress for s in sequences})
-    return Sharing(kv, {s.seq_id: s for s in sequences}), kv
+    return Sharing(cast(KVCacheManager, kv), {s.seq_id: s for s in sequences}), kv
 
 
 def test_what_others_have_computed_is_taken_over_but_not_by_one_in_flight() -> None:

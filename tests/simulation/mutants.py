@@ -393,14 +393,14 @@ MUTANTS = (
     ),
     Mutant(
         "a model that computes nothing any more serves on",
-        "engine/model_health_check.py",
+        "engine/loop.py",
         "if event.message == NOT_FINITE.message:",
         "if event.message == '':",
         first_seed=73,
     ),
     Mutant(
         "the engine's own request is told to clients",
-        "engine/model_health_check.py",
+        "engine/loop.py",
         "return [event for event in events if event.request_id != HEALTH_CHECK_ID]",
         "return events",
     ),

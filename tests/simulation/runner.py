@@ -13,7 +13,7 @@ from itertools import count
 from random import Random
 from typing import Any, NamedTuple
 
-from engine.model_health_check import HEALTH_CHECK_ID
+from engine.loop import HEALTH_CHECK_ID
 from engine.step_plan import (
     NOT_FINITE,
     Opened,

@@ -11,9 +11,8 @@ from random import Random
 
 from engine.client import TokenStream
 from engine.errors import EngineFailedError
-from engine.loop import IDLE_POLL_S, STALLED_POLL_S
+from engine.loop import HEALTH_CHECK_ID, IDLE_POLL_S, STALLED_POLL_S, ModelFailedError
 from engine.messages import Abort, SetKVLimit, SetMemoryPressure
-from engine.model_health_check import HEALTH_CHECK_ID, ModelFailedError
 from engine.pressure import PressureLevel
 from engine.types import FinishReason, Request, TokenEvent
 from kvcache.backend import BackendFailedError, Releases

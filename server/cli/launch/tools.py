@@ -66,7 +66,6 @@ def claude(server: RunningServer, _: Mapping[str, str]) -> Launch:
 
 
 def _doubts(server: RunningServer) -> list[str]:
-    """Return what a user of Claude Code has to know of this server."""
     doubts = []
     left = server.context - server.answer_tokens - CLAUDE_RESERVE_TOKENS
     if left < CLAUDE_PROMPT_TOKENS:

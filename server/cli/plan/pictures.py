@@ -248,7 +248,6 @@ def _room_bytes(report: CapacityReport) -> int:
 
 
 def _limit(axes: Axes, report: CapacityReport) -> None:
-    """Draw the limit that memory sets."""
     room = _room_bytes(report) / GIB
     axes.axhline(room, color=LIMIT_COLOUR, linestyle="--", label=f"room for both: {room:.1f} GiB")
 

@@ -140,7 +140,6 @@ class TextAnswer:
             yield report.token_id, report.logprobs, before + report.offset
 
     def _text_logprobs(self, rows: list[Row]) -> Json:
-        """Return the parallel lists of the older format."""
         return {
             "tokens": [self._text_of(token) for token, _, _ in rows],
             "token_logprobs": [logprobs and logprobs.logprob for _, logprobs, _ in rows],

@@ -205,7 +205,6 @@ class MessageAnswer:
 
 
 def add_events(content: list[Json], events: Iterable[Json]) -> None:
-    """Add what events of content blocks say to the blocks so far."""
     for event in events:
         if event["type"] == "content_block_start":
             content.append(dict(event["content_block"]))

@@ -185,5 +185,4 @@ class Output:
         return events
 
     def _numbered(self, events: list[Json]) -> list[Json]:
-        """Add the place of the open item to events."""
         return [event | {"output_index": len(self._done)} for event in events]

@@ -135,7 +135,6 @@ class CallParser:
         return pieces
 
     def _tell(self, behind: str, closing: str) -> None:
-        """Have the call remembered, if it is whole."""
         if self._remember is not None:
             call = self._record.call(behind, closing)
             if call is not None:

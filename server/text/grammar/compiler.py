@@ -8,17 +8,55 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+
 from engine.types import TokenConstraint
 from server.config import LimitsSection
+from server.text.calls.tool_format import CALL_OPEN
 from server.text.grammar.cache import CompiledGrammar, GrammarCache, Refusal
 from server.text.grammar.constraint_spec import ConstraintSpec, ThinkingStart, form_json
-from server.text.grammar.constraints import GrammarConstraint
+from server.text.grammar.constraints import GrammarConstraint, TagWatch
 from server.text.grammar.grammar_errors import GrammarError
 from server.text.grammar.judging import Verdict
-from server.text.grammar.lazy_calls import LazyCalls
 from server.text.grammar.matcher import LEXER_BYTES, deep_threads, new_matcher
 from server.text.grammar.reasoning import ReasoningConstraint
 from server.text.grammar.vocabulary import GrammarTokenizer, Vocabulary, VocabularyError
+
+OPEN_TAG = CALL_OPEN.encode()
+
+
+class LazyCalls:
+    """Watch for the opening tag of a call; from there on its grammar holds, until it is over."""
+
+    def __init__(self, call: GrammarConstraint, vocabulary: Vocabulary) -> None:
+        """call: what follows the opening tag, up to and with the closing one."""
+        self._call = call
+        self._vocabulary = vocabulary
+        self._open = TagWatch(OPEN_TAG)
+        self._running: GrammarConstraint | None = None
+
+    def fill_mask(self, row: np.ndarray) -> bool:
+        """See TokenConstraint."""
+        if self._running is not None:
+            return self._running.fill_mask(row)
+        np.copyto(row, self._vocabulary.calling_masks[self._open.matched])
+        return True
+
+    def accept(self, token_id: int) -> None:
+        """See TokenConstraint."""
+        if self._running is None:
+            if self._open.feed(self._vocabulary.token_bytes(token_id)):
+                self._running = self._call.copy()
+            return
+        self._running.accept(token_id)
+        if self._running.complete:
+            self._running = None
+            self._open = TagWatch(OPEN_TAG)
+
+    def copy(self) -> "LazyCalls":
+        """See TokenConstraint."""
+        return LazyCalls(self._call, self._vocabulary)
+
 
 THREADS = 2
 # Whose memory is in use waits for answers to end: so long, and looks so often.

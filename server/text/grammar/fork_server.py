@@ -153,7 +153,6 @@ def _read_tokenizer(text: str, facts: TokenizerFacts) -> Tokens:
 
 
 def end_excess(child: Child) -> None:
-    """End a child that takes too much."""
     if child.killed_for:
         return
     try:

@@ -7,7 +7,8 @@ import sys
 import mlx.core as mx
 import pytest
 
-from kvcache.canary import pace, stress, trial
+from kvcache.canary import __main__ as pace
+from kvcache.canary import stress, trial
 from kvcache.canary.__main__ import main, run_task
 from kvcache.canary.report import from_line
 from kvcache.canary.run import BEGINS, KERNELS, PACE, RELEASE, STRESS, SUBSTRATE

@@ -1,7 +1,7 @@
 import pytest
 
-from kvcache.canary import pace
-from kvcache.canary.pace import pace_actions
+from kvcache.canary import __main__ as pace
+from kvcache.canary.__main__ import pace_actions
 from kvcache.canary.trial import attempt
 
 

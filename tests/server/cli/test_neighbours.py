@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from server.cli import serve
-from server.cli.neighbours import neighbours
+from server.cli.serve import neighbours
 from tests.server.commands import Run
 
 Install = Callable[..., None]

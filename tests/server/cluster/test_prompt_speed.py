@@ -1,7 +1,7 @@
 """How fast prompts are computed."""
 
 from engine.types import EngineStats
-from server.cluster.prompt_speed import PromptSpeed
+from server.cluster.replica import PromptSpeed
 
 
 def stats(tokens: int, seconds: float) -> EngineStats:

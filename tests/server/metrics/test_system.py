@@ -4,7 +4,7 @@ import psutil
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from server.metrics.system import SystemCollector, machine_alone
+from server.metrics.registry import SystemCollector, machine_alone
 from tests.server.metrics.scraping import client_with, samples_of, value
 
 

@@ -52,8 +52,7 @@ from server.protocol.ollama.request import (
     OllamaGenerateRequest,
     ShowRequest,
 )
-from server.protocol.responses.fields import RESPONSES_FIELDS
-from server.protocol.responses.request import ResponsesRequest
+from server.protocol.responses.request import RESPONSES_FIELDS, ResponsesRequest
 from server.protocol.tokenize import DetokenizeRequest, TokenizeRequest
 from server.protocol.wire_errors import ApiError
 

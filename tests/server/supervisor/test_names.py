@@ -1,6 +1,6 @@
 import pytest
 
-from server.supervisor.names import ModelNames
+from server.supervisor.front import ModelNames
 
 MODELS = ("mlx-community/Qwen3-4B-4bit", "Qwen/Qwen3-0.6B", "own", "other/Qwen3-0.6B")
 ALIASES = {"gpt-*": "loaded", "fast": "own", "gone": "no/such"}

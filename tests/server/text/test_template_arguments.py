@@ -1,6 +1,6 @@
 import pytest
 
-from server.text.template_arguments import template_arguments
+from server.text.chat_template import template_arguments
 
 TOKENS = ("bos_token", "eos_token")
 
