@@ -12,9 +12,8 @@ from engine.machine import MachineMemory, gpu_memory, machine_memory
 from engine.models.checkpoint import Checkpoint
 from kvcache.canary import stamp
 from kvcache.canary.machine import this_machine
-from kvcache.canary.run import SUBSTRATE, run_trial
+from kvcache.canary.run import SUBSTRATE, CacheSize, run_trial
 from kvcache.canary.stamp import Passed
-from kvcache.canary.trial import CacheSize
 from kvcache.canary.wheel import wheel_warning
 from kvcache.choice import (
     NO_DEVICE,

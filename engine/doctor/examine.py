@@ -20,11 +20,11 @@ from kvcache.canary.run import (
     STRESS,
     STRESS_LIMIT_S,
     SUBSTRATE,
+    USUAL,
     run_child,
     run_trial,
 )
 from kvcache.canary.stamp import Passed
-from kvcache.canary.trial import USUAL
 from kvcache.canary.wheel import wheel_tag, wheel_warning
 from kvcache.choice import (
     NO_DEVICE,

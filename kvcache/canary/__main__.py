@@ -23,11 +23,10 @@ from kvcache.canary.kernels import KernelTrial, kernel_specs, name_of
 from kvcache.canary.products import product_actions
 from kvcache.canary.release import ReleaseTrial
 from kvcache.canary.report import Step, to_line
-from kvcache.canary.run import BEGINS, KERNELS, PACE, RELEASE, STRESS, SUBSTRATE
+from kvcache.canary.run import BEGINS, KERNELS, PACE, RELEASE, STRESS, SUBSTRATE, CacheSize
 from kvcache.canary.stress import StressTrial
 from kvcache.canary.trial import (
     Action,
-    CacheSize,
     Finding,
     RealSizeTrial,
     SubstrateTrial,

@@ -19,8 +19,8 @@ from engine.substrate import (
 )
 from kvcache.canary import stamp
 from kvcache.canary.report import TrialReport
+from kvcache.canary.run import USUAL, CacheSize
 from kvcache.canary.stamp import Passed
-from kvcache.canary.trial import USUAL, CacheSize
 from kvcache.choice import NO_DEVICE, NO_METAL, SubstrateError
 from kvcache.fault_memory import FaultMemory
 from kvcache.layout import LayoutError

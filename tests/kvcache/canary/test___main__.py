@@ -11,8 +11,7 @@ from kvcache.canary import __main__ as pace
 from kvcache.canary import stress, trial
 from kvcache.canary.__main__ import main, run_task
 from kvcache.canary.report import from_line
-from kvcache.canary.run import BEGINS, KERNELS, PACE, RELEASE, STRESS, SUBSTRATE
-from kvcache.canary.trial import CacheSize
+from kvcache.canary.run import BEGINS, KERNELS, PACE, RELEASE, STRESS, SUBSTRATE, CacheSize
 from kvcache.layout import KVSpec
 from kvcache.substrates import Substrate
 from tests.kvcache.metal_double import install

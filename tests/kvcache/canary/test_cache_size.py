@@ -1,4 +1,4 @@
-from kvcache.canary.trial import USUAL, CacheSize
+from kvcache.canary.run import USUAL, CacheSize
 
 
 def test_a_size_crosses_a_command_line() -> None:

@@ -171,7 +171,7 @@ async def test_tools_are_used(
 async def test_a_call_that_nobody_could_make_is_text(
     engine: Engine, tokenizer: Tokenizer, http: httpx2.AsyncClient
 ) -> None:
-    broken = '<tool_call>\n{"name": "look", "arguments": {"at": oops}'
+    broken = '<tool_call>\n{"name": "look", "arguments": {"at": "a" "b"}'
     engine.script[:] = ids_of(tokenizer, f"Well.\n{broken}}}\n</tool_call>{END}")
     found = await answer(http, tools=[LOOK])
     assert found["content"] == [text(f"Well.\n{broken}")]

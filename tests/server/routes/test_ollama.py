@@ -250,7 +250,7 @@ async def test_tools_are_called(
 async def test_a_call_that_nobody_could_make_is_text(
     engine: Engine, tokenizer: Tokenizer, http: httpx2.AsyncClient
 ) -> None:
-    broken = '<tool_call>\n{"name": "look", "arguments": {"at": oops}'
+    broken = '<tool_call>\n{"name": "look", "arguments": {"at": "a" "b"}'
     for before in ("", "Well.\n"):
         engine.script[:] = ids_of(tokenizer, f"{before}{broken}}}\n</tool_call>{END}")
         found = await answer(http, chat(tools=[LOOK]))
