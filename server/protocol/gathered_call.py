@@ -18,13 +18,8 @@ class GatheredCall:
 
     @property
     def input(self) -> Json | None:
-        """The arguments; None where they are no object, or have what JSON has no number for."""
-        found = json_object(self.arguments)
-        try:
-            json.dumps(found, allow_nan=False)
-        except ValueError:
-            return None
-        return found
+        """The arguments; None where they are no object."""
+        return json_object(self.arguments)
 
     @property
     def text(self) -> str:

@@ -177,6 +177,7 @@ def test_a_stop_string_ends_neither_thoughts_nor_calls(
         (f"</think>ST{CALL}OP STOP", "STOP ", "tool_calls"),
         ("</think><tool_call>STOP</tool_call>", "<tool_call>", "stop"),
         ("</think><tool_call>{STOP", "<tool_call>{", "stop"),
+        ("</think><tool_call>{STOP " + CALL, "<tool_call>{", "stop"),
         ("</think>Well STO", "Well STO", "length"),
     ],
 )  # fmt: skip

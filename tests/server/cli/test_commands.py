@@ -526,7 +526,7 @@ def test_fault_21_a_server_that_is_told_to_end_finishes_its_answers_and_ends_wit
     assert len(streamed(events(received))) == 200
     assert served.wait() == 0
     assert served.process.stdout is not None
-    assert not [line for line in served.log if "error" in line or "Traceback" in line]
+    assert not [line for line in served.log if "[error" in line or "Traceback" in line]
     said = "".join(served.log)
     assert "ending; waits up to 20 s for 1 running answer: Ctrl-C again" in said
     assert said.index("ending; ") < said.index("] ended")
