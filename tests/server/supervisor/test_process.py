@@ -183,3 +183,25 @@ async def test_a_process_that_hangs_leaves_its_memory_to_another_model(
         os.kill(models.pid("a"), signal.SIGSTOP)
         async with asyncio.timeout(30):
             assert (await ask(client, "b")).status_code == 200
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/messages", "/v1/responses", "/api/chat"])
+async def test_a_request_that_a_dead_process_never_got_is_for_the_next_one(
+    several: Make, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    wait_for_end = ModelProcess.gone
+
+    async def die(process: ModelProcess) -> None:
+        os.kill(process.pid, signal.SIGKILL)
+        await wait_for_end(process)
+
+    models = several()
+    async with served(models) as client:
+        await models.models.process_of(models.model("a"))
+        # Nobody can connect any more, and its end is not known yet.
+        (place,) = models.folder.glob("*.sock")
+        place.rename(place.with_suffix(".gone"))
+        monkeypatch.setattr(ModelProcess, "gone", die)
+        answer = await client.post(path, json={"model": "a"}, headers=ANTHROPIC)
+        assert answer.status_code == 200
+        assert models.model("a").loads == 2
