@@ -119,14 +119,14 @@ async def test_the_default_limit_holds(http: httpx2.AsyncClient) -> None:
 
 
 @pytest.mark.parametrize("path", [*POSTED, "/nowhere"])
-@pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "ZSTD", "gzip, identity", "x"])
 async def test_a_body_that_is_compressed_is_refused_by_name(
-    http: httpx2.AsyncClient, path: str, encoding: str
+    http: httpx2.AsyncClient, path: str
 ) -> None:
     body = gzip.compress(b"{}")
-    response = await http.post(path, content=body, headers={"Content-Encoding": encoding})
-    assert response.status_code == 415
-    assert "Content-Encoding" in response.text
-    assert response.headers["accept-encoding"] == "identity"
+    for encoding in ("gzip", "deflate", "br", "ZSTD", "gzip, identity", "x"):
+        response = await http.post(path, content=body, headers={"Content-Encoding": encoding})
+        assert (encoding, response.status_code) == (encoding, 415)
+        assert "Content-Encoding" in response.text
+        assert response.headers["accept-encoding"] == "identity"
     plain = await http.post(path, content=b"{}", headers={"Content-Encoding": "Identity"})
     assert plain.status_code != 415
