@@ -53,8 +53,8 @@ LANDING = (
         after=("metal-lint", "mac-wheels"),
     ),
     Gate("metal-graph", "make -C tests/metal graph", after=("metal-kernels", "mac-wheels")),
-    Gate("clients", "make clients"),
     Gate("metal-darwin", "make -C tests/metal darwin", after=("metal-graph",)),
+    Gate("clients", "make clients"),
     Gate("page", "make page"),
     Gate("soak", f"{PYTHON} tests.soak --requests 400"),
     # It times answers.
