@@ -50,12 +50,12 @@ class Slots:
     _taken: Counter[bytes] = field(default_factory=Counter)
 
     def max_share(self, capacity: int) -> int:
-        """Return how many of so many slots one tenant may take."""
+        """Return how many of the slots one tenant may take."""
         return max(1, int(capacity * self.max_share_ratio))
 
     def check(self, requests: int, tenant: bytes, capacity: int) -> None:
-        """Check that the tenant may take so many more of so many slots. Raises QueueFullError where
-        there are not so many, and ShareFullError where other requests of its have to end first."""
+        """Check that the tenant may take more slots. Raises QueueFullError where too few are free,
+        and ShareFullError where other requests of the tenant have to end first."""
         if self._taken.total() + requests > capacity:
             raise QueueFullError
         if self._taken[tenant] + requests > self.max_share(capacity):
@@ -113,7 +113,7 @@ class TokenStream:
         return [stream._take() for stream in streams]
 
     def close(self) -> None:
-        """Abort the request unless it has ended: nobody reads any more. Idempotent."""
+        """Abort the request unless it has ended; its stream has no reader any more. Idempotent."""
         if not self._ended:
             self._ended = True
             self._abort(self.request.request_id)

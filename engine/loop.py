@@ -36,8 +36,8 @@ from engine.token_budget import PromptTime
 from engine.types import EngineLimits, EngineStats, Request, SamplingParams, TokenEvent
 from kvcache.manager import KVCacheManager
 
-# Whoever is to join waits so many times as long as the newest point took, and no longer than a
-# moment: others may come meanwhile, or those that run may need a point themselves.
+# A sequence that is to join waits for PATIENCE times the length of the newest mapping point, and at
+# most LONGEST_PATIENCE_S: others may come meanwhile, or running ones may need a point themselves.
 PATIENCE = 20
 LONGEST_PATIENCE_S = 0.15
 

@@ -70,7 +70,7 @@ class _Listing(httpx2.SyncByteStream):
 def check_answer(answer: httpx2.Response) -> None:
     """Check an answer's head, and limit what is read of it. Raises DownloadError."""
     if answer.request.url.path.startswith(API):
-        if "content-encoding" in answer.headers:  # which nobody has asked for: it may be any size
+        if "content-encoding" in answer.headers:  # quire asks for none: unpacked it may be any size
             raise DownloadError("the hub's answer is compressed")
         answer.stream = _Listing(answer)
         return

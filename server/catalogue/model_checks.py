@@ -1,5 +1,5 @@
-"""A model's small files, checked as they would be served; in a process of its own where nobody
-knows yet what is in them."""
+"""A model's small files, checked as they would be served. Files that were not read before are
+checked in a process of its own."""
 
 from pathlib import Path
 

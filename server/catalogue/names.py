@@ -14,7 +14,7 @@ REVISION = re.compile(r"(?!.*\.\.)\w[\w./-]*", re.ASCII)
 OLLAMA_NAME = re.compile(r"(?:[\w.-]+/)?[\w.-]+:[\w.-]+")
 # What repositories have, and are not called.
 FILES = (".gguf", ".safetensors")
-# Of what others have written: a sentence about it, and a word of it.
+# Of a problem that is told, and of a name that others chose.
 MAX_PROBLEM_CHARS, MAX_WORD_CHARS = 1000, 100
 EXAMPLES = "Qwen/Qwen3-4B or mlx-community/Qwen3-4B-4bit"
 GGUF = (

@@ -113,7 +113,7 @@ def _renderers(form: str, *, terminal: bool) -> list[Processor]:
 
 
 def in_one_line(_: WrappedLogger, __: str, entry: EventDict) -> EventDict:
-    """Return an entry of which nothing begins another line, whoever has named a model so."""
+    """Return an entry without line breaks: a model may be named with one."""
     return {
         name: printable(value) if isinstance(value, str) and name not in PAGES else value
         for name, value in entry.items()

@@ -1,4 +1,4 @@
-"""What the requests of all endpoints share."""
+"""What the requests of all endpoints share: fields, limits of bodies, ids, formats of output."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""GET /version, /health, /ready and /metrics."""
+"""GET /version, /health, /ready and /metrics, and what gateways ask."""
 
 from importlib.metadata import version
 from typing import Any

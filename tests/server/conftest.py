@@ -2,6 +2,7 @@
 
 import json
 import logging
+import subprocess
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,11 @@ from server.cli.commands import app as command
 from server.http import server
 from server.http.listener import reserve
 from server.routes.service import Service
+from server.text import limited_process
 from server.text.limited_process import LimitedProcess
 from server.text.tokenizer import Tokenizer
 from tests.engines import VOCAB
+from tests.hostile_models import READ_ELSEWHERE
 from tests.kvcache.metal_double import Device, install
 from tests.models import write_tokenizer
 from tests.server.commands import Run
@@ -59,6 +62,28 @@ def folders_are_read_elsewhere(
 ) -> None:
     """In a process of their own, as they are for users."""
     monkeypatch.setattr(folder_reader, "LimitedProcess", LimitedProcess)
+
+
+@pytest.fixture
+def impatient_reader(
+    kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hostile folders of this kind are read as they are for users, and in less time."""
+    if kind in READ_ELSEWHERE:
+        request.getfixturevalue("folders_are_read_elsewhere")
+    monkeypatch.setattr(folder_reader, "LIMIT_S", 2.0)
+
+
+@pytest.fixture
+def limited_program(program: str, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A limited process runs this program instead of its own. fault: what is to be said of it."""
+    popen = subprocess.Popen
+
+    def other(command: list[str], **how: Any) -> Any:
+        return popen([command[0], "-c", program], **how)
+
+    monkeypatch.setattr(subprocess, "Popen", other)
+    monkeypatch.setattr(limited_process, "START_LIMIT_S", 1.0 if "1 s" in fault else 20.0)
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""``options``: how an answer is sampled, in Ollama's names -> those of all APIs."""
+"""Ollama's fields, one rule each, and ``options``: its names of sampling -> those of all APIs."""
 
 import math
 import re

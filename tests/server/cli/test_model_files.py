@@ -24,7 +24,7 @@ from server.config import MIB, Config, SettingError, Tables, engine_config
 from server.text.chat_template import ChatTemplate
 from server.text.tokenizer import Tokenizer, TokenizerError
 from tests.engine.models.hybrids import write_hybrid
-from tests.hostile_models import HOSTILE, READ_ELSEWHERE, spoil
+from tests.hostile_models import HOSTILE, spoil
 from tests.kvcache.metal_double import Device
 from tests.models import TEMPLATE, TINY, write_embedding_model, write_model, write_tokenizer
 from tests.server.commands import MODEL, Run, one_sentence
@@ -149,17 +149,10 @@ def test_a_tokenizer_with_more_tokens_than_the_weights_is_refused(tmp_path: Path
         "a config.json of 200 MB",
     ],
 )
+@pytest.mark.usefixtures("impatient_reader")
 def test_a_hostile_model_alone_ends_with_a_sentence_and_is_listed(
-    kind: str,
-    tiny_model: Path,
-    tmp_path: Path,
-    quire: Run,
-    monkeypatch: pytest.MonkeyPatch,
-    request: pytest.FixtureRequest,
+    kind: str, tiny_model: Path, tmp_path: Path, quire: Run
 ) -> None:
-    if kind in READ_ELSEWHERE:
-        request.getfixturevalue("folders_are_read_elsewhere")
-    monkeypatch.setattr("server.catalogue.folder_reader.LIMIT_S", 2.0)
     folder = spoil(tiny_model, tmp_path / "hostile", kind)
     assert "hostile" in one_sentence(quire("serve", folder), MODEL)
     listed = quire("models", "--config", settings_of(folder))

@@ -35,7 +35,7 @@ from server.supervisor.models import MemoryNeeds
 from server.supervisor.process import Start
 from tests.engine import test_power
 from tests.engine.models.hybrids import write_hybrid
-from tests.hostile_models import READ_ELSEWHERE, spoil
+from tests.hostile_models import spoil
 from tests.server.commands import SMALL, Run, one_sentence
 from tests.server.harness import COMPLETIONS, DEADLINE_S, http_client, prompt
 from tests.server.hub_server import Files, Hub
@@ -293,17 +293,11 @@ async def test_a_model_whose_tokenizer_is_broken_says_so_when_it_is_shown(three:
         "zeros as the index",
     ],
 )
+@pytest.mark.usefixtures("impatient_reader")
 async def test_a_hostile_model_that_appears_holds_up_no_other(
-    kind: str,
-    three: Path,
-    tiny_model: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    request: pytest.FixtureRequest,
+    kind: str, three: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor do requests for it whose clients have left."""
-    if kind in READ_ELSEWHERE:
-        request.getfixturevalue("folders_are_read_elsewhere")
-    monkeypatch.setattr("server.catalogue.folder_reader.LIMIT_S", 2.0)
     monkeypatch.setattr("server.supervisor.front.RESCAN_S", 0.0)
     app, _ = create_front(front_of(settings_with(three)))
     spoil(tiny_model, three / "hostile", kind)

@@ -74,17 +74,9 @@ def test_what_comes_to_no_answer_is_said(
         ("print('ready'); print('what?')", "its process writes what is no JSON", True),
     ],
 )
-def test_a_process_that_obeys_no_protocol_is_ended(
-    program: str, fault: str, begun: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("limited_program")
+def test_a_process_that_obeys_no_protocol_is_ended(program: str, fault: str, begun: bool) -> None:
     """Nor need it read what it is told."""
-    popen = subprocess.Popen
-
-    def other(command: list[str], **how: Any) -> Any:
-        return popen([command[0], "-c", program], **how)
-
-    monkeypatch.setattr(subprocess, "Popen", other)
-    monkeypatch.setattr(limited_process, "START_LIMIT_S", 1.0 if "1 s" in fault else 20.0)
     with LimitedProcess(2.0, 512 * MIB) as process, pytest.raises(LimitError) as error:
         process.call(operator.add, "x" * 10**6, "y")
     assert (str(error.value), error.value.begun) == (fault, begun)

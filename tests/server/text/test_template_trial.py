@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from server.text import limited_process, template_trial
+from server.text import template_trial
 from server.text.limited_process import KEPT_VARIABLES
 from server.text.template_trial import TemplateTrial, fault_of, render_all, try_template
 from tests.models import TEMPLATE, XML_TEMPLATE
@@ -134,16 +134,10 @@ def test_threat_19_the_process_is_given_no_keys_and_no_files_of_the_folder(
         ),
     ],
 )
+@pytest.mark.usefixtures("limited_program")
 def test_a_process_that_cannot_try_it_is_no_reason_not_to_use_it(
     program: str, fault: str, ends: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """But one that ends in the middle is."""
-    popen = subprocess.Popen
-
-    def other(command: list[str], **how: Any) -> Any:
-        return popen([command[0], "-c", program], **how)
-
-    monkeypatch.setattr(subprocess, "Popen", other)
-    monkeypatch.setattr(limited_process, "START_LIMIT_S", 1.0 if "1 s" in fault else 20.0)
     monkeypatch.setattr(template_trial, "LIMIT_S", 2.0)
     assert try_template(["x" * 10**6], {}) == TemplateTrial(fault, ends)

@@ -188,14 +188,14 @@ def called(name: str, arguments: str) -> Turn:
         (
             {
                 "type": "agent_message",
-                "author": "/root/a",
+                "author": "worker a",
                 "content": [
                     {"type": "input_text", "text": "Payload:\n"},
                     {"type": "encrypted_content", "encrypted_content": "Look at it."},
                     {"type": "encrypted_content", "encrypted_content": "gAAAAABo"},
                 ],
             },
-            Turn("user", "Message from /root/a:\nPayload:\nLook at it."),
+            Turn("user", "Message from worker a:\nPayload:\nLook at it."),
         ),
         (
             {"type": "agent_message", "author": "/root", "content": "Go on."},
