@@ -12,11 +12,10 @@ from typing import Any, Self
 
 from engine.models.safetensors_headers import CheckpointError
 from server.catalogue.hub_cache import BLOBS, cache_folder
-from server.text.limited_process import LimitedProcess, LimitError
+from server.text.limited_process import LimitedProcess, LimitError, Limits
 
 # What one folder may take. Honest ones take a second, on a machine that does much else ten.
-LIMIT_S = 20.0
-LIMIT_BYTES = 2 << 30
+LIMITS = Limits(20.0, 2 << 30)
 MAX_FILES = 10_000
 # Of a repository of the hub's, a commit's folders lie three levels below.
 MAX_DEPTH = 3
@@ -28,10 +27,11 @@ State = frozenset[tuple[str, int, int, int]]
 class FolderReader:
     """Calls functions that read a model's folder. Only one thread calls at a time."""
 
-    def __init__(self, embeds: bool | None = None) -> None:
-        """embeds: as for ``read_checkpoint``."""
+    def __init__(self, embeds: bool | None = None, process: LimitedProcess | None = None) -> None:
+        """embeds: as for ``read_checkpoint``. process: one of ``reading_process`` that has been
+        started."""
         self.embeds = embeds
-        self._process: LimitedProcess | None = None
+        self.process = process or reading_process()
         self._known: dict[tuple[object, ...], tuple[State, Any]] = {}
 
     def __enter__(self) -> Self:
@@ -39,9 +39,7 @@ class FolderReader:
 
     def __exit__(self, *_: object) -> None:
         """End the process. What is known of folders stays."""
-        if self._process is not None:
-            self._process.__exit__()
-            self._process = None
+        self.process.__exit__()
 
     def read(self, work: Callable[..., Any], folder: Path, *arguments: Any) -> Any:
         """Return what a function says of a folder; it takes the folder's path and these arguments.
@@ -58,18 +56,21 @@ class FolderReader:
     def _called(
         self, work: Callable[..., Any], folder: Path, arguments: tuple[Any, ...]
     ) -> Any | CheckpointError:
-        if self._process is None:
-            # No reading asks the hub, and none runs threads for which there are no limits.
-            variables = {
-                "HF_HUB_CACHE": str(cache_folder()),
-                "HF_HUB_OFFLINE": "1",
-                "TOKENIZERS_PARALLELISM": "false",
-            }
-            self._process = LimitedProcess(LIMIT_S, LIMIT_BYTES, variables)
         try:
-            return self._process.call(work, str(folder), *arguments)
+            return self.process.call(LIMITS, work, str(folder), *arguments)
         except LimitError as error:
             return CheckpointError(f"{folder}: its files cannot be read: {error}")
+
+
+def reading_process() -> LimitedProcess:
+    """Make the process for a FolderReader."""
+    # No reading asks the hub, and none runs threads for which there are no limits.
+    variables = {
+        "HF_HUB_CACHE": str(cache_folder()),
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    return LimitedProcess(variables, ("server.catalogue.model_checks",))
 
 
 def folder_state(folder: Path) -> State:

@@ -9,6 +9,7 @@ from engine.models.checkpoint import (
     promised_checkpoint,
     read_checkpoint,
 )
+from engine.planning.shape import read_shape
 from server.text.tokenizer import Tokenizer, TokenizerError
 
 
@@ -23,6 +24,15 @@ def folder_problem(
         if tokenizer:
             check_vocabulary(folder, Tokenizer(folder), checkpoint)
     except (CheckpointError, TokenizerError) as error:
+        return str(error)
+    return None
+
+
+def shape_problem(path: str) -> str | None:
+    """Return why the shape of the model in a folder cannot be read; None where it can."""
+    try:
+        read_shape(Path(path))
+    except CheckpointError as error:
         return str(error)
     return None
 

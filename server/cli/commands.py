@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
+from server.catalogue.folder_reader import reading_process
 from server.cli.cluster.commands import cluster_commands
 from server.cli.launch.command import launch_command
 from server.cli.models.commands import add_to as add_model_commands
@@ -204,16 +205,17 @@ def serve(
     ] = None,
 ) -> None:
     """Serve a model, or several, to OpenAI clients."""
-    with one_sentence():
+    with one_sentence(), reading_process() as reading:
+        reading.start()  # now, so that it imports what it needs beside this process
         # Here and not above: whatever is wrong with MLX or the extension, doctor must still start.
         from server.cli.serve import serve_model
         from server.cli.serve_models import serve_models
 
         flags = with_further(flags_of(context.params), further or ())
         if models is not None and len(models) == 1:
-            serve_model(models[0], config, flags)
+            serve_model(models[0], config, flags, reading)
         else:
-            serve_models(models or (), config, flags)
+            serve_models(models or (), config, flags, reading)
 
 
 @app.command()

@@ -16,7 +16,7 @@ from engine.substrate import plan_for_this_machine, plan_on
 from kvcache.choice import SubstrateChoice, SubstrateError
 from kvcache.layout import LayoutError
 from kvcache.memory_budget import BudgetError, gib
-from server.catalogue.folder_reader import FolderReader
+from server.catalogue.folder_reader import FolderReader, reading_process
 from server.catalogue.hub import FoundModel, find_model, model_names
 from server.catalogue.model_checks import check_vocabulary, checkpoint_in, folder_problem
 from server.catalogue.names import ModelNotFoundError
@@ -24,6 +24,7 @@ from server.chat.served_model import ServedModel
 from server.cli.model_facts import model_facts
 from server.config import Config, SettingError, StartError, engine_config
 from server.protocol.common import OpenAISamplingFields
+from server.text.limited_process import LimitedProcess
 from server.text.tokenizer import Tokenizer, TokenizerError
 
 EMBEDS = {"auto": None, "generate": False, "embed": True}
@@ -70,21 +71,25 @@ class ModelFiles:
     served: ServedModel
 
 
-def read_model(name: str, settings: Config, *, any_name: bool = False) -> ModelFiles:
+def read_model(
+    name: str, settings: Config, reading: LimitedProcess | None = None, *, any_name: bool = False
+) -> ModelFiles:
     """Read a model's files. Weights of the hub are fetched once all else is right and they fit into
-    this machine. any_name: whether clients may call it as they like. Raises StartError."""
+    this machine. reading: a process that has been started to read them first; it ends. any_name:
+    whether clients may call it as they like. Raises StartError."""
+    reading = reading or reading_process()
     with model_errors():
         found = find_model(name, settings.models.folders)
         if found.notice:
             log.warning(found.notice)
-        if not any_name:  # else who started this process has seen them, and can end it
-            with FolderReader() as reader:
-                check_found(reader, found, settings)
-        checkpoint = checkpoint_of(found, settings)
-        engine_plan = make_plan(settings, checkpoint)
-        tokenizer, served = check_files(found, checkpoint, settings, any_name=any_name)
-        if not checkpoint.embeds and (warning := tokenizer.template.try_out()):
-            log.warning(warning)
+        with reading:
+            if not any_name:  # else who started this process has seen them, and can end it
+                check_found(FolderReader(process=reading), found, settings)
+            checkpoint = checkpoint_of(found, settings)
+            engine_plan = make_plan(settings, checkpoint)
+            tokenizer, served = check_files(found, checkpoint, settings, any_name=any_name)
+            if not checkpoint.embeds and (warning := tokenizer.template.try_out(reading)):
+                log.warning(warning)
         if found.missing:
             log.info(f"downloading {found.asked}: {gib(found.missing_bytes)} of weights")
             found.fetch_weights()

@@ -24,6 +24,7 @@ from server.cli.salt_secret import salt_secret
 from server.cli.serve import serve_on
 from server.config import Config, StartError
 from server.supervisor.errors import MAX_REASON_CHARS
+from server.text.limited_process import LimitedProcess
 
 AT_THE_START = -1
 """Stands for the number of a question, where none was asked."""
@@ -108,12 +109,14 @@ def _serve(listener: socket.socket, control: Control) -> None:
     if start is None:
         return
     control.tell(started=True)
+    trial = LimitedProcess(modules=("server.text.template_trial",))
+    trial.start()
     use_one_arena()
     raise_descriptor_limit()
     settings = Config.model_validate(start["settings"])
     configure_log(settings.log)
     salts = Salts(salt_secret(settings.access.salt_secret_file))
-    model = read_model(start["model"], settings, any_name=True)
+    model = read_model(start["model"], settings, trial, any_name=True)
 
     def ready(client: EngineClient, drain: Drain) -> None:
         control.begin(client, drain, start["kv_limit"])

@@ -41,6 +41,7 @@ from server.text.calls.written import WrittenCalls
 from server.text.grammar.compiler import GrammarCompiler
 from server.text.grammar.judge import Judge
 from server.text.grammar.vocabulary import Vocabulary
+from server.text.limited_process import LimitedProcess
 from server.text.reasoning_cache import ReasoningCache
 from server.text.tokenizer import Tokenizer
 
@@ -89,8 +90,10 @@ class SubstrateFailedError(EngineError):
     exit_code = 4
 
 
-def serve_model(name: str, file: Path | None, flags: Tables) -> None:
-    """Serve until told to end. Raises StartError."""
+def serve_model(
+    name: str, file: Path | None, flags: Tables, reading: LimitedProcess | None = None
+) -> None:
+    """Serve until told to end. reading: as for ``read_model``. Raises StartError."""
     use_one_arena()
     raise_descriptor_limit()  # the engine's heaps are the first that need it
     settings = checked_settings(file, flags)
@@ -99,7 +102,7 @@ def serve_model(name: str, file: Path | None, flags: Tables) -> None:
         reserve(settings.server.host, settings.server.port) as listener,
         reserved_for_ollama(settings.server) as others,
     ):
-        serve_on(listener, settings, salts, read_model(name, settings), others=others)
+        serve_on(listener, settings, salts, read_model(name, settings, reading), others=others)
 
 
 def checked_settings(file: Path | None, flags: Tables) -> Config:

@@ -37,6 +37,7 @@ from server.supervisor.errors import LoadError
 from server.supervisor.front import Front
 from server.supervisor.models import Abilities, MemoryNeeds, ModelSupervisor
 from server.supervisor.process import IDLE_CONNECTION_S, ModelProcess, Start
+from server.text.limited_process import LimitedProcess
 
 # What a process has besides what its plan counts: Python and the libraries.
 PROCESS_BYTES = 160 * 1024**2
@@ -51,9 +52,11 @@ NAMED_PROBLEMS = 3
 log = structlog.get_logger("quire")
 
 
-def serve_models(names: Sequence[str], file: Path | None, flags: Tables) -> None:
-    """Serve models until told to end. names: which; none means all of this disk. Raises
-    StartError."""
+def serve_models(
+    names: Sequence[str], file: Path | None, flags: Tables, reading: LimitedProcess | None = None
+) -> None:
+    """Serve models until told to end. names: which; none means all of this disk. reading: as for
+    ``FolderReader``. Raises StartError."""
     settings = checked_settings(file, flags)
     with (
         reserve(settings.server.host, settings.server.port) as listener,
@@ -61,7 +64,7 @@ def serve_models(names: Sequence[str], file: Path | None, flags: Tables) -> None
         socket_folder() as folder,
     ):
         start = Start(COMMAND, folder, settings.server.drain_s + STOP_TIMEOUT_S)
-        front = make_front(settings, names, start)
+        front = make_front(settings, names, start, reading)
         app, metrics = create_front(front)
         config = http_config(settings, app, metrics)
 
@@ -96,13 +99,15 @@ def socket_folder() -> Iterator[Path]:
         yield Path(name)
 
 
-def make_front(settings: Config, names: Sequence[str], start: Start) -> Front:
+def make_front(
+    settings: Config, names: Sequence[str], start: Start, reading: LimitedProcess | None = None
+) -> Front:
     """Find the models, and make what clients see of them. Raises ModelError where there is nothing
     to serve."""
     budget_bytes = settings.models.memory_budget or memory_of_all_models(engine_config(settings))
     machine = Machine(settings, budget_bytes - PROCESS_BYTES)
     number = itertools.count(1).__next__
-    disk = Disk(settings.models.folders, names, EMBEDS[settings.engine.task])
+    disk = Disk(settings.models.folders, names, EMBEDS[settings.engine.task], reading)
     templates = FolderReader()
 
     def sources(found: Iterable[LocalModel]) -> list[ModelOnDisk]:
@@ -119,11 +124,15 @@ class Disk:
     """The models of this disk that are to be served."""
 
     def __init__(
-        self, folders: Sequence[Path], names: Sequence[str], embeds: bool | None = None
+        self,
+        folders: Sequence[Path],
+        names: Sequence[str],
+        embeds: bool | None = None,
+        reading: LimitedProcess | None = None,
     ) -> None:
         """folders: beside the hub's cache. names: of models, or their folders; none means all.
-        embeds: as for ``read_checkpoint``."""
-        self._reader = FolderReader(embeds)
+        embeds, reading: as for ``FolderReader``."""
+        self._reader = FolderReader(embeds, reading)
         with self._reader:
             self._named = {name: self._looked_up(name, folders) for name in names}
         self._folders = folders

@@ -2,7 +2,8 @@
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -22,10 +23,11 @@ from server.text.calls.marks import CallMarks, MarkError
 from server.text.calls.tool_format import tool_format
 from server.text.conversation import Conversation, Thinking, ToolCall, Turn
 from server.text.json_object import json_object
+from server.text.limited_process import LimitedProcess
 from server.text.parser import CLOSE, OPEN, first_channel_of
 from server.text.pieces import Channel
 from server.text.special_tokens import SpecialTokens
-from server.text.template_trial import fault_of, try_template
+from server.text.template_trial import ANSWER, SYSTEM, USER, fault_of, try_template
 from server.text.time_limit import TimeLimit, TimeUp
 
 NO_REASONING = f"{OPEN}\n\n{CLOSE}\n\n"
@@ -184,12 +186,12 @@ class ChatTemplate:
         self.unusable = ""
         """Why it must not be rendered in this process; empty where it may be."""
 
-    def try_out(self) -> str:
-        """Try the template in a process of its own. Return what people should know of it before
-        they chat, or nothing."""
+    def try_out(self, process: LimitedProcess) -> str:
+        """Try the template in a process. Return what people should know of it before they chat, or
+        nothing."""
         if not self.exists:
             return f"the model has no chat template: {REFUSED}"
-        trial = try_template(self._texts, self._tokenizer.special_tokens_map)
+        trial = try_template(process, self._texts, self._tokenizer.special_tokens_map)
         if not trial.ends:
             self.unusable = trial.fault
             return f"the model's chat template is not used, because {trial.fault}: {REFUSED}"
@@ -209,25 +211,36 @@ class ChatTemplate:
     def takes_late_system(self) -> bool:
         """Whether system messages may stand anywhere. Found by trying: some templates refuse such
         messages, others leave them out."""
-        talk = [("user", "Hello"), ("assistant", "Hello"), ("system", MARK), ("user", "Hello")]
+        talk = [USER, ANSWER, {"role": "system", "content": MARK}, USER]
         return MARK in self._tried(talk)
+
+    @cached_property
+    def takes_several_calls(self) -> bool:
+        """Whether one message may have several calls. Found by trying."""
+        calls = [_call(ToolCall(number, "look", "{}"), None) for number in "12"]
+        results = [{"role": "tool", "content": "", "tool_call_id": number} for number in "12"]
+        talk: list[Message] = [
+            USER,
+            {"role": "assistant", "content": "", "tool_calls": calls},
+            *results,
+        ]
+        return bool(self._tried(talk))
 
     @cached_property
     def takes_no_user(self) -> bool:
         """Whether there need be no message of a user's. Found by trying."""
-        return bool(self._tried([("system", "Hello"), ("assistant", "Hello")]))
+        return bool(self._tried([SYSTEM, ANSWER]))
 
     @cached_property
     def keeps_marks(self) -> bool:
         """Whether the marks in special tokens that texts spell come through. Found by trying: what
         it does not render is refused."""
         guarded = "".join(map(self._special_tokens.guarded_text, self._special_tokens.contents))
-        prompt = self._tried([("user", guarded)])
+        prompt = self._tried([{"role": "user", "content": guarded}])
         return not prompt or guarded in prompt
 
-    def _tried(self, talk: list[tuple[str, str]]) -> str:
-        """Return the prompt of messages, each a role and a text; empty where they are refused."""
-        messages = [{"role": role, "content": text} for role, text in talk]
+    def _tried(self, messages: list[Message]) -> str:
+        """Return the prompt of messages; empty where they are refused."""
         try:
             return self._render(messages, add_generation_prompt=True)
         except Exception:
@@ -312,6 +325,8 @@ class ChatTemplate:
     def _rendered(
         self, conversation: Conversation, arguments: dict[str, Any], *, finds_turns: bool
     ) -> tuple[str, PromptEnds]:
+        if not self.takes_several_calls:
+            conversation = replace(conversation, turns=with_calls_apart(conversation.turns))
         arguments, marks = self._guarded(arguments), CallMarks(self._guarded)
         late = self.takes_late_system
         alone = self.takes_no_user
@@ -388,6 +403,25 @@ def _arguments(conversation: Conversation) -> dict[str, Any]:
     if tools := conversation.shown_tools:
         arguments["tools"] = [tool.described for tool in tools]
     return arguments
+
+
+def with_calls_apart(turns: Sequence[Turn]) -> tuple[Turn, ...]:
+    """Return turns in which each call is a message of its own, with its result behind it."""
+    apart, rest = list[Turn](), deque(turns)
+    while rest:
+        turn = rest.popleft()
+        apart.append(replace(turn, tool_calls=turn.tool_calls[:1]))
+        if turn.tool_calls[1:]:
+            results = list(takewhile(lambda result: result.tool_call_id is not None, rest))
+            for call in turn.tool_calls:
+                if call is not turn.tool_calls[0]:
+                    apart.append(Turn("assistant", tool_calls=(call,)))
+                own = [result for result in results if result.tool_call_id == call.id]
+                apart += own
+                for result in own:
+                    results.remove(result)
+                    rest.remove(result)
+    return tuple(apart)
 
 
 def template_messages(

@@ -1,9 +1,10 @@
 """Work on files and programs of others, in a process of its own with little time and memory.
 
-``python -m server.text.limited_process`` is that process. A call is a line of JSON: a function of
-this code base and its arguments. The answer is a line of JSON, behind the line ``ready``, which
-says that all is imported and the call's own time begins. A process takes call after call; one that
-exceeds a limit is killed, and the next call has a new one.
+``python -m server.text.limited_process MODULE...`` is that process; it imports the modules first. A
+call is a line of JSON: a function of this code base, its arguments and its limits. The answer is a
+line of JSON, behind the line ``ready``, which says that all is imported and the call's own time
+begins. A process takes call after call; one that exceeds a limit is killed, and the next call has a
+new one.
 """
 
 import json
@@ -14,9 +15,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from importlib import import_module
 from math import ceil
 from typing import Any, Self
@@ -53,16 +54,23 @@ class LimitError(Exception):
         self.begun = begun
 
 
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one call may take."""
+
+    seconds: float
+    """Of time, and of the processor's time."""
+    memory_bytes: int
+
+
 @dataclass(slots=True)
 class LimitedProcess:
-    """Calls functions in a process with limits. It starts with the first call."""
+    """Calls functions in a process with limits. It starts with the first call, if not before."""
 
-    limit_s: float
-    """For one call; of time, and of the processor's time."""
-    limit_bytes: int
-    """Of memory."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """Of its environment."""
+    modules: Sequence[str] = ()
+    """Imported before the first call."""
     _process: "subprocess.Popen[bytes] | None" = None
 
     def __enter__(self) -> Self:
@@ -74,26 +82,26 @@ class LimitedProcess:
             with self._process:
                 self._process = None
 
-    def call(self, work: Callable[..., Any], *arguments: Any) -> Any:
+    def call(self, limits: Limits, work: Callable[..., Any], *arguments: Any) -> Any:
         """Call a function of a module. Arguments and result are what JSON has. Raises LimitError;
         the process has ended then."""
-        limits = (self.limit_s, self.limit_bytes)
-        call = (work.__module__, work.__qualname__, arguments, limits)
+        call = (work.__module__, work.__qualname__, arguments, astuple(limits))
         request = json.dumps(call, default=str).encode() + b"\n"
         try:
-            return json.loads(self._answer(request))
+            return json.loads(self._answer(request, limits))
         except BaseException as error:
             self.__exit__()
             if isinstance(error, ValueError):
                 raise LimitError("its process writes what is no JSON", begun=True) from error
             raise
 
-    def _started(self) -> "subprocess.Popen[bytes]":
+    def start(self) -> None:
+        """Start the process, if there is none: it imports its modules beside what goes on here."""
         if self._process is None:
             # There may be keys in the environment, and modules of others in the working directory.
             kept = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "server.text.limited_process"],
+                [sys.executable, "-P", "-m", "server.text.limited_process", *self.modules],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -101,11 +109,12 @@ class LimitedProcess:
             )
             assert self._process.stdin is not None
             os.set_blocking(self._process.stdin.fileno(), False)
-        return self._process
 
-    def _answer(self, request: bytes) -> bytes:
+    def _answer(self, request: bytes, limits: Limits) -> bytes:
         """Send a request, and return the line that answers it. Raises LimitError."""
-        process = self._started()
+        self.start()
+        process = self._process
+        assert process is not None
         assert process.stdin is not None
         assert process.stdout is not None
         watched, output, begun = psutil.Process(process.pid), bytearray(), False
@@ -122,28 +131,29 @@ class LimitedProcess:
                         continue
                     more = os.read(key.fd, CHUNK_BYTES)
                     if not more:
-                        raise LimitError(self._end_of(process), begun=begun)
+                        raise LimitError(_end_of(process, limits), begun=begun)
                     output += more
                     if not begun and output.startswith(READY):
-                        begun, deadline = True, time.monotonic() + self.limit_s
+                        begun, deadline = True, time.monotonic() + limits.seconds
                         del output[: len(READY)]
                     if begun and output.endswith(b"\n"):
                         return bytes(output)
                     if len(output) > MAX_ANSWER_BYTES:
                         raise LimitError(_beyond_size(MAX_ANSWER_BYTES, "answers"), begun=begun)
                 with suppress(psutil.Error):
-                    if watched.memory_info().rss > self.limit_bytes:
-                        raise LimitError(_beyond_size(self.limit_bytes, "memory"), begun=begun)
-        raise LimitError(_beyond_time(self.limit_s if begun else START_LIMIT_S), begun=begun)
+                    if watched.memory_info().rss > limits.memory_bytes:
+                        raise LimitError(_beyond_size(limits.memory_bytes, "memory"), begun=begun)
+        raise LimitError(_beyond_time(limits.seconds if begun else START_LIMIT_S), begun=begun)
 
-    def _end_of(self, process: "subprocess.Popen[bytes]") -> str:
-        process.kill()
-        code = process.wait()
-        if code == -signal.SIGXCPU:
-            return _beyond_time(self.limit_s)
-        if code == NO_MEMORY_CODE:
-            return _beyond_size(self.limit_bytes, "memory")
-        return f"its process ended with {code}"
+
+def _end_of(process: "subprocess.Popen[bytes]", limits: Limits) -> str:
+    process.kill()
+    code = process.wait()
+    if code == -signal.SIGXCPU:
+        return _beyond_time(limits.seconds)
+    if code == NO_MEMORY_CODE:
+        return _beyond_size(limits.memory_bytes, "memory")
+    return f"its process ended with {code}"
 
 
 def _sent(pipe: int, request: bytes) -> bytes:
@@ -162,14 +172,14 @@ def _beyond_size(size_bytes: int, what: str) -> str:
     return f"it takes more than {size_bytes >> 20} MiB of {what}"
 
 
-def limit_this_process(seconds: float, memory_bytes: int) -> None:
+def limit_this_process(limits: Limits) -> None:
     """Limit what this process may take from now on, where the system can; whoever waits for it may
     have gone."""
     own = psutil.Process()
     times, addresses = own.cpu_times(), own.memory_info().vms
     for kind, limit in (
-        (resource.RLIMIT_CPU, ceil(times.user + times.system + seconds)),
-        (resource.RLIMIT_AS, addresses + ADDRESSES_PER_BYTE * memory_bytes),
+        (resource.RLIMIT_CPU, ceil(times.user + times.system + limits.seconds)),
+        (resource.RLIMIT_AS, addresses + ADDRESSES_PER_BYTE * limits.memory_bytes),
     ):
         with suppress(ValueError, OSError):
             resource.setrlimit(kind, (limit, resource.getrlimit(kind)[1]))
@@ -177,11 +187,13 @@ def limit_this_process(seconds: float, memory_bytes: int) -> None:
 
 def main() -> None:
     """Run the process until nobody calls any more."""
+    for module in sys.argv[1:]:
+        import_module(module)
     answers = sys.stdout.buffer
     for line in sys.stdin.buffer:
         module, function, arguments, limits = json.loads(line)
         work = getattr(import_module(module), function)
-        limit_this_process(*limits)
+        limit_this_process(Limits(*limits))
         answers.write(READY)
         answers.flush()
         try:

@@ -10,10 +10,9 @@ from typing import Any
 
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from server.text.limited_process import LimitedProcess, LimitError
+from server.text.limited_process import LimitedProcess, LimitError, Limits
 
-LIMIT_S = 5.0
-LIMIT_BYTES = 1 << 30
+LIMITS = Limits(5.0, 1 << 30)
 MAX_FAULT_CHARS = 300
 # What jinja calls the text of a template in tracebacks.
 TEMPLATE_FILE = "<template>"
@@ -43,12 +42,13 @@ class TemplateTrial:
     """Whether the template comes to an end, within time and memory."""
 
 
-def try_template(texts: Sequence[str], special_tokens: Mapping[str, Any]) -> TemplateTrial:
-    """Try templates in a process of its own. texts: the model's templates. special_tokens: by the
-    names that templates have for them."""
+def try_template(
+    process: LimitedProcess, texts: Sequence[str], special_tokens: Mapping[str, Any]
+) -> TemplateTrial:
+    """Try templates in a process. texts: the model's templates. special_tokens: by the names that
+    templates have for them."""
     try:
-        with LimitedProcess(LIMIT_S, LIMIT_BYTES) as process:
-            return TemplateTrial(process.call(render_all, list(texts), dict(special_tokens)))
+        return TemplateTrial(process.call(LIMITS, render_all, list(texts), dict(special_tokens)))
     except LimitError as error:
         return TemplateTrial(str(error), ends=not error.begun)
 

@@ -24,7 +24,7 @@ from server.http import server
 from server.http.listener import reserve
 from server.routes.service import Service
 from server.text import limited_process
-from server.text.limited_process import LimitedProcess
+from server.text.limited_process import LimitedProcess, Limits
 from server.text.tokenizer import Tokenizer
 from tests.engines import VOCAB
 from tests.hostile_models import READ_ELSEWHERE
@@ -47,7 +47,9 @@ GIB = 1024**3
 class ThisProcess(LimitedProcess):
     """Calls functions here, where coverage is counted, and no process has to start."""
 
-    def call(self, work: Any, *arguments: Any) -> Any:
+    def start(self) -> None: ...
+
+    def call(self, limits: Limits, work: Any, *arguments: Any) -> Any:
         return json.loads(json.dumps(work(*json.loads(json.dumps(arguments)))))
 
 
@@ -71,7 +73,7 @@ def impatient_reader(
     """Hostile folders of this kind are read as they are for users, and in less time."""
     if kind in READ_ELSEWHERE:
         request.getfixturevalue("folders_are_read_elsewhere")
-    monkeypatch.setattr(folder_reader, "LIMIT_S", 2.0)
+    monkeypatch.setattr(folder_reader, "LIMITS", Limits(2.0, folder_reader.LIMITS.memory_bytes))
 
 
 @pytest.fixture

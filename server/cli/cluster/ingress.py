@@ -10,12 +10,13 @@ import structlog
 from engine.machine import machine_memory, raise_descriptor_limit
 from engine.models.checkpoint import Checkpoint
 from kvcache.canary.footprint import footprint_with
+from server.catalogue.folder_reader import FolderReader
 from server.catalogue.hub import find_model
 from server.chat.salts import Salts
 from server.chat.served_model import ServedModel
 from server.cli.log import configure_log
 from server.cli.model_facts import model_facts
-from server.cli.model_files import check_files, checkpoint_of, model_errors
+from server.cli.model_files import check_files, check_found, checkpoint_of, model_errors
 from server.cli.salt_secret import salt_secret
 from server.cluster.membership import listed
 from server.cluster.metrics import ClusterCollector
@@ -110,8 +111,9 @@ class Ingress:
 
 def make_service(model: str, settings: Config, engine: RemoteEngine) -> Service:
     """Put the front together, around engines elsewhere. Raises StartError."""
-    with model_errors():
+    with model_errors(), FolderReader() as reader:
         found = find_model(model, settings.models.folders)
+        check_found(reader, found, settings)
         checkpoint = checkpoint_of(found, settings)
         tokenizer, served = check_files(found, checkpoint, settings)
     served = replace(served, facts=model_facts(checkpoint))

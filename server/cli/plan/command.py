@@ -4,18 +4,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.machine import machine_memory
+from engine.models.checkpoint import CheckpointError
 from engine.planning.capacity import CapacityReport, plan_capacity
 from engine.planning.devices import Device, device_names, find_device, this_device
 from engine.planning.shape import read_shape
 from engine.substrate import metal_device
 from kvcache.layout import LayoutError
 from kvcache.memory_budget import gib
+from server.catalogue.folder_reader import FolderReader
 from server.catalogue.hub import CONFIG_FILES, FoundModel, find_model
-from server.cli.model_files import (
-    checkpoint_of,
-    make_plan,
-    model_errors,
-)
+from server.catalogue.model_checks import shape_problem
+from server.cli.model_files import check_found, checkpoint_of, make_plan, model_errors
 from server.cli.plan.text import report_lines
 from server.cli.settings import read_settings
 from server.config import Config, SettingError, engine_config, parse_size
@@ -44,15 +43,22 @@ def plan_model(name: str, file: Path | None, options: PlanOptions) -> str:
     settings = read_settings(file, {})
     device = _device(options)
     memory_bytes, working_set_bytes = _memory_bytes(options, device)
-    with model_errors():
+    with model_errors(), FolderReader() as reader:
         found = find_model(name, settings.models.folders, files=CONFIG_FILES)
+        if problem := reader.read(shape_problem, found.folder):
+            raise CheckpointError(problem)
         shape = read_shape(found.folder)
+        has_weights = found.missing or any(found.folder.glob("*.safetensors"))
+        if has_weights:
+            check_found(reader, found, settings, tokenizer=False)
     context = options.context
     if context is None:
         context = min(DEFAULT_CONTEXT, shape.max_position_embeddings)
     if context < MIN_CONTEXT:
         raise SettingError(f"--context is {context} tokens; it must be {MIN_CONTEXT} at least")
-    here = _on_this_machine(settings, found)
+    here = f"This machine: {found.folder} holds no weights that could be served."
+    if has_weights:
+        here = _on_this_machine(settings, found)
     try:
         report = plan_capacity(
             shape,
@@ -102,8 +108,6 @@ def _memory_bytes(options: PlanOptions, device: Device) -> tuple[int, int | None
 
 def _on_this_machine(settings: Config, found: FoundModel) -> str:
     """Write how the checkpoint would lie in this machine's memory, or why that cannot be said."""
-    if not (found.missing or any(found.folder.glob("model*.safetensors"))):
-        return f"This machine: {found.folder} holds no weights that could be served."
     with model_errors():
         checkpoint = checkpoint_of(found, settings)
     try:

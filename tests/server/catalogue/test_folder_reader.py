@@ -16,10 +16,11 @@ from server.catalogue import folder_reader
 from server.catalogue.folder_reader import FolderReader, folder_state
 from server.catalogue.local_models import local_models
 from server.catalogue.model_checks import folder_problem, template_facts
+from server.text.limited_process import Limits
 from tests.hostile_models import HOSTILE, spoil
 from tests.server.conftest import ThisProcess
 
-SHORT_S = 2.0
+SHORT = Limits(2.0, 2 << 30)
 # What can be served, if by nobody who is in a hurry.
 MERELY_SLOW = {"10**6 tokens that end", "300,000 packed layers"}
 # Only a reader of the tokenizer sees them.
@@ -41,7 +42,7 @@ def nothing_on_the_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def elsewhere() -> Iterator[FolderReader]:
     """Reads in a process of its own, which a hostile folder may end."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(folder_reader, "LIMIT_S", SHORT_S)
+        patch.setattr(folder_reader, "LIMITS", SHORT)
         with FolderReader() as reader:
             yield reader
 
@@ -68,8 +69,7 @@ def test_a_hostile_folder_is_judged_within_limits_and_once(
         problem = elsewhere.read(folder_problem, hostile, None, None, True)
         assert kind in MERELY_SLOW or str(hostile) in problem
     assert time.monotonic() - began < 60
-    monkeypatch.setattr(folder_reader, "LimitedProcess", None)
-    monkeypatch.setattr(elsewhere, "_process", None)
+    monkeypatch.setattr(elsewhere, "process", None)
     assert local_models([hostile], hub=False, reader=elsewhere) == (model,), "it is remembered"
 
 
@@ -78,9 +78,9 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     seen: list[str] = []
     call = ThisProcess.call
 
-    def noted(self: Any, work: Any, folder: str, *arguments: Any) -> Any:
+    def noted(self: Any, limits: Limits, work: Any, folder: str, *arguments: Any) -> Any:
         seen.append(Path(folder).name)
-        return call(self, work, folder, *arguments)
+        return call(self, limits, work, folder, *arguments)
 
     monkeypatch.setattr(ThisProcess, "call", noted)
     return seen

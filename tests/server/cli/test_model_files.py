@@ -1,5 +1,7 @@
 import json
 import shutil
+import signal
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -150,13 +152,15 @@ def test_a_tokenizer_with_more_tokens_than_the_weights_is_refused(tmp_path: Path
     ],
 )
 @pytest.mark.usefixtures("impatient_reader")
-def test_a_hostile_model_alone_ends_with_a_sentence_and_is_listed(
+def test_a_hostile_model_alone_ends_with_a_sentence_and_is_listed_and_planned(
     kind: str, tiny_model: Path, tmp_path: Path, quire: Run
 ) -> None:
     folder = spoil(tiny_model, tmp_path / "hostile", kind)
     assert "hostile" in one_sentence(quire("serve", folder), MODEL)
     listed = quire("models", "--config", settings_of(folder))
     assert (listed.exit_code, "\nhostile " in listed.stdout) == (0, True)
+    planned = quire("plan", folder)
+    assert planned.exit_code == 0 or "hostile" in one_sentence(planned, MODEL)
 
 
 @pytest.mark.parametrize(
@@ -221,6 +225,22 @@ def test_a_template_is_tried_at_start_and_what_is_wrong_with_it_is_said(
     assert len(warnings) == bool(said)
     assert said in "".join(warnings)
     assert all("completions are not" in line for line in warnings)
+
+
+@pytest.mark.usefixtures("folders_are_read_elsewhere")
+def test_one_process_reads_the_files_and_tries_the_template_and_ends(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[Any] = []
+    popen = subprocess.Popen
+
+    def noted(*arguments: Any, **how: Any) -> Any:
+        started.append(popen(*arguments, **how))
+        return started[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", noted)
+    read_model(str(tiny_model), read_settings(None, SMALL))
+    assert [process.returncode for process in started] == [-signal.SIGKILL]
 
 
 def test_the_template_of_a_model_that_makes_vectors_is_not_tried(

@@ -1,3 +1,4 @@
+import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from server.text.chat_template import (
     template_messages,
 )
 from server.text.conversation import Conversation, Thinking, Tool, ToolCall, ToolChoice, Turn
+from server.text.limited_process import LimitedProcess
 from server.text.special_tokens import pieces_of
 from server.text.template_trial import TemplateTrial
 from server.text.time_limit import TimeLimit
@@ -158,7 +160,7 @@ def test_what_came_of_a_trial_is_said(
 ) -> None:
     monkeypatch.setattr(chat_template, "try_template", lambda *_: trial)
     found = made(template)
-    assert said in (told := found.try_out())
+    assert said in (told := found.try_out(LimitedProcess()))
     assert bool(told) == bool(said)
     assert found.unusable.startswith(unusable)
     assert bool(found.unusable) == bool(unusable)
@@ -175,10 +177,10 @@ def test_all_of_a_models_templates_are_tried_with_its_own_tokens(
 
     monkeypatch.setattr(chat_template, "try_template", tried)
     several = [{"name": "default", "template": "a"}, {"name": "tool_use", "template": "b"}]
-    made(several).try_out()
-    made("c").try_out()
-    assert [texts for texts, _ in asked] == [["a", "b"], ["c"]]
-    assert asked[0][1]["eos_token"] == "<|im_end|>"
+    made(several).try_out(LimitedProcess())
+    made("c").try_out(LimitedProcess())
+    assert [texts for _, texts, _ in asked] == [["a", "b"], ["c"]]
+    assert asked[0][2]["eos_token"] == "<|im_end|>"
 
 
 @pytest.mark.parametrize(
@@ -239,6 +241,40 @@ def test_llamas_calls_are_written_back_as_it_writes_them(made: Any) -> None:
     assert (
         '\n\n{"name": "look", "parameters": {"at": "x"}}<|eot_id|><|start_header_id|>tool' in prompt
     )
+
+
+@pytest.mark.parametrize(
+    ("written", "apart"),
+    [
+        ("u a12 r1 r2 u", "u a1 r1 a2 r2 u"), ("u a12 r2 r1", "u a1 r1 a2 r2"),
+        ("u a123 r1 r3", "u a1 r1 a2 a3 r3"), ("a12 u a34 r4 r3", "a1 a2 u a3 r3 a4 r4"),
+        ("u a12 r1 r7 r2 u", "u a1 r1 a2 r2 r7 u"), ("u a11 r1 r1", "u a1 r1 r1 a1"),
+        ("u a1 r1 a2 r2 u", "u a1 r1 a2 r2 u"), ("a12", "a1 a2"),
+    ],
+)  # fmt: skip
+def test_a_template_that_takes_one_call_at_once_gets_each_with_its_result(
+    made: Any, written: str, apart: str
+) -> None:
+    """u: a question; a12: an answer with calls 1 and 2; r1: a result."""
+
+    def turn(word: str) -> Turn:
+        if word == "u":
+            return USER
+        if word[0] == "r":
+            return Turn("tool", word, tool_call_id=word[1:])
+        calls = (ToolCall(number, f"f{number}", "{}") for number in word[1:])
+        return Turn("assistant", tool_calls=tuple(calls))
+
+    turns = [turn(word) for word in written.split()]
+    template = made(LLAMA_TEMPLATE)
+    assert not template.takes_several_calls
+    prompt, _ = template.render(talk(*turns, tools=(LOOK,)))
+    found = re.findall(r"(user)<|\"f(\d)\"|\n\n(r\d)<", prompt)
+    assert " ".join(u[:1] or r or f"a{a}" for u, a, r in found) == apart
+
+
+def test_a_template_that_takes_several_calls_gets_them_together(made: Any) -> None:
+    assert made(TEMPLATE).takes_several_calls
 
 
 # --- turns ------------------------------------------------------------------------------------

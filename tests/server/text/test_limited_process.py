@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 
 from server.text import limited_process
-from server.text.limited_process import LimitedProcess, LimitError
+from server.text.limited_process import LimitedProcess, LimitError, Limits
 
 MIB = 1 << 20
+SHORT, LONG = Limits(2.0, 512 * MIB), Limits(20.0, 300 * MIB)
 
 
 def request(work: Callable[..., Any], arguments: list[Any], seconds: float, memory: int) -> bytes:
@@ -27,17 +28,17 @@ def request(work: Callable[..., Any], arguments: list[Any], seconds: float, memo
 
 
 def test_calls_have_one_process_until_a_limit_is_exceeded() -> None:
-    with LimitedProcess(2.0, 512 * MIB) as process:
-        first = process.call(os.getpid)
+    with LimitedProcess() as process:
+        first = process.call(SHORT, os.getpid)
         assert first != os.getpid()
-        assert process.call(operator.add, "é" * 10**5, "x") == "é" * 10**5 + "x"
-        assert process.call(os.getpid) == first
+        assert process.call(SHORT, operator.add, "é" * 10**5, "x") == "é" * 10**5 + "x"
+        assert process.call(SHORT, os.getpid) == first
         began = time.monotonic()
         with pytest.raises(LimitError, match=r"^it takes more than 2 s$") as error:
-            process.call(time.sleep, 600)
+            process.call(SHORT, time.sleep, 600)
         assert error.value.begun
         assert time.monotonic() - began < 60
-        assert process.call(os.getpid) != first
+        assert process.call(SHORT, os.getpid) != first
 
 
 @pytest.mark.parametrize(
@@ -57,12 +58,12 @@ def test_calls_have_one_process_until_a_limit_is_exceeded() -> None:
 def test_what_comes_to_no_answer_is_said(
     work: Callable[..., Any], arguments: list[Any], fault: str | None
 ) -> None:
-    with LimitedProcess(20.0, 300 * MIB) as process:
+    with LimitedProcess() as process:
         if fault is None:
-            assert process.call(work, *arguments) == float("inf")
+            assert process.call(LONG, work, *arguments) == float("inf")
             return
         with pytest.raises(LimitError) as error:
-            process.call(work, *arguments)
+            process.call(LONG, work, *arguments)
     assert (str(error.value), error.value.begun) == (fault, True)
 
 
@@ -77,8 +78,8 @@ def test_what_comes_to_no_answer_is_said(
 @pytest.mark.usefixtures("limited_program")
 def test_a_process_that_obeys_no_protocol_is_ended(program: str, fault: str, begun: bool) -> None:
     """Nor need it read what it is told."""
-    with LimitedProcess(2.0, 512 * MIB) as process, pytest.raises(LimitError) as error:
-        process.call(operator.add, "x" * 10**6, "y")
+    with LimitedProcess() as process, pytest.raises(LimitError) as error:
+        process.call(SHORT, operator.add, "x" * 10**6, "y")
     assert (str(error.value), error.value.begun) == (fault, begun)
 
 
@@ -119,6 +120,8 @@ def test_the_process_says_when_it_begins_and_what_came_of_it(
     ]
     given = b"".join(request(work, arguments, 1.0, MIB) for work, arguments in calls)
     written = io.TextIOWrapper(io.BytesIO())
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
+    monkeypatch.setattr(sys, "argv", ["", "colorsys"])
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(given)))
     monkeypatch.setattr(sys, "stdout", written)
     monkeypatch.setattr(resource, "setrlimit", lambda kind, _: limits.append(kind))
@@ -126,6 +129,7 @@ def test_the_process_says_when_it_begins_and_what_came_of_it(
         limited_process.main()
     assert end.value.code == limited_process.NO_MEMORY_CODE
     assert written.buffer.getvalue() == b"ready\n3\nready\n12\nready\n"
+    assert "colorsys" in sys.modules
     assert limits == [resource.RLIMIT_CPU, resource.RLIMIT_AS] * 3
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
     limited_process.main()

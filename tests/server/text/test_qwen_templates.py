@@ -8,6 +8,7 @@ import pytest
 from server.text.answer_parser import AnswerParser, ParseOptions
 from server.text.calls.tool_format import ToolFormat
 from server.text.conversation import Conversation, Thinking, Tool, ToolCall, Turn
+from server.text.limited_process import LimitedProcess
 from server.text.parser import first_channel_of
 from server.text.pieces import Channel, TextPiece, ToolCallArguments, ToolCallStart
 from server.text.tokenizer import Tokenizer
@@ -43,7 +44,8 @@ def made(tmp_path: Path) -> Any:
 @BOTH
 def test_they_are_usable_and_call_tools_in_tags(made: Any, template: str) -> None:
     its = made(template).template
-    assert its.try_out() == ""
+    with LimitedProcess() as process:
+        assert its.try_out(process) == ""
     assert its.tool_format is ToolFormat.XML
     assert its.knows_thoughts == (template == HYBRID_TEMPLATE)
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from server.text import template_trial
-from server.text.limited_process import KEPT_VARIABLES
-from server.text.template_trial import TemplateTrial, fault_of, render_all, try_template
+from server.text.limited_process import KEPT_VARIABLES, LimitedProcess, Limits
+from server.text.template_trial import TemplateTrial, fault_of, render_all
 from tests.models import TEMPLATE, XML_TEMPLATE
 
 NESTED = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
@@ -18,11 +18,17 @@ DOUBLED = (
     "{% for i in range(64) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}{{ ns.s }}"
 )
 POWER = "{% if tools %}{{ 9 ** (9 ** 9) }}{% endif %}{{ messages[0].content }}"
+SHORT = Limits(2.0, 1 << 30)
+
+
+def try_template(template: str, special_tokens: dict[str, str]) -> TemplateTrial:
+    with LimitedProcess() as process:
+        return template_trial.try_template(process, [template], special_tokens)
 
 
 @pytest.mark.parametrize("template", [TEMPLATE, XML_TEMPLATE, "{{ eos_token }}"])
 def test_a_template_that_renders_is_found_to(template: str) -> None:
-    assert try_template([template], {"eos_token": "</s>"}) == TemplateTrial("")
+    assert try_template(template, {"eos_token": "</s>"}) == TemplateTrial("")
 
 
 @pytest.mark.parametrize(
@@ -31,9 +37,9 @@ def test_a_template_that_renders_is_found_to(template: str) -> None:
 def test_threat_19_a_template_that_takes_too_much_is_ended(
     template: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(template_trial, "LIMIT_S", 2.0)
+    monkeypatch.setattr(template_trial, "LIMITS", SHORT)
     began = time.monotonic()
-    found = try_template([template], {})
+    found = try_template(template, {})
     assert not found.ends
     assert found.fault in ("it takes more than 2 s", "it takes more than 1024 MiB of memory")
     assert time.monotonic() - began < 60
@@ -41,8 +47,8 @@ def test_threat_19_a_template_that_takes_too_much_is_ended(
 
 def test_threat_19_memory_has_a_limit_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """How much a template takes within its time depends on the machine."""
-    monkeypatch.setattr(template_trial, "LIMIT_BYTES", 1 << 20)
-    found = try_template([TEMPLATE], {"eos_token": "</s>"})
+    monkeypatch.setattr(template_trial, "LIMITS", Limits(5.0, 1 << 20))
+    found = try_template(TEMPLATE, {"eos_token": "</s>"})
     assert found.fault == "it takes more than 1 MiB of memory"
 
 
@@ -106,7 +112,7 @@ def test_threat_19_the_process_is_given_no_keys_and_no_files_of_the_folder(
         return popen(*arguments, **how)
 
     monkeypatch.setattr(subprocess, "Popen", noted)
-    assert try_template(["x"], {}) == TemplateTrial("")
+    assert try_template("x", {}) == TemplateTrial("")
     (how,) = given
     assert set(how["env"]) <= set(KEPT_VARIABLES)
     assert "zebra" not in str(how["env"])
@@ -139,5 +145,5 @@ def test_a_process_that_cannot_try_it_is_no_reason_not_to_use_it(
     program: str, fault: str, ends: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """But one that ends in the middle is."""
-    monkeypatch.setattr(template_trial, "LIMIT_S", 2.0)
-    assert try_template(["x" * 10**6], {}) == TemplateTrial(fault, ends)
+    monkeypatch.setattr(template_trial, "LIMITS", SHORT)
+    assert try_template("x" * 10**6, {}) == TemplateTrial(fault, ends)
