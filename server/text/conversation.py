@@ -25,6 +25,8 @@ class Tool:
     """Whether arguments must satisfy the schema also where nobody asked for the call."""
     deferred: bool = False
     """Whether the model reads of it where the conversation loads it, and not before."""
+    searches: bool = False
+    """Whether its calls are searches for tools, which a client may tell from others."""
     namespace: str | None = None
     """The client's group of tools that it belongs to."""
     own_name: str | None = None

@@ -1,6 +1,5 @@
 """The tools of a chat, and which of them must or may be called: wire -> neutral form."""
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,12 +8,12 @@ from pydantic import Field
 
 from server.protocol.common import ListOf, WireModel
 from server.protocol.wire_errors import invalid, quoted
+from server.text.calls.tool_format import TOOL_NAME
 from server.text.conversation import Tool, ToolChoice
 
 PlacedTool = tuple[Tool, str]
 """A tool, and how errors name its name."""
 # Names stand in the model's own formats, between quotes or tags.
-TOOL_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 
 
 class FunctionTool(WireModel):

@@ -7,6 +7,7 @@ from server.protocol.answers import Json, TokenText, token_objects
 from server.protocol.responses.items import packed_reasoning
 from server.protocol.responses.tools import name_object
 from server.text.conversation import Tool
+from server.text.json_object import json_object
 from server.text.pieces import AnswerPiece, Channel, TextPiece, TokenReport, ToolCallStart
 
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -127,6 +128,27 @@ class CallItem:
         }
 
 
+class SearchItem(CallItem):
+    """A search for tools that the client makes: it is told of it when it is all there."""
+
+    def grown(self, piece: AnswerPiece) -> list[Json]:
+        super().grown(piece)
+        return []
+
+    def closed(self, status: Status) -> list[Json]:
+        return super().closed(status)[1:]
+
+    def object(self, status: Status) -> Json:
+        return {
+            "type": "tool_search_call",
+            "id": self._id,
+            "call_id": self._start.id,
+            "execution": "client",
+            "arguments": json_object(self._arguments) or {},
+            "status": status,
+        }
+
+
 class Output:
     """The items of a response as they come into being, one after the other."""
 
@@ -136,7 +158,7 @@ class Output:
         """key: what the items' ids have in common, and with those of no other response. tools:
         those that may be called."""
         self._key = key
-        self._names = {tool.name: name_object(tool) for tool in tools}
+        self._tools = {tool.name: tool for tool in tools}
         self._token_bytes = token_bytes
         self._packs_reasoning = packs_reasoning
         self._done: list[Json] = []
@@ -169,8 +191,9 @@ class Output:
     def _new(self, piece: AnswerPiece) -> TextItem | CallItem:
         number = f"{self._key}{len(self._done):04x}"
         if isinstance(piece, ToolCallStart):
-            names = self._names.get(piece.name, {"name": piece.name})
-            return CallItem(f"fc_{number}", piece, names)
+            tool = self._tools.get(piece.name, Tool(piece.name))
+            item = SearchItem if tool.searches else CallItem
+            return item(f"fc_{number}", piece, name_object(tool))
         assert isinstance(piece, TextPiece), "arguments follow their call"
         prefix = "rs" if piece.channel is Channel.REASONING else "msg"
         id = f"{prefix}_{number}"

@@ -35,6 +35,19 @@ class FlatFunction(FunctionTool):
         return replace(super().tool, deferred=bool(self.defer_loading))
 
 
+class SearchTool(WireModel):
+    """A search for tools that the client makes: the model calls it as it calls functions."""
+
+    type: Literal["tool_search"]
+    execution: Literal["client"]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+    @property
+    def tool(self) -> Tool:
+        return Tool(SEARCH, self.description, self.parameters, searches=True)
+
+
 class OtherTool(WireModel):
     """Something that is to happen at the server, or a form that no model here was taught."""
 
@@ -46,13 +59,15 @@ TAGS = {"function": "Function", "namespace": "Namespace"}
 
 def _tag(tool: Any) -> str:
     """Return the tag of a tool. Tags begin with capitals, so that errors leave them out."""
-    kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
-    return TAGS.get(str(kind), "Other")
+    given = tool if isinstance(tool, dict) else tool.__dict__ if isinstance(tool, WireModel) else {}
+    if (given.get("type"), given.get("execution")) == (SEARCH, "client"):
+        return "Search"
+    return TAGS.get(str(given.get("type")), "Other")
 
 
 GroupedTool = Annotated[
     Annotated[FlatFunction, Tag("Function")] | Annotated[OtherTool, Tag("Other")],
-    Discriminator(lambda tool: _tag(tool).replace("Namespace", "Other")),
+    Discriminator(lambda tool: "Function" if _tag(tool) == "Function" else "Other"),
 ]
 
 
@@ -68,6 +83,7 @@ class Namespace(WireModel):
 FlatTool = Annotated[
     Annotated[FlatFunction, Tag("Function")]
     | Annotated[Namespace, Tag("Namespace")]
+    | Annotated[SearchTool, Tag("Search")]
     | Annotated[OtherTool, Tag("Other")],
     Discriminator(_tag),
 ]
@@ -89,14 +105,14 @@ def read_flat_tools(
 ) -> tuple[Tool, ...]:
     """Return the functions, in their order; other tools are left out. loaded: those that the input
     loads. Raises ApiError that names the one at fault."""
-    searched = any(tool.type == SEARCH for tool in tools)
+    searched = any(isinstance(tool, OtherTool) and tool.type == SEARCH for tool in tools)
     return collected(with_loaded(functions(tools, "tools"), loaded, searched=searched), max_tools)
 
 
 def functions(tools: Sequence[FlatTool] | None, place: str) -> Iterator[PlacedTool]:
     """Yield the functions among tools. place: how errors name the list."""
     for number, wire in enumerate(tools or ()):
-        if isinstance(wire, FlatFunction):
+        if isinstance(wire, FlatFunction | SearchTool):
             yield wire.tool, f"{place}[{number}].name"
         elif isinstance(wire, Namespace):
             for tool, where in functions(wire.tools, f"{place}[{number}].tools"):
@@ -110,8 +126,10 @@ def joined_name(namespace: str, name: str) -> str:
     return f"{SEPARATORS.sub(MARK, namespace)}.{name}"
 
 
-def tool_object(tool: FlatFunction | Namespace) -> Json:
+def tool_object(tool: FlatFunction | Namespace | SearchTool) -> Json:
     """Return a tool as responses repeat it."""
+    if isinstance(tool, SearchTool):
+        return tool.model_dump()
     if isinstance(tool, Namespace):
         grouped = [tool_object(one) for one in tool.tools or () if isinstance(one, FlatFunction)]
         return tool.model_dump(exclude={"tools"}) | {"tools": grouped}

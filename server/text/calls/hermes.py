@@ -4,8 +4,8 @@ import json
 import re
 from collections.abc import Callable
 
-from server.text.calls.argument_types import as_json
-from server.text.calls.tool_format import CALL_CLOSE, ToolFormat
+from server.text.calls.json_mender import JsonMender
+from server.text.calls.tool_format import CALL_CLOSE, ToolFormat, is_called
 from server.text.conversation import Tool
 from server.text.json_object import json_object
 from server.text.pieces import AnswerPiece, ToolCallArguments, ToolCallStart
@@ -28,17 +28,13 @@ ENDS = {ToolFormat.HERMES: CALL_CLOSE, ToolFormat.LLAMA: ";"}
 # What comes after more than this is read when it is whole.
 MAX_HEAD_CHARS = 1024
 FILLING = re.compile(r"[\s}]*")
-PUNCTUATION = frozenset(' \t\r\n"{}[]:,')
-BRACKETS = {"{": "}", "[": "]"}
-WORD_TYPES = frozenset({"null", "boolean", "integer", "number"})
 
 
 class HermesCall:
     """Read what follows an opening tag, as it streams in.
 
-    The arguments are sent as they are written, but for line breaks and the like within strings,
-    which JSON wants as escapes. A call that does not come in the usual order is read when it is
-    whole. What is neither is no call.
+    The arguments are sent as they are written, but for what JSON does not allow. A call that does
+    not come in the usual order is read when it is whole. What is neither is no call.
     """
 
     def __init__(
@@ -56,19 +52,14 @@ class HermesCall:
         on."""
         self._index = index
         self._new_id = new_id
-        self._names = frozenset(tool.name for tool in tools)
+        self._tools = tools
         self._form = form
         self._end = ENDS[form]
         self._held = ""
         self._searched = 0
         """So much of what is held does not begin with the closing tag: it is not read again with
         every token."""
-        self._closing: list[str] = []
-        """Brackets that close those that are open."""
-        self._word = ""
-        """A value that is neither a string nor a bracket, as far as it has come."""
-        self._in_string = False
-        self._escaped = False
+        self._json = JsonMender()
 
     @property
     def unread(self) -> str:
@@ -93,17 +84,20 @@ class HermesCall:
         return pieces
 
     def flush(self, *, cut: bool) -> list[AnswerPiece]:
-        """Return the other pieces, when the answer ends here: what is missing stays missing."""
+        """Return the other pieces, when the answer ends here. cut: what is missing stays missing,
+        because the model would go on."""
         if not self.started:
             return self._take_whole(self._held, "")
         if self.complete:
             self.rest = ""
             return []
-        return self._arguments(self._word + self._held)
+        if cut:
+            return self._arguments(self._json.unread + self._held)
+        return self._arguments(self._json.end())
 
     def _take_head(self) -> list[AnswerPiece]:
         name = NAME.match(self._held, 0, MAX_HEAD_CHARS)
-        is_other = name is not None and name[1] not in self._names
+        is_other = name is not None and not is_called(name[1], self._tools)
         if is_other or NO_CALL[self._form].match(self._held, 0, MAX_HEAD_CHARS):
             self.rest = self._held
             return []
@@ -120,7 +114,7 @@ class HermesCall:
 
     def _take_whole(self, text: str, rest: str) -> list[AnswerPiece]:
         found = whole_call(text)
-        if found is None or found[0] not in self._names:
+        if found is None or not is_called(found[0], self._tools):
             self.rest = self._held
             return []
         name, arguments = found
@@ -133,44 +127,20 @@ class HermesCall:
         text: list[str] = []
         taken = len(self._held)
         for place, character in enumerate(self._held):
-            if character == self._end[0] and not self._in_string:
+            if character == self._end[0] and not self._json.in_string:
                 after = self._held[place:]
                 self.complete = after.startswith(self._end)
                 if self.complete:
-                    text += self._take_word(), *reversed(self._closing)
+                    text.append(self._json.end())
                 if self.complete or self._end.startswith(after):
                     taken = place
                     break
-            text.append(self._write(character))
-            if not self._closing and not self._word:
+            text.append(self._json.feed(character))
+            if self._json.is_whole:
                 self.complete, taken = True, place + 1
                 break
         self._held = self._held[taken:]
         return self._arguments("".join(text))
-
-    def _write(self, character: str) -> str:
-        """Return text as JSON needs it, up to the character; keep count of strings and brackets. A
-        word waits for its end: what is none of JSON's, such as NaN or None, becomes one."""
-        if self._in_string:
-            ends = character == '"' and not self._escaped
-            self._in_string = not ends
-            self._escaped = character == "\\" and not self._escaped
-            return json.dumps(character)[1:-1] if character < " " else character
-        if character not in PUNCTUATION:
-            self._word += character
-            return ""
-        word = self._take_word()
-        if character == '"':
-            self._in_string = True
-        elif character in BRACKETS:
-            self._closing.append(BRACKETS[character])
-        elif character in "}]":
-            self._closing.pop()
-        return word + character
-
-    def _take_word(self) -> str:
-        word, self._word = self._word, ""
-        return as_json(word, WORD_TYPES) if word else ""
 
     def _take_tail(self) -> None:
         filling = FILLING.match(self._held)

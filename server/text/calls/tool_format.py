@@ -3,9 +3,12 @@
 import re
 from enum import Enum
 
+from server.text.conversation import Tool
+
 CALL_OPEN, CALL_CLOSE = "<tool_call>", "</tool_call>"
 FUNCTION_OPEN = "<function="
 PYTHON_TAG = "<|python_tag|>"
+TOOL_NAME = re.compile(r"[\w.:/-]{1,128}", re.ASCII)
 # As templates tell Llama 3 how to call; what describes a tool looks like it.
 LLAMA_CALL = re.compile(r'\{\\?"name\\?":(?:(?!description)[^{}])*\\?"parameters\\?":')
 
@@ -35,3 +38,10 @@ def tool_format(template: str) -> ToolFormat | None:
     if CALL_OPEN not in template:
         return ToolFormat.LLAMA if LLAMA_CALL.search(template) else None
     return ToolFormat.XML if FUNCTION_OPEN in template else ToolFormat.HERMES
+
+
+def is_called(name: str, tools: tuple[Tool, ...]) -> bool:
+    """Return whether a call of this name is one. Clients that load tools tell the model their names
+    before, and answer whoever calls one too early: there every name is a tool's."""
+    loads = any(tool.deferred for tool in tools) and TOOL_NAME.fullmatch(name) is not None
+    return loads or any(tool.name == name for tool in tools)

@@ -5,12 +5,13 @@ them a third time. Where that gives other text than the model's own, the prompt 
 the cache with the first call. So the text of the newest calls is kept, by their ids.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from server.text.calls.tool_format import CALL_CLOSE
-from server.text.conversation import Conversation, ToolCall
+from server.text.conversation import Conversation, Tool, ToolCall
 from server.text.json_object import json_object
 from server.text.newest import Newest
 from server.text.pieces import AnswerPiece, ToolCallArguments, ToolCallStart
@@ -85,26 +86,41 @@ class WrittenCalls:
 
     def recalled(self, conversation: Conversation) -> Conversation:
         """Return the conversation with the text of its calls, where it is known."""
+        tools = {tool.name: tool for tool in conversation.tools}
         turns = tuple(
-            replace(turn, tool_calls=tuple(map(self._recalled, turn.tool_calls)))
+            replace(turn, tool_calls=tuple(self._recalled(call, tools) for call in turn.tool_calls))
             for turn in conversation.turns
         )
         return replace(conversation, turns=turns)
 
-    def _recalled(self, call: ToolCall) -> ToolCall:
+    def _recalled(self, call: ToolCall, tools: Mapping[str, Tool]) -> ToolCall:
         known = self._calls.find(call.id)
-        if known is None:
+        if known is None or known.name != call.name:
             return call
-        is_same = known.name == call.name and same_arguments(known.arguments, call.arguments)
+        defaults = {} if call.name not in tools else defaults_of(tools[call.name])
+        is_same = same_arguments(known.arguments, call.arguments, defaults)
         return replace(call, written=known.text) if is_same else call
 
 
-def same_arguments(one: str, other: str) -> bool:
-    """Return whether two texts are the same object, or the same text where they are none."""
+def defaults_of(tool: Tool) -> dict[str, Any]:
+    """Return what a tool takes for arguments that are left out. Claude Code writes them into the
+    calls that it sends back: an Edit gets ``replace_all: false``."""
+    properties = (tool.parameters or {}).get("properties")
+    named = properties.items() if isinstance(properties, dict) else ()
+    return {name: it["default"] for name, it in named if isinstance(it, dict) and "default" in it}
+
+
+def same_arguments(
+    one: str, other: str, defaults: Mapping[str, Any] = MappingProxyType({})
+) -> bool:
+    """Return whether two texts are the same object, or the same text where they are none.
+    defaults: of what either may have left out."""
     if one == other:
         return True
     left, right = json_object(one), json_object(other)
-    return left is not None and right is not None and same_value(left, right)
+    if left is None or right is None:
+        return False
+    return same_value({**defaults, **left}, {**defaults, **right})
 
 
 def same_value(one: Any, other: Any) -> bool:

@@ -16,7 +16,7 @@ from enum import Enum
 
 from server.text.calls.argument_types import STRING, argument_types, as_json
 from server.text.calls.parameter_value import FUNCTION_CLOSE, PARAMETER_OPEN, ParameterValue
-from server.text.calls.tool_format import CALL_CLOSE, CALL_OPEN, FUNCTION_OPEN
+from server.text.calls.tool_format import CALL_CLOSE, CALL_OPEN, FUNCTION_OPEN, is_called
 from server.text.conversation import Tool
 from server.text.pieces import AnswerPiece, ToolCallArguments, ToolCallStart
 
@@ -52,6 +52,7 @@ class XmlCall:
         on."""
         self._index = index
         self._new_id = new_id
+        self._offered = tools
         self._tools = {tool.name: tool.parameters for tool in tools}
         self._prefix = "" if opener == CALL_OPEN else opener
         self._held = self._prefix
@@ -136,12 +137,13 @@ class XmlCall:
         closes = (FUNCTION_CLOSE,) if self._prefix else (FUNCTION_CLOSE, CALL_CLOSE)
         is_open = parameter is not None or any(each.startswith(after) for each in closes)
         is_call = after.startswith(closes) or (parameter is not None and parameter[1] is not None)
-        if name not in self._tools or not (is_open or is_call):
+        named = name in self._tools if self._prefix else is_called(name, self._offered)
+        if not named or not (is_open or is_call):
             self.rest = self._held[len(self._prefix) :]
         if self.rest is not None or not is_call:
             return []
         self._held, self._stage = after, Stage.BETWEEN
-        self._schema = self._tools[name]
+        self._schema = self._tools.get(name)
         return [ToolCallStart(self._index, self._new_id(), name), *self._json("{")]
 
     def _take_between(self) -> list[AnswerPiece]:

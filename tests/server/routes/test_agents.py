@@ -247,6 +247,26 @@ async def test_the_prompt_begins_with_the_tools_that_the_model_cannot_load(
     assert [name for name in ("look", "fetch") if described(name) in prompt] == shown
 
 
+@pytest.mark.parametrize(
+    ("tools", "name", "is_call"),
+    [
+        ([tool("look"), tool("other", defer_loading=True)], "fetch", True),
+        ([tool("look"), tool("other", defer_loading=True)], "mcp__three__note", True),
+        ([tool("look"), tool("other", defer_loading=True)], "other", True),
+        ([tool("look"), tool("other", defer_loading=True)], "no name", False),
+        ([tool("look"), tool("other", defer_loading=True)], "x" * 129, False),
+        ([tool("look"), tool("other")], "fetch", False),
+    ],
+)
+async def test_a_tool_may_be_called_before_it_is_loaded(
+    door: Door, tools: list[Json], name: str, is_call: bool
+) -> None:
+    """Clients that load tools name them to the model before; they answer a call of none."""
+    door.says(call_of(name))
+    answer = (await door.answer(MESSAGES, messages=[USER], tools=tools)).json()
+    assert [block.get("name") for block in answer["content"]] == [name if is_call else None]
+
+
 async def test_a_tool_that_a_message_defines_is_read_there_and_may_be_called(door: Door) -> None:
     door.says(call_of("fetch"))
     defined = {"type": "tool_definition", "definition": tool("fetch")}
@@ -308,6 +328,47 @@ async def test_tools_of_the_input_are_read_there_may_be_called_and_keep_the_pref
     door.says(call_of("fetch"))
     third = await door.answer(RESPONSES, **follow, tools=body["tools"])
     assert third.json()["output"][0]["name"] == "fetch"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_search_that_the_client_makes_is_called_and_told_as_one(
+    door: Door, stream: bool
+) -> None:
+    search = {
+        "type": "tool_search",
+        "execution": "client",
+        "description": "Searches.",
+        "parameters": {"type": "object", "properties": {"query": {"type": "string"}}},
+    }
+    door.says('<tool_call>\n{"name": "tool_search", "arguments": {"query": "x"}}\n</tool_call>')
+    asked = {"input": [USER], "tools": [function("look"), search]}
+    answered = await door.answer(RESPONSES, **asked, stream=stream)
+    if stream:
+        events = events_of(answered.text)
+        assert not [event for event in events if "arguments" in event["type"]]
+        (item,) = [e["item"] for e in events if e["type"] == "response.output_item.done"]
+    else:
+        (item,) = answered.json()["output"]
+        assert answered.json()["tools"][1] == search
+    assert (item["type"], item["execution"]) == ("tool_search_call", "client")
+    assert item["arguments"] == {"query": "x"}
+    assert "Searches." in door.prompt
+    door.says(call_of("fetch"))
+    output = {
+        "type": "tool_search_output",
+        "call_id": item["call_id"],
+        "tools": [function("fetch", defer_loading=True)],
+    }
+    after = await door.answer(RESPONSES, input=[USER, item, output], tools=asked["tools"])
+    assert after.json()["output"][0]["name"] == "fetch"
+
+
+async def test_a_function_called_as_the_search_is_stays_one(door: Door) -> None:
+    door.says(call_of("tool_search"))
+    (item,) = (await door.answer(RESPONSES, input=[USER], tools=[function("tool_search")])).json()[
+        "output"
+    ]
+    assert (item["type"], item["name"]) == ("function_call", "tool_search")
 
 
 # --- namespaces ------------------------------------------------------------------------------

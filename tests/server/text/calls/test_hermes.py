@@ -111,28 +111,33 @@ def test_no_more_is_held_back_than_may_be_a_closing_tag() -> None:
     parser = reader()
     parser.feed('{"name": "f", "arguments": {"a": 1')
     assert parser.feed("</tool") == []
-    assert joined(parser.feed("s,")) == call(0, "f", '"1</tools",')[1:]
+    assert joined(parser.feed("s,")) == call(0, "f", '"1</tools"')[1:]
 
 
 @pytest.mark.parametrize(
-    ("text", "arguments", "complete"),
+    ("text", "arguments", "whole"),
     [
-        ('{"name": "f", "arguments": {"a": "x', '{"a": "x', False),
-        ('{"name": "f", "arguments": {"a": 1</tool', '{"a": 1</tool', False),
-        ('{"name": "f", "arguments": {}}\n</tool', "{}", True),
-        ('{"arguments": {}, "name": "f"}', "{}", True),
+        ('{"name": "f", "arguments": {"a": "x', '{"a": "x', '{"a": "x"}'),
+        ('{"name": "f", "arguments": {"a": "x\\u00', '{"a": "x\\u00', '{"a": "x\\\\u00"}'),
+        ('{"name": "f", "arguments": {"a": [1, 2', '{"a": [1, 2', '{"a": [1, 2]}'),
+        ('{"name": "f", "arguments": {"a": [1, ', '{"a": [1, ', '{"a": [1]}'),
+        ('{"name": "f", "arguments": {"a": 1</tool', '{"a": 1</tool', '{"a": 1}'),
+        ('{"name": "f", "arguments": {"at"', '{"at"', '{"at":null}'),
+        ('{"name": "f", "arguments": {}}\n</tool', "{}", "{}"),
+        ('{"arguments": {}, "name": "f"}', "{}", "{}"),
     ],
 )
+@pytest.mark.parametrize("stops", [False, True])
 @CUTS
 def test_an_answer_may_end_within_a_call(
-    text: str, arguments: str, complete: bool, cut: int
+    text: str, arguments: str, whole: str, stops: bool, cut: int
 ) -> None:
+    """stops: the model would not go on."""
     parser = reader()
-    assert joined(in_pieces(parser.feed, text, cut) + parser.flush(cut=False)) == call(
-        0, "f", arguments
-    )
-    assert parser.complete is complete
-    assert (parser.rest == "") is complete
+    pieces = in_pieces(parser.feed, text, cut) + parser.flush(cut=not stops)
+    assert joined(pieces) == call(0, "f", whole if stops else arguments)
+    complete = arguments == "{}"
+    assert (parser.complete, parser.rest == "") == (complete, complete)
 
 
 @pytest.mark.parametrize("text", ["", "\n", '{"name": "f", "arg', '{"name": "f", "arguments": '])

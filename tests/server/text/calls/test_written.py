@@ -10,7 +10,7 @@ from server.text.calls.written import (
     same_arguments,
     same_value,
 )
-from server.text.conversation import Conversation, ToolCall, Turn
+from server.text.conversation import Conversation, Tool, ToolCall, Turn
 from server.text.pieces import ToolCallArguments, ToolCallStart
 
 TEXT = '<tool_call>\n{"name":"look","arguments":{"at":1}}\n</tool_call>'
@@ -70,6 +70,37 @@ def test_a_call_that_was_changed_is_not_recalled(name: str, arguments: str) -> N
     calls = WrittenCalls(1000)
     calls.remember(written(1))
     assert recalled(calls, ToolCall("call_1", name, arguments)) == [None]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "is_known"),
+    [
+        ('{"all": false, "at": 1}', True),
+        ('{"at": 1, "all": false, "mode": "w", "n": null}', True),
+        ('{"at": 1, "n": null}', True),
+        ('{"at": 1, "mode": "w", "all": true}', False),
+        ('{"at": 1, "mode": "r"}', False),
+        ('{"at": 1, "n": 0}', False),
+        ('{"at": 1, "more": null}', False),
+        ('{"at": 2, "all": false}', False),
+    ],
+)
+def test_a_client_may_write_the_defaults_of_a_tool_into_a_call(
+    arguments: str, is_known: bool
+) -> None:
+    calls = WrittenCalls(10_000)
+    calls.remember(written())
+    properties = {
+        "at": {"type": "integer"},
+        "all": {"type": "boolean", "default": False},
+        "mode": {"enum": ["r", "w"], "default": "w"},
+        "n": {"default": None},
+        "odd": True,
+    }
+    tool = Tool("look", parameters={"type": "object", "properties": properties})
+    turn = Turn("assistant", tool_calls=(ToolCall("call_0", "look", arguments),))
+    (found,) = calls.recalled(Conversation((turn,), tools=(tool,))).turns[0].tool_calls
+    assert (found.written is not None) == is_known
 
 
 def test_no_more_is_kept_than_fits_and_what_was_asked_for_last_stays() -> None:
