@@ -240,7 +240,7 @@ def _with_missing(found: FoundModel) -> FoundModel:
     """Add what the repository has besides, as it was listed when the small files were fetched.
     Raises what the hub's client raises."""
     assert found.repository is not None
-    listed = listed_weights(found.repository, found.folder.name)
+    listed = listed_weights(found.repository, found.folder)
     if listed is None:
         return found  # the hub cannot be asked: the cache is all there is
     names = [name for name in listed if not (found.folder / name).exists()]

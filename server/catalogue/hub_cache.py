@@ -9,7 +9,7 @@ read: these are what people want to hear about.
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -117,15 +117,17 @@ def move_branch(repository: str, branch: str, commit: str) -> None:
         new.replace(file)
 
 
-def listed_weights(repository: str, commit: str) -> dict[str, int] | None:
+def listed_weights(repository: str, snapshot: Path) -> dict[str, int] | None:
     """Return the files of weights that a repository has at a commit, and their bytes, as they were
-    listed when something of it was fetched; None where nothing was. Raises ModelNotFoundError
-    where the repository has none."""
+    listed when something of it was fetched; None where nothing was. snapshot: the commit's folder,
+    whose index may name some. Raises ModelNotFoundError where the repository has none, and
+    CheckpointError."""
     try:
-        listed = get_cached_repo_tree(repository, revision=commit)
+        listed = get_cached_repo_tree(repository, revision=snapshot.name)
     except CachedRepoTreeNotFoundError:
         return None
-    weights = {file.path: file.size for file in listed if is_weights(file.path)}
+    named = set(read_index(snapshot).values())
+    weights = {file.path: file.size for file in listed if is_weights(file.path, named)}
     if not weights:
         has_gguf = any(file.path.endswith(".gguf") for file in listed)
         reason = GGUF if has_gguf else f"the repository has no {WEIGHTS} file"
@@ -133,16 +135,17 @@ def listed_weights(repository: str, commit: str) -> dict[str, int] | None:
     return weights
 
 
-def is_weights(path: str) -> bool:
-    """Return whether a file of a repository is one of the weights that are read."""
-    return "/" not in path and fnmatchcase(path, WEIGHTS)
+def is_weights(path: str, named: Set[str]) -> bool:
+    """Return whether a file of a repository is one of the weights that are read. named: files that
+    the index names."""
+    return "/" not in path and (fnmatchcase(path, WEIGHTS) or path in named)
 
 
 def missing_weights(repository: str | None, folder: Path) -> list[str]:
     """Return the files of weights that must be in a folder and are not: as the hub lists them, else
     as the index of the files does. repository: whose commit it is. Raises ModelNotFoundError and
     CheckpointError."""
-    listed = listed_weights(repository, folder.name) if repository else None
+    listed = listed_weights(repository, folder) if repository else None
     named = set(read_index(folder).values()) if listed is None else set(listed)
     return sorted(file for file in named if not (folder / file).exists())
 
@@ -154,7 +157,7 @@ def lacks_weights(repository: str, snapshot: Path) -> bool:
     except (CheckpointError, ModelNotFoundError):
         return True
     # A link may lead nowhere.
-    return bool(missing) or not any(file.exists() for file in snapshot.glob(WEIGHTS))
+    return bool(missing) or not any(file.exists() for file in snapshot.glob("*.safetensors"))
 
 
 def folders_in(folder: Path) -> list[Path]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import mlx.core as mx
 import pytest
 from huggingface_hub import constants
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
@@ -20,6 +21,7 @@ import server
 from engine.models.checkpoint import read_checkpoint
 from server.catalogue import hub as hub_module
 from server.catalogue.hub import CONFIG_FILES, FoundModel, find_model, model_names
+from server.catalogue.hub_cache import best_snapshot, missing_weights
 from server.catalogue.names import ModelNotFoundError
 from server.cli import model_files
 from server.cli.log import configure_log
@@ -29,7 +31,7 @@ from tests.clients.servers import QUIRE
 from tests.models import QWEN3_4B
 from tests.server.commands import MODEL, SETTINGS, Run, one_sentence
 from tests.server.harness import DEADLINE_S
-from tests.server.hub_server import Files, Hub
+from tests.server.hub_server import Files, Hub, files_of
 
 
 def no_download(*_: Any, **__: Any) -> str:
@@ -255,6 +257,40 @@ def test_a_model_that_can_be_served_is_fetched_without_what_is_not_needed(
     again = find_model("someone/model")
     assert (again.folder, again.missing) == (found.folder, ())
     assert hub.fetched == []
+
+
+@pytest.mark.parametrize(
+    "shards",
+    [
+        ("weights-1-of-1.safetensors",),
+        ("consolidated.00.safetensors", "consolidated.01.safetensors"),
+        ("model-00001.safetensors", "head.safetensors"),
+        ("pytorch_model-1.safetensors", "a b.safetensors"),
+        ("0.safetensors", "1.safetensors", "2.safetensors"),
+    ],
+)
+def test_shards_are_fetched_whatever_the_index_calls_them(
+    shards: tuple[str, ...], hub: Hub, tiny_model: Path, tmp_path: Path
+) -> None:
+    files = files_of(tiny_model)
+    del files["model.safetensors"]
+    loaded = mx.load(str(tiny_model / "model.safetensors"))
+    assert isinstance(loaded, dict)
+    tensors = sorted(loaded.items())
+    index = {name: shards[number % len(shards)] for number, (name, _) in enumerate(tensors)}
+    for shard in shards:
+        part = {name: tensor for name, tensor in tensors if index[name] == shard}
+        mx.save_safetensors(str(tmp_path / shard), part)
+        files[shard] = (tmp_path / shard).read_bytes()
+    files["model.safetensors.index.json"] = json.dumps({"weight_map": index}).encode()
+    hub.push("someone/model", files | {"adapter.safetensors": b"no weights"})
+    found = find_model("someone/model")
+    assert [file.path for file in found.missing] == sorted(shards)
+    found.fetch_weights()
+    assert read_checkpoint(found.folder).spec.num_layers == 2
+    assert best_snapshot("someone/model") == found.folder
+    assert not missing_weights("someone/model", found.folder)
+    assert "adapter.safetensors" not in hub.fetched_files()
 
 
 def test_config_and_weights_are_of_one_commit(hub: Hub, tiny_files: Files) -> None:
