@@ -20,6 +20,7 @@ METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
 QUIET_ROUTES = frozenset(
     {
         "/health",
+        "/api/hello",
         "/ready",
         "/metrics",
         "/memory",

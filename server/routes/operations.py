@@ -73,6 +73,7 @@ def operation_routes(service: Service) -> APIRouter:
         # The page looks here whether there is a list of replicas.
         return who_answers() | ({} if service.replicas is None else {"replicas": REPLICAS})
 
+    @router.head("/api/hello", include_in_schema=False)  # Claude Code opens a connection so
     @router.get("/health")
     async def health() -> Response:
         if not client.alive:

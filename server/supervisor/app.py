@@ -3,11 +3,13 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from math import inf
 
 from fastapi import FastAPI
 
 from server.http.app import ObservedApp, add_guards
 from server.http.errors import add_error_handlers
+from server.http.idle_memory import release_when_idle
 from server.metrics.recent_requests import RecentRequests
 from server.routes.page import page_routes
 from server.supervisor.errors import LoadError, NoRoomError
@@ -21,7 +23,8 @@ def create_front(front: Front) -> tuple[FastAPI, FrontMetrics]:
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        work = [front.models.keep_time(), _load_pinned(front)]
+        releasing = release_when_idle(front.drain, inf, lambda: None)
+        work = [front.models.keep_time(), _load_pinned(front), releasing]
         if front.awake is not None:
             work.append(front.keep_awake(front.awake))
         tasks = [asyncio.create_task(its) for its in work]

@@ -25,7 +25,7 @@ from server.metrics.requests import CountRefusal, Refusal
 from server.protocol.wire_errors import ApiError
 
 MIN_KEY_CHARS = 16
-OPEN_PATHS = ("/", "/health")
+OPEN_PATHS = ("/", "/health", "/api/hello")
 # The page's own: plain names, none of which leads elsewhere.
 OPEN_FILES = re.compile(r"/page(?:/[\w-][\w.-]*)+", re.ASCII)
 SCRAPED_PATH = "/metrics"

@@ -151,6 +151,11 @@ async def test_a_server_is_ready_while_every_slot_decodes(tokenizer: Tokenizer) 
     engine.stop()
 
 
+async def test_an_agent_may_open_its_connection(http: httpx2.AsyncClient) -> None:
+    answered = await http.head("/api/hello")
+    assert (answered.status_code, answered.content) == (200, b"")
+
+
 @pytest.mark.parametrize("path", ["/health", "/ready"])
 async def test_fault_11_a_server_whose_engine_has_ended_is_neither_alive_nor_ready(
     path: str, tokenizer: Tokenizer

@@ -387,6 +387,7 @@ async def test_operators_and_browsers_find_what_they_look_for(several: Make) -> 
         assert (await client.get("/version")).json()["name"] == "quire"
         assert (await client.get("/health")).json() == {"status": "ok"}
         assert (await client.get("/ready")).json() == {"status": "ready"}
+        assert (await client.head("/api/hello")).status_code == 200
         page = await client.get("/", headers={"accept": "text/html"})
         assert page.text.startswith("<!doctype html>")
         slow = asyncio.create_task(client.post(CHAT, json={"model": "a", "pause_s": 0.5}))

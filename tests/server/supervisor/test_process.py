@@ -67,7 +67,9 @@ async def test_a_process_that_hangs_while_it_loads_is_not_said_to_be_unloaded(
 
 @pytest.mark.parametrize("stage", ["start", "loading", "ready"])
 async def test_a_process_that_is_killed_at_any_stage_is_replaced(several: Make, stage: str) -> None:
-    models = several(ROOM_FOR_ONE, does={"a": {"stops": stage}})
+    """Also by its own model: a request that it had not been sent yet loads it again."""
+    always = {"evict_after_idle_s": 0}
+    models = several(ROOM_FOR_ONE, models=always, does={"a": {"stops": stage}})
     async with served(models) as client:
         waiting = asyncio.create_task(ask(client, "a"))
         await eventually(lambda: models.model("a").process is not None)

@@ -22,7 +22,7 @@ from tests.server.harness import (
 KEY = "sk-0123456789abcdef"
 OTHER = "sk-fedcba9876543210"
 SCRAPE = "scrape-0123456789"
-OPEN = {("GET", "/"), ("HEAD", "/"), ("GET", "/health"), ("HEAD", "/health")}
+OPEN = {(method, path) for method in ("GET", "HEAD") for path in ("/", "/health", "/api/hello")}
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "BREW")
 ODD_PATHS = (
     "//",

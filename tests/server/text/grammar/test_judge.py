@@ -157,11 +157,9 @@ async def test_who_gets_no_turn_in_time_is_to_come_back(
 ) -> None:
     monkeypatch.setattr(module, "TURN_LIMIT_S", 0.05)
     assert (await made.verdict(SIMPLE)).refusal is None
-    first = asyncio.create_task(made.verdict(bomb(1)))
-    await eventually(lambda: not made._slow._turns._value)
-    with pytest.raises(JudgeBusyError):
-        await made.verdict(bomb(2))
-    assert (await first).refusal
+    async with made._slow.turn():
+        with pytest.raises(JudgeBusyError):
+            await made.verdict(BOMB)
 
 
 async def test_who_gets_no_processor_is_to_come_back(read: GrammarTokenizer) -> None:
