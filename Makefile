@@ -98,8 +98,8 @@ metal: $(VENV)/.dev  ## all that is known of Metal without a Mac; its rungs stan
 clients: $(VENV)/.dev  ## SDKs, agents' traces and bodies from the schema against the server
 	$(BIN)/python -m pytest -q tests/clients
 	$(BIN)/python -m tests.clients $(CLIENTS)
-	$(BIN)/python -m tests.clients.fuzz
-	$(BIN)/python -m tests.clients.traces
+	$(BIN)/python -m tests.clients.fuzz $(BODIES)
+	$(BIN)/python -m tests.clients.traces $(AGENTS)
 
 page: $(VENV)/.dev  ## the page in a real Chromium (installs it with apt); screenshots in build/page
 	$(BIN)/python -m tests.page $(PAGE)

@@ -28,8 +28,9 @@ DROPPED = ("MAKE", "PYTHONDONTWRITEBYTECODE")
 class Gate:
     """A command of the shell, run where the checkout is.
 
-    cores: that it fills, of two. after: gates whose builds it uses; it also waits for those that
-    stand before it and fill what it needs. limit_min: a gate that takes longer hangs.
+    cores: that it fills, of two; none, where it mostly waits. after: gates whose builds it uses, or
+    which must not run beside it; it also waits for those that stand before it and fill what it
+    needs. limit_min: a gate that takes longer hangs.
     """
 
     name: str
@@ -44,21 +45,25 @@ LANDING = (
     SETUP,
     Gate("native", "make -C tests/native sanitized", after=()),
     Gate("test", "make test", cores=2),
+    # Tests fill more than two processors.
+    Gate("page", "make page", cores=0, after=("test",)),
     Gate("metal-lint", "make -C tests/metal lint"),
     Gate("mac-wheels", "make -C tests/metal mac-wheels"),
     Gate("metal-kernels", "make -C tests/metal kernels PLANTED=today/9", after=("metal-lint",)),
     Gate(
         "metal-core",
-        "make -C tests/metal core PLANTED=today/9 LIVES=8",
+        'make -C tests/metal core PLANTED=today/9 LIVES=8 BUILDS="plain asan"',
         after=("metal-lint", "mac-wheels"),
     ),
-    Gate("metal-graph", "make -C tests/metal graph", after=("metal-kernels", "mac-wheels")),
+    Gate(
+        "metal-graph",
+        "make -C tests/metal graph ARGUMENTS='-k \"not doctor\"'",
+        after=("metal-kernels", "mac-wheels"),
+    ),
     Gate("metal-darwin", "make -C tests/metal darwin", after=("metal-graph",)),
-    Gate("clients", "make clients"),
-    Gate("page", "make page"),
+    Gate("clients", "make clients BODIES='--examples 12' AGENTS='messages responses'"),
+    Gate("fuzz", f"{PYTHON} pytest tests/fuzz && {PYTHON} tests.fuzz"),
     Gate("soak", f"{PYTHON} tests.soak --requests 400"),
-    # It times answers.
-    Gate("fuzz", f"{PYTHON} pytest tests/fuzz && {PYTHON} tests.fuzz", cores=2),
 )
 NIGHTLY = (
     SETUP,
@@ -72,6 +77,12 @@ NIGHTLY = (
         after=("metal-lint", "mac-wheels"),
         limit_min=60,
     ),
+    Gate(
+        "metal-graph-all",
+        "make -C tests/metal graph",
+        after=("metal-kernels-all", "mac-wheels"),
+        limit_min=60,
+    ),
     Gate("metal-cross", "make -C tests/metal cross", after=("mac-wheels",)),
     Gate("native-plain", "make -C tests/native plain"),
     Gate("arm64", "make -C tests/native arm64"),
@@ -80,6 +91,7 @@ NIGHTLY = (
     Gate("parity", "make parity"),
     Gate("structured", f"{PYTHON} tests.structured", limit_min=60),
     Gate("soak-all", "make soak"),
+    Gate("clients-all", "make clients"),
     Gate(
         "clients-several",
         f"{PYTHON} tests.clients --several anthropic_npm ollama_python openai_npm",

@@ -5,8 +5,8 @@ import json
 import pickle
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -36,6 +36,8 @@ from tests.engines import ON_CPU
 
 # What the cache has decided holds again when memory has been unmapped behind it.
 DECISION_LIMIT_S = 30.0
+# So many times the memory of the record's engine.
+ROOM = 8
 MACHINE = MachineMemory(2**30, 2**30)
 # Tokens by request, in order.
 Tokens = dict[int, list[int]]
@@ -139,10 +141,17 @@ def built(record: Record, emit: Callable[[list], None]) -> EngineLoop:  # type: 
 
 
 class Replay:
-    """A model and a cache that do what a record says."""
+    """A model and a cache that do what a record says.
+
+    What a cache evicts depends on when memory is mapped. This one has room for all, and finds what
+    the record's had found.
+    """
 
     def __init__(self, record: Record) -> None:
-        loop = built(record, lambda _: None)
+        budget = record.config.kv_budget_bytes
+        assert budget is not None
+        config = replace(record.config, kv_budget_bytes=ROOM * budget)
+        loop = built(replace(record, config=config), lambda _: None)
         self._kv, self._runner = loop._kv, loop._runner
         self._begun: dict[int, tuple[StepPlan, InFlightStep]] = {}
         self._sampled: dict[PendingToken, int] = {}
@@ -162,19 +171,21 @@ class Replay:
         return self.tokens
 
     def _begin(self, event: Begun) -> None:
+        starts = {seq_id: start for seq_id, start, _ in reversed(event.plan.segments)}
         for decision in event.plan.decisions:
-            self._decide(decision)
+            self._decide(decision, starts)
         for seq_id, start, count in event.plan.segments:
             self._until(partial(self._kv.reserve, seq_id, start + count))
         step = self._runner.begin(event.plan, overlapped=event.overlapped)
         self._begun[event.plan.number] = event.plan, step
 
-    def _decide(self, decision: CacheDecision) -> None:
+    def _decide(self, decision: CacheDecision, starts: Mapping[int, int]) -> None:
+        """starts: where the plan's sequences begin to compute."""
         kv = self._kv
         if isinstance(decision, Opened):
             hashes = kv.block_hashes(decision.salt)
             hashes.extend(decision.token_ids, 0)
-            hashes.max_cached_tokens = decision.num_reusable
+            hashes.max_cached_tokens = starts.get(decision.seq_id, decision.num_reusable)
             self._until(
                 lambda: (
                     kv.open(
