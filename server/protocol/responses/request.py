@@ -60,7 +60,7 @@ OWN_FIELDS = (
     accepted("stream_options", "what is in it is ignored; usage is always there"),
     accepted("n", "1"),
     accepted("top_logprobs", "of what is said, not of thoughts and calls"),
-    accepted("tools", "functions, also those of namespaces; other types are left out"),
+    accepted("tools", "functions, of namespaces too; the client's search; others are left out"),
     accepted("tool_choice", "none, auto, required, a function, a namespace, allowed_tools"),
     accepted("parallel_tool_calls", "false: the answer ends with its first call"),
     accepted("reasoning", "effort; no summaries; other contexts and modes are refused"),

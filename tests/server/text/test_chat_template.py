@@ -267,14 +267,11 @@ def test_a_template_that_takes_one_call_at_once_gets_each_with_its_result(
 
     turns = [turn(word) for word in written.split()]
     template = made(LLAMA_TEMPLATE)
+    assert made(TEMPLATE).takes_several_calls
     assert not template.takes_several_calls
     prompt, _ = template.render(talk(*turns, tools=(LOOK,)))
     found = re.findall(r"(user)<|\"f(\d)\"|\n\n(r\d)<", prompt)
     assert " ".join(u[:1] or r or f"a{a}" for u, a, r in found) == apart
-
-
-def test_a_template_that_takes_several_calls_gets_them_together(made: Any) -> None:
-    assert made(TEMPLATE).takes_several_calls
 
 
 # --- turns ------------------------------------------------------------------------------------
