@@ -18,7 +18,12 @@ from kvcache.layout import LayoutError
 from kvcache.memory_budget import BudgetError, gib
 from server.catalogue.folder_reader import FolderReader, reading_process
 from server.catalogue.hub import FoundModel, find_model, model_names
-from server.catalogue.model_checks import check_vocabulary, checkpoint_in, folder_problem
+from server.catalogue.model_checks import (
+    check_vocabulary,
+    checkpoint_in,
+    folder_problem,
+    shape_problem,
+)
 from server.catalogue.names import ModelNotFoundError
 from server.chat.served_model import ServedModel
 from server.cli.model_facts import model_facts
@@ -127,6 +132,13 @@ def check_found(
     whether that is here. Raises CheckpointError for whatever is wrong with them."""
     how = EMBEDS[settings.engine.task], _promised_bytes(found), tokenizer
     if problem := reader.read(folder_problem, found.folder, *how):
+        raise CheckpointError(problem)
+
+
+def check_shape(reader: FolderReader, folder: Path) -> None:
+    """Have a model's config.json read as ``check_found`` has its files read. Raises
+    CheckpointError."""
+    if problem := reader.read(shape_problem, folder):
         raise CheckpointError(problem)
 
 

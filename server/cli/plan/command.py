@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.machine import machine_memory
-from engine.models.checkpoint import CheckpointError
 from engine.planning.capacity import CapacityReport, plan_capacity
 from engine.planning.devices import Device, device_names, find_device, this_device
 from engine.planning.shape import read_shape
@@ -13,8 +12,7 @@ from kvcache.layout import LayoutError
 from kvcache.memory_budget import gib
 from server.catalogue.folder_reader import FolderReader
 from server.catalogue.hub import CONFIG_FILES, FoundModel, find_model
-from server.catalogue.model_checks import shape_problem
-from server.cli.model_files import check_found, checkpoint_of, make_plan, model_errors
+from server.cli.model_files import check_found, check_shape, checkpoint_of, make_plan, model_errors
 from server.cli.plan.text import report_lines
 from server.cli.settings import read_settings
 from server.config import Config, SettingError, engine_config, parse_size
@@ -45,8 +43,7 @@ def plan_model(name: str, file: Path | None, options: PlanOptions) -> str:
     memory_bytes, working_set_bytes = _memory_bytes(options, device)
     with model_errors(), FolderReader() as reader:
         found = find_model(name, settings.models.folders, files=CONFIG_FILES)
-        if problem := reader.read(shape_problem, found.folder):
-            raise CheckpointError(problem)
+        check_shape(reader, found.folder)
         shape = read_shape(found.folder)
         has_weights = found.missing or any(found.folder.glob("*.safetensors"))
         if has_weights:
