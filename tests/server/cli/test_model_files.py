@@ -232,6 +232,9 @@ def test_a_hostile_model_is_planned_within_limits(
 ) -> None:
     folder = spoil(tiny_model, tmp_path / "hostile", kind)
     assert "hostile" in one_sentence(quire("plan", folder), MODEL)
+    (folder / "config.json").unlink()
+    (folder / "config.json").write_text("{}")
+    assert "config.json" in one_sentence(quire("plan", folder), MODEL)
 
 
 @pytest.mark.usefixtures("folders_are_read_elsewhere")
