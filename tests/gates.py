@@ -44,11 +44,11 @@ SETUP = Gate("setup", "make .venv/.dev", after=())
 LANDING = (
     SETUP,
     Gate("native", "make -C tests/native sanitized", after=()),
+    Gate("metal-lint", "make -C tests/metal lint"),
+    Gate("mac-wheels", "make -C tests/metal mac-wheels"),
     Gate("test", "make test", cores=2),
     # Tests fill more than two processors.
     Gate("page", "make page", cores=0, after=("test",)),
-    Gate("metal-lint", "make -C tests/metal lint"),
-    Gate("mac-wheels", "make -C tests/metal mac-wheels"),
     Gate("metal-kernels", "make -C tests/metal kernels PLANTED=today/9", after=("metal-lint",)),
     Gate(
         "metal-core",
