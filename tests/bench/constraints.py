@@ -22,8 +22,7 @@ from server.text.grammar.judge import Judge
 from server.text.grammar.vocabulary import Vocabulary
 from server.text.tokenizer import Tokenizer
 from tests.bench.models import SERVING, write_endless_model
-from tests.bench.rounds import Part, Rounds
-from tests.bench.table import Goal, Row
+from tests.bench.table import Goal, Part, Rounds, Row
 from tests.engines import CONFIG, ON_CPU
 
 GIB = 1024**3

@@ -13,9 +13,8 @@ from tests.bench.load import make_prompt, start
 from tests.bench.models import SERVING, TEMPLATE_TOKENS, write_endless_model
 from tests.bench.peers import BrokenError, Server
 from tests.bench.programs import Command, quire
-from tests.bench.rounds import Part, Rounds
 from tests.bench.serving import PROMPT_TOKENS
-from tests.bench.table import Goal, Row
+from tests.bench.table import Goal, Part, Rounds, Row
 from tests.clients.servers import QUIRE
 
 PAIRS = 100

@@ -1,14 +1,9 @@
-"""A model of the benchmark as GGUF, for servers that read nothing else: ``python -m
-tests.bench.gguf MODEL OUT.gguf``. Matrices of float32 stay so; the others are bfloat16.
+"""A random model of the benchmark as GGUF, for llama-server: matrices in bfloat16.
 
-Needs the package ``gguf``, which quire does not depend on: ``pip install gguf``. For 4 bits, give
-the file to llama.cpp: ``llama-quantize OUT.gguf OUT-q4_0.gguf q4_0``.
+Needs the package ``gguf``, which quire does not depend on: ``pip install gguf``.
 """
 
-import argparse
 import json
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,20 +49,6 @@ ROPE_SECTIONS = (11, 11, 10, 0)
 NO_MERGE = "\u0100 \u0100"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m tests.bench.gguf", description=__doc__)
-    parser.add_argument("model", type=Path, help="a folder with bfloat16 or float32 weights")
-    parser.add_argument("out", type=Path, help="the file to write")
-    asked = parser.parse_args(arguments)
-    try:
-        write_gguf(asked.model, asked.out)
-    except ImportError:
-        print("the package gguf is missing: pip install gguf", file=sys.stderr)
-        return 1
-    return 0
-
-
 def write_gguf(model: Path, out: Path) -> None:
     """Raises ImportError without the package ``gguf``, and KeyError for weights that are packed."""
     from gguf import GGUFWriter
@@ -77,8 +58,7 @@ def write_gguf(model: Path, out: Path) -> None:
     assert isinstance(weights, dict)
     architecture = ARCHITECTURES[config["model_type"]]
     writer = GGUFWriter(str(out), architecture)
-    (embedding,) = (array for name, array in weights.items() if name.endswith(EMBEDDING))
-    _add_dimensions(writer, config, wide=embedding.dtype == mx.float32)
+    _add_dimensions(writer, config)
     if architecture == "qwen3moe":
         _add_experts(writer, config)
     if architecture == "qwen35":
@@ -109,7 +89,7 @@ def tensor_name(name: str, architecture: str) -> str:
     return f"blk.{number}.{its}"
 
 
-def _add_dimensions(writer: Any, config: dict[str, Any], *, wide: bool) -> None:
+def _add_dimensions(writer: Any, config: dict[str, Any]) -> None:
     from gguf import LlamaFileType
 
     writer.add_block_count(config["num_hidden_layers"])
@@ -122,7 +102,7 @@ def _add_dimensions(writer: Any, config: dict[str, Any], *, wide: bool) -> None:
     writer.add_value_length(config["head_dim"])
     writer.add_rope_freq_base(config.get("rope_parameters", config)["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_file_type(LlamaFileType.ALL_F32 if wide else LlamaFileType.MOSTLY_BF16)
+    writer.add_file_type(LlamaFileType.MOSTLY_BF16)
 
 
 def _add_experts(writer: Any, config: dict[str, Any]) -> None:
@@ -170,7 +150,7 @@ def _add_tokenizer(writer: Any, model: Path, vocab_size: int) -> None:
 
 
 def _add_tensor(writer: Any, name: str, array: mx.array) -> None:
-    """Matrices as they are, in bfloat16 or float32; vectors, convolutions and routers in float32,
+    """Matrices in bfloat16; vectors, convolutions and routers in float32,
     as llama.cpp wants them, and what a state decays by without its logarithm."""
     from gguf import GGMLQuantizationType
 
@@ -179,12 +159,8 @@ def _add_tensor(writer: Any, name: str, array: mx.array) -> None:
     if name.endswith("ssm_conv1d.weight"):
         array = array.squeeze(-1)
     narrow = ("ssm_conv1d.weight", "ffn_gate_inp.weight")
-    if array.dtype == mx.float32 or array.ndim < 2 or name.endswith(narrow):
+    if array.ndim < 2 or name.endswith(narrow):
         writer.add_tensor(name, np.array(array.astype(mx.float32)))
         return
     bits = np.array(array.astype(mx.bfloat16).view(mx.uint16))
     writer.add_tensor(name, bits.view(np.uint8), raw_dtype=GGMLQuantizationType.BF16)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -9,6 +9,7 @@ which must be Linux, says which library llama-server has loaded.
 """
 
 import re
+import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -26,27 +27,18 @@ from tests.bench.compare import (
     streams_text,
     ttft_rows,
 )
-from tests.bench.contest import OURS, Contest
-from tests.bench.limits import MEMORY_BYTES, ReadProbe
+from tests.bench.limits import MEMORY_BYTES, Busy, ReadProbe, others_text
 from tests.bench.models import ModelStore, weight_bytes
-from tests.bench.others import Busy, others_text
-from tests.bench.peers import BrokenError, Server
-from tests.bench.programs import LlamaServer, Startable, quire
-from tests.bench.rounds import Part, Rounds
-from tests.bench.servers import (
-    ANSWER_TOKENS,
-    LLAMA_SERVER,
-    MAX_LOAD_S,
-    PROMPT_TOKENS,
-    READ_PASSES,
-    share_text,
-    streaming_row,
-)
-from tests.bench.sizes import SetsWork
-from tests.bench.table import Row
+from tests.bench.peers import BrokenError, Contest, Server
+from tests.bench.programs import OURS, LlamaServer, Startable, quire
+from tests.bench.table import Part, Rounds, Row
 
+LLAMA_SERVER = "llama-server"
 ROUNDED = "quire, rounded activations"
 DECODE_PROMPT_TOKENS = 58
+PROMPT_TOKENS, ANSWER_TOKENS = 252, 64
+MAX_LOAD_S = 300.0
+READ_PASSES = 3  # a round
 SHORT_PROMPT_TOKENS, SHORT_PROMPT_REQUESTS = 512, 3
 SLOTS, SLOT_TOKENS = 8, 4096
 LEAST_PROMPT = 1.2
@@ -56,6 +48,17 @@ LEAST_OF_READ_BANDWIDTH = 0.75
 ALONE = Case(1, DECODE_PROMPT_TOKENS, ANSWER_TOKENS, 1, MAX_LOAD_S)
 """One stream, decoding: in every round."""
 KERNELS = re.compile(r"kernels: (\w+)")
+
+
+@dataclass(frozen=True, slots=True)
+class SetsWork:
+    """How much a round asks of each server."""
+
+    prompts: tuple[int, ...]
+    """Their tokens."""
+    decode_streams: tuple[int, ...]
+    """Beside one."""
+    whole_streams: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,9 +240,7 @@ def _rows(found: Measurement, cases: Cases, weights: Weights, name: str) -> list
         rows += _prompt_rows(found.seen, label, ending, cases.prompts)
         rows += _decode_rows(found.seen, label, ending, cases.decodes)
         if weights.read_whole:
-            least = LEAST_OF_READ_BANDWIDTH if weights.quantised else None
-            rates, size = found.seen[label, ALONE].decode_per_s, weight_bytes(weights.ours)
-            rows.append(streaming_row(f"decode{ending}", rates, found.read, size, least))
+            rows.append(_streaming_row(found, label, ending, weights))
         rows += _whole_rows(found.seen, label, ending, cases.whole)
     return [row.run_with(name) for row in rows]
 
@@ -274,6 +275,15 @@ def _decode_rows(seen: Seen, label: str, ending: str, cases: Sequence[Case]) -> 
     ]
 
 
+def _streaming_row(found: Measurement, label: str, ending: str, weights: Weights) -> Row:
+    """How fast a decode at batch 1 reads the weights, which it reads once for every token."""
+    size = weight_bytes(weights.ours)
+    streamed = [size * rate / 1e9 for rate in found.seen[label, ALONE].decode_per_s]
+    least = LEAST_OF_READ_BANDWIDTH if weights.quantised else None
+    name = f"decode{ending} at 1 stream, weights alone"
+    return Row.higher_is_better(name, "GB/s", streamed, ("read probe", found.read), least)
+
+
 def _whole_rows(seen: Seen, label: str, ending: str, cases: Sequence[Case]) -> list[Row]:
     """Tokens of answers per second, and times to the first ones."""
     labels, name = [label, LLAMA_SERVER], f"{PROMPT_TOKENS} in, {ANSWER_TOKENS} out{ending}"
@@ -304,15 +314,12 @@ def sets_text(ran: Sequence[str]) -> str:
 
 def _shares_text(found: Measurement, weights: Weights) -> str:
     """Of every side at one stream, by its own weights' bytes."""
-    labels = {label for label, _ in found.seen}
-    sizes = {
-        label: weight_bytes(weights.theirs if label == LLAMA_SERVER else weights.ours)
-        for label in sorted(labels)
-    }
-    return "decode at 1 stream times its own weights: " + ", ".join(
-        share_text(label, size, found.seen[label, ALONE].decode_per_s, found.read)
-        for label, size in sizes.items()
-    )
+    read, shares = statistics.median(found.read), []
+    for label in sorted({label for label, _ in found.seen}):
+        size = weight_bytes(weights.theirs if label == LLAMA_SERVER else weights.ours)
+        rate = statistics.median(found.seen[label, ALONE].decode_per_s)
+        shares.append(f"{label} {100 * size * rate / 1e9 / read:.0f} % ({rate:.1f} tok/s)")
+    return f"decode at 1 stream times its own weights: {', '.join(shares)}"
 
 
 def _work_facts(found: Sequence[Measurement]) -> list[tuple[str, str]]:

@@ -1,15 +1,16 @@
-"""The machine's own limits, as rulers: how fast it reads memory, and how fast it multiplies."""
+"""What figures are worth: how fast this machine reads memory, and what others take of it."""
 
 import ctypes
 import time
 from collections import defaultdict
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-import numpy as np
+import psutil
 
-from tests.bench.compiler import compiled
+from tests.bench.libraries import compiled
 from tests.bench.peers import BrokenError
 
 NATIVE = Path(__file__).parent / "native"
@@ -18,56 +19,14 @@ OPTIONS = ("-Wno-psabi", "-ffp-contract=fast", "-pthread")
 MEMORY_BYTES = 1024**3
 # Ways that are slower than this part of the best one in a first pass are not tried again.
 PROMISING = 0.8
-ARITHMETIC_S = 0.3
-MATRIX_SIZE = 1536
+CALM_CORES = 0.1
 
 
-@dataclass(frozen=True, slots=True)
-class MachineLimits:
-    """Per second, of all threads together."""
-
-    read_bytes: float
-    float32_flop: float
-    """Multiply-adds that never leave the registers."""
-    bfloat16_flop: float
-    """The same, of the processor's products of bfloat16; 0 where it has none."""
-    product_flop: float
-    """numpy's BLAS on float32 matrices."""
-
-    def facts(self) -> list[tuple[str, str]]:
-        """In words."""
-        brain = f"{self.bfloat16_flop / 1e9:.0f} bfloat16" if self.bfloat16_flop else "no bfloat16"
-        return [
-            ("read bandwidth", f"{self.read_bytes / 1e9:.1f} GB/s of {MEMORY_BYTES >> 20} MiB"),
-            (
-                "matrix rate",
-                f"{self.product_flop / 1e9:.0f} GFLOP/s of float32 by numpy's BLAS; in registers "
-                f"{self.float32_flop / 1e9:.0f} float32, {brain}",
-            ),
-        ]
-
-
-def measure_limits(threads: int, passes: int) -> MachineLimits:
-    """The best of some passes of each. Raises CompilerError without one."""
-    native = library()
+def read_bandwidth_text(threads: int, passes: int) -> str:
+    """The best of some passes. Raises CompilerError without a compiler."""
     with ReadProbe(MEMORY_BYTES, threads) as probe:
-        read_bytes = max(probe.bytes_per_s() for _ in range(passes))
-    return MachineLimits(
-        read_bytes,
-        native.float32_flop_per_s(threads, ARITHMETIC_S),
-        native.bfloat16_flop_per_s(threads, ARITHMETIC_S),
-        max(product_flop_per_s(MATRIX_SIZE) for _ in range(passes)),
-    )
-
-
-def product_flop_per_s(size: int) -> float:
-    """Of one product of square matrices, with the threads that numpy's BLAS takes by itself."""
-    left, right = (np.full((size, size), n, dtype=np.float32) for n in (1, 2))
-    started_s = time.perf_counter()
-    result = left @ right
-    seconds = time.perf_counter() - started_s
-    assert result[-1, -1] == 2 * size
-    return 2 * size**3 / seconds
+        best = max(probe.bytes_per_s() for _ in range(passes))
+    return f"{best / 1e9:.1f} GB/s of {MEMORY_BYTES >> 20} MiB"
 
 
 class ReadProbe:
@@ -114,9 +73,6 @@ class ReadProbe:
         return seconds
 
 
-# --- the native part -----------------------------------------------------------------------------
-
-
 @cache
 def library() -> ctypes.CDLL:
     """The folder native."""
@@ -128,10 +84,43 @@ def library() -> ctypes.CDLL:
         "read_probe_bytes": (size, [pointer]),
         "read_probe_pass": (seconds, [pointer, size, size, pointer]),
         "read_probe_free": (ctypes.c_int, [pointer]),
-        "float32_flop_per_s": (seconds, [size, seconds]),
-        "bfloat16_flop_per_s": (seconds, [size, seconds]),
     }
     for name, (result, arguments) in signatures.items():
         function = getattr(native, name)
         function.restype, function.argtypes = result, arguments
     return native
+
+
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """Processor time so far. Seconds."""
+
+    at_s: float
+    machine_s: float
+    """Of all cores: of every process, of interrupts, and what the hypervisor gave to others."""
+    ours_s: float
+    """Of this process and of all that it has started and that still run."""
+
+    @classmethod
+    def now(cls) -> "Busy":
+        """As the system counts it: in hundredths of a second."""
+        times = psutil.cpu_times()._asdict()
+        # The time of guests is in user and nice already.
+        idle = sum(times.get(name, 0.0) for name in ("idle", "iowait", "guest", "guest_nice"))
+        this = psutil.Process()
+        ours_s = 0.0
+        for process in (this, *this.children(recursive=True)):
+            with suppress(psutil.NoSuchProcess):
+                ours_s += sum(process.cpu_times()[:2])
+        return cls(time.monotonic(), sum(times.values()) - idle, ours_s)
+
+    def others_since(self, before: "Busy") -> float:
+        """How many cores others took, on average."""
+        others_s = (self.machine_s - before.machine_s) - (self.ours_s - before.ours_s)
+        return max(0.0, others_s / (self.at_s - before.at_s))
+
+
+def others_text(cores: float) -> str:
+    """cores: the most that others ever took."""
+    advice = "" if cores <= CALM_CORES else ": NOT CALM, run it again"
+    return f"at most {100 * cores:.0f} % of one core{advice}"

@@ -1,4 +1,4 @@
-"""A closed-loop load on any server that speaks OpenAI's chat completions, and single requests.
+"""A closed-loop load on any server that speaks OpenAI's chat completions.
 
 Each stream sends its next request when its last one has ended. Tokens are counted by the server's
 own ``usage``: a chunk may carry several.
@@ -12,7 +12,6 @@ import string
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from urllib.parse import urlsplit
 
 from tests.bench.wire import ReplyParser
@@ -40,28 +39,19 @@ class Target:
         return cls(url.hostname, url.port or 80, url.path.rstrip("/"), model)
 
     def request(self, prompt: str, max_tokens: int) -> bytes:
-        """A chat request of the likeliest answer."""
-        messages = [{"role": "user", "content": prompt}]
-        return self._post("chat/completions", {"messages": messages, "max_tokens": max_tokens})
-
-    def completion(self, prompt: str | Sequence[int], max_tokens: int) -> bytes:
-        """A request to continue a text, or token ids, with the likeliest tokens."""
-        return self._post("completions", {"prompt": prompt, "max_tokens": max_tokens})
-
-    def _post(self, resource: str, fields: dict[str, object]) -> bytes:
-        """No seed: some servers do not batch requests with one.
-
-        One request per connection, so that a server without keep-alive is no exception.
-        """
-        common = {
+        """A chat request of the likeliest answer. No seed: some servers do not batch requests with
+        one. One request per connection, so that a server without keep-alive is no exception."""
+        fields = {
             "model": self.model,
+            "messages": [{"role": "user", "content": prompt}],
+            "max_tokens": max_tokens,
             "temperature": 0,
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        body = json.dumps(common | fields).encode()
+        body = json.dumps(fields).encode()
         head = (
-            f"POST {self.path}/{resource} HTTP/1.1\r\nHost: {self.host}:{self.port}\r\n"
+            f"POST {self.path}/chat/completions HTTP/1.1\r\nHost: {self.host}:{self.port}\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
             "Connection: close\r\n\r\n"
         )
@@ -77,10 +67,7 @@ class Answer:
     text_times_s: tuple[float, ...]
     prompt_tokens: int
     completion_tokens: int
-    finish: str | None
     error: str | None
-    cached_tokens: int = 0
-    """Of the prompt, as the server counts them."""
 
     @property
     def ttft_s(self) -> float | None:
@@ -94,16 +81,6 @@ class Answer:
         if self.completion_tokens == 0 or len(self.text_times_s) < 2:
             return math.nan
         return (self.completion_tokens - 1) / (self.text_times_s[-1] - self.text_times_s[0])
-
-    @property
-    def gaps_s(self) -> list[float]:
-        """Times between arrivals of text."""
-        return gaps(self.text_times_s)
-
-
-def gaps(times_s: Sequence[float]) -> list[float]:
-    """Differences of neighbours."""
-    return [later - earlier for earlier, later in pairwise(times_s)]
 
 
 class Exchange(asyncio.Protocol):
@@ -154,21 +131,14 @@ class Exchange(asyncio.Protocol):
             tuple(parser.text_times_s),
             parser.prompt_tokens,
             parser.completion_tokens,
-            parser.finish,
             error or parser.error(),
-            parser.cached_tokens,
         )
 
 
 async def start(target: Target, prompt: str, max_tokens: int) -> Exchange:
     """Sends a chat request. Raises OSError when nobody listens."""
-    return await send(target, target.request(prompt, max_tokens))
-
-
-async def send(target: Target, request: bytes) -> Exchange:
-    """Sends what the target has made. Raises OSError when nobody listens."""
     loop = asyncio.get_running_loop()
-    started_s = time.perf_counter()
+    request, started_s = target.request(prompt, max_tokens), time.perf_counter()
     async with asyncio.timeout(CONNECT_TIMEOUT_S):
         _, exchange = await loop.create_connection(
             lambda: Exchange(request, started_s), target.host, target.port
@@ -229,11 +199,6 @@ class LoadResult:
     def ttfts_s(self) -> list[float]:
         """Times to the first text."""
         return [answer.ttft_s for answer in self.answers if answer.ttft_s is not None]
-
-    @property
-    def gaps_s(self) -> list[float]:
-        """Times between arrivals of text, of all requests."""
-        return [gap for answer in self.answers for gap in answer.gaps_s]
 
 
 def together_per_s(answers: Sequence[Answer]) -> float:

@@ -12,22 +12,10 @@ from typing import Any
 import mlx.core as mx
 
 from tests.bench.gguf import EMBEDDING, write_gguf
-from tests.models import (
-    ModelSpec,
-    write_model,
-)
+from tests.models import ModelSpec, write_model
 from tests.published import PUBLISHED, Published
 
 SERVING = ModelSpec(vocab_size=1024)
-INTERFERENCE = ModelSpec(
-    num_hidden_layers=4,
-    hidden_size=256,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=128,
-    intermediate_size=512,
-    vocab_size=4096,
-)
 # Huggingface's Qwen/Qwen3-0.6B.
 QWEN3_0_6B = ModelSpec(
     num_hidden_layers=28,
@@ -102,21 +90,13 @@ class ModelStore:
 
         return self._made("-bfloat16", write)
 
-    def float32(self) -> Path:
-        """The same numbers, for who multiplies only those fast."""
-        return self._made("-float32", lambda folder: self._convert(folder, _widened))
-
     def quantised(self) -> Path:
         """MLX's 4 bits in groups of 64."""
-        return self._made("-4-bit", lambda folder: self._convert(folder, quantised_weights))
+        return self._made("-4-bit", lambda folder: quantise(self.bfloat16(), folder))
 
     def gguf(self) -> Path:
         """As published, for llama.cpp. Raises ImportError without the package ``gguf``."""
         return self._made(".gguf", lambda file: write_gguf(self.bfloat16(), file))
-
-    def gguf_float32(self) -> Path:
-        """The same numbers in float32. Raises ImportError."""
-        return self._made("-float32.gguf", lambda file: write_gguf(self.float32(), file))
 
     def gguf_quantised(self, llama_quantize: Path) -> Path:
         """llama.cpp's 4 bits in groups of 32, as its own program makes them: an embedding that is
@@ -128,7 +108,7 @@ class ModelStore:
 
         return self._made("-q4_0.gguf", write)
 
-    def _made(self, ending: str, write: Callable[[Path], None]) -> Path:
+    def _made(self, ending: str, write: Callable[[Path], object]) -> Path:
         """Whole or not at all, so that an interrupted run leaves nothing that looks right."""
         dimensions = "-".join(str(number) for number in asdict(self._kind.spec).values())
         family = self._kind.fields.get("model_type", "qwen3")
@@ -140,23 +120,20 @@ class ModelStore:
                 (Path(made) / path.name).rename(path)
         return path
 
-    def _convert(self, folder: Path, change: Callable[[Weights, Config], Weights]) -> None:
-        source = self.bfloat16()
-        shutil.copytree(source, folder, ignore=shutil.ignore_patterns("*.safetensors"))
-        config = json.loads((source / "config.json").read_text())
-        loaded = mx.load(str(source / "model.safetensors"))
-        assert isinstance(loaded, dict)
-        weights = change(loaded, config)
-        mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "mlx"})
-        (folder / "config.json").write_text(json.dumps(config, indent=1))
+
+def quantise(source: Path, made: Path) -> Path:
+    """The same model with MLX's 4 bits, of every matrix."""
+    shutil.copytree(source, made, ignore=shutil.ignore_patterns("*.safetensors"))
+    config = json.loads((source / "config.json").read_text())
+    weights = mx.load(str(source / "model.safetensors"))
+    assert isinstance(weights, dict)
+    packed = _quantised(weights, config)
+    mx.save_safetensors(str(made / "model.safetensors"), packed, {"format": "mlx"})
+    (made / "config.json").write_text(json.dumps(config, indent=1))
+    return made
 
 
-def _widened(weights: Weights, config: Config) -> Weights:
-    config["torch_dtype"] = "float32"
-    return {name: array.astype(mx.float32) for name, array in weights.items()}
-
-
-def quantised_weights(weights: Weights, config: Config) -> Weights:
+def _quantised(weights: Weights, config: Config) -> Weights:
     """Every matrix, the embedding among them; routers in 8 bits, as mlx-lm has them. config gets
     what it takes to read them."""
     quantization: Config = {"group_size": QUANTISED_GROUP, "bits": QUANTISED_BITS}

@@ -1,52 +1,72 @@
-"""What a run of the benchmark can be told."""
+"""What a run of the benchmark can be told, and how much it does."""
 
 import argparse
+import math
 import secrets
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from itertools import count
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import metal_ext
 from engine.machine import machine_threads
-from tests.bench.contest import Contest
+from tests.bench.instruction_sets import SetsWork
 from tests.bench.llama import FLAGS
 from tests.bench.models import KINDS
-from tests.bench.peers import Remote
-from tests.bench.plot import FORMATS
+from tests.bench.peers import Contest, Remote
 from tests.bench.programs import Command
-from tests.bench.sizes import FULL, QUICK, Size
+from tests.bench.table import Rounds
 
-# What `make bench` runs. The others take a large model, or long, and are asked for by name.
-DEFAULT_PARTS = (
-    "attention",
-    "overhead",
-    "constraints",
-    "serving",
-    "interference",
-    "prefixes",
-    "agents",
-    "three-prompts",
-)
-PARTS = (
-    *DEFAULT_PARTS,
-    "experts",
-    "front",
-    "servers",
-    "instruction-sets",
-    "memory",
-    "states",
-    "turns",
-    "scaling",
-)
-# Where --ours may be a server of another machine.
-PARTS_AT_URLS = ("serving", "servers", "turns", "scaling")
+# What `make bench` runs. The last part takes a large model and long, and is asked for by its name.
+DEFAULT_PARTS = ("constraints", "serving", "front")
+PARTS = (*DEFAULT_PARTS, "instruction-sets")
 SEEDS = 10**9
-Parsed = TypeVar("Parsed")
 # Far apart, so that no run meets another one's prompts by counting up.
 SEED_STRIDE = 10**6
+Parsed = TypeVar("Parsed")
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Rounds of every part, and what a round is."""
+
+    limit_passes: int
+    """Of the read probe."""
+    constraints: Rounds
+    serving: Rounds
+    """And of front."""
+    requests_per_stream: int
+    instruction_sets: Rounds
+    sets_work: SetsWork
+
+    def with_rounds(self, most: int) -> "Size":
+        """The same with so many rounds of every part, however long they take."""
+        changed: dict[str, Any] = {
+            field.name: Rounds(most, math.inf)
+            for field in fields(self)
+            if isinstance(getattr(self, field.name), Rounds)
+        }
+        return replace(self, **changed)
+
+
+QUICK = Size(
+    limit_passes=3,
+    constraints=Rounds(3, 15),
+    serving=Rounds(3, 25),
+    requests_per_stream=2,
+    instruction_sets=Rounds(1, 60),
+    sets_work=SetsWork((252,), (8,), (4,)),
+)
+FULL = Size(
+    limit_passes=10,
+    constraints=Rounds(9, 90),
+    serving=Rounds(15, 240),
+    requests_per_stream=4,
+    instruction_sets=Rounds(3, 7200),
+    sets_work=SetsWork((252, 2048), (2, 4, 8), (1, 4, 8)),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +79,10 @@ class Options:
     seed: int
     folder: Path
     model: str
-    """Of servers, by its name."""
     quantised: bool
     sets: tuple[str, ...]
     """Instruction sets, by their names; none: all."""
     llama: Path
-    tokens: int | None
-    """Of the conversation in memory."""
-    csv: Path | None
-    plot: Path | None
 
     @property
     def threads(self) -> int:
@@ -76,20 +91,16 @@ class Options:
 
     def instruction_set(self, part: str) -> str:
         """What our side of a part runs with, where its rows do not say: what it chooses itself."""
-        elsewhere = self.contest.ours_url is not None and part in PARTS_AT_URLS
+        elsewhere = self.contest.ours_url is not None and part == "serving"
         return "not known" if elsewhere else metal_ext.instruction_sets()[0]
 
 
 def read_options(arguments: Sequence[str] | None, description: str | None) -> Options:
-    """Ends the program, as argparse does, when they make no sense."""
-    parser = _parser(description)
-    asked = parser.parse_args(arguments)
-    parts = set(asked.only or ([] if asked.scaling else DEFAULT_PARTS))
-    parts |= {"scaling"} if asked.scaling else set()
-    if asked.plot is not None and "scaling" not in parts:
-        parser.error("--plot draws what --scaling measures")
-    size: Size = QUICK if asked.quick else FULL
-    seed: int = secrets.randbelow(SEEDS) if asked.seed is None else asked.seed
+    """Ends the program with a message when they make no sense."""
+    asked = _parser(description).parse_args(arguments)
+    parts = asked.only or DEFAULT_PARTS
+    size = QUICK if asked.quick else FULL
+    seed = secrets.randbelow(SEEDS) if asked.seed is None else asked.seed
     contest = Contest(
         asked.threads,
         count(SEED_STRIDE * (seed + 1)),
@@ -108,9 +119,6 @@ def read_options(arguments: Sequence[str] | None, description: str | None) -> Op
         asked.weights == "4-bit",
         tuple(name for names in asked.sets for name in names),
         asked.llama or asked.folder / "llama",
-        asked.tokens,
-        asked.csv,
-        asked.plot,
     )
 
 
@@ -120,18 +128,14 @@ def _parser(description: str | None) -> argparse.ArgumentParser:
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    folder = Path(tempfile.gettempdir()) / "quire-bench"
     add = parser.add_argument
     add("--quick", action="store_true", help="fewer rounds: a few minutes")
     add("--only", choices=PARTS, action="append", help="one part of the table; may be repeated")
-    add("--scaling", action="store_true", help="streams, prompts and cached blocks; same as --only")
-    add("--rounds", type=_at_least_one, metavar="N", help="of everything, however long they take")
-    add(
-        "--threads", type=_at_least_one, default=machine_threads(), metavar="N", help="of all sides"
-    )
-    add("--csv", type=Path, metavar="FILE", help="write the rows there too")
-    add("--plot", type=_picture, metavar="FILE", help=f"draw --scaling: {', '.join(FORMATS)}")
-    servers = parser.add_argument_group("servers, in serving, servers, turns and scaling")
-    add = servers.add_argument
+    add("--rounds", type=_at_least_one, metavar="N", help="of all parts, however long they take")
+    add("--threads", type=_at_least_one, default=machine_threads(), help="of all sides")
+    add("--seed", type=int, metavar="N", help="of the prompts; otherwise they are new in every run")
+    add = parser.add_argument_group("serving").add_argument
     add("--ours", type=_url, metavar="URL", help="a quire that runs already, at its base URL")
     add(
         "--peer",
@@ -150,48 +154,25 @@ def _parser(description: str | None) -> argparse.ArgumentParser:
         help="a server to start and end, {port} and {threads} in its command; may be repeated",
     )
     add("--skip-mlx-lm", action="store_true", help="no mlx_lm.server as a peer")
-    add("--seed", type=int, metavar="N", help="of the prompts; otherwise they are new in every run")
-    add(
-        "--model",
-        choices=KINDS,
-        default=next(iter(KINDS)),
-        help="whose dimensions, in servers, instruction-sets and turns",
-    )
-    add(
-        "--weights",
-        choices=("bfloat16", "4-bit"),
-        default="bfloat16",
-        help="ours, in servers, and of both sides in instruction-sets",
-    )
+    add = parser.add_argument_group("instruction-sets").add_argument
+    add("--model", choices=KINDS, default=next(iter(KINDS)), help="whose dimensions")
+    add("--weights", choices=("bfloat16", "4-bit"), default="bfloat16", help="of both sides")
     add(
         "--folder",
         type=Path,
-        default=Path(tempfile.gettempdir()) / "quire-bench",
-        help="where the models of servers are made once and kept, 18 GB (default: %(default)s)",
+        default=folder,
+        help="where models are made once and kept, 18 GB (default: %(default)s)",
     )
-    _add_built_servers(parser)
-    return parser
-
-
-def _add_built_servers(parser: argparse.ArgumentParser) -> None:
-    """What the parts take that start a llama-server themselves."""
-    built = parser.add_argument_group("llama-server of python -m tests.bench.llama")
-    add = built.add_argument
     add(
         "--sets",
         type=_checked(_sets),
         action="append",
         default=[],
         metavar="NAMES",
-        help="in instruction-sets: some of them, with commas; otherwise all of this processor",
+        help="some of them, with commas; otherwise all of this processor",
     )
-    add("--llama", type=Path, metavar="FOLDER", help="where it is (default: llama below --folder)")
-    add(
-        "--tokens",
-        type=_at_least_one,
-        metavar="N",
-        help="of the conversation in memory (default: 32768)",
-    )
+    add("--llama", type=Path, metavar="FOLDER", help="llama-server (default: llama below --folder)")
+    return parser
 
 
 def _sets(text: str) -> list[str]:
@@ -207,13 +188,6 @@ def _at_least_one(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is less than 1")
     return number
-
-
-def _picture(text: str) -> Path:
-    file = Path(text)
-    if file.suffix not in FORMATS:
-        raise argparse.ArgumentTypeError(f"{text!r} does not end in {', '.join(FORMATS)}")
-    return file
 
 
 def _url(text: str) -> str:

@@ -7,16 +7,18 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Protocol
 
-from tests.bench import blas
 from tests.bench.launch import PRODUCTS
+from tests.bench.libraries import fast_blas
 from tests.bench.load import Target
-from tests.bench.programs import HOST, Startable, named
+from tests.bench.programs import HOST, OURS, Command, Program, Startable, named
 from tests.ports import HeldPort
 
 ROOT = Path(__file__).parents[2]
@@ -194,7 +196,7 @@ class Server:
 def _environment(program: Startable, threads: int) -> dict[str, str]:
     """Only who must prove its products has the fast BLAS, as ours and others come without it."""
     ours = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
-    fast = blas.environment(threads) if program.proves_products else {}
+    fast = fast_blas(threads) if program.proves_products else {}
     return ours | {"HF_HUB_OFFLINE": "1"} | fast | dict(program.variables)
 
 
@@ -226,3 +228,31 @@ def _get(host: str, port: int, path: str) -> tuple[int, bytes]:
         return 0, b""
     finally:
         connection.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Contest:
+    """Who takes part in a comparison: quire, mlx-lm's server, and the peers that are named."""
+
+    threads: int
+    seeds: Iterator[int]
+    """Of prompts: no two loads of a run have one, not even on servers that outlive the run."""
+    ours_url: str | None = None
+    """Of a quire that runs already; otherwise the benchmark starts one."""
+    peers: tuple[tuple[str, str], ...] = ()
+    """Names and URLs of servers that run already."""
+    commands: tuple[Command, ...] = ()
+    with_mlx_lm: bool = True
+
+    @contextmanager
+    def servers(self, ours: Program, mlx_lm: Program) -> Iterator[list[Contestant]]:
+        """All of them at once, ours first. What was started here ends here."""
+        with ExitStack() as stack:
+
+            def start(program: Startable) -> Contestant:
+                return stack.enter_context(Server(program, self.threads))
+
+            own = Remote.at(OURS, self.ours_url) if self.ours_url is not None else start(ours)
+            started = [start(mlx_lm)] if self.with_mlx_lm else []
+            started += [start(command) for command in self.commands]
+            yield [own, *started, *(Remote.at(label, url) for label, url in self.peers)]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 HOST = "127.0.0.1"
+OURS = "quire"
 
 
 class Startable(Protocol):
@@ -136,12 +137,11 @@ class LlamaServer:
         return [str(self.programs / "llama-server"), *words, "--jinja", "--no-webui"]
 
 
-def quire(folder: Path, threads: int, substrate: str = "posix") -> Program:
+def quire(folder: Path, threads: int) -> Program:
     """Our own server, with its defaults."""
-    arguments = ["serve", str(folder), "--substrate", substrate, "--served-model-name", "bench"]
-    arguments += ["--threads", str(threads)]
-    label = "quire" if substrate == "posix" else f"quire {substrate}"
-    return Program(label, "quire", (*arguments, "--log-level", "warning"), "bench")
+    arguments = ["serve", str(folder), "--substrate", "posix", "--served-model-name", "bench"]
+    arguments += ["--threads", str(threads), "--log-level", "warning"]
+    return Program(OURS, "quire", tuple(arguments), "bench")
 
 
 def mlx_lm_server(folder: Path, concurrency: int) -> Program:

@@ -1,7 +1,7 @@
 """What rounding costs in quality: ``python -m tests.bench.quality``.
 
-Logits of quire with every setting of ``activations``, of mlx-lm's model, and of llama-server are
-set beside those of a forward in float64 over the same stored weights. The table has, over positions
+Logits of quire with every setting of ``activations`` and of mlx-lm's model are set beside those of
+a forward in float64 over the same stored weights. The table has, over positions
 of prompts, the KL divergence of a side's next token from the exact one's, in nats, and how often
 both have the same best token. The demo model reads the text that it was made from; the random model
 of Qwen3-0.6B's dimensions reads random letters, and is judged by the tokens that it tells apart, as
@@ -9,9 +9,7 @@ all others have a logit of zero.
 
 quire's rows that are equal bit for bit are one row, which names all of its instruction sets. They
 are those that products run with: attention has the best one. K and V are kept as a CPU does by
-default, in bfloat16 for these weights, where a row does not say float32. llama-server tells logits
-of a prompt's last token alone, so it has fewer positions, each of a request of its own, and keeps K
-and V in float16. Its 4 bits are other numbers than MLX's: it is compared in bfloat16 weights.
+default, in bfloat16 for these weights, where a row does not say float32.
 mlx-lm reads one prompt alone of the random model.
 
 One file, since it is one comparison: what is exact, who is set beside it, and what all of them
@@ -21,12 +19,10 @@ read.
 import argparse
 import hashlib
 import json
-import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any, cast
 
@@ -39,11 +35,8 @@ import metal_ext
 from engine.models.checkpoint import Checkpoint, read_checkpoint
 from engine.models.weights import load_model
 from kvcache.layout import KVFormat
-from tests.bench import llama
-from tests.bench.gguf import write_gguf
-from tests.bench.models import KINDS, ModelStore, quantised_weights
-from tests.bench.peers import REPLY_TIMEOUT_S, ROOT, BrokenError, Server
-from tests.bench.programs import LlamaServer
+from tests.bench.models import KINDS, ModelStore, quantise
+from tests.bench.peers import ROOT
 from tests.engine.models.forwards import cache_for, step
 from tests.kvcache.managers import join
 from tests.reference import load_reference
@@ -57,8 +50,6 @@ ACTIVATIONS = ("float32", "bfloat16", "int8")
 PROMPTS = {"demo": (8, 256), RANDOM: (4, 64)}
 """How many, and the tokens of each."""
 MLX_PROMPTS = {RANDOM: 1}  # mlx-lm's plain loops take minutes for each
-LLAMA_STRIDE = 8  # llama-server is asked for each position of which this is a divisor
-SLOT_TOKENS = 512
 ROLES = {"user": "user", "quire": "assistant"}
 SEED = 1
 HEADINGS = (
@@ -221,8 +212,6 @@ class Subject:
     folder: Path
     model: ExactModel
     prompts: list[list[int]]
-    gguf: Callable[[], Path] | None
-    """The same weights for llama-server; None where it has no such numbers. Raises ImportError."""
 
 
 def quire_logits(
@@ -250,33 +239,6 @@ def mlx_logits(
     model = load_reference(checkpoint, stored=stored)
     found = [model(mx.array([ids]))[0].astype(mx.float32) for ids in prompts]
     return np.concatenate([np.array(its)[:, tokens] for its in found]).astype(np.float64)
-
-
-def llama_logits(server: Server, prefixes: Sequence[Sequence[int]], size: int) -> Numbers:
-    """llama-server's log-probabilities of all tokens behind each prefix. size: of the vocabulary.
-    Raises BrokenError."""
-    connection = HTTPConnection(server.target.host, server.target.port, timeout=REPLY_TIMEOUT_S)
-    found = np.empty((len(prefixes), size))
-    for row, ids in zip(found, prefixes, strict=True):
-        body = {"prompt": list(ids), "n_predict": 1, "n_probs": size, "temperature": 0}
-        connection.request("POST", "/completion", json.dumps(body))
-        response = connection.getresponse()
-        text = response.read()
-        if response.status != 200:
-            raise BrokenError(f"{server.label} answered {response.status}: {text[:200]!r}")
-        row[:] = read_logs(json.loads(text), size)
-    connection.close()
-    return found
-
-
-def read_logs(answer: dict[str, Any], size: int) -> Numbers:
-    """The log-probability of every token of /completion's only position. Raises BrokenError."""
-    logs = np.full(size, np.nan)
-    for its in answer["completion_probabilities"][0]["top_logprobs"]:
-        logs[its["id"]] = its["logprob"]
-    if np.isnan(logs).any():
-        raise BrokenError(f"llama-server tells {size - np.isnan(logs).sum()} of {size} tokens")
-    return logs
 
 
 def side_text(ran: Sequence[tuple[str, str]]) -> str:
@@ -332,23 +294,6 @@ def mlx_rows(subject: Subject, exact: Numbers) -> Iterator[Row]:
         yield f"mlx-lm in {dtype}", Quality.of(first, logits)
 
 
-def llama_rows(
-    subject: Subject, exact: Numbers, sets: Sequence[str], threads: int, builds: llama.Builds
-) -> Iterator[Row]:
-    """Of every set that it is built for. Raises BrokenError, BuildError and ImportError."""
-    if subject.gguf is None:
-        return
-    size = subject.model.vocab_size
-    places = [(ids, end) for ids in subject.prompts for end in range(1, len(ids) + 1)]
-    chosen = [number for number, (_, end) in enumerate(places) if end % LLAMA_STRIDE == 0]
-    prefixes = [ids[:end] for ids, end in (places[number] for number in chosen)]
-    for name in (name for name in llama.here() if name in sets):
-        program = LlamaServer(builds.programs, builds.kernels(name), subject.gguf(), 1, SLOT_TOKENS)
-        with Server(program, threads) as server:
-            logits = llama_logits(server, prefixes, size)[:, subject.model.tokens]
-        yield f"llama-server, {name}", Quality.of(exact[chosen], logits)
-
-
 # --- models and prompts --------------------------------------------------------------------------
 
 
@@ -384,36 +329,12 @@ def random_prompts(tokens: Ids, count: int, length: int) -> list[list[int]]:
     return prompts
 
 
-def quantise(folder: Path, made: Path) -> Path:
-    """The same model with MLX's 4 bits, of every matrix."""
-    shutil.copytree(folder, made, ignore=shutil.ignore_patterns("*.safetensors"))
-    weights = cast(dict[str, mx.array], mx.load(str(folder / "model.safetensors")))
-    config = json.loads((folder / "config.json").read_text())
-    packed = quantised_weights(weights, config)
-    mx.save_safetensors(str(made / "model.safetensors"), packed, {"format": "mlx"})
-    (made / "config.json").write_text(json.dumps(config))
-    return made
-
-
 def demo_subject(form: str, made: Path) -> Subject:
     """The demo model. made: an empty folder for other forms of it."""
-    folder = DEMO / "model"
-
-    def gguf() -> Path:
-        file, source = made / "demo.gguf", made / "demo"
-        if not file.exists():
-            shutil.copytree(folder, source)
-            settings = source / "tokenizer_config.json"
-            template = {"chat_template": (folder / "chat_template.jinja").read_text()}
-            settings.write_text(json.dumps(json.loads(settings.read_text()) | template))
-            write_gguf(source, file)
-        return file
-
-    prompts = demo_prompts(folder / "tokenizer.json", *PROMPTS["demo"])
-    if form == "bfloat16":
-        return Subject("demo", form, folder, ExactModel(folder), prompts, gguf)
-    packed = quantise(folder, made / "demo-4-bit")
-    return Subject("demo", form, packed, ExactModel(packed), prompts, None)
+    stored = DEMO / "model"
+    folder = stored if form == "bfloat16" else quantise(stored, made / "demo-4-bit")
+    prompts = demo_prompts(stored / "tokenizer.json", *PROMPTS["demo"])
+    return Subject("demo", form, folder, ExactModel(folder), prompts)
 
 
 def random_subject(form: str, folder: Path) -> Subject:
@@ -422,7 +343,7 @@ def random_subject(form: str, folder: Path) -> Subject:
     path = store.bfloat16() if form == "bfloat16" else store.quantised()
     model = ExactModel(path)
     prompts = random_prompts(model.tokens, *PROMPTS[RANDOM])
-    return Subject(RANDOM, form, path, model, prompts, store.gguf if form == "bfloat16" else None)
+    return Subject(RANDOM, form, path, model, prompts)
 
 
 # --- the table -----------------------------------------------------------------------------------
@@ -451,8 +372,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     folder = Path(tempfile.gettempdir()) / "quire-bench"
     text = "where the random model is, or goes (default: %(default)s)"
     parser.add_argument("--folder", type=Path, default=folder, help=text)
-    text = "what python -m tests.bench.llama has built; without it llama-server takes no part"
-    parser.add_argument("--llama", type=Path, help=text)
     parser.add_argument("--threads", type=int, default=2, help="of everybody (default: 2)")
     return parser.parse_args(arguments)
 
@@ -474,25 +393,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 subject = (
                     demo_subject(form, Path(made)) if demo else random_subject(form, asked.folder)
                 )
-                try:
-                    measure(subject, sets, asked)
-                except ImportError:
-                    print("the package gguf is missing: pip install gguf", file=sys.stderr)
-                    return 1
-                except (BrokenError, llama.BuildError) as error:
-                    print(f"no figures: {error}", file=sys.stderr)
-                    return 1
+                measure(subject, sets, asked)
     return 0
 
 
 def measure(subject: Subject, sets: Sequence[str], asked: argparse.Namespace) -> None:
-    """All sides of a model. Raises BrokenError, BuildError and ImportError."""
+    """Prints all sides of a model."""
     exact = subject.model.logits(subject.prompts)
     kept = KVFormat(asked.kv)
     print_rows(subject, quire_rows(subject, exact, sets, asked.threads, kept))
-    if asked.llama is not None:
-        builds = llama.Builds(asked.llama)
-        print_rows(subject, llama_rows(subject, exact, sets, asked.threads, builds))
     print_rows(subject, mlx_rows(subject, exact))
 
 

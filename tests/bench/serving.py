@@ -4,7 +4,6 @@ from pathlib import Path
 
 from tests.bench.compare import (
     Case,
-    Seen,
     compare_round,
     facts,
     nothing_seen,
@@ -13,11 +12,10 @@ from tests.bench.compare import (
     streams_text,
     ttft_rows,
 )
-from tests.bench.contest import Contest
 from tests.bench.models import SERVING, write_endless_model
+from tests.bench.peers import Contest
 from tests.bench.programs import mlx_lm_server, quire
-from tests.bench.rounds import Part, Rounds
-from tests.bench.table import Row
+from tests.bench.table import Part, Rounds
 
 STREAMS = (1, 8, 16)
 MLX_LM = "mlx_lm.server"
@@ -34,23 +32,19 @@ def run_serving(rounds: Rounds, requests_per_stream: int, folder: Path, contest:
     Raises BrokenError when a server dies or an answer is not whole.
     """
     model = write_endless_model(folder / "serving", SERVING)
-    ours, dense = quire(model, contest.threads), quire(model, contest.threads, "dense")
     cases = cases_of(requests_per_stream)
     seen = nothing_seen()
-    with contest.servers(ours, mlx_lm_server(model, max(STREAMS)), [dense]) as servers:
+    ours, mlx_lm = quire(model, contest.threads), mlx_lm_server(model, max(STREAMS))
+    with contest.servers(ours, mlx_lm) as servers:
+        labels = [server.label for server in servers]
         for server in servers:
             warm_up = Case(max(STREAMS), PROMPT_TOKENS, MAX_TOKENS, WARM_UP_REQUESTS_PER_STREAM)
             run_case(server, warm_up, next(contest.seeds))
-        labels = [server.label for server in servers if server.label != dense.label]
         for number in rounds:
-            # The substrates are compared where the cost of one request shows.
-            compare_round(seen, servers, cases[:1], number, contest.seeds)
-            compare_round(seen, servers[: len(labels)], cases[1:], number, contest.seeds)
+            compare_round(seen, servers, cases, number, contest.seeds)
     rows = rate_rows("serving", seen, labels, cases, least_ratio)
     rows += ttft_rows(seen, labels, cases, lambda *_: None, lambda case: streams_text(case.streams))
-    return Part(
-        [*rows, *_dense_rows(seen, labels[0], dense.label, cases[0])], facts("serving", seen, cases)
-    )
+    return Part(rows, facts("serving", seen, cases))
 
 
 def cases_of(requests_per_stream: int) -> list[Case]:
@@ -61,12 +55,3 @@ def cases_of(requests_per_stream: int) -> list[Case]:
 def least_ratio(peer: str, case: Case) -> float | None:
     """What is promised beside mlx-lm's server; other peers have no target here."""
     return TARGETS[case.streams] if peer == MLX_LM else None
-
-
-def _dense_rows(seen: Seen, ours: str, dense: str, case: Case) -> list[Row]:
-    """None where no dense one took part."""
-    if (dense, case) not in seen:
-        return []
-    sparse, other = (seen[label, case].tokens_per_s for label in (ours, dense))
-    name = f"sparse beside dense, {streams_text(case.streams)}"
-    return [Row.higher_is_better(name, "tok/s", sparse, (dense, other))]

@@ -1,18 +1,28 @@
-"""The benchmark's rows, as a table for people and as a file for programs."""
+"""Rounds, the rows that they give, and the table of rows."""
 
-import csv
 import math
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 HEADINGS = ("row", "instruction set", "quire", "peer", "ratio", "target", "")
-CSV_HEADINGS = (
-    "row", "unit", "instruction_set", "quire", "quire_low", "quire_high",
-    "peer_name", "peer", "peer_low", "peer_high", "ratio", "ratio_low", "ratio_high",
-    "target", "met",
-)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """Rounds that stop by themselves on a machine that is slower than expected."""
+
+    most: int
+    limit_s: float
+
+    def __iter__(self) -> Iterator[int]:
+        """Numbers from 0: at least one, and none that would begin after the limit."""
+        deadline_s = time.monotonic() + self.limit_s
+        for number in range(self.most):
+            if number and time.monotonic() > deadline_s:
+                return
+            yield number
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,19 +163,13 @@ class Row:
             verdict,
         )
 
-    def csv_cells(self) -> tuple[str, ...]:
-        """The row as a program reads it."""
-        goal = ("", "") if self.goal is None else (self.goal.text, str(self.goal.met).lower())
-        ours, theirs, ratio = (
-            [f"{value:.6g}" for value in values]
-            for values in (
-                (self.ours.median, self.ours.low, self.ours.high),
-                (self.theirs.median, self.theirs.low, self.theirs.high),
-                (self.ratio.value, self.ratio.low, self.ratio.high),
-            )
-        )
-        head = (self.name, self.unit, self.instruction_set)
-        return (*head, *ours, self.peer_name, *theirs, *ratio, *goal)
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The rows of one part of the benchmark, and what it says below the table."""
+
+    rows: list[Row]
+    facts: list[tuple[str, str]] = field(default_factory=list)
 
 
 def figure(value: float) -> str:
@@ -186,11 +190,3 @@ def render(rows: Sequence[Row]) -> str:
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
         for line in lines
     )
-
-
-def write_csv(file: Path, rows: Sequence[Row]) -> None:
-    """One line per row, under headings."""
-    with file.open("w", newline="", encoding="utf-8") as out:
-        writer = csv.writer(out)
-        writer.writerow(CSV_HEADINGS)
-        writer.writerows(row.csv_cells() for row in rows)

@@ -1,7 +1,8 @@
 """One streamed answer, read from the bytes of its connection.
 
 Client and server share the machine's cores, so what is not needed is not parsed: no JSON is decoded
-while an answer streams, only a few fixed strings are looked for.
+while an answer streams, only a few fixed strings are looked for. httpx takes 0.1 ms of a processor
+more for each read, most of one core at the rates that are measured here.
 """
 
 import re
@@ -12,10 +13,8 @@ END_OF_HEAD = b"\r\n\r\n"
 # escaped, so that no text can look like a key. One match counts, however many keys an event has.
 TEXT = re.compile(rb'"(?:content|text|reasoning|reasoning_content)": ?"(?!")')
 STATUS = re.compile(rb"HTTP/1\.[01] (\d{3})\b")
-FINISH = re.compile(rb'"finish_reason": ?"(\w+)"')
 PROMPT_TOKENS = re.compile(rb'"prompt_tokens": ?(\d+)')
 COMPLETION_TOKENS = re.compile(rb'"completion_tokens": ?(\d+)')
-CACHED_TOKENS = re.compile(rb'"cached_tokens": ?(\d+)')
 # At the beginning of a line, where no text can stand: a text's line ends are escaped.
 ERROR = re.compile(rb'^data: ?\{"error"', re.MULTILINE)
 DONE = re.compile(rb"^data: ?\[DONE\]", re.MULTILINE)
@@ -55,10 +54,8 @@ class ReplyParser:
     text_times_s: list[float] = field(default_factory=list)
     """One for each read that brought text."""
     status: int = 0
-    finish: str | None = None
     prompt_tokens: int = 0
     completion_tokens: int = 0
-    cached_tokens: int = 0
     done: bool = False
     """Whether the answer ended as it should."""
     fault: str | None = None
@@ -113,14 +110,10 @@ class ReplyParser:
         events, self._rest = body[:end], body[end:]
         if TEXT.search(events):
             self.text_times_s.append(now_s)
-        if finish := FINISH.search(events):
-            self.finish = finish[1].decode()
         if completion := COMPLETION_TOKENS.search(events):
             self.completion_tokens = int(completion[1])
             if prompt := PROMPT_TOKENS.search(events):
                 self.prompt_tokens = int(prompt[1])
-            if cached := CACHED_TOKENS.search(events):
-                self.cached_tokens = int(cached[1])
         if ERROR.search(events):
             self.fault = events[-MAX_QUOTED_BYTES:].decode(errors="replace")
         if DONE.search(events):

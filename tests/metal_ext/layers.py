@@ -70,11 +70,6 @@ class PagedLayer:
         for number, (sequence, block) in enumerate(places):
             self.ranges[sequence].map(self.heap, number, block, 1, writable=True)
 
-    @property
-    def useful_bytes(self) -> int:
-        """Of all K and V that attention over all sequences reads."""
-        return 2 * sum(self.lengths) * self.row_bytes
-
     def rows(self, *segments: tuple[int, int, int]) -> RowTable:
         """segments: (number of the sequence, start, count)."""
         return RowTable([(self.ranges[s], start, count) for s, start, count in segments])

@@ -1,5 +1,11 @@
-"""Compiles what the benchmark has of its own in C++."""
+"""The benchmark's own libraries in C++: the read probe, and a fast BLAS for MLX on Linux.
 
+MLX's Linux wheel carries a reference BLAS that reaches a few GFLOP/s. A process that is started
+with ``fast_blas`` multiplies float32 by OpenBLAS, so that mlx-lm is compared at its best. On a Mac
+MLX uses Accelerate, and there is nothing to do. quire multiplies by its own kernels.
+"""
+
+import ctypes
 import hashlib
 import os
 import shutil
@@ -16,7 +22,7 @@ COMPILE_TIMEOUT_S = 120.0
 
 
 class CompilerError(OSError):
-    """What the benchmark has of its own cannot be compiled; a sentence."""
+    """A library of the benchmark's cannot be compiled; a sentence."""
 
 
 def compiled(folder: Path, options: Sequence[str]) -> Path:
@@ -44,3 +50,33 @@ def _compile(file: Path, sources: Sequence[Path], options: Sequence[str]) -> Non
         if done.returncode != 0:
             raise CompilerError(f"{file.stem} does not compile:\n{done.stderr}")
         made.replace(file)
+
+
+def fast_blas(threads: int) -> dict[str, str]:
+    """The variables of a process whose MLX multiplies fast. Raises CompilerError."""
+    if sys.platform != "linux":
+        return {}
+    import scipy_openblas32 as openblas
+
+    folder = openblas.get_lib_dir()
+    library = compiled(
+        Path(__file__).parent / "openblas",
+        [
+            "-fopenmp",
+            f"-I{openblas.get_include_dir()}",
+            f"-L{folder}",
+            f"-l{openblas.get_library()}",
+            f"-Wl,-rpath,{folder}",
+        ],
+    )
+    return {"LD_PRELOAD": str(library), "OMP_NUM_THREADS": str(threads)}
+
+
+def fast_products() -> int:
+    """How many products of this process have gone through the fast BLAS."""
+    try:
+        count = ctypes.CDLL(None).bench_blas_calls
+    except AttributeError:
+        return 0
+    count.restype = ctypes.c_uint64
+    return int(count())
