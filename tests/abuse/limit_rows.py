@@ -15,36 +15,10 @@ Body = Callable[[int, str], bytes]
 """Of a size, and a letter in which bodies of one size differ: nothing is in any cache."""
 LIMITS = LimitsSection()
 BY_PATH = limits_by_path(LIMITS)
-ALIASES = ("/chat/completions", "/completions")
 EMBEDDINGS = "/v1/embeddings"
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 SLOT = "§"
-TIMES = "no size of a body: a time"
-SUMS = "no size of a body: of all requests together"
-UNREACHED = {
-    "retry_after_s": TIMES,
-    "max_template_s": TIMES,
-    "max_grammar_compile_s": TIMES,
-    "max_mask_s": TIMES,
-    "max_step_mask_s": TIMES,
-    "keep_alive_s": TIMES,
-    "max_receive_s": TIMES,
-    "crowded_receive_s": TIMES,
-    "max_reader_stall_s": TIMES,
-    "max_request_s": TIMES,
-    "max_queued_requests": SUMS,
-    "max_connections": SUMS,
-    "max_key_share_ratio": SUMS,
-    "max_cached_grammars": SUMS,
-    "max_cached_grammar_memory": SUMS,
-    "max_stored_responses": SUMS,
-    "max_stored_response_bytes": SUMS,
-    "max_written_call_bytes": "of what models write: no body has it",
-    "max_thought_bytes": "of what models write: no body has it",
-    "max_stream_backlog_events": "of what a client does not read: no body has it",
-    "max_grammar_memory": "what forms of max_grammar_bytes come to, whose rows have it",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +46,7 @@ class Row:
     @property
     def embeds(self) -> bool:
         """Whether its model makes vectors."""
-        return self.path in (EMBEDDINGS, "/api/embed", "/api/embeddings")
+        return self.path == EMBEDDINGS
 
     def request(self, n: int, mark: str) -> bytes:
         """All that is sent."""
@@ -125,17 +99,6 @@ TEXT_FRAMES = {
     "/v1/responses/input_tokens": '{"input":[{"role":"user","content":%s}]}',
     "/tokenize": "{" + ONE_MESSAGE + "}",
 }
-# With a text, and with a list of texts.
-OLLAMA_FRAMES = {
-    "/api/chat": (
-        '{"options":{"num_predict":1},"messages":[{"role":"user","content":"§"}]}',
-        '{"messages":[{"role":"user","content":"Hi","images":[§]}]}',
-    ),
-    "/api/generate": ('{"options":{"num_predict":1},"prompt":"§"}', '{"prompt":"Hi","images":[§]}'),
-    "/api/embed": ('{"input":"§"}', '{"input":[§]}'),
-    "/api/embeddings": ('{"prompt":"§"}', '{"prompt":"Hi","options":{"x":[§]}}'),
-    "/api/show": ('{"model":"§"}', '{"verbose":[§]}'),
-}
 ID_FRAMES = {
     COMPLETIONS: '{"max_tokens":1,"prompt":[%s]}',
     EMBEDDINGS: '{"input":[%s]}',
@@ -150,14 +113,11 @@ def counted(frame: str) -> int:
 
 def _of_bodies() -> Iterator[Row]:
     """For each route what BodyLimits has."""
-    for path, limits in BY_PATH.items():
-        if path not in ALIASES:
-            if path in OLLAMA_FRAMES:
-                yield from _of_ollama(path, limits)
-            else:
-                yield from _of_texts(path, limits) if path in TEXT_FRAMES else _of_ids(path, limits)
-            frame = '{"x":' + SLOT + "}"
-            yield Row("max_depth", "levels", MAX_DEPTH, path, partial(nested, frame))
+    for path in (*TEXT_FRAMES, *ID_FRAMES):
+        limits = BY_PATH[path]
+        yield from _of_texts(path, limits) if path in TEXT_FRAMES else _of_ids(path, limits)
+        frame = '{"x":' + SLOT + "}"
+        yield Row("max_depth", "levels", MAX_DEPTH, path, partial(nested, frame))
 
 
 def _of_texts(path: str, limits: BodyLimits) -> Iterator[Row]:
@@ -172,15 +132,6 @@ def _of_texts(path: str, limits: BodyLimits) -> Iterator[Row]:
     # Two for each, and the comma behind it.
     make = partial(parts, many, one, each=3, base=counted(many) - 1)
     yield Row("max_body_values", "values", limits.max_values, path, make, "parts", grain=3)
-
-
-def _of_ollama(path: str, limits: BodyLimits) -> Iterator[Row]:
-    whole, many = OLLAMA_FRAMES[path]
-    row = partial(Row, "max_body_bytes", "bytes", limits.max_bytes, path, refusal=413)
-    yield row(partial(text, whole), what="one word")
-    yield row(partial(text, whole, word="a b, "), what="words")
-    make = partial(parts, many, '"a"', base=counted(many) - 1)
-    yield Row("max_body_values", "values", limits.max_values, path, make, "texts")
 
 
 def _of_ids(path: str, limits: BodyLimits) -> Iterator[Row]:

@@ -1,60 +1,13 @@
-"""Every limit has its rows, whose bodies are as large as they say; and what of costs is found."""
+"""What of costs is found; and a row, measured on a real server."""
 
 import sys
 from dataclasses import replace
 
 import pytest
 
-from server.config import LimitsSection
-from server.protocol.wire_errors import ApiError
 from tests.abuse.costs import Cost, main, problems
-from tests.abuse.limit_rows import ALIASES, BY_PATH, COMPLETIONS, UNREACHED, Row, rows
+from tests.abuse.limit_rows import COMPLETIONS
 from tests.fuzz.judgement import MIB
-
-ROWS = rows(4096)
-BODIES = [row for row in ROWS if row.limit in ("max_body_bytes", "max_tokenize_bytes")]
-VALUES = [row for row in ROWS if row.limit in ("max_body_values", "max_body_token_ids")]
-
-
-def test_every_limit_has_rows_or_a_reason_why_no_body_reaches_it() -> None:
-    reached = {row.limit for row in ROWS}
-    of_routes = {"max_depth", "engine.max_model_len"}
-    assert reached - of_routes | UNREACHED.keys() == LimitsSection.model_fields.keys()
-    assert not reached & UNREACHED.keys()
-    assert len({row.name for row in ROWS}) == len(ROWS)
-
-
-def test_every_route_has_rows_for_all_that_bounds_its_bodies() -> None:
-    for path in BY_PATH.keys() - set(ALIASES):
-        limits = {row.limit for row in ROWS if row.path == path}
-        assert "max_depth" in limits
-        assert limits & {"max_body_values", "max_body_token_ids"}
-        # Ids are fewer than that many bytes.
-        assert limits & {"max_body_bytes", "max_tokenize_bytes"} or path == "/detokenize"
-    assert {BY_PATH[path] for path in ALIASES} <= {BY_PATH[row.path] for row in VALUES}
-
-
-@pytest.mark.parametrize("row", [*BODIES, *VALUES], ids=lambda row: row.name)
-async def test_a_body_is_as_large_as_its_limit(row: Row) -> None:
-    limits = BY_PATH[row.path]
-    await limits.check(row.body(row.most, "b"))
-    with pytest.raises(ApiError) as caught:
-        await limits.check(row.body(row.most + row.grain, "b"))
-    assert caught.value.status == row.refusal
-
-
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_bodies_of_one_size_differ_and_grow_with_it(row: Row) -> None:
-    first, other = (row.request(row.most // 2, mark) for mark in "bc")
-    assert len(first) == len(other)
-    alike = ("max_stop_token_ids", "max_logit_biases", "max_depth")
-    assert (first == other) == (row.limit in alike or row.what == "lists")
-    larger = len(row.request(row.most, "b"))
-    is_a_number = row.limit in ("max_choices", "max_top_logprobs")
-    assert larger > len(first) or is_a_number
-    # A frame around them is as large for any size.
-    assert larger < 2.2 * len(first)
-
 
 HALF = Cost(5, 5000, 200, b"a", 1.0, 1.0, 40 * MIB, 0.0)
 WHOLE = replace(HALF, cpu_s=2.9, peak_bytes=119 * MIB)
