@@ -1,8 +1,8 @@
 """Proves docker/ without Docker: ``python -m tests.docker``. ``make -C tests/docker tools`` before.
 
-Files first: promtool, Docker Compose, hadolint and Grafana's own model read them, and faults that
-are planted are found. Then a quire under load and a Prometheus that scrapes it: every expression of
-every panel, rule and alert is evaluated, and every query of a panel has to show something.
+Files first: promtool, Docker Compose, hadolint and Grafana's own model read them. Then a quire
+under load and a Prometheus that scrapes it: every expression of every panel, rule and alert is
+evaluated, and every query of a panel has to show something.
 """
 
 import sys

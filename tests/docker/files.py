@@ -1,15 +1,12 @@
-"""What tools say of docker/'s files, and whether they would say it of a fault."""
+"""What tools say of docker/'s files."""
 
 import os
-import re
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-
-import yaml  # type: ignore[import-untyped]
 
 from tests.docker.boards import BOARDS, DOCKER, ROOT
 from tests.docker.prometheus import PROMTOOL, TOOLS
@@ -23,12 +20,11 @@ SECRETS = {
     "QUIRE_SCRAPE_KEY": "another key of it",
     "GRAFANA_PASSWORD": "and a word",
 }
-NEVER = "vector(0) > 1"
 
 
 def check_files() -> tuple[int, int]:
     """How many checks passed, and how many failed."""
-    outcomes = [*_prometheus(), *_planted_alerts(), *_compose(), *_dockerfile(), *_boards()]
+    outcomes = [*_prometheus(), *_compose(), *_dockerfile(), *_boards()]
     for name, good in outcomes:
         print(f"{'ok  ' if good else 'FAIL'} {name}")
     passed = sum(good for _, good in outcomes)
@@ -48,23 +44,6 @@ def _prometheus() -> Iterator[tuple[str, bool]]:
         yield "promtool check config", _says_yes(PROMTOOL, "check", "config", str(file))
 
 
-def _planted_alerts() -> Iterator[tuple[str, bool]]:
-    """Alerts that never fire, or fire at once, have to fail their unit tests, each its own."""
-    text = (PROMETHEUS / "rules" / "alerts.yml").read_text()
-    for change in ({"expr": NEVER}, {"for": "0s"}):
-        settings = yaml.safe_load(text)
-        planted = [rule for group in settings["groups"] for rule in group["rules"]]
-        for rule in planted:
-            rule.update(change)
-        with _copy() as folder:
-            (folder / "rules" / "alerts.yml").write_text(yaml.safe_dump(settings))
-            tests = [str(PROMTOOL), "test", "rules", str(folder / "tests" / "alerts.yml")]
-            done = subprocess.run(tests, capture_output=True, text=True, timeout=TIMEOUT_S)
-        failed = set(re.findall(r'alertname=\\*"(\w+)', done.stdout + done.stderr))
-        for rule in planted:
-            yield f"planted and found: {rule['alert']} with {change}", rule["alert"] in failed
-
-
 def _compose() -> Iterator[tuple[str, bool]]:
     """Docker Compose itself reads the file; it needs no engine for that."""
     compose = [str(BIN / "docker-compose"), "--file", str(DOCKER / "compose.yaml")]
@@ -78,16 +57,11 @@ def _compose() -> Iterator[tuple[str, bool]]:
     for name in SECRETS:
         without = full | {name: ""}
         found = not _says_yes(*compose, "config", "--quiet", env=without, quiet=True)
-        yield f"planted and found: compose without {name}", found
+        yield f"compose config refuses to be without {name}", found
 
 
 def _dockerfile() -> Iterator[tuple[str, bool]]:
     yield "hadolint", _says_yes(BIN / "hadolint", str(DOCKER / "Dockerfile"))
-    with tempfile.TemporaryDirectory() as folder:
-        planted = Path(folder) / "Dockerfile"
-        planted.write_text((DOCKER / "Dockerfile").read_text() + "RUN cd /tmp && sudo true\n")
-        found = not _says_yes(BIN / "hadolint", str(planted), quiet=True)
-        yield "planted and found: sudo in the Dockerfile", found
 
 
 def _boards() -> Iterator[tuple[str, bool]]:
@@ -95,11 +69,6 @@ def _boards() -> Iterator[tuple[str, bool]]:
     reader = [str(BIN / "python"), str(HERE / "schema.py")]
     for path in sorted(BOARDS.glob("*.json")):
         yield f"Grafana's model of {path.name}", _says_yes(*reader, str(path))
-        with tempfile.TemporaryDirectory() as folder:
-            planted = Path(folder) / path.name
-            planted.write_text(path.read_text().replace('"fillOpacity"', '"fillOpacty"', 1))
-            found = not _says_yes(*reader, str(planted), quiet=True)
-            yield f"planted and found: a field misspelt in {path.name}", found
 
 
 @contextmanager

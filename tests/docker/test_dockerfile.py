@@ -1,47 +1,10 @@
 import re
-from pathlib import Path
 
-import pytest
-
-from tests.docker.dockerfile import DockerfileError, Instruction, read_dockerfile
+from tests.docker.dockerfile import read_dockerfile
 from tests.docker.steps import DOCKERFILE, context
 
 STAGES = read_dockerfile(DOCKERFILE)
 BUILD, FINAL = STAGES
-
-
-def test_a_dockerfile_is_taken_apart(tmp_path: Path) -> None:
-    file = tmp_path / "Dockerfile"
-    file.write_text(
-        "# first\nFROM debian:x-slim AS one\nRUN a \\\n # why\n && b\n\nFROM debian:y-slim\n"
-        'COPY --from=one /a /b\nHEALTHCHECK --retries=3 CMD ["c", "d e"]\nCMD ["f"]\nCMD ["g"]\n'
-    )
-    one, last = read_dockerfile(file)
-    assert (one.image, one.name) == ("debian:x-slim", "one")
-    assert one.instructions == [Instruction("RUN", "a && b")]
-    assert last.name == "1"
-    assert last.instructions[0].words == ["--from=one", "/a", "/b"]
-    assert last.last("HEALTHCHECK").command == ["c", "d e"]
-    assert last.last("CMD").command == ["g"]
-
-
-@pytest.mark.parametrize(
-    "text", ["RUN before\n", "FROM a\nADD b c\n", "FROM a\nRUN <<END\n", "from a\n"]
-)
-def test_what_is_not_read_is_refused(tmp_path: Path, text: str) -> None:
-    file = tmp_path / "Dockerfile"
-    file.write_text(text)
-    with pytest.raises(DockerfileError, match=text.splitlines()[-1]):
-        read_dockerfile(file)
-
-
-def test_a_command_has_to_be_a_list_and_to_be_there() -> None:
-    with pytest.raises(DockerfileError, match="exec form"):
-        _ = Instruction("CMD", "quire serve").command
-    with pytest.raises(DockerfileError, match="exec form"):
-        _ = Instruction("HEALTHCHECK", "NONE").command
-    with pytest.raises(DockerfileError, match="no VOLUME"):
-        FINAL.last("VOLUME")
 
 
 def test_both_stages_are_the_same_debian() -> None:

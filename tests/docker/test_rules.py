@@ -1,11 +1,9 @@
 import re
-from pathlib import Path
 from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
 from tests.docker.boards import DOCKER, ROOT, Rule, alerts, recordings
-from tests.docker.prometheus import configuration
 
 PROMETHEUS = DOCKER / "prometheus"
 ALERTS = alerts()
@@ -57,13 +55,3 @@ def test_prometheus_shows_its_key_to_quire_alone() -> None:
     keys = {job["job_name"]: job.get("authorization", {}).get("credentials_file") for job in jobs}
     key = "/run/secrets/scrape_key"
     assert keys == {"quire-native": key, "quire-container": key, "prometheus": None}
-
-
-def test_the_gates_prometheus_is_the_boards_but_for_places_and_haste(tmp_path: Path) -> None:
-
-    settings = configuration("127.0.0.1:1", 2, tmp_path, "a scrape key")
-    native, own = settings["scrape_configs"]
-    assert native["static_configs"] == [{"targets": ["127.0.0.1:1"]}]
-    assert own["static_configs"] == [{"targets": ["127.0.0.1:2"]}]
-    assert Path(native["authorization"]["credentials_file"]).read_text() == "a scrape key"
-    assert settings["rule_files"] == [str(PROMETHEUS / "rules" / "*.yml")]

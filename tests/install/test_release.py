@@ -1,14 +1,15 @@
 """What a release says of itself, and the formula that installs it."""
 
 import re
-import tarfile
+import tomllib
 from pathlib import Path
 
 import pytest
 
-from tests.install import formula, sdist
+from tests.install import formula
 from tests.install.release_notes import NOT_YET, ROOT, notes, version
 from tests.install.roots import HEADERS_OF, PYTHONS, RELEASES
+from tests.install.wheels import SOURCES
 
 CHANGES = """\
 # Changes
@@ -60,25 +61,15 @@ def test_the_formula_names_every_file_with_its_hash(tmp_path: Path) -> None:
     assert "{" not in re.sub(r"#\{\w+\}|\{ system .* \}", "", text)
 
 
-def test_a_formula_without_its_wheels_is_refused(tmp_path: Path) -> None:
-    (tmp_path / f"quire-{version()}.tar.gz").touch()
-    with pytest.raises(ValueError, match=r"macosx_26_0_arm64\.whl is missing"):
-        formula.formula(tmp_path, "", "")
-
-
 def test_what_is_only_for_builds_is_in_the_lock_that_the_formula_installs() -> None:
     lock = (ROOT / "requirements.lock").read_text()
     for package in formula.BUILD_ONLY.split():
         assert f"\n{package}==" in "\n" + lock
 
 
-def test_an_archive_is_refused_for_what_it_lacks_and_for_what_is_too_much(tmp_path: Path) -> None:
-    archive = tmp_path / "quire-1.tar.gz"
-    with tarfile.open(archive, "w:gz") as made:
-        for name in ("quire-1/a", "quire-1/.env", "quire-1/PKG-INFO"):
-            (tmp_path / "file").touch()
-            made.add(tmp_path / "file", name)
-    assert sdist.complaints(archive, {"a", "b"}) == ["b is missing", ".env has no business in it"]
+def test_a_wheel_is_built_from_all_of_its_packages() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert set(project["tool"]["scikit-build"]["wheel"]["packages"]) < set(SOURCES)
 
 
 def test_every_python_that_quire_names_has_a_root_to_be_tried_in() -> None:

@@ -123,10 +123,6 @@ def main() -> int:
     wheels = [
         build(image, python, machine) for machine in asked.machines for python in asked.pythons
     ]
-    python, machine = asked.pythons[0], asked.machines[0]
-    module = f"metal_ext/_ext{suffix(python, machine)}"
-    run_tool(image, f"tests.install.planted /wheels/{wheels[0].name} {module} {machine}")
-    print("every planted fault was refused")
     print(f"{len(wheels)} passed, 0 failed  # wheels for Linux, in {WHEELS.relative_to(ROOT)}")
     return 0
 

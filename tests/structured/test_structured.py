@@ -4,19 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.harness import Json
-from tests.structured.__main__ import main
-from tests.structured.proof import (
-    Outcome,
-    Question,
-    call_questions,
-    form_questions,
-    invalid,
-    joined,
-    judge,
-    prove,
-)
-from tests.structured.schemas import SCHEMAS, TOOLS
+from tests.structured.proof import Outcome, Question, call_questions, form_questions, judge, prove
+from tests.structured.schemas import TOOLS
 
 
 async def test_a_model_that_says_anything_says_what_twenty_schemas_say(tmp_path: Path) -> None:
@@ -34,33 +23,6 @@ async def test_calls_that_must_be_made_are_made(tmp_path: Path, tool_format: str
     assert outcome.valid == outcome.finished["tool_calls"] == 30
     assert outcome.calls > 30, "some made several"
     assert (outcome.thoughts, outcome.twins) == (6, 3)
-
-
-def test_the_whole_proof_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--answers", "2"]) == 0
-    told = capsys.readouterr().out
-    assert told.count("2 valid of 2 asked") == 3
-
-
-# --- the judge ---------------------------------------------------------------------------------
-
-
-def test_there_are_twenty_schemas_and_ten_tools() -> None:
-    assert len(SCHEMAS) == 20
-    assert len(TOOLS) == 10
-
-
-@pytest.mark.parametrize("text", ["", "{", '{"a": 1} x', '{"name": 3}', "[]"])
-def test_what_is_not_valid_is_found(text: str) -> None:
-    assert invalid(text, SCHEMAS["person"]) is not None
-
-
-def test_answers_that_end_otherwise_are_not_valid() -> None:
-    question = Question({}, {"": SCHEMAS["scalar"]}, calls=False)
-    assert judge(question, "length", {"content": "1"}, Outcome("")) == (
-        "it ends with length: ...'1'"
-    )
-    assert judge(question, "stop", {"content": "1"}, Outcome("")) is None
 
 
 @pytest.mark.parametrize(
@@ -82,28 +44,3 @@ def test_calls_that_are_not_what_was_asked_for_are_found(
     found = judge(question, reason, {"content": content, "tool_calls": made}, Outcome(""))
     assert found is not None
     assert says in found
-
-
-def test_a_stream_is_put_together() -> None:
-    def chunk(reason: str | None = None, **delta: object) -> Json:
-        return {"choices": [{"delta": delta, "finish_reason": reason}]}
-
-    first = {"index": 0, "function": {"name": "ping", "arguments": ""}}
-    chunks: list[Json] = [
-        chunk(reasoning_content="well"),
-        chunk(content="a"),
-        chunk(content="b"),
-        chunk(tool_calls=[first]),
-        chunk(tool_calls=[{"index": 0, "function": {"arguments": "{"}}]),
-        chunk(tool_calls=[{"index": 0, "function": {"arguments": "}"}}]),
-        chunk("tool_calls"),
-        {"choices": []},
-    ]
-    assert joined(chunks) == (
-        "tool_calls",
-        {
-            "content": "ab",
-            "reasoning_content": "well",
-            "tool_calls": [{"function": {"name": "ping", "arguments": "{}"}}],
-        },
-    )
