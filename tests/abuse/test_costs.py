@@ -35,14 +35,6 @@ def test_what_grows_too_fast_or_takes_too_much_is_found(
     ]
 
 
-def test_what_is_beyond_a_limit_is_refused_at_once() -> None:
-    half, whole = replace(HALF, cpu_s=0.01), replace(HALF, cpu_s=0.59)
-    assert problems([half, whole, BEYOND], 400) == [], "beneath the floor"
-    assert problems([half, whole, replace(BEYOND, seconds=0.6)], 400) == ["REFUSED LATE"]
-    assert problems([half, whole, BEYOND], 413) == ["NOT REFUSED"]
-    assert problems([half], 400) == ["NO ANSWER"]
-
-
 def test_a_row_is_measured_on_a_real_server(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

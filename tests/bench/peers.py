@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Protocol
+from typing import IO
 
 from tests.bench.launch import PRODUCTS
 from tests.bench.libraries import fast_blas
 from tests.bench.load import Target
-from tests.bench.programs import HOST, OURS, Command, Program, Startable, named
+from tests.bench.programs import HOST, OURS, Command, LlamaServer, Program, Startable, named
 from tests.ports import HeldPort
 
 ROOT = Path(__file__).parents[2]
@@ -31,29 +31,6 @@ LOG_LINES = 15
 
 class BrokenError(Exception):
     """The benchmark cannot give figures: a server died, a request failed, answers differ."""
-
-
-class Contestant(Protocol):
-    """A server that answers now, whoever has started it."""
-
-    @property
-    def label(self) -> str:
-        """Its name in the table."""
-        ...
-
-    @property
-    def target(self) -> Target:
-        """Where it is asked."""
-        ...
-
-    @property
-    def has_our_model(self) -> bool:
-        """Whether it serves a model that the benchmark made, so that all lengths are known."""
-        ...
-
-    def check(self) -> None:
-        """Raises BrokenError when it cannot answer any more."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,11 +170,15 @@ class Server:
             raise BrokenError(f"{self.program.label} does not multiply with the fast BLAS")
 
 
+Contestant = Server | Remote
+
+
 def _environment(program: Startable, threads: int) -> dict[str, str]:
     """Only who must prove its products has the fast BLAS, as ours and others come without it."""
     ours = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
     fast = fast_blas(threads) if program.proves_products else {}
-    return ours | {"HF_HUB_OFFLINE": "1"} | fast | dict(program.variables)
+    own = dict(program.variables) if isinstance(program, LlamaServer) else {}
+    return ours | {"HF_HUB_OFFLINE": "1"} | fast | own
 
 
 def _healthy(port: int) -> bool:

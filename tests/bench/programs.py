@@ -4,45 +4,11 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 HOST = "127.0.0.1"
 OURS = "quire"
-
-
-class Startable(Protocol):
-    """What a server is started from."""
-
-    @property
-    def label(self) -> str:
-        """Its name in the table."""
-        ...
-
-    @property
-    def model(self) -> str | None:
-        """What the server calls its model; None: it has to be asked."""
-        ...
-
-    @property
-    def proves_products(self) -> bool:
-        """Whether it must multiply with the fast BLAS, or the comparison would say nothing."""
-        ...
-
-    @property
-    def has_our_model(self) -> bool:
-        """Whether it serves a model that the benchmark made, so that all lengths are known."""
-        ...
-
-    @property
-    def variables(self) -> Mapping[str, str]:
-        """Of its environment, beside ours."""
-        ...
-
-    def command(self, port: int, threads: int) -> list[str]:
-        """Program and arguments."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +21,9 @@ class Program:
     arguments: tuple[str, ...]
     model: str
     proves_products: bool = False
+    """Whether it must multiply with the fast BLAS, or the comparison would say nothing."""
     has_our_model: bool = True
-    variables: Mapping[str, str] = field(default_factory=dict)
+    """Whether the benchmark made its model, so that all lengths are known."""
 
     def command(self, port: int, threads: int) -> list[str]:
         """Through tests.bench.launch."""
@@ -75,10 +42,9 @@ class Command:
 
     label: str
     line: str
-    model: None = None
+    model: None = None  # it is asked
     proves_products: bool = False
     has_our_model: bool = False
-    variables: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def parse(cls, text: str) -> "Command":
@@ -135,6 +101,9 @@ class LlamaServer:
         }
         words = [str(word) for pair in arguments.items() for word in pair]
         return [str(self.programs / "llama-server"), *words, "--jinja", "--no-webui"]
+
+
+Startable = Program | Command | LlamaServer
 
 
 def quire(folder: Path, threads: int) -> Program:
