@@ -96,7 +96,7 @@ def _machine(options: Options) -> list[tuple[str, str]]:
         ("cores", f"{os.cpu_count()}; threads of all sides: {options.threads}"),
         ("processor", platform.processor() or platform.machine()),
         ("instruction set", metal_ext.instruction_sets()[0]),
-        ("read bandwidth", read_bandwidth_text(options.threads, options.size.limit_passes)),
+        ("read bandwidth", read_bandwidth_text(options.threads)),
         ("software", ", ".join([*versions, f"Python {platform.python_version()}"])),
     ]
 

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from tests.bench.load import Load, LoadResult, run_load
+from tests.bench.load import Load, LoadResult, run_load, together_per_s
 from tests.bench.models import TEMPLATE_TOKENS
 from tests.bench.peers import BrokenError, Contestant
 from tests.bench.table import Figures, Row
@@ -70,7 +70,7 @@ class Measured:
         self.decode_per_s.append(Figures.of([a.decode_per_s for a in result.answers]).median)
         self.client_share.append(result.client_share)
         self.lengths.update((a.prompt_tokens, a.completion_tokens) for a in result.answers)
-        self.together_per_s.append(result.decode_per_s)
+        self.together_per_s.append(together_per_s(result.answers))
 
 
 Seen = dict[tuple[str, Case], Measured]

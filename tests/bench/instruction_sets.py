@@ -38,7 +38,6 @@ ROUNDED = "quire, rounded activations"
 DECODE_PROMPT_TOKENS = 58
 PROMPT_TOKENS, ANSWER_TOKENS = 252, 64
 MAX_LOAD_S = 300.0
-READ_PASSES = 3  # a round
 SHORT_PROMPT_TOKENS, SHORT_PROMPT_REQUESTS = 512, 3
 SLOTS, SLOT_TOKENS = 8, 4096
 LEAST_PROMPT = 1.2
@@ -154,8 +153,7 @@ def run_instruction_sets(
     with ReadProbe(MEMORY_BYTES, contest.threads) as probe:
         for number in rounds:
             for name in names[:: -1 if number % 2 else 1]:
-                read = max(probe.bytes_per_s() for _ in range(READ_PASSES)) / 1e9
-                found[name].read.append(read)
+                found[name].read.append(probe.best_bytes_per_s() / 1e9)
                 _measure(found[name], name, contestants[name], cases, number, contest)
     rows = [row for name in names for row in _rows(found[name], cases, weights, name)]
     facts = [

@@ -186,11 +186,6 @@ class LoadResult:
         return sum(answer.completion_tokens for answer in self.answers) / self.seconds
 
     @property
-    def decode_per_s(self) -> float:
-        """As together_per_s."""
-        return together_per_s(self.answers)
-
-    @property
     def client_share(self) -> float:
         """How much of one core the client itself used."""
         return self.client_cpu_s / self.seconds

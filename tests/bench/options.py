@@ -32,8 +32,6 @@ Parsed = TypeVar("Parsed")
 class Size:
     """Rounds of every part, and what a round is."""
 
-    limit_passes: int
-    """Of the read probe."""
     constraints: Rounds
     serving: Rounds
     """And of front."""
@@ -52,7 +50,6 @@ class Size:
 
 
 QUICK = Size(
-    limit_passes=3,
     constraints=Rounds(3, 15),
     serving=Rounds(3, 25),
     requests_per_stream=2,
@@ -60,7 +57,6 @@ QUICK = Size(
     sets_work=SetsWork((252,), (8,), (4,)),
 )
 FULL = Size(
-    limit_passes=10,
     constraints=Rounds(9, 90),
     serving=Rounds(15, 240),
     requests_per_stream=4,

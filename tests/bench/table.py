@@ -99,11 +99,6 @@ class Row:
         """Our median."""
         return self.ours.median
 
-    @property
-    def peer(self) -> float:
-        """The peer's median."""
-        return self.theirs.median
-
     @classmethod
     def higher_is_better(
         cls,
