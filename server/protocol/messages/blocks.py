@@ -9,7 +9,7 @@ from pydantic import model_validator
 
 from server.protocol.common import ListOf, WireModel
 from server.protocol.messages.tools import OfferedTool
-from server.protocol.unseen import FILES, IMAGES, Unseen, unsupported
+from server.protocol.unseen import Unseen
 from server.protocol.wire_errors import invalid
 from server.text.conversation import ToolCall, Turn
 
@@ -40,11 +40,10 @@ class TextBlock(WireModel):
         return {"type": kind} if isinstance(kind, str) and kind not in READ else block
 
     def text_for_model(self, place: str, unseen: Unseen) -> str:
-        """Return the text that the model reads. Raises ApiError for what is no text."""
-        if self.type == "text" and self.text is not None:
-            return self.text
-        if self.type in READ - IMAGES - FILES:
-            raise unsupported(self.type, place)
+        """Return the text that the model reads; see ``Unseen.note``."""
+        if self.type == "text":
+            return self.text or ""
+        # What may stand elsewhere alone is left out here, too.
         return unseen.note(self.type, place)
 
 
@@ -99,7 +98,8 @@ class Block(ShownBlock):
     thinking: str | None = None
     id: str | None = None
     name: str | None = None
-    input: dict[str, Any] | None = None
+    input: dict[str, Any] | list[Any] | str | None = None
+    """Agents keep what was no object, if a model has called so."""
     tool_use_id: str | None = None
     is_error: bool | None = None
     tool: AddedTool | None = None
@@ -119,7 +119,8 @@ class Block(ShownBlock):
         them."""
         if self.name is None:
             raise invalid("The tool has no name.", f"{place}.name")
-        arguments = json.dumps(self.input or {}, ensure_ascii=False)
+        given = self.input or {}
+        arguments = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
         return ToolCall(self.id or "", self.name, arguments)
 
     def result(self, place: str, unseen: Unseen) -> Turn:

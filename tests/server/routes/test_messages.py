@@ -351,7 +351,6 @@ async def test_tokens_are_counted_without_the_engine(tokenizer: Tokenizer) -> No
         ({"messages": message()["messages"]}, "max_tokens"),
         (message(n=2), "n"),
         (message(stop_sequences=[""]), "stop_sequences"),
-        (message([{"type": "tool_use", "name": "x"}]), "messages[0].content[0]"),
         (message("x" * MAX_LEN), f"prompt is too long: 1019 tokens > {MAX_LEN - 1} maximum"),
         (message("x" * 14 * MAX_LEN), f"prompt is too long: more than {MAX_LEN - 1} tokens > "),
         (message(messages=[{"role": "assistant", "content": "x"}]), "messages"),

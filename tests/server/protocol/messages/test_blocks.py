@@ -112,7 +112,6 @@ def test_billing_is_no_part_of_a_system_prompt(system: str, left: list[str]) -> 
     [
         ("user", {"type": "image", "source": {}}, "messages[3].content[0]"),
         ("user", {"type": "document", "source": {}}, "messages[3].content[0]"),
-        ("user", {"type": "text"}, "messages[3].content[0]"),
         ("user", {"type": "tool_use", "name": "look"}, "messages[3].content[0]"),
         ("user", result([text("a"), {"type": "image"}]), "messages[3].content[0].content[1]"),
         ("assistant", result("a"), "messages[3].content[0]"),
@@ -130,6 +129,46 @@ def test_what_no_prompt_can_have_is_refused_by_its_place(
 
 
 @pytest.mark.parametrize(
+    ("role", "block", "left_out"),
+    [
+        ("user", {"type": "tool_use", "id": "t1", "name": "look", "input": {}}, "tool_use"),
+        ("user", {"type": "thinking", "thinking": "Hm.", "signature": "x"}, "thinking"),
+        ("user", {"type": "redacted_thinking", "data": "cipher"}, "redacted_thinking"),
+        ("assistant", result("sunny"), "tool_result"),
+        ("system", {"type": "thinking", "thinking": "Hm."}, "thinking"),
+        ("user", result([{"type": "tool_use", "name": "look"}]), "tool_use"),
+        ("user", result([result("sunny")]), "tool_result"),
+        ("user", {"type": "text"}, None),
+        ("assistant", {"type": "text", "text": None}, None),
+    ],
+)
+def test_a_block_where_it_cannot_stand_ends_no_session(
+    role: str, block: dict[str, Any], left_out: str | None
+) -> None:
+    unseen = Unseen("refuse", "images.messages", "messages")
+    message = InputMessage.model_validate({"role": role, "content": [block, text("Go on.")]})
+    assert message.turns("messages[3]", unseen)[-1] == Turn(message.role, "Go on.")
+    assert unseen.left_out == ({left_out: 1} if left_out else {})
+
+
+@pytest.mark.parametrize(
+    ("given", "arguments"),
+    [
+        ('{"at": "a"}', '{"at": "a"}'),
+        ('{"at": ', '{"at": '),
+        ("", "{}"),
+        (["a", 1], '["a", 1]'),
+        ([], "{}"),
+        ({"at": {"ö": None}}, '{"at": {"ö": null}}'),
+    ],
+)
+def test_a_call_may_have_had_any_arguments(given: Any, arguments: str) -> None:
+    block = {"type": "tool_use", "id": "t1", "name": "look", "input": given}
+    call = ToolCall("t1", "look", arguments)
+    assert turns("assistant", [block]) == [Turn("assistant", tool_calls=(call,))]
+
+
+@pytest.mark.parametrize(
     "message",
     [
         {"role": "tool", "content": "x"},
@@ -137,7 +176,6 @@ def test_what_no_prompt_can_have_is_refused_by_its_place(
         {"role": "user", "content": None},
         {"role": "user", "content": [{"text": "x"}]},
         {"role": "user", "content": ["x"]},
-        {"role": "assistant", "content": [{"type": "tool_use", "name": "f", "input": "{}"}]},
     ],
 )
 def test_what_is_no_message_is_none(message: dict[str, Any]) -> None:
