@@ -8,6 +8,7 @@ from pathlib import Path
 from engine.models.safetensors_headers import CheckpointError, read_json
 
 AFFINE = "affine"
+MAX_NUMBER = 2**63
 # What MLX knows of each mode: bits and group sizes. Source: mlx.core.quantize.
 MODES = {
     AFFINE: ((1, 2, 3, 4, 5, 6, 8), (32, 64, 128)),
@@ -65,7 +66,10 @@ class ModelConfig:
         """Return a number above 0. value: what to check, where it is not the field's own."""
         if value is ...:
             value = self.values.get(field)
-        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self._wrong(field, value, "a number above 0")
+        # Python's JSON has NaN and Infinity, and integers that no float is.
+        if not 0 < value < MAX_NUMBER:
             raise self._wrong(field, value, "a number above 0")
         return value
 
@@ -100,11 +104,11 @@ class ModelConfig:
             return None
         chosen = default[layer] if self.names_layer(layer) else default
         mode = chosen.get("mode", AFFINE)
-        if mode not in MODES:
+        if not isinstance(mode, str) or mode not in MODES:
             raise self._wrong("quantization.mode", mode, f"one of {', '.join(MODES)}")
         try:
             found = Quantization(int(chosen["bits"]), int(chosen["group_size"]), mode)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise CheckpointError(
                 f"{self.file}: quantization needs the numbers bits and group_size"
             ) from error

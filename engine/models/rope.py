@@ -49,6 +49,17 @@ def read_rope(
     see rope_number. Raises CheckpointError."""
     base = rope_number(config, "rope_theta", theta, parameters_first=parameters_first)
     fields = _Fields(config)
+    try:
+        return _rope(base, head_dim, fields)
+    except CheckpointError:
+        raise
+    except (ArithmeticError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"{config.file}: with the numbers of rope_scaling no angle can be computed"
+        ) from error
+
+
+def _rope(base: float, head_dim: int, fields: "_Fields") -> Rope:
     kind = fields.kind
     if kind in PLAIN:
         return Rope(base)
@@ -64,7 +75,7 @@ def read_rope(
     if kind == "proportional":
         return Rope(base, periods=_proportional(periods, fields))
     raise CheckpointError(
-        f"{config.file}: rope_scaling.type is {kind!r}, which quire does not serve"
+        f"{fields.config.file}: rope_scaling.type is {kind!r}, which quire does not serve"
     )
 
 

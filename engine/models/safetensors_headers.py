@@ -76,7 +76,7 @@ def weight_files(path: Path) -> list[Path]:
     called, and model*.safetensors. Raises CheckpointError where one is missing."""
     files = set(path.glob("model*.safetensors"))
     for shard in sorted(set(read_index(path).values())):
-        if Path(shard).name != shard or not (path / shard).exists():
+        if Path(shard).name != shard or not os.path.exists(path / shard):
             raise CheckpointError(
                 f"{path / shard}: this shard is named in {INDEX_FILE}, but it does not exist here"
             )

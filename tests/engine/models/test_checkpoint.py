@@ -1,6 +1,7 @@
 """A model folder is refused before it is loaded, in one sentence that names file and field."""
 
 import json
+import math
 import os
 import struct
 from collections.abc import Callable
@@ -296,6 +297,13 @@ BROKEN: list[tuple[str, Edit, str]] = [
         r"model-00002-of-00002.safetensors: this shard is named in .*index.json, but",
     ),
     (
+        "a shard whose name no disk has",
+        lambda f: (f / "model.safetensors.index.json").write_text(
+            json.dumps({"weight_map": {Q_PROJ: "x" * 5000}})
+        ),
+        r"xxx: this shard is named in .*index.json, but",
+    ),
+    (
         "an index without a map",
         lambda f: (f / "model.safetensors.index.json").write_text("{}"),
         r"model.safetensors.index.json: weight_map is missing",
@@ -377,6 +385,16 @@ BROKEN_PACKING: list[tuple[str, Edit, str]] = [
         "an unknown mode",
         config(quantization={"group_size": 32, "bits": 4, "mode": "roman"}),
         r"quantization.mode is 'roman'; it must be one of affine, mxfp4, mxfp8, nvfp4",
+    ),
+    (
+        "a mode that is no word",
+        config(quantization={"group_size": 32, "bits": 4, "mode": ["affine"]}),
+        r"quantization.mode is \['affine'\]; it must be one of",
+    ),
+    (
+        "endless bits",
+        config(quantization={"group_size": 32, "bits": math.inf}),
+        "needs the numbers bits and group_size",
     ),
     (
         "no biases",

@@ -10,7 +10,7 @@ import pytest
 
 from engine.models.config import ModelConfig
 from engine.models.families import read_spec
-from engine.models.rope import read_rope
+from engine.models.rope import ORIGINAL, read_rope
 from engine.models.safetensors_headers import CheckpointError
 from engine.models.spec import Rope
 from tests.hybrids import EXPERTS, HYBRID, QWEN3_NEXT
@@ -102,6 +102,7 @@ def test_of_two_bases_the_one_holds_that_mlx_lm_takes(
     assert (ours.dims or TINY.head_dim) == theirs.dims
 
 
+NO_ANGLE = r"config\.json: with the numbers of rope_scaling no angle can be computed"
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}
 
 
@@ -147,6 +148,13 @@ def test_what_does_not_turn_has_no_frequency() -> None:
             {"type": "longrope", "long_factor": [1.0], **LONG},
             r"config\.json: rope_scaling\.long_factor must be 16 numbers",
         ),
+        (YARN | {"factor": math.nan}, r"rope_scaling\.factor is nan; it must be a number above 0"),
+        (YARN | {"factor": math.inf}, r"rope_scaling\.factor is inf; it must be a number above 0"),
+        (YARN | {"factor": 10**400}, r"rope_scaling\.factor is 10+; it must be a number above 0"),
+        (YARN | {"beta_slow": 1e-320}, NO_ANGLE),
+        (YARN | {"mscale_all_dim": "1"}, NO_ANGLE),
+        ({"type": "llama3", "factor": 2.0, "low_freq_factor": 4.0}, NO_ANGLE),
+        ({"type": "longrope", "long_factor": [1.0] * 16, ORIGINAL: 0.5}, NO_ANGLE),
     ],
 )
 def test_a_scaling_that_cannot_be_computed_is_refused_by_name(
