@@ -12,6 +12,7 @@ from server.text.pieces import AnswerPiece, ToolCallArguments, ToolCallStart
 
 # By which names models give arguments, the usual one first.
 ARGUMENTS = ("arguments", "parameters", "args", "input")
+BESIDES = {"name", "type", "id"}
 # No name has what could begin the closing tag, so that it does not matter how the text is cut.
 NAMED = r'\s*\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"([^"\\<\x00-\x1f]+)"'
 NAME = re.compile(NAMED)
@@ -27,7 +28,8 @@ NO_CALL = {
 ENDS = {ToolFormat.HERMES: CALL_CLOSE, ToolFormat.LLAMA: ";"}
 # What comes after more than this is read when it is whole.
 MAX_HEAD_CHARS = 1024
-FILLING = re.compile(r"[\s}]*")
+# Behind arguments: brackets, and what else the call has.
+FILLING = re.compile(r'\s*(?:,\s*(?:"[^<]*|$))?[\s}]*')
 
 
 class HermesCall:
@@ -162,12 +164,14 @@ class HermesCall:
 def whole_call(text: str) -> tuple[str, str] | None:
     """Return name and arguments of a call that is all there; None where it is none.
 
-    The arguments may be an object, the same as a string, or left out.
+    The arguments may be an object, the same as a string, or left out, where nothing else may be
+    them.
     """
     call = json_object(text) or {}
     name = call.get("name")
-    arguments = next((call[key] for key in ARGUMENTS if call.get(key) is not None), None)
-    if not isinstance(name, str) or not name:
+    arguments = next((call[key] for key in ARGUMENTS if call.get(key)), None)
+    has_others = not call.keys() & {*ARGUMENTS} and call.keys() - BESIDES
+    if not isinstance(name, str) or not name or has_others:
         return None
     if isinstance(arguments, str):
         arguments = json_object(arguments)

@@ -57,6 +57,15 @@ def reader() -> HermesCall:
         ('{"name": "f", "arguments": null, "input": {"a": 1}}</tool_call>', '{"a": 1}', ""),
         ('{"parameters": "{\\"a\\": 1}", "name": "f"}</tool_call>', '{"a": 1}', ""),
         ('{"name": "f", "parameters": {}, "arguments": {"a": 1}}</tool_call>', '{"a": 1}', ""),
+        ('{"name": "f", "parameters": {"a": 1}, "arguments": {}}</tool_call>', '{"a": 1}', ""),
+        ('{"name": "f", "arguments": ""}</tool_call>', "{}", ""),
+        ('{"id": 7, "name": "f", "arguments": []}</tool_call>', "{}", ""),
+        # What else a call has, behind its arguments.
+        ('{"name": "f", "arguments": {"a": 1}, "id": "x"}\n</tool_call>y', '{"a": 1}', "y"),
+        ('{"name": "f", "arguments": {"a": 1} ,\n "n": [{}]}</tool_call>', '{"a": 1}', ""),
+        ('{"name": "f", "arguments": {}, "n": "<"}</tool_call>', "{}", '<"}</tool_call>'),
+        ('{"name": "f", "arguments": {"a": 1}}, and', '{"a": 1}', ", and"),
+        ('{"name": "f", "arguments": {"a": 1}, and', '{"a": 1}', ", and"),
     ],
 )  # fmt: skip
 @CUTS
@@ -77,6 +86,12 @@ def test_a_call_is_read(text: str, arguments: str, rest: str, cut: int) -> None:
     [
         "hello", "\n[1]", '"name"', "{}</tool_call>", '{"name": 5}</tool_call>',
         '{"name": ""}</tool_call>', '{"name": "f", "arguments": [1]}</tool_call>',
+        # Arguments that have another name, or none.
+        '{"name": "f", "kwargs": {"a": 1}}</tool_call>',
+        '{"name": "f", "params": {"a": 1}}</tool_call>',
+        '{"a": 1, "name": "f"}</tool_call>',
+        '{"type": "function", "name": "f", "a": 1}</tool_call>',
+        '{"name": "f", "function": {"arguments": {"a": 1}}}</tool_call>',
         '{"name": "f", "arguments": "x"}</tool_call>', '{"name": "f", "arguments": 5}</tool_call>',
         '{"name": <function-name>, "arguments": {}}</tool_call>',
         '{"name": "a</tool_call>", "arguments": {}}', '{"name": "f", oops}</tool_call> more',
