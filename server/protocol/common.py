@@ -142,6 +142,9 @@ MAX_TOP_K = 2**31 - 1
 MIN_TEMPERATURE = 1e-5
 MIN_TOP_P = 1e-6
 MIN_BIAS, MAX_BIAS = -100, 100
+# Anthropic and Ollama name no limit, and clients of theirs send a dozen. But each stop string is
+# looked for with every token, before other requests go on.
+MANY_STOPS = 128
 BIAS_SCHEMA: JsonDict = {"type": "number", "minimum": MIN_BIAS, "maximum": MAX_BIAS}
 MAX_CACHE_SALT_CHARS = 1024
 MAX_TEMPLATE_VALUE_CHARS = 256
@@ -260,8 +263,8 @@ class SamplingFields(WireModel):
     rules: ClassVar[tuple[FieldRule, ...]] = ()
     stop_param: ClassVar[str] = "stop"
     """The wire's name of the stop strings, for errors."""
-    bounds_stops: ClassVar[bool] = True
-    """Whether there may be only so many stop strings."""
+    stops_factor: ClassVar[int] = 1
+    """How many times as many stop strings there may be as in OpenAI's APIs."""
 
     model: str | None = None
     stream: bool | None = None
@@ -295,10 +298,9 @@ class SamplingFields(WireModel):
                     f"A stop string must have 1 to {limits.max_stop_string_chars} characters.",
                     self.stop_param,
                 )
-        if self.bounds_stops and len(self.stop_strings()) > limits.max_stop_strings:
-            raise invalid(
-                f"There may be at most {limits.max_stop_strings} stop strings.", self.stop_param
-            )
+        most_stops = limits.max_stop_strings * self.stops_factor
+        if len(self.stop_strings()) > most_stops:
+            raise invalid(f"There may be at most {most_stops} stop strings.", self.stop_param)
         if len(self.logit_bias or {}) > limits.max_logit_biases:
             raise invalid(f"There may be at most {limits.max_logit_biases} biases.", "logit_bias")
         for key, amount in (self.logit_bias or {}).items():

@@ -7,6 +7,7 @@ from pydantic import Field
 from server.config import LimitsSection, ReasoningSection
 from server.protocol.chat.request import Budget, Effort, TemplateFields, thinking
 from server.protocol.common import (
+    MANY_STOPS,
     CacheSalt,
     ListOf,
     SamplingFields,
@@ -201,6 +202,7 @@ class MessagesRequest(ConversationFields, SamplingFields):
 
     rules = MESSAGES_FIELDS
     stop_param: ClassVar[str] = "stop_sequences"
+    stops_factor: ClassVar[int] = MANY_STOPS
 
     max_tokens: Length
     stop_sequences: ListOf[str] | None = None

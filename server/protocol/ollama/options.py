@@ -7,7 +7,15 @@ from typing import Annotated, ClassVar
 from pydantic import ConfigDict, Field
 
 from server.config import LimitsSection
-from server.protocol.common import ListOf, SamplingFields, Seed, TopK, Whole, WireModel
+from server.protocol.common import (
+    MANY_STOPS,
+    ListOf,
+    SamplingFields,
+    Seed,
+    TopK,
+    Whole,
+    WireModel,
+)
 from server.protocol.fields import (
     MODEL,
     SAMPLING_FIELDS,
@@ -187,7 +195,7 @@ class OllamaSampling(SamplingFields):
     """The sampling fields of a request of Ollama's."""
 
     stop_param: ClassVar[str] = "options.stop"
-    bounds_stops: ClassVar[bool] = False
+    stops_factor: ClassVar[int] = MANY_STOPS
 
     stop: tuple[str, ...] = ()
 

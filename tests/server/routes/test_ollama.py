@@ -446,6 +446,7 @@ async def test_penalties_that_look_at_no_token_are_none(
         ({"options": {"temperature": 3}}, "options.temperature: "),
         ({"options": {"num_predict": -3}}, "options.num_predict: "),
         ({"options": {"stop": ""}}, "options.stop: A stop string"),
+        ({"options": {"stop": ["a"] * 513}}, "options.stop: There may be at most 512 stop strings"),
         ({"options": {"max_tokens": 5}}, "max_tokens is not supported: use num_predict"),
         ({"options": {"top_k": 20.5}}, "options.top_k: "),
         ({"options": {"repeat_last_n": "64"}}, "options.repeat_last_n: "),

@@ -153,10 +153,10 @@ def test_an_answer_may_have_a_schema() -> None:
 
 
 def test_stop_sequences_have_their_own_name_in_errors() -> None:
-    asked = request(stop_sequences=["a", "b"])
+    asked = request(stop_sequences=["a", "b"] * 7)
     asked.check(LimitsSection())
-    assert asked.stop_strings() == ("a", "b")
-    for wrong in ([""], ["a"] * 5):
+    assert asked.stop_strings() == ("a", "b") * 7
+    for wrong in ([""], ["a"] * 513):
         with pytest.raises(ApiError) as caught:
             request(stop_sequences=wrong).check(LimitsSection())
         assert caught.value.param == "stop_sequences"
