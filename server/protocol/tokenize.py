@@ -9,7 +9,7 @@ from server.config import LimitsSection, ReasoningSection
 from server.protocol.chat.continuation import ContinuationFields
 from server.protocol.chat.messages import Message
 from server.protocol.chat.request import ThinkingFields, read_conversation
-from server.protocol.chat.tools import WireTool, WireToolChoice
+from server.protocol.chat.tools import AsWord, WireTool, WireToolChoice
 from server.protocol.common import CacheSalt, ListOf, TokenIds, WireModel
 from server.protocol.fields import (
     DETOKENIZE_FIELDS,
@@ -33,7 +33,7 @@ class TokenizeRequest(ContinuationFields, ThinkingFields):
     content: str | None = None
     messages: Annotated[ListOf[Message], Field(min_length=1)] | None = None
     tools: ListOf[WireTool] | None = None
-    tool_choice: str | WireToolChoice | None = None
+    tool_choice: Annotated[str | WireToolChoice | None, AsWord] = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
     cache_salt: CacheSalt | None = None

@@ -9,7 +9,13 @@ from pydantic import ConfigDict, Field
 from server.config import LimitsSection, ReasoningSection
 from server.protocol.chat.continuation import NOT_CONTINUED, ContinuationFields
 from server.protocol.chat.messages import Message
-from server.protocol.chat.tools import WireTool, WireToolChoice, read_tool_choice, read_tools
+from server.protocol.chat.tools import (
+    AsWord,
+    WireTool,
+    WireToolChoice,
+    read_tool_choice,
+    read_tools,
+)
 from server.protocol.common import (
     Count,
     ListOf,
@@ -102,7 +108,7 @@ class ChatRequest(ContinuationFields, ThinkingFields, StructureFields, OpenAISam
     logprobs: bool | None = None
     top_logprobs: Whole | None = Field(default=None, ge=0)
     tools: ListOf[WireTool] | None = None
-    tool_choice: str | WireToolChoice | None = None
+    tool_choice: Annotated[str | WireToolChoice | None, AsWord] = None
     parallel_tool_calls: bool | None = None
 
     def check(self, limits: LimitsSection) -> None:

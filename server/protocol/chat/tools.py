@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from server.protocol.common import ListOf, WireModel
 from server.protocol.wire_errors import invalid, quoted
@@ -31,9 +31,9 @@ class FunctionTool(WireModel):
 
 
 class WireTool(WireModel):
-    """A tool of any type."""
+    """A tool of any type; in vLLM and Ollama, too, one that does not say it is a function."""
 
-    type: str
+    type: str = "function"
     function: FunctionTool | None = None
 
 
@@ -76,6 +76,17 @@ class WireToolChoice(NamedTool):
     def allowed(self) -> tuple[AllowedTools, str]:
         """Some of the tools, and how errors name what says so."""
         return self.allowed_tools or AllowedTools(), "tool_choice.allowed_tools"
+
+
+def _as_word(choice: Any) -> Any:
+    """Return the word of a choice that is nothing but a word, which Cursor sends as an object."""
+    match choice:
+        case {"type": "auto" | "none" | "required" as word}:
+            return word
+    return choice
+
+
+AsWord = BeforeValidator(_as_word)
 
 
 def read_tools(tools: list[WireTool], max_tools: int) -> tuple[Tool, ...]:

@@ -11,7 +11,7 @@ from server.config import LimitsSection, ReasoningSection
 from server.protocol.answers import Json
 from server.protocol.chat.continuation import ContinuationFields
 from server.protocol.chat.request import Effort, ThinkingFields
-from server.protocol.chat.tools import read_tool_choice
+from server.protocol.chat.tools import AsWord, read_tool_choice
 from server.protocol.common import (
     Count,
     ListOf,
@@ -179,7 +179,7 @@ class ResponsesRequest(ContinuationFields, ThinkingFields, StructureFields, Open
     max_output_tokens: Count | None = None
     top_logprobs: Whole | None = Field(default=None, ge=0)
     tools: ListOf[FlatTool] | None = None
-    tool_choice: str | FlatToolChoice | None = None
+    tool_choice: Annotated[str | FlatToolChoice | None, AsWord] = None
     parallel_tool_calls: bool | None = None
     reasoning: ReasoningField | None = None
     text: TextField | None = None

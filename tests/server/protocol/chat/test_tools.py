@@ -1,15 +1,21 @@
 import json
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 from pydantic import TypeAdapter
 
-from server.protocol.chat.tools import WireTool, WireToolChoice, read_tool_choice, read_tools
+from server.protocol.chat.tools import (
+    AsWord,
+    WireTool,
+    WireToolChoice,
+    read_tool_choice,
+    read_tools,
+)
 from server.protocol.wire_errors import ApiError
 from server.text.conversation import Tool, ToolChoice
 
 TOOLS = (Tool("look"), Tool("read"))
-CHOICE: TypeAdapter[str | WireToolChoice | None] = TypeAdapter(str | WireToolChoice | None)
+CHOICE = TypeAdapter[Any](Annotated[str | WireToolChoice | None, AsWord])
 
 
 def tools(*given: Any, max_tools: int = 10) -> tuple[Tool, ...]:
@@ -30,7 +36,8 @@ def test_tools_keep_their_order_and_their_schemas() -> None:
     assert tools(
         function(name="look", description="Looks.", parameters=schema, strict=True),
         function(name="mcp__server-1.x:do/it", description=None, parameters=None, strict=None),
-    ) == (Tool("look", "Looks.", schema, True), Tool("mcp__server-1.x:do/it"))
+        {"function": {"name": "read"}},
+    ) == (Tool("look", "Looks.", schema, True), Tool("mcp__server-1.x:do/it"), Tool("read"))
 
 
 @pytest.mark.parametrize(
@@ -69,6 +76,11 @@ def test_too_many_tools_are_refused_with_both_numbers() -> None:
         ("auto", ToolChoice("auto")),
         ("none", ToolChoice("none")),
         ("required", ToolChoice("required")),
+        ({"type": "auto"}, ToolChoice("auto")),
+        ({"type": "none"}, ToolChoice("none")),
+        ({"type": "required"}, ToolChoice("required")),
+        ({"type": "required", "name": None}, ToolChoice("required")),
+        ({"type": "auto", "disable_parallel_tool_use": False}, ToolChoice("auto")),
         ({"type": "function", "function": {"name": "read"}}, ToolChoice("named", "read")),
         ({"type": "function", "name": "read"}, ToolChoice("named", "read")),
         (
