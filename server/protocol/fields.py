@@ -109,7 +109,7 @@ SAMPLING_FIELDS = (
     refused("presence_context_size", "the penalty counts the whole answer"),
     refused("frequency_context_size", "the penalty counts the whole answer"),
     refused("repetition_context_size", "the penalty counts prompt and answer"),
-    refused("n_predict", "use max_tokens"),
+    refused("n_predict", "use max_tokens", -1),
     refused("logits_processors", "use logit_bias"),
     refused("kv_transfer_params", "there is one server"),
     refused("vllm_xargs", "name the field itself"),

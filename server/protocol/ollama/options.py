@@ -59,7 +59,7 @@ OLLAMA_CHAT_FIELDS = (
     ),
     accepted("tools", "functions"),
     *ANSWER_FIELDS,
-    refused("tool_choice", f"use {OPENAI}"),
+    refused("tool_choice", f"use {OPENAI}", "auto"),
     refused("template", "the template is the model's"),
 )
 

@@ -117,7 +117,6 @@ def test_the_format_says_what_the_answer_must_be(fields: Any, output: OutputForm
         ({"text": {"format": {"type": "json_object"}}, "guided_regex": "a"}, "guided_regex"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": "required", "tools": [{"type": "web_search"}]}, "tool_choice"),
-        ({"truncation": "auto"}, "truncation"),
         (
             {"limits": LimitsSection(max_messages=1), "history": (MessageItem(role="user"),)},
             "input",
@@ -132,7 +131,8 @@ def test_what_is_not_done_here_is_refused_by_name(fields: Any, param: str) -> No
 def test_what_says_nothing_is_let_pass() -> None:
     nothing: dict[str, Any] = {
         "n": 1,
-        "truncation": "disabled",
+        "truncation": "auto",
+        "context_management": [{"type": "compaction"}],
         "background": False,
         "include": ["x.y"],
     }
