@@ -48,9 +48,9 @@ class ServedModel:
         return bool(requested) and (requested in names or base in names or requested in bases)
 
     def check(self, name: str | None) -> None:
-        """Check the name of a model; none means ours. Raises ApiError (404) for a model that is not
-        served."""
-        if name is not None and not self.is_called(name):
+        """Check the name of a model; none, or an empty one, means ours. Raises ApiError (404) for
+        a model that is not served."""
+        if name and not self.is_called(name):
             raise model_not_found(name)
 
     def new_metadata(self, prefix: str, separator: str = "-") -> ResponseMetadata:

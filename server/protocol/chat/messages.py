@@ -4,8 +4,10 @@ import json
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from pydantic import model_validator
+
 from server.protocol.common import ListOf, WireModel
-from server.protocol.unseen import Unseen, unsupported
+from server.protocol.unseen import Unseen
 from server.protocol.wire_errors import invalid, quoted
 from server.text.conversation import ToolCall, Turn
 
@@ -21,11 +23,16 @@ ROLES: dict[str, Literal["system", "user", "assistant", "tool"]] = {
 
 
 class ContentPart(WireModel):
-    """A part of a message's content."""
+    """A part of a message's content; as in vLLM a string is one, and its text may be null."""
 
     type: str
     text: str | None = None
     refusal: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_text(cls, part: Any) -> Any:
+        return {"type": "text", "text": part} if isinstance(part, str) else part
 
     @property
     def is_text(self) -> bool:
@@ -36,10 +43,7 @@ class ContentPart(WireModel):
         """Return what the model reads of it. Raises ApiError."""
         if not self.is_text:
             return unseen.note(self.type, place)
-        text = self.refusal if self.type == "refusal" else self.text
-        if text is None:
-            raise unsupported(self.type, place)
-        return text
+        return (self.refusal if self.type == "refusal" else self.text) or ""
 
 
 def content_text(content: str | Sequence[ContentPart], place: str, unseen: Unseen) -> str:

@@ -57,6 +57,11 @@ def test_parts_of_text_are_joined(kind: str) -> None:
         ({"content": None, "refusal": "No."}, "No."),
         ({"content": "Yes.", "refusal": None}, "Yes."),
         ({"content": [{"type": "refusal", "refusal": "No."}]}, "No."),
+        ({"content": [{"type": "text"}]}, ""),
+        ({"content": [{"type": "text", "text": None}, {"type": "text", "text": "Yes."}]}, "Yes."),
+        ({"content": [{"type": "refusal", "text": "No."}]}, ""),
+        ({"content": ["Yes", {"type": "text", "text": "."}]}, "Yes."),
+        ({"content": [""]}, ""),
     ],
 )
 def test_a_message_may_say_nothing_or_be_a_refusal(message: dict[str, Any], text: str) -> None:
@@ -69,8 +74,6 @@ def test_a_message_may_say_nothing_or_be_a_refusal(message: dict[str, Any], text
         {"type": "image_url", "image_url": {"url": "data:,"}},
         {"type": "input_audio", "input_audio": {}},
         {"type": "file", "file": {}},
-        {"type": "text"},
-        {"type": "refusal", "text": "No."},
     ],
 )
 def test_a_part_that_is_no_text_is_refused_by_its_place(part: dict[str, Any]) -> None:
