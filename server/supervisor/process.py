@@ -20,6 +20,7 @@ import asyncio
 import itertools
 import json
 import socket
+from asyncio import InvalidStateError
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
@@ -270,7 +271,7 @@ class ModelProcess:
                 await self._hear_all()
             except TimeoutError:
                 self._fail(f"made no progress for {STALL_TIMEOUT_S:g} s")
-            except (ValueError, LookupError, TypeError, RecursionError):
+            except (ValueError, LookupError, TypeError, RecursionError, InvalidStateError):
                 self._fail("says what cannot be read")
         code = await self._child.wait()
         if not self._ready.done():

@@ -14,7 +14,7 @@ import pytest
 from server.supervisor import process
 from server.supervisor.errors import MAX_REASON_CHARS, LoadError
 from server.supervisor.process import ModelProcess
-from tests.server.harness import CHAT, eventually
+from tests.server.harness import CHAT, DEADLINE_S, eventually
 from tests.server.supervisor.conftest import Several, served
 from tests.server.supervisor.test_models import ROOM_FOR_ONE, ask
 
@@ -84,7 +84,10 @@ async def test_a_process_that_is_killed_at_any_stage_is_replaced(several: Make, 
 
 @pytest.mark.parametrize(
     "line",
-    ["x" * 70_000 + "\n", "[" * 100_000, "[" * 60_000 + "\n", "7\n", '{"loaded": 1}\n', "\n"],
+    [
+        *("x" * 70_000 + "\n", "[" * 100_000, "[" * 60_000 + "\n", "7\n", '{"loaded": 1}\n', "\n"),
+        *('"loaded"\n', '{"loaded": "1", "of": 2}\n', '{"number": []}\n'),
+    ],
 )
 async def test_what_cannot_be_read_of_a_process_ends_its_load_at_once(
     several: Make, line: str
@@ -111,7 +114,10 @@ class Child:
         self.killed = asyncio.Event()
 
     def close(self) -> None:
-        """As a writer, which nobody writes to."""
+        """As a writer, which nobody reads."""
+
+    def write(self, _: bytes) -> None:
+        """See ``close``."""
 
     def kill(self) -> None:
         self.killed.set()
@@ -127,6 +133,19 @@ class Child:
     def managed(self) -> ModelProcess:
         child: Any = self
         return ModelProcess("a", Path("a.sock"), child, self.reader, child, 1.0)
+
+
+@pytest.mark.parametrize("twice", [{"ready": True}, {"number": 0, "kv_limit": 5}])
+async def test_a_process_that_repeats_itself_is_ended(twice: dict[str, Any]) -> None:
+    child = Child()
+    managed = child.managed()
+    asking = asyncio.create_task(managed.set_kv_limit(5))
+    await asyncio.sleep(0)
+    child.tell(**twice)
+    child.tell(**twice)
+    async with asyncio.timeout(DEADLINE_S):
+        assert await managed.ended == -9
+        assert await asking in (0, 5)
 
 
 async def test_a_process_may_load_for_long_as_long_as_it_gets_on(
