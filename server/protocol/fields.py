@@ -150,6 +150,7 @@ CONTINUATION_FIELDS = (
 )
 
 THINKING_FIELDS = (
+    accepted("reasoning", "effort, enabled, max_tokens; no summaries"),
     accepted(
         "reasoning_effort", "none: no thoughts; others as the template takes them, or as budgets"
     ),
@@ -180,7 +181,6 @@ CHAT_FIELDS = (
     refused("audio", "this model writes text"),
     refused("modalities", "this model writes text", ["text"]),
     refused("web_search_options", "this server searches nothing"),
-    refused("reasoning", "use reasoning_effort or thinking_token_budget"),
     refused("thinking", "use enable_thinking or thinking_token_budget"),
     refused("think", "use enable_thinking"),
     refused("echo", "use /v1/completions"),

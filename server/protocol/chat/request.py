@@ -49,9 +49,19 @@ class TemplateFields(WireModel):
         return tuple((name, value) for name, value in given.items() if value is not None)
 
 
+class ReasoningField(WireModel):
+    """How much the model may think, as OpenRouter has it. No summaries are made, whoever asks for
+    one."""
+
+    effort: Effort | None = None
+    enabled: bool | None = None
+    max_tokens: Budget | None = None
+
+
 class ThinkingFields(WireModel):
     """How much the model may think, in every form that clients say it."""
 
+    reasoning: ReasoningField | None = None
     reasoning_effort: Effort | None = None
     thinking_token_budget: Budget | None = None
     thinking_budget: Budget | None = None
@@ -63,15 +73,22 @@ class ThinkingFields(WireModel):
         """What the template is told besides."""
         return (self.chat_template_kwargs or TemplateFields()).others
 
+    @property
+    def effort(self) -> Effort | None:
+        """How much the model should think, in one place or the other."""
+        return (self.reasoning and self.reasoning.effort) or self.reasoning_effort
+
     def thinking(self, efforts: ReasoningSection) -> Thinking:
         """Return the fields in the neutral form. What is said plainly wins over an effort."""
         arguments = self.chat_template_kwargs or TemplateFields()
-        enabled, budget = arguments.enable_thinking, self.thinking_token_budget
+        reasoning = self.reasoning or ReasoningField()
+        enabled = (arguments.enable_thinking, self.enable_thinking, reasoning.enabled)
+        budgets = (self.thinking_token_budget, self.thinking_budget, reasoning.max_tokens)
         return thinking(
-            self.reasoning_effort,
+            self.effort,
             efforts,
-            enabled=self.enable_thinking if enabled is None else enabled,
-            budget=self.thinking_budget if budget is None else budget,
+            enabled=next((each for each in enabled if each is not None), None),
+            budget=next((each for each in budgets if each is not None), None),
         )
 
 

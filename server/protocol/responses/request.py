@@ -10,7 +10,7 @@ from engine.types import SamplingParams
 from server.config import LimitsSection, ReasoningSection
 from server.protocol.answers import Json
 from server.protocol.chat.continuation import ContinuationFields
-from server.protocol.chat.request import Effort, ThinkingFields
+from server.protocol.chat.request import ReasoningField, ThinkingFields
 from server.protocol.chat.tools import AsWord, read_tool_choice
 from server.protocol.common import (
     Count,
@@ -42,7 +42,7 @@ from server.protocol.responses.tools import (
 from server.protocol.responses.turns import check_begun, is_begun, turns
 from server.protocol.unseen import Unseen
 from server.protocol.wire_errors import invalid, quoted
-from server.text.conversation import Conversation, OutputFormat, Thinking, Turn
+from server.text.conversation import Conversation, OutputFormat, Turn
 
 OWN_FIELDS = (
     accepted(
@@ -100,10 +100,9 @@ DEFAULT_FORMAT_NAME = "answer"
 NOTHING = "There is nothing to answer."
 
 
-class ReasoningField(WireModel):
-    """How much the model should think. No summaries are made, whoever asks for one."""
+class ResponsesReasoning(ReasoningField):
+    """The same, as OpenAI has it."""
 
-    effort: Effort | None = None
     context: str | None = None
     mode: str | None = None
 
@@ -181,7 +180,7 @@ class ResponsesRequest(ContinuationFields, ThinkingFields, StructureFields, Open
     tools: ListOf[FlatTool] | None = None
     tool_choice: Annotated[str | FlatToolChoice | None, AsWord] = None
     parallel_tool_calls: bool | None = None
-    reasoning: ReasoningField | None = None
+    reasoning: ResponsesReasoning | None = None
     text: TextField | None = None
 
     def check(self, limits: LimitsSection) -> None:
@@ -214,16 +213,6 @@ class ResponsesRequest(ContinuationFields, ThinkingFields, StructureFields, Open
     def packs_reasoning(self) -> bool:
         """Whether thoughts should also come in the form of which clients know nothing."""
         return PACKED_THOUGHTS in (self.include or ())
-
-    @property
-    def effort(self) -> Effort | None:
-        """How much the model should think, in one place or the other."""
-        return (self.reasoning and self.reasoning.effort) or self.reasoning_effort
-
-    def thinking(self, efforts: ReasoningSection) -> Thinking:
-        """See ThinkingFields."""
-        wire = self.model_copy(update={"reasoning_effort": self.effort})
-        return ThinkingFields.thinking(wire, efforts)
 
     def output_format(self) -> OutputFormat | None:
         """See StructureFields."""

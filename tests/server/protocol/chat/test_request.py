@@ -142,6 +142,11 @@ def test_the_newer_name_of_the_answers_length_wins(
         ({"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}}, True),
         ({"reasoning_effort": "high", "enable_thinking": False}, False),
         ({"thinking_token_budget": 5}, None),
+        ({"reasoning": {}}, None),
+        ({"reasoning": {"enabled": False, "exclude": True}}, False),
+        ({"reasoning": {"enabled": True}}, True),
+        ({"reasoning": {"effort": "none"}, "reasoning_effort": "high"}, False),
+        ({"reasoning": {"enabled": True}, "enable_thinking": False}, False),
     ],
 )
 def test_thinking_can_be_switched_in_several_ways(
@@ -165,6 +170,10 @@ def test_thinking_can_be_switched_in_several_ways(
         ({"reasoning_effort": "xhigh"}, None),
         ({"reasoning_effort": "max"}, None),
         ({"reasoning_effort": "low", "thinking_token_budget": 5}, 5),
+        ({"reasoning": {"effort": "low", "summary": "auto"}}, 20),
+        ({"reasoning": {"effort": "low", "max_tokens": 5.0}}, 5),
+        ({"reasoning": {"max_tokens": 5}, "thinking_budget": 7}, 7),
+        ({"reasoning": {"max_tokens": None, "effort": None}}, None),
     ],
 )
 def test_an_effort_is_a_budget_unless_one_is_named(
