@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -89,6 +89,8 @@ QWEN3_4B = ModelSpec(
     intermediate_size=9728,
     vocab_size=151936,
 )
+# Qwen/Qwen3-8B.
+QWEN3_8B = replace(QWEN3_4B, hidden_size=4096, intermediate_size=12288, tie_word_embeddings=False)
 
 
 def write_model(

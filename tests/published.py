@@ -29,7 +29,6 @@ DELTA = {
     "linear_key_head_dim": 128,
     "linear_value_head_dim": 128,
 }
-# Qwen3.5-4B and -9B are alike but for their widths.
 QWEN3_5_4B = ModelSpec(
     num_hidden_layers=32,
     hidden_size=2560,
@@ -66,10 +65,6 @@ PUBLISHED = {
         FIELDS | DELTA | {"linear_num_value_heads": 16},
     ),
     "Qwen3.5-4B": Published(QWEN3_5_4B, FIELDS | DELTA),
-    "Qwen3.5-9B": Published(
-        replace(QWEN3_5_4B, hidden_size=4096, intermediate_size=12288, tie_word_embeddings=False),
-        FIELDS | DELTA,
-    ),
     "Qwen3.6-27B": Published(
         replace(
             QWEN3_5_4B,

@@ -25,16 +25,19 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from heapq import heappop, heappush
 from itertools import accumulate, count, cycle, product
+from pathlib import Path
 from random import Random
+from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import NamedTuple
 
 from engine.planning.arithmetic import BF16, Q4, kv_bytes_per_token, weights_bytes
-from engine.planning.devices import Device
+from engine.planning.devices import Device, find_device
+from engine.planning.shape import read_shape
 from engine.types import PrefixNews
 from server.cluster.prefix_router import Flight, Load
 from tests.cluster.policies import Policy
-from tests.metal.roofline import device, shapes
+from tests.models import QWEN3_8B, write_config
 
 GIB = 1024**3
 BLOCK_TOKENS = 128
@@ -51,7 +54,8 @@ REPORT_S = 1.0
 
 def kv_tokens(memory_gib: int, on: Device) -> int:
     """Tokens of K and V for which a Mac has memory beside the model."""
-    shape = shapes()["8B"]
+    with TemporaryDirectory() as folder:
+        shape = read_shape(write_config(Path(folder), QWEN3_8B))
     left = on.working_set_bytes(memory_gib * GIB) - weights_bytes(shape, Q4) - ACTIVATIONS_BYTES
     return left // kv_bytes_per_token(shape, BF16)
 
@@ -105,7 +109,8 @@ class StatisticalReplica:
 
 def machines(replicas: int) -> list[StatisticalReplica]:
     """Every speed with every memory, in turn."""
-    mac = device("M4")
+    mac = find_device("M4")
+    assert mac is not None
     blocks = {gib: kv_tokens(gib, mac) // BLOCK_TOKENS for gib in MEMORIES_GIB}
     kinds = cycle(product(SPEEDS, MEMORIES_GIB))
     return [

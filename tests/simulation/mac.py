@@ -20,8 +20,7 @@ from kvcache.memory_budget import MemoryPlan
 from kvcache.substrates import Substrate
 from server.config import Config, engine_config
 from tests.kvcache.strict_memory import Manners
-from tests.metal.roofline import MODELS
-from tests.models import write_config
+from tests.models import QWEN3_8B, write_config
 from tests.simulation.faults import SimulationError
 from tests.simulation.runner import DeviceTraits
 from tests.simulation.simulator import Simulation
@@ -41,7 +40,7 @@ def mac_plan() -> MemoryPlan:
     """Qwen3-8B in 4 bits, all settings at their defaults. Raises BudgetError."""
     with tempfile.TemporaryDirectory() as name:
         quantization = {"group_size": 64, "bits": 4}
-        folder = write_config(Path(name), MODELS["8B"], quantization=quantization)
+        folder = write_config(Path(name), QWEN3_8B, quantization=quantization)
         checkpoint = promised_checkpoint(folder, weights_bytes(read_shape(folder), Q4))
     machine = gpu_memory(MachineMemory(MEMORY_BYTES, AVAILABLE_BYTES), WORKING_SET_BYTES)
     return plan_engine(CONFIG, checkpoint, machine, SubstrateChoice(Substrate.SPARSE, ())).memory
