@@ -13,7 +13,7 @@ from engine.models.checkpoint import promised_tensors, tensors_of
 from engine.models.config import ModelConfig
 from engine.models.families import read_spec
 from tests.metal.darwin.macs import GIB, MACS, SHELL_LIMIT, Mac
-from tests.metal.darwin.product import Product
+from tests.metal.darwin.product import command
 from tests.models import QWEN3_4B, QWEN3_8B, ModelSpec, write_config, write_tokenizer
 
 FEWEST_TOKENS = 4096
@@ -52,11 +52,11 @@ def write_hollow_model(folder: Path, spec: ModelSpec) -> int:
     return end
 
 
-def plan_of(product: Product, mac: Mac, figures: Path, model: Path) -> int:
+def plan_of(mac: Mac, figures: Path, model: Path) -> int:
     """Tokens of K and V that serve has planned; it is ended before it loads the weights."""
-    command = product.command(mac.with_limit(SHELL_LIMIT), mac.told(figures), "quire")
+    quire = command(mac.with_limit(SHELL_LIMIT), mac.told(figures), "quire")
     process = subprocess.Popen(
-        [*command, "serve", model, "--port", "0", "--log-level", "debug"],
+        [*quire, "serve", model, "--port", "0", "--log-level", "debug"],
         stderr=subprocess.PIPE,
         text=True,
     )
@@ -75,8 +75,8 @@ def plan_of(product: Product, mac: Mac, figures: Path, model: Path) -> int:
 
 @pytest.mark.parametrize(("mac", "name"), [*zip(MACS, LARGEST, strict=True)], ids=str)
 def test_a_model_that_fits_the_working_set_is_served(
-    product: Product, mac: Mac, name: str, figures: Path, tmp_path: Path
+    mac: Mac, name: str, figures: Path, tmp_path: Path
 ) -> None:
     model = tmp_path / name
     assert write_hollow_model(model, LARGEST[name]) > 0.8 * mac.available_gib * GIB
-    assert plan_of(product, mac, figures, model) >= FEWEST_TOKENS
+    assert plan_of(mac, figures, model) >= FEWEST_TOKENS

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tests.abuse.processes import END_LIMIT_S, Clients, End, streams, until_begun
 from tests.metal.darwin.macs import MACS, Mac
-from tests.metal.darwin.product import Product
+from tests.metal.darwin.product import serving
 
 FLAGS = ("--max-model-len", "4096", "--max-num-seqs", "4", "--kv-backend", "posix")
 OTHERS = ("--host", "0.0.0.0", "--insecure-no-auth")
@@ -39,10 +39,8 @@ async def until_held(figures: Path, count: int) -> None:
         await asyncio.sleep(0.05)
 
 
-async def test_a_mac_is_kept_awake_while_it_answers(
-    product: Product, figures: Path, model: Path
-) -> None:
-    with product.serving(MAC, figures, model, *FLAGS, "--kv-budget", "64MiB") as server:
+async def test_a_mac_is_kept_awake_while_it_answers(figures: Path, model: Path) -> None:
+    with serving(MAC, figures, model, *FLAGS, "--kv-budget", "64MiB") as server:
         assert held(figures) == []
         clients = Clients(server.url, streams(LONG_TOKENS)[:1])
         running = asyncio.ensure_future(clients.run())
@@ -54,11 +52,11 @@ async def test_a_mac_is_kept_awake_while_it_answers(
 
 
 async def test_a_mac_on_mains_that_others_ask_is_kept_awake_until_the_server_ends(
-    product: Product, figures: Path, model: Path
+    figures: Path, model: Path
 ) -> None:
     saving: Mac = replace(MAC, saves_power=True)
     flags = (*FLAGS, "--kv-budget", "64MiB", *OTHERS)
-    with product.serving(saving, figures, model, *flags) as server:
+    with serving(saving, figures, model, *flags) as server:
         await until_held(figures, 1)
         assert server.text.count(LOW_POWER) == 1
         server.send(signal.SIGTERM)

@@ -12,7 +12,7 @@ import httpx2
 
 from tests.abuse.processes import END_LIMIT_S, Clients, End, Process, streams, until_begun
 from tests.metal.darwin.macs import MACS, SHELL_LIMIT, WARNING
-from tests.metal.darwin.product import Product
+from tests.metal.darwin.product import serving
 
 FLAGS = ("--max-model-len", "1024", "--max-num-seqs", "4", "--heap-size", "4MiB")
 TOLD = "memory pressure of the system: warning"
@@ -33,10 +33,8 @@ async def told(server: Process) -> None:
         await asyncio.sleep(0.05)
 
 
-async def test_a_request_does_not_wait_for_another_one_to_end(
-    product: Product, figures: Path, model: Path
-) -> None:
-    with product.serving(MAC, figures, model, *FLAGS) as server:
+async def test_a_request_does_not_wait_for_another_one_to_end(figures: Path, model: Path) -> None:
+    with serving(MAC, figures, model, *FLAGS) as server:
         await told(server)
         first = Clients(server.url, streams(LONG_TOKENS)[:1])
         running = asyncio.ensure_future(first.run())
@@ -47,8 +45,8 @@ async def test_a_request_does_not_wait_for_another_one_to_end(
         assert await running == [End.COMPLETE]
 
 
-async def test_a_prompt_is_found_again(product: Product, figures: Path, model: Path) -> None:
-    with product.serving(MAC, figures, model, *FLAGS) as server:
+async def test_a_prompt_is_found_again(figures: Path, model: Path) -> None:
+    with serving(MAC, figures, model, *FLAGS) as server:
         await told(server)
         async with httpx2.AsyncClient(base_url=server.url, timeout=END_LIMIT_S) as http:
             for _ in range(2):

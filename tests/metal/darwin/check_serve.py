@@ -11,7 +11,7 @@ import pytest
 
 from tests.abuse.processes import END_LIMIT_S, Clients, End, Process, streams, until_begun
 from tests.metal.darwin.macs import MACS, Mac
-from tests.metal.darwin.product import Product
+from tests.metal.darwin.product import serving
 
 FLAGS = ("--max-model-len", "1024", "--max-num-seqs", "4", "--heap-size", "4MiB")
 QUESTION: dict[str, Any] = {
@@ -57,9 +57,9 @@ async def drains(server: Process) -> None:
 
 @pytest.mark.parametrize(("mac", "substrate"), CASES, ids=lambda given: str(given))
 async def test_a_mac_in_use_serves_from_its_gpu(
-    product: Product, mac: Mac, substrate: str, figures: Path, model: Path
+    mac: Mac, substrate: str, figures: Path, model: Path
 ) -> None:
-    with product.serving(mac, figures, model, *FLAGS) as server:
+    with serving(mac, figures, model, *FLAGS) as server:
         assert f"substrate: {substrate} on Metal; kernels: Metal" in server.text
         said = await asyncio.to_thread(answer, server)
         assert said
@@ -67,11 +67,9 @@ async def test_a_mac_in_use_serves_from_its_gpu(
         await drains(server)
 
 
-async def test_a_mac_serves_from_its_cpu_where_it_is_told_to(
-    product: Product, figures: Path, model: Path
-) -> None:
+async def test_a_mac_serves_from_its_cpu_where_it_is_told_to(figures: Path, model: Path) -> None:
     flags = (*FLAGS, "--kv-backend", "posix", "--kv-budget", "16MiB")
-    with product.serving(MACS[0], figures, model, *flags) as server:
+    with serving(MACS[0], figures, model, *flags) as server:
         assert "substrate: posix" in server.text
         assert await asyncio.to_thread(answer, server) == await asyncio.to_thread(
             streamed_answer, server

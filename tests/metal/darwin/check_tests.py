@@ -5,30 +5,26 @@ import subprocess
 from pathlib import Path
 
 from tests.metal.darwin.macs import MACS
-from tests.metal.darwin.product import Product
+from tests.metal.darwin.product import ROOT, command
 
 # What they replace is another module here than there.
 NOT_HERE = (
-    "metal_ext/test_self_test.py",  # the extension that is installed
+    "tests/metal_ext/test_self_test.py",  # the extension that is installed
 )
-ROOT = Path(__file__).parents[3]
 FEWEST_PASSED = 1000
 
 
-def test_tests_of_pages_pass_or_say_why_not(
-    product: Product, figures: Path, report: list[str]
-) -> None:
+def test_tests_of_pages_pass_or_say_why_not(figures: Path, report: list[str]) -> None:
     mac = MACS[1]
-    tests = product.folder / "tests"
-    options = ["-c", str(product.folder / "pyproject.toml"), "--rootdir", str(product.folder)]
+    options = ["-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT)]
     options += ["--import-mode=importlib", "-p", "no:cacheprovider", "--tb=line", "-rN"]
     options += ["-p", "tests.metal.darwin.translated_tests"]
-    options += [f"--ignore={tests / name}" for name in NOT_HERE]
+    options += [f"--ignore={ROOT / name}" for name in NOT_HERE]
     (wanted,) = re.findall(r"^MAC_TESTS := (.*)", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    options += [word.replace("tests/", f"{tests}/") for word in wanted.split()]
+    options += [word.replace("tests/", f"{ROOT / 'tests'}/") for word in wanted.split()]
     done = subprocess.run(
         [
-            *product.command(mac, mac.told(figures), "python"),
+            *command(mac, mac.told(figures), "python"),
             *("-m", "pytest", *options),
         ],
         cwd=figures,

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from tests.metal.darwin.macs import MACS
-from tests.metal.darwin.product import Product
 
 REPORT = pytest.StashKey[list[str]]()
 
@@ -14,12 +13,6 @@ REPORT = pytest.StashKey[list[str]]()
 def figures(tmp_path: Path) -> Path:
     """A folder for those of one Mac."""
     return tmp_path / "mac"
-
-
-@pytest.fixture(scope="session")
-def product() -> Product:
-    """The checkout that is asked."""
-    return Product.chosen()
 
 
 @pytest.fixture(scope="session")
