@@ -30,11 +30,8 @@ def take_mistakes() -> list[str]:
 def counts() -> dict[str, int]:
     """operations, commands, encoders, command_buffers, barriers, waits (for fences)."""
 
-def graph_behind(
-    arrays: list[mx.array],
-) -> list[tuple[str, list[tuple[int, int]], list[tuple[int, int]]]]:
-    """What has to be computed for these arrays, inputs first: of every operation its name, and the
-    arrays that it reads and makes, each as a number of its own and how many elements it has."""
+def operations_behind(arrays: list[mx.array]) -> list[str]:
+    """The names of what has to be computed for these arrays, inputs first."""
 
 def residency() -> dict[str, int]:
     """sets: how many residency sets there are. buffers: how many buffers are in one. requests: how

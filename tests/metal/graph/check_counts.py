@@ -1,26 +1,43 @@
 """What a step of decoding costs the host, pinned: Qwen3-4B in four bits, one sequence; and what a
-layer of a hybrid with heads like Qwen3.5-4B's does."""
+layer of a hybrid with heads like Qwen3.5-4B's does.
 
+Counted in the graph that the engine's own forward makes of the whole model. Nothing of it is
+evaluated, and its weights are one number each, so that it needs no memory.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import mlx.core as mx
 import pytest
 
 import metal_ext
-from metal_ext.environment import LARGER_BUFFERS
+from engine.models.checkpoint import promised_tensors, tensors_of
+from engine.models.config import ModelConfig
+from engine.models.families import read_spec
+from engine.models.forward import Forward
+from engine.models.mlx_ops import MlxOps
+from engine.models.spec import ModelSpec
+from engine.models.stored import StoredWeights
+from kvcache.backend import Segment
+from kvcache.layout import KVFormat, paged_layout
+from kvcache.metal_backend import MetalBackend, metal_backend
+from kvcache.state_memory import StateSegment
+from kvcache.views import CacheTokens, KVViews, layer_regions
 from tests.engine.models.hybrids import FIELDS
 from tests.metal.graph import _standin
-from tests.metal.graph.stage import Shape, Stage
-from tests.metal.graph.step_counts import (
-    MLX_LIMITS,
-    Limits,
-    Operation,
-    command_buffers,
-    of_a_layer,
-    step,
-)
+from tests.metal.graph.stage import PAGE, Shape, Stage
+from tests.models import QWEN3_4B, write_config
 
-LARGER = Limits(*map(int, LARGER_BUFFERS.values()))
+PACKING = {"bits": 4, "group_size": 64, "mode": "affine"}
+DTYPES = {"U32": mx.uint32, "BF16": mx.bfloat16}
+# Operations of MLX's that have no command of their own.
+VIEWS = {"Broadcast", "Contiguous", "Reshape", "Slice", "Squeeze"}
 LAYERS = 36
 LAYER = {
     "QuantizedMatmul": 7,
@@ -31,34 +48,6 @@ LAYER = {
     "decode_attention": 1,
     "swiglu": 1,
 }
-
-
-@pytest.mark.parametrize(
-    ("tokens", "a_layer", "commands", "buffers"),
-    [(256, 14, 513, (13, 7)), (257, 15, 549, (13, 7))],
-)
-def test_a_step_is_so_many_operations_and_commands(
-    tokens: int,
-    a_layer: int,
-    commands: int,
-    buffers: tuple[int, int],
-    tmp_path: Path,
-    report: list[str],
-) -> None:
-    whole, shorter = step(tmp_path, tokens), step(tmp_path, tokens, LAYERS - 1)
-    names = of_a_layer(whole, shorter)
-    of_one = sum(its.commands for its in whole) - sum(its.commands for its in shorter)
-    all_commands = sum(its.commands for its in whole)
-    given_away = (command_buffers(whole, MLX_LIMITS), command_buffers(whole, LARGER))
-    report.append(
-        f"Qwen3-4B in 4 bits, one sequence of {tokens} tokens: {of_one} commands and "
-        f"{names.total()} operations a layer, {all_commands} and {len(whole)} a step; "
-        f"{given_away[0]} command buffers by MLX's own limits, {given_away[1]} by ours"
-    )
-    assert names == LAYER
-    assert (of_one, all_commands, given_away) == (a_layer, commands, buffers)
-
-
 # Of gated delta nets, and how many layers have one for each that attends.
 HYBRID = FIELDS | {
     "full_attention_interval": 4,
@@ -75,17 +64,110 @@ RECURRENT_LAYER = {
     "gated_delta": 1,
     "swiglu": 1,
 }
+WIDE = mx.zeros((QWEN3_4B.hidden_size,), mx.bfloat16)
 
 
-def test_a_recurrent_layer_is_so_many_operations_and_commands(
-    tmp_path: Path, report: list[str]
+def step(folder: Path, tokens: int, layers: int = LAYERS, **fields: Any) -> list[str]:
+    """The operations that make one sequence's next token, which is its greatest logit.
+
+    tokens: that are attended to. fields: of config.json, where it is another model.
+    """
+    spec_of_config = replace(QWEN3_4B, num_hidden_layers=layers)
+    write_config(folder, spec_of_config, quantization=PACKING, **fields)
+    config = ModelConfig(folder)
+    spec = read_spec(config)
+    forward = Forward(spec, operations(config, spec))
+    with views_of(spec, tokens) as views, one_operation_each():
+        states = forward.hidden(mx.array([1]), views, mx.array([0]))
+        assert states is not None
+        ends = views.step_end([forward.head(states).argmax(axis=-1)])
+        return _standin.operations_behind(ends)
+
+
+def operations(config: ModelConfig, spec: ModelSpec) -> MlxOps:
+    """A model's, over weights of one number."""
+    tensors = tensors_of(spec, embeds=False)
+    weights = {
+        name: mx.broadcast_to(mx.zeros((1,), DTYPES[its.dtype]), its.shape)
+        for name, its in promised_tensors(config, tensors).items()
+    }
+    mx.eval(weights)
+    made = MlxOps(spec, tensors, StoredWeights(weights, config.quantization))
+    mx.eval(made.weights)
+    return made
+
+
+@contextmanager
+def views_of(spec: ModelSpec, tokens: int) -> Iterator[KVViews]:
+    """What a step sees that adds the last of so many tokens to one sequence, in sparse memory."""
+    shape = spec.kv_shape(KVFormat.BFLOAT16, KVFormat.BFLOAT16)
+    layout = paged_layout(
+        shape, max_tokens=tokens, heap_bytes=1, system_page_bytes=PAGE, page_bytes=PAGE
+    )
+    backend = metal_backend("sparse", layout.groups[0], max_buffers=1, release_heaps=False)
+    assert backend.add_buffer()
+    for block in range(layout.blocks_for(tokens)):
+        assert backend.add_heap()
+        assert backend.map(0, block, block, 0, 1, writable=True)
+    backend.finish_mappings()
+    segments, states = [Segment(0, tokens - 1, 1)], None
+    kept = CacheTokens(len(shape.layers), len(shape.states))
+    mx.eval(kept.newest, kept.newest_states)  # as after any step
+    rows = backend.rows(segments)
+    if shape.cell is not None:
+        assert isinstance(backend, MetalBackend)
+        cells = backend.new_states(shape.cell, 1)
+        states = cells.rows([StateSegment(1, None, ((1, 0),))], rows)
+    views = KVViews(layer_regions(layout), kept, [rows], segments, 1, states)
+    yield views
+    views.cancel()
+    assert backend.shut_down()
+
+
+@contextmanager
+def one_operation_each() -> Iterator[None]:
+    """What MLX 0.32 has as one operation on a GPU, and as several on a CPU (mlx/fast.cpp, ops.cpp),
+    is one here."""
+
+    def normed(x: mx.array, weight: mx.array, eps: float) -> mx.array:
+        return _standin.observed(x, [weight])
+
+    def numbers(weight: mx.array, *others: object, dtype: mx.Dtype) -> mx.array:
+        return _standin.observed(mx.broadcast_to(WIDE, (len(weight), WIDE.size)), [weight])
+
+    with (
+        mock.patch.object(mx.fast, "rms_norm", normed),
+        mock.patch.object(mx, "dequantize", numbers),
+    ):
+        yield
+
+
+def commands(names: Sequence[str], tokens: int) -> int:
+    """How many commands the operations of a step over so many tokens have."""
+    several = {"decode_attention": 2 if tokens > 256 else 1, "gated_delta": 2}
+    return sum(several.get(name, int(name not in VIEWS)) for name in names)
+
+
+@pytest.mark.parametrize(("tokens", "a_layer", "a_step"), [(256, 14, 513), (257, 15, 549)])
+def test_a_step_is_so_many_operations_and_commands(
+    tokens: int, a_layer: int, a_step: int, tmp_path: Path, report: list[str]
 ) -> None:
+    whole, shorter = step(tmp_path, tokens), step(tmp_path, tokens, LAYERS - 1)
+    names = Counter(whole) - Counter(shorter)
+    report.append(
+        f"Qwen3-4B in 4 bits, one sequence of {tokens} tokens: {a_layer} commands and "
+        f"{names.total()} operations a layer, {a_step} and {len(whole)} a step"
+    )
+    assert names == LAYER
+    assert commands(whole, tokens) == a_step
+    assert commands(whole, tokens) - commands(shorter, tokens) == a_layer
+
+
+def test_a_recurrent_layer_is_so_many_operations_and_commands(tmp_path: Path) -> None:
     whole, shorter = (step(tmp_path, 200, layers, **HYBRID) for layers in (6, 5))
-    names = of_a_layer(whole, shorter)
-    of_one = sum(its.commands for its in whole) - sum(its.commands for its in shorter)
-    report.append(f"a recurrent layer in 4 bits: {of_one} commands and {names.total()} operations")
+    names = Counter(whole) - Counter(shorter)
     assert names == RECURRENT_LAYER
-    assert of_one == 15
+    assert commands(whole, 200) - commands(shorter, 200) == 15
 
 
 def test_commands_are_counted_as_they_are_encoded() -> None:
@@ -102,13 +184,3 @@ def test_commands_are_counted_as_they_are_encoded() -> None:
     before = _standin.counts()["commands"]
     mx.eval(metal_ext.swiglu(mx.ones((4, 4)), mx.ones((4, 4))))
     assert _standin.counts()["commands"] - before == 1
-
-
-def test_a_command_buffer_ends_behind_what_passes_a_limit() -> None:
-    many = [Operation("Add", 1, [(0, 1)], [(n, 1)]) for n in range(1, 7)]
-    assert [command_buffers(many[:n], Limits(2, 9)) for n in (3, 4, 6)] == [1, 2, 2]
-    large = [Operation("Add", 1, [(9, 2 << 20)], [(n, 2 << 20)]) for n in range(1, 5)]
-    assert command_buffers(large, Limits(9, 5)) == 2
-    view = [Operation("Reshape", 0, [(9, 2 << 20)], [(8, 2 << 20)])]
-    again = [Operation("Add", 1, [(8, 2 << 20)], [(7, 1)])]
-    assert command_buffers(large[:1] + view + again * 9, Limits(99, 4)) == 1

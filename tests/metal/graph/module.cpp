@@ -1,17 +1,14 @@
 // What tests ask of the stand-ins, from Python.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/map.h>
-#include <nanobind/stl/pair.h>
 #include <nanobind/stl/set.h>
 #include <nanobind/stl/string.h>
-#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <memory>
 #include <set>
 #include <stdexcept>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -68,21 +65,9 @@ std::vector<std::string> take_mistakes() {
   return all;
 }
 
-// An operation of a graph: its name, and what it reads and makes, each as (id, elements).
-using Arrays = std::vector<std::pair<uint64_t, uint64_t>>;
-using Node = std::tuple<std::string, Arrays, Arrays>;
-
-Arrays noted(const std::vector<mx::array>& arrays) {
-  Arrays noted;
-  for (const mx::array& array : arrays) {
-    noted.emplace_back(array.id(), array.size());
-  }
-  return noted;
-}
-
-// What has to be computed for these arrays, inputs first.
-std::vector<Node> graph_behind(const std::vector<mx::array>& ends) {
-  std::vector<Node> nodes;
+// The names of what has to be computed for these arrays, inputs first.
+std::vector<std::string> operations_behind(const std::vector<mx::array>& ends) {
+  std::vector<std::string> names;
   std::set<uint64_t> entered;
   std::set<const mx::Primitive*> done;
   std::vector<mx::array> open(ends.rbegin(), ends.rend());
@@ -95,11 +80,10 @@ std::vector<Node> graph_behind(const std::vector<mx::array>& ends) {
     } else {
       open.pop_back();
       done.insert(&array.primitive());
-      nodes.emplace_back(
-          array.primitive().name(), noted(array.inputs()), noted(array.outputs()));
+      names.emplace_back(array.primitive().name());
     }
   }
-  return nodes;
+  return names;
 }
 
 std::map<std::string, uint64_t> counts() {
@@ -135,7 +119,7 @@ NB_MODULE(_standin, m) {
   m.def("take_mistakes", &quire::graph::take_mistakes);
   m.def("counts", &quire::graph::counts);
   m.def("residency", &quire::graph::residency);
-  m.def("graph_behind", &quire::graph::graph_behind, "arrays"_a);
+  m.def("operations_behind", &quire::graph::operations_behind, "arrays"_a);
   m.def("calls", [](const std::string& operation) {
     return Recorder::instance().calls(operation); }, "operation"_a);
   m.def("stall_mappings", [] { quire::fake::Machine::current().stall_mappings(); });
