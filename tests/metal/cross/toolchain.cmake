@@ -20,7 +20,6 @@ set(CMAKE_CXX_FLAGS_INIT ${shim})
 
 set(CMAKE_COMPILE_WARNING_AS_ERROR ON)
 set(CMAKE_MODULE_LINKER_FLAGS_INIT -Wl,-fatal_warnings)
-set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
 
 # Threads are in libSystem; CMake would ask with functions that nobody here imports.
 set(CMAKE_HAVE_LIBC_PTHREAD TRUE CACHE INTERNAL "")

@@ -117,17 +117,6 @@ class Target:
         return exports(self.mlx / "lib/libmlx.dylib")
 
 
-def zig() -> str:
-    """Path of the compiler."""
-    return str(Path(ziglang.__file__).with_name("zig"))
-
-
-def driver(target: Target) -> list[str]:
-    """The C++ compiler and linker, as a command."""
-    command = [str(HERE / "driver"), "c++", zig(), target.macos]
-    return [*command, "-arch", "arm64", "-isysroot", str(target.sdk)]
-
-
 def build_wheel(target: Target) -> Path:
     """Builds the wheel into the target's build folder and returns its path.
 
@@ -146,7 +135,7 @@ def build_wheel(target: Target) -> Path:
         "cmake.args": [f"--toolchain={HERE / 'toolchain.cmake'}"],
         "cmake.define.QUIRE_CROSS_MACOS": target.macos,
         "cmake.define.QUIRE_CROSS_SDK": str(target.sdk),
-        "cmake.define.QUIRE_CROSS_ZIG": zig(),
+        "cmake.define.QUIRE_CROSS_ZIG": str(Path(ziglang.__file__).with_name("zig")),
         "install.strip": "false",  # would break the signature; the linker has left the names out
         "logging.level": "WARNING",
     }

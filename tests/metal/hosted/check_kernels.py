@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 import metal_ext
 from tests.metal.hosted.device import lacks, may_refuse_kernels
-
-Floats = NDArray[np.float64]
+from tests.metal.kernels import reference
+from tests.metal.kernels.formats import Floats
 
 PAGE_BYTES = 16 * 1024
 CONTEXT = 1024
@@ -26,7 +26,7 @@ QUERY_HEADS, KV_HEADS = 6, 2
 # Of the sequences before their last token: a single token, either side of a split's end, several
 # splits.
 LENGTHS = (0, 1, 255, 256, 700)
-EPS, ROPE_BASE, ROPE_SCALE = 1e-6, 1_000_000.0, 1.0
+EPS, ROPE_BASE = 1e-6, 1_000_000.0
 # Large enough that some positions outweigh all others: then a wrong one shows.
 SPREAD = 3.0
 DTYPES = {"bfloat16": mx.bfloat16, "float16": mx.float16, "float32": mx.float32}
@@ -150,7 +150,7 @@ def _step(
             for array, weight in zip((queries, keys), (of_queries, of_keys), strict=True)
         )
         # From what the kernels made of queries and keys, so that errors do not add up.
-        expected = attention(_exact(projected[sequence]), kept_keys, kept_values, scale)
+        expected = reference.attention(_exact(projected[sequence]), kept_keys, kept_values, scale)
         worst = max(
             worst,
             share_of_allowed(_exact(projected[sequence]), query, of_activations),
@@ -179,32 +179,18 @@ def _exact(array: mx.array) -> Floats:
     return np.array(array.astype(mx.float32)).astype(np.float64)
 
 
-def frequencies(head_dim: int) -> Floats:
-    """Of RoPE, in radians per position."""
-    half = head_dim // 2
-    of_pairs: Floats = ROPE_SCALE * ROPE_BASE ** (-np.arange(half) / half)
-    return of_pairs
-
-
 def turned(rows: Floats, weight: Floats, position: int) -> Floats:
     """RMS norm over the last axis, then RoPE over its halves. rows: ``[heads, head_dim]``."""
-    normed = rows / np.sqrt(np.mean(rows**2, axis=-1, keepdims=True) + EPS) * weight
-    half = rows.shape[-1] // 2
-    angles = position * frequencies(2 * half)
-    low, high = normed[:, :half], normed[:, half:]
-    cosine, sine = np.cos(angles), np.sin(angles)
-    return np.concatenate([low * cosine - high * sine, low * sine + high * cosine], axis=-1)
+    normed = reference.normalised(rows, weight, EPS)[None]
+    angles = reference.angles(np.array([position]), frequencies(rows.shape[-1]))
+    heads: Floats = reference.rotated(normed, angles)[0]
+    return heads
 
 
-def attention(queries: Floats, keys: Floats, values: Floats, scale: float) -> Floats:
-    """queries: ``[query_heads, head_dim]``; keys, values: ``[tokens, kv_heads, head_dim]``."""
-    group = QUERY_HEADS // KV_HEADS
-    of_head = np.arange(QUERY_HEADS) // group
-    scores = np.einsum("hd,thd->ht", queries, keys[:, of_head]) * scale
-    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    weights /= weights.sum(axis=-1, keepdims=True)
-    attended: Floats = np.einsum("ht,thd->hd", weights, values[:, of_head])
-    return attended
+def frequencies(head_dim: int) -> NDArray[np.float32]:
+    """Of RoPE, in radians per position."""
+    half = head_dim // 2
+    return (ROPE_BASE ** (-np.arange(half) / half)).astype(np.float32)
 
 
 def share_of_allowed(found: Floats, expected: Floats, tolerance: float) -> float:
