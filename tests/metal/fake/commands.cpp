@@ -19,7 +19,6 @@ const auto defined = [] {
   define("MTLCommandBuffer")
       .method<&CommandBuffer::compute_encoder>("computeCommandEncoder")
       .method<&CommandBuffer::encode_signal>("encodeSignalEvent:value:")
-      .method<&CommandBuffer::encode_wait>("encodeWaitForEvent:value:")
       .method<&CommandBuffer::commit>("commit")
       .method<&CommandBuffer::wait_until_completed>("waitUntilCompleted")
       .method<&CommandBuffer::status>("status")
@@ -84,17 +83,6 @@ void CommandBuffer::encode_signal(Event* event, uint64_t value) {
   if (editable("a signal")) {
     ++event->queued;
     commands_.push_back({.what = "a signal", .event = event, .value = value});
-  }
-}
-
-void CommandBuffer::encode_wait(Event* event, uint64_t value) {
-  const std::lock_guard lock(Machine::current().mutex);
-  if (editable("a wait")) {
-    ++event->queued;
-    commands_.push_back({.what = "a wait for the value " + std::to_string(value),
-                         .event = event,
-                         .value = value,
-                         .waits = true});
   }
 }
 
@@ -216,10 +204,7 @@ void CommandBuffer::commit() {
   machine.in_flight.insert(this);
   retain();  // until it has completed
   for (const Command& command : commands_) {
-    queue_->enqueue(
-        command.what,
-        [&command] { return !command.waits || command.event->value() >= command.value; },
-        [this, &command] { run(command); });
+    queue_->enqueue(command.what, nullptr, [this, &command] { run(command); });
   }
   queue_->enqueue("the end of a command buffer", nullptr, [this] { complete(); });
 }
@@ -227,7 +212,7 @@ void CommandBuffer::commit() {
 void CommandBuffer::run(const Command& command) {
   if (command.event != nullptr) {
     --command.event->queued;
-    if (!command.waits && failure_.empty()) {
+    if (failure_.empty()) {
       command.event->signal(command.value);
       if (&command == &commands_.back()) {
         leave();  // nothing comes behind the last signal

@@ -44,7 +44,6 @@ class CommandBuffer final : public Object {
 
   Object* compute_encoder();
   void encode_signal(Event* event, uint64_t value);
-  void encode_wait(Event* event, uint64_t value);
   void commit();
   void wait_until_completed();
   uint64_t status() const;
@@ -74,9 +73,8 @@ class CommandBuffer final : public Object {
     std::vector<Access> accesses = {};
     std::function<void()> body = nullptr;
     std::set<const Allocation*> bound = {};
-    Event* event = nullptr;  // to signal or to wait for
+    Event* event = nullptr;  // to signal
     uint64_t value = 0;
-    bool waits = false;
   };
 
   void check();  // what the commands touch, when they are committed
@@ -106,24 +104,16 @@ class ComputeEncoder final : public Object {
       : Object("MTLComputeCommandEncoder"), commands_(commands) {}
 
   void set_pipeline(Pipeline* pipeline);
-  void set_buffer(Buffer* buffer, uint64_t offset, uint64_t index);
   void set_bytes(const void* bytes, uint64_t length, uint64_t index);
   void dispatch_threadgroups(MTL::Size grid, MTL::Size threads);
-  void dispatch_threads(MTL::Size grid, MTL::Size threads);
-  void use_resource(Buffer* buffer, uint64_t usage);
-  void barrier(uint64_t scope);
   void end();
 
  private:
   static constexpr size_t kBindings = 31;
 
-  void dispatch(MTL::Size grid, MTL::Size threads, bool counts_threads);
-
   CommandBuffer* commands_;
   Pipeline* pipeline_ = nullptr;
   std::array<std::vector<std::byte>, kBindings> bytes_;
-  std::array<uint64_t, kBindings> addresses_{};
-  std::set<const Allocation*> bound_;
 };
 
 }  // namespace quire::fake

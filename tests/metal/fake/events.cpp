@@ -54,7 +54,7 @@ bool Event::wait(uint64_t value, uint64_t milliseconds) {
 void Event::dealloc() {
   const std::lock_guard lock(Machine::current().mutex);
   if (queued > 0) {
-    report("an event was released while a signal or a wait for it is queued");
+    report("an event was released while a signal of it is queued");
   }
 }
 

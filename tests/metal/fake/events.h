@@ -21,7 +21,7 @@ class Event final : public Object {
   // The highest value that the host was told of.
   uint64_t seen() const { return seen_; }
 
-  int queued = 0;  // signals and waits that have not been done
+  int queued = 0;  // signals that have not been done
 
  protected:
   void dealloc() override;

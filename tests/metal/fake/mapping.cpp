@@ -13,7 +13,6 @@ const auto defined = [] {
   define("MTL4CommandQueue")
       .method<&MappingQueue::update>("updateBufferMappings:heap:operations:count:")
       .method<&MappingQueue::signal>("signalEvent:value:")
-      .method<&MappingQueue::wait>("waitForEvent:value:")
       .method<&MappingQueue::add_residency>("addResidencySet:")
       .method<&MappingQueue::remove_residency>("removeResidencySet:");
   return true;
@@ -165,14 +164,6 @@ void MappingQueue::signal(Event* event, uint64_t value) {
     --event->queued;
     event->signal(value);
   });
-}
-
-void MappingQueue::wait(Event* event, uint64_t value) {
-  const std::lock_guard lock(Machine::current().mutex);
-  ++event->queued;
-  enqueue(
-      "a wait for the value " + std::to_string(value),
-      [event, value] { return event->value() >= value; }, [event] { --event->queued; });
 }
 
 void MappingQueue::dealloc() {

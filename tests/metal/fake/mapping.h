@@ -18,7 +18,6 @@ class MappingQueue final : public WorkQueue {
 
   void update(Buffer* buffer, Heap* heap, const Operation* operations, uint64_t count);
   void signal(Event* event, uint64_t value);
-  void wait(Event* event, uint64_t value);
   void add_residency(ResidencySet* set) { residency_.add(set); }
   void remove_residency(ResidencySet* set) { residency_.remove(set); }
 

@@ -21,10 +21,9 @@ const auto defined = [] {
       .method<&HeapDescriptor::set_hazard_tracking>("setHazardTrackingMode:")
       .method<&HeapDescriptor::set_size>("setSize:")
       .method<&HeapDescriptor::set_page_size>("setMaxCompatiblePlacementSparsePageSize:");
-  define("MTLHeap").method<&Heap::length>("size").method<&Heap::length>("allocatedSize");
+  define("MTLHeap").method<&Heap::length>("size");
   define("MTLBuffer")
       .method<&Buffer::length>("length")
-      .method<&Buffer::length>("allocatedSize")
       .method<&Buffer::contents>("contents")
       .method<&Buffer::heap>("heap")
       .method<&Buffer::gpu_address>("gpuAddress");

@@ -30,12 +30,10 @@ const auto defined = [] {
   define("MTLResidencySetDescriptor").makes<ResidencySetDescriptor>();
   define("MTLResidencySet")
       .method<&ResidencySet::add>("addAllocation:")
-      .method<&ResidencySet::remove>("removeAllocation:")
       .method<&ResidencySet::remove_all>("removeAllAllocations")
       .method<&ResidencySet::commit>("commit")
       .method<&ResidencySet::request>("requestResidency")
-      .method<&ResidencySet::end>("endResidency")
-      .method<&ResidencySet::contains>("containsAllocation:");
+      .method<&ResidencySet::end>("endResidency");
   return true;
 }();
 
@@ -44,13 +42,6 @@ const auto defined = [] {
 void ResidencySet::add(Allocation* allocation) {
   const std::lock_guard lock(Machine::current().mutex);
   added_.insert(allocation);
-}
-
-void ResidencySet::remove(Allocation* allocation) {
-  const std::lock_guard lock(Machine::current().mutex);
-  if (added_.erase(allocation) == 0) {
-    report("an allocation that a residency set does not hold was removed from it");
-  }
 }
 
 void ResidencySet::remove_all() {

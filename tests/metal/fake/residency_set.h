@@ -15,12 +15,10 @@ class ResidencySet final : public Object {
   ResidencySet() : Object("MTLResidencySet") {}
 
   void add(Allocation* allocation);
-  void remove(Allocation* allocation);
   void remove_all();
   void commit();
   void request();
   void end();
-  bool contains(Allocation* allocation) const { return added_.contains(allocation); }
 
   // Whether residency has ever been requested for it here.
   bool holds(const Allocation* allocation) const {

@@ -5,7 +5,6 @@ The text itself stays as it is but for what C++ cannot say. Lines keep their num
 * ``threadgroup T name[n];`` becomes a reference into the threadgroup's memory.
 * ``template [[host_name("n")]] [[kernel]] decltype(f<...>) f<...>;`` becomes a launcher of that
   name; a kernel that is no template gets one of its own name.
-* ``constant T name [[function_constant(n)]];`` takes its value from ``constants``.
 * All other attributes are dropped, after those of kernels' parameters have become bindings.
 
 Every OLD must stand in the text exactly once; NEW takes its place.
@@ -13,7 +12,6 @@ Every OLD must stand in the text exactly once; NEW takes its place.
 
 import re
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,9 +34,6 @@ INSTANCE = re.compile(
     r'^template \[\[host_name\("(\w+)"\)\]\] \[\[kernel\]\] decltype\((.+)\) (.+);$', re.MULTILINE
 )
 ARRAY = re.compile(r"^(\s*)threadgroup\s+([\w:]+)\s+(\w+)\s*\[(.*)\];", re.MULTILINE)
-CONSTANT = re.compile(
-    r"^constant\s+(\w+)\s+(\w+)\s*\[\[function_constant\(\d+\)\]\]\s*;", re.MULTILINE
-)
 ATTRIBUTE = re.compile(r"\[\[[^\]]*\]\]")
 DEVICE_THREADS = 1024
 
@@ -109,16 +104,14 @@ def launcher(name: str, expression: str, kernel: Kernel) -> str:
     return f"MSL_LAUNCHER({name}, ({expression}), {kernel.max_threads}, {{{bindings}}});"
 
 
-def translate(text: str, constants: Mapping[str, str] | None = None, path: str = "kernels") -> str:
-    """The C++ of a complete library text. Raises KeyError for a function constant without value."""
+def translate(text: str, path: str) -> str:
+    """The C++ of a complete library text."""
     kernels = kernels_of(text)
     launchers = [
         launcher(name, expression, kernels[expression.split("<")[0]])
         for name, expression, _ in INSTANCE.findall(text)
     ]
     launchers += [launcher(k.name, k.name, k) for k in kernels.values() if not k.is_template]
-    values = dict(constants or {})
-    text = CONSTANT.sub(lambda m: f"constant {m[1]} {m[2]} = {values[m[2]]};", text)
     text = INSTANCE.sub("", text)
     text = ARRAY.sub(r"\1auto& \3 = msl_threadgroup_array<\2[\4]>();", text)
     text = ATTRIBUTE.sub("", text)

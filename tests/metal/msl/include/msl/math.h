@@ -1,4 +1,4 @@
-// The mathematics. precise and fast are alike here: how far Metal's fast functions err is not shown.
+// The mathematics, all of it precise: how far Metal's fast functions err is not shown.
 #pragma once
 
 #include <cmath>
@@ -10,16 +10,11 @@ namespace metal {
 namespace precise {
 inline float cos(float x) { return std::cos(x); }
 inline float exp(float x) { return std::exp(x); }
-inline float exp2(float x) { return std::exp2(x); }
 inline float log(float x) { return std::log(x); }
-inline float log2(float x) { return std::log2(x); }
 inline float rsqrt(float x) { return 1.0f / std::sqrt(x); }
 inline float sin(float x) { return std::sin(x); }
 inline float sqrt(float x) { return std::sqrt(x); }
 }  // namespace precise
-namespace fast {
-using namespace precise;
-}
 using namespace precise;
 
 template <class T, class = std::enable_if_t<std::is_arithmetic<T>::value>>
@@ -43,8 +38,5 @@ inline vec<float, N> fma(const vec<float, N>& a, const vec<float, N>& b, vec<flo
   }
   return c;
 }
-
-template <class T>
-struct numeric_limits : std::numeric_limits<T> {};
 
 }  // namespace metal
