@@ -8,6 +8,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --no-color --no-input install --progress-bar off
 SHOWN := $(PYTHON) configs/setup/progress.py
+LOCKS := configs/locks
+RESOLVE := uv pip compile pyproject.toml --universal --generate-hashes --extra build \
+  --no-emit-index-url --no-header --no-annotate -q
 MODEL ?= demo
 PORT ?= 8000
 # What continuous integration runs on a Mac, and the darwin rung under its rules. What a Mac charges
@@ -126,13 +129,9 @@ boards: $(VENV)/.dev  ## write the boards' JSON again
 	$(BIN)/python docker/grafana/dashboards.py
 
 lock: $(VENV)/.dev  ## resolve the locks again; needs uv on the path
-	uv pip compile pyproject.toml --universal --generate-hashes --extra build \
-	  --no-emit-index-url --no-header --no-annotate -q --upgrade -o requirements.lock
-	uv pip compile pyproject.toml --universal --generate-hashes --extra build --extra dev \
-	  --no-emit-index-url --no-header --no-annotate -q -c requirements.lock -o requirements-dev.lock
-	uv pip compile pyproject.toml --universal --generate-hashes --extra build --extra cluster \
-	  --no-emit-index-url --no-header --no-annotate -q -c requirements-dev.lock \
-	  -o requirements-cluster.lock
+	$(RESOLVE) --upgrade -o $(LOCKS)/requirements.lock
+	$(RESOLVE) --extra dev -c $(LOCKS)/requirements.lock -o $(LOCKS)/requirements-dev.lock
+	$(RESOLVE) --extra cluster -c $(LOCKS)/requirements-dev.lock -o $(LOCKS)/requirements-cluster.lock
 	$(MAKE) -C tests/metal/cross lock
 	$(MAKE) -C tests/install lock
 
@@ -143,13 +142,13 @@ clean:  ## remove everything that was built
 # The locks carry versions and hashes. Hashes cannot cover the checkout itself, so it is installed
 # after them, without dependencies, with the build tools that they brought.
 
-$(VENV)/.locked: requirements.lock
+$(VENV)/.locked: $(LOCKS)/requirements.lock
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("quire needs Python 3.11 or newer, \
 	and $(PYTHON) is " + sys.version.split()[0] + "; name another: make PYTHON=python3.12 ...")'
 	@echo "setup: fetches packages, then compiles quire: two to eight minutes, once"
 	@$(PYTHON) -m venv $(VENV)
-	@$(SHOWN) --log $(VENV)/packages.log --lock requirements.lock "packages, 0.5 GB on disk" -- \
-	  $(PIP) --require-hashes -r requirements.lock
+	@$(SHOWN) --log $(VENV)/packages.log --lock $(LOCKS)/requirements.lock "packages, 0.5 GB on disk" -- \
+	  $(PIP) --require-hashes -r $(LOCKS)/requirements.lock
 	@touch $@
 
 $(VENV)/.built: $(VENV)/.locked pyproject.toml $(NATIVE)
@@ -157,12 +156,12 @@ $(VENV)/.built: $(VENV)/.locked pyproject.toml $(NATIVE)
 	  $(PIP) --verbose --no-deps --no-build-isolation --editable .
 	@touch $@
 
-$(VENV)/.cluster: $(VENV)/.dev requirements-cluster.lock
-	@$(SHOWN) --log $(VENV)/cluster.log --lock requirements-cluster.lock "Ray, 0.3 GB on disk" -- \
-	  $(PIP) --require-hashes -r requirements-cluster.lock
+$(VENV)/.cluster: $(VENV)/.dev $(LOCKS)/requirements-cluster.lock
+	@$(SHOWN) --log $(VENV)/cluster.log --lock $(LOCKS)/requirements-cluster.lock "Ray, 0.3 GB on disk" -- \
+	  $(PIP) --require-hashes -r $(LOCKS)/requirements-cluster.lock
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.built requirements-dev.lock
-	@$(SHOWN) --log $(VENV)/dev.log --lock requirements-dev.lock "packages of checks and tests" -- \
-	  $(PIP) --require-hashes -r requirements-dev.lock
+$(VENV)/.dev: $(VENV)/.built $(LOCKS)/requirements-dev.lock
+	@$(SHOWN) --log $(VENV)/dev.log --lock $(LOCKS)/requirements-dev.lock "packages of checks and tests" -- \
+	  $(PIP) --require-hashes -r $(LOCKS)/requirements-dev.lock
 	@touch $@

@@ -110,7 +110,7 @@ def copy(words: list[str], image: Image, others: dict[str, Image]) -> None:
             run(["cp", "--archive", f"{inside(others[stage], source)}/.", f"{made(goal)}/"])
             continue
         for name in context(source):
-            within = name if (ROOT / source).is_file() else os.path.relpath(name, source)
+            within = Path(name).name if name == source else os.path.relpath(name, source)
             shutil.copy2(ROOT / name, made((goal / within).parent) / Path(name).name)
 
 

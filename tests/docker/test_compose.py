@@ -12,6 +12,7 @@ from tests.docker.boards import DOCKER, ROOT
 
 COMPOSE = yaml.safe_load((DOCKER / "compose.yaml").read_text())
 SERVICES = COMPOSE["services"]
+CLUSTER_LOCK = "configs/locks/requirements-cluster.lock"
 CLUSTER = yaml.safe_load((DOCKER / "compose.cluster.yaml").read_text())
 MACHINES = CLUSTER["services"]
 HEAD = MACHINES["quire-head"]
@@ -112,10 +113,10 @@ def test_machines_of_a_cluster_can_do_no_more_than_they_must() -> None:
         assert its["security_opt"] == ["no-new-privileges:true"]
         assert its["read_only"] is True
         assert its["environment"]["XDG_STATE_HOME"].startswith("/tmp/")
-        assert its["build"]["args"] == {"LOCK": "requirements-cluster.lock"}
+        assert its["build"]["args"] == {"LOCK": CLUSTER_LOCK}
         grace = int(its["stop_grace_period"].removesuffix("s"))
         assert grace > Config().server.drain_s + 30 + STOP_TIMEOUT_S
-    assert (ROOT / "requirements-cluster.lock").is_file()
+    assert (ROOT / CLUSTER_LOCK).is_file()
 
 
 def test_prometheus_asks_the_head_of_a_cluster_by_a_name_that_it_answers_to() -> None:

@@ -40,7 +40,7 @@ class Quire < Formula
     system "python{python}", "-m", "venv", libexec
     pip = libexec/"bin/pip"
     system pip, "install", "--no-cache-dir", "--only-binary=:all:", "--require-hashes",
-           "--requirement", "requirements.lock"
+           "--requirement", "configs/locks/requirements.lock"
     resource("wheel").stage {{ system pip, "install", "--no-deps", *Dir["*.whl"] }}
     system pip, "uninstall", "--yes", *%w[{build_only}]
     bin.install_symlink libexec/"bin/quire"

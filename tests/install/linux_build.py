@@ -1,5 +1,5 @@
 """Builds quire's wheel for one Python and one processor, where wheels.py runs it: in a root with a
-compiler, with the tools of requirements.lock.
+compiler, with the tools of configs/locks/install.lock.
 
     python -m tests.install.linux_build PYTHON MACHINE HEADERS MLX WHEELS
 

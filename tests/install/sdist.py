@@ -23,7 +23,7 @@ MUST_HAVE = {
     "CHANGELOG.md",
     "README.md",
     "pyproject.toml",
-    "requirements.lock",
+    "configs/locks/requirements.lock",
     "Makefile",
 }
 

@@ -34,8 +34,8 @@ PLATFORM = "manylinux_2_35"
 # Its compiler is the tests' one, and its Python the oldest that quire runs on.
 BUILDS_IN = RELEASES["bookworm"]
 COMPILERS = "g++ g++-aarch64-linux-gnu python3-dev python3-venv"
-TOOLS_LOCK = "tests/install/requirements.lock"
-MLX_LOCK = "requirements.lock"
+TOOLS_LOCK = "configs/locks/install.lock"
+MLX_LOCK = "configs/locks/requirements.lock"
 SOURCES = (
     "metal_ext", "kvcache", "engine", "server", "configs", "pyproject.toml", "README.md", "LICENSE",
     "tests/__init__.py", "tests/install",

@@ -10,7 +10,7 @@ ROOT = HERE.parents[1]
 BUILT = ROOT / "build" / "page"
 DRIVER = BUILT / "driver"
 AXE = DRIVER / "axe_playwright_python" / "axe.min.js"
-LOCK = HERE / "requirements.lock"
+LOCK = ROOT / "configs/locks/page.lock"
 PACKAGES = ("chromium", "fonts-dejavu-core", "fonts-noto-core")
 INSTALL_TIMEOUT_S = 600
 

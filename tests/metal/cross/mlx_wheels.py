@@ -1,6 +1,6 @@
 """Fetches MLX's wheels for another system, in the version and with the hashes of quire's lock.
 
-    python -m cross.mlx_wheels requirements.lock macosx_26_0_arm64 build/metal/mac26
+    python -m cross.mlx_wheels configs/locks/requirements.lock macosx_26_0_arm64 build/metal/mac26
 
 The wheels are unpacked, not installed: headers and libraries to build against, with an import list
 that the linker of that system wrote.

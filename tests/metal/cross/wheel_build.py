@@ -52,7 +52,7 @@ class Target:
         if self.python == mlx_wheels.PYTHON:
             return BUILD / self.name / "mlx"
         folder = BUILD / f"{self.name}-{self.python}"
-        lock = ROOT / "requirements.lock"
+        lock = ROOT / "configs/locks/requirements.lock"
         known, of = folder / ".of", mlx_wheels.locked(lock.read_text(), "mlx")
         if not known.is_file() or known.read_text() != of:
             platform = f"macosx_{self.name.removeprefix('mac')}_0_arm64"
