@@ -3,6 +3,7 @@
 import ast
 import json
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -11,7 +12,11 @@ import yaml  # type: ignore[import-untyped]
 from server.config import Config
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = sorted(path.name for path in ROOT.glob("*.md"))
+LISTED = subprocess.run(
+    ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md"],
+    cwd=ROOT, capture_output=True, text=True, check=True,
+)  # fmt: skip
+DOCUMENTS = [name for name in LISTED.stdout.splitlines() if (ROOT / name).is_file()]
 PACKAGES = ("server", "engine", "kvcache", "metal_ext")
 MAX_FUNCTION_LINES = 60
 MAX_COLUMNS = 100
@@ -73,7 +78,7 @@ def targets_of(folder: Path) -> set[str]:
 
 
 def test_the_commands_of_the_documents_exist() -> None:
-    for document in (*DOCUMENTS, "docker/README.md"):
+    for document in DOCUMENTS:
         text = (ROOT / document).read_text()
         assert set(re.findall(r"`make ([a-z0-9][a-z0-9-]*)", text)) <= targets_of(ROOT), document
         for folder, target in re.findall(r"make -C (\S+) ([a-z0-9-]+)", text):
@@ -85,8 +90,14 @@ def test_the_commands_of_the_documents_exist() -> None:
 
 def test_links_between_documents_lead_somewhere() -> None:
     for document in DOCUMENTS:
-        for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", (ROOT / document).read_text()):
-            assert (ROOT / link).exists(), f"{document}: {link}"
+        text = (ROOT / document).read_text()
+        for link, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", text):
+            target = (ROOT / document).parent / link if link else ROOT / document
+            assert target.exists(), f"{document}: {link}"
+            if anchor:
+                titles = re.findall(r"^#+ (.*)", target.read_text(), re.MULTILINE)
+                anchors = [re.sub(r"[^\w -]", "", title).lower() for title in titles]
+                assert anchor in [it.replace(" ", "-") for it in anchors], f"{document}: {anchor}"
 
 
 def test_the_settings_for_clients_can_be_read() -> None:

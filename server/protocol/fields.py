@@ -61,7 +61,7 @@ NO_USE = "it has no use here"
 SPEED_ONLY = "it could change the speed, not the answer"
 ACCOUNT = "there is no account or store that it could matter to"
 
-MODEL = "id, alias, folder's name or path; another one is a 404; none is ours"
+MODEL = "id, alias, folder's name or path; any other is a 404; may be left out"
 
 SAMPLING_FIELDS = (
     accepted("model", MODEL),
@@ -157,14 +157,14 @@ THINKING_FIELDS = (
     accepted("thinking_token_budget", "thoughts are ended after so many tokens; wins over effort"),
     accepted("thinking_budget", "the same"),
     accepted("enable_thinking", "the same as chat_template_kwargs.enable_thinking"),
-    accepted("chat_template_kwargs", "what the model's template takes; another one is refused"),
+    accepted("chat_template_kwargs", "what the model's template takes; anything else is refused"),
 )
 
 CHAT_FIELDS = (
     accepted(
         "messages",
-        "text in all roles; developer is system; function is tool; prefix: true on the last one, "
-        "the assistant's, has it continued, else an answer is a new turn",
+        "text in all roles; developer is system, function is tool; prefix: true continues the last "
+        "one, where it is the assistant's",
     ),
     accepted("max_completion_tokens", "wins over max_tokens"),
     *GENERATING_FIELDS,
@@ -204,7 +204,7 @@ CHAT_FIELDS = (
 
 EMBEDDING_FIELDS = (
     accepted("input", "a text, a list of texts, token ids, or a list of those; none may be empty"),
-    accepted("model", "id, alias, folder's name or path; another one is a 404; none is ours"),
+    accepted("model", MODEL),
     accepted("encoding_format", "float, or base64 of little-endian float32"),
     accepted("dimensions", "the first so many numbers, at length 1 again; 1 to the model's size"),
     accepted("add_special_tokens", "false: texts get no end token; token ids never get one"),

@@ -20,8 +20,6 @@ from server.protocol.fields import (
     SAMPLING_FIELDS,
     SPEED_ONLY,
     STRUCTURE_FIELDS,
-    FieldRule,
-    Rule,
     accepted,
     ignored,
     refused,
@@ -32,24 +30,18 @@ from server.protocol.unseen import Unseen
 from server.protocol.wire_errors import invalid
 from server.text.conversation import Conversation, OutputFormat, Thinking, Turn
 
-OTHER_NAMES = ("max_tokens", "stop", "n", "stream_options", "best_of")
-
-
-def _here(field: FieldRule) -> FieldRule:
-    """Adapt a rule of the other APIs: what is refused there is refused here; what to do instead may
-    have no field here."""
-    if field.rule is not Rule.REFUSED:
-        return field
-    note = "the table of /v1/chat/completions says what to do instead"
-    return refused(field.name, note, *field.harmless)
+OTHER_NAMES = (
+    *("max_tokens", "stop", "n", "stream_options", "best_of", "use_beam_search"),
+    "return_token_ids",
+)
 
 
 MESSAGES_FIELDS = (
     accepted("max_tokens", "required; more than fit is cut"),
     accepted(
         "messages",
-        "what Claude Code's have, tools that they load included; other blocks are left out; where "
-        "the last one is the assistant's, it is continued",
+        "all blocks that Claude Code sends, loaded tools included; others are left out; an "
+        "assistant's message at the end is continued",
     ),
     accepted("system", "text; billing headers of Claude Code are left out"),
     accepted("stop_sequences", "no part of one is sent"),
@@ -65,15 +57,17 @@ MESSAGES_FIELDS = (
     ),
     accepted("output_config", "effort: low and medium have budgets; format: json_schema"),
     accepted("enable_thinking", "where thinking does not say it"),
-    accepted("chat_template_kwargs", "what the model's template takes; another one is refused"),
-    *(_here(field) for field in SAMPLING_FIELDS if field.name not in OTHER_NAMES),
-    *(_here(field) for field in STRUCTURE_FIELDS),
+    accepted("chat_template_kwargs", "what the model's template takes; anything else is refused"),
+    *(field for field in SAMPLING_FIELDS if field.name not in OTHER_NAMES),
+    *STRUCTURE_FIELDS,
     refused("stop", "use stop_sequences"),
     refused("n", "an answer is one message", 1),
     refused("best_of", "an answer is one message", 1),
+    refused("use_beam_search", "an answer is one message"),
     refused("max_completion_tokens", "use max_tokens"),
     refused("logprobs", "use /v1/chat/completions"),
     refused("top_logprobs", "use /v1/chat/completions"),
+    refused("return_token_ids", "use /v1/chat/completions"),
     refused("output_format", "use output_config"),
     refused("reasoning_effort", "use output_config"),
     refused("thinking_token_budget", "use thinking"),

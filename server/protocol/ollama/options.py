@@ -44,7 +44,7 @@ ANSWER_FIELDS = (
     accepted("stream", "lines of JSON, unless it is false"),
     accepted("format", '"json", or a JSON schema'),
     accepted("think", "false: no thoughts; low and medium have budgets; thinking has them"),
-    accepted("options", "a table of its own, below"),
+    accepted("options", "a table of their own"),
     accepted("logprobs", "of every token, thoughts and calls included"),
     accepted("top_logprobs", "needs logprobs"),
     ignored("truncate", NO_CUT),

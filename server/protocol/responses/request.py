@@ -47,8 +47,8 @@ from server.text.conversation import Conversation, OutputFormat, Turn
 OWN_FIELDS = (
     accepted(
         "input",
-        "text or items; items of one turn are one turn; prefix: true on the last one, the "
-        "assistant's, has it continued, else an answer is a new turn",
+        "text or items; items of one turn are one turn; prefix: true continues the last one, where "
+        "it is the assistant's",
     ),
     accepted("instructions", "said before the input; not taken over by the next response"),
     accepted("previous_response_id", "of the same API key, while it is stored"),

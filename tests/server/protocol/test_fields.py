@@ -1,7 +1,6 @@
-"""One table says what becomes of every field; code, tests and API.md follow it."""
+"""One table says what becomes of every field; code, tests and FIELDS.md follow it."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -55,8 +54,9 @@ from server.protocol.ollama.request import (
 from server.protocol.responses.request import RESPONSES_FIELDS, ResponsesRequest
 from server.protocol.tokenize import DetokenizeRequest, TokenizeRequest
 from server.protocol.wire_errors import ApiError
+from tests.server.protocol.field_tables import DOCUMENT, SECTIONS, document
+from tests.server.protocol.field_tables import TABLES as DOCUMENTED
 
-API = Path(__file__).parents[3] / "API.md"
 Body = (
     type[SamplingFields]
     | type[EmbeddingRequest]
@@ -188,26 +188,7 @@ def test_what_nobody_has_heard_of_is_ignored(model: Body) -> None:
     check(model, heard_of=False, **{"a b": [1], "_private": {}, "model_fields": 1})
 
 
-@pytest.mark.parametrize(
-    ("heading", "table"),
-    [
-        ("/v1/chat/completions", CHAT_FIELDS),
-        ("/v1/completions", COMPLETION_FIELDS),
-        ("/v1/messages", MESSAGES_FIELDS),
-        ("/v1/responses", RESPONSES_FIELDS),
-        ("/tokenize", TOKENIZE_FIELDS),
-        ("/detokenize", DETOKENIZE_FIELDS),
-        ("/v1/embeddings", EMBEDDING_FIELDS),
-        ("/api/chat", OLLAMA_CHAT_FIELDS),
-        ("/api/generate", OLLAMA_GENERATE_FIELDS),
-        ("options of /api/chat and /api/generate", OPTION_FIELDS),
-        ("/api/embed", OLLAMA_EMBED_FIELDS),
-        ("/api/embeddings", OLLAMA_EMBEDDINGS_FIELDS),
-        ("/api/show", SHOW_FIELDS),
-    ],
-)
-def test_the_documentation_has_the_table(heading: str, table: tuple[FieldRule, ...]) -> None:
-    ordered = [row for rule in Rule for row in table if row.rule is rule]
-    lines = [f"| {row.name} | {row.rule.value} | {row.note} |" for row in ordered]
-    text = "\n".join([f"## {heading}", "", "| field | | |", "|---|---|---|", *lines, ""])
-    assert text in API.read_text(encoding="utf-8"), text
+def test_the_documentation_has_all_tables() -> None:
+    assert DOCUMENT.read_text(encoding="utf-8") == document()
+    assert {name for section in SECTIONS for name in section} == {*DOCUMENTED}
+    assert len(DOCUMENTED) == len(TABLES) - 1, "SAMPLING_FIELDS are part of others"

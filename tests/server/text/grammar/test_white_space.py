@@ -1,4 +1,4 @@
-"""API.md's sentence on the white space of JSON is what a grammar takes."""
+"""The API document's sentence on the white space of JSON is what a grammar takes."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import pytest
 from server.text.tokenizer import Tokenizer
 from tests.server.text.grammars import of_schema, takes
 
-API = Path(__file__).parents[4] / "API.md"
+API = Path(__file__).parents[4] / "server" / "protocol" / "README.md"
 SAID = (
     "Between its parts JSON may have one space or one tab, or a new line and up to 24 spaces and "
     "tabs of indentation"
