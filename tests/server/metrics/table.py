@@ -1,4 +1,4 @@
-"""METRICS.md, from what a server really shows: ``python -m tests.server.metrics.table``."""
+"""The table of server/metrics/README.md: ``python -m tests.server.metrics.table`` writes it."""
 
 from pathlib import Path
 from typing import cast
@@ -13,7 +13,7 @@ from server.supervisor.metrics import ModelsCollector
 from server.supervisor.models import ModelSupervisor
 from tests.engines import recall_loop
 
-DOCUMENT = Path(__file__).parents[3] / "METRICS.md"
+DOCUMENT = Path(__file__).parents[3] / "server" / "metrics" / "README.md"
 UNITS = ("seconds", "bytes", "tokens", "blocks", "ratio")
 
 
@@ -33,10 +33,8 @@ def families(client: EngineClient) -> list[tuple[str, str, str, str]]:
 
 def table(client: EngineClient) -> str:
     """As it stands in the document."""
-    rows = [
-        f"| `{name}` | {kind} | {unit} | {text} |" for name, kind, unit, text in families(client)
-    ]
-    return "\n".join(["| name | type | unit | what |", "| --- | --- | --- | --- |", *rows])
+    rows = [f"| `{name}` | {kind} | {text} |" for name, kind, _, text in families(client)]
+    return "\n".join(["| name | type | |", "|---|---|---|", *rows])
 
 
 def main() -> None:
