@@ -101,7 +101,7 @@ def test_links_between_documents_lead_somewhere() -> None:
 
 
 def test_the_settings_for_clients_can_be_read() -> None:
-    blocks = re.findall(r"```(\w+)\n(.*?)```", (ROOT / "CLIENTS.md").read_text(), re.DOTALL)
+    blocks = re.findall(r"```(\w+)\n(.*?)```", (ROOT / "server/README.md").read_text(), re.DOTALL)
     readers = {"json": json.loads, "toml": tomllib.loads, "yaml": yaml.safe_load}
     assert {kind for kind, _ in blocks} == set(readers)
     for kind, text in blocks:
