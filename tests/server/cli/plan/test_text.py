@@ -118,7 +118,7 @@ def test_the_figures_of_the_readme_are_those_of_its_command(
         f"they hold {wide[0]} densely and {wide[-1]} in pages, and with 4-bit weights {small[0]} "
         f"and {small[-1]}."
     )
-    assert said in " ".join((ROOT / "MODELS.md").read_text().split())
+    assert said in " ".join((ROOT / "engine/models/README.md").read_text().split())
 
 
 def test_states_have_a_column_and_what_is_not_served_a_sentence(
