@@ -11,8 +11,8 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
-# Of the packages' folders, what only a build needs.
-BUILD_ONLY = {".cpp", ".h", ".c", ".metal", ".cmake"}
+# Of the packages' folders, what only a build or a reader needs.
+BUILD_ONLY = {".cpp", ".h", ".c", ".metal", ".cmake", ".md"}
 BUILD_FILES = {"CMakeLists.txt"}
 # What comes along in the server's package.
 SHIPPED = ("configs/quire.toml", "configs/aliases.toml", "configs/demo/model")
