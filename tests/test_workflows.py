@@ -18,7 +18,7 @@ def everything_named(pattern: str) -> set[str]:
 def test_a_file_that_a_workflow_names_exists_and_can_be_run(name: str) -> None:
     path = ROOT / name
     assert path.is_file() or (path / "Makefile").is_file()
-    assert path.is_dir() or name.endswith(".py") or os.access(path, os.X_OK)
+    assert path.is_dir() or name.endswith((".py", ".md")) or os.access(path, os.X_OK)
 
 
 @pytest.mark.parametrize("name", sorted(everything_named(r"-m (tests[\w.]*)")))
