@@ -33,8 +33,12 @@ def families(client: EngineClient) -> list[tuple[str, str, str, str]]:
 
 def table(client: EngineClient) -> str:
     """As it stands in the document."""
-    rows = [f"| `{name}` | {kind} | {text} |" for name, kind, _, text in families(client)]
-    return "\n".join(["| name | type | |", "|---|---|---|", *rows])
+    rows = [
+        f"{name} | {text}" + (" (histogram)" if kind == "histogram" else "")
+        for name, kind, _, text in families(client)
+        if not name.startswith("process_")
+    ]
+    return "\n".join(["name | meaning", "---|---", *rows])
 
 
 def main() -> None:
@@ -42,7 +46,7 @@ def main() -> None:
     client = EngineClient(recall_loop, max_queue=1, max_backlog=1)
     client.start()
     try:
-        before = DOCUMENT.read_text().partition("| name |")[0]
+        before = DOCUMENT.read_text().partition("name | meaning")[0]
         DOCUMENT.write_text(f"{before}{table(client)}\n")
     finally:
         client.stop(10)

@@ -3,59 +3,61 @@
 from collections import defaultdict
 from pathlib import Path
 
-from server.protocol.fields import (
-    CHAT_FIELDS,
-    COMPLETION_FIELDS,
-    DETOKENIZE_FIELDS,
-    EMBEDDING_FIELDS,
-    TOKENIZE_FIELDS,
-    Rule,
+from server.protocol.chat.request import ChatRequest
+from server.protocol.common import SamplingFields
+from server.protocol.completions.request import CompletionRequest
+from server.protocol.embeddings import EmbeddingRequest
+from server.protocol.fields import Rule
+from server.protocol.messages.request import MessagesRequest
+from server.protocol.ollama.options import Options
+from server.protocol.ollama.request import (
+    KeptFields,
+    OllamaChatRequest,
+    OllamaEmbeddingsRequest,
+    OllamaEmbedRequest,
+    OllamaGenerateRequest,
+    ShowRequest,
 )
-from server.protocol.messages.request import MESSAGES_FIELDS
-from server.protocol.ollama.options import (
-    OLLAMA_CHAT_FIELDS,
-    OLLAMA_EMBED_FIELDS,
-    OLLAMA_EMBEDDINGS_FIELDS,
-    OLLAMA_GENERATE_FIELDS,
-    OPTION_FIELDS,
-    SHOW_FIELDS,
-)
-from server.protocol.responses.request import RESPONSES_FIELDS
+from server.protocol.responses.request import ResponsesRequest
+from server.protocol.tokenize import DetokenizeRequest, TokenizeRequest
 
 DOCUMENT = Path(__file__).parents[3] / "server" / "protocol" / "FIELDS.md"
-TABLES = {
-    "/v1/chat/completions": CHAT_FIELDS,
-    "/v1/completions": COMPLETION_FIELDS,
-    "/v1/messages": MESSAGES_FIELDS,
-    "/v1/responses": RESPONSES_FIELDS,
-    "/v1/embeddings": EMBEDDING_FIELDS,
-    "/tokenize": TOKENIZE_FIELDS,
-    "/detokenize": DETOKENIZE_FIELDS,
-    "/api/chat": OLLAMA_CHAT_FIELDS,
-    "/api/generate": OLLAMA_GENERATE_FIELDS,
-    "options of both": OPTION_FIELDS,
-    "/api/embed": OLLAMA_EMBED_FIELDS,
-    "/api/embeddings": OLLAMA_EMBEDDINGS_FIELDS,
-    "/api/show": SHOW_FIELDS,
+Body = (
+    type[SamplingFields]
+    | type[EmbeddingRequest]
+    | type[TokenizeRequest]
+    | type[DetokenizeRequest]
+    | type[KeptFields]
+    | type[ShowRequest]
+    | type[Options]
+)
+ENDPOINTS: dict[str, Body] = {
+    (CHAT := "/v1/chat/completions"): ChatRequest,
+    (COMPLETIONS := "/v1/completions"): CompletionRequest,
+    (MESSAGES := "/v1/messages"): MessagesRequest,
+    (RESPONSES := "/v1/responses"): ResponsesRequest,
+    "/v1/embeddings": EmbeddingRequest,
+    "/tokenize": TokenizeRequest,
+    "/detokenize": DetokenizeRequest,
+    "/api/chat": OllamaChatRequest,
+    "/api/generate": OllamaGenerateRequest,
+    "options of both": Options,
+    "/api/embed": OllamaEmbedRequest,
+    "/api/embeddings": OllamaEmbeddingsRequest,
+    "/api/show": ShowRequest,
 }
-CHAT, COMPLETIONS, MESSAGES, RESPONSES, *_ = TABLES
 # Each has the rows that its endpoints share, but for those of tables before it.
 SECTIONS = (
     (CHAT, COMPLETIONS, MESSAGES, RESPONSES),
     (CHAT, MESSAGES, RESPONSES),
     (CHAT, RESPONSES),
     (CHAT, COMPLETIONS),
-    *((name,) for name in TABLES if name.startswith("/v1") or "tokenize" in name),
+    *((name,) for name in ENDPOINTS if not name.startswith(("/api", "options"))),
     ("/api/chat", "/api/generate"),
-    ("/api/chat",),
-    ("/api/generate",),
-    ("options of both",),
+    *((name,) for name in ("/api/chat", "/api/generate", "options of both")),
     ("/api/embed", "/api/embeddings"),
-    ("/api/embed",),
-    ("/api/embeddings",),
-    ("/api/show",),
+    *((name,) for name in ("/api/embed", "/api/embeddings", "/api/show")),
 )
-TITLES = {Rule.ACCEPTED: "", Rule.REFUSED: "**instead, or why**", Rule.IGNORED: "**why**"}
 HEAD = """\
 # Fields of requests
 
@@ -66,22 +68,25 @@ Row = tuple[Rule, str, str]
 
 
 def rows_of(name: str) -> list[Row]:
-    return [(field.rule, field.name, field.note) for field in TABLES[name]]
+    rules = ENDPOINTS[name].rules
+    return [(it.rule, it.name, it.note if it.rule is not Rule.IGNORED else "") for it in rules]
 
 
 def section(endpoints: tuple[str, ...], rows: list[Row], above: set[Row]) -> str:
     """Return a heading and a table. Fields with one note are one line; rows that other endpoints'
     tables have already are only named."""
-    lines = [f"## {', '.join(endpoints)}\n"]
+    lines = [f"## {', '.join(endpoints)}\n", "field | accepted, or what to do instead", "---|---"]
     for rule in Rule:
         names = defaultdict(list)
         for row in (row for row in rows if row[0] is rule):
-            names["as above" if row in above else row[2]].append(row[1])
-        mark = "" if rule is Rule.ACCEPTED else "**"
-        if names:
-            lines.append(f"| {mark}{rule.value}{mark} | {TITLES[rule]} |")
-        lines += ["|---|---|"] if rule is Rule.ACCEPTED else []
-        lines += [f"| {', '.join(fields)} | {note} |" for note, fields in names.items()]
+            names["as above" if row in above and row[2] else row[2]].append(row[1])
+        if rule is Rule.REFUSED and names:
+            lines.append("**refused** |")
+        # Why nothing is lost by ignoring a field stands in the code.
+        lines += [
+            f"{', '.join(fields)} | {note}" if note else f"**ignored** | {', '.join(fields)}"
+            for note, fields in names.items()
+        ]
     return "\n".join(lines) + "\n"
 
 
@@ -90,12 +95,11 @@ def document() -> str:
     sections = [HEAD]
     for endpoints in SECTIONS:
         covered = {row for names, had in written if names >= {*endpoints} for row in had}
-        shared = [set(rows_of(name)) for name in endpoints]
-        rows = [row for row in rows_of(endpoints[0]) if row in set.intersection(*shared) - covered]
-        above = {row for _, had in written for row in had}
+        shared = set.intersection(*({*rows_of(name)} for name in endpoints)) - covered
+        rows = [row for row in rows_of(endpoints[0]) if row in shared]
         if rows:
-            sections.append(section(endpoints, rows, above))
-        written.append(({*endpoints}, {*rows}))
+            sections.append(section(endpoints, rows, {row for _, had in written for row in had}))
+        written.append(({*endpoints}, shared))
     return "\n".join(sections)
 
 
