@@ -1,7 +1,6 @@
 """The style that no linter checks, as tests."""
 
 import ast
-import json
 import re
 import subprocess
 import tomllib
@@ -102,7 +101,7 @@ def test_links_between_documents_lead_somewhere() -> None:
 
 def test_the_settings_for_clients_can_be_read() -> None:
     blocks = re.findall(r"```(\w+)\n(.*?)```", (ROOT / "server/README.md").read_text(), re.DOTALL)
-    readers = {"json": json.loads, "toml": tomllib.loads, "yaml": yaml.safe_load}
+    readers = {"toml": tomllib.loads, "yaml": yaml.safe_load}
     assert {kind for kind, _ in blocks} == set(readers)
     for kind, text in blocks:
         assert "http://127.0.0.1:8000/v1" in str(readers[kind](text))
