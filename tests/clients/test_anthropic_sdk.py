@@ -21,7 +21,6 @@ TOOLS: Any = [
     }
 ]
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
-BILLING = "x-anthropic-billing-header: cc_version=2.1.197; cch={};"
 
 
 def sdk(http: httpx2.AsyncClient, **keys: Any) -> AsyncAnthropic:
@@ -127,23 +126,6 @@ async def test_tokens_are_counted_as_they_are_charged(said: AsyncAnthropic) -> N
     usage = (await said.messages.create(**asked, max_tokens=10)).usage
     cached = (usage.cache_read_input_tokens or 0) + (usage.cache_creation_input_tokens or 0)
     assert counted.input_tokens == usage.input_tokens + cached
-
-
-async def test_what_is_no_part_of_the_conversation_has_no_tokens(said: AsyncAnthropic) -> None:
-    text = {"type": "text", "text": "Be brief."}
-    marked = text | {"cache_control": {"type": "ephemeral"}}
-    bills = [{"type": "text", "text": BILLING.format(number)} for number in ("1a", "2b")]
-    counts = set()
-    for system in ([text], [marked], [bills[0], text], [bills[1], marked]):
-        asked: Any = {"model": MODEL, "messages": say("hi"), "system": system}
-        counts.add((await said.messages.count_tokens(**asked)).input_tokens)
-    assert len(counts) == 1
-
-
-async def test_a_stop_sequence_is_named(said: AsyncAnthropic) -> None:
-    for answer in await both(said, ask(say("one two three"), stop_sequences=["two"])):
-        assert (answer.stop_reason, answer.stop_sequence) == ("stop_sequence", "two")
-        assert answer.content[0].text == "one "
 
 
 async def test_the_system_may_speak_in_the_middle(said: AsyncAnthropic) -> None:

@@ -150,15 +150,6 @@ async def test_what_a_tool_answers_is_heard(said: AsyncOpenAI) -> None:
     assert last.choices[0].message.content == "sunny"
 
 
-@pytest.mark.parametrize("inside", ["the weather, please", '{"arguments": {}}', "[]", ""])
-async def test_a_call_that_is_no_call_is_content(said: AsyncOpenAI, inside: str) -> None:
-    messages = say(f"<tool_call>\n{inside}\n</tool_call>")
-    answer = await said.chat.completions.create(model=MODEL, messages=messages, tools=TOOLS)
-    assert answer.choices[0].finish_reason == "stop"
-    assert answer.choices[0].message.content is not None
-    assert inside in answer.choices[0].message.content
-
-
 @pytest.mark.parametrize(
     ("choice", "names"),
     [
@@ -241,15 +232,6 @@ async def test_completions_continue_every_kind_of_prompt(
         assert (choice.logprobs is not None) == ("logprobs" in how)
 
 
-async def test_an_echoed_text_is_the_prompt_and_what_is_said_to_it(held: AsyncOpenAI) -> None:
-    asked: Any = {"model": MODEL, "max_tokens": 4, "temperature": 0}
-    prompts = ["Once é", "<|im_start|>Twice"]
-    plain = await held.completions.create(prompt=prompts, **asked)
-    echoed = await held.completions.create(prompt=prompts, echo=True, **asked)
-    for number, prompt in enumerate(prompts):
-        assert echoed.choices[number].text == prompt + plain.choices[number].text
-
-
 @pytest.mark.parametrize(("prompt", "count"), PROMPTS)
 @pytest.mark.parametrize("length", [0, 1])
 async def test_a_prompt_is_scored_token_by_token(
@@ -268,29 +250,6 @@ async def test_a_prompt_is_scored_token_by_token(
         assert len(lists.tokens) == len(lists.text_offset) == len(others) + 1
         assert answer.usage is not None
         assert answer.usage.completion_tokens == count * length
-
-
-@pytest.mark.parametrize(
-    ("wrong", "param"),
-    [
-        ({"best_of": 2}, "best_of"),
-        ({"suffix": "the end"}, "suffix"),
-        ({"logprobs": 6}, "logprobs"),
-        ({"prompt": ["Once", ""]}, "prompt[1]"),
-        ({"max_tokens": 0}, "max_tokens"),
-    ],
-)
-async def test_a_completion_that_cannot_be_is_refused_by_name(
-    held: AsyncOpenAI, wrong: Any, param: str
-) -> None:
-    with pytest.raises(BadRequestError) as refused:
-        await held.completions.create(**({"model": MODEL, "prompt": "Once"} | wrong))
-    assert refused.value.param == param
-
-
-async def test_a_chat_model_embeds_nothing_and_says_so(held: AsyncOpenAI) -> None:
-    with pytest.raises(BadRequestError, match="made for them, such as Qwen3-Embedding"):
-        await held.embeddings.create(model=MODEL, input="Hello", encoding_format="float")
 
 
 @pytest.fixture
@@ -330,17 +289,6 @@ async def test_the_sdk_reads_its_own_default_encoding(embedder: httpx2.AsyncClie
     short = await loose.embeddings.create(model=MODEL, input=texts[0], dimensions=8)
     head = np.array(alone[0].data[0].embedding[:8])
     assert short.data[0].embedding == pytest.approx(head / np.linalg.norm(head), abs=1e-5)
-
-
-async def test_an_embedding_model_chats_not_and_says_so(embeds: AsyncOpenAI) -> None:
-    with pytest.raises(BadRequestError, match="/v1/embeddings") as chatting:
-        await embeds.chat.completions.create(model=MODEL, messages=say("x"))
-    assert chatting.value.param == "model"
-    with pytest.raises(BadRequestError, match="/v1/embeddings"):
-        await embeds.completions.create(model=MODEL, prompt="x")
-    with pytest.raises(BadRequestError) as empty:
-        await embeds.embeddings.create(model=MODEL, input=["a", ""], encoding_format="float")
-    assert empty.value.param == "input[1]"
 
 
 # --- responses -------------------------------------------------------------------------------
@@ -396,8 +344,3 @@ async def test_responses_are_held_to_tools_and_schemas(held: AsyncOpenAI) -> Non
         model=MODEL, input="x", text_format=Forecast, max_output_tokens=2000
     )
     assert isinstance(parsed.output_parsed, Forecast)
-
-
-async def test_a_response_that_is_not_known_is_not_found(said: AsyncOpenAI) -> None:
-    with pytest.raises((BadRequestError, NotFoundError)):
-        await said.responses.create(model=MODEL, input="x", previous_response_id="resp_none")

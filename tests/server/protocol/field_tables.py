@@ -73,8 +73,7 @@ def rows_of(name: str) -> list[Row]:
 
 
 def section(endpoints: tuple[str, ...], rows: list[Row], above: set[Row]) -> str:
-    """Return a heading and a table. Fields with one note are one line; rows that other endpoints'
-    tables have already are only named."""
+    """Return a heading and a table. above: rows that other endpoints' tables have already."""
     lines = [f"## {', '.join(endpoints)}\n", "field | accepted, or what to do instead", "---|---"]
     for rule in Rule:
         names = defaultdict(list)
@@ -82,7 +81,6 @@ def section(endpoints: tuple[str, ...], rows: list[Row], above: set[Row]) -> str
             names["as above" if row in above and row[2] else row[2]].append(row[1])
         if rule is Rule.REFUSED and names:
             lines.append("**refused** |")
-        # Why nothing is lost by ignoring a field stands in the code.
         lines += [
             f"{', '.join(fields)} | {note}" if note else f"**ignored** | {', '.join(fields)}"
             for note, fields in names.items()

@@ -421,3 +421,31 @@ async def test_what_a_grammar_says_literally_does_not_count(
     others = " ".join(['"&"'] * 20)
     constraint = await compiled(tokenizer, output("grammar", f"start: {others} A\nA: {written}"))
     assert takes(constraint, tokenizer, "&" * 20 + value)
+
+
+# --- white space ----------------------------------------------------------------------------------
+
+
+DOCUMENT = Path(__file__).parents[4] / "server" / "protocol" / "README.md"
+SENTENCE = (
+    "Between its parts JSON may have one space or one tab, or a new line and up to 24 spaces and "
+    "tabs of indentation"
+)
+SPACES = ("", " ", "\t", "\n", "\r\n", "\n" + 24 * " ", "\n" + 12 * " \t")
+WRONG_SPACES = ("  ", "\t\t", " \t", " \n", "\n\n", "\r", "\n" + 25 * " ", "\n" + 25 * "\t", "\f")
+
+
+def test_the_document_says_which_white_space_json_may_have() -> None:
+    assert SENTENCE in " ".join(DOCUMENT.read_text().split())
+
+
+@pytest.mark.parametrize("place", ['{{{}"a":1}}', '{{"a"{}:1}}', '{{"a":{}1}}', '{{"a":1{}}}'])
+async def test_json_has_the_white_space_that_the_document_says(
+    tokenizer: Tokenizer, place: str
+) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    constraint = await of_schema(tokenizer, schema)
+    for space in SPACES:
+        assert takes(constraint, tokenizer, place.format(space)), repr(space)
+    for space in WRONG_SPACES:
+        assert not takes(constraint, tokenizer, place.format(space)), repr(space)
