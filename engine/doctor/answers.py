@@ -1,4 +1,4 @@
-"""What only a Mac can say, by name: the answers to what METAL.md asks of Macs."""
+"""What only a Mac can say, by name: the answers to what metal_ext/README.md asks of Macs."""
 
 import platform
 from collections.abc import Callable

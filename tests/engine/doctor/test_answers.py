@@ -29,8 +29,8 @@ def test_every_answer_has_its_name_whether_it_was_asked_or_not() -> None:
     assert said["open_files"] is None
 
 
-def test_metal_md_says_what_each_answer_is_about() -> None:
-    text = (Path(__file__).parents[3] / "METAL.md").read_text()
+def test_the_document_on_metal_says_what_each_answer_is_about() -> None:
+    text = (Path(__file__).parents[3] / "metal_ext" / "README.md").read_text()
     assert tuple(re.findall(r"^\| F\d+ \| `(\w+)` \|", text, re.MULTILINE)) == NAMES
 
 
