@@ -332,7 +332,6 @@ def _limits(
         embedding_size=embedding_size,
         shared_block_tokens=memory.layout.tokens_per_block if shares else None,
         keeps_states=memory.layout.shape.cell is not None,
-        prefix_identity=kv.identity,
     )
 
 

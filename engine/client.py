@@ -25,14 +25,12 @@ from engine.messages import (
     SetKVLimit,
     SetMemoryPressure,
     Stop,
-    TakePrefixNews,
 )
 from engine.power import SleepDetector
 from engine.types import (
     EngineLimits,
     EngineStats,
     FinishReason,
-    PrefixNews,
     Request,
     SamplingParams,
     Submission,
@@ -300,11 +298,6 @@ class EngineClient:
         that runs, however long it takes. Raises EngineDeadError, also when the engine ends
         meanwhile."""
         return await self._ask(GetMemoryMap)
-
-    async def take_prefix_news(self) -> PrefixNews:
-        """Return what prompts may begin with: what has changed since the last call. Waits and
-        raises as ``memory_map`` does."""
-        return await self._ask(TakePrefixNews)
 
     async def _ask(self, question: Callable[[Callable[[T], None]], Message]) -> T:
         """Ask the engine, and wait for its answer. Raises EngineDeadError."""

@@ -146,10 +146,6 @@ class EngineStats:
     """Rows whose logits were not finite."""
     wasted_rows: int = 0
     """Rows whose results came for requests that had ended meanwhile."""
-    timed_prompt_tokens: int = 0
-    """Prompt tokens of steps whose time says how fast prompts are computed."""
-    timed_prompt_seconds: float = 0.0
-    """The part of those steps' time that these took."""
     token_budget: int = 0
     step_seconds: float = 0.0
     """Duration of the newest step."""

@@ -17,7 +17,6 @@ from engine.messages import (
     Message,
     SetKVLimit,
     SetMemoryPressure,
-    TakePrefixNews,
 )
 from engine.pipeline import CancelledStep, CompletedStep, RetiredStep, StepPipeline
 from engine.pressure import PressureLevel
@@ -32,7 +31,6 @@ from engine.step_plan import (
     StepRunner,
 )
 from engine.substrate_faults import SubstrateFaults
-from engine.token_budget import PromptTime
 from engine.types import EngineLimits, EngineStats, Request, SamplingParams, TokenEvent
 from kvcache.manager import KVCacheManager
 
@@ -174,7 +172,6 @@ class EngineLoop:
         self._mlx_memory = mlx_memory
         self.faults = faults
         self._pipeline = StepPipeline(runner, clock)
-        self._prompt_time = PromptTime()
         self._points = MappingPoints(kv, clock)
         self._mask_thread = MaskThread()
         self._woken_by: Message | None = None
@@ -255,7 +252,6 @@ class EngineLoop:
         self._scheduler.counters = SchedulerCounters()
         self._scheduler.sharing.take_decisions()
         self._pipeline.meter = StepMeter()
-        self._prompt_time = PromptTime()
         self._pipeline.num_retired = 0
         broken = [event.message for event in events if event.message]
         if broken:
@@ -291,8 +287,6 @@ class EngineLoop:
                 self._health_check.start()
             elif isinstance(message, GetMemoryMap):
                 message.answer(self._memory_map())
-            elif isinstance(message, TakePrefixNews):
-                message.answer(self._kv.take_prefix_news())
             else:
                 self._stopping = True
         return events
@@ -332,7 +326,6 @@ class EngineLoop:
             if isinstance(step, CompletedStep):
                 budget, plan = self._scheduler.budget, step.plan
                 budget.observe(plan.prefill_tokens, step.seconds, decoding=plan.decodes)
-                self._prompt_time.observe(plan, step.seconds, budget.decoding_s)
                 events += self._scheduler.commit(step.plan, step.outcomes)
                 self._health_check.observe(step.outcomes)
             elif isinstance(step, CancelledStep):
@@ -436,8 +429,6 @@ class EngineLoop:
             failed_rows=counters.failed_rows,
             wasted_rows=counters.wasted_rows,
             token_budget=self._scheduler.budget.tokens,
-            timed_prompt_tokens=self._prompt_time.tokens,
-            timed_prompt_seconds=self._prompt_time.seconds,
             step_seconds=self._pipeline.step_seconds,
             copied_bytes=self._kv.copied_bytes,
             measured=self._pipeline.meter.snapshot,

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from engine.memory_map import MemoryMap
-from engine.types import PrefixNews, Request
+from engine.types import Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +36,6 @@ class GetMemoryMap:
 
 
 @dataclass(frozen=True, slots=True)
-class TakePrefixNews:
-    """Say what prompts may begin with: what has changed since it was asked last."""
-
-    answer: Callable[[PrefixNews], None]
-    """Called on the engine's thread."""
-
-
-@dataclass(frozen=True, slots=True)
 class SetKVLimit:
     """Let K and V take so many bytes from now on, as far as nobody uses more."""
 
@@ -57,13 +49,4 @@ class Stop:
     """End the engine after the running step."""
 
 
-Message = (
-    Request
-    | Abort
-    | SetMemoryPressure
-    | SetKVLimit
-    | CheckModel
-    | GetMemoryMap
-    | TakePrefixNews
-    | Stop
-)
+Message = Request | Abort | SetMemoryPressure | SetKVLimit | CheckModel | GetMemoryMap | Stop

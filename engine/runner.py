@@ -8,7 +8,7 @@ from typing import Protocol
 import mlx.core as mx
 
 from engine.errors import EngineFailedError
-from engine.malloc import release_free_memory
+from engine.machine import release_free_memory
 from engine.sampler import PendingSamples, joined, pool, sample, score, scored_rows
 from engine.step_plan import (
     InFlightStep,

@@ -15,11 +15,9 @@ from engine.figures import HistogramCounts as HistogramCounts
 from engine.figures import MlxMemory as MlxMemory
 from kvcache.block_hashes import BlockHashes as BlockHashes
 from kvcache.block_hashes import PrefixSalt as PrefixSalt
-from kvcache.evictions import PrefixNews as PrefixNews
 from kvcache.prefix_index import MissReason as MissReason
 from kvcache.state_cache import NO_TURNS as NO_TURNS
 from kvcache.state_cache import Turns as Turns
-from kvcache.state_cache import planned_seals as planned_seals
 from kvcache.stats import CellStats as CellStats
 from kvcache.stats import KVStats as KVStats
 
@@ -213,9 +211,6 @@ class EngineLimits:
     """Tokens of a block, where whole blocks are kept for others; None where nothing is."""
     keeps_states: bool = False
     """Whether a prefix can be shared only where a state of it was kept: ``Request.turns`` count."""
-    prefix_identity: bytes = b""
-    """Of the model and its blocks: engines of equal ones have the same hashes for the same tokens
-    and salt."""
 
     def check_length(self, prompt_ids: Sequence[int], params: Sequence[SamplingParams]) -> None:
         """Check that a prompt fits, and a token behind it where an answer has any. Raises

@@ -138,13 +138,6 @@ class CellPool:
             committed_bytes=committed_bytes,
         )
 
-    def newest_sealed(self, most: int) -> list[bytes]:
-        """Return the hashes of blocks after which there is a cell: the one used last first, and so
-        many at most."""
-        sealed = [cell for cell in self.cells if cell.prefix is not None]
-        sealed.sort(key=lambda cell: (cell.last_use, cell.position), reverse=True)
-        return [cell.prefix.digest for cell in sealed[:most] if cell.prefix is not None]
-
     # --- the circle -----------------------------------------------------------------------------
 
     def take_for(self, keep: Keep, saves: int) -> Cell | None:

@@ -12,7 +12,6 @@ from kvcache.block import Block
 from kvcache.block_allocator import BLOCKS_EVICTED_AT_ONCE, MAP_AHEAD_TOKENS
 from kvcache.block_hashes import BlockHashes, PrefixSalt
 from kvcache.cell_pool import CellPool
-from kvcache.evictions import REPORTED_STATES, PrefixNews
 from kvcache.group_cache import GroupCache
 from kvcache.layout import KVLayout
 from kvcache.memory_budget import CacheLimits
@@ -336,12 +335,6 @@ class KVCacheManager:
         if self._states is not None:
             self._states.pool.evict()
         self._release_slack()
-
-    def take_prefix_news(self) -> PrefixNews:
-        """Return what was evicted since the last call, and which states are kept. Bounded."""
-        found = [group.prefixes.index.take_evicted() for group in self._groups]
-        states = None if self._states is None else self._states.pool.newest_sealed(REPORTED_STATES)
-        return PrefixNews(list(set().union(*found)), states)
 
     def set_limit(self, limit_bytes: int) -> int:
         """Let all blocks that are used take so many bytes from now on: no more than the budget, and

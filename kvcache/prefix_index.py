@@ -133,11 +133,6 @@ class PrefixIndex:
             self._remove(gone)
         return [gone for gone in following if gone.state is BlockState.CACHED]
 
-    def take_evicted(self) -> list[bytes]:
-        """Return the hashes of blocks that were evicted since the last call. Bounded: of very many
-        the newest."""
-        return self._evicted.take_unreported()
-
     # --- why not --------------------------------------------------------------------------------
 
     def explain(self, hashes: BlockHashes, matched: int) -> tuple[int, MissReason | None]:

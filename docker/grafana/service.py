@@ -258,15 +258,8 @@ CLUSTER = Row(
             "percentunit", [Query(REPLICA_HITS, ITS_NAME)], maximum=1,
         ),
         Panel(
-            "Why a replica was chosen",
-            "prefix: none holds more of the prompt. load: others would answer sooner than the one "
-            "that does. new: none holds any of it. Prompts that another replica got because one "
-            "was silent, gone or full are beside them.",
-            "reqps",
-            [
-                Query(rate("quire_replica_choices_total", "reason"), "{{reason}}"),
-                Query(rate("quire_replica_retries_total"), "given to another one"),
-            ],
+            "Given to another replica", "Prompts whose first replica was silent, gone or full.",
+            "reqps", [Query(rate("quire_replica_retries_total"), "given to another one")],
             colors={"given to another one": "red"},
         ),
     ],

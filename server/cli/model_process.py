@@ -13,8 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 from engine.client import EngineClient
-from engine.machine import raise_descriptor_limit
-from engine.malloc import use_one_arena
+from engine.machine import raise_descriptor_limit, use_one_arena
 from server.catalogue.names import printable
 from server.chat.drain import Drain
 from server.chat.salts import Salts

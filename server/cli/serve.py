@@ -15,8 +15,7 @@ from tqdm import tqdm
 
 from engine.build import EnginePlan, build_engine
 from engine.client import EngineClient
-from engine.machine import machine_memory, raise_descriptor_limit
-from engine.malloc import use_one_arena
+from engine.machine import machine_memory, raise_descriptor_limit, use_one_arena
 from engine.monitor import EngineMonitor
 from engine.power import KeepAwake, power_of
 from engine.pressure import pressure_source

@@ -1,6 +1,5 @@
 """What the front of a cluster and its replicas tell each other."""
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -35,47 +34,21 @@ class ReplicaReport:
     pressure: int
 
 
+@dataclass(slots=True)
 class Route:
-    """What is known of one request where its replica is chosen. Nothing of it is sent: the one who
-    asks and the one who chooses share the object, each on a thread of its own."""
+    """Which replica a call may go to. The caller and the router share it, on a thread each."""
 
-    def __init__(
-        self,
-        hashes: Sequence[bytes] = (),
-        tokens: int = 0,
-        block_tokens: int = 1,
-        without: frozenset[str] = frozenset(),
-        target: str | None = None,
-        ends: Sequence[int] | None = None,
-    ) -> None:
-        """hashes: of the prompt's full blocks. tokens: of the prompt. block_tokens: of a block.
-        without: replicas that are not to be chosen. target: the only one that may be. ends: after
-        how many blocks states will be kept; None where the model goes on from any block."""
-        self.hashes = hashes
-        self.tokens = tokens
-        self.block_tokens = block_tokens
-        self.without = without
-        self.target = target
-        self.ends = ends
-        self.replica: str | None = None
-        """The one that was chosen last."""
-        self.reason = ""
-        """Why: a Reason."""
-        self.replicas: tuple[str, ...] = ()
-        """Those that there were."""
-        self.on_started: Callable[[], None] | None = None
-        self.on_finished: Callable[[Sequence[bytes]], None] | None = None
+    text: str = ""
+    """A character for each full block of the prompt: equal prefixes have equal ones."""
+    without: frozenset[str] = frozenset()
+    """Replicas that are not to be chosen."""
+    target: str | None = None
+    """The only one that may be, if any."""
+    replica: str | None = None
+    """The one that was chosen last."""
+    replicas: tuple[str, ...] = ()
+    """Those that there were."""
 
-    def __reduce__(self) -> tuple[type["Route"], tuple[()]]:
-        """Send an empty one."""
-        return Route, ()
-
-    def started(self) -> None:
-        """Note that the first token is there."""
-        if self.on_started is not None:
-            self.on_started()
-
-    def finished(self, hashes: Sequence[bytes] = ()) -> None:
-        """Note the end, however it came. hashes: of prompt and answer, where that is complete."""
-        if self.on_finished is not None:
-            self.on_finished(hashes)
+    def allows(self, replica: str) -> bool:
+        """Return whether a replica may be chosen."""
+        return replica == self.target if self.target is not None else replica not in self.without

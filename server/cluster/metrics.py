@@ -36,13 +36,6 @@ class ClusterCollector(Collector):
             "Prompts that were given to another replica because one was silent, gone or full",
             self._engine.retries,
         )
-        yield counters(
-            "quire_replica_choices",
-            "Choices of a replica, by the reason: none holds more of the prompt (prefix), others "
-            "would answer sooner than the one that does (load), none holds any of it (new)",
-            ("reason",),
-            [((reason,), float(count)) for reason, count in sorted(self._engine.choices.items())],
-        )
         for name, documentation in GAUGES.items():
             yield gauges(
                 f"quire_replica_requests_{name}",

@@ -10,7 +10,7 @@ from server.cluster.messages import Numbered, Refusal, ReplicaReport, Route
 
 
 class RayReplicas:
-    """Calls methods of the replicas of a deployment. ``ray_router.py`` chooses which one's."""
+    """Calls methods of the replicas of a deployment. ``ray_router.py`` chooses."""
 
     def __init__(self, handle: Any) -> None:
         """handle: a DeploymentHandle."""

@@ -8,7 +8,6 @@ an error after which the client may ask again.
 import asyncio
 import logging
 import time
-from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
@@ -26,7 +25,6 @@ from engine.types import (
     SamplingParams,
     Submission,
     TokenEvent,
-    planned_seals,
 )
 from server.cluster.membership import Membership
 from server.cluster.messages import Numbered, Refusal, ReplicaReport, Route
@@ -38,6 +36,8 @@ SILENCE_S = 5.0
 REPORT_PERIOD_S = 1.0
 # A prompt is given to so many replicas, one after the other.
 MAX_ATTEMPTS = 3
+# Ray sends text as UTF-8; 20 bits of a hash fit behind what that has no bytes for.
+BEHIND_SURROGATES = 0xE000
 
 log = logging.getLogger(__name__)
 
@@ -73,8 +73,6 @@ class _Call:
     streams: list[TokenStream]
     open: set[int]
     """The numbers of answers that somebody reads."""
-    tokens: dict[int, list[int]] = field(default_factory=dict)
-    """Of each answer."""
     has_begun: bool = False
     """Whether an event has been delivered."""
     task: "asyncio.Task[None]" = field(init=False)
@@ -109,8 +107,6 @@ class RemoteEngine:
         self._asking: asyncio.Task[None] | None = None
         self.retries = 0
         """Prompts that were given to another replica."""
-        self.choices = Counter[str]()
-        """How many replicas were chosen, by the reason why."""
 
     # --- life -----------------------------------------------------------------------------------
 
@@ -256,17 +252,15 @@ class RemoteEngine:
         refused: set[str] = set()
         message = REPLICA_LOST
         # A long prompt takes many milliseconds: meanwhile others' tokens are delivered.
-        hashes, ends = await asyncio.to_thread(_hashed, call.submission, self.limits)
+        text = await asyncio.to_thread(routed_text, call.submission, self.limits)
         for attempt in range(MAX_ATTEMPTS):
             without = frozenset(refused | self.members.silent)
             if attempt and not self.members.others(without):
                 break
             self.retries += attempt > 0
-            size, tokens = hashes.tokens_per_block, len(call.submission.prompt_ids)
-            route = Route(hashes.digests, tokens, size, without, ends=ends)
+            route = Route(text, without)
             try:
                 await self._follow(call, route)
-                route.finished(_answered(call, hashes))
                 return
             except ReplicaFullError:
                 message = REPLICAS_FULL
@@ -274,9 +268,6 @@ class RemoteEngine:
                 message = REPLICA_LOST
                 if route.replica is not None:
                     self.members.lose(route.replica)
-            finally:
-                route.finished()
-                self.choices[route.reason] += 1
             if call.has_begun:
                 break
             if route.replica is not None:
@@ -293,9 +284,7 @@ class RemoteEngine:
             async for batch in said:
                 if isinstance(batch, Refusal):
                     raise ReplicaFullError if batch is Refusal.FULL else ReplicaLostError
-                if batch and not call.has_begun:
-                    call.has_begun = True
-                    route.started()
+                call.has_begun |= bool(batch)
                 missing -= self._deliver(call, batch)
                 if not missing & call.open:
                     return
@@ -306,8 +295,6 @@ class RemoteEngine:
         ended = set()
         for number, event in batch:
             stream = call.streams[number]
-            if event.token_id is not None:
-                call.tokens.setdefault(number, []).append(event.token_id)
             if number in call.open:
                 stream.deliver(event._replace(request_id=stream.request.request_id))
             if event.finish is not None:
@@ -338,22 +325,16 @@ class RemoteEngine:
             call.task.cancel()
 
 
-def _hashed(submission: Submission, limits: EngineLimits) -> tuple[BlockHashes, list[int] | None]:
-    """Return the hashes of a prompt, and after how many of its blocks states are kept; None where
-    the model needs none."""
-    size = limits.shared_block_tokens or limits.max_model_len
-    hashes = BlockHashes(limits.prefix_identity, submission.salt, size)
+def routed_text(submission: Submission, limits: EngineLimits) -> str:
+    """Return a character for each full block of a prompt: what a replica shares of it is known by
+    them. They are made of hashes, which tell tenants apart."""
+    if limits.shared_block_tokens is None:
+        return ""
+    hashes = BlockHashes(b"", submission.salt, limits.shared_block_tokens)
     hashes.extend(submission.prompt_ids, 0)
-    if not limits.keeps_states:
-        return hashes, None
-    return hashes, sorted(planned_seals(hashes, submission.system_tokens, submission.turns))
-
-
-def _answered(call: _Call, hashes: BlockHashes) -> list[bytes]:
-    """Return the hashes of prompt and first answer, from which the conversation goes on: but for
-    its last token, which was sampled and is in no cache."""
-    hashes.extend(call.tokens.get(0, [])[:-1], hashes.num_tokens)
-    return hashes.digests
+    return "".join(
+        chr(BEHIND_SURROGATES + (int.from_bytes(digest[:3]) >> 4)) for digest in hashes.digests
+    )
 
 
 async def _heard(

@@ -1,6 +1,6 @@
 """Memory of this process: what stays, and what is released to the system while the server is idle.
 
-What requests took and gave back, the C library keeps in pieces (engine/malloc.py).
+What requests took and gave back, the C library keeps in pieces (engine/machine.py).
 """
 
 import asyncio
@@ -8,7 +8,7 @@ import gc
 from collections.abc import Callable
 from math import inf
 
-from engine.malloc import release_free_memory
+from engine.machine import release_free_memory
 from server.chat.drain import Drain
 
 # Looked at so often; with somebody there it waits for the next time.

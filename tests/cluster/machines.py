@@ -6,53 +6,50 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx2
 import psutil
 
 QUIRE = (sys.executable, "-c", "from server.cli import main; main()")
-OTHER_ROUTER = (
-    "import sys; from server.cli.cluster.run import serve_cluster; "
-    "from server.cluster.scaling import ReplicaCounts; "
-    "serve_cluster('demo', ReplicaCounts(3, 3), 3, None, {'server': {'port': int(sys.argv[2])}}, "
-    "sys.argv[3:], print, "
-    "router=sys.argv[1])"
-)
-# One replica to two; a calm one ends soon, where users wait for minutes.
-BY_NEED = (
-    "import sys; from server.cli.cluster.run import serve_cluster; "
-    "from server.cluster.scaling import ReplicaCounts; "
-    "serve_cluster('demo', ReplicaCounts(1, 2), 2, None, {'server': {'port': int(sys.argv[1])}}, "
-    "sys.argv[2:], print, fewer_after_s=2.0)"
-)
 SETTINGS = (
     "cache.kv_budget=64MiB",
     "cache.substrate=posix",
     "engine.threads=1",
     "log.level=warning",
-    "server.drain_s=2",
+    "server.drain_s=30",
 )
+LOOPBACK = "127.0.0.1"
 UP_S, END_S = 90.0, 60.0
-# RestartSec of the unit, ThrottleInterval of the agent.
-SERVICE_RESTART_S = 10.0
 
 
 class BrokenError(Exception):
     """Something did not happen."""
 
 
-class Home:
-    """A user's folders on one of the machines that we pretend to have."""
+class Results:
+    """Prints checks as they are made."""
 
-    def __init__(self, folder: Path, within: Sequence[str] = ()) -> None:
-        """within: the command that runs others on that machine."""
+    def __init__(self) -> None:
+        self.passed = 0
+        self.failed = 0
+
+    def check(self, what: str, good: bool, seen: object = "") -> None:
+        """Print a line; a bad one fails the run."""
+        self.passed += good
+        self.failed += not good
+        print(f"{'ok    ' if good else 'FAILED'}  {what}{f': {seen}' if seen else ''}", flush=True)
+
+
+class Home:
+    """A user's folders."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
         self.folder = folder
-        self.within = within
         self.environment = {
             name: value
             for name, value in os.environ.items()
@@ -71,7 +68,7 @@ class Home:
     def run(self, *arguments: str, timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:
         """Run a command to its end."""
         return subprocess.run(
-            [*self.within, *QUIRE, *arguments],
+            [*QUIRE, *arguments],
             env=self.environment,
             text=True,
             capture_output=True,
@@ -81,26 +78,21 @@ class Home:
 
     @contextmanager
     def serving(
-        self,
-        *arguments: str,
-        port: int,
-        command: Sequence[str] = QUIRE,
-        says: str = "",
-        ready: str = "/ready",
-    ) -> Iterator[None]:
+        self, *arguments: str, port: int, says: str = ""
+    ) -> Iterator["subprocess.Popen[bytes]"]:
         """Run a command that serves, as long as it is wanted. says: what it prints when all of it
-        is there. ready: the path that says so."""
+        is there."""
         log = self.folder / f"serve-{port}.log"
         with log.open("w") as output:
             child = subprocess.Popen(
-                [*command, *arguments],
+                [*QUIRE, *arguments],
                 env=self.environment,
                 stdout=output,
                 stderr=subprocess.STDOUT,
             )
         try:
-            wait_until_ready(port, child, log, says, ready)
-            yield
+            wait_until_ready(port, child, log, says)
+            yield child
         finally:
             child.send_signal(signal.SIGTERM)
             try:
@@ -110,9 +102,7 @@ class Home:
                 raise BrokenError(f"{arguments} did not end: {log.read_text()[-2000:]}") from None
 
 
-def wait_until_ready(
-    port: int, child: "subprocess.Popen[bytes]", log: Path, says: str, path: str
-) -> None:
+def wait_until_ready(port: int, child: "subprocess.Popen[bytes]", log: Path, says: str) -> None:
     """Until it generates, and has said that it does."""
     ends_at = time.monotonic() + UP_S
     while time.monotonic() < ends_at:
@@ -120,19 +110,19 @@ def wait_until_ready(
             break
         time.sleep(0.2)
         try:
-            status = httpx2.get(f"http://127.0.0.1:{port}{path}", timeout=10.0).status_code
+            status = httpx2.get(f"http://127.0.0.1:{port}/ready", timeout=10.0).status_code
         except httpx2.HTTPError:
             continue
-        # Who wants a key says so as soon as it listens.
+        # A server with keys answers 401 as soon as it listens.
         if status in (200, 401) and says in log.read_text():
             return
     raise BrokenError(f"nobody serves on port {port}: {log.read_text()[-3000:]}")
 
 
 @contextmanager
-def cluster(home: Home, address: str = "127.0.0.1") -> Iterator[None]:
+def cluster(home: Home) -> Iterator[None]:
     """Ray on this machine, by our command."""
-    started = home.run("cluster", "start", "--address", address)
+    started = home.run("cluster", "start", "--address", LOOPBACK)
     if started.returncode:
         raise BrokenError(f"the cluster did not start: {started.stderr}")
     try:
@@ -141,62 +131,6 @@ def cluster(home: Home, address: str = "127.0.0.1") -> Iterator[None]:
         stopped = home.run("cluster", "stop")
         if stopped.returncode:
             raise BrokenError(f"the cluster did not stop: {stopped.stderr}")
-
-
-class Supervised:
-    """A command that is started again whenever it ends, as a service manager does."""
-
-    def __init__(self, home: Home, *arguments: str) -> None:
-        self._home = home
-        self._command = [*QUIRE, *arguments]
-        self._ended = threading.Event()
-        self._child = self._start()
-        self._thread = threading.Thread(target=self._keep)
-        self._thread.start()
-
-    def _start(self) -> "subprocess.Popen[bytes]":
-        with (self._home.folder / "service.log").open("a") as log:
-            return subprocess.Popen(
-                self._command, env=self._home.environment, stdout=log, stderr=subprocess.STDOUT
-            )
-
-    def _keep(self) -> None:
-        while not self._ended.wait(0.1):
-            if self._child.poll() is not None and not self._ended.wait(SERVICE_RESTART_S):
-                self._child = self._start()
-
-    def kill(self) -> int:
-        """Kill the command and all that it has started, at once. Returns how many there were."""
-        own = psutil.Process(self._child.pid)
-        family = [own, *own.children(recursive=True)]
-        for each in family:
-            with suppress(psutil.NoSuchProcess):
-                each.kill()
-        return len(family)
-
-    def end(self) -> None:
-        """End it for good, as a service manager does."""
-        self._ended.set()
-        self._thread.join()
-        self._child.send_signal(signal.SIGTERM)
-        try:
-            self._child.wait(END_S)
-        except subprocess.TimeoutExpired:
-            self.kill()
-            raise BrokenError(f"{self._command} did not end") from None
-
-
-@contextmanager
-def supervised(home: Home, *arguments: str) -> Iterator[Supervised]:
-    """A command under a service manager."""
-    found = Supervised(home, *arguments)
-    try:
-        yield found
-    except BaseException:
-        print((home.folder / "service.log").read_text()[-3000:])
-        raise
-    finally:
-        found.end()
 
 
 def flags(port: int, *further: str) -> list[str]:
@@ -230,9 +164,8 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-async def eventually(true: "object", within_s: float) -> float:
+async def eventually(true: Callable[[], bool], within_s: float) -> float:
     """Wait until a call returns true, and return the seconds. Raises BrokenError."""
-    assert callable(true)
     began = time.monotonic()
     while not true():
         if time.monotonic() - began > within_s:

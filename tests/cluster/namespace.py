@@ -7,22 +7,16 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Sequence
 
 INSIDE = "CLUSTER_GATE_IS_ALONE"
 # Linux, net/if.h and bits/ioctls.h.
 SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8913, 0x8914, 1
 
 
-def is_alone() -> bool:
-    """Return whether this program runs in namespaces of its own."""
-    return INSIDE in os.environ
-
-
-def enter(arguments: Sequence[str]) -> int | None:
+def enter() -> int | None:
     """Run this program again in namespaces of its own, and return its exit code; None where we are
     in them, or this system has none."""
-    if is_alone():
+    if INSIDE in os.environ:
         _bring_up_loopback()
         return None
     if sys.platform != "linux" or os.geteuid() != 0 or shutil.which("unshare") is None:
@@ -35,10 +29,9 @@ def enter(arguments: Sequence[str]) -> int | None:
         return None
     # The first process there has to wait for those that lose their parents: a shell does.
     shell = ["sh", "-c", '"$@"; exit $?', "sh"]
-    program = [*shell, sys.executable, "-m", "tests.cluster", *arguments]
-    return subprocess.run(
-        [*command, *program], env=os.environ | {INSIDE: "1"}, check=False
-    ).returncode
+    program = [*shell, sys.executable, "-m", "tests.cluster"]
+    own = os.environ | {INSIDE: "1"}
+    return subprocess.run([*command, *program], env=own, check=False).returncode
 
 
 def _bring_up_loopback() -> None:

@@ -12,8 +12,7 @@ import httpx2
 
 from server.cli.cluster.folder import ClusterFolder
 from server.cli.cluster.ray_process import HEAD_PORT, STARTED, environment
-from tests.cluster.machines import BrokenError, Home
-from tests.cluster.results import Results
+from tests.cluster.machines import LOOPBACK, BrokenError, Home, Results
 
 # Long enough to get in; Ray tries for longer where nobody says no.
 PATIENCE_S = 12.0
@@ -27,15 +26,14 @@ CONNECT = (
 )
 
 
-def strangers(results: Results, folder: Path, home: Home, address: str) -> None:
-    """All of them. address: of the head."""
-    head = f"{address}:{HEAD_PORT}"
+def strangers(results: Results, folder: Path, home: Home) -> None:
+    """All of them."""
+    head = f"{LOOPBACK}:{HEAD_PORT}"
     _join(results, folder, home, head)
-    client = f"ray://{address}:{CLIENT_PORT}"
     commands = {
         "ray start": (*START, head),
         "a driver": (*CONNECT, head),
-        "a Ray client": (*CONNECT, client),
+        "a Ray client": (*CONNECT, f"ray://{LOOPBACK}:{CLIENT_PORT}"),
     }
     who = {"without the key": _nothing(home), "with the wrong token": _wrong_token(home)}
     tries = {
@@ -49,7 +47,7 @@ def strangers(results: Results, folder: Path, home: Home, address: str) -> None:
         results.check(what, INSIDE not in said and STARTED not in said)
     machines = home.run("cluster", "status").stdout.split("\n")[0]
     results.check("nobody has joined", machines.count(",") == 0 and ":" in machines, machines)
-    results.check("a job without the key is refused", *_job(address))
+    results.check("a job without the key is refused", *_job())
     # Whoever has it gets in the same way: what refuses the others is the key.
     said = _ended(_begun((*CONNECT, head), _known(home)), time.monotonic() + PATIENCE_S)
     results.check("a driver with the key is let in", INSIDE in said, "" if INSIDE in said else said)
@@ -57,7 +55,6 @@ def strangers(results: Results, folder: Path, home: Home, address: str) -> None:
 
 def _join(results: Results, folder: Path, home: Home, head: str) -> None:
     stranger = Home(folder / "stranger")
-    stranger.folder.mkdir()
     wrong = stranger.folder / "wrong-key"
     wrong.touch(mode=0o600)
     wrong.write_text(secrets.token_hex(32))
@@ -106,10 +103,10 @@ def _ended(child: "subprocess.Popen[str]", ends_at: float) -> str:
         return child.communicate()[0]
 
 
-def _job(address: str) -> tuple[bool, str]:
+def _job() -> tuple[bool, str]:
     """Return whether Ray's agent refuses a job, and what it says. Raises BrokenError where it is
     not there to be asked."""
-    url = f"http://{address}:{AGENT_PORT}/api/job_agent/jobs/"
+    url = f"http://{LOOPBACK}:{AGENT_PORT}/api/job_agent/jobs/"
     try:
         answer = httpx2.post(url, json={"entrypoint": "true"}, timeout=PATIENCE_S)
     except httpx2.HTTPError as error:

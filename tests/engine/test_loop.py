@@ -3,7 +3,6 @@
 import threading
 import time
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 
 import pytest
@@ -299,20 +298,6 @@ def test_prompt_tokens_count_as_submitted_once_whether_cached_or_not() -> None:
     assert stats.submitted_prompt_tokens == 80
     assert stats.cached_prompt_tokens == 32
     assert stats.prompt_tokens == 48
-
-
-def test_the_time_of_prompts_is_that_of_steps_with_many_of_their_tokens() -> None:
-    loop = recall_loop(Answers.empty())
-    # Later than the loop's first request, and half a second later whenever it is read.
-    use_clock(loop, count(time.monotonic() + 1000.0, 0.5).__next__)
-    begun = loop._snapshot()
-    assert begun.timed_prompt_tokens == begun.timed_prompt_seconds == 0
-    loop.mailbox.put(greedy(1, list(range(1, 41)), 3))
-    while loop.run_once() or loop._kv.recovering:
-        pass
-    stats = loop._snapshot()
-    assert stats.timed_prompt_tokens == 40
-    assert 0 < stats.timed_prompt_seconds < stats.measured.step_seconds.total
 
 
 def test_what_mlx_holds_is_asked_for_by_the_thread_that_owns_it() -> None:

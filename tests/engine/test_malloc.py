@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from engine.malloc import release_free_memory, use_one_arena
+from engine.machine import release_free_memory, use_one_arena
 
 # Small pieces of many threads, and one behind each that stays.
 PROGRAM = """
 import gc, threading, psutil
-from engine.malloc import release_free_memory
+from engine.machine import release_free_memory
 
 def crowd():
     taken = [bytes(3000) for _ in range(20_000)]
@@ -30,7 +30,7 @@ print(before - psutil.Process().memory_info().rss)
 # Threads that allocate at the same time; then glibc prints each of its arenas.
 ARENAS = """
 import ctypes, threading
-from engine.malloc import use_one_arena
+from engine.machine import use_one_arena
 
 def crowd():
     together.wait()
@@ -53,7 +53,7 @@ library.fflush(output)
 STEP = """
 import mlx.core as mx
 import psutil
-from engine.malloc import use_one_arena
+from engine.machine import use_one_arena
 from engine.runner import ModelRunner
 
 use_one_arena()

@@ -11,7 +11,7 @@ from typing import Any
 
 import ray
 from ray import serve
-from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
+from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 from ray.serve.schema import LoggingConfig
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -24,16 +24,14 @@ from server.cluster.scaling import ReplicaCounts
 NAME = "quire"
 NODE_ID = "ray.io/node-id"
 INGRESS, REPLICA = "ingress", "replica"
-ROUTER = "server.cluster.ray_router:PrefixRequestRouter"
-POLICY = "server.cluster.ray_scaling:policy"
-# What engines need is averaged over the first, which is more than the 10 s between what they say to
-# Ray; more of it starts a replica after the second, and less ends one after the third: with it go
-# the prefixes that it holds.
+ROUTER = "server.cluster.ray_router:PrefixRouter"
+# Ray averages requests over the first: more than a share of what runs at once starts a replica
+# after the second, and less ends one after the third, as the prefixes that it holds go with it.
 LOOK_BACK_S = 15.0
+BUSY_SHARE = 0.9
 MORE_AFTER_S = 5.0
 FEWER_AFTER_S = 300.0
 HEALTH_PERIOD_S = 2.0
-REPORT_PERIOD_S = 1.0
 POLL_S = 0.1
 # A replica's own limits are lower, and say no in words of their own.
 MAX_ONGOING_REQUESTS = 100_000
@@ -63,10 +61,8 @@ class Plan:
     that have the same."""
     max_request_s: float
     """For how long one that is needed no more may go on with its answers."""
-    router: str = ROUTER
-    """The class that chooses replicas."""
-    fewer_after_s: float = FEWER_AFTER_S
-    """For how long a replica is not needed before it ends."""
+    max_num_seqs: int
+    """Requests that run at once on a replica."""
 
 
 @contextmanager
@@ -136,9 +132,7 @@ def _target(plan: Plan, counts: ReplicaCounts, unfit: Collection[str]) -> Any:
         **needed,
         max_replicas_per_node=plan.per_machine,
         ray_actor_options={"num_cpus": 0, "label_selector": not_on},
-        request_router_config=RequestRouterConfig(
-            request_router_class=plan.router, request_routing_stats_period_s=REPORT_PERIOD_S
-        ),
+        request_router_config=RequestRouterConfig(request_router_class=ROUTER),
         health_check_timeout_s=plan.ready_timeout_s + HEALTH_PERIOD_S,
         graceful_shutdown_timeout_s=plan.max_request_s,
         **_common(plan),
@@ -164,10 +158,10 @@ def _by_need(plan: Plan, counts: ReplicaCounts) -> AutoscalingConfig:
     return AutoscalingConfig(
         min_replicas=counts.least,
         max_replicas=counts.most,
+        target_ongoing_requests=BUSY_SHARE * plan.max_num_seqs,
         look_back_period_s=LOOK_BACK_S,
         upscale_delay_s=MORE_AFTER_S,
-        downscale_delay_s=plan.fewer_after_s,
-        policy=AutoscalingPolicy(policy_function=POLICY),
+        downscale_delay_s=FEWER_AFTER_S,
     )
 
 

@@ -5,8 +5,7 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 from engine.client import EngineClient
-from engine.machine import raise_descriptor_limit
-from engine.malloc import use_one_arena
+from engine.machine import raise_descriptor_limit, use_one_arena
 from engine.memory_map import MemoryMap
 from engine.monitor import EngineMonitor
 from engine.pressure import pressure_source
@@ -23,7 +22,7 @@ from server.cli.serve import (
     start_engine,
 )
 from server.cluster.messages import Numbered, Refusal, ReplicaReport, Route
-from server.cluster.replica import EngineReplica, Report
+from server.cluster.replica import EngineReplica
 from server.config import Config, StartError
 from server.http.idle_memory import keep_what_is_there
 
@@ -89,14 +88,6 @@ class Replica:
         """Say what its memory holds."""
         assert self._client is not None
         return await self._client.memory_map()
-
-    async def record_routing_stats(self) -> Report:
-        """Say what the router wants to know."""
-        return await self._engine.routing_report()
-
-    async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Say what decides how many replicas there are."""
-        return self._engine.need().figures()
 
     async def check_health(self) -> None:
         """Raise NotReadyError where it does not generate. Ray asks it first when it is built."""

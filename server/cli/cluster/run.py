@@ -36,7 +36,7 @@ from server.cli.serve import checked_settings
 from server.cli.serve_models import plain_settings
 from server.cli.settings import with_further
 from server.cluster.scaling import ReplicaCounts
-from server.config import AccessSection, Config, Tables
+from server.config import AccessSection, Config, Tables, engine_config
 
 # No machine has it (RFC 5737): the way there is the way to all others.
 ELSEWHERE = "192.0.2.1:9"
@@ -120,14 +120,11 @@ def serve_cluster(
     flags: Tables,
     further: Iterable[str],
     say: Callable[[str], None],
-    router: str | None = None,
     *,
     waits: bool = False,
-    fewer_after_s: float | None = None,
 ) -> None:
-    """Serve until told to end. say: tells a person. router: the class that chooses replicas, if
-    not ours. waits: begin with what there is room for, and wait for machines. fewer_after_s: for
-    how long a replica is not needed before it ends, if not ours. Raises StartError."""
+    """Serve until told to end. say: tells a person. waits: begin with what there is room for, and
+    wait for machines. Raises StartError."""
     settings = checked_settings(file, with_further(flags, further))
     folder, node = _head()
     with model_errors():
@@ -137,8 +134,6 @@ def serve_cluster(
         facts = facts_of(found.folder)
     os.environ.update(environment(folder))
     from server.cli.cluster.application import (
-        FEWER_AFTER_S,
-        ROUTER,
         Plan,
         connected,
         deploy,
@@ -160,8 +155,7 @@ def serve_cluster(
             settings.server.drain_s,
             secrets.token_hex(VERSION_BYTES),
             settings.limits.max_request_s,
-            router or ROUTER,
-            fewer_after_s or FEWER_AFTER_S,
+            engine_config(settings).max_num_seqs,
         )
         asked = machines, partial(unfit_machines, plan), partial(resize, plan)
         fleet = Fleet(*asked, per_machine, replicas, say)

@@ -1,17 +1,11 @@
 """Modules called as Ray's are: our thin files are imported over them, with Ray or without."""
 
 import sys
+from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-
-
-class RequestRouter:
-    """Ray's, as far as ours calls it."""
-
-    def update_replicas(self, replicas: list[Any]) -> None:
-        self.curr = replicas
 
 
 def install(monkeypatch: pytest.MonkeyPatch, **attributes: dict[str, Any]) -> dict[str, ModuleType]:
@@ -35,9 +29,14 @@ def forget(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.delitem(sys.modules, name, raising=False)
 
 
-def replica(name: str, stats: dict[str, Any] | None = None) -> SimpleNamespace:
+@dataclass(frozen=True)
+class ReplicaId:
+    unique_id: str
+
+
+def replica(name: str) -> SimpleNamespace:
     """A RunningReplica."""
-    return SimpleNamespace(replica_id=SimpleNamespace(unique_id=name), routing_stats=stats)
+    return SimpleNamespace(replica_id=ReplicaId(name))
 
 
 def pending(*arguments: object) -> SimpleNamespace:

@@ -1,14 +1,14 @@
 """Replicas in this process: real engines behind what a handle does, which fail when told to."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
+from itertools import takewhile
 
 from engine.client import EngineClient
 from engine.memory_map import MemoryMap
 from engine.types import Submission, TokenConstraint
 from server.cluster.messages import Numbered, Refusal, ReplicaReport, Route
 from server.cluster.replica import EngineReplica
-from server.cluster.routing import Routing
 from server.text.grammar.constraint_spec import ConstraintSpec
 from tests.engines import recall_client
 
@@ -28,7 +28,7 @@ class NoGrammars:
 
 
 class LocalReplicas:
-    """Several engines, chosen as on Ray."""
+    """Several engines, of which the one that has had most of a prompt is chosen."""
 
     def __init__(self, count: int, **changes: object) -> None:
         self.clients = [recall_client(**changes) for _ in range(count)]
@@ -39,7 +39,8 @@ class LocalReplicas:
             f"r{number}": EngineReplica(f"r{number}", "here", client, self.grammars, 5.0)
             for number, client in enumerate(self.clients)
         }
-        self.routing = Routing()
+        self.texts: dict[str, list[str]] = {name: [] for name in self.replicas}
+        """What each has had."""
         self.hung: set[str] = set()
         self.dead: set[str] = set()
         self.dies_after: int | None = None
@@ -47,28 +48,32 @@ class LocalReplicas:
         self.ends_early = False
         """Whether its stream just ends then."""
         self.chosen: list[str] = []
-        self.hashes: list[Sequence[bytes]] = []
-        """Of the prompts, as the router was given them."""
+        self.known: tuple[str, ...] = ()
+        """Those that the router knows of."""
         self.update()
 
     def update(self) -> None:
         """Tell the router who there is."""
-        self.routing.update({name: {} for name in self.replicas if name not in self.dead})
-
-    def forget(self, name: str) -> None:
-        """Have another engine answer for a replica, whose cache is another one, and tell nobody."""
-        other = next(client for its, client in self._by_name() if its != name)
-        self.replicas[name] = EngineReplica(name, "here", other, self.grammars, 5.0)
-
-    def _by_name(self) -> list[tuple[str, EngineClient]]:
-        return [(name, self.client(name)) for name in self.replicas]
+        self.known = tuple(name for name in self.replicas if name not in self.dead)
 
     def client(self, name: str) -> EngineClient:
         """The engine of a replica."""
         return self.clients[int(name[1:])]
 
+    def _choose(self, route: Route) -> str | None:
+        route.replicas = self.known
+        allowed = [name for name in self.known if route.allows(name)]
+        if not allowed:
+            return None
+
+        def held(name: str) -> int:
+            return max((shared(route.text, its) for its in self.texts[name]), default=0)
+
+        route.replica = max(allowed, key=lambda name: (held(name), -len(self.texts[name])))
+        return route.replica
+
     async def _chosen(self, route: Route) -> EngineReplica:
-        while (name := self.routing.choose(route)) is None:
+        while (name := self._choose(route)) is None:
             await asyncio.sleep(0.01)
         if name in self.dead:
             raise ConnectionError
@@ -82,7 +87,7 @@ class LocalReplicas:
         replica = await self._chosen(route)
         assert route.replica is not None
         self.chosen.append(route.replica)
-        self.hashes.append(route.hashes)
+        self.texts[route.replica].append(route.text)
         left = self.dies_after
         stream = replica.generate(submission)
         try:
@@ -101,10 +106,15 @@ class LocalReplicas:
         return (await self._chosen(route)).report()
 
     async def memory_map(self, route: Route) -> MemoryMap:
-        name = self.routing.choose(route)
+        name = self._choose(route)
         assert name is not None
         return await self.client(name).memory_map()
 
     def stop(self) -> None:
         """End all engines."""
         assert all(client.stop(10.0) for client in self.clients)
+
+
+def shared(one: str, other: str) -> int:
+    """How many first characters two texts share."""
+    return len([*takewhile(lambda both: both[0] == both[1], zip(one, other, strict=False))])

@@ -29,7 +29,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
 
 @asynccontextmanager
 async def front(replicas: LocalReplicas, tokenizer: Tokenizer) -> AsyncIterator[httpx2.AsyncClient]:
-    engine = RemoteEngine(replicas, max_backlog=4096, silence_s=0.5, report_period_s=0.05)
+    engine = RemoteEngine(replicas, max_backlog=4096, report_period_s=0.05)
     await engine.ready()
     config = Config.model_validate({"limits": {"retry_after_s": RETRY_AFTER_S}})
     service = make_service(engine, tokenizer, config)  # type: ignore[arg-type]

@@ -21,8 +21,6 @@ def seen(value: float) -> Distributions:
 ONE = EngineStats(
     running=1,
     steps=10,
-    timed_prompt_tokens=100,
-    timed_prompt_seconds=1.5,
     token_budget=64,
     step_seconds=0.5,
     prefix_misses=((MissReason.EVICTED, 2),),
@@ -36,7 +34,6 @@ def test_counts_are_added_and_what_is_no_sum_is_the_largest() -> None:
     other = replace(ONE, token_budget=32, measured=seen(1.5))
     both = merged([ONE, other])
     assert (both.running, both.steps, both.token_budget, both.step_seconds) == (2, 20, 64, 0.5)
-    assert (both.timed_prompt_tokens, both.timed_prompt_seconds) == (200, 3.0)
     assert both.prefix_misses == ((MissReason.EVICTED, 4),)
     assert both.measured.step_seconds.counts == (1, 1, 0)
     assert both.measured.step_seconds.total == 2.0

@@ -19,7 +19,6 @@ async def test_each_replica_has_its_figures() -> None:
     engine.members.hear(report)
     engine.members.hear(replace(report, name="b"))
     engine.members.lose("b")
-    engine.choices["prefix"] = 5
     registry = CollectorRegistry()
     registry.register(ClusterCollector(engine))
 
@@ -31,5 +30,4 @@ async def test_each_replica_has_its_figures() -> None:
     assert value("quire_replica_up_ratio", replica="b", host="here") == 0
     assert value("quire_replica_requests_running", replica="a", host="here") == 2
     assert value("quire_replica_generated_tokens_total", replica="a", host="here") == 7
-    assert value("quire_replica_choices_total", reason="prefix") == 5
     assert value("quire_replica_retries_total") == 0

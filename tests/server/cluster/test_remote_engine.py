@@ -4,7 +4,6 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,10 +18,9 @@ from engine.types import (
     SamplingParams,
     Submission,
     TokenEvent,
-    Turns,
 )
 from server.chat.readiness import generates
-from server.cluster.remote_engine import RemoteEngine, _hashed
+from server.cluster.remote_engine import RemoteEngine, routed_text
 from server.cluster.sent_forms import SentForm
 from server.protocol.wire_errors import REPLICA_LOST, REPLICAS_FULL, SHUTTING_DOWN
 from server.text.grammar.constraint_spec import ConstraintSpec
@@ -30,7 +28,7 @@ from server.text.grammar.grammar_errors import GrammarError
 from server.text.grammar.judge import JudgeBusyError
 from tests.engines import SHAPE, VOCAB
 from tests.recall import recall_many
-from tests.server.cluster.local_replicas import LocalReplicas
+from tests.server.cluster.local_replicas import LocalReplicas, shared
 
 WAIT_S = 10.0
 SILENCE_S = 0.5
@@ -91,34 +89,6 @@ async def test_answers_are_those_of_an_engine_and_follow_their_prefix() -> None:
         assert second[0].prefix is not None
         assert second[0].prefix.cached_tokens >= 80
         assert engine.in_flight == 0
-
-
-async def test_a_router_that_is_told_of_evictions_that_were_none_loses_hits_only() -> None:
-    replicas = LocalReplicas(3)
-    async with engine_of(replicas) as engine:
-        first = await read(engine.submit(PROMPT, params()))
-        await eventually(lambda: engine.choices["new"] == 1)
-        await asyncio.sleep(0)  # the router hears of the end
-        holder, hashes = replicas.chosen[0], replicas.hashes[0]
-        lie = {"evicted": list(enumerate(hashes))}
-        replicas.routing.update({name: lie if name == holder else {} for name in replicas.replicas})
-        await read(engine.submit(PROMPT, params()))
-        await eventually(lambda: engine.choices["new"] == 2)
-        for _ in range(3):
-            assert tokens(await read(engine.submit(PROMPT, params()))) == tokens(first)
-        assert tokens(first) == want(PROMPT, 10)
-
-
-async def test_a_router_that_is_not_told_of_evictions_loses_hits_only() -> None:
-    replicas = LocalReplicas(2)
-    async with engine_of(replicas) as engine:
-        await read(engine.submit(PROMPT, params()))
-        replicas.forget(replicas.chosen[0])
-        second = await read(engine.submit(PROMPT, params()))
-        assert replicas.chosen[1] == replicas.chosen[0]
-        assert second[0].prefix is not None
-        assert second[0].prefix.cached_tokens == 0
-        assert tokens(second) == want(PROMPT, 10)
 
 
 async def test_several_answers_to_a_prompt_come_from_one_replica() -> None:
@@ -329,21 +299,22 @@ async def test_nobody_is_known_as_long_as_there_is_nobody() -> None:
     replicas.stop()
 
 
-def test_where_states_will_be_kept_is_told_with_the_hashes() -> None:
-    prompt = tuple(range(100))
-    sent = Submission(prompt, (params(),), system_tokens=40, turns=Turns(70, 85))
-    limits = EngineLimits(1000, 8, VOCAB, shared_block_tokens=16, prefix_identity=b"m")
-    hashes, ends = _hashed(sent, limits)
-    assert ends is None
-    same, ends = _hashed(sent, replace(limits, keeps_states=True))
-    assert ends == [2, 4, 5, 6]
-    assert same.digests == hashes.digests
-    assert len(hashes.digests) == 6
+def test_equal_prefixes_of_one_tenant_are_equal_texts() -> None:
+    limits = EngineLimits(1000, 8, VOCAB, shared_block_tokens=16)
+
+    def text(prompt: tuple[int, ...], tenant: bytes = b"") -> str:
+        return routed_text(Submission(prompt, (params(),), salt=PrefixSalt(tenant)), limits)
+
+    one, other = text(PROMPT), text((*PROMPT[:40], *range(60)))
+    assert (len(one), len(other)) == (5, 6)
+    assert shared(one, other) == 2
+    assert one.encode().decode() == one
+    assert text(PROMPT, b"another")[0] != one[0]
+    assert text(PROMPT[:15]) == ""
+    assert routed_text(Submission(PROMPT, (params(),)), EngineLimits(1000, 8, VOCAB)) == ""
 
 
-async def test_hashes_are_made_on_another_thread_and_are_an_engines_own(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_texts_are_made_on_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     threads = list[threading.Thread]()
     extend = BlockHashes.extend
 
@@ -352,17 +323,8 @@ async def test_hashes_are_made_on_another_thread_and_are_an_engines_own(
             threads.append(threading.current_thread())
         extend(its, token_ids, start)
 
-    replicas = LocalReplicas(1)
-    async with engine_of(replicas) as engine:
-        with monkeypatch.context() as patched:
-            patched.setattr(BlockHashes, "extend", noted)
-            await read(engine.submit(PROMPT, params()))
-        assert threads
-        assert threading.main_thread() not in threads[:1]
-        loop = replicas.client("r0")._loop
-        assert loop is not None
-        held = loop._kv._first.prefixes.index._blocks
-        sent = Submission(PROMPT, (params(),))
-        hashes, _ = _hashed(sent, engine.limits)
-        assert hashes.digests
-        assert set(hashes.digests[: (len(PROMPT) - 1) // hashes.tokens_per_block]) <= set(held)
+    async with engine_of(LocalReplicas(1)) as engine:
+        monkeypatch.setattr(BlockHashes, "extend", noted)
+        await read(engine.submit(PROMPT, params()))
+    assert threads
+    assert threading.main_thread() not in threads[:1]

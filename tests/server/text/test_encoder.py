@@ -67,7 +67,7 @@ PROGRAM = """
 import ctypes, random, sys
 from pathlib import Path
 import psutil
-from engine.malloc import release_free_memory
+from engine.machine import release_free_memory
 from server.text.tokenizer import Tokenizer
 
 tokenizer = Tokenizer(Path(sys.argv[1]))

@@ -101,7 +101,6 @@ class Ray:
             "ray__serve__config": {
                 "RequestRouterConfig": dict,
                 "AutoscalingConfig": dict,
-                "AutoscalingPolicy": dict,
             },
             "ray__serve__schema": {"LoggingConfig": dict},
             "ray__util": {},
@@ -125,7 +124,7 @@ def application(ray: Ray) -> Any:
 
 
 def plan(application: Any) -> Any:
-    return application.Plan("demo", {}, "/settings", {}, 1, 5.0, 20.0, "v1", 3600.0)
+    return application.Plan("demo", {}, "/settings", {}, 1, 5.0, 20.0, "v1", 3600.0, 20)
 
 
 def test_one_ingress_on_the_head_and_replicas_where_they_fit(ray: Ray, application: Any) -> None:
@@ -150,7 +149,7 @@ def test_need_decides_between_two_numbers_and_who_goes_may_end_its_answers(
     assert "num_replicas" not in replica
     config = replica["autoscaling_config"]
     assert (config["min_replicas"], config["max_replicas"]) == (1, 3)
-    assert config["policy"] == {"policy_function": "server.cluster.ray_scaling:policy"}
+    assert config["target_ongoing_requests"] == 18.0
     assert replica["graceful_shutdown_timeout_s"] == 3600.0
     assert ingress["graceful_shutdown_timeout_s"] == 20.0
     assert ingress["version"] == replica["version"] == "v1"

@@ -1,6 +1,5 @@
 """A replica around a real engine, as Ray starts, asks and ends it."""
 
-import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from server.config import Config
 from tests.models import write_embedding_model
 from tests.server.cluster import fake_ray
 
-WITHIN_S = 20.0
 SETTINGS = plain_settings(
     Config.model_validate(
         {
@@ -53,13 +51,6 @@ async def test_a_replica_answers_and_says_how_it_is(made: Replica) -> None:
     batches = [batch async for batch in made.generate(Route(), submission)]
     assert sum(len(batch) for batch in batches if isinstance(batch, list)) == 4
     assert (await made.report(Route())).name == "one"
-    assert (await made.record_routing_stats()).keys() == {"load", "evicted"}
-    async with asyncio.timeout(WITHIN_S):
-        # The request may still have its slot for a moment.
-        while (need := await made.record_autoscaling_stats())["slots_share"]:
-            await asyncio.sleep(0.01)
-    assert need["waiting"] == need["slots_share"] == 0
-    assert 0 <= need["blocks_share"] < 1
     assert (await made.memory_map(Route())).stats.generated_tokens >= 4
     made.__del__()
     with pytest.raises(NotReadyError):

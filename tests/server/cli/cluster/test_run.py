@@ -44,8 +44,6 @@ class Application:
     deployed: list[tuple[Any, ...]]
     found: dict[str, Any]
 
-    ROUTER = "ours"
-    FEWER_AFTER_S = 300.0
     Plan = SimpleNamespace
 
     @contextmanager
@@ -78,7 +76,7 @@ class Application:
 def application(monkeypatch: pytest.MonkeyPatch) -> Application:
     made = Application({}, [], {})
     module: Any = ModuleType("server.cli.cluster.application")
-    names = "ROUTER FEWER_AFTER_S connected machines unfit_machines resize deploy end status"
+    names = "connected machines unfit_machines resize deploy end status"
     for name in names.split():
         setattr(module, name, getattr(made, name))
     module.Plan = lambda *arguments: arguments
