@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,7 +17,6 @@ from typing import Annotated, Any
 import typer
 
 from server.catalogue.folder_reader import reading_process
-from server.cli.cluster.commands import cluster_commands
 from server.cli.launch.command import launch_command
 from server.cli.models.commands import add_to as add_model_commands
 from server.cli.sentences import HEAD_OF_LINE, one_sentence, say
@@ -350,5 +350,6 @@ def _parameters_of(arguments: Sequence[str], *names: str) -> dict[str, Any]:
 
 add_model_commands(app)
 launch_command(app)
-app.add_typer(cluster_commands(), name="cluster")
+# What runs on Ray puts commands together, as these do: it stands above them.
+app.add_typer(import_module("server.ray.commands").cluster_commands(), name="cluster")
 app.add_typer(service_commands(_parameters_of_serve, _parameters_of_cluster), name="service")

@@ -33,7 +33,7 @@ ALLOWED = {
     ("server/cli/running.py", "_stays"),
     ("server/protocol/ollama/answer.py", "OllamaAnswer"),
     ("server/supervisor/ollama.py", "card_of"),
-    ("server/cli/cluster/certificates.py", "_begun"),
+    ("server/ray/certificates.py", "_begun"),
 }
 
 

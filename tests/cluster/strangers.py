@@ -10,8 +10,8 @@ from pathlib import Path
 
 import httpx2
 
-from server.cli.cluster.folder import ClusterFolder
-from server.cli.cluster.ray_process import HEAD_PORT, STARTED, environment
+from server.cli.cluster_folder import ClusterFolder
+from server.ray.ray_process import HEAD_PORT, STARTED, environment
 from tests.cluster.machines import LOOPBACK, BrokenError, Home, Results
 
 # Long enough to get in; Ray tries for longer where nobody says no.

@@ -6,9 +6,9 @@ from typing import cast
 
 from engine.client import EngineClient
 from engine.types import EngineStats, KVStats
-from server.cluster.metrics import ClusterCollector
-from server.cluster.remote_engine import RemoteEngine, Replicas
 from server.metrics import Metrics
+from server.ray.metrics import ClusterCollector
+from server.ray.remote_engine import RemoteEngine, Replicas
 
 SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "gauge": ("",)}
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from server.cli.cluster.ray_process import HEAD_PORT, STOP_TIMEOUT_S
 from server.config import Config
+from server.ray.ray_process import HEAD_PORT, STOP_TIMEOUT_S
 from tests.docker.boards import DOCKER, ROOT
 
 COMPOSE = yaml.safe_load((DOCKER / "compose.yaml").read_text())

@@ -8,8 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from kvcache.user_folders import config_folder
-from server.cli.cluster.folder import cluster_folder, write_own
-from server.cli.cluster.key import read_key
+from server.cli.cluster_folder import cluster_folder, read_key, write_own
 from server.cli.sentences import one_sentence
 from server.cli.service.definition import (
     Manager,

@@ -5,10 +5,10 @@ from typing import cast
 
 import metal_ext  # noqa: F401  # before anything that imports MLX
 from engine.client import EngineClient
-from server.cluster.metrics import ClusterCollector
-from server.cluster.remote_engine import RemoteEngine, Replicas
 from server.config import ModelsSection
 from server.metrics import Metrics
+from server.ray.metrics import ClusterCollector
+from server.ray.remote_engine import RemoteEngine, Replicas
 from server.supervisor.metrics import ModelsCollector
 from server.supervisor.models import ModelSupervisor
 from tests.engines import recall_loop

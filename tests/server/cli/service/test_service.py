@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from server.cli.cluster.folder import cluster_folder
-from server.cli.cluster.key import made_key
+from server.cli.cluster_folder import cluster_folder, made_key
 from server.cli.service import command, definition
 from server.cli.service.definition import (
     STOP_GRACE_S,

@@ -1,1 +1,0 @@
-"""Several machines that serve one model: which of them a request goes to."""

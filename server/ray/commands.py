@@ -1,0 +1,148 @@
+"""The flags of ``quire cluster``, and their help."""
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from server.cli.cluster_folder import ClusterError
+from server.cli.sentences import one_sentence
+from server.ray.fleet import ReplicaCounts
+
+NOT_INSTALLED = (
+    "several machines are served on Ray, which is not installed: "
+    "`uv tool install 'quire[cluster]'`, or `pip install 'quire[cluster]'`"
+)
+KeyFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--key-file", help="A file of mode 0600 with the cluster's key; else it is asked."
+    ),
+]
+
+
+def cluster_commands() -> typer.Typer:
+    cluster = typer.Typer(no_args_is_help=True, help="Serve on several machines, on Ray.")
+    for command in (start, join, serve, status, stop):
+        cluster.command()(command)
+    return cluster
+
+
+def check_installed() -> None:
+    """Raise ClusterError where Ray is missing. Imports nothing of it."""
+    if find_spec("ray") is None:
+        raise ClusterError(NOT_INSTALLED)
+
+
+def start(
+    address: Annotated[
+        str | None, typer.Option(help="The address of this machine that the others reach.")
+    ] = None,
+    port: Annotated[int | None, typer.Option(help="The port of the head.")] = None,
+) -> None:
+    """Make this machine the head of a cluster, and print what to run on the others."""
+    with one_sentence():
+        check_installed()
+        from server.ray.run import start_cluster
+
+        typer.echo(start_cluster(address, port))
+
+
+def join(
+    head: Annotated[str, typer.Argument(help="HOST:PORT, as `quire cluster start` prints it.")],
+    key_file: KeyFile = None,
+    stay: Annotated[
+        bool,
+        typer.Option(
+            "--stay",
+            help="Wait here, and join again whenever the cluster has ended: for a service.",
+        ),
+    ] = False,
+) -> None:
+    """Make this machine one of a cluster's."""
+    with one_sentence():
+        check_installed()
+        from server.ray.run import join_cluster, stay_in_cluster
+
+        if stay:
+            stay_in_cluster(head, key_file, _asked, typer.echo)
+        else:
+            typer.echo(join_cluster(head, key_file, _asked))
+
+
+def serve(
+    model: Annotated[str, typer.Argument(help="A model, as for `quire serve`.")],
+    replicas: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N|LEAST-MOST",
+            help="How many; else one on each machine that it fits. A range: as many as are needed.",
+        ),
+    ] = None,
+    per_machine: Annotated[int, typer.Option(min=1, help="Replicas on one machine, at most.")] = 1,
+    config: Annotated[
+        Path | None, typer.Option("--config", help="A TOML file; `quire settings` prints one.")
+    ] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on.")] = None,
+    further: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="SECTION.NAME=VALUE, for any setting; may be repeated."),
+    ] = None,
+    start: Annotated[
+        bool,
+        typer.Option(
+            "--start",
+            help="Begin the cluster as well, anew where one runs here, and end it: for a service.",
+        ),
+    ] = False,
+    address: Annotated[
+        str | None, typer.Option(help="With --start: this machine's, which the others reach.")
+    ] = None,
+    head_port: Annotated[
+        int | None, typer.Option(help="With --start: the port of the head.")
+    ] = None,
+) -> None:
+    """Serve a model on all machines of the cluster, at one address; on the head."""
+    with one_sentence():
+        check_installed()
+        from server.ray.run import serve_cluster, serve_from_start
+
+        flags = {"server": {"host": host, "port": port}}
+        asked = (model, _counts(replicas), per_machine, config, flags, further or (), typer.echo)
+        if start:
+            serve_from_start(
+                address, head_port, lambda: serve_cluster(*asked, waits=True), typer.echo
+            )
+        else:
+            serve_cluster(*asked)
+
+
+def status() -> None:
+    """Say which machines there are, and how the replicas are; on the head."""
+    with one_sentence():
+        check_installed()
+        from server.ray.run import cluster_status
+
+        typer.echo(cluster_status())
+
+
+def stop() -> None:
+    """End what runs of a cluster on this machine; on the head, all of it."""
+    with one_sentence():
+        check_installed()
+        from server.ray.run import stop_cluster
+
+        typer.echo(stop_cluster())
+
+
+def _counts(written: str | None) -> ReplicaCounts | None:
+    try:
+        return None if written is None else ReplicaCounts.read(written)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--replicas") from error
+
+
+def _asked() -> str:
+    return str(typer.prompt("the cluster's key", hide_input=True))

@@ -1,0 +1,246 @@
+"""What the commands of ``quire cluster`` do."""
+
+import json
+import os
+import secrets
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from types import FrameType
+
+from server.catalogue.hub import find_model
+from server.cli.cluster_folder import (
+    ClusterError,
+    ClusterFolder,
+    Node,
+    checked,
+    cluster_folder,
+    made_key,
+    read_key,
+    write_own,
+)
+from server.cli.model_files import model_errors
+from server.cli.serve import checked_settings
+from server.cli.serve_models import plain_settings
+from server.cli.settings import with_further
+from server.config import AccessSection, Config, Tables, engine_config
+from server.ray.facts import facts_of
+from server.ray.fleet import WATCH_S, Fleet, ReplicaCounts
+from server.ray.ray_process import (
+    HEAD_PORT,
+    addresses_of,
+    environment,
+    join_head,
+    running,
+    start_head,
+    stop,
+)
+
+# No machine has it (RFC 5737): the way there is the way to all others.
+ELSEWHERE = "192.0.2.1:9"
+LOOPBACK = "127.0.0.1"
+# Between two attempts of a machine to be in its cluster.
+JOIN_AGAIN_S = 5.0
+VERSION_BYTES = 8
+
+
+def start_cluster(address: str | None, port: int | None) -> str:
+    """Make this machine the head. Raises ClusterError."""
+    folder = cluster_folder()
+    key = made_key(folder.key)
+    node = start_head(folder, key, address or _own_address(), port or HEAD_PORT)
+    return (
+        f"this machine is the head of a cluster. On each of the others:\n\n"
+        f"  quire cluster join {node.head}\n\n"
+        f"It asks for the key, which is in {folder.key}. Whoever has the key can run programs on "
+        "all machines of the cluster. Then, here:\n\n"
+        "  quire cluster serve MODEL"
+    )
+
+
+def join_cluster(head: str, key_file: Path | None, ask: Callable[[], str]) -> str:
+    """Make this machine one of a cluster's. ask: for the key. Raises ClusterError."""
+    key = read_key(key_file) if key_file is not None else checked(ask(), "the key")
+    folder = cluster_folder()
+    write_own(folder.key, key)
+    join_head(folder, key, head)
+    return f"this machine is in the cluster of {head}; `quire cluster stop` takes it out"
+
+
+def stay_in_cluster(
+    head: str, key_file: Path | None, ask: Callable[[], str], say: Callable[[str], None]
+) -> None:
+    """Be one of a cluster's machines until told to end: join whenever the cluster has ended, or
+    does not answer. Raises ClusterError for a key that is none."""
+    key = read_key(key_file) if key_file is not None else checked(ask(), "the key")
+    folder = cluster_folder()
+    write_own(folder.key, key)
+    stop(folder)
+    ended, said = ended_by_signal(), ""
+    while not ended.is_set():
+        try:
+            began = time.monotonic()
+            join_head(folder, key, head)
+            said = f"in the cluster of {head}, after {time.monotonic() - began:.0f} s"
+            say(said)
+            while running(folder) is not None and not ended.wait(WATCH_S):
+                pass
+            if not ended.is_set():
+                say(f"the cluster of {head} has ended; joining it again")
+        except ClusterError as error:
+            if str(error) != said:
+                said = str(error)
+                say(said)
+        ended.wait(JOIN_AGAIN_S)
+    stop(folder)
+
+
+def serve_from_start(
+    address: str | None, port: int | None, serve: Callable[[], None], say: Callable[[str], None]
+) -> None:
+    """Begin a cluster in place of one that was left here, serve, and end it. Raises StartError."""
+    folder = cluster_folder()
+    signal.signal(signal.SIGTERM, _end)
+    if stop(folder):
+        say("what was left of a cluster here has been ended")
+    try:
+        start_cluster(address, port)
+        serve()
+    finally:
+        stop(folder)
+
+
+def serve_cluster(
+    model: str,
+    replicas: ReplicaCounts | None,
+    per_machine: int,
+    file: Path | None,
+    flags: Tables,
+    further: Iterable[str],
+    say: Callable[[str], None],
+    *,
+    waits: bool = False,
+) -> None:
+    """Serve until told to end. say: tells a person. waits: begin with what there is room for, and
+    wait for machines. Raises StartError."""
+    settings = checked_settings(file, with_further(flags, further))
+    folder, node = _head()
+    with model_errors():
+        found = find_model(model, settings.models.folders)
+        if found.missing:
+            found.fetch_weights()
+        facts = facts_of(found.folder)
+    os.environ.update(environment(folder))
+    from server.ray.application import (
+        Plan,
+        connected,
+        deploy,
+        end,
+        machines,
+        resize,
+        unfit_machines,
+    )
+
+    write_own(folder.settings, json.dumps(plain_settings(settings)))
+    with connected(node.head):
+        plan = Plan(
+            model,
+            without_secrets(settings),
+            str(folder.settings),
+            facts,
+            per_machine,
+            settings.server.ready_timeout_s,
+            settings.server.drain_s,
+            secrets.token_hex(VERSION_BYTES),
+            settings.limits.max_request_s,
+            engine_config(settings).max_num_seqs,
+        )
+        asked = machines, partial(unfit_machines, plan), partial(resize, plan)
+        fleet = Fleet(*asked, per_machine, replicas, say)
+        fleet.look()
+        while waits and not fleet.room:
+            time.sleep(WATCH_S)
+            _check_running(folder)
+            fleet.look()
+        least = replicas.least if replicas is not None and not waits else 1
+        if fleet.room < least:
+            raise ClusterError(f"there is room for {fleet.room} replicas of {model}, not {least}")
+        url = deploy(plan, fleet.counts, fleet.unfit)
+        ended = ended_by_signal()
+        say(f"serving {model} on {url}, by {fleet.counts} replicas; Ctrl-C ends it")
+        threading.Thread(target=fleet.keep_looking, args=(ended,), daemon=True).start()
+        try:
+            while not ended.wait(WATCH_S):
+                _check_running(folder)
+        finally:
+            ended.set()
+        say("ending")
+        end()
+
+
+def cluster_status() -> str:
+    """Say which machines there are, and how the replicas are. Raises ClusterError."""
+    folder, node = _head()
+    os.environ.update(environment(folder))
+    from server.ray.application import connected, status
+
+    with connected(node.head):
+        found = status()
+    lines = [f"machines: {', '.join(found['machines'])}"]
+    if found["serving"] is None:
+        lines.append("nothing is served")
+    else:
+        counts = ", ".join(f"{count} {state.lower()}" for state, count in found["replicas"].items())
+        lines += [f"serving: {found['serving'].lower()}", f"replicas: {counts or 'none'}"]
+    return "\n".join([*lines, *([found["message"]] if found.get("message") else [])])
+
+
+def stop_cluster() -> str:
+    """End what runs of a cluster on this machine. Raises ClusterError."""
+    if stop(cluster_folder()):
+        return "this machine is in no cluster any more"
+    return "this machine is in no cluster"
+
+
+def without_secrets(settings: Config) -> dict[str, object]:
+    """Return what replicas know of the settings: who may ask, the front alone has to know."""
+    return plain_settings(settings.model_copy(update={"access": AccessSection()}))
+
+
+def _head() -> tuple[ClusterFolder, Node]:
+    folder = cluster_folder()
+    node = folder.node()
+    if node is None or running(folder) is None:
+        raise ClusterError("this machine is in no cluster: `quire cluster start` begins one")
+    if not node.is_head:
+        raise ClusterError(f"the head of this cluster is {node.head}: it is asked there")
+    return folder, node
+
+
+def _own_address() -> str:
+    """Return the address by which this machine goes elsewhere; its own where it goes nowhere."""
+    try:
+        return addresses_of(ELSEWHERE)[0]
+    except ClusterError:
+        return LOOPBACK
+
+
+def ended_by_signal() -> threading.Event:
+    """Return what is set when this command is told to end."""
+    ended = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: ended.set())
+    return ended
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(0)
+
+
+def _check_running(folder: ClusterFolder) -> None:
+    """Raise ClusterError where the cluster has ended."""
+    if running(folder) is None:
+        raise ClusterError("the cluster has ended")

@@ -1,0 +1,148 @@
+"""Who the replicas are."""
+
+from dataclasses import fields, replace
+
+from engine.figures import Histogram
+from engine.types import (
+    CellStats,
+    Distributions,
+    EngineLimits,
+    EngineStats,
+    KVStats,
+    MissReason,
+    MlxMemory,
+)
+from server.metrics.replica_figures import ReplicaFigures
+from server.ray.membership import Membership, ended, listed, merged
+from server.ray.messages import ReplicaReport
+
+POOL = KVStats(
+    **{name: 2 for name in KVStats.__dataclass_fields__ if name != "cells"},
+    cells=CellStats(4, 1, 1, (("kept", 2),), 0, 3, 100, 400),
+)
+
+
+def seen(value: float) -> Distributions:
+    histogram = Histogram((1.0, 2.0))
+    histogram.observe(value)
+    return Distributions(step_seconds=histogram.snapshot)
+
+
+ONE = EngineStats(
+    running=1,
+    steps=10,
+    token_budget=64,
+    step_seconds=0.5,
+    prefix_misses=((MissReason.EVICTED, 2),),
+    measured=seen(0.5),
+    mlx=MlxMemory(1, 2, 3),
+    kv=POOL,
+)
+
+
+def test_counts_are_added_and_what_is_no_sum_is_the_largest() -> None:
+    other = replace(ONE, token_budget=32, measured=seen(1.5))
+    both = merged([ONE, other])
+    assert (both.running, both.steps, both.token_budget, both.step_seconds) == (2, 20, 64, 0.5)
+    assert both.prefix_misses == ((MissReason.EVICTED, 4),)
+    assert both.measured.step_seconds.counts == (1, 1, 0)
+    assert both.measured.step_seconds.total == 2.0
+    assert both.mlx == MlxMemory(2, 4, 6)
+    assert both.kv is not None
+    assert (both.kv.free_bytes, both.kv.block_bytes) == (4, 2)
+    assert both.kv.cells == CellStats(8, 2, 2, (("kept", 4),), 0, 6, 100, 800)
+
+
+def test_of_an_engine_that_is_gone_its_counters_are_left() -> None:
+    left = ended(ONE)
+    assert (left.steps, left.running, left.kv) == (10, 0, None)
+    assert merged([left]).steps == 10
+    assert merged([]) == EngineStats()
+
+
+LIMITS = EngineLimits(100, 4, 10)
+
+
+def pool(block_bytes: int, free: int, cached: int, total: int) -> KVStats:
+    figures = {field.name: 0 for field in fields(KVStats) if field.name != "cells"}
+    sizes = {"free": free, "cached": cached, "capacity": total}
+    figures |= {f"{name}_bytes": blocks * block_bytes for name, blocks in sizes.items()}
+    return KVStats(**figures | {"block_bytes": block_bytes})  # type: ignore[arg-type]
+
+
+def test_each_replica_is_as_it_said_last_and_whether_it_answers() -> None:
+    now = 100.0
+    members = Membership(silence_s=5.0, clock=lambda: now)
+    stats = EngineStats(
+        running=2,
+        waiting=1,
+        submitted_prompt_tokens=50,
+        cached_prompt_tokens=40,
+        generated_tokens=7,
+        kv=pool(4096, free=3, cached=5, total=16),
+    )
+    report = ReplicaReport("b", "there", LIMITS, stats, 8, 0.0, 0)
+    members.hear(replace(report, name="c", host="here", stats=EngineStats()))
+    now += 6.0
+    members.hear(report)
+    now += 0.5
+    members.set_names(("c", "b", "a"))
+    assert listed(members) == [
+        ReplicaFigures("a", None, "starting", None),
+        ReplicaFigures("b", "there", "up", 0.5, 2, 1, 8, 3, 5, 16, 50, 40, 7),
+        ReplicaFigures("c", "here", "silent", 6.5, capacity=8),
+    ]
+    members.lose("b")
+    assert [its.state for its in listed(members)] == ["starting", "silent", "silent"]
+    members.set_names(("b",))
+    assert [its.name for its in listed(members)] == ["b"]
+
+
+REPORT = ReplicaReport("a", "here", EngineLimits(100, 4, 10), EngineStats(), 8, 0.0, 0)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_counters_outlive_their_replica_and_figures_of_the_moment_do_not() -> None:
+    members = Membership(5.0, Clock())
+    busy = EngineStats(running=3, generated_tokens=100, steps=7)
+    members.hear(replace(REPORT, stats=busy))
+    members.hear(replace(REPORT, name="b", stats=busy))
+    assert members.names == ("a", "b")
+    assert members.stats.generated_tokens == 200
+    assert members.stats.running == 6
+    members.set_names(("b",))
+    assert members.stats.generated_tokens == 200
+    assert members.stats.steps == 14
+    assert members.stats.running == 3
+    assert [its.name for its in members.reports] == ["b"]
+
+
+def test_who_says_nothing_for_long_or_has_failed_is_silent_until_he_speaks() -> None:
+    clock = Clock()
+    members = Membership(5.0, clock)
+    members.hear(REPORT)
+    members.lose("a")
+    assert members.silent == {"a"}
+    assert members.alive == []
+    members.hear(REPORT)
+    assert members.silent == set()
+    clock.now = 6.0
+    assert members.silent == {"a"}
+    members.set_names(())
+    assert members.silent == set()
+
+
+def test_what_replicas_are_like_is_known_when_the_last_one_is_gone() -> None:
+    members = Membership(5.0, Clock())
+    assert members.telling == []
+    members.hear(REPORT)
+    members.set_names(())
+    assert members.reports == []
+    assert members.telling == [REPORT]
