@@ -183,11 +183,15 @@ def keep_awake(settings: Config) -> KeepAwake | None:
 
 
 def grammar_compiler(
-    settings: Config, tokenizer: Tokenizer, model: ServedModel, vocab_size: int
+    settings: Config,
+    tokenizer: Tokenizer,
+    model: ServedModel,
+    vocab_size: int,
+    kind: type[GrammarCompiler] = GrammarCompiler,
 ) -> GrammarCompiler:
     """Make the compiler of constraints; it reads the tokenizer when it is needed."""
     limits = settings.limits
-    return GrammarCompiler(
+    return kind(
         Vocabulary(tokenizer, vocab_size, model.stop_token_ids),
         lambda made: Judge(made.text, made.facts, limits),
         limits,

@@ -6,7 +6,10 @@ The environment has what Ray's processes have in theirs before this is imported.
 import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 import ray
@@ -16,6 +19,8 @@ from ray.serve.schema import LoggingConfig
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from server.cli.cluster_folder import ClusterError
+from server.cli.serve_models import plain_settings
+from server.config import AccessSection, Config, engine_config
 from server.ray.facts import Facts
 from server.ray.fleet import ReplicaCounts
 from server.ray.ingress import Ingress
@@ -33,10 +38,15 @@ MORE_AFTER_S = 5.0
 FEWER_AFTER_S = 300.0
 HEALTH_PERIOD_S = 2.0
 POLL_S = 0.1
-# A replica's own limits are lower, and say no in words of their own.
-MAX_ONGOING_REQUESTS = 100_000
-# A model that does not start is not tried for long.
-CONSTRUCTOR_TRIES = 3
+LOGGING = LoggingConfig(enable_access_log=False, log_level="WARNING")
+COMMON = {
+    # A replica's own limits are lower, and say no in words of their own.
+    "max_ongoing_requests": 100_000,
+    # A model that does not start is not tried for long.
+    "max_constructor_retry_count": 3,
+    "health_check_period_s": HEALTH_PERIOD_S,
+    "logging_config": LOGGING,
+}
 READING_TIMEOUT_S = 600.0
 QUIET = {"logging_level": "error", "log_to_driver": False, "configure_logging": False}
 
@@ -46,23 +56,22 @@ class Plan:
     """What is to be deployed."""
 
     model: str
-    settings: Mapping[str, Any]
-    """Config as JSON, without secrets."""
-    settings_file: str
-    """The same with secrets, on the head."""
+    settings: Config
+    settings_file: Path
+    """The settings with secrets, on the head."""
     facts: Facts
     """What must be the same on all machines."""
     per_machine: int
     """Replicas on one machine, at most."""
-    ready_timeout_s: float
-    drain_s: float
-    version: str
+    version: str = field(default_factory=partial(token_hex, 8))
     """Which no other plan has: Ray starts replicas of other versions again, and leaves those alone
     that have the same."""
-    max_request_s: float
-    """For how long one that is needed no more may go on with its answers."""
-    max_num_seqs: int
-    """Requests that run at once on a replica."""
+
+    @property
+    def sent(self) -> tuple[str, Mapping[str, Any], Facts]:
+        """Return what replicas are made from: without secrets, which are for the front alone."""
+        public = self.settings.model_copy(update={"access": AccessSection()})
+        return self.model, plain_settings(public), self.facts
 
 
 @contextmanager
@@ -79,30 +88,27 @@ def connected(head: str) -> Iterator[None]:
 
 
 def machines() -> dict[str, str]:
-    """Return the names of the machines that are there, by what Ray calls them."""
+    """Return the names of the machines that are there, by Ray's names of them."""
     return {its["NodeID"]: its["NodeManagerHostname"] for its in ray.nodes() if its["Alive"]}
 
 
 def unfit_machines(plan: Plan, asked: Collection[str]) -> dict[str, str]:
-    """Return why some of these machines cannot have a replica, by what Ray calls them. Fetches the
+    """Return why some of these machines cannot have a replica, by Ray's names of them. Fetches the
     model where it is missing."""
-    asking = {
-        node: ray.remote(why_not_here)
-        .options(
-            num_cpus=0,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
-        )
-        .remote(plan.model, plan.settings, plan.facts)
-        for node in asked
-    }
-    answers = {node: ray.get(answer, timeout=READING_TIMEOUT_S) for node, answer in asking.items()}
-    return {node: why for node, why in answers.items() if why}
+
+    def asking(node: str) -> Any:
+        there = NodeAffinitySchedulingStrategy(node, soft=False)
+        task = ray.remote(why_not_here).options(num_cpus=0, scheduling_strategy=there)
+        return task.remote(*plan.sent)
+
+    answers = ray.get([asking(node) for node in asked], timeout=READING_TIMEOUT_S)
+    return {node: why for node, why in zip(asked, answers, strict=True) if why}
 
 
 def deploy(plan: Plan, counts: ReplicaCounts, unfit: Collection[str]) -> str:
     """Start what is to serve, the ingress on this machine, and return where clients come. unfit:
     machines without a replica. Raises ClusterError."""
-    serve.start(proxy_location="Disabled", logging_config=_logging())
+    serve.start(proxy_location="Disabled", logging_config=LOGGING)
     try:
         handle = serve.run(_target(plan, counts, unfit), name=NAME, route_prefix=None)
         while not (url := handle.url.remote().result()):
@@ -120,11 +126,20 @@ def resize(plan: Plan, counts: ReplicaCounts, unfit: Collection[str]) -> None:
 
 
 def _target(plan: Plan, counts: ReplicaCounts, unfit: Collection[str]) -> Any:
-    """Return what Ray Serve is to run."""
     head = ray.get_runtime_context().get_node_id()
+    settings = plan.settings
     needed: dict[str, Any] = {"num_replicas": counts.most}
     if counts.least < counts.most:
-        needed = {"autoscaling_config": _by_need(plan, counts)}
+        busy = BUSY_SHARE * engine_config(settings).max_num_seqs
+        by_need = AutoscalingConfig(
+            min_replicas=counts.least,
+            max_replicas=counts.most,
+            target_ongoing_requests=busy,
+            look_back_period_s=LOOK_BACK_S,
+            upscale_delay_s=MORE_AFTER_S,
+            downscale_delay_s=FEWER_AFTER_S,
+        )
+        needed = {"autoscaling_config": by_need}
     not_on = {NODE_ID: f"!in({','.join(unfit)})"} if unfit else {}
     replica = serve.deployment(
         Replica,
@@ -133,49 +148,24 @@ def _target(plan: Plan, counts: ReplicaCounts, unfit: Collection[str]) -> Any:
         max_replicas_per_node=plan.per_machine,
         ray_actor_options={"num_cpus": 0, "label_selector": not_on},
         request_router_config=RequestRouterConfig(request_router_class=ROUTER),
-        health_check_timeout_s=plan.ready_timeout_s + HEALTH_PERIOD_S,
-        graceful_shutdown_timeout_s=plan.max_request_s,
-        **_common(plan),
+        health_check_timeout_s=settings.server.ready_timeout_s + HEALTH_PERIOD_S,
+        # One that is needed no more goes on with its answers.
+        graceful_shutdown_timeout_s=settings.limits.max_request_s,
+        **COMMON,
     )
     ingress = serve.deployment(
         Ingress,
         name=INGRESS,
         num_replicas=1,
         ray_actor_options={"num_cpus": 0, "label_selector": {NODE_ID: head}},
-        graceful_shutdown_timeout_s=plan.drain_s,
-        **_common(plan),
+        graceful_shutdown_timeout_s=settings.server.drain_s,
+        **COMMON,
     )
     # Public names set no version any more, and give each run another one: then all start again.
     replica, ingress = (
         its.options(version=plan.version, _internal=True) for its in (replica, ingress)
     )
-    return ingress.bind(
-        replica.bind(plan.model, plan.settings, plan.facts), plan.model, plan.settings_file
-    )
-
-
-def _by_need(plan: Plan, counts: ReplicaCounts) -> AutoscalingConfig:
-    return AutoscalingConfig(
-        min_replicas=counts.least,
-        max_replicas=counts.most,
-        target_ongoing_requests=BUSY_SHARE * plan.max_num_seqs,
-        look_back_period_s=LOOK_BACK_S,
-        upscale_delay_s=MORE_AFTER_S,
-        downscale_delay_s=FEWER_AFTER_S,
-    )
-
-
-def _common(plan: Plan) -> dict[str, Any]:
-    return {
-        "max_ongoing_requests": MAX_ONGOING_REQUESTS,
-        "max_constructor_retry_count": CONSTRUCTOR_TRIES,
-        "health_check_period_s": HEALTH_PERIOD_S,
-        "logging_config": _logging(),
-    }
-
-
-def _logging() -> LoggingConfig:
-    return LoggingConfig(enable_access_log=False, log_level="WARNING")
+    return ingress.bind(replica.bind(*plan.sent), plan.model, str(plan.settings_file))
 
 
 def end() -> None:
@@ -185,21 +175,19 @@ def end() -> None:
         serve.delete(NAME)
 
 
-def status() -> dict[str, Any]:
-    """Return the machines, and what serves: its state, and the state of every replica."""
+def status() -> str:
+    """Say which machines there are, and what serves: its state, and the states of replicas."""
+    lines = [f"machines: {', '.join(sorted(machines().values()))}"]
     found = serve.status().applications.get(NAME)
     if found is None:
-        return {"machines": sorted(machines().values()), "serving": None}
-    counts = {
-        name: {
-            str(getattr(state, "value", state)): count
-            for state, count in its.replica_states.items()
-        }
-        for name, its in found.deployments.items()
-    }
-    return {
-        "machines": sorted(machines().values()),
-        "serving": str(getattr(found.status, "value", found.status)),
-        "message": found.message,
-        "replicas": counts.get(REPLICA, {}),
-    }
+        return "\n".join([*lines, "nothing is served"])
+    replicas = found.deployments.get(REPLICA)
+    states = {} if replicas is None else replicas.replica_states
+    counts = ", ".join(f"{count} {_name(state)}" for state, count in states.items())
+    lines += [f"serving: {_name(found.status)}", f"replicas: {counts or 'none'}"]
+    return "\n".join([*lines, *([found.message] if found.message else [])])
+
+
+def _name(state: Any) -> str:
+    """Return the name of one of Ray's states, which are enumerations or words."""
+    return str(getattr(state, "value", state)).lower()

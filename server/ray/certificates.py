@@ -29,29 +29,19 @@ P256_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 def write_certificates(folder: ClusterFolder, key: str, addresses: Iterable[str]) -> None:
     """Write the authority's certificate, and one of this machine with its private key. addresses:
     by which others reach it: names, or numbers."""
-    authority_key = _authority_key(key)
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "quire cluster")])
-    own_key = ec.generate_private_key(ec.SECP256R1())
-    authority = (
-        _begun(name, name, authority_key.public_key())
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .sign(authority_key, hashes.SHA256())
+    authority_key, own_key = _authority_key(key), ec.generate_private_key(ec.SECP256R1())
+    name = _name("quire cluster")
+    authority = _begun(name, name, authority_key.public_key(), path_length=0)
+    usages = x509.ExtendedKeyUsage(
+        [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
     )
-    machine = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "quire cluster machine")])
-    usages = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
-    own = (
-        _begun(machine, name, own_key.public_key())
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
-        .add_extension(
-            x509.SubjectAlternativeName([_alternative(its) for its in sorted(set(addresses))]),
-            critical=False,
-        )
-        .sign(authority_key, hashes.SHA256())
-    )
+    called = x509.SubjectAlternativeName([_alternative(its) for its in sorted(set(addresses))])
+    own = _begun(_name("quire cluster machine"), name, own_key.public_key(), path_length=None)
+    own = own.add_extension(usages, critical=False).add_extension(called, critical=False)
+    for file, begun in ((folder.authority, authority), (folder.certificate, own)):
+        signed = begun.sign(authority_key, hashes.SHA256())
+        write_own(file, signed.public_bytes(Encoding.PEM).decode())
     private = own_key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    write_own(folder.authority, authority.public_bytes(Encoding.PEM).decode())
-    write_own(folder.certificate, own.public_bytes(Encoding.PEM).decode())
     write_own(folder.private_key, private.decode())
 
 
@@ -65,9 +55,11 @@ def _authority_key(key: str) -> ec.EllipticCurvePrivateKey:
 
 
 def _begun(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, path_length: int | None
 ) -> x509.CertificateBuilder:
+    """Begin a certificate. path_length: of an authority; None for a machine."""
     now = datetime.now(UTC)
+    constraints = x509.BasicConstraints(ca=path_length is not None, path_length=path_length)
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
@@ -76,7 +68,12 @@ def _begun(
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - VALID_SINCE)
         .not_valid_after(now + VALID_FOR)
+        .add_extension(constraints, critical=True)
     )
+
+
+def _name(text: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
 
 
 def _alternative(address: str) -> x509.GeneralName:

@@ -30,12 +30,8 @@ def check_alike(host: str, here: Facts, head: Facts) -> None:
     """Raise UnlikeError that names what differs. host: of this machine."""
     for name, ours in here.items():
         if ours != head[name]:
+            # Versions, or the beginnings of digests.
             raise UnlikeError(
-                f"{host} is not like the head of the cluster: {name} is {_short(ours)} there and "
-                f"{_short(head[name])} on the head"
+                f"{host} is not like the head of the cluster: {name} is {ours[:16]} there and "
+                f"{head[name][:16]} on the head"
             )
-
-
-def _short(value: str) -> str:
-    """Return a version, or the beginning of a digest."""
-    return value[:16]

@@ -1,8 +1,8 @@
 """Ends a replica that is stopped, or hangs: a small process beside it waits for its signs of life,
-and kills it where they cease. Ray sees that it is gone, and starts another one.
+and kills it where they cease. Ray sees that it is gone, and starts another one; alone it waits for
+ever for a replica that hangs while it starts.
 
-Ray alone waits for ever for a replica that hangs while it starts. This file is also what the small
-process runs: it imports nothing that is not Python's.
+This file is also what the small process runs: it imports nothing that is not Python's.
 """
 
 import asyncio
@@ -31,22 +31,21 @@ class Guard:
 
     def __init__(self, silence_s: float = SILENCE_S, start_s: float = START_S) -> None:
         self._start_s = start_s
-        self._lock = threading.Lock()
-        """Held by whoever uses the descriptor: another file may have its number later."""
-        reading, self._beats = os.pipe()
-        # A full pipe says enough.
-        os.set_blocking(self._beats, False)
-        arguments = map(str, (reading, os.getpid(), silence_s))
+        arguments = map(str, (os.getpid(), silence_s))
         self._watching = subprocess.Popen(
             [sys.executable, "-I", "-S", __file__, *arguments],
-            pass_fds=(reading,),
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
+            bufsize=0,
             # What stops a group of processes does not stop it.
             start_new_session=True,
         )
-        os.close(reading)
+        assert self._watching.stdin is not None
+        self._beats = self._watching.stdin
+        # A full pipe says enough.
+        os.set_blocking(self._beats.fileno(), False)
         self._is_started = threading.Event()
-        threading.Thread(target=self._keep_starting, name="guard", daemon=True).start()
+        self._starting = threading.Thread(target=self._keep_starting, name="guard", daemon=True)
+        self._starting.start()
         self._beating: asyncio.Task[None] | None = None
 
     def started(self) -> None:
@@ -57,10 +56,8 @@ class Guard:
     def end(self) -> None:
         """End the small process. Idempotent."""
         self._is_started.set()
-        with self._lock:
-            if self._beats >= 0:
-                os.close(self._beats)
-                self._beats = -1
+        self._starting.join()
+        self._beats.close()
         self._watching.kill()
         self._watching.wait()
 
@@ -78,16 +75,13 @@ class Guard:
 
     def _beat(self) -> bool:
         """Give a sign of life. Return whether anybody waits for one."""
-        with self._lock:
-            if self._beats < 0:
-                return False
-            try:
-                os.write(self._beats, b".")
-            except BlockingIOError:
-                return True
-            except BrokenPipeError:
-                log.warning("nobody ends this process any more where it hangs")
-                return False
+        if self._beats.closed:
+            return False
+        try:
+            self._beats.write(b".")
+        except BrokenPipeError:
+            log.warning("nobody ends this process any more where it hangs")
+            return False
         return True
 
 
@@ -102,4 +96,4 @@ def watch(beats: int, pid: int, silence_s: float) -> None:
 
 
 if __name__ == "__main__":
-    watch(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]))
+    watch(sys.stdin.fileno(), int(sys.argv[1]), float(sys.argv[2]))

@@ -8,32 +8,27 @@ from typing import Any
 import structlog
 
 from engine.machine import machine_memory, raise_descriptor_limit
-from engine.models.checkpoint import Checkpoint
 from kvcache.canary.footprint import footprint_with
 from server.catalogue.folder_reader import FolderReader
 from server.catalogue.hub import find_model
 from server.chat.salts import Salts
-from server.chat.served_model import ServedModel
 from server.cli.log import configure_log
 from server.cli.model_facts import model_facts
 from server.cli.model_files import check_files, check_found, checkpoint_of, model_errors
 from server.cli.salt_secret import salt_secret
+from server.cli.serve import grammar_compiler
 from server.config import Config
 from server.http.app import create_app
 from server.http.listener import listen_on, reserve, reserved_for_ollama
 from server.http.server import LISTEN_BACKLOG, DrainedServer, http_config, url_of
 from server.metrics import Metrics
 from server.metrics.registry import About
-from server.ray.membership import listed
 from server.ray.messages import SendingCompiler
 from server.ray.metrics import ClusterCollector
 from server.ray.remote_engine import RayReplicas, RemoteEngine
 from server.routes.service import Service
 from server.text.calls.written import WrittenCalls
-from server.text.grammar.judge import Judge
-from server.text.grammar.vocabulary import Vocabulary
 from server.text.reasoning_cache import ReasoningCache
-from server.text.tokenizer import Tokenizer
 
 SUBSTRATE = "replicas"
 
@@ -116,6 +111,9 @@ def make_service(model: str, settings: Config, engine: RemoteEngine) -> Service:
         checkpoint = checkpoint_of(found, settings)
         tokenizer, served = check_files(found, checkpoint, settings)
     served = replace(served, facts=model_facts(checkpoint))
+    grammars = grammar_compiler(settings, tokenizer, served, checkpoint.vocab_size, SendingCompiler)
+    if not checkpoint.embeds and (warning := grammars.load()):
+        log.warning(warning)
     limits = settings.limits
     metrics = Metrics(
         engine,
@@ -131,27 +129,12 @@ def make_service(model: str, settings: Config, engine: RemoteEngine) -> Service:
         tokenizer,
         engine,
         metrics,
-        sending_compiler(settings, tokenizer, served, checkpoint),
+        grammars,
         WrittenCalls(limits.max_written_call_bytes),
         ReasoningCache(limits.max_thought_bytes),
         Salts(salt_secret(settings.access.salt_secret_file)),
-        replicas=lambda: listed(engine.members),
+        replicas=engine.members.figures,
     )
-
-
-def sending_compiler(
-    settings: Config, tokenizer: Tokenizer, served: ServedModel, checkpoint: Checkpoint
-) -> SendingCompiler:
-    """Make what checks the forms of answers, ready for the first one."""
-    limits = settings.limits
-    made = SendingCompiler(
-        Vocabulary(tokenizer, checkpoint.vocab_size, served.stop_token_ids),
-        lambda its: Judge(its.text, its.facts, limits),
-        limits,
-    )
-    if not checkpoint.embeds and (warning := made.load()):
-        log.warning(warning)
-    return made
 
 
 def _memory() -> tuple[int, int]:

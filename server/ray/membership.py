@@ -1,19 +1,23 @@
-"""Who the replicas are, and how they were when they said so last."""
+"""The replicas, and how each was when it said so last."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
+from functools import reduce
+from operator import add
+from typing import Any
 
-from engine.types import CellStats, Distributions, EngineStats, HistogramCounts, KVStats, MissReason
-from engine.types import MlxMemory as MlxMemory
+from engine.types import EngineStats
 from server.metrics.replica_figures import ReplicaFigures
 from server.ray.messages import ReplicaReport
 
-# What is of the newest step, and no sum.
-NO_SUMS = ("token_budget", "step_seconds")
-# What ends with its engine; all else counts what has happened.
+# Fields of statistics that end with their engine; all others count what has happened.
 OF_THE_MOMENT = ("running", "waiting", "token_budget", "step_seconds", "mlx", "kv")
-SAME_IN_ALL = ("block_bytes", "block_tokens", "cells")
+# Fields that are no sums: of the newest step, of which the largest is shown; and equal in all.
+LARGEST = ("token_budget", "step_seconds")
+EQUAL = ("bounds", "block_bytes", "block_tokens", "cell_bytes")
+# Pairs of a name and a number.
+COUNTS = ("prefix_misses", "cached")
 
 
 def ended(stats: EngineStats) -> EngineStats:
@@ -23,62 +27,31 @@ def ended(stats: EngineStats) -> EngineStats:
 
 
 def merged(all_stats: Sequence[EngineStats]) -> EngineStats:
-    """Return the sums; of what is no sum the largest."""
-    if not all_stats:
-        return EngineStats()
-    sums = {
-        each.name: sum(getattr(stats, each.name) for stats in all_stats)
-        for each in fields(EngineStats)
-        if each.type in (int, float, "int", "float")
-    }
-    largest = {name: max(getattr(stats, name) for stats in all_stats) for name in NO_SUMS}
-    return replace(
-        EngineStats(),
-        **sums | largest,
-        prefix_misses=_misses(all_stats),
-        measured=_measured([stats.measured for stats in all_stats]),
-        mlx=MlxMemory(*map(sum, zip(*(stats.mlx for stats in all_stats), strict=True))),
-        kv=_pool([stats.kv for stats in all_stats if stats.kv is not None]),
-    )
+    def both(one: EngineStats, other: EngineStats) -> EngineStats:
+        return EngineStats(**_merged_fields(one, other))
+
+    return reduce(both, all_stats, EngineStats())
 
 
-def _misses(all_stats: Sequence[EngineStats]) -> tuple[tuple[MissReason, int], ...]:
-    counts = Counter[MissReason]()
-    for stats in all_stats:
-        counts.update(dict(stats.prefix_misses))
-    return tuple(counts.items())
+def _merged_fields(one: Any, other: Any) -> dict[str, Any]:
+    names = getattr(one, "_fields", None) or [each.name for each in fields(one)]
+    return {name: _merged(name, getattr(one, name), getattr(other, name)) for name in names}
 
 
-def _measured(all_measured: Sequence[Distributions]) -> Distributions:
-    return Distributions(*(_histogram(same) for same in zip(*all_measured, strict=True)))
-
-
-def _histogram(same: Sequence[HistogramCounts]) -> HistogramCounts:
-    counts = tuple(map(sum, zip(*(its.counts for its in same), strict=True)))
-    return HistogramCounts(same[0].bounds, counts, sum(its.total for its in same))
-
-
-def _pool(pools: Sequence[KVStats]) -> KVStats | None:
-    if not pools:
-        return None
-    sums = {
-        each.name: sum(getattr(pool, each.name) for pool in pools)
-        for each in fields(KVStats)
-        if each.name not in SAME_IN_ALL
-    }
-    return replace(pools[0], **sums, cells=_cells([pool.cells for pool in pools]))
-
-
-def _cells(pools: Sequence[CellStats]) -> CellStats:
-    cached = Counter[str]()
-    for pool in pools:
-        cached.update(dict(pool.cached))
-    sums = {
-        each.name: sum(getattr(pool, each.name) for pool in pools)
-        for each in fields(CellStats)
-        if each.name not in ("cached", "cell_bytes")
-    }
-    return replace(pools[0], **sums, cached=tuple(cached.items()))
+def _merged(name: str, one: Any, other: Any) -> Any:
+    if one is None or other is None:
+        return other if one is None else one
+    if name in EQUAL:
+        return one
+    if isinstance(one, int | float):
+        return max(one, other) if name in LARGEST else one + other
+    if name in COUNTS:
+        sums = Counter(dict(one))
+        sums.update(dict(other))
+        return tuple(sums.items())
+    if name == "counts":
+        return tuple(map(add, one, other))
+    return type(one)(**_merged_fields(one, other))
 
 
 class Membership:
@@ -94,13 +67,11 @@ class Membership:
         self._last: ReplicaReport | None = None
         self._lost: set[str] = set()
         self._gone = EngineStats()
-        """Counters of those that there are no more."""
+        """Counters of those that there are no more, as of their last reports."""
 
     def set_names(self, names: Sequence[str]) -> None:
-        """Note who there is."""
         self.names = tuple(names)
         for name in self._reports.keys() - set(names):
-            # What it has counted since its last word is not known any more.
             _, report = self._reports.pop(name)
             self._gone = merged([self._gone, ended(report.stats)])
         self._lost &= set(names)
@@ -119,7 +90,7 @@ class Membership:
         self._lost.discard(report.name)
 
     def lose(self, name: str) -> None:
-        """Note that a replica has not answered; it is asked nothing until it says how it is."""
+        """Note that a replica has not answered: it gets nothing until it reports again."""
         self._lost.add(name)
 
     @property
@@ -127,10 +98,6 @@ class Membership:
         """Return those that do not answer."""
         alive = {report.name for report in self.alive}
         return frozenset(name for name in self._reports if name not in alive) | self._lost
-
-    def others(self, without: frozenset[str]) -> bool:
-        """Return whether there are other replicas than these."""
-        return not without.issuperset(self.names)
 
     @property
     def alive(self) -> list[ReplicaReport]:
@@ -147,10 +114,6 @@ class Membership:
         """Return the newest reports, also of those that are silent."""
         return [report for _, (_, report) in sorted(self._reports.items())]
 
-    def age_s(self, name: str) -> float:
-        """Return how old the newest report of a replica is."""
-        return self._clock() - self._reports[name][0]
-
     @property
     def telling(self) -> list[ReplicaReport]:
         """Return reports of what the replicas are like: where there is none left, the last one."""
@@ -161,17 +124,17 @@ class Membership:
         """Return the sums of all that there have been."""
         return merged([self._gone, *(report.stats for report in self.reports)])
 
-
-def listed(members: Membership) -> list[ReplicaFigures]:
-    """Return the figures of all replicas that there are, by their names."""
-    alive = {report.name for report in members.alive}
-    said = {report.name: report for report in members.reports}
-    return [
-        _figures(said[name], members.age_s(name), is_up=name in alive)
-        if name in said
-        else ReplicaFigures(name, None, "starting", None)
-        for name in sorted(members.names)
-    ]
+    def figures(self) -> list[ReplicaFigures]:
+        """Return the figures of all replicas that there are, by their names."""
+        found = []
+        for name in sorted(self.names):
+            if name in self._reports:
+                heard, report = self._reports[name]
+                is_up = name not in self.silent
+                found.append(_figures(report, self._clock() - heard, is_up=is_up))
+            else:
+                found.append(ReplicaFigures(name, None, "starting", None))
+        return found
 
 
 def _figures(report: ReplicaReport, age_s: float, *, is_up: bool) -> ReplicaFigures:

@@ -2,57 +2,21 @@
 
 from dataclasses import dataclass
 from enum import Enum
-
-import numpy as np
+from typing import cast
 
 from engine.types import EngineLimits, EngineStats, TokenConstraint, TokenEvent
 from server.text.grammar.compiler import GrammarCompiler
 from server.text.grammar.constraint_spec import ConstraintSpec
-
-NOT_HERE = "an answer that is sent elsewhere is followed there"
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class SentForm:
-    """Stands for a constraint, as it is made from this: no engine of this process gets it."""
-
-    spec: ConstraintSpec
-    begun: str
-    """The content that the answer has begun with."""
-
-    def fill_mask(self, row: np.ndarray) -> bool:
-        """Raise AssertionError."""
-        raise AssertionError(NOT_HERE)
-
-    def accept(self, token_id: int) -> None:
-        """Raise AssertionError."""
-        raise AssertionError(NOT_HERE)
-
-    def copy(self) -> "SentForm":
-        """Return itself: nothing of it changes."""
-        return self
-
-
-class SendingCompiler(GrammarCompiler):
-    """Compiles forms to find out whether they can be enforced, before an answer begins."""
-
-    async def compile(self, spec: ConstraintSpec, begun: str = "") -> TokenConstraint | None:
-        """Return what stands for the constraint. Raises as GrammarCompiler's does."""
-        constraint = await super().compile(spec, begun)
-        return None if constraint is None else SentForm(spec, begun)
-
 
 Numbered = tuple[int, TokenEvent]
 """An event, and the number of the answer to the prompt that it is of."""
 
 
 class Refusal(Enum):
-    """Why a replica does not take a request."""
+    """Why a replica does not take a request: it has no room now, or its engine has ended."""
 
     FULL = "full"
-    """It has no room now."""
     ENDED = "ended"
-    """Its engine has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,5 +51,21 @@ class Route:
     """Those that there were."""
 
     def allows(self, replica: str) -> bool:
-        """Return whether a replica may be chosen."""
         return replica == self.target if self.target is not None else replica not in self.without
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class SentForm:
+    """A constraint as it is sent, in place of a compiled one: the replica compiles it."""
+
+    spec: ConstraintSpec
+    begun: str
+    """The content that the answer has begun with."""
+
+
+class SendingCompiler(GrammarCompiler):
+    """Compiles forms to find out whether they can be enforced, before an answer begins."""
+
+    async def compile(self, spec: ConstraintSpec, begun: str = "") -> TokenConstraint | None:
+        constraint = await super().compile(spec, begun)
+        return None if constraint is None else cast(TokenConstraint, SentForm(spec, begun))

@@ -8,7 +8,7 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -40,7 +40,7 @@ DRAIN = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"
 
 
 def environment(folder: ClusterFolder) -> dict[str, str]:
-    """Return what Ray's processes and whoever talks to them have in their environment."""
+    """Return the environment of Ray's processes, and of programs that talk to them."""
     return {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(folder.key),
@@ -87,7 +87,9 @@ def stop(folder: ClusterFolder) -> bool:
     """End what was started here, and all that it has started. False where nothing runs. Raises
     ClusterError where it does not end."""
     node, process = folder.node(), running(folder)
-    family = _family(node)
+    # Of a process that was killed all of it may be left.
+    known = [_known(*its) for its in (node.family if node is not None else ())]
+    family = [its for its in known if its is not None]
     if process is not None:
         family = [process, *process.children(recursive=True)]
         process.send_signal(signal.SIGTERM)
@@ -111,42 +113,32 @@ def running(folder: ClusterFolder) -> psutil.Process | None:
     return None if node is None else _known(node.pid, node.started)
 
 
-def _family(node: Node | None) -> list[psutil.Process]:
-    """Return what a process had started, as far as it is left: all of it where that was killed, and
-    this machine was not."""
-    known = [] if node is None else [_known(*its) for its in node.family]
-    return [process for process in known if process is not None]
-
-
 def _known(pid: int, started: float) -> psutil.Process | None:
     """Return a process that was started then, if it runs."""
-    try:
+    with suppress(psutil.NoSuchProcess):
         process = psutil.Process(pid)
-        return process if process.create_time() == started and _runs(process) else None
-    except psutil.NoSuchProcess:
-        return None
+        if process.create_time() == started and _runs(process):
+            return process
+    return None
 
 
 def _left(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
     """Wait until processes have ended, and return those that have not in time."""
     ends_at = time.monotonic() + STOP_TIMEOUT_S
-    while left := [its for its in processes if _runs(its)]:
-        if time.monotonic() > ends_at:
-            break
+    while (left := [its for its in processes if _runs(its)]) and time.monotonic() <= ends_at:
         time.sleep(POLL_S)
     return left
 
 
 def _runs(process: psutil.Process) -> bool:
-    """Return whether a process has not ended; one that nobody has waited for has."""
-    try:
+    """Return whether a process has not ended; a zombie has."""
+    with suppress(psutil.NoSuchProcess):
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
+    return False
 
 
 def own_addresses(address: str) -> list[str]:
-    """Return by what this machine may be called. address: by which others reach it."""
+    """Return all names and addresses of this machine. address: by which others reach it."""
     found = [
         its.address.partition("%")[0]
         for interface in psutil.net_if_addrs().values()
@@ -158,7 +150,7 @@ def own_addresses(address: str) -> list[str]:
 
 def addresses_of(head: str) -> tuple[str, str]:
     """Return the address of this machine that a head sees, and the head's as HOST:PORT, both in
-    numbers. Sends nothing, but where a name is asked for. Raises ClusterError."""
+    numbers. Sends nothing but a question for a name. Raises ClusterError."""
     host, _, port = head.rpartition(":")
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -202,13 +194,15 @@ def _check_not_running(folder: ClusterFolder) -> None:
 
 def _start(folder: ClusterFolder, command: Sequence[str], head: str, *, is_head: bool) -> Node:
     drain_s = "0" if is_head else str(LEAVE_S)
+    # Settings of Ray's are ours.
+    inherited = {name: its for name, its in os.environ.items() if not name.startswith("RAY_")}
     with folder.log.open("wb") as log:
         child = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=without_ray(os.environ) | environment(folder) | {DRAIN: drain_s},
+            env=inherited | environment(folder) | {DRAIN: drain_s},
             start_new_session=True,
         )
     node = Node(child.pid, psutil.Process(child.pid).create_time(), head, is_head)
@@ -231,12 +225,7 @@ def _start(folder: ClusterFolder, command: Sequence[str], head: str, *, is_head:
     return node
 
 
-def without_ray(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment without settings of Ray's: they are ours."""
-    return {name: value for name, value in environment.items() if not name.startswith("RAY_")}
-
-
 def _why(log: Path) -> str:
-    """Return the end of what Ray has said."""
+    """Return the last lines of Ray's log."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
     return " ".join([line for line in lines if line][-LAST_LINES:]) or f"see {log}"

@@ -8,10 +8,10 @@ an error after which the client may ask again.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 from engine.client import Slots, TokenStream
 from engine.errors import EngineDeadError
@@ -28,11 +28,26 @@ from engine.types import (
 )
 from server.protocol.wire_errors import REPLICA_LOST, REPLICAS_FULL
 from server.ray.membership import Membership
-from server.ray.messages import Numbered, Refusal, ReplicaReport, Route, SentForm
+from server.ray.messages import Numbered, Refusal, Route, SentForm
+
+# A replica that answers gives a sign of life every second.
+SILENCE_S = 5.0
+REPORT_PERIOD_S = 1.0
+# A prompt is given to so many replicas, one after the other.
+MAX_ATTEMPTS = 3
+# Ray sends text as UTF-8; 20 bits of a hash fit behind what that has no bytes for.
+BEHIND_SURROGATES = 0xE000
+
+log = logging.getLogger(__name__)
+
+
+class ReplicaError(Exception):
+    """A replica is lost, or has no room: one of the two messages says which."""
 
 
 class RayReplicas:
-    """Calls methods of the replicas of a deployment. ``router.py`` chooses."""
+    """Calls methods of replicas by Ray's handle; ``router.py`` chooses which one's. What is raised
+    means that one is lost."""
 
     def __init__(self, handle: Any) -> None:
         """handle: a DeploymentHandle."""
@@ -47,62 +62,17 @@ class RayReplicas:
         try:
             async for batch in response:
                 yield batch
-        except asyncio.CancelledError:
-            response.cancel()
-            raise
-        except GeneratorExit:
+        except (asyncio.CancelledError, GeneratorExit):
             response.cancel()
             raise
 
-    async def report(self, route: Route) -> ReplicaReport:
-        found: ReplicaReport = await self._ask("report", route)
-        return found
-
-    async def memory_map(self, route: Route) -> MemoryMap:
-        found: MemoryMap = await self._ask("memory_map", route)
-        return found
-
-    async def _ask(self, method: str, route: Route) -> Any:
+    async def ask(self, method: str, route: Route) -> Any:
         response = self._handle.options(method_name=method).remote(route)
         try:
             return await response
         except asyncio.CancelledError:
             response.cancel()
             raise
-
-
-# A replica that answers gives a sign of life every second.
-SILENCE_S = 5.0
-REPORT_PERIOD_S = 1.0
-# A prompt is given to so many replicas, one after the other.
-MAX_ATTEMPTS = 3
-# Ray sends text as UTF-8; 20 bits of a hash fit behind what that has no bytes for.
-BEHIND_SURROGATES = 0xE000
-
-log = logging.getLogger(__name__)
-
-
-class ReplicaLostError(Exception):
-    """A replica does not answer any more."""
-
-
-class ReplicaFullError(Exception):
-    """A replica has no room."""
-
-
-class Replicas(Protocol):
-    """Reaches the replicas. What is raised means that one is lost."""
-
-    def generate(
-        self, route: Route, submission: Submission
-    ) -> AsyncGenerator[list[Numbered] | Refusal, None]:
-        """Have a replica answer; see EngineReplica."""
-
-    async def report(self, route: Route) -> ReplicaReport:
-        """Ask a replica how it is."""
-
-    async def memory_map(self, route: Route) -> MemoryMap:
-        """Ask a replica what its memory holds."""
 
 
 @dataclass(slots=True, eq=False)
@@ -123,13 +93,12 @@ class RemoteEngine:
 
     def __init__(
         self,
-        replicas: Replicas,
+        replicas: RayReplicas,
         *,
         max_backlog: int,
         max_share_ratio: float = 1.0,
         silence_s: float = SILENCE_S,
         report_period_s: float = REPORT_PERIOD_S,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """max_backlog: events that a stream keeps for a slow reader. max_share_ratio: the part of
         all slots that one tenant may take. silence_s: after which a replica is lost."""
@@ -137,8 +106,7 @@ class RemoteEngine:
         self._max_backlog = max_backlog
         self._silence_s = silence_s
         self._report_period_s = report_period_s
-        self.members = Membership(silence_s + report_period_s, clock)
-        """The replicas, as far as they are known."""
+        self.members = Membership(silence_s + report_period_s, time.monotonic)
         self._slots = Slots(max_share_ratio)
         self._calls: dict[int, tuple[_Call, int]] = {}
         """By the number of a request: its prompt, and the number of the answer."""
@@ -147,8 +115,6 @@ class RemoteEngine:
         self._asking: asyncio.Task[None] | None = None
         self.retries = 0
         """Prompts that were given to another replica."""
-
-    # --- life -----------------------------------------------------------------------------------
 
     def attach(self) -> None:
         """Ask the replicas how they are, from now on."""
@@ -188,11 +154,9 @@ class RemoteEngine:
     async def _ask(self, route: Route) -> None:
         try:
             async with asyncio.timeout(self._silence_s):
-                self.members.hear(await self._replicas.report(route))
+                self.members.hear(await self._replicas.ask("report", route))
         except Exception as error:
             log.info("a replica does not say how it is: %s", type(error).__name__)
-
-    # --- what is asked of an engine -------------------------------------------------------------
 
     @property
     def alive(self) -> bool:
@@ -201,7 +165,6 @@ class RemoteEngine:
 
     @property
     def pressure(self) -> int:
-        """Return how short of memory the shortest machine is."""
         return max((report.pressure for report in self.members.alive), default=0)
 
     @property
@@ -216,45 +179,36 @@ class RemoteEngine:
 
     @property
     def stats(self) -> EngineStats:
-        """Return the sums over all replicas, those that are gone included."""
         return self.members.stats
 
     @property
     def step_age_s(self) -> float:
-        """Return the largest of all replicas."""
         return max((report.step_age_s for report in self.members.alive), default=0.0)
 
     @property
     def in_flight(self) -> int:
-        """Return how many requests have not ended."""
         return len(self._calls)
 
     @property
     def capacity(self) -> int:
-        """Return how many requests may run or wait at the same time."""
         return sum(report.capacity for report in self.members.alive)
 
     @property
     def max_share(self) -> int:
-        """Return how many requests of one tenant may run or wait at the same time."""
         return self._slots.max_share(self.capacity)
 
     def check_room(self, requests: int, tenant: bytes) -> None:
-        """Check that so many more requests fit. Raises QueueFullError, ShareFullError."""
         self._slots.check(requests, tenant, self.capacity)
 
     async def memory_map(self) -> MemoryMap:
         """Return what the memory of the first replica holds. Raises EngineDeadError."""
-        alive = self.members.alive
-        if not alive:
-            raise EngineDeadError
         try:
+            first = self.members.alive[0].name
             async with asyncio.timeout(self._silence_s):
-                return await self._replicas.memory_map(Route(target=alive[0].name))
+                found: MemoryMap = await self._replicas.ask("memory_map", Route(target=first))
+                return found
         except Exception as error:
             raise EngineDeadError from error
-
-    # --- requests -------------------------------------------------------------------------------
 
     def submit(
         self, prompt_ids: tuple[int, ...], params: SamplingParams, **options: Any
@@ -295,18 +249,16 @@ class RemoteEngine:
         text = await asyncio.to_thread(routed_text, call.submission, self.limits)
         for attempt in range(MAX_ATTEMPTS):
             without = frozenset(refused | self.members.silent)
-            if attempt and not self.members.others(without):
+            if attempt and without.issuperset(self.members.names):
                 break
             self.retries += attempt > 0
             route = Route(text, without)
             try:
                 await self._follow(call, route)
                 return
-            except ReplicaFullError:
-                message = REPLICAS_FULL
-            except ReplicaLostError:
-                message = REPLICA_LOST
-                if route.replica is not None:
+            except ReplicaError as error:
+                message = str(error)
+                if message == REPLICA_LOST and route.replica is not None:
                     self.members.lose(route.replica)
             if call.has_begun:
                 break
@@ -315,20 +267,21 @@ class RemoteEngine:
         self._fail(call, message)
 
     async def _follow(self, call: _Call, route: Route) -> None:
-        """Deliver what a replica says, until all answers have ended. Raises ReplicaFullError,
-        ReplicaLostError."""
+        """Deliver what a replica says, until all answers have ended. Raises ReplicaError."""
         missing = set(call.open)
-        async with aclosing(
-            _heard(self._replicas, route, call.submission, self._silence_s)
-        ) as said:
-            async for batch in said:
+        async with aclosing(self._replicas.generate(route, call.submission)) as batches:
+            while missing & call.open:
+                try:
+                    async with asyncio.timeout(self._silence_s):
+                        batch = await anext(batches)
+                except Exception as error:
+                    log.info("a replica is lost: %s", type(error).__name__)
+                    raise ReplicaError(REPLICA_LOST) from error
                 if isinstance(batch, Refusal):
-                    raise ReplicaFullError if batch is Refusal.FULL else ReplicaLostError
+                    full = batch is Refusal.FULL
+                    raise ReplicaError(REPLICAS_FULL if full else REPLICA_LOST)
                 call.has_begun |= bool(batch)
                 missing -= self._deliver(call, batch)
-                if not missing & call.open:
-                    return
-        raise ReplicaLostError
 
     def _deliver(self, call: _Call, batch: Sequence[Numbered]) -> set[int]:
         """Deliver events, and return the numbers of the answers that have ended."""
@@ -375,23 +328,3 @@ def routed_text(submission: Submission, limits: EngineLimits) -> str:
     return "".join(
         chr(BEHIND_SURROGATES + (int.from_bytes(digest[:3]) >> 4)) for digest in hashes.digests
     )
-
-
-async def _heard(
-    replicas: Replicas, route: Route, submission: Submission, silence_s: float
-) -> AsyncGenerator[list[Numbered] | Refusal, None]:
-    """Yield what a replica says. Raises ReplicaLostError where it is silent so long, or gone."""
-    stream = replicas.generate(route, submission)
-    try:
-        while True:
-            try:
-                async with asyncio.timeout(silence_s):
-                    batch = await anext(stream)
-            except StopAsyncIteration:
-                return
-            except Exception as error:
-                log.info("a replica is lost: %s", type(error).__name__)
-                raise ReplicaLostError from error
-            yield batch
-    finally:
-        await stream.aclose()

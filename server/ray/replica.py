@@ -2,16 +2,19 @@
 
 import socket
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from typing import Any
 
-from engine.client import EngineClient
+from engine.client import EngineClient, TokenStream
+from engine.errors import FORM_LIMITS, EngineDeadError, QueueFullError
 from engine.machine import raise_descriptor_limit, use_one_arena
 from engine.memory_map import MemoryMap
 from engine.monitor import EngineMonitor
 from engine.pressure import pressure_source
-from engine.types import Submission
+from engine.types import FinishReason, Submission, TokenEvent
+from server.chat.readiness import generates
 from server.cli.log import configure_log
-from server.cli.model_files import read_model
+from server.cli.model_files import ModelFiles, read_model
 from server.cli.serve import (
     STOP_TIMEOUT_S,
     engine_error,
@@ -21,37 +24,105 @@ from server.cli.serve import (
 )
 from server.config import Config, StartError
 from server.http.idle_memory import keep_what_is_there
-from server.ray.engine_replica import EngineReplica
 from server.ray.facts import Facts, check_alike, facts_of
 from server.ray.guard import Guard
-from server.ray.messages import Numbered, Refusal, ReplicaReport, Route
+from server.ray.messages import Numbered, Refusal, ReplicaReport, Route, SentForm
+from server.text.grammar.compiler import GrammarCompiler, GrammarMemoryError
+from server.text.grammar.grammar_errors import GrammarError
+from server.text.grammar.judge import JudgeBusyError
+
+# The front hears from an answer this often, whether there is a token or not.
+SIGN_OF_LIFE_S = 1.0
 
 
 class NotReadyError(Exception):
     """The engine does not generate."""
 
 
-class Replica:
-    """What Ray Serve starts, asks and ends. Its methods' first argument is for the router alone."""
+class EngineReplica:
+    """An engine that answers what is sent to it. A method's Route is for the router alone."""
+
+    def __init__(
+        self, name: str, client: EngineClient, grammars: GrammarCompiler, ready_timeout_s: float
+    ) -> None:
+        """name: which no other replica has had. ready_timeout_s: how long a token may take when the
+        engine is asked whether it still generates."""
+        self._name = name
+        self._client = client
+        self._grammars = grammars
+        self._ready_timeout_s = ready_timeout_s
+
+    async def generate(
+        self, _: Route, submission: Submission
+    ) -> AsyncGenerator[list[Numbered] | Refusal, None]:
+        """Answer a prompt: yield the events of its answers, and an empty list at the beginning and
+        whenever a second passes without one. Leaving early aborts it."""
+        yield []
+        try:
+            streams = await self._submit(submission)
+        except (QueueFullError, JudgeBusyError, GrammarMemoryError):
+            yield Refusal.FULL
+            return
+        except EngineDeadError:
+            yield Refusal.ENDED
+            return
+        except GrammarError as error:
+            # The front has compiled it: this machine took longer, or has less room for it.
+            message = f"{FORM_LIMITS}: {error}"
+            failed = TokenEvent(0, None, FinishReason.ERROR, message=message)
+            yield [(number, failed) for number in range(len(submission.params))]
+            return
+        running = dict(enumerate(streams))
+        try:
+            while running:
+                batches = await TokenStream.next_batches([*running.values()], SIGN_OF_LIFE_S)
+                both = zip(list(running), batches, strict=True)
+                events = [(number, event) for number, batch in both for event in batch]
+                for number, event in events:
+                    if event.finish is not None:
+                        del running[number]
+                yield events
+        finally:
+            for stream in streams:
+                stream.close()
+
+    async def _submit(self, submission: Submission) -> list[TokenStream]:
+        if (sent := submission.constraint) is not None:
+            assert isinstance(sent, SentForm)
+            constraint = await self._grammars.compile(sent.spec, sent.begun)
+            submission = replace(submission, constraint=constraint)
+        return self._client.submit_choices(submission)
+
+    async def report(self, _: Route) -> ReplicaReport:
+        its = self._client
+        figures = its.limits, its.stats, its.capacity, its.step_age_s, its.pressure
+        return ReplicaReport(self._name, socket.gethostname(), *figures)
+
+    async def memory_map(self, _: Route) -> MemoryMap:
+        return await self._client.memory_map()
+
+    async def generates(self) -> bool:
+        """Return whether its engine generates a token, ahead of all others."""
+        return self._client.alive and await generates(self._client, self._ready_timeout_s)
+
+
+class Replica(EngineReplica):
+    """What Ray Serve starts, asks and ends."""
 
     _guard: Guard | None = None
-    _client: EngineClient | None = None
     _monitor: EngineMonitor | None = None
 
     def __init__(
         self, model: str, settings: dict[str, Any], head: Facts, name: str | None = None
     ) -> None:
         """model: its name, which may be a folder on every machine. settings: Config as JSON. head:
-        what must be the same here. name: which no other replica has; Ray's, where there is none.
-        Raises StartError."""
+        what must be the same here. name: Ray's, where there is none. Raises StartError."""
         self._guard = Guard()
         use_one_arena()
         raise_descriptor_limit()
         config = Config.model_validate(settings)
         configure_log(config.log)
-        host = socket.gethostname()
-        files = read_model(model, config)
-        check_alike(host, facts_of(files.plan.checkpoint.path), head)
+        files = _read_alike(model, config, head)
         client = start_engine(config, files.plan, lambda done, total: None)
         grammars = grammar_compiler(
             config, files.tokenizer, files.served, files.plan.checkpoint.vocab_size
@@ -67,44 +138,23 @@ class Replica:
         )
         self._monitor.start()
         keep_what_is_there()
-        self._engine = EngineReplica(
-            name or own_name(), host, client, grammars, config.server.ready_timeout_s
-        )
-        self._client = client
+        super().__init__(name or own_name(), client, grammars, config.server.ready_timeout_s)
         self._attached = False
-
-    async def generate(
-        self, _: Route, submission: Submission
-    ) -> AsyncGenerator[list[Numbered] | Refusal, None]:
-        """Answer a prompt."""
-        async for batch in self._engine.generate(submission):
-            yield batch
-
-    async def report(self, _: Route) -> ReplicaReport:
-        """Say how it is."""
-        return self._engine.report()
-
-    async def memory_map(self, _: Route) -> MemoryMap:
-        """Say what its memory holds."""
-        assert self._client is not None
-        return await self._client.memory_map()
 
     async def check_health(self) -> None:
         """Raise NotReadyError where it does not generate. Ray asks it first when it is built."""
-        assert self._client is not None
         assert self._guard is not None
         if not self._attached:
             self._guard.started()
             self._client.attach()
             self._attached = True
-        if not await self._engine.generates():
+        if not await self.generates():
             raise NotReadyError("the engine does not generate a token in time")
 
     def __del__(self) -> None:
-        """End the engine: nobody is answered any more. Ray calls it first."""
-        if self._client is not None:
-            self._client.stop(STOP_TIMEOUT_S)
+        """End the engine. Ray calls it first."""
         if self._monitor is not None:
+            self._client.stop(STOP_TIMEOUT_S)
             self._monitor.stop()
         if self._guard is not None:
             self._guard.end()
@@ -117,13 +167,18 @@ def own_name() -> str:
     return str(serve.get_replica_context().replica_id.unique_id)
 
 
+def _read_alike(model: str, config: Config, head: Facts) -> ModelFiles:
+    """Read a model, and fetch it where it is missing. Raises StartError where it cannot be served
+    here, or this machine is not like the head."""
+    files = read_model(model, config)
+    check_alike(socket.gethostname(), facts_of(files.plan.checkpoint.path), head)
+    return files
+
+
 def why_not_here(model: str, settings: dict[str, Any], head: Facts) -> str:
-    """Return why this machine cannot have a replica; nothing where it can. Fetches the model where
-    it is missing."""
-    config = Config.model_validate(settings)
+    """Return why this machine cannot have a replica; nothing where it can."""
     try:
-        files = read_model(model, config)
-        check_alike(socket.gethostname(), facts_of(files.plan.checkpoint.path), head)
+        _read_alike(model, Config.model_validate(settings), head)
     except StartError as error:
         return str(error)
     return ""

@@ -2,7 +2,6 @@
 
 import json
 import os
-import secrets
 import signal
 import threading
 import time
@@ -26,7 +25,7 @@ from server.cli.model_files import model_errors
 from server.cli.serve import checked_settings
 from server.cli.serve_models import plain_settings
 from server.cli.settings import with_further
-from server.config import AccessSection, Config, Tables, engine_config
+from server.config import Tables
 from server.ray.facts import facts_of
 from server.ray.fleet import WATCH_S, Fleet, ReplicaCounts
 from server.ray.ray_process import (
@@ -44,7 +43,8 @@ ELSEWHERE = "192.0.2.1:9"
 LOOPBACK = "127.0.0.1"
 # Between two attempts of a machine to be in its cluster.
 JOIN_AGAIN_S = 5.0
-VERSION_BYTES = 8
+Say = Callable[[str], None]
+"""Tells a person."""
 
 
 def start_cluster(address: str | None, port: int | None) -> str:
@@ -63,21 +63,22 @@ def start_cluster(address: str | None, port: int | None) -> str:
 
 def join_cluster(head: str, key_file: Path | None, ask: Callable[[], str]) -> str:
     """Make this machine one of a cluster's. ask: for the key. Raises ClusterError."""
-    key = read_key(key_file) if key_file is not None else checked(ask(), "the key")
-    folder = cluster_folder()
-    write_own(folder.key, key)
-    join_head(folder, key, head)
+    join_head(*_known_key(key_file, ask), head)
     return f"this machine is in the cluster of {head}; `quire cluster stop` takes it out"
 
 
-def stay_in_cluster(
-    head: str, key_file: Path | None, ask: Callable[[], str], say: Callable[[str], None]
-) -> None:
-    """Be one of a cluster's machines until told to end: join whenever the cluster has ended, or
-    does not answer. Raises ClusterError for a key that is none."""
+def _known_key(key_file: Path | None, ask: Callable[[], str]) -> tuple[ClusterFolder, str]:
+    """Return the key, and the folder that has it from now on."""
     key = read_key(key_file) if key_file is not None else checked(ask(), "the key")
     folder = cluster_folder()
     write_own(folder.key, key)
+    return folder, key
+
+
+def stay_in_cluster(head: str, key_file: Path | None, ask: Callable[[], str], say: Say) -> None:
+    """Be one of a cluster's machines until told to end: join whenever the cluster has ended, or
+    does not answer. Raises ClusterError for a key that is none."""
+    folder, key = _known_key(key_file, ask)
     stop(folder)
     ended, said = ended_by_signal(), ""
     while not ended.is_set():
@@ -99,7 +100,7 @@ def stay_in_cluster(
 
 
 def serve_from_start(
-    address: str | None, port: int | None, serve: Callable[[], None], say: Callable[[str], None]
+    address: str | None, port: int | None, serve: Callable[[], None], say: Say
 ) -> None:
     """Begin a cluster in place of one that was left here, serve, and end it. Raises StartError."""
     folder = cluster_folder()
@@ -120,12 +121,12 @@ def serve_cluster(
     file: Path | None,
     flags: Tables,
     further: Iterable[str],
-    say: Callable[[str], None],
+    say: Say,
     *,
     waits: bool = False,
 ) -> None:
-    """Serve until told to end. say: tells a person. waits: begin with what there is room for, and
-    wait for machines. Raises StartError."""
+    """Serve until told to end. waits: begin with what there is room for, and wait for machines.
+    Raises StartError."""
     settings = checked_settings(file, with_further(flags, further))
     folder, node = _head()
     with model_errors():
@@ -134,32 +135,19 @@ def serve_cluster(
             found.fetch_weights()
         facts = facts_of(found.folder)
     os.environ.update(environment(folder))
-    from server.ray.application import (
-        Plan,
-        connected,
-        deploy,
-        end,
-        machines,
-        resize,
-        unfit_machines,
-    )
+    from server.ray import application
 
     write_own(folder.settings, json.dumps(plain_settings(settings)))
-    with connected(node.head):
-        plan = Plan(
-            model,
-            without_secrets(settings),
-            str(folder.settings),
-            facts,
+    with application.connected(node.head):
+        plan = application.Plan(model, settings, folder.settings, facts, per_machine)
+        fleet = Fleet(
+            application.machines,
+            partial(application.unfit_machines, plan),
+            partial(application.resize, plan),
             per_machine,
-            settings.server.ready_timeout_s,
-            settings.server.drain_s,
-            secrets.token_hex(VERSION_BYTES),
-            settings.limits.max_request_s,
-            engine_config(settings).max_num_seqs,
+            replicas,
+            say,
         )
-        asked = machines, partial(unfit_machines, plan), partial(resize, plan)
-        fleet = Fleet(*asked, per_machine, replicas, say)
         fleet.look()
         while waits and not fleet.room:
             time.sleep(WATCH_S)
@@ -168,7 +156,7 @@ def serve_cluster(
         least = replicas.least if replicas is not None and not waits else 1
         if fleet.room < least:
             raise ClusterError(f"there is room for {fleet.room} replicas of {model}, not {least}")
-        url = deploy(plan, fleet.counts, fleet.unfit)
+        url = application.deploy(plan, fleet.counts, fleet.unfit)
         ended = ended_by_signal()
         say(f"serving {model} on {url}, by {fleet.counts} replicas; Ctrl-C ends it")
         threading.Thread(target=fleet.keep_looking, args=(ended,), daemon=True).start()
@@ -178,24 +166,17 @@ def serve_cluster(
         finally:
             ended.set()
         say("ending")
-        end()
+        application.end()
 
 
 def cluster_status() -> str:
     """Say which machines there are, and how the replicas are. Raises ClusterError."""
     folder, node = _head()
     os.environ.update(environment(folder))
-    from server.ray.application import connected, status
+    from server.ray import application
 
-    with connected(node.head):
-        found = status()
-    lines = [f"machines: {', '.join(found['machines'])}"]
-    if found["serving"] is None:
-        lines.append("nothing is served")
-    else:
-        counts = ", ".join(f"{count} {state.lower()}" for state, count in found["replicas"].items())
-        lines += [f"serving: {found['serving'].lower()}", f"replicas: {counts or 'none'}"]
-    return "\n".join([*lines, *([found["message"]] if found.get("message") else [])])
+    with application.connected(node.head):
+        return application.status()
 
 
 def stop_cluster() -> str:
@@ -203,11 +184,6 @@ def stop_cluster() -> str:
     if stop(cluster_folder()):
         return "this machine is in no cluster any more"
     return "this machine is in no cluster"
-
-
-def without_secrets(settings: Config) -> dict[str, object]:
-    """Return what replicas know of the settings: who may ask, the front alone has to know."""
-    return plain_settings(settings.model_copy(update={"access": AccessSection()}))
 
 
 def _head() -> tuple[ClusterFolder, Node]:
@@ -221,7 +197,7 @@ def _head() -> tuple[ClusterFolder, Node]:
 
 
 def _own_address() -> str:
-    """Return the address by which this machine goes elsewhere; its own where it goes nowhere."""
+    """Return the address by which others reach this machine; its own where none do."""
     try:
         return addresses_of(ELSEWHERE)[0]
     except ClusterError:

@@ -122,7 +122,7 @@ async def crowd(results: Results, port: int, key: str) -> None:
                 await asyncio.sleep(0.5)
 
     async with client_of(port) as client:
-        more = asyncio.create_task(eventually(lambda: replicas_up(port) == 2, SCALED_WITHIN_S))
+        more = asyncio.create_task(eventually(lambda: replicas_up(port, key) == 2, SCALED_WITHIN_S))
         await asyncio.gather(*(keep_asking(client, its) for its in conversations(500, 20, key)))
         results.check("a crowd brings a second replica", True, f"{await more:.0f} s")
     refused = [turn for turn in turns if turn.error]
@@ -139,8 +139,9 @@ def busiest() -> psutil.Process:
     return max(there, key=lambda its: its.cpu_times().user - before[its.pid])
 
 
-def replicas_up(port: int) -> int:
+def replicas_up(port: int, key: str = "") -> int:
     """How many answer, as the front has it."""
-    page = httpx2.get(f"http://127.0.0.1:{port}/metrics", timeout=10.0).text
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    page = httpx2.get(f"http://127.0.0.1:{port}/metrics", headers=headers, timeout=10.0).text
     ups = [line for line in page.splitlines() if line.startswith("quire_replica_up_ratio{")]
     return sum(line.endswith(" 1.0") for line in ups)

@@ -8,7 +8,7 @@ from engine.client import EngineClient
 from server.config import ModelsSection
 from server.metrics import Metrics
 from server.ray.metrics import ClusterCollector
-from server.ray.remote_engine import RemoteEngine, Replicas
+from server.ray.remote_engine import RayReplicas, RemoteEngine
 from server.supervisor.metrics import ModelsCollector
 from server.supervisor.models import ModelSupervisor
 from tests.engines import recall_loop
@@ -21,7 +21,7 @@ def families(client: EngineClient) -> list[tuple[str, str, str, str]]:
     """Name, type, unit and help text of all, by name."""
     found = []
     several = ModelsCollector(ModelSupervisor(ModelsSection(), 0, retry_after_s=1))
-    replicas = ClusterCollector(RemoteEngine(cast(Replicas, None), max_backlog=1))
+    replicas = ClusterCollector(RemoteEngine(cast(RayReplicas, None), max_backlog=1))
     shown = (*Metrics(client).registry.collect(), *several.collect(), *replicas.collect())
     for family in shown:
         name = family.name + ("_total" if family.type == "counter" else "")

@@ -3,17 +3,19 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from itertools import takewhile
+from typing import Any, cast
 
 from engine.client import EngineClient
-from engine.memory_map import MemoryMap
 from engine.types import Submission, TokenConstraint
-from server.ray.engine_replica import EngineReplica
-from server.ray.messages import Numbered, Refusal, ReplicaReport, Route
+from server.ray.messages import Numbered, Refusal, Route, SentForm
+from server.ray.remote_engine import RayReplicas
+from server.ray.replica import EngineReplica
+from server.text.grammar.compiler import GrammarCompiler
 from server.text.grammar.constraint_spec import ConstraintSpec
 from tests.engines import recall_client
 
 
-class NoGrammars:
+class NoGrammars(GrammarCompiler):
     """Holds answers to nothing, or fails as it is told."""
 
     def __init__(self) -> None:
@@ -27,7 +29,7 @@ class NoGrammars:
         return None
 
 
-class LocalReplicas:
+class LocalReplicas(RayReplicas):
     """Several engines, of which the one that has had most of a prompt is chosen."""
 
     def __init__(self, count: int, **changes: object) -> None:
@@ -36,7 +38,7 @@ class LocalReplicas:
             client.attach()
         self.grammars = NoGrammars()
         self.replicas = {
-            f"r{number}": EngineReplica(f"r{number}", "here", client, self.grammars, 5.0)
+            f"r{number}": EngineReplica(f"r{number}", client, self.grammars, 5.0)
             for number, client in enumerate(self.clients)
         }
         self.texts: dict[str, list[str]] = {name: [] for name in self.replicas}
@@ -89,7 +91,7 @@ class LocalReplicas:
         self.chosen.append(route.replica)
         self.texts[route.replica].append(route.text)
         left = self.dies_after
-        stream = replica.generate(submission)
+        stream = replica.generate(route, submission)
         try:
             async for batch in stream:
                 yield batch
@@ -102,13 +104,8 @@ class LocalReplicas:
         finally:
             await stream.aclose()
 
-    async def report(self, route: Route) -> ReplicaReport:
-        return (await self._chosen(route)).report()
-
-    async def memory_map(self, route: Route) -> MemoryMap:
-        name = self._choose(route)
-        assert name is not None
-        return await self.client(name).memory_map()
+    async def ask(self, method: str, route: Route) -> Any:
+        return await getattr(await self._chosen(route), method)(route)
 
     def stop(self) -> None:
         """End all engines."""
@@ -118,3 +115,8 @@ class LocalReplicas:
 def shared(one: str, other: str) -> int:
     """How many first characters two texts share."""
     return len([*takewhile(lambda both: both[0] == both[1], zip(one, other, strict=False))])
+
+
+def sent_form(begun: str) -> TokenConstraint:
+    """A form that holds an answer to nothing, on its way."""
+    return cast(TokenConstraint, SentForm(ConstraintSpec(), begun))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from server.cli.cluster_folder import ClusterError
+from server.config import Config
 from server.ray.fleet import ReplicaCounts
 from tests.server.ray import fake_ray
 
@@ -87,7 +88,7 @@ class Ray:
                 "shutdown": lambda: self.connected.append({"shutdown": True}),
                 "nodes": lambda: NODES,
                 "remote": self.remote,
-                "get": lambda answer, timeout: answer.result(),
+                "get": lambda answers, timeout: [its.result() for its in answers],
                 "get_runtime_context": lambda: context,
             },
             "ray__serve": {
@@ -124,7 +125,15 @@ def application(ray: Ray) -> Any:
 
 
 def plan(application: Any) -> Any:
-    return application.Plan("demo", {}, "/settings", {}, 1, 5.0, 20.0, "v1", 3600.0, 20)
+    settings = Config.model_validate(
+        {
+            "access": {"api_keys": ["sk-0123456789abcdef"]},
+            "limits": {"max_request_s": 3600},
+            "server": {"drain_s": 20},
+            "engine": {"max_num_seqs": 20},
+        }
+    )
+    return application.Plan("demo", settings, "/settings", {}, 1)
 
 
 def test_one_ingress_on_the_head_and_replicas_where_they_fit(ray: Ray, application: Any) -> None:
@@ -137,6 +146,7 @@ def test_one_ingress_on_the_head_and_replicas_where_they_fit(ray: Ray, applicati
     assert replica["max_replicas_per_node"] == replica["num_replicas"] == 1
     assert ingress["ray_actor_options"]["label_selector"] == {"ray.io/node-id": "n1"}
     assert ray.bound["ingress"] == ("replica", "demo", "/settings")
+    assert "sk-0123" not in str(ray.bound["replica"])
     application.resize(made, ReplicaCounts(2, 2), [])
     assert ray.deployed["replica"]["ray_actor_options"]["label_selector"] == {}
 
@@ -152,7 +162,7 @@ def test_need_decides_between_two_numbers_and_who_goes_may_end_its_answers(
     assert config["target_ongoing_requests"] == 18.0
     assert replica["graceful_shutdown_timeout_s"] == 3600.0
     assert ingress["graceful_shutdown_timeout_s"] == 20.0
-    assert ingress["version"] == replica["version"] == "v1"
+    assert ingress["version"] == replica["version"]
 
 
 def test_what_does_not_start_is_taken_back(ray: Ray, application: Any) -> None:
@@ -180,21 +190,12 @@ def test_the_end_is_that_of_what_is_there(ray: Ray, application: Any) -> None:
 
 
 def test_the_status_counts_machines_and_replicas(ray: Ray, application: Any) -> None:
-    assert application.status() == {"machines": ["one", "two"], "serving": None}
+    assert application.status() == "machines: one, two\nnothing is served"
     state = SimpleNamespace(replica_states={State.RUNNING: 2})
-    ray.applications = {
-        "quire": SimpleNamespace(
-            status=SimpleNamespace(value="RUNNING"),
-            message="",
-            deployments={
-                "replica": state,
-                "ingress": SimpleNamespace(replica_states={"RUNNING": 1}),
-            },
-        )
-    }
-    assert application.status() == {
-        "machines": ["one", "two"],
-        "serving": "RUNNING",
-        "message": "",
-        "replicas": {"RUNNING": 2},
-    }
+    found = SimpleNamespace(
+        status=SimpleNamespace(value="RUNNING"), message="", deployments={"replica": state}
+    )
+    ray.applications = {"quire": found}
+    assert application.status() == "machines: one, two\nserving: running\nreplicas: 2 running"
+    found.deployments, found.status, found.message = {}, "UNHEALTHY", "why"
+    assert application.status().endswith("serving: unhealthy\nreplicas: none\nwhy")

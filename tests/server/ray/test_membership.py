@@ -13,7 +13,7 @@ from engine.types import (
     MlxMemory,
 )
 from server.metrics.replica_figures import ReplicaFigures
-from server.ray.membership import Membership, ended, listed, merged
+from server.ray.membership import Membership, ended, merged
 from server.ray.messages import ReplicaReport
 
 POOL = KVStats(
@@ -87,15 +87,15 @@ def test_each_replica_is_as_it_said_last_and_whether_it_answers() -> None:
     members.hear(report)
     now += 0.5
     members.set_names(("c", "b", "a"))
-    assert listed(members) == [
+    assert members.figures() == [
         ReplicaFigures("a", None, "starting", None),
         ReplicaFigures("b", "there", "up", 0.5, 2, 1, 8, 3, 5, 16, 50, 40, 7),
         ReplicaFigures("c", "here", "silent", 6.5, capacity=8),
     ]
     members.lose("b")
-    assert [its.state for its in listed(members)] == ["starting", "silent", "silent"]
+    assert [its.state for its in members.figures()] == ["starting", "silent", "silent"]
     members.set_names(("b",))
-    assert [its.name for its in listed(members)] == ["b"]
+    assert [its.name for its in members.figures()] == ["b"]
 
 
 REPORT = ReplicaReport("a", "here", EngineLimits(100, 4, 10), EngineStats(), 8, 0.0, 0)

@@ -22,7 +22,6 @@ from server.ray.ray_process import (
     running,
     start_head,
     stop,
-    without_ray,
 )
 
 STARTS = f"import subprocess, sys, time; print({STARTED!r}, flush=True); "
@@ -167,7 +166,6 @@ def test_ray_gets_the_key_by_a_file_and_nobody_elses_settings(
     assert found["RAY_AUTH_TOKEN_PATH"] == str(folder.key)
     assert found["RAY_USAGE_STATS_ENABLED"] == "0"
     assert key not in "".join(found.values())
-    assert without_ray({"RAY_ADDRESS": "x", "HOME": "y"}) == {"HOME": "y"}
 
 
 def test_addresses_are_all_that_a_machine_has() -> None:

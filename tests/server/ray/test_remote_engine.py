@@ -21,14 +21,13 @@ from engine.types import (
 )
 from server.chat.readiness import generates
 from server.protocol.wire_errors import REPLICA_LOST, REPLICAS_FULL, SHUTTING_DOWN
-from server.ray.messages import Route, SentForm
+from server.ray.messages import Route
 from server.ray.remote_engine import RayReplicas, RemoteEngine, routed_text
-from server.text.grammar.constraint_spec import ConstraintSpec
 from server.text.grammar.grammar_errors import GrammarError
 from server.text.grammar.judge import JudgeBusyError
 from tests.engines import SHAPE, VOCAB
 from tests.recall import recall_many
-from tests.server.ray.local_replicas import LocalReplicas, shared
+from tests.server.ray.local_replicas import LocalReplicas, sent_form, shared
 
 SUBMISSION = Submission((1,), (SamplingParams(1),))
 
@@ -110,12 +109,12 @@ async def test_a_reader_that_is_cancelled_cancels_the_call() -> None:
 @pytest.mark.parametrize("method", ["report", "memory_map"])
 async def test_questions_are_asked_and_cancelled(method: str) -> None:
     handle = Handle(["how it is"])
-    assert await getattr(RayReplicas(handle), method)(Route()) == "how it is"
+    assert await RayReplicas(handle).ask(method, Route()) == "how it is"
     assert handle.calls[0][0] == method
     hanging = Handle([], hangs=True)
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.01):
-            await getattr(RayReplicas(hanging), method)(Route())
+            await RayReplicas(hanging).ask(method, Route())
     assert hanging.response.is_cancelled
 
 
@@ -254,7 +253,7 @@ async def test_a_full_replica_gives_way_to_another_until_all_are_full() -> None:
     replicas = LocalReplicas(2)
     async with engine_of(replicas) as engine:
         replicas.grammars.failure = JudgeBusyError()
-        constraint = SentForm(ConstraintSpec(), "begun")
+        constraint = sent_form("begun")
         events = await read(engine.submit(PROMPT, params(), constraint=constraint))
         assert [event.message for event in events] == [REPLICAS_FULL]
         assert sorted(set(replicas.chosen)) == ["r0", "r1"]
@@ -265,7 +264,7 @@ async def test_a_form_that_cannot_be_enforced_there_ends_the_request() -> None:
     replicas = LocalReplicas(1)
     async with engine_of(replicas) as engine:
         replicas.grammars.failure = GrammarError("it is too much")
-        constraint = SentForm(ConstraintSpec(), "")
+        constraint = sent_form("")
         (event,) = await read(engine.submit(PROMPT, params(), constraint=constraint))
         assert event.message is not None
         assert "too much" in event.message
@@ -353,7 +352,7 @@ async def test_a_prompt_is_given_to_three_replicas_at_most() -> None:
     async with engine_of(replicas) as engine:
         await eventually(lambda: len(engine.members.alive) == 4)
         replicas.grammars.failure = JudgeBusyError()
-        constraint = SentForm(ConstraintSpec(), "")
+        constraint = sent_form("")
         events = await read(engine.submit(PROMPT, params(), constraint=constraint))
         assert [event.message for event in events] == [REPLICAS_FULL]
         assert len(set(replicas.chosen)) == len(replicas.chosen) == 3

@@ -1,21 +1,27 @@
 """A replica around a real engine, as Ray starts, asks and ends it."""
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from engine.client import EngineClient
 from engine.types import SamplingParams, Submission
 from server.cli.serve_models import plain_settings
 from server.config import Config
 from server.ray import facts, replica
 from server.ray.facts import UnlikeError, facts_of
-from server.ray.messages import Route
-from server.ray.replica import NotReadyError, Replica, own_name, why_not_here
+from server.ray.messages import Refusal, Route
+from server.ray.replica import EngineReplica, NotReadyError, Replica, own_name, why_not_here
+from server.text.grammar.grammar_errors import GrammarError
+from tests.engines import recall_client
 from tests.models import write_embedding_model
 from tests.server.ray import fake_ray
+from tests.server.ray.local_replicas import NoGrammars, sent_form
 
+PROMPT = tuple(range(64))
 SETTINGS = plain_settings(
     Config.model_validate(
         {
@@ -42,6 +48,18 @@ def made(tiny_model: Path, head: Any) -> Iterator[Replica]:
     one = Replica(str(tiny_model), SETTINGS, head, "one")
     yield one
     one.__del__()
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[EngineClient]:
+    started = recall_client(prefix_keep_s=1000.0)
+    started.attach()
+    yield started
+    assert started.stop(10.0)
+
+
+def replica_of(client: EngineClient) -> EngineReplica:
+    return EngineReplica("one", client, NoGrammars(), 5.0)
 
 
 async def test_a_replica_answers_and_says_how_it_is(made: Replica) -> None:
@@ -95,3 +113,57 @@ def test_a_replica_is_called_as_ray_calls_it(monkeypatch: pytest.MonkeyPatch) ->
 def test_one_that_did_not_start_has_nothing_to_end() -> None:
     Replica.__new__(Replica).__del__()
     assert replica.Replica is Replica
+
+
+async def test_an_answer_begins_with_a_sign_of_life_and_leaving_it_aborts(
+    client: EngineClient,
+) -> None:
+    stream = replica_of(client).generate(Route(), Submission(PROMPT, (SamplingParams(300),)))
+    assert await anext(stream) == []
+    assert await anext(stream) != []
+    await stream.aclose()
+    async with asyncio.timeout(10):
+        while client.in_flight:
+            await asyncio.sleep(0.01)
+
+
+async def test_a_request_without_room_is_refused(client: EngineClient) -> None:
+    many = Submission(PROMPT, (SamplingParams(5),) * (client.capacity + 1))
+    said = [batch async for batch in replica_of(client).generate(Route(), many)]
+    assert said == [[], Refusal.FULL]
+
+
+async def test_a_form_that_cannot_be_enforced_here_is_answered_with_an_error(
+    client: EngineClient,
+) -> None:
+    grammars = NoGrammars()
+    grammars.failure = GrammarError("too much")
+    replica = EngineReplica("one", client, grammars, 5.0)
+    held = Submission(PROMPT, (SamplingParams(5),) * 2, constraint=sent_form(""))
+    first, events = [batch async for batch in replica.generate(Route(), held)]
+    assert first == []
+    assert isinstance(events, list)
+    assert [number for number, _ in events] == [0, 1]
+    assert all("too much" in str(event.message) for _, event in events)
+
+
+async def test_a_form_that_holds_answers_to_nothing_is_compiled_here(
+    client: EngineClient,
+) -> None:
+    grammars = NoGrammars()
+    replica = EngineReplica("one", client, grammars, 5.0)
+    free = Submission(PROMPT, (SamplingParams(5),), constraint=sent_form("so far"))
+    batches = [batch async for batch in replica.generate(Route(), free)]
+    assert sum(len(batch) for batch in batches if isinstance(batch, list)) == 5
+    assert grammars.asked == ["so far"]
+
+
+async def test_a_request_to_an_engine_that_has_ended_is_refused() -> None:
+    ended = recall_client()
+    ended.attach()
+    assert ended.stop(10.0)
+    one = Submission(PROMPT, (SamplingParams(5),))
+    assert [batch async for batch in replica_of(ended).generate(Route(), one)] == [
+        [],
+        Refusal.ENDED,
+    ]
