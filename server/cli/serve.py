@@ -127,19 +127,7 @@ def serve_on(
     """Load the weights and let clients in. progress: told how many bytes are loaded, and of how
     many; a bar, where nobody is. ready: called when clients can come. others: sockets that serve
     the same. Raises StartError."""
-    client = start_engine(settings, model.plan, progress)
-    checkpoint = model.plan.checkpoint
-    grammars = grammar_compiler(settings, model.tokenizer, model.served, checkpoint.vocab_size)
-    if not checkpoint.embeds and (warning := grammars.load()):
-        log.warning(warning)
-    monitor = EngineMonitor(
-        client,
-        watchdog_s=settings.engine.watchdog_s,
-        exit_code=lambda: engine_error(model.plan.on_gpu and client.substrate_failed).exit_code,
-        pressure=pressure_source() if settings.cache.heed_pressure else None,
-        awake=keep_awake(settings),
-    )
-    monitor.start()
+    client, grammars, monitor = start_model(settings, model, progress)
     try:
         calls = WrittenCalls(settings.limits.max_written_call_bytes)
         reasoning_cache = ReasoningCache(settings.limits.max_thought_bytes)
@@ -166,6 +154,26 @@ def serve_on(
             log.error("the engine did not end in time: its memory is left to the system")
         monitor.stop()
     log.info("ended")
+
+
+def start_model(
+    settings: Config, model: ModelFiles, progress: Progress | None = None
+) -> tuple[EngineClient, GrammarCompiler, EngineMonitor]:
+    """Start the engine, with what compiles its grammars and what watches it. Raises EngineError."""
+    client = start_engine(settings, model.plan, progress)
+    checkpoint = model.plan.checkpoint
+    grammars = grammar_compiler(settings, model.tokenizer, model.served, checkpoint.vocab_size)
+    if not checkpoint.embeds and (warning := grammars.load()):
+        log.warning(warning)
+    monitor = EngineMonitor(
+        client,
+        watchdog_s=settings.engine.watchdog_s,
+        exit_code=lambda: engine_error(model.plan.on_gpu and client.substrate_failed).exit_code,
+        pressure=pressure_source() if settings.cache.heed_pressure else None,
+        awake=keep_awake(settings),
+    )
+    monitor.start()
+    return client, grammars, monitor
 
 
 def keep_awake(settings: Config) -> KeepAwake | None:

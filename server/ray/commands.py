@@ -1,7 +1,11 @@
 """The flags of ``quire cluster``, and their help."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated
 
 import typer
@@ -29,10 +33,15 @@ def cluster_commands() -> typer.Typer:
     return cluster
 
 
-def check_installed() -> None:
-    """Raise ClusterError where Ray is missing. Imports nothing of it."""
-    if find_spec("ray") is None:
-        raise ClusterError(NOT_INSTALLED)
+@contextmanager
+def load_commands() -> Iterator[ModuleType]:
+    """Yield what the commands do. Says in a sentence what is wrong, and where Ray is missing."""
+    with one_sentence():
+        if find_spec("ray") is None:
+            raise ClusterError(NOT_INSTALLED)
+        from server.ray import run
+
+        yield run
 
 
 def start(
@@ -42,11 +51,8 @@ def start(
     port: Annotated[int | None, typer.Option(help="The port of the head.")] = None,
 ) -> None:
     """Make this machine the head of a cluster, and print what to run on the others."""
-    with one_sentence():
-        check_installed()
-        from server.ray.run import start_cluster
-
-        typer.echo(start_cluster(address, port))
+    with load_commands() as run:
+        typer.echo(run.start_cluster(address, port))
 
 
 def join(
@@ -61,14 +67,11 @@ def join(
     ] = False,
 ) -> None:
     """Make this machine one of a cluster's."""
-    with one_sentence():
-        check_installed()
-        from server.ray.run import join_cluster, stay_in_cluster
-
+    with load_commands() as run:
         if stay:
-            stay_in_cluster(head, key_file, _asked, typer.echo)
+            run.stay_in_cluster(head, key_file, _asked, typer.echo)
         else:
-            typer.echo(join_cluster(head, key_file, _asked))
+            typer.echo(run.join_cluster(head, key_file, _asked))
 
 
 def serve(
@@ -105,36 +108,26 @@ def serve(
     ] = None,
 ) -> None:
     """Serve a model on all machines of the cluster, at one address; on the head."""
-    with one_sentence():
-        check_installed()
-        from server.ray.run import serve_cluster, serve_from_start
-
+    with load_commands() as run:
         flags = {"server": {"host": host, "port": port}}
         asked = (model, _counts(replicas), per_machine, config, flags, further or (), typer.echo)
         if start:
-            serve_from_start(
-                address, head_port, lambda: serve_cluster(*asked, waits=True), typer.echo
-            )
+            serving = partial(run.serve_cluster, *asked, waits=True)
+            run.serve_from_start(address, head_port, serving, typer.echo)
         else:
-            serve_cluster(*asked)
+            run.serve_cluster(*asked)
 
 
 def status() -> None:
     """Say which machines there are, and how the replicas are; on the head."""
-    with one_sentence():
-        check_installed()
-        from server.ray.run import cluster_status
-
-        typer.echo(cluster_status())
+    with load_commands() as run:
+        typer.echo(run.cluster_status())
 
 
 def stop() -> None:
     """End what runs of a cluster on this machine; on the head, all of it."""
-    with one_sentence():
-        check_installed()
-        from server.ray.run import stop_cluster
-
-        typer.echo(stop_cluster())
+    with load_commands() as run:
+        typer.echo(run.stop_cluster())
 
 
 def _counts(written: str | None) -> ReplicaCounts | None:

@@ -56,9 +56,9 @@ class Fleet:
         wanted: ReplicaCounts | None,
         say: Callable[[str], None],
     ) -> None:
-        """machines, unfit_machines, resize: those of application.py; what they raise means that the
-        cluster cannot be asked now. per_machine: replicas, at most. wanted: None for as many as
-        there is room for. say: tells a person."""
+        """machines, unfit_machines, resize: those of application.py; where they raise, the cluster
+        cannot be asked now. per_machine: replicas, at most. wanted: None for as many as there is
+        room for. say: tells a person."""
         self._machines = machines
         self._unfit_machines = unfit_machines
         self._resize = resize
@@ -74,8 +74,8 @@ class Fleet:
 
     @property
     def unfit(self) -> list[str]:
-        """Return the machines that cannot have a replica. None is ever taken off: what changes here
-        starts all replicas again."""
+        """Return the machines that cannot have a replica. None is ever taken off: a change starts
+        all replicas again."""
         return [node for node, fits in self._fits.items() if not fits]
 
     def look(self) -> bool:
@@ -83,8 +83,7 @@ class Fleet:
         are to be deployed."""
         before = self.counts, self.unfit
         there = self._machines()
-        new = [node for node in there if node not in self._fits]
-        if new:
+        if new := [node for node in there if node not in self._fits]:
             why = self._unfit_machines(new)
             self._fits |= {node: node not in why for node in new}
             for node, reason in why.items():
@@ -96,12 +95,10 @@ class Fleet:
 
     def keep_looking(self, ended: threading.Event) -> None:
         """Deploy what machines that come have room for, until the event is set."""
-        said = ""
-        owed = False
+        said, owed = "", False
         while not ended.wait(WATCH_S):
             try:
-                owed = self.look() or owed
-                if owed:
+                if owed := self.look() or owed:
                     self._resize(self.counts, self.unfit)
                     self._say(f"replicas: {self.counts}")
                     owed = False

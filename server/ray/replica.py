@@ -10,18 +10,11 @@ from engine.errors import FORM_LIMITS, EngineDeadError, QueueFullError
 from engine.machine import raise_descriptor_limit, use_one_arena
 from engine.memory_map import MemoryMap
 from engine.monitor import EngineMonitor
-from engine.pressure import pressure_source
 from engine.types import FinishReason, Submission, TokenEvent
 from server.chat.readiness import generates
 from server.cli.log import configure_log
 from server.cli.model_files import ModelFiles, read_model
-from server.cli.serve import (
-    STOP_TIMEOUT_S,
-    engine_error,
-    grammar_compiler,
-    keep_awake,
-    start_engine,
-)
+from server.cli.serve import STOP_TIMEOUT_S, start_model
 from server.config import Config, StartError
 from server.http.idle_memory import keep_what_is_there
 from server.ray.facts import Facts, check_alike, facts_of
@@ -101,9 +94,10 @@ class EngineReplica:
     async def memory_map(self, _: Route) -> MemoryMap:
         return await self._client.memory_map()
 
-    async def generates(self) -> bool:
-        """Return whether its engine generates a token, ahead of all others."""
-        return self._client.alive and await generates(self._client, self._ready_timeout_s)
+    async def check_health(self) -> None:
+        """Raise NotReadyError where its engine does not generate a token, ahead of all others."""
+        if not (self._client.alive and await generates(self._client, self._ready_timeout_s)):
+            raise NotReadyError("the engine does not generate a token in time")
 
 
 class Replica(EngineReplica):
@@ -111,6 +105,7 @@ class Replica(EngineReplica):
 
     _guard: Guard | None = None
     _monitor: EngineMonitor | None = None
+    _is_attached = False
 
     def __init__(
         self, model: str, settings: dict[str, Any], head: Facts, name: str | None = None
@@ -123,33 +118,18 @@ class Replica(EngineReplica):
         config = Config.model_validate(settings)
         configure_log(config.log)
         files = _read_alike(model, config, head)
-        client = start_engine(config, files.plan, lambda done, total: None)
-        grammars = grammar_compiler(
-            config, files.tokenizer, files.served, files.plan.checkpoint.vocab_size
-        )
-        if not files.plan.checkpoint.embeds:
-            grammars.load()
-        self._monitor = EngineMonitor(
-            client,
-            watchdog_s=config.engine.watchdog_s,
-            exit_code=lambda: engine_error(files.plan.on_gpu and client.substrate_failed).exit_code,
-            pressure=pressure_source() if config.cache.heed_pressure else None,
-            awake=keep_awake(config),
-        )
-        self._monitor.start()
+        client, grammars, self._monitor = start_model(config, files, lambda done, total: None)
         keep_what_is_there()
         super().__init__(name or own_name(), client, grammars, config.server.ready_timeout_s)
-        self._attached = False
 
     async def check_health(self) -> None:
-        """Raise NotReadyError where it does not generate. Ray asks it first when it is built."""
+        # Ray asks it first when it is built.
         assert self._guard is not None
-        if not self._attached:
+        if not self._is_attached:
             self._guard.started()
             self._client.attach()
-            self._attached = True
-        if not await self.generates():
-            raise NotReadyError("the engine does not generate a token in time")
+            self._is_attached = True
+        await super().check_health()
 
     def __del__(self) -> None:
         """End the engine. Ray calls it first."""
