@@ -2,8 +2,9 @@
 
 import re
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 RANGE = re.compile(r"([1-9]\d*)(?:-([1-9]\d*))?")
 
@@ -27,14 +28,6 @@ class ReplicaCounts:
             raise ValueError(f"{text}: the second number is the larger one")
         return cls(least, most)
 
-    def within(self, room: int) -> "ReplicaCounts":
-        """Return as many of them as there is room for."""
-        return ReplicaCounts(min(self.least, room), min(self.most, room))
-
-    def grown(self, other: "ReplicaCounts") -> "ReplicaCounts":
-        """Return the larger numbers of both."""
-        return ReplicaCounts(max(self.least, other.least), max(self.most, other.most))
-
     def __str__(self) -> str:
         """Return them as they are read."""
         return str(self.least) if self.least == self.most else f"{self.least}-{self.most}"
@@ -48,21 +41,12 @@ class Fleet:
     replica waits for a machine."""
 
     def __init__(
-        self,
-        machines: Callable[[], Mapping[str, str]],
-        unfit_machines: Callable[[Collection[str]], Mapping[str, str]],
-        resize: Callable[[ReplicaCounts, Collection[str]], None],
-        per_machine: int,
-        wanted: ReplicaCounts | None,
-        say: Callable[[str], None],
+        self, application: Any, plan: Any, wanted: ReplicaCounts | None, say: Callable[[str], None]
     ) -> None:
-        """machines, unfit_machines, resize: those of application.py; where they raise, the cluster
-        cannot be asked now. per_machine: replicas, at most. wanted: None for as many as there is
-        room for. say: tells a person."""
-        self._machines = machines
-        self._unfit_machines = unfit_machines
-        self._resize = resize
-        self._per_machine = per_machine
+        """application: the module, with its Plan; where it raises, the cluster cannot be asked now.
+        wanted: None for as many as there is room for. say: tells a person."""
+        self._application = application
+        self._plan = plan
         self._wanted = wanted
         self._say = say
         self._fits: dict[str, bool] = {}
@@ -82,15 +66,18 @@ class Fleet:
         """Look which machines there are, and ask those that are new. Return whether other replicas
         are to be deployed."""
         before = self.counts, self.unfit
-        there = self._machines()
+        there = self._application.machines()
         if new := [node for node in there if node not in self._fits]:
-            why = self._unfit_machines(new)
+            why = self._application.unfit_machines(self._plan, new)
             self._fits |= {node: node not in why for node in new}
             for node, reason in why.items():
                 self._say(f"no replica on {there[node]}: {reason}")
-        self.room = self._per_machine * sum(self._fits[node] for node in there)
+        self.room = self._plan.per_machine * sum(self._fits[node] for node in there)
         wanted = self._wanted or ReplicaCounts(self.room, self.room)
-        self.counts = self.counts.grown(wanted.within(self.room))
+        self.counts = ReplicaCounts(
+            max(self.counts.least, min(wanted.least, self.room)),
+            max(self.counts.most, min(wanted.most, self.room)),
+        )
         return before != (self.counts, self.unfit)
 
     def keep_looking(self, ended: threading.Event) -> None:
@@ -99,7 +86,7 @@ class Fleet:
         while not ended.wait(WATCH_S):
             try:
                 if owed := self.look() or owed:
-                    self._resize(self.counts, self.unfit)
+                    self._application.resize(self._plan, self.counts, self.unfit)
                     self._say(f"replicas: {self.counts}")
                     owed = False
             except Exception as error:  # a machine that goes meanwhile; it is looked at again

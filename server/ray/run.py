@@ -6,7 +6,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable
-from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -140,14 +139,7 @@ def serve_cluster(
     write_own(folder.settings, json.dumps(plain_settings(settings)))
     with application.connected(node.head):
         plan = application.Plan(model, settings, folder.settings, facts, per_machine)
-        fleet = Fleet(
-            application.machines,
-            partial(application.unfit_machines, plan),
-            partial(application.resize, plan),
-            per_machine,
-            replicas,
-            say,
-        )
+        fleet = Fleet(application, plan, replicas, say)
         fleet.look()
         while waits and not fleet.room:
             time.sleep(WATCH_S)

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Collection
+from types import SimpleNamespace
 
 import pytest
 
@@ -21,12 +22,6 @@ def test_other_words_are_refused(text: str) -> None:
         ReplicaCounts.read(text)
 
 
-def test_there_are_no_more_than_there_is_room_for() -> None:
-    assert ReplicaCounts(2, 5).within(3) == ReplicaCounts(2, 3)
-    assert ReplicaCounts(2, 5).within(0) == ReplicaCounts(0, 0)
-    assert ReplicaCounts(1, 2).grown(ReplicaCounts(0, 4)) == ReplicaCounts(1, 4)
-
-
 class Cluster:
     def __init__(self, **there: str) -> None:
         self.there = there
@@ -36,26 +31,26 @@ class Cluster:
         self.said: list[str] = []
         self.failures: list[Exception] = []
         self.ended = threading.Event()
+        self.is_ending = False
 
-    def unfit_machines(self, asked: Collection[str]) -> dict[str, str]:
+    def machines(self) -> dict[str, str]:
+        if self.is_ending:
+            self.ended.set()
+            raise ConnectionError
+        return self.there
+
+    def unfit_machines(self, plan: object, asked: Collection[str]) -> dict[str, str]:
         self.asked.append(list(asked))
         return {name: why for name, why in self.unfit.items() if name in asked}
 
-    def resize(self, counts: ReplicaCounts, unfit: Collection[str]) -> None:
+    def resize(self, plan: object, counts: ReplicaCounts, unfit: Collection[str]) -> None:
         if self.failures:
             raise self.failures.pop()
         self.sizes.append((counts, list(unfit)))
         self.ended.set()
 
     def fleet(self, wanted: ReplicaCounts | None = None, per_machine: int = 1) -> Fleet:
-        return Fleet(
-            lambda: self.there,
-            self.unfit_machines,
-            self.resize,
-            per_machine,
-            wanted,
-            self.said.append,
-        )
+        return Fleet(self, SimpleNamespace(per_machine=per_machine), wanted, self.said.append)
 
 
 def test_a_machine_that_comes_gets_a_replica_and_one_that_leaves_is_waited_for() -> None:
@@ -89,6 +84,9 @@ def test_no_more_replicas_than_are_wanted() -> None:
     found = cluster.fleet(ReplicaCounts(1, 2))
     found.look()
     assert (found.room, found.counts) == (3, ReplicaCounts(1, 2))
+    found = cluster.fleet(ReplicaCounts(2, 5))
+    found.look()
+    assert found.counts == ReplicaCounts(2, 3)
 
 
 def test_what_has_changed_is_deployed_though_the_first_attempt_fails(
@@ -111,12 +109,8 @@ def test_what_has_changed_is_deployed_though_the_first_attempt_fails(
 def test_what_fails_after_the_end_is_not_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet, "WATCH_S", 0.01)
     cluster = Cluster(n1="one")
-
-    def ending() -> dict[str, str]:
-        cluster.ended.set()
-        raise ConnectionError
-
-    found = Fleet(ending, cluster.unfit_machines, cluster.resize, 1, None, cluster.said.append)
+    cluster.is_ending = True
+    found = cluster.fleet()
     found.keep_looking(cluster.ended)
     assert cluster.said == []
 

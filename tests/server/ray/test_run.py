@@ -72,7 +72,7 @@ def application(monkeypatch: pytest.MonkeyPatch) -> Application:
     names = "connected machines unfit_machines resize deploy end status"
     for name in names.split():
         setattr(module, name, getattr(made, name))
-    module.Plan = lambda *arguments: arguments
+    module.Plan = lambda *its: SimpleNamespace(per_machine=its[-1])
     monkeypatch.setattr(server.ray, "application", module, raising=False)
     monkeypatch.setattr(facts, "version", lambda _: "1")
     monkeypatch.setattr(os, "environ", dict(os.environ))
