@@ -16,8 +16,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from server.ray.messages import Route
 
-# Where a replica has so many requests more than another one, prefixes no longer decide.
-IMBALANCED = 8
+# Where a replica has so many requests more than another one, prefixes no longer decide. It is half
+# of what runs at once (EngineConfig): new conversations all go to a replica that is new.
+IMBALANCED = 16
 
 
 class PrefixRouter(PrefixCacheAffinityRouter):  # type: ignore[misc]

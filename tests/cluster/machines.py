@@ -23,7 +23,7 @@ SETTINGS = (
     "server.drain_s=30",
 )
 LOOPBACK = "127.0.0.1"
-UP_S, END_S = 90.0, 60.0
+UP_S, END_S = 180.0, 60.0
 
 
 class BrokenError(Exception):

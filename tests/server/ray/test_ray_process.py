@@ -24,7 +24,7 @@ from server.ray.ray_process import (
     stop,
 )
 
-STARTS = f"import subprocess, sys, time; print({STARTED!r}, flush=True); "
+STARTS = f"import os, subprocess, sys, time; print({STARTED!r}, flush=True); "
 WAITS = "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']); time.sleep(60)"
 STAYS = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + STARTS + "time.sleep(60)"
 
@@ -70,13 +70,16 @@ def test_what_was_started_is_ended_with_its_children(
 def test_a_machine_joins_with_the_address_that_the_head_sees(
     folder: ClusterFolder, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stand_in(monkeypatch, STARTS + "print(sys.argv, flush=True); time.sleep(60)")
+    monkeypatch.setenv("RAY_ADDRESS", "elsewhere")
+    stand_in(monkeypatch, STARTS + "print(sys.argv, os.environ, flush=True); time.sleep(60)")
     node = join_head(folder, key, "localhost:1")
     assert not node.is_head
     while "--node-ip-address=127.0.0.1" not in folder.log.read_text():
         time.sleep(0.01)
     assert "--address=127.0.0.1:1" in folder.log.read_text(), "Ray does not find it by its name"
     assert key not in folder.log.read_text()
+    assert "RAY_AUTH_MODE" in folder.log.read_text()
+    assert "RAY_ADDRESS" not in folder.log.read_text(), "settings of Ray's are ours"
     assert stop(folder)
 
 

@@ -81,7 +81,7 @@ def test_its_tree_is_on_its_own_machine_and_begins_anew(router_class: Any) -> No
     router = router_class()
     router.initialize_state()
     assert router.options["tree_actor"] == "the tree"
-    assert router.options["imbalanced_threshold"] == 8
+    assert router.options["imbalanced_threshold"] == 16
     assert TreeActor.given["scheduling_strategy"] == "n1"
 
 
