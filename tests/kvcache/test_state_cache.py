@@ -1,6 +1,7 @@
 """Sequences of a model with recurrent layers: what is kept of their states, and what is found."""
 
 from dataclasses import dataclass, field, replace
+from random import Random
 from typing import Any
 
 import mlx.core as mx
@@ -132,6 +133,30 @@ def test_where_two_prompts_part_the_second_one_leaves_a_state_for_the_third() ->
     stage.live(SYSTEM + [1] * 3 * TOKENS)
     assert stage.live(SYSTEM + [2] * 3 * TOKENS) == 0, "blocks are cached, and no state is"
     assert stage.live(SYSTEM + [3] * 3 * TOKENS) == len(SYSTEM)
+
+
+def test_prompts_go_on_exactly_where_a_state_is_kept() -> None:
+    stage = Stage(num_cells=8, max_tokens=320)
+    rng = Random(1)
+    talks = [SYSTEM + [talk] * 3 for talk in range(4)]
+    seen = set[int]()
+    for _ in range(60):
+        talk = rng.choice(talks)
+        talk += [rng.randrange(100)] * rng.randint(1, 2 * TOKENS)
+        if len(talk) > stage.max_tokens:
+            del talk[len(SYSTEM) + rng.randint(0, 2 * TOKENS) :]
+            talk.append(rng.randrange(100))
+        settle(stage.kv, stage.memory)
+        states = {cell.prefix.digest for cell in stage.pool.cells if cell.prefix is not None}
+        hashes = stage.kv.block_hashes(PrefixSalt())
+        hashes.extend(talk, 0)
+        kept = [n for n, its in enumerate(hashes.digests, 1) if its in states]
+        kept = [blocks for blocks in kept if blocks <= hashes.shareable_blocks]
+        found = stage.live(talk, system=len(SYSTEM))
+        assert found == max(kept, default=0) * TOKENS
+        seen.add(found)
+    assert len(seen) > 5
+    assert stage.pool.num_evicted > 0
 
 
 def explained(stage: Stage, ids: list[int]) -> tuple[int, MissReason | None]:
