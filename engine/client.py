@@ -70,6 +70,10 @@ class Slots:
             del self._taken[tenant]
 
 
+# Events that a stream keeps for a reader that does not read; then its request ends.
+MAX_BACKLOG = 8192
+
+
 class TokenStream:
     """The events of one request, in order. Closing it before the end aborts the request."""
 
@@ -155,7 +159,7 @@ class EngineClient:
         build: BuildLoop,
         *,
         max_queue: int,
-        max_backlog: int,
+        max_backlog: int = MAX_BACKLOG,
         max_share_ratio: float = 1.0,
     ) -> None:
         """build: makes the loop, called on the engine's thread. max_queue: requests that may wait

@@ -6,9 +6,12 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le
 
-from kvcache.config import MIB
+from kvcache.config import FIXED as FIXED
+from kvcache.config import MIB, Fixed
 from kvcache.config import CacheSettings as CacheSettings
 
+# For compiled grammars: those that are kept, and those of running answers.
+GRAMMAR_BYTES = 128 * MIB
 Activations = Literal["float32", "bfloat16", "int8"]
 
 
@@ -28,12 +31,10 @@ class EngineConfig(CacheSettings):
     mlx_cache_bytes: int = 256 * MIB
     residency_keep_s: Annotated[float, Ge(0), Le(86_400)] = 180.0
     """How long after the last step a GPU's memory is kept ready for the next one."""
-    check_every_step: bool = False
-    """Whether the cache's invariants are checked after every step, not only when idle."""
     overlap: bool = True
     """Whether the next step is built and begun while one runs."""
-    # Of requests, in table [limits].
-    max_step_mask_s: float
-    """Processor time of all masks of a step."""
-    grammar_bytes: int
-    """Memory that is kept for compiled grammars."""
+    check_every_step: bool = False
+    """Whether the cache's invariants are checked after every step, not only when idle."""
+    max_step_mask_s: Fixed[float] = 0.05
+    """Processor time of all masks of a step: the costliest ones take turns."""
+    grammar_bytes: Fixed[int] = GRAMMAR_BYTES

@@ -10,7 +10,8 @@ import inspect
 import re
 import tomllib
 from collections.abc import Callable
-from dataclasses import MISSING, fields
+from dataclasses import Field as DataclassField
+from dataclasses import fields
 from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
@@ -25,7 +26,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from engine.config import CacheSettings, EngineConfig
+from engine.config import FIXED, CacheSettings, EngineConfig
 
 MIB = 1024**2
 ENV_PREFIX = "QUIRE_"
@@ -123,35 +124,17 @@ class LimitsSection(Section):
     """What a request may ask for."""
 
     max_body_bytes: Size = 8 * MIB
-    max_body_values: int = Field(default=32_768, ge=1)
-    max_body_token_ids: int = Field(default=327_680, ge=1)
-    max_tokenize_bytes: Size = MIB // 2
     max_queued_requests: int = Field(default=256, ge=0)
-    retry_after_s: int = Field(default=1, ge=1)
-    max_stream_backlog_events: int = Field(default=8192, ge=1)
     max_choices: int = Field(default=8, ge=1)
     max_prompts: int = Field(default=64, ge=1)
     max_messages: int = Field(default=1024, ge=1)
-    max_tools: int = Field(default=256, ge=0)
     max_template_s: float = Field(default=5.0, gt=0)
-    max_grammar_bytes: Size = MIB // 4
     max_grammar_compile_s: float = Field(default=5.0, gt=0)
-    max_grammar_memory: Size = 32 * MIB
     max_cached_grammars: int = Field(default=64, ge=0)
-    max_cached_grammar_memory: Size = Field(default=128 * MIB, serialization_alias="grammar_bytes")
-    max_mask_s: float = Field(default=0.1, gt=0)
-    max_step_mask_s: float = Field(default=0.05, gt=0)
     max_written_call_bytes: Size = 16 * MIB
     max_thought_bytes: Size = 16 * MIB
     max_stop_strings: int = Field(default=4, ge=1)
-    max_stop_string_chars: int = Field(default=256, ge=1)
-    max_stop_token_ids: int = Field(default=128, ge=0)
-    max_logit_biases: int = Field(default=1024, ge=0)
-    max_top_logprobs: int = Field(default=20, ge=0)
-    max_embedding_inputs: int = Field(default=2048, ge=1)
-    max_stored_responses: int = Field(default=1024, ge=0)
     max_stored_response_bytes: Size = 64 * MIB
-    max_header_bytes: Size = Field(default=65536, ge=1024)
     keep_alive_s: int = Field(default=5, ge=0)
     max_receive_s: float = Field(default=10.0, gt=0)
     max_connections: int = Field(default=512, ge=1)
@@ -159,15 +142,6 @@ class LimitsSection(Section):
     max_reader_stall_s: float = Field(default=30.0, gt=0)
     max_request_s: float = Field(default=3600.0, gt=0)
     max_key_share_ratio: float = Field(default=0.5, gt=0, le=1)
-
-
-class ReasoningSection(Section):
-    """How long a model may think where a request names an effort: tokens. Higher efforts than these
-    have no limit but the answer's."""
-
-    minimal_effort_tokens: int = Field(default=512, ge=0)
-    low_effort_tokens: int = Field(default=2048, ge=0)
-    medium_effort_tokens: int = Field(default=8192, ge=0)
 
 
 UnseenRule = Literal["refuse", "placeholder"]
@@ -183,23 +157,30 @@ class ImagesSection(Section):
     ollama: UnseenRule = "refuse"
 
 
+def settings_of(room: type) -> list[DataclassField[Any]]:
+    """Return the settings that a dataclass declares itself."""
+    own = inspect.get_annotations(room)
+    return [
+        field
+        for field in fields(room)
+        if field.name in own and FIXED not in getattr(field.type, "__metadata__", ())
+    ]
+
+
 def with_settings_of(room: type, **renamed: str) -> Callable[[type[SectionT]], type[SectionT]]:
     """Give a table the settings that a room declares, with their defaults and limits.
 
-    room: a dataclass; of what it declares itself, all that has a default is a setting, and what is
-    in bytes is written as a size. renamed: what users call some of them.
+    room: a dataclass; what is in bytes is written as a size. renamed: what users call some of them.
     """
 
     def with_fields(section: type[SectionT]) -> type[SectionT]:
-        own = inspect.get_annotations(room)
         found: dict[str, Any] = {}
-        for field in fields(room):
-            if field.name in own and field.default is not MISSING:
-                size = Size if field.default is not None else Size | None
-                found[renamed.get(field.name, field.name)] = (
-                    size if field.name.endswith("_bytes") else field.type,
-                    Field(default=field.default, serialization_alias=field.name),
-                )
+        for field in settings_of(room):
+            size = Size if field.default is not None else Size | None
+            found[renamed.get(field.name, field.name)] = (
+                size if field.name.endswith("_bytes") else field.type,
+                Field(default=field.default, serialization_alias=field.name),
+            )
         return create_model(section.__name__, __base__=section, __doc__=section.__doc__, **found)
 
     return with_fields
@@ -264,7 +245,6 @@ class Config(Section):
     access: AccessSection = AccessSection()
     prompts: PromptsSection = PromptsSection()
     limits: LimitsSection = LimitsSection()
-    reasoning: ReasoningSection = ReasoningSection()
     images: ImagesSection = ImagesSection()
     engine: EngineSection = EngineSection()
     cache: CacheSection = CacheSection()
@@ -275,10 +255,9 @@ class Config(Section):
 
 def engine_config(settings: Config) -> EngineConfig:
     """Return the settings that are the engine's, under the names that it gives them."""
-    given: dict[str, Any] = {}
-    for section in (settings.limits, settings.engine, settings.cache):
-        given |= section.model_dump(by_alias=True)
-    return EngineConfig(**{field.name: given[field.name] for field in fields(EngineConfig)})
+    given = settings.engine.model_dump(by_alias=True) | settings.cache.model_dump(by_alias=True)
+    names = {field.name for field in fields(EngineConfig)}
+    return EngineConfig(**{name: value for name, value in given.items() if name in names})
 
 
 def read_file(file: Path) -> Tables:

@@ -13,14 +13,13 @@ import sys
 import tomllib
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import fields
 from pathlib import Path
 
 import grimp
 
 from engine.config import EngineConfig
 from kvcache.config import CacheSettings
-from server.config import Config
+from server.config import Config, settings_of
 
 ROOT = Path(__file__).parents[1]
 TABLE = "configs/budget.toml"
@@ -96,10 +95,8 @@ def count_files(root: Path = ROOT) -> Figures:
 
 def count_settings() -> dict[str, int]:
     """Count the settings of the file's tables by the room that declares them."""
-    cache = {field.name for field in fields(CacheSettings)}
-    engine = {field.name for field in fields(EngineConfig)} - cache
     total = sum(len(table) for table in Config().model_dump().values())
-    own = {"kvcache": len(cache), "engine": len(engine)}
+    own = {"kvcache": len(settings_of(CacheSettings)), "engine": len(settings_of(EngineConfig))}
     return own | {"server": total - sum(own.values())}
 
 

@@ -195,12 +195,13 @@ def run(folder: Path, substrate: str, requests: int, seed: int) -> Outcome:
     outcome = Outcome(substrate)
     settings = folder / f"{substrate}.toml"
     settings.write_text(
+        "[engine]\ncheck_every_step = true\n"
         f"[cache]\nidle_release_s = {IDLE_RELEASE_S}\nprefix_keep_s = {IDLE_RELEASE_S}\n"
     )
     arguments = ["serve", str(folder), "--config", str(settings), "--substrate", substrate]
     arguments += ["--heap-size", str(HEAP_BYTES), "--free-slack", str(SLACK_BYTES)]
     arguments += ["--max-num-seqs", str(MAX_SEQUENCES), "--max-model-len", "2048"]
-    arguments += ["--kv-budget", "64MiB", "--check-every-step", "--log-level", "warning"]
+    arguments += ["--kv-budget", "64MiB", "--log-level", "warning"]
     program = Program(f"quire {substrate}", "quire", tuple(arguments), folder.name)
     with Server(program, THREADS) as server:
         base = f"http://{server.target.host}:{server.target.port}"

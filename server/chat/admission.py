@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from engine.errors import QueueFullError, ShareFullError
 from engine.serving import ServingEngine
 from server.chat.drain import Drain
-from server.config import LimitsSection
 from server.metrics import Metrics
 from server.metrics.requests import Refusal
 from server.protocol.wire_errors import (
@@ -27,7 +26,6 @@ class Admission:
     client: ServingEngine
     metrics: Metrics
     drain: Drain
-    limits: LimitsSection
 
     def check_answers(self, tenant: bytes, choices: int = 1, prompts: int = 1) -> None:
         """Check that answers can be generated and have room. choices: answers to each prompt.
@@ -71,15 +69,14 @@ class Admission:
     def no_engine(self) -> ApiError:
         """Make the 503 for requests that the engine does not take any more."""
         if self.drain.draining:
-            return shutting_down(self.limits.retry_after_s)
+            return shutting_down()
         return unavailable(ENGINE_ENDED)
 
     def refused(self, error: QueueFullError) -> ApiError:
         """Count a refusal for lack of room, and make its error."""
         of_the_key = isinstance(error, ShareFullError)
         self.metrics.count_refusal(Refusal.KEY_SHARE if of_the_key else Refusal.QUEUE_FULL)
-        full = key_share_full if of_the_key else overloaded
-        return full(self.limits.retry_after_s)
+        return key_share_full() if of_the_key else overloaded()
 
     def _check_places(self, tenant: bytes, places: int) -> None:
         try:

@@ -26,7 +26,6 @@ async def compiled_constraint(
     *,
     ignores_eos: bool,
     turns_param: str,
-    retry_after_s: int,
 ) -> TokenConstraint | None:
     """Compile the constraint of the answer; None where anything may be said. options: how it is
     taken apart. ignores_eos: whether the request wants an answer without end. turns_param: the
@@ -41,7 +40,7 @@ async def compiled_constraint(
     except GrammarError as error:
         raise invalid(f"This form cannot be enforced: {error}.", error.param) from error
     except (JudgeBusyError, GrammarMemoryError) as error:
-        raise grammars_full(retry_after_s) from error
+        raise grammars_full() from error
     if constraint is not None and ignores_eos:
         raise invalid(
             "An answer of a given form, or with a budget of thoughts, has an end of its own.",

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from engine.types import EngineLimits, SamplingParams
 from server.chat.served_model import ServedModel
-from server.config import LimitsSection
-from server.protocol.common import SamplingFields
+from server.protocol.common import MAX_BODY_TOKEN_IDS, SamplingFields
 from server.protocol.wire_errors import ContextOverflowError, invalid
 
 
@@ -17,7 +16,6 @@ class PromptRules:
 
     model: ServedModel
     engine: EngineLimits
-    limits: LimitsSection
 
     @property
     def max_model_len(self) -> int:
@@ -27,7 +25,7 @@ class PromptRules:
     @property
     def max_total_tokens(self) -> int:
         """Most tokens that all texts of one body may have together, as its token ids may."""
-        return max(self.limits.max_body_token_ids, self.max_model_len)
+        return max(MAX_BODY_TOKEN_IDS, self.max_model_len)
 
     def check_token_ids(self, ids: Sequence[int], param: str) -> None:
         """Check token ids. Raises ApiError for ids that the model does not have."""

@@ -97,7 +97,6 @@ class ChatPrompts:
             options,
             ignores_eos=bool(sampling.ignore_eos),
             turns_param=param,
-            retry_after_s=self.limits.retry_after_s,
         )
         return Prompt(
             encoded.ids,

@@ -1,4 +1,4 @@
-"""Responses that can be asked for, or continued by their id: in memory, and only so many."""
+"""Responses that can be asked for, or continued by their id: in memory, and only so many bytes."""
 
 import secrets
 from collections import OrderedDict
@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import TypeAdapter
 from pydantic_core import from_json, to_json
 
-from server.config import LimitsSection, ReasoningSection
+from server.config import LimitsSection
 from server.protocol.answers import Json
 from server.protocol.responses.items import Item, WireItem
 from server.protocol.responses.request import ResponsesRequest
@@ -68,9 +68,8 @@ class ResponseStore:
     """The newest responses of every API key; none of them sees another's. The least recently used
     one goes first."""
 
-    def __init__(self, max_responses: int, max_bytes: int) -> None:
-        """max_responses, max_bytes: of all keys together. 0 keeps nothing."""
-        self._max_responses = max_responses
+    def __init__(self, max_bytes: int) -> None:
+        """max_bytes: of all keys together. 0 keeps nothing."""
         self._max_bytes = max_bytes
         self._kept: OrderedDict[tuple[bytes, str], _Kept] = OrderedDict()
         self._items: dict[tuple[bytes, str], tuple[str, bytes]] = {}
@@ -98,7 +97,7 @@ class ResponseStore:
         self.num_bytes += kept.num_bytes
         for item in stored.own_items:
             self._items[tenant, item["id"]] = (response_id, to_json(item))
-        while self.num_bytes > self._max_bytes or len(self._kept) > self._max_responses:
+        while self.num_bytes > self._max_bytes:
             self.forget(*next(iter(self._kept)))
 
     def find(self, tenant: bytes, response_id: str) -> StoredResponse | None:
@@ -141,14 +140,13 @@ class TenantStore:
         self,
         wire: ResponsesRequest,
         limits: LimitsSection,
-        efforts: ReasoningSection,
         unseen: Unseen,
     ) -> tuple[tuple[Json, ...], list[Item], Conversation]:
         """Return the items before the request, its new items, and both in the neutral form. Raises
         ApiError. A begun answer is marked in the items, for requests that continue it."""
         history, placed = self.before(wire.previous_response_id), wire.items(self.item, unseen)
         before = [read_item(item) for item in history]
-        conversation = wire.conversation(before, placed, limits, efforts, unseen)
+        conversation = wire.conversation(before, placed, limits, unseen)
         items = [item for _, item in placed]
         if conversation.continues and items:
             items = [*items[:-1], items[-1].model_copy(update={"prefix": True})]

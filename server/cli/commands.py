@@ -190,10 +190,6 @@ def serve(
     threads: Annotated[
         int | None, _flag("engine.threads", "Threads that compute, on a processor.")
     ] = None,
-    check_every_step: Annotated[
-        bool | None,
-        _flag("engine.check_every_step", "Check the cache's invariants after every step."),
-    ] = None,
     log_level: Annotated[str | None, _flag("log.level", "debug, info, warning or error.")] = None,
     insecure_no_auth: Annotated[
         bool | None,

@@ -38,7 +38,7 @@ from server.metrics.registry import About
 from server.routes.service import Service
 from server.text.calls.written import WrittenCalls
 from server.text.grammar.compiler import GrammarCompiler
-from server.text.grammar.judge import Judge
+from server.text.grammar.judge import GrammarLimits, Judge
 from server.text.grammar.vocabulary import Vocabulary
 from server.text.limited_process import LimitedProcess
 from server.text.reasoning_cache import ReasoningCache
@@ -198,7 +198,7 @@ def grammar_compiler(
     kind: type[GrammarCompiler] = GrammarCompiler,
 ) -> GrammarCompiler:
     """Make the compiler of constraints; it reads the tokenizer when it is needed."""
-    limits = settings.limits
+    limits = GrammarLimits.of(settings.limits)
     return kind(
         Vocabulary(tokenizer, vocab_size, model.stop_token_ids),
         lambda made: Judge(made.text, made.facts, limits),
@@ -227,7 +227,6 @@ def start_engine(
     client = EngineClient(
         lambda emit: build_engine(engine_plan, engine_config(settings), progress or advance, emit),
         max_queue=settings.limits.max_queued_requests,
-        max_backlog=settings.limits.max_stream_backlog_events,
         max_share_ratio=(
             settings.limits.max_key_share_ratio if len(settings.access.api_keys) > 1 else 1.0
         ),

@@ -113,9 +113,7 @@ def make_front(
     def sources(found: Iterable[LocalModel]) -> list[ModelOnDisk]:
         return [ModelOnDisk(local, machine, start, number, templates) for local in found]
 
-    models = ModelSupervisor(
-        settings.models, budget_bytes, retry_after_s=settings.limits.retry_after_s
-    )
+    models = ModelSupervisor(settings.models, budget_bytes)
     models.update(sources(disk.checked()))
     return Front(settings, models, lambda: sources(disk.models()), keep_awake(settings))
 

@@ -119,19 +119,10 @@ class ObservedApp(DescribedApp):
 def add_guards(app: FastAPI, config: Config, drain: Drain, count: CountRefusal) -> None:
     """Add the guards, each around those before it. Raises SettingError."""
     app.add_middleware(TrailingSlash)
-    app.add_middleware(
-        BodyLimit,
-        max_body_bytes=int(config.limits.max_body_bytes),
-        retry_after_s=config.limits.retry_after_s,
-        count=count,
-    )
+    max_body_bytes = int(config.limits.max_body_bytes)
+    app.add_middleware(BodyLimit, max_body_bytes=max_body_bytes, count=count)
     app.add_middleware(BugGuard)
-    app.add_middleware(
-        DrainGuard,
-        drain=drain,
-        retry_after_s=config.limits.retry_after_s,
-        count_refusal=count,
-    )
+    app.add_middleware(DrainGuard, drain=drain, count_refusal=count)
     app.add_middleware(KeyGuard, keys=Keys.of(config.access), count=count)
     app.add_middleware(OriginGuard, allowed=AllowedOrigins.of(config.access), count=count)
     app.add_middleware(HostGuard, allowed=AllowedHosts.of(config), count=count)

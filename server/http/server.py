@@ -13,7 +13,7 @@ from engine.machine import raise_descriptor_limit
 from server.chat.drain import Drain, Requests
 from server.config import Config
 from server.http.app import create_app
-from server.http.guards.connections import guarded_protocol
+from server.http.guards.connections import MAX_HEADER_BYTES, guarded_protocol
 from server.http.listener import listen_on
 from server.metrics import HttpMetrics
 from server.routes.service import Service
@@ -87,7 +87,7 @@ def http_config(settings: Config, app: FastAPI, metrics: HttpMetrics) -> uvicorn
         http=guarded_protocol(limits, metrics),
         # The same one, whatever else is installed.
         loop="asyncio",
-        h11_max_incomplete_event_size=limits.max_header_bytes,
+        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
         ws="none",
         backlog=ACCEPTS_AT_ONCE,
         timeout_keep_alive=limits.keep_alive_s,

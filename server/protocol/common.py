@@ -31,6 +31,14 @@ from server.text.json_object import MAX_VALUES, has_many_values, outside_texts
 
 # What the reader of JSON goes down to (jiter, in pydantic-core).
 MAX_DEPTH = 200
+MAX_BODY_VALUES = 32_768
+# Where token ids may be sent.
+MAX_BODY_TOKEN_IDS = 327_680
+MAX_TOKENIZE_BYTES = 512 * 1024
+MAX_STOP_STRING_CHARS = 256
+MAX_STOP_TOKEN_IDS = 128
+MAX_LOGIT_BIASES = 1024
+MAX_TOP_LOGPROBS = 20
 # Looked at without a pause: some milliseconds.
 PIECE_BYTES = 65536
 
@@ -68,9 +76,9 @@ class BodyLimits:
 
 
 def limits_by_path(limits: LimitsSection) -> dict[str, BodyLimits]:
-    most_bytes, most = limits.max_body_bytes, limits.max_body_values
+    most_bytes, most = limits.max_body_bytes, MAX_BODY_VALUES
     texts = BodyLimits(most_bytes, most, most)
-    ids = BodyLimits(most_bytes, max(most, limits.max_body_token_ids), most)
+    ids = BodyLimits(most_bytes, MAX_BODY_TOKEN_IDS, most)
     return {
         "/v1/chat/completions": texts,
         "/chat/completions": texts,
@@ -78,7 +86,7 @@ def limits_by_path(limits: LimitsSection) -> dict[str, BodyLimits]:
         "/v1/messages/count_tokens": texts,
         "/v1/responses": texts,
         "/v1/responses/input_tokens": texts,
-        "/tokenize": BodyLimits(limits.max_tokenize_bytes, most, most),
+        "/tokenize": BodyLimits(MAX_TOKENIZE_BYTES, most, most),
         "/api/chat": texts,
         "/api/generate": texts,
         "/api/embed": texts,
@@ -293,16 +301,16 @@ class SamplingFields(WireModel):
         """Check what the types cannot. Raises ApiError that names the parameter."""
         refuse_unsupported(self.rules, self.model_extra or {})
         for stop in self.stop_strings():
-            if not 0 < len(stop) <= limits.max_stop_string_chars:
+            if not 0 < len(stop) <= MAX_STOP_STRING_CHARS:
                 raise invalid(
-                    f"A stop string must have 1 to {limits.max_stop_string_chars} characters.",
+                    f"A stop string must have 1 to {MAX_STOP_STRING_CHARS} characters.",
                     self.stop_param,
                 )
         most_stops = limits.max_stop_strings * self.stops_factor
         if len(self.stop_strings()) > most_stops:
             raise invalid(f"There may be at most {most_stops} stop strings.", self.stop_param)
-        if len(self.logit_bias or {}) > limits.max_logit_biases:
-            raise invalid(f"There may be at most {limits.max_logit_biases} biases.", "logit_bias")
+        if len(self.logit_bias or {}) > MAX_LOGIT_BIASES:
+            raise invalid(f"There may be at most {MAX_LOGIT_BIASES} biases.", "logit_bias")
         for key, amount in (self.logit_bias or {}).items():
             is_number = isinstance(amount, int | float) and not isinstance(amount, bool)
             if not is_number or not MIN_BIAS <= amount <= MAX_BIAS:
@@ -310,10 +318,8 @@ class SamplingFields(WireModel):
                     f"The bias of token {quoted(key)} is no number from {MIN_BIAS} to {MAX_BIAS}.",
                     "logit_bias",
                 )
-        if len(self.stop_token_ids or ()) > limits.max_stop_token_ids:
-            raise invalid(
-                f"There may be at most {limits.max_stop_token_ids} of them.", "stop_token_ids"
-            )
+        if len(self.stop_token_ids or ()) > MAX_STOP_TOKEN_IDS:
+            raise invalid(f"There may be at most {MAX_STOP_TOKEN_IDS} of them.", "stop_token_ids")
 
     @property
     def response_options(self) -> ResponseOptions:

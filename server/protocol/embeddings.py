@@ -14,6 +14,7 @@ from server.protocol.fields import EMBEDDING_FIELDS, FieldRule, refuse_unsupport
 from server.protocol.wire_errors import invalid
 
 MAX_DIMENSIONS = 2**31 - 1
+MAX_INPUTS = 2048
 Vectors = np.ndarray
 """float32 ``[inputs, dimensions]``, rows of length 1."""
 
@@ -38,10 +39,9 @@ class EmbeddingRequest(WireModel):
         refuse_unsupported(self.rules, self.model_extra or {})
         if self.normalize is False:
             raise invalid("normalize is false; embeddings have length 1 here.", "normalize")
-        if len(self.inputs) > limits.max_embedding_inputs:
+        if len(self.inputs) > MAX_INPUTS:
             raise invalid(
-                f"There are {len(self.inputs)} inputs; there may be at most "
-                f"{limits.max_embedding_inputs}.",
+                f"There are {len(self.inputs)} inputs; there may be at most {MAX_INPUTS}.",
                 "input",
             )
         for number, one in enumerate(self.inputs):

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import ConfigDict, Field
 
-from server.config import LimitsSection, ReasoningSection
+from server.config import LimitsSection
 from server.protocol.chat.continuation import ContinuationFields
 from server.protocol.chat.messages import Message
 from server.protocol.chat.request import ThinkingFields, read_conversation
@@ -57,16 +57,14 @@ class TokenizeRequest(ContinuationFields, ThinkingFields):
         """The text; None for messages."""
         return self.content if self.prompt is None else self.prompt
 
-    def conversation(
-        self, limits: LimitsSection, efforts: ReasoningSection, unseen: Unseen
-    ) -> Conversation:
+    def conversation(self, limits: LimitsSection, unseen: Unseen) -> Conversation:
         """Return the messages, as /v1/chat/completions reads them. Raises ApiError."""
         conversation = read_conversation(
             self.messages or (), self.tools, self.tool_choice, limits, unseen
         )
         return replace(
             conversation,
-            thinking=self.thinking(efforts),
+            thinking=self.thinking(),
             template_arguments=self.template_arguments,
             continues=self.continues(conversation.turns[-1], marked=conversation.continues),
         )

@@ -12,6 +12,8 @@ from engine.errors import FORM_LIMITS
 MAX_NAMED_PROBLEMS = 3
 SURROGATE = re.compile("[\ud800-\udfff]")
 MAX_NAME_CHARS = 200
+# When to ask again, of a client that others leave no room.
+RETRY_AFTER_S = 1
 # Why the engine's requests end where the server does.
 SHUTTING_DOWN = "the server is shutting down"
 # Why those of a cluster end that may be sent again.
@@ -150,34 +152,32 @@ def model_not_found(name: str) -> ApiError:
     return UnknownModelError(name)
 
 
-def come_back(
-    status: int, message: str, code: str, retry_after_s: int, type: str = "rate_limit_error"
-) -> ApiError:
-    """Make an error that passes by itself, with the time after which to try again."""
+def come_back(status: int, message: str, code: str, retry_after_s: int = RETRY_AFTER_S) -> ApiError:
+    """Make a 429 or 503 that passes by itself, with the time after which to try again."""
     return ApiError(
         status,
         f"{message}; try again later.",
-        type=type,
+        type="rate_limit_error" if status == 429 else "server_error",
         code=code,
         headers={"Retry-After": str(retry_after_s)},
     )
 
 
-def overloaded(retry_after_s: int) -> ApiError:
+def overloaded() -> ApiError:
     """Make the 429 for a full queue."""
-    return come_back(429, "The queue is full", "queue_full", retry_after_s)
+    return come_back(429, "The queue is full", "queue_full")
 
 
-def key_share_full(retry_after_s: int) -> ApiError:
+def key_share_full() -> ApiError:
     """Make the 429 for one of several keys that has its share."""
     message = "This API key has all the places that one key may have"
-    return come_back(429, message, "key_share_full", retry_after_s)
+    return come_back(429, message, "key_share_full")
 
 
-def grammars_full(retry_after_s: int) -> ApiError:
+def grammars_full() -> ApiError:
     """Make the 429 for forms of answers that no other request has had yet."""
     message = "Too many forms of answers are being compiled or in use"
-    return come_back(429, message, "grammars_full", retry_after_s)
+    return come_back(429, message, "grammars_full")
 
 
 def out_of_time() -> ApiError:
@@ -209,26 +209,24 @@ def unavailable(message: str) -> ApiError:
     return ApiError(503, message, type="server_error", code="unavailable")
 
 
-def shutting_down(retry_after_s: int) -> ApiError:
+def shutting_down() -> ApiError:
     """Make the 503 of a server that shuts down; another one may take its place."""
-    error = come_back(
-        503, "The server is shutting down", "shutting_down", retry_after_s, "server_error"
-    )
+    error = come_back(503, "The server is shutting down", "shutting_down")
     error.headers["Connection"] = "close"
     return error
 
 
-def generation_failed(reason: str, retry_after_s: int, what: str = "Generation") -> ApiError:
+def generation_failed(reason: str, what: str = "Generation") -> ApiError:
     """Make the error for a fault of the engine: 500; 400 where the answer's form is at fault; 503
     where the server shuts down, or a replica of several is gone.
 
-    reason: the engine's. retry_after_s: when to send it again, where that may help.
+    reason: the engine's.
     """
     if reason == SHUTTING_DOWN:
-        return shutting_down(retry_after_s)
+        return shutting_down()
     if reason in (REPLICA_LOST, REPLICAS_FULL):
         code = "replica_lost" if reason == REPLICA_LOST else "replicas_full"
-        return come_back(503, f"{what} failed: {reason}", code, retry_after_s, "server_error")
+        return come_back(503, f"{what} failed: {reason}", code)
     if reason.startswith(FORM_LIMITS):
         return invalid(f"{what} failed: {reason}.", code="form_limits")
     return internal_error(f"{what} failed: {reason}.")

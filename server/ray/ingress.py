@@ -7,6 +7,7 @@ from typing import Any
 
 import structlog
 
+from engine.client import MAX_BACKLOG
 from engine.machine import machine_memory, raise_descriptor_limit
 from kvcache.canary.footprint import footprint_with
 from server.catalogue.folder_reader import FolderReader
@@ -82,7 +83,7 @@ class Ingress:
         settings = self._settings
         engine = RemoteEngine(
             RayReplicas(self._replicas),
-            max_backlog=settings.limits.max_stream_backlog_events,
+            max_backlog=MAX_BACKLOG,
             max_share_ratio=(
                 settings.limits.max_key_share_ratio if len(settings.access.api_keys) > 1 else 1.0
             ),

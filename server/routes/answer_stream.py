@@ -116,12 +116,11 @@ FRAMINGS: dict[StreamForm, Framing] = {
 class AnswerStream(StreamingResponse):
     """The answer, one write per step; a sign of life whenever ``ping_s`` pass in silence."""
 
-    def __init__(self, choices: Choices, answer: Answer, ping_s: float, retry_after_s: int) -> None:
-        """ping_s: of silence, at most. retry_after_s: told where an answer is lost that may be had
-        again."""
+    def __init__(self, choices: Choices, answer: Answer, ping_s: float) -> None:
+        """ping_s: of silence, at most."""
         framing = FRAMINGS[answer.stream_form]
         super().__init__(
-            _written(framing, choices, answer, ping_s, retry_after_s),
+            _written(framing, choices, answer, ping_s),
             media_type=framing.media_type,
             headers=HEADERS,
         )
@@ -136,7 +135,7 @@ class AnswerStream(StreamingResponse):
 
 
 async def _written(
-    framing: Framing, choices: Choices, answer: Answer, ping_s: float, retry_after_s: int
+    framing: Framing, choices: Choices, answer: Answer, ping_s: float
 ) -> AsyncIterator[bytes]:
     """Yield an answer as it is sent. A fault ends the stream with an object of its own and without
     an end, so that clients can tell."""
@@ -161,4 +160,4 @@ async def _written(
         async for piece in paced(chain([last], end, [framing.end])):
             yield piece
     except GenerationError as error:
-        yield written([answer.failure(generation_failed(str(error), retry_after_s))])
+        yield written([answer.failure(generation_failed(str(error)))])

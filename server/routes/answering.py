@@ -43,11 +43,11 @@ class Answering:
         choices = self.start(*prompts, times=request.state.times)
         ping_s = self.config.server.sse_ping_s
         if stream:
-            return AnswerStream(choices, answer, ping_s, self.config.limits.retry_after_s)
+            return AnswerStream(choices, answer, ping_s)
         try:
             whole = await unless_left(request, _gather(choices, answer, ping_s))
         except GenerationError as error:
-            raise generation_failed(str(error), self.config.limits.retry_after_s) from error
+            raise generation_failed(str(error)) from error
         finally:
             choices.close()
         if whole is None:

@@ -144,9 +144,5 @@ class Batch:
                 stream.close()
                 times.end("aborted")
         if events[-1].embedding is None:
-            raise generation_failed(
-                events[-1].message or "aborted",
-                self._service.config.limits.retry_after_s,
-                "The embedding",
-            )
+            raise generation_failed(events[-1].message or "aborted", "The embedding")
         return events[-1].embedding

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.metrics.memory_map import MemoryMapCache
-from server.protocol.wire_errors import ApiError
+from server.protocol.wire_errors import RETRY_AFTER_S, ApiError
 from server.routes.service import Service
 
 JSON = "application/json"
@@ -39,7 +39,7 @@ def memory_routes(service: Service) -> APIRouter:
                 "long. Ask again later.",
                 type="server_error",
                 code="no_memory_map",
-                headers={"Retry-After": str(service.config.limits.retry_after_s)},
+                headers={"Retry-After": str(RETRY_AFTER_S)},
             )
         body, age_s = seen
         tenant = reader.salt(request).tenant

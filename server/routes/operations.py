@@ -84,7 +84,7 @@ def operation_routes(service: Service) -> APIRouter:
     async def ready() -> Response:
         """Generates a token: a server whose engine is stuck is not ready."""
         if drain.draining:
-            raise shutting_down(service.config.limits.retry_after_s)
+            raise shutting_down()
         if not await generates(client, service.config.server.ready_timeout_s):
             raise unavailable("The engine did not generate a token in time.")
         return JSONResponse({"status": "ready"})

@@ -11,7 +11,7 @@ from engine.types import PrefixSalt
 from server.chat.admission import Admission
 from server.chat.salts import Salts, request_key
 from server.chat.served_model import ServedModel
-from server.config import Config, LimitsSection, ReasoningSection
+from server.config import Config, LimitsSection
 from server.protocol.common import SamplingFields, limits_by_path
 from server.protocol.unseen import Api, Unseen
 from server.protocol.wire_errors import from_validation, not_json
@@ -39,9 +39,7 @@ class Body(Protocol):
 class ConversationBody(Protocol):
     """What the wire models of conversations have."""
 
-    def conversation(
-        self, limits: LimitsSection, efforts: ReasoningSection, unseen: Unseen
-    ) -> Conversation:
+    def conversation(self, limits: LimitsSection, unseen: Unseen) -> Conversation:
         """Translate into the neutral form. Raises ApiError."""
 
 
@@ -92,7 +90,7 @@ class RequestReader:
     def conversation(self, request: Request, body: ConversationBody, api: Api) -> Conversation:
         """Return a body's conversation. Raises ApiError."""
         config = self.config
-        return body.conversation(config.limits, config.reasoning, self.unseen(request, api))
+        return body.conversation(config.limits, self.unseen(request, api))
 
     def unseen(self, request: Request, api: Api) -> Unseen:
         """Return what becomes of what is no text in a request of that API. The response's headers

@@ -27,7 +27,7 @@ def response_routes(service: Service) -> APIRouter:
     reader, answering = service.reader, service.answering
     model, prompts, token_bytes = service.model, service.prompts, service.tokenizer.token_bytes
     limits = service.config.limits
-    store = ResponseStore(limits.max_stored_responses, limits.max_stored_response_bytes)
+    store = ResponseStore(limits.max_stored_response_bytes)
 
     def store_of(request: Request) -> TenantStore:
         return TenantStore(store, reader.salt(request).tenant)
@@ -36,7 +36,7 @@ def response_routes(service: Service) -> APIRouter:
         request: Request, wire: ResponsesRequest
     ) -> tuple[tuple[Json, ...], list[Item], Conversation]:
         unseen = reader.unseen(request, "responses")
-        return store_of(request).conversation(wire, limits, service.config.reasoning, unseen)
+        return store_of(request).conversation(wire, limits, unseen)
 
     @router.post("/v1/responses", openapi_extra=takes(ResponsesRequest))
     async def create_response(request: Request) -> Response:

@@ -55,12 +55,12 @@ class Service:
     @property
     def admission(self) -> Admission:
         """Lets requests in."""
-        return Admission(self.client, self.metrics, self.drain, self.config.limits)
+        return Admission(self.client, self.metrics, self.drain)
 
     @property
     def rules(self) -> PromptRules:
         """Says what a prompt may be."""
-        return PromptRules(self.model, self.client.limits, self.config.limits)
+        return PromptRules(self.model, self.client.limits)
 
     @property
     def prompts(self) -> ChatPrompts:

@@ -34,22 +34,22 @@ class NoRoomError(Exception):
 def no_room(model: str, error: NoRoomError) -> ApiError:
     """Make the 503 for a model that others leave no memory."""
     message = f"There is no memory for {model} now: {error}"
-    return come_back(503, message, "no_memory_for_model", error.retry_after_s, "server_error")
+    return come_back(503, message, "no_memory_for_model", error.retry_after_s)
 
 
-def not_loaded(model: str, error: LoadError, retry_after_s: int) -> ApiError:
+def not_loaded(model: str, error: LoadError) -> ApiError:
     """Make the 503 for a model that did not start."""
     message = f"The model {model} was not loaded: {error}"
-    return come_back(503, message, "model_not_loaded", retry_after_s, "server_error")
+    return come_back(503, message, "model_not_loaded")
 
 
-def still_loading(model: str, retry_after_s: int) -> ApiError:
+def still_loading(model: str) -> ApiError:
     """Make the 503 for a model that takes longer to load than a request waits."""
     message = f"The model {model} is still being loaded"
-    return come_back(503, message, "model_loading", retry_after_s, "server_error")
+    return come_back(503, message, "model_loading")
 
 
-def model_ended(model: str, retry_after_s: int) -> ApiError:
+def model_ended(model: str) -> ApiError:
     """Make the 503 for an answer whose model has ended."""
     message = f"The process of {model} has ended before its answer"
-    return come_back(503, message, "model_ended", retry_after_s, "server_error")
+    return come_back(503, message, "model_ended")

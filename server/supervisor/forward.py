@@ -53,7 +53,6 @@ class Forwarding:
     """What all forwarded requests have in common."""
 
     models: ModelSupervisor
-    retry_after_s: int
     load_timeout_s: float
     """How long a request waits for its model."""
     ping_s: float
@@ -110,13 +109,13 @@ class ForwardedAnswer(Response):
                     pass
             return
         except LoadError as error:
-            failure = not_loaded(asked.model.name, error, how.retry_after_s)
+            failure = not_loaded(asked.model.name, error)
         except NoRoomError as error:
             failure = no_room(asked.model.name, error)
         except TimeoutError:
-            failure = still_loading(asked.model.name, how.retry_after_s)
+            failure = still_loading(asked.model.name)
         except NoAnswerError:
-            failure = model_ended(asked.model.name, how.retry_after_s)
+            failure = model_ended(asked.model.name)
         note_error(scope["state"], failure)
         if not self._begun:
             await error_response(scope, failure)(scope, receive, send)

@@ -26,6 +26,7 @@ import structlog
 
 from server.config import ModelsSection
 from server.protocol.ollama.answer import ModelFacts
+from server.protocol.wire_errors import RETRY_AFTER_S
 from server.supervisor.errors import LoadError, NoRoomError
 from server.supervisor.keep_alive import NOBODY, KeepAlive
 from server.supervisor.process import ModelProcess
@@ -175,7 +176,6 @@ class ModelSupervisor:
         settings: ModelsSection,
         budget_bytes: int,
         *,
-        retry_after_s: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """budget_bytes: of all models together."""
@@ -183,7 +183,6 @@ class ModelSupervisor:
         self.models: dict[str, ManagedModel] = {}
         self._settings = settings
         self._turn_s = min(settings.evict_after_idle_s, MAX_TURN_S)
-        self._retry_after_s = retry_after_s
         self._clock = clock
         self._turn = asyncio.Lock()
         """Held by whoever shares out memory."""
@@ -429,7 +428,7 @@ class ModelSupervisor:
         now = self._clock()
         room_at = min((self._goes_at(its, model) for its in self._others(model)), default=now)
         wait_s = 0.0 if room_at == math.inf else room_at - now
-        error = NoRoomError(max(self._retry_after_s, math.ceil(wait_s)))
+        error = NoRoomError(max(RETRY_AFTER_S, math.ceil(wait_s)))
         model.waits_until = now + error.retry_after_s + PLACE_KEPT_S
         return error
 

@@ -71,7 +71,7 @@ def ollama_list_routes(front: Front, body_of: Body) -> APIRouter:
             loop = asyncio.get_running_loop()
             abilities = await loop.run_in_executor(front.templates, model.source.abilities)
         except LoadError as error:
-            raise not_loaded(model.name, error, front.config.limits.retry_after_s) from error
+            raise not_loaded(model.name, error) from error
         return show_answer(await card_of(front, model, abilities))
 
     return router

@@ -59,7 +59,6 @@ def forwarding_routes(front: Front) -> APIRouter:
     router, config = APIRouter(), front.config
     how = Forwarding(
         front.models,
-        config.limits.retry_after_s,
         config.models.load_timeout_s,
         config.server.sse_ping_s,
     )
@@ -139,7 +138,7 @@ async def model_with_response(front: Front, request: Request) -> ManagedModel:
         if status == 200:
             return model
         if status is None:
-            error = model_ended(model.name, front.config.limits.retry_after_s)
+            error = model_ended(model.name)
     raise error
 
 
@@ -184,7 +183,7 @@ def model_list_routes(front: Front) -> APIRouter:
 
 def operation_routes(front: Front, metrics: FrontMetrics) -> APIRouter:
     """Return what operators ask."""
-    router, config = APIRouter(), front.config
+    router = APIRouter()
 
     @router.get("/version")
     async def get_version() -> dict[str, str]:
@@ -199,7 +198,7 @@ def operation_routes(front: Front, metrics: FrontMetrics) -> APIRouter:
     async def ready() -> Response:
         """Whether all models that are pinned can answer; others are loaded when they are asked."""
         if front.drain.draining:
-            raise shutting_down(config.limits.retry_after_s)
+            raise shutting_down()
         for model in front.models.models.values():
             if model.pinned and not model.loaded:
                 raise unavailable(f"{model.name} is not loaded yet.")

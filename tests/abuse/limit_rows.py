@@ -7,7 +7,19 @@ from functools import partial
 from typing import Any
 
 from server.config import LimitsSection
-from server.protocol.common import MAX_DEPTH, BodyLimits, limits_by_path
+from server.http.guards.connections import MAX_HEADER_BYTES
+from server.protocol.chat.tools import MAX_TOOLS
+from server.protocol.common import (
+    MAX_DEPTH,
+    MAX_LOGIT_BIASES,
+    MAX_STOP_STRING_CHARS,
+    MAX_STOP_TOKEN_IDS,
+    MAX_TOP_LOGPROBS,
+    BodyLimits,
+    limits_by_path,
+)
+from server.protocol.embeddings import MAX_INPUTS
+from server.text.grammar.judge import MAX_FORM_BYTES
 from tests.abuse.clients import request
 from tests.fuzz.watch import CLOSE
 
@@ -163,22 +175,22 @@ def _chat(fields: Callable[[int, str], dict[str, Any]]) -> Body:
 
 def _of_counts() -> Iterator[Row]:
     """What a body may have so many of."""
-    bias, stops = LIMITS.max_logit_biases, LIMITS.max_stop_token_ids
-    top, most = LIMITS.max_top_logprobs, LIMITS.max_stop_string_chars
+    bias, stops = MAX_LOGIT_BIASES, MAX_STOP_TOKEN_IDS
+    top, most = MAX_TOP_LOGPROBS, MAX_STOP_STRING_CHARS
     for name, unit, value, fields in (
         ("max_stop_strings", "strings", LIMITS.max_stop_strings, _strings),
         ("max_stop_string_chars", "chars", most, lambda n, mark: {"stop": mark * n}),
         ("max_stop_token_ids", "ids", stops, lambda n, _: {"stop_token_ids": [*range(n)]}),
         ("max_logit_biases", "biases", bias, lambda n, _: {"logit_bias": _biases(n)}),
         ("max_top_logprobs", "tokens", top, _logprobs),
-        ("max_tools", "tools", LIMITS.max_tools, lambda n, mark: {"tools": _tools(n, mark)}),
+        ("max_tools", "tools", MAX_TOOLS, lambda n, mark: {"tools": _tools(n, mark)}),
         ("max_messages", "messages", LIMITS.max_messages, _messages),
     ):
         yield Row(name, unit, int(value), CHAT, _chat(fields))
     yield Row("max_messages", "messages", LIMITS.max_messages, COUNT, partial(dumped, _messages))
     for name, value, key in (
         ("max_prompts", LIMITS.max_prompts, "prompt"),
-        ("max_embedding_inputs", LIMITS.max_embedding_inputs, "input"),
+        ("max_embedding_inputs", MAX_INPUTS, "input"),
     ):
         path = COMPLETIONS if key == "prompt" else EMBEDDINGS
         frame = f'{{"{key}":[{SLOT}]' + (',"max_tokens":1}' if key == "prompt" else "}")
@@ -188,7 +200,7 @@ def _of_counts() -> Iterator[Row]:
     )
     yield Row("max_choices", "choices", LIMITS.max_choices, COMPLETIONS, choices)
     head = partial(text, SLOT, less=HEAD_BYTES)
-    size = int(LIMITS.max_header_bytes)
+    size = MAX_HEADER_BYTES
     # What does not fit is read with what came with it.
     yield Row("max_header_bytes", "bytes", size, "/health", head, "", size, 431, is_head=True)
 
@@ -244,8 +256,8 @@ def _of_forms() -> Iterator[Row]:
         ("schema, names", lambda mark, n: schema({"properties": _names(mark, n)})),
         ("schema, description", lambda mark, n: schema({"description": mark * n})),
     ):
-        most = int(LIMITS.max_grammar_bytes)
-        yield Row("max_grammar_bytes", "bytes", most, CHAT, of(make), what, 3 * FORM_BYTES)
+        most, grain = MAX_FORM_BYTES, 3 * FORM_BYTES
+        yield Row("max_form_bytes", "bytes", most, CHAT, of(make), what, grain)
 
 
 def _names(mark: str, n: int) -> dict[str, Any]:

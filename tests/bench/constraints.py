@@ -14,11 +14,10 @@ from engine.loop import EngineLoop
 from engine.machine import machine_memory
 from engine.models.checkpoint import read_checkpoint
 from engine.types import Request, SamplingParams, TokenConstraint
-from server.config import LimitsSection
 from server.text.conversation import OutputFormat
 from server.text.grammar.compiler import GrammarCompiler
 from server.text.grammar.constraint_spec import ConstraintSpec
-from server.text.grammar.judge import Judge
+from server.text.grammar.judge import GrammarLimits, Judge
 from server.text.grammar.vocabulary import Vocabulary
 from server.text.tokenizer import Tokenizer
 from tests.bench.models import SERVING, write_endless_model
@@ -32,12 +31,12 @@ PROMPT_TOKENS = 100
 MODEL_LEN = 2048
 STEPS = 200
 WARM_UP_STEPS = 30
-LIMITS = LimitsSection(
-    max_cached_grammar_memory=2**30,
-    max_cached_grammars=8,
-    max_grammar_compile_s=10.0,
-    max_grammar_memory=2**30,
+LIMITS = GrammarLimits(
+    max_compile_s=10.0,
+    max_memory_bytes=2**30,
     max_mask_s=10.0,
+    max_kept=8,
+    max_kept_bytes=2**30,
 )
 PERSON = {
     "type": "object",

@@ -74,7 +74,7 @@ def serve_front() -> None:
     ):
         tokenizer = Tokenizer(tokenizer_only(Path(folder) / "tokenizer", VOCAB))
         sources = [ParrotSource(Path(folder), tokenizer)]
-        models = ModelSupervisor(SETTINGS.models, BYTES, retry_after_s=1)
+        models = ModelSupervisor(SETTINGS.models, BYTES)
         models.update(sources)
         front = Front(SETTINGS, models, lambda: sources)
         app, metrics = create_front(front)

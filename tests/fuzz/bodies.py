@@ -21,9 +21,9 @@ Json = dict[str, Any]
 BODY_BYTES = 2**23
 """``limits.max_body_bytes``."""
 GRAMMAR_BYTES = 2**20
-"""Four times ``limits.max_grammar_bytes``: whether the limit holds is seen, too."""
+"""Four times MAX_FORM_BYTES: whether the limit holds is seen, too."""
 HEAD_BYTES = 2**17
-"""Twice ``limits.max_header_bytes``."""
+"""Twice MAX_HEADER_BYTES."""
 FIRST_SIZE, LAST_SIZE = 16, 2**40
 """The last one is for numbers, whose text does not grow."""
 TURNS = 3

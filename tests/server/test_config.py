@@ -58,8 +58,6 @@ def test_sizes_take_units(size: Any, in_bytes: int) -> None:
         ("server", "ready_timeout_s", 0),
         ("limits", "max_body_bytes", "8 parsecs"),
         ("limits", "max_queued_requests", -1),
-        ("limits", "retry_after_s", 0),
-        ("limits", "max_header_bytes", 1),
         ("engine", "max_num_seqs", 0),
         ("engine", "max_num_batched_tokens", 0),
         ("engine", "max_model_len", 1),

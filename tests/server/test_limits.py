@@ -5,23 +5,14 @@ from collections.abc import Callable
 import pytest
 from fastapi.routing import APIRoute
 
-from server.config import Config, LimitsSection
+from server.config import LimitsSection
 from server.http.app import ROUTES
 from server.protocol.common import BodyLimits, limits_by_path
 from server.routes.service import Service
 from server.text.tokenizer import Tokenizer
 from tests.server.harness import Engine, http_client, make_service, running
 
-KIB = 1024
-SMALL = Config(
-    limits=LimitsSection(
-        max_body_bytes=64 * KIB,
-        max_body_values=1000,
-        max_body_token_ids=2000,
-        max_tokenize_bytes=32 * KIB,
-    )
-)
-LIMITS = limits_by_path(SMALL.limits)
+LIMITS = limits_by_path(LimitsSection())
 BEYOND: dict[str, tuple[Callable[[BodyLimits], bytes], int, str]] = {
     "bytes": (lambda limits: b'"' + b"x" * limits.max_bytes + b'"', 413, "body_too_large"),
     "values": (lambda limits: b"[" + b"0," * limits.max_values + b"0]", 400, "too_many_values"),
@@ -45,7 +36,7 @@ def test_every_route_that_takes_a_body_has_its_limits(service: Service) -> None:
 async def test_a_body_beyond_a_limit_is_refused_by_every_route(
     engine: Engine, tokenizer: Tokenizer, path: str, limit: str
 ) -> None:
-    service: Service = make_service(engine.client, tokenizer, SMALL)
+    service: Service = make_service(engine.client, tokenizer)
     make, status, code = BEYOND[limit]
     async with running(service) as app, http_client(app) as http:
         response = await http.post(path, content=make(LIMITS[path]))

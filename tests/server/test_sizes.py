@@ -64,10 +64,10 @@ def test_a_size_comes_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     file = tmp_path / "quire.toml"
     file.write_text("[cache]\nkv_budget = '4.5GiB'\nheap_size = 1048576\n[limits]\n")
     monkeypatch.setenv("QUIRE_CACHE__HEADROOM", "4 gib")
-    settings = load(read_file(file), {"limits": {"max_header_bytes": "64KiB"}})
+    settings = load(read_file(file), {"limits": {"max_body_bytes": "64KiB"}})
     config = engine_config(settings)
     assert (config.kv_budget_bytes, config.heap_bytes) == (9 * GIB // 2, 1048576)
-    assert (config.headroom_bytes, settings.limits.max_header_bytes) == (4 * GIB, 65536)
+    assert (config.headroom_bytes, settings.limits.max_body_bytes) == (4 * GIB, 65536)
 
 
 @pytest.mark.parametrize("written", NO_SIZES)

@@ -67,12 +67,9 @@ class BodyLimit:
     """Refuse bodies that are too large: at once where Content-Length says so, else while they
     arrive; and those that come while all bodies together are."""
 
-    def __init__(
-        self, app: ASGIApp, max_body_bytes: int, retry_after_s: int, count: CountRefusal
-    ) -> None:
+    def __init__(self, app: ASGIApp, max_body_bytes: int, count: CountRefusal) -> None:
         self._app = app
         self._max_body_bytes = max_body_bytes
-        self._retry_after_s = retry_after_s
         self._count = count
         self._held_bytes = 0
         """Of all bodies. A request holds its own until it is answered."""
@@ -121,7 +118,7 @@ class BodyLimit:
 
     def _too_many(self) -> "BodyRefusedError":
         message = "The bodies of all requests together are too large"
-        error = come_back(503, message, "bodies_too_large", self._retry_after_s, "server_error")
+        error = come_back(503, message, "bodies_too_large")
         return BodyRefusedError(Refusal.BODIES, error)
 
 

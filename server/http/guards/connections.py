@@ -25,6 +25,9 @@ from server.metrics import HttpMetrics
 from server.metrics.requests import Refusal
 from server.protocol.wire_errors import ApiError, come_back
 
+# Of a request's head.
+MAX_HEADER_BYTES = 65536
+
 
 class OverflowProtocol(asyncio.Protocol):
     """Answer 503 to any request, and read nothing.
@@ -50,7 +53,7 @@ class OverflowProtocol(asyncio.Protocol):
             transport.abort()
             return
         self._others.add(self)
-        transport.write(error_bytes(too_many_connections(self._limits.retry_after_s)))
+        transport.write(error_bytes(too_many_connections()))
         transport.write_eof()
         self._end = asyncio.get_running_loop().call_later(
             self._limits.keep_alive_s, transport.abort
@@ -60,7 +63,7 @@ class OverflowProtocol(asyncio.Protocol):
         """Ignore what is received, up to a limit."""
         assert self._transport is not None
         self._ignored_bytes += len(data)
-        if self._ignored_bytes > self._limits.max_header_bytes:
+        if self._ignored_bytes > MAX_HEADER_BYTES:
             self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -69,10 +72,10 @@ class OverflowProtocol(asyncio.Protocol):
             self._end.cancel()
 
 
-def too_many_connections(retry_after_s: int) -> ApiError:
+def too_many_connections() -> ApiError:
     """Make the error for clients that have to come again."""
     message = "There are too many connections"
-    return come_back(503, message, "too_many_connections", retry_after_s, "server_error")
+    return come_back(503, message, "too_many_connections")
 
 
 def error_bytes(error: ApiError) -> bytes:
@@ -252,7 +255,7 @@ class GuardedProtocol(H11Protocol):
         del self.rules.incomplete[self]
         if self._receives:
             self.rules.metrics.count_refusal(Refusal.CONNECTIONS)
-            self._answer(too_many_connections(self.rules.limits.retry_after_s))
+            self._answer(too_many_connections())
         else:
             self.transport.close()  # It is between two requests, and may come again.
 
@@ -289,7 +292,7 @@ class GuardedProtocol(H11Protocol):
         self.rules.metrics.count_refusal(Refusal.BAD_HTTP)
         text = "This is no HTTP request that can be answered."
         if status == 431:
-            text = f"The request's head is larger than {self.rules.limits.max_header_bytes} bytes."
+            text = f"The request's head is larger than {MAX_HEADER_BYTES} bytes."
         self._answer(ApiError(status, text, code="invalid_http"))
 
     def _answer(self, error: ApiError) -> None:

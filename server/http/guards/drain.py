@@ -16,17 +16,10 @@ STAYS_OPEN = frozenset({"/health", "/ready", "/metrics"})
 class DrainGuard:
     """Refuse requests while the server drains, and track all others until they are answered."""
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        drain: Drain,
-        retry_after_s: int,
-        count_refusal: CountRefusal,
-    ) -> None:
+    def __init__(self, app: ASGIApp, drain: Drain, count_refusal: CountRefusal) -> None:
         """count_refusal: called with the reason."""
         self._app = app
         self._drain = drain
-        self._retry_after_s = retry_after_s
         self._count_refusal = count_refusal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -35,7 +28,7 @@ class DrainGuard:
         if scope["type"] != "http" or scope["path"] in STAYS_OPEN:
             await self._app(scope, receive, send)
             return
-        refusal = error_response(scope, shutting_down(self._retry_after_s))
+        refusal = error_response(scope, shutting_down())
         if self._drain.draining:
             self._count_refusal(Refusal.DRAINING)
             await refusal(scope, receive, send)

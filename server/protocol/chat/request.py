@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-from server.config import LimitsSection, ReasoningSection
+from server.config import LimitsSection
 from server.protocol.chat.continuation import NOT_CONTINUED, ContinuationFields
 from server.protocol.chat.messages import Message
 from server.protocol.chat.tools import (
@@ -17,6 +17,7 @@ from server.protocol.chat.tools import (
     read_tools,
 )
 from server.protocol.common import (
+    MAX_TOP_LOGPROBS,
     Count,
     ListOf,
     OpenAISamplingFields,
@@ -32,6 +33,8 @@ from server.text.conversation import Conversation, TemplateArguments, Thinking
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Budget = Annotated[Whole, Field(ge=0, le=2**31 - 1)]
+# How long a model may think; from "high" on there is no limit but the answer's.
+EFFORT_TOKENS: dict[Effort, int] = {"minimal": 512, "low": 2048, "medium": 8192}
 
 
 class TemplateFields(WireModel):
@@ -78,7 +81,7 @@ class ThinkingFields(WireModel):
         """How much the model should think, in one place or the other."""
         return (self.reasoning and self.reasoning.effort) or self.reasoning_effort
 
-    def thinking(self, efforts: ReasoningSection) -> Thinking:
+    def thinking(self) -> Thinking:
         """Return the fields in the neutral form. What is said plainly wins over an effort."""
         arguments = self.chat_template_kwargs or TemplateFields()
         reasoning = self.reasoning or ReasoningField()
@@ -86,7 +89,6 @@ class ThinkingFields(WireModel):
         budgets = (self.thinking_token_budget, self.thinking_budget, reasoning.max_tokens)
         return thinking(
             self.effort,
-            efforts,
             enabled=next((each for each in enabled if each is not None), None),
             budget=next((each for each in budgets if each is not None), None),
         )
@@ -94,7 +96,6 @@ class ThinkingFields(WireModel):
 
 def thinking(
     effort: Effort | None,
-    efforts: ReasoningSection,
     *,
     enabled: bool | None = None,
     budget: int | None = None,
@@ -102,14 +103,9 @@ def thinking(
     """Return what an effort means, where nothing plainer is said."""
     if effort is not None:
         enabled = effort != "none" if enabled is None else enabled
-        budgets = {
-            "minimal": efforts.minimal_effort_tokens,
-            "low": efforts.low_effort_tokens,
-            "medium": efforts.medium_effort_tokens,
-        }
         if effort != "none":
             stands_for_it = budget is None
-            budget = budgets.get(effort) if budget is None else budget
+            budget = EFFORT_TOKENS.get(effort) if budget is None else budget
             return Thinking(enabled, budget, effort, stands_for_it)
     return Thinking(enabled, budget)
 
@@ -138,8 +134,8 @@ class ChatRequest(ContinuationFields, ThinkingFields, StructureFields, OpenAISam
             )
         if self.top_logprobs and not self.logprobs:
             raise invalid("top_logprobs needs logprobs: true.", "top_logprobs")
-        if (self.top_logprobs or 0) > limits.max_top_logprobs:
-            raise invalid(f"top_logprobs may be at most {limits.max_top_logprobs}.", "top_logprobs")
+        if (self.top_logprobs or 0) > MAX_TOP_LOGPROBS:
+            raise invalid(f"top_logprobs may be at most {MAX_TOP_LOGPROBS}.", "top_logprobs")
 
     @property
     def asked_length(self) -> tuple[int | None, str]:
@@ -148,9 +144,7 @@ class ChatRequest(ContinuationFields, ThinkingFields, StructureFields, OpenAISam
             return self.max_completion_tokens, "max_completion_tokens"
         return self.max_tokens, "max_tokens"
 
-    def conversation(
-        self, limits: LimitsSection, efforts: ReasoningSection, unseen: Unseen
-    ) -> Conversation:
+    def conversation(self, limits: LimitsSection, unseen: Unseen) -> Conversation:
         """Return the request in the neutral form. Raises ApiError that names what cannot be part of
         it."""
         conversation = read_conversation(
@@ -163,7 +157,7 @@ class ChatRequest(ContinuationFields, ThinkingFields, StructureFields, OpenAISam
             continues=continues,
             parallel_tool_calls=self.parallel_tool_calls is not False,
             output=self.output_format(),
-            thinking=self.thinking(efforts),
+            thinking=self.thinking(),
             template_arguments=self.template_arguments,
         )
 
@@ -176,7 +170,7 @@ def read_conversation(
     unseen: Unseen,
 ) -> Conversation:
     """Return these fields in the neutral form. Raises ApiError."""
-    offered = read_tools(tools or [], limits.max_tools)
+    offered = read_tools(tools or [])
     for number, message in enumerate(messages, start=1):
         if message.prefix and (number < len(messages) or message.role != "assistant"):
             raise invalid(NOT_CONTINUED, f"messages[{number - 1}].prefix")

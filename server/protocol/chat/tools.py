@@ -13,6 +13,7 @@ from server.text.conversation import Tool, ToolChoice
 
 PlacedTool = tuple[Tool, str]
 """A tool, and how errors name its name."""
+MAX_TOOLS = 256
 # Names stand in the model's own formats, between quotes or tags.
 
 
@@ -89,10 +90,10 @@ def _as_word(choice: Any) -> Any:
 AsWord = BeforeValidator(_as_word)
 
 
-def read_tools(tools: list[WireTool], max_tools: int) -> tuple[Tool, ...]:
+def read_tools(tools: list[WireTool]) -> tuple[Tool, ...]:
     """Return the tools, in their order. Raises ApiError that names the one at fault."""
     placed = ((tool, f"tools[{number}]") for number, tool in enumerate(tools))
-    return collected([_read(tool, place) for tool, place in placed], max_tools)
+    return collected([_read(tool, place) for tool, place in placed])
 
 
 def _read(tool: WireTool, place: str) -> tuple[Tool, str]:
@@ -118,11 +119,11 @@ def with_loaded(
     return first + [placed for name, placed in late.items() if name not in names]
 
 
-def collected(tools: Sequence[PlacedTool], max_tools: int) -> tuple[Tool, ...]:
+def collected(tools: Sequence[PlacedTool]) -> tuple[Tool, ...]:
     """Return the tools of any API, in their order. Raises ApiError for too many, and for a name
     that two have, or that cannot stand in every model's format."""
-    if len(tools) > max_tools:
-        raise invalid(f"There are {len(tools)} tools; at most {max_tools} are read.", "tools")
+    if len(tools) > MAX_TOOLS:
+        raise invalid(f"There are {len(tools)} tools; at most {MAX_TOOLS} are read.", "tools")
     found: dict[str, Tool] = {}
     for tool, place in tools:
         if not all(TOOL_NAME.fullmatch(name) for name in tool.client_name if name is not None):

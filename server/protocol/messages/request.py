@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from server.config import LimitsSection, ReasoningSection
+from server.config import LimitsSection
 from server.protocol.chat.request import Budget, Effort, TemplateFields, thinking
 from server.protocol.common import (
     MANY_STOPS,
@@ -128,9 +128,7 @@ class ConversationFields(StructureFields):
     enable_thinking: bool | None = None
     chat_template_kwargs: TemplateFields | None = None
 
-    def conversation(
-        self, limits: LimitsSection, efforts: ReasoningSection, unseen: Unseen
-    ) -> Conversation:
+    def conversation(self, limits: LimitsSection, unseen: Unseen) -> Conversation:
         """Return the request in the neutral form. Raises ApiError that names what cannot be part of
         it."""
         added = [
@@ -138,7 +136,7 @@ class ConversationFields(StructureFields):
             for number, message in enumerate(self.messages)
             for tool in message.added_tools(f"messages[{number}]")
         ]
-        tools = read_offered_tools(self.tools or [], added, limits.max_tools)
+        tools = read_offered_tools(self.tools or [], added)
         unseen.offer(tools)
         choice = self.tool_choice or OfferedChoice(type="auto")
         return Conversation(
@@ -147,7 +145,7 @@ class ConversationFields(StructureFields):
             tool_choice=choice.read(tools),
             parallel_tool_calls=choice.disable_parallel_tool_use is not True,
             output=self._output(),
-            thinking=self._thinking(efforts),
+            thinking=self._thinking(),
             continues=self.messages[-1].role == "assistant",
             template_arguments=(self.chat_template_kwargs or TemplateFields()).others,
         )
@@ -175,7 +173,7 @@ class ConversationFields(StructureFields):
             )
         return OutputFormat("json_schema", config.format.schema_, SCHEMA_PARAM)
 
-    def _thinking(self, efforts: ReasoningSection) -> Thinking:
+    def _thinking(self) -> Thinking:
         """Return how much to think. What is said plainly wins over an effort; Anthropic's field
         wins over the others."""
         thinking_field = self.thinking
@@ -183,12 +181,10 @@ class ConversationFields(StructureFields):
             return Thinking(False)
         effort = (self.output_config or OutputConfig()).effort
         if thinking_field is not None and thinking_field.type == "enabled":
-            return thinking(effort, efforts, enabled=True, budget=thinking_field.budget_tokens)
+            return thinking(effort, enabled=True, budget=thinking_field.budget_tokens)
         arguments = self.chat_template_kwargs or TemplateFields()
         enabled = arguments.enable_thinking
-        return thinking(
-            effort, efforts, enabled=self.enable_thinking if enabled is None else enabled
-        )
+        return thinking(effort, enabled=self.enable_thinking if enabled is None else enabled)
 
 
 class MessagesRequest(ConversationFields, SamplingFields):

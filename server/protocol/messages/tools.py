@@ -73,13 +73,13 @@ class OfferedChoice(WireModel):
 
 
 def read_offered_tools(
-    tools: Sequence[OfferedTool], added: Iterable[tuple[OfferedTool, str]], max_tools: int
+    tools: Sequence[OfferedTool], added: Iterable[tuple[OfferedTool, str]]
 ) -> tuple[Tool, ...]:
     """Return the tools that a client runs, in their order. added: those that messages define, each
     with how errors name it. Raises ApiError that names the one at fault."""
     placed = ((tool, f"tools[{number}]") for number, tool in enumerate(tools))
     searched = any((tool.type or "").startswith(SEARCH_TOOLS) for tool in tools)
-    return collected(with_loaded(_read(placed), _read(added), searched=searched), max_tools)
+    return collected(with_loaded(_read(placed), _read(added), searched=searched))
 
 
 def _read(tools: Iterable[tuple[OfferedTool, str]]) -> list[PlacedTool]:

@@ -7,11 +7,11 @@ import numpy as np
 from pydantic import ConfigDict, Field
 from pydantic_core import to_json
 
-from server.config import LimitsSection, ReasoningSection
+from server.config import LimitsSection
 from server.protocol.chat.messages import CalledFunction
 from server.protocol.chat.request import thinking
 from server.protocol.chat.tools import WireTool, read_tools
-from server.protocol.common import CacheSalt, ListOf, Whole, WireModel
+from server.protocol.common import MAX_TOP_LOGPROBS, CacheSalt, ListOf, Whole, WireModel
 from server.protocol.embeddings import MAX_DIMENSIONS, EmbeddingRequest
 from server.protocol.fields import FieldRule, refuse_unsupported
 from server.protocol.ollama.options import (
@@ -117,8 +117,8 @@ class AnswerFields(KeptFields):
         self.chosen_options.check(limits)
         if self.top_logprobs and not self.logprobs:
             raise invalid("top_logprobs needs logprobs: true.", "top_logprobs")
-        if (self.top_logprobs or 0) > limits.max_top_logprobs:
-            raise invalid(f"top_logprobs may be at most {limits.max_top_logprobs}.", "top_logprobs")
+        if (self.top_logprobs or 0) > MAX_TOP_LOGPROBS:
+            raise invalid(f"top_logprobs may be at most {MAX_TOP_LOGPROBS}.", "top_logprobs")
 
     @property
     def chosen_options(self) -> Options:
@@ -145,10 +145,10 @@ class AnswerFields(KeptFields):
             raise invalid('format must be "json", or a JSON schema.', "format")
         return OutputFormat("json_object", None, "format")
 
-    def thinking(self, efforts: ReasoningSection) -> Thinking:
+    def thinking(self) -> Thinking:
         if self.think is None or isinstance(self.think, bool):
             return Thinking(self.think)
-        return thinking(self.think, efforts)
+        return thinking(self.think)
 
 
 class OllamaChatRequest(AnswerFields):
@@ -174,18 +174,16 @@ class OllamaChatRequest(AnswerFields):
         """Whether there is nothing to answer."""
         return not self.messages
 
-    def conversation(
-        self, limits: LimitsSection, efforts: ReasoningSection, unseen: Unseen
-    ) -> Conversation:
+    def conversation(self, limits: LimitsSection, unseen: Unseen) -> Conversation:
         """Return the request in the neutral form. Raises ApiError that names what cannot be part of
         it."""
-        tools, messages = read_tools(self.tools or [], limits.max_tools), self.messages or []
+        tools, messages = read_tools(self.tools or []), self.messages or []
         return Conversation(
             turns=tuple(one.turn(f"messages[{n}].", unseen) for n, one in enumerate(messages)),
             tools=tools,
             tool_choice=ToolChoice("auto" if tools else "none"),
             output=self.output(),
-            thinking=self.thinking(efforts),
+            thinking=self.thinking(),
             continues=messages[-1].role == "assistant",
         )
 
@@ -214,9 +212,7 @@ class OllamaGenerateRequest(AnswerFields):
         """Whether there is nothing to answer."""
         return not self.prompt
 
-    def conversation(
-        self, limits: LimitsSection, efforts: ReasoningSection, unseen: Unseen
-    ) -> Conversation:
+    def conversation(self, limits: LimitsSection, unseen: Unseen) -> Conversation:
         """Return the request in the neutral form. Raises ApiError that names what cannot be part of
         it."""
         del limits
@@ -226,7 +222,7 @@ class OllamaGenerateRequest(AnswerFields):
             turns=(*system, asked),
             tool_choice=ToolChoice("none"),
             output=self.output(),
-            thinking=self.thinking(efforts),
+            thinking=self.thinking(),
         )
 
 

@@ -7,12 +7,13 @@ from typing import Annotated
 from pydantic import ConfigDict, Field
 
 from engine.types import SamplingParams
-from server.config import LimitsSection, ReasoningSection
+from server.config import LimitsSection
 from server.protocol.answers import Json
 from server.protocol.chat.continuation import ContinuationFields
 from server.protocol.chat.request import ReasoningField, ThinkingFields
 from server.protocol.chat.tools import AsWord, read_tool_choice
 from server.protocol.common import (
+    MAX_TOP_LOGPROBS,
     Count,
     ListOf,
     OpenAISamplingFields,
@@ -190,8 +191,8 @@ class ResponsesRequest(ContinuationFields, ThinkingFields, StructureFields, Open
             raise invalid("A response is one answer.", "n")
         if self.input in (None, []) and self.previous_response_id is None:
             raise invalid(NOTHING, "input")
-        if (self.top_logprobs or 0) > limits.max_top_logprobs:
-            raise invalid(f"top_logprobs may be at most {limits.max_top_logprobs}.", "top_logprobs")
+        if (self.top_logprobs or 0) > MAX_TOP_LOGPROBS:
+            raise invalid(f"top_logprobs may be at most {MAX_TOP_LOGPROBS}.", "top_logprobs")
         if self.reasoning is not None:
             self.reasoning.check()
 
@@ -234,7 +235,6 @@ class ResponsesRequest(ContinuationFields, ThinkingFields, StructureFields, Open
         history: Sequence[Item],
         items: Sequence[Placed],
         limits: LimitsSection,
-        efforts: ReasoningSection,
         unseen: Unseen,
     ) -> Conversation:
         """Return the request in the neutral form. history: the items before the new ones. Raises
@@ -250,7 +250,7 @@ class ResponsesRequest(ContinuationFields, ThinkingFields, StructureFields, Open
         loaded = chain.from_iterable(
             functions(item.tools, f"{place}.tools") for place, item in loads
         )
-        tools = read_flat_tools(self.tools or [], loaded, limits.max_tools)
+        tools = read_flat_tools(self.tools or [], loaded)
         # Each response has instructions of its own.
         instructions = (Turn("system", self.instructions),) if self.instructions else ()
         check_begun(items)
@@ -265,7 +265,7 @@ class ResponsesRequest(ContinuationFields, ThinkingFields, StructureFields, Open
             tool_choice=read_tool_choice(self.tool_choice, tools),
             parallel_tool_calls=self.parallel_tool_calls is not False,
             output=self.output_format(),
-            thinking=self.thinking(efforts),
+            thinking=self.thinking(),
             continues=continues,
             template_arguments=self.template_arguments,
         )

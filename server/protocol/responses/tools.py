@@ -100,13 +100,11 @@ class FlatToolChoice(WireToolChoice):
         return AllowedTools(mode=self.mode, tools=self.tools or []), "tool_choice"
 
 
-def read_flat_tools(
-    tools: Sequence[FlatTool], loaded: Iterable[PlacedTool], max_tools: int
-) -> tuple[Tool, ...]:
+def read_flat_tools(tools: Sequence[FlatTool], loaded: Iterable[PlacedTool]) -> tuple[Tool, ...]:
     """Return the functions, in their order; other tools are left out. loaded: those that the input
     loads. Raises ApiError that names the one at fault."""
     searched = any(isinstance(tool, OtherTool) and tool.type == SEARCH for tool in tools)
-    return collected(with_loaded(functions(tools, "tools"), loaded, searched=searched), max_tools)
+    return collected(with_loaded(functions(tools, "tools"), loaded, searched=searched))
 
 
 def functions(tools: Sequence[FlatTool] | None, place: str) -> Iterator[PlacedTool]:

@@ -11,12 +11,12 @@ from typing import Protocol
 import numpy as np
 
 from engine.types import TokenConstraint
-from server.config import LimitsSection
 from server.text.calls.tool_format import CALL_OPEN
 from server.text.grammar.cache import CompiledGrammar, GrammarCache, Refusal
 from server.text.grammar.constraint_spec import ConstraintSpec, ThinkingStart, form_json
 from server.text.grammar.constraints import GrammarConstraint, TagWatch
 from server.text.grammar.grammar_errors import GrammarError
+from server.text.grammar.judge import GrammarLimits
 from server.text.grammar.judging import Verdict
 from server.text.grammar.matcher import LEXER_BYTES, deep_threads, new_matcher
 from server.text.grammar.reasoning import ReasoningConstraint
@@ -84,14 +84,14 @@ class GrammarCompiler:
         self,
         vocabulary: Vocabulary,
         judge: Callable[[GrammarTokenizer], Judging],
-        limits: LimitsSection,
+        limits: GrammarLimits,
     ) -> None:
         """judge: called once, when there is something to judge."""
         self._vocabulary = vocabulary
         self._make_judge = judge
         self._limits = limits
         self._loaded: _Loaded | None = None
-        self._cache = GrammarCache(limits.max_cached_grammar_memory, limits.max_cached_grammars)
+        self._cache = GrammarCache(limits.max_kept_bytes, limits.max_kept)
         self._reserving = asyncio.Lock()
         self._making: dict[bytes, asyncio.Task[CompiledGrammar | Refusal]] = {}
 
@@ -146,12 +146,12 @@ class GrammarCompiler:
 
         def after() -> GrammarConstraint:
             ids = loaded.tokenizer.engine.tokenize_bytes(begun.encode())
-            return constraint.after(ids, self._limits.max_grammar_compile_s)
+            return constraint.after(ids, self._limits.max_compile_s)
 
         return await asyncio.get_running_loop().run_in_executor(loaded.threads, after)
 
     async def _grammar(self, spec: ConstraintSpec) -> CompiledGrammar:
-        form = await asyncio.to_thread(form_json, spec, self._limits.max_grammar_bytes)
+        form = await asyncio.to_thread(form_json, spec, self._limits.max_form_bytes)
         digest = hashlib.sha256(form.encode()).digest()
         found = self._cache.get(digest)
         if found is None:

@@ -4,7 +4,7 @@ There are two lanes, so that nobody's simple form waits for one that takes secon
 
     form --> quick lane: QUICK_CPU_S of processor time at most --> verdict
                  | over
-                 +--> slow lane, one at a time: max_grammar_compile_s at most --> verdict
+                 +--> slow lane, one at a time: max_compile_s at most --> verdict
 
 Nobody waits longer than a client does: who gets no turn in time, or no processor, is to come back.
 """
@@ -14,15 +14,18 @@ import json
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
 import structlog
 
+from engine.config import GRAMMAR_BYTES
 from server.config import LimitsSection
 from server.text.grammar.fork_server import DIED, LENGTH, OVER_MEMORY, OVER_TIME, STARVED
 from server.text.grammar.judging import Verdict
 from server.text.grammar.tokenizer_facts import TokenizerFacts
 
+MAX_FORM_BYTES = 256 * 1024
 # Forms that are judged at once in each lane, and that may wait for their turn.
 QUICK_AT_ONCE, QUICK_WAITING = 2, 64
 SLOW_AT_ONCE, SLOW_WAITING = 1, 8
@@ -39,6 +42,27 @@ COMMAND = (sys.executable, "-P", "-m", "server.text.grammar.fork_server")
 log = structlog.get_logger("quire")
 
 
+@dataclass(frozen=True, slots=True)
+class GrammarLimits:
+    """What the forms of answers may take."""
+
+    max_compile_s: float
+    """Processor time, to compile a form and to read the beginning of an answer."""
+    max_form_bytes: int = MAX_FORM_BYTES
+    max_memory_bytes: int = 32 * 1024**2
+    """Of one form."""
+    max_mask_s: float = 0.1
+    """Processor time of a token's mask; an answer that needs more for two of them ends."""
+    max_kept: int = 64
+    max_kept_bytes: int = GRAMMAR_BYTES
+    """Of all that are kept, and of all that running answers are held to."""
+
+    @classmethod
+    def of(cls, limits: LimitsSection) -> "GrammarLimits":
+        """Return the limits of the settings."""
+        return cls(limits.max_grammar_compile_s, max_kept=limits.max_cached_grammars)
+
+
 class JudgeBusyError(Exception):
     """No form can be judged now."""
 
@@ -49,12 +73,12 @@ class Judge:
     All of it runs on one event loop.
     """
 
-    def __init__(self, tokenizer: bytes, facts: TokenizerFacts, limits: LimitsSection) -> None:
+    def __init__(self, tokenizer: bytes, facts: TokenizerFacts, limits: GrammarLimits) -> None:
         """tokenizer: its text."""
         self._tokenizer = tokenizer
         self._facts = facts
         self._limits = limits
-        slow_cpu_s = limits.max_grammar_compile_s
+        slow_cpu_s = limits.max_compile_s
         quick_cpu_s, slow_wall_s = min(QUICK_CPU_S, slow_cpu_s), max(SLOW_WALL_S, 2 * slow_cpu_s)
         self._quick = _Lane(QUICK_AT_ONCE, QUICK_WAITING, quick_cpu_s, QUICK_WALL_S, QUICK_NICE)
         self._slow = _Lane(SLOW_AT_ONCE, SLOW_WAITING, slow_cpu_s, slow_wall_s, SLOW_NICE)
@@ -85,7 +109,7 @@ class Judge:
             "form": form,
             "cpu_s": lane.cpu_s,
             "wall_s": lane.wall_s,
-            "memory_bytes": self._limits.max_grammar_memory,
+            "memory_bytes": self._limits.max_memory_bytes,
             "max_mask_s": self._limits.max_mask_s,
             "nice": lane.nice,
         }
@@ -103,14 +127,10 @@ class Judge:
         limits = self._limits
         verdict = Verdict.of_json(answer["verdict"]) if "verdict" in answer else Verdict()
         ended = answer.get("ended")
-        if ended == OVER_MEMORY or verdict.memory_bytes > limits.max_grammar_memory:
-            return Verdict(
-                refusal=f"it takes more than {limits.max_grammar_memory} bytes of memory"
-            )
+        if ended == OVER_MEMORY or verdict.memory_bytes > limits.max_memory_bytes:
+            return Verdict(refusal=f"it takes more than {limits.max_memory_bytes} bytes of memory")
         if ended == OVER_TIME:
-            return Verdict(
-                refusal=f"it cannot be compiled within {limits.max_grammar_compile_s:g} s"
-            )
+            return Verdict(refusal=f"it cannot be compiled within {limits.max_compile_s:g} s")
         if ended == DIED:
             return Verdict(refusal="it is nested too deeply, or too large")
         return verdict

@@ -301,7 +301,7 @@ def test_serving_does_not_import_what_only_pictures_need() -> None:
 def test_every_flag_of_serve_is_in_the_help(quire: Run, flag: str) -> None:
     result = quire("serve", flag)
     assert result.exit_code == 0
-    for named in ("--config", "--kv-budget", "--max-model-len", "--check-every-step"):
+    for named in ("--config", "--kv-budget", "--max-model-len"):
         assert named in result.stdout
 
 
@@ -319,7 +319,7 @@ def test_every_flag_says_what_it_is_for_and_what_holds_without_it() -> None:
             if its.name in settings:
                 seen.add(its.name)
                 assert re.search(r" Default: .+\.$", said), f"{command.name} {its.name}: {said!r}"
-    assert {"port", "heap_size", "kv_budget", "threads", "check_every_step"} <= seen
+    assert {"port", "heap_size", "kv_budget", "threads"} <= seen
 
 
 @pytest.mark.parametrize(

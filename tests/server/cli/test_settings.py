@@ -92,10 +92,10 @@ def test_a_variable_forces_the_substrate(value: str, monkeypatch: pytest.MonkeyP
 
 def test_any_setting_may_be_set_by_its_name() -> None:
     flags = with_further(
-        {"limits": {"max_tools": 3}}, ["limits.max_choices=2", "access.allowed_hosts=a.b,c=d"]
+        {"limits": {"max_messages": 3}}, ["limits.max_choices=2", "access.allowed_hosts=a.b,c=d"]
     )
     settings = read_settings(None, flags)
-    assert (settings.limits.max_tools, settings.limits.max_choices) == (3, 2)
+    assert (settings.limits.max_messages, settings.limits.max_choices) == (3, 2)
     assert settings.access.allowed_hosts == ("a.b", "c=d")
 
 
@@ -168,7 +168,7 @@ def test_other_programs_variables_and_right_ones_are_let_through(
     [
         ("cache.kv_budgett", "cache.kv_budget"),
         ("server.prot", "server.port"),
-        ("limits.max_tool", "limits.max_tools"),
+        ("limits.max_message", "limits.max_messages"),
         ("server.log_level", "log.level"),
     ],
 )

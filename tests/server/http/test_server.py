@@ -15,6 +15,7 @@ from engine.machine import raise_descriptor_limit
 from server.config import Config
 from server.http import server as http_server
 from server.http.app import create_app
+from server.http.guards.connections import MAX_HEADER_BYTES
 from server.http.server import (
     CLOSE_TIMEOUT_S,
     LISTEN_BACKLOG,
@@ -43,7 +44,7 @@ def test_what_uvicorn_is_told(service: Service) -> None:
     assert not config.proxy_headers
     assert not config.server_header
     assert not config.access_log
-    assert config.h11_max_incomplete_event_size == Config().limits.max_header_bytes
+    assert config.h11_max_incomplete_event_size == MAX_HEADER_BYTES
     assert config.timeout_keep_alive == Config().limits.keep_alive_s
 
 

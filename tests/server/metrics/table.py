@@ -20,7 +20,7 @@ UNITS = ("seconds", "bytes", "tokens", "blocks", "ratio")
 def families(client: EngineClient) -> list[tuple[str, str, str, str]]:
     """Name, type, unit and help text of all, by name."""
     found = []
-    several = ModelsCollector(ModelSupervisor(ModelsSection(), 0, retry_after_s=1))
+    several = ModelsCollector(ModelSupervisor(ModelsSection(), 0))
     replicas = ClusterCollector(RemoteEngine(cast(RayReplicas, None), max_backlog=1))
     shown = (*Metrics(client).registry.collect(), *several.collect(), *replicas.collect())
     for family in shown:

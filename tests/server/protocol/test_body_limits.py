@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 
-from server.config import LimitsSection
 from server.protocol import common as module
-from server.protocol.common import BodyLimits, limits_by_path
+from server.protocol.common import BodyLimits
 from server.protocol.wire_errors import ApiError
 
 MIB = 1024**2
@@ -70,8 +69,3 @@ async def test_a_body_says_which_limit_it_is_beyond() -> None:
     with pytest.raises(ApiError) as caught:
         await BodyLimits(10, 10, 10).check(b"0" * 11)
     assert (caught.value.status, caught.value.code) == (413, "body_too_large")
-
-
-def test_token_ids_are_never_fewer_than_values() -> None:
-    found = limits_by_path(LimitsSection(max_body_values=9, max_body_token_ids=1))
-    assert found["/detokenize"].max_values == 9

@@ -9,7 +9,7 @@ from server.config import LimitsSection
 from server.protocol.embeddings import EmbeddingRequest, cut, embedding_pieces
 from server.protocol.wire_errors import ApiError
 
-LIMITS = LimitsSection(max_embedding_inputs=3)
+LIMITS = LimitsSection()
 
 
 def wire(**fields: Any) -> EmbeddingRequest:
@@ -40,7 +40,7 @@ def test_every_form_of_an_input_is_one_list(given: Any, inputs: Any, names: list
         (["a", ""], "input[1]"),
         ([[1], []], "input[1]"),
         ([[]], "input[0]"),
-        (["a"] * 4, "input"),
+        (["a"] * 2049, "input"),
     ],
 )
 def test_what_is_empty_or_too_much_is_refused_by_name(given: Any, param: str) -> None:

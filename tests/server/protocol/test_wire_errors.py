@@ -51,7 +51,7 @@ def refusal(body: str) -> ApiError:
             "context_length_exceeded",
         ),
         (model_not_found("x"), 404, "not_found_error", "model", "model_not_found"),
-        (overloaded(3), 429, "rate_limit_error", None, "queue_full"),
+        (overloaded(), 429, "rate_limit_error", None, "queue_full"),
         (unavailable("Later."), 503, "server_error", None, "unavailable"),
         (internal_error(), 500, "server_error", None, "internal_error"),
     ],
@@ -74,13 +74,13 @@ def test_a_context_overflow_is_said_in_the_words_that_agents_look_for() -> None:
 
 
 def test_clients_learn_whether_and_when_to_try_again() -> None:
-    assert overloaded(3).headers == {"Retry-After": "3"}
+    assert overloaded().headers == {"Retry-After": "1"}
     assert internal_error().headers == {"X-Should-Retry": "false"}
 
 
 def test_where_headers_were_sent_before_the_error_says_when_itself() -> None:
-    late = overloaded(3).late_body()["error"]
-    assert late == overloaded(3).body()["error"] | {"retry_after_s": 3}
+    late = overloaded().late_body()["error"]
+    assert late == overloaded().body()["error"] | {"retry_after_s": 1}
     assert internal_error().late_body() == internal_error().body()
 
 
@@ -184,6 +184,6 @@ def test_a_name_that_a_client_chose_is_repeated_up_to_a_length() -> None:
     ("reason", "code"), [(REPLICA_LOST, "replica_lost"), (REPLICAS_FULL, "replicas_full")]
 )
 def test_what_a_replica_could_not_do_may_be_sent_again(reason: str, code: str) -> None:
-    error = generation_failed(reason, 3)
-    assert (error.status, error.code, error.headers["Retry-After"]) == (503, code, "3")
+    error = generation_failed(reason)
+    assert (error.status, error.code, error.headers["Retry-After"]) == (503, code, "1")
     assert error.message == f"Generation failed: {reason}; try again later."

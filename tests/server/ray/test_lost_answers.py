@@ -8,14 +8,12 @@ import httpx2
 import pytest
 from pydantic_core import from_json
 
-from server.config import Config
-from server.protocol.wire_errors import SHUTTING_DOWN
+from server.protocol.wire_errors import RETRY_AFTER_S, SHUTTING_DOWN
 from server.ray.remote_engine import RemoteEngine
 from server.text.tokenizer import Tokenizer
 from tests.server.harness import http_client, make_service, running
 from tests.server.ray.local_replicas import LocalReplicas
 
-RETRY_AFTER_S = 7
 TURNS = [{"role": "user", "content": "Hello"}]
 REQUESTS: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": TURNS, "max_tokens": 50, "ignore_eos": True},
@@ -31,8 +29,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
 async def front(replicas: LocalReplicas, tokenizer: Tokenizer) -> AsyncIterator[httpx2.AsyncClient]:
     engine = RemoteEngine(replicas, max_backlog=4096, report_period_s=0.05)
     await engine.ready()
-    config = Config.model_validate({"limits": {"retry_after_s": RETRY_AFTER_S}})
-    service = make_service(engine, tokenizer, config)  # type: ignore[arg-type]
+    service = make_service(engine, tokenizer)  # type: ignore[arg-type]
     try:
         async with running(service) as app, http_client(app) as client:
             yield client

@@ -2,18 +2,17 @@
 
 import pytest
 
-from server.config import LimitsSection
 from server.ray.messages import SendingCompiler, SentForm
 from server.text.conversation import OutputFormat
 from server.text.grammar.constraint_spec import ConstraintSpec
 from server.text.grammar.grammar_errors import GrammarError
-from server.text.grammar.judge import Judge
+from server.text.grammar.judge import GrammarLimits, Judge
 from server.text.grammar.vocabulary import Vocabulary
 from server.text.tokenizer import Tokenizer
 
 
 async def test_a_form_is_checked_and_sent_as_it_was_asked_for(tokenizer: Tokenizer) -> None:
-    limits = LimitsSection()
+    limits = GrammarLimits(5.0)
     compiler = SendingCompiler(
         Vocabulary(tokenizer, tokenizer.vocab_size, frozenset(tokenizer.end_ids)),
         lambda made: Judge(made.text, made.facts, limits),

@@ -8,7 +8,6 @@ import pytest
 
 from engine.client import EngineClient
 from engine.types import FinishReason
-from server.config import Config, LimitsSection
 from server.text.tokenizer import Tokenizer
 from tests.engines import VOCAB
 from tests.server.harness import (
@@ -337,11 +336,11 @@ async def test_bad_input_is_refused_with_the_name_of_its_parameter(
 
 
 async def test_prompts_of_too_many_tokens_together_are_refused(
-    engine: Engine, tokenizer: Tokenizer
+    engine: Engine, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What one text may have, all of them may."""
-    config = Config(limits=LimitsSection(max_body_token_ids=1))
-    service = make_service(engine.client, tokenizer, config)
+    monkeypatch.setattr("server.chat.prompt_rules.MAX_BODY_TOKEN_IDS", 1)
+    service = make_service(engine.client, tokenizer)
     async with running(service) as app, http_client(app) as http:
         for count, status in ((1, 200), (2, 400)):
             body = prompt(["x" * (CONTEXT // 2 + 1)] * count, max_tokens=1)

@@ -9,7 +9,6 @@ import pytest
 from fastapi import FastAPI
 
 from engine.errors import EngineDeadError
-from server.config import Config, LimitsSection
 from server.text.tokenizer import Tokenizer
 from tests.engines import SHAPE, VOCAB
 from tests.models import ModelSpec, write_embedding_model
@@ -56,8 +55,7 @@ def shared_pools() -> Iterator[Engine]:
 
 @pytest.fixture
 async def pools(shared_pools: Engine, embedding_tokenizer: Tokenizer) -> AsyncIterator[FastAPI]:
-    config = Config(limits=LimitsSection(max_embedding_inputs=40))
-    async with running(make_service(shared_pools.client, embedding_tokenizer, config)) as app:
+    async with running(make_service(shared_pools.client, embedding_tokenizer)) as app:
         yield app
 
 
@@ -242,10 +240,10 @@ async def test_a_client_that_leaves_takes_its_inputs_along(
 
 
 async def test_texts_of_too_many_tokens_together_are_refused(
-    shared_pools: Engine, embedding_tokenizer: Tokenizer
+    shared_pools: Engine, embedding_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = Config(limits=LimitsSection(max_body_token_ids=1))
-    service = make_service(shared_pools.client, embedding_tokenizer, config)
+    monkeypatch.setattr("server.chat.prompt_rules.MAX_BODY_TOKEN_IDS", 1)
+    service = make_service(shared_pools.client, embedding_tokenizer)
     most = MAX_MODEL_LEN  # what one text may have, all of them may
     async with running(service) as app, http_client(app) as http:
         for count, status in ((1, 200), (2, 400)):

@@ -13,6 +13,7 @@ import pytest
 from server.config import Config, LimitsSection
 from server.routes.service import Service
 from server.text.grammar.constraints import GrammarConstraint
+from server.text.grammar.judge import GrammarLimits
 from server.text.tokenizer import Tokenizer
 from tests.server.harness import (
     CHAT,
@@ -123,8 +124,9 @@ async def test_forms_that_wait_too_long_for_their_turn_are_told_to_come_back(
 ) -> None:
     monkeypatch.setattr("server.text.grammar.judge.SLOW_WAITING", 1)
     # Time is what ends them: a fast processor would reach the memory's limit before.
-    limits = {"max_grammar_compile_s": 0.2, "max_grammar_memory": 2**30}
-    service = service_with(engine, tokenizer, **limits)
+    limits = GrammarLimits(0.2, max_memory_bytes=2**30)
+    monkeypatch.setattr(GrammarLimits, "of", lambda _: limits)
+    service = service_with(engine, tokenizer)
     async with running(service) as app, http_client(app) as http:
         bombs = [chat(guided_regex=f"z{n}|{BOMB}", max_tokens=3) for n in range(4)]
         found = await asyncio.gather(*(http.post(CHAT, json=bomb) for bomb in bombs))

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from fastapi import FastAPI
 
-from server.config import Config, LimitsSection
 from server.text.tokenizer import Tokenizer
 from tests.engines import VOCAB
 from tests.models import ModelSpec, write_embedding_model
@@ -42,8 +41,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 @pytest.fixture
 async def embedder(pools: Engine, texts: Tokenizer) -> AsyncIterator[FastAPI]:
-    config = Config(limits=LimitsSection(max_embedding_inputs=4))
-    async with running(make_service(pools.client, texts, config)) as app:
+    async with running(make_service(pools.client, texts)) as app:
         yield app
 
 

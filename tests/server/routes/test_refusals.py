@@ -7,6 +7,7 @@ import httpx2
 import pytest
 
 from server.config import LimitsSection
+from server.protocol.common import MAX_LOGIT_BIASES, MAX_STOP_STRING_CHARS
 from tests.server.harness import CHAT, COMPLETIONS, Engine, chat, prompt
 
 LIMITS = LimitsSection()
@@ -75,7 +76,7 @@ async def test_what_is_no_number_or_too_big_is_named(
         ("stop", '""'),
         ("stop", '["a", ""]'),
         ("stop", json.dumps(["a"] * (LIMITS.max_stop_strings + 1))),
-        ("stop", json.dumps("x" * (LIMITS.max_stop_string_chars + 1))),
+        ("stop", json.dumps("x" * (MAX_STOP_STRING_CHARS + 1))),
         ("logit_bias", "[]"),
         ("logit_bias", '{"5": "1"}'),
         ("logit_bias", '{"5": 1e400}'),
@@ -83,7 +84,7 @@ async def test_what_is_no_number_or_too_big_is_named(
         ("logit_bias", '{"-1": 1}'),
         ("logit_bias", '{"\\u0665": 1}'),
         ("logit_bias", '{"' + "9" * 5000 + '": 1}'),
-        ("logit_bias", json.dumps(dict.fromkeys(range(LIMITS.max_logit_biases + 1), 1))),
+        ("logit_bias", json.dumps(dict.fromkeys(range(MAX_LOGIT_BIASES + 1), 1))),
         ("temperature", "-0.1"),
         ("temperature", "2.1"),
         ("top_p", "-0.1"),

@@ -17,7 +17,6 @@ from tests.server.harness import events, finish_of, streamed
 from tests.server.streams import Batches, PreparedStream, fault, prepared, said
 
 PING_S = 1000.0  # silence is prepared
-RETRY_AFTER_S = 3
 # From this version on servers refuse a write instead of telling that the client has left.
 SCOPE = {"type": "http", "asgi": {"spec_version": "2.4"}}
 METADATA = ResponseMetadata("id-1", 1, "model")
@@ -37,7 +36,7 @@ async def sent(
     async def receive() -> Message:
         raise AssertionError("nothing more is asked of the client")
 
-    await AnswerStream(choices, answer, ping_s, RETRY_AFTER_S)(SCOPE, receive, send)
+    await AnswerStream(choices, answer, ping_s)(SCOPE, receive, send)
     return messages
 
 
@@ -185,7 +184,7 @@ async def test_a_cancelled_response_ends_the_request(tokenizer: Tokenizer) -> No
     async def receive() -> Message:
         raise AssertionError
 
-    response = AnswerStream(choices, chat_answer(tokenizer), PING_S, RETRY_AFTER_S)
+    response = AnswerStream(choices, chat_answer(tokenizer), PING_S)
     serving = asyncio.ensure_future(response(SCOPE, receive, send))
     await writing.wait()
     serving.cancel()

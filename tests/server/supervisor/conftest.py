@@ -52,12 +52,7 @@ class Several:
     command: tuple[str, ...] = (sys.executable, str(STAND_IN))
 
     def __post_init__(self) -> None:
-        self.models = ModelSupervisor(
-            self.config.models,
-            self.budget_bytes,
-            retry_after_s=self.config.limits.retry_after_s,
-            clock=self.clock,
-        )
+        self.models = ModelSupervisor(self.config.models, self.budget_bytes, clock=self.clock)
         self.models.update(self.sources())
         self.front = Front(self.config, self.models, self.sources)
         self._numbers = itertools.count()

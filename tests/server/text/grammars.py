@@ -10,13 +10,13 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as FastTokenizer
 
 from engine.types import TokenConstraint
-from server.config import LimitsSection
 from server.text.conversation import OutputFormat
 from server.text.grammar.cache import CompiledGrammar
 from server.text.grammar.compiler import GrammarCompiler
 from server.text.grammar.constraint_spec import ConstraintSpec
 from server.text.grammar.constraints import GrammarConstraint
 from server.text.grammar.grammar_errors import GrammarError
+from server.text.grammar.judge import GrammarLimits
 from server.text.grammar.judging import Tokens, Verdict, judge
 from server.text.grammar.matcher import new_matcher
 from server.text.grammar.vocabulary import GrammarTokenizer, Vocabulary
@@ -26,12 +26,12 @@ from tests.models import write_tokenizer
 
 # The model's output is padded beyond the tokenizer's tokens.
 MODEL_SIZE = 1024
-LIMITS = LimitsSection(
-    max_cached_grammar_memory=2**30,
-    max_cached_grammars=8,
-    max_grammar_compile_s=10.0,
-    max_grammar_memory=2**30,
+LIMITS = GrammarLimits(
+    max_compile_s=10.0,
+    max_memory_bytes=2**30,
     max_mask_s=10.0,
+    max_kept=8,
+    max_kept_bytes=2**30,
 )
 STOPS = ("<|im_end|>", "<|endoftext|>")
 CALL_TAGS = ("<tool_call>", "</tool_call>")
@@ -60,7 +60,7 @@ class JudgeHere:
         pass
 
 
-def compiler(tokenizer: Tokenizer, limits: LimitsSection = LIMITS) -> GrammarCompiler:
+def compiler(tokenizer: Tokenizer, limits: GrammarLimits = LIMITS) -> GrammarCompiler:
     return GrammarCompiler(vocabulary(tokenizer), JudgeHere, limits)
 
 

@@ -109,7 +109,7 @@ async def test_what_is_no_request_is_let_pass() -> None:
     async def nowhere(_: Message) -> None:
         raise AssertionError
 
-    await BodyLimit(app, 1, 1, counted.append)({"type": "lifespan"}, nothing, nowhere)
+    await BodyLimit(app, 1, counted.append)({"type": "lifespan"}, nothing, nowhere)
     assert seen == ["lifespan"]
 
 

@@ -45,7 +45,7 @@ async def test_who_is_cancelled_by_others_is_no_matter_of_the_drain() -> None:
     async def send(message: Message) -> None:
         raise AssertionError("nothing is sent")
 
-    guard = DrainGuard(wait, drain, 1, lambda _: None)
+    guard = DrainGuard(wait, drain, lambda _: None)
     serving = asyncio.ensure_future(guard({"type": "http", "path": "/"}, receive, send))
     await asyncio.sleep(0.01)
     serving.cancel()

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from server.config import LimitsSection, ReasoningSection
+from server.config import LimitsSection
 from server.protocol.chat.request import ChatRequest
 from server.protocol.unseen import Unseen
 from server.protocol.wire_errors import ApiError, from_validation
@@ -18,8 +18,7 @@ from server.text.conversation import (
     Turn,
 )
 
-LIMITS = LimitsSection(max_messages=3, max_top_logprobs=5, max_tools=2)
-EFFORTS = ReasoningSection(minimal_effort_tokens=10, low_effort_tokens=20, medium_effort_tokens=30)
+LIMITS = LimitsSection(max_messages=3)
 UNSEEN = Unseen("refuse", "images.chat")
 USER = {"role": "user", "content": "Hello"}
 LOOK = {"type": "function", "function": {"name": "look"}}
@@ -30,7 +29,7 @@ def request(**given: Any) -> ChatRequest:
 
 
 def conversation(**given: Any) -> Conversation:
-    return request(**given).conversation(LIMITS, EFFORTS, UNSEEN)
+    return request(**given).conversation(LIMITS, UNSEEN)
 
 
 def refusal(**given: Any) -> ApiError:
@@ -38,7 +37,7 @@ def refusal(**given: Any) -> ApiError:
     try:
         asked = request(**given)
         asked.check(LIMITS)
-        asked.conversation(LIMITS, EFFORTS, UNSEEN)
+        asked.conversation(LIMITS, UNSEEN)
     except ValidationError as error:
         return from_validation(error)
     except ApiError as error:
@@ -62,7 +61,7 @@ def refusal(**given: Any) -> ApiError:
         ({"logprobs": 5}, "logprobs"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"top_logprobs": 2, "logprobs": False}, "top_logprobs"),
-        ({"top_logprobs": 6, "logprobs": True}, "top_logprobs"),
+        ({"top_logprobs": 21, "logprobs": True}, "top_logprobs"),
         ({"top_logprobs": -1, "logprobs": True}, "top_logprobs"),
         ({"response_format": "text"}, "response_format"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
@@ -96,7 +95,7 @@ def test_a_request_that_cannot_be_answered_is_refused_by_name(
     "given",
     [
         {"messages": [USER] * 3},
-        {"logprobs": True, "top_logprobs": 5},
+        {"logprobs": True, "top_logprobs": 20},
         {"logprobs": False, "top_logprobs": 0},
         {"response_format": {"type": "text"}},
         {"tools": [], "functions": [], "tool_choice": "auto"},
@@ -109,7 +108,7 @@ def test_a_request_that_cannot_be_answered_is_refused_by_name(
 def test_a_request_that_can_be_answered_is_let_pass(given: dict[str, Any]) -> None:
     asked = request(**given)
     asked.check(LIMITS)
-    asked.conversation(LIMITS, EFFORTS, UNSEEN)
+    asked.conversation(LIMITS, UNSEEN)
 
 
 @pytest.mark.parametrize(
@@ -163,9 +162,9 @@ def test_thinking_can_be_switched_in_several_ways(
         ({"thinking_budget": 5}, 5),
         ({"thinking_token_budget": 7, "thinking_budget": 5}, 7),
         ({"reasoning_effort": "none"}, None),
-        ({"reasoning_effort": "minimal"}, 10),
-        ({"reasoning_effort": "low"}, 20),
-        ({"reasoning_effort": "medium"}, 30),
+        ({"reasoning_effort": "minimal"}, 512),
+        ({"reasoning_effort": "low"}, 2048),
+        ({"reasoning_effort": "medium"}, 8192),
         ({"reasoning_effort": "high"}, None),
         ({"reasoning_effort": "xhigh"}, None),
         ({"reasoning_effort": "max"}, None),
@@ -206,7 +205,7 @@ def test_a_request_becomes_the_neutral_form() -> None:
         tool_choice=ToolChoice("required"),
         parallel_tool_calls=False,
         output=OutputFormat("json_object"),
-        thinking=Thinking(True, 20, "low", budget_is_efforts=True),
+        thinking=Thinking(True, 2048, "low", budget_is_efforts=True),
     )
 
 

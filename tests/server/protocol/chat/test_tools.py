@@ -18,9 +18,9 @@ TOOLS = (Tool("look"), Tool("read"))
 CHOICE = TypeAdapter[Any](Annotated[str | WireToolChoice | None, AsWord])
 
 
-def tools(*given: Any, max_tools: int = 10) -> tuple[Tool, ...]:
+def tools(*given: Any) -> tuple[Tool, ...]:
     wire = [WireTool.model_validate_json(json.dumps(each)) for each in given]
-    return read_tools(wire, max_tools)
+    return read_tools(wire)
 
 
 def function(**fields: Any) -> dict[str, Any]:
@@ -65,8 +65,8 @@ def test_a_tool_that_cannot_be_called_is_refused_by_its_place(given: Any, param:
 
 def test_too_many_tools_are_refused_with_both_numbers() -> None:
     with pytest.raises(ApiError) as caught:
-        tools(function(name="a"), function(name="b"), max_tools=1)
-    assert caught.value.message == "There are 2 tools; at most 1 are read."
+        tools(*(function(name=f"f{n}") for n in range(257)))
+    assert caught.value.message == "There are 257 tools; at most 256 are read."
 
 
 @pytest.mark.parametrize(

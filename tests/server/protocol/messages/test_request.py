@@ -4,14 +4,13 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from server.config import LimitsSection, ReasoningSection
+from server.config import LimitsSection
 from server.protocol.messages.request import CountTokensRequest, MessagesRequest
 from server.protocol.unseen import Unseen
 from server.protocol.wire_errors import ApiError
 from server.text.conversation import Conversation, OutputFormat, Thinking, Tool, ToolChoice, Turn
 
-LIMITS = LimitsSection(max_messages=3, max_tools=1)
-EFFORTS = ReasoningSection(low_effort_tokens=7, medium_effort_tokens=8)
+LIMITS = LimitsSection(max_messages=3)
 HELLO = [{"role": "user", "content": "Hello"}]
 UNSEEN = Unseen("refuse", "images.messages")
 SCHEMA: dict[str, Any] = {"type": "object"}
@@ -24,7 +23,7 @@ def request(**given: Any) -> MessagesRequest:
 
 
 def conversation(**given: Any) -> Conversation:
-    return request(**given).conversation(LIMITS, EFFORTS, UNSEEN)
+    return request(**given).conversation(LIMITS, UNSEEN)
 
 
 def refusal(**given: Any) -> ApiError:
@@ -95,7 +94,7 @@ def test_the_assistants_last_message_is_the_beginning_of_the_answer() -> None:
 
 def test_too_many_messages_and_tools_are_refused() -> None:
     assert refusal(messages=HELLO * 4).param == "messages"
-    assert refusal(tools=[{"name": "a"}, {"name": "b"}]).param == "tools"
+    assert refusal(tools=[{"name": f"f{n}"} for n in range(257)]).param == "tools"
 
 
 def test_tools_and_their_choice_are_read() -> None:
@@ -118,7 +117,7 @@ def test_tools_and_their_choice_are_read() -> None:
         ({"thinking": {"type": "between_tools"}}, Thinking(False)),
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, Thinking(True, 1024)),
         ({"thinking": {"type": "enabled"}}, Thinking(True)),
-        ({"output_config": {"effort": "low"}}, Thinking(True, 7)),
+        ({"output_config": {"effort": "low"}}, Thinking(True, 2048)),
         ({"output_config": {"effort": "high"}, "thinking": {"type": "adaptive"}}, Thinking(True)),
         (
             {
@@ -129,7 +128,7 @@ def test_tools_and_their_choice_are_read() -> None:
         ),
         ({"output_config": {"effort": "low"}, "thinking": {"type": "disabled"}}, Thinking(False)),
         ({"enable_thinking": False}, Thinking(False)),
-        ({"enable_thinking": False, "output_config": {"effort": "medium"}}, Thinking(False, 8)),
+        ({"enable_thinking": False, "output_config": {"effort": "medium"}}, Thinking(False, 8192)),
         ({"chat_template_kwargs": {"enable_thinking": True}}, Thinking(True)),
         (
             {"chat_template_kwargs": {"enable_thinking": False}, "enable_thinking": True},
@@ -164,6 +163,6 @@ def test_stop_sequences_have_their_own_name_in_errors() -> None:
 
 def test_a_count_is_of_the_same_conversation_and_needs_no_length() -> None:
     body = {"messages": HELLO, "system": "Be brief.", "tools": [{"name": "look"}]}
-    counted = CountTokensRequest.model_validate(body).conversation(LIMITS, EFFORTS, UNSEEN)
+    counted = CountTokensRequest.model_validate(body).conversation(LIMITS, UNSEEN)
     assert counted == conversation(**body)
     CountTokensRequest.model_validate(body | {"max_tokens": "many", "n": 5})

@@ -95,9 +95,9 @@ def test_a_fault_tells_how_far_the_response_had_come() -> None:
 
 
 def test_a_fault_that_passes_by_itself_says_when_to_ask_again() -> None:
-    event = response_answer().failure(generation_failed(REPLICA_LOST, 3))
+    event = response_answer().failure(generation_failed(REPLICA_LOST))
     assert EVENT.validate_python(event).to_dict() == event
-    assert event["response"]["error"]["retry_after_s"] == 3
+    assert event["response"]["error"]["retry_after_s"] == 1
 
 
 @pytest.mark.parametrize("streamed", [False, True])

@@ -4,14 +4,14 @@ from typing import Any
 import pytest
 
 from engine.types import SamplingParams
-from server.config import LimitsSection, ReasoningSection
+from server.config import LimitsSection
 from server.protocol.responses.items import MessageItem
 from server.protocol.responses.request import ResponsesRequest
 from server.protocol.unseen import Unseen
 from server.protocol.wire_errors import ApiError
 from server.text.conversation import Conversation, OutputFormat, Thinking, Tool, ToolChoice, Turn
 
-LIMITS, EFFORTS = LimitsSection(), ReasoningSection()
+LIMITS = LimitsSection()
 LOOK = {"type": "function", "name": "look"}
 UNSEEN = Unseen("refuse", "images.responses", "responses")
 SCHEMA = {"type": "object"}
@@ -27,7 +27,7 @@ def conversation(
 ) -> Conversation:
     asked = wire(**fields)
     asked.check(limits)
-    return asked.conversation(history, asked.items(lambda _: None, UNSEEN), limits, EFFORTS, UNSEEN)
+    return asked.conversation(history, asked.items(lambda _: None, UNSEEN), limits, UNSEEN)
 
 
 def refusal(**fields: Any) -> ApiError:
@@ -73,7 +73,7 @@ def test_nothing_new_may_be_said_to_a_stored_conversation() -> None:
         ({}, Thinking()),
         ({"reasoning": {"summary": "auto", "effort": None}}, Thinking()),
         ({"reasoning": {"effort": "none"}}, Thinking(enabled=False)),
-        ({"reasoning": {"effort": "low"}}, Thinking(True, EFFORTS.low_effort_tokens)),
+        ({"reasoning": {"effort": "low"}}, Thinking(True, 2048)),
         ({"reasoning": {"summary": "auto"}, "reasoning_effort": "none"}, Thinking(enabled=False)),
         ({"reasoning": {"effort": "high"}, "reasoning_effort": "none"}, Thinking(enabled=True)),
         ({"reasoning": {"effort": "low"}, "thinking_budget": 7}, Thinking(True, 7)),
@@ -121,7 +121,6 @@ def test_the_format_says_what_the_answer_must_be(fields: Any, output: OutputForm
             {"limits": LimitsSection(max_messages=1), "history": (MessageItem(role="user"),)},
             "input",
         ),
-        ({"limits": LimitsSection(max_tools=0), "tools": [LOOK]}, "tools"),
     ],
 )
 def test_what_is_not_done_here_is_refused_by_name(fields: Any, param: str) -> None:

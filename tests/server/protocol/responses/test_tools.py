@@ -28,8 +28,8 @@ OTHERS = [
 ]
 
 
-def read(*given: Any, max_tools: int = 8) -> tuple[Tool, ...]:
-    return read_flat_tools(TOOLS.validate_json(json.dumps(given)), (), max_tools)
+def read(*given: Any) -> tuple[Tool, ...]:
+    return read_flat_tools(TOOLS.validate_json(json.dumps(given)), ())
 
 
 def group(namespace: str, *names: str, **more: Any) -> dict[str, Any]:
@@ -55,11 +55,11 @@ def test_functions_are_read_and_what_is_none_is_left_out() -> None:
     [
         ([LOOK, LOOK], "tools[1].name"),
         ([*OTHERS, LOOK | {"name": "a b"}], "tools[4].name"),
-        ([LOOK] * 9, "tools"),
+        ([LOOK] * 257, "tools"),
         ([group("n", "a", "b c")], "tools[0].tools[1].name"),
         ([group("n m", "a")], "tools[0].tools[0].name"),
         ([group("n", "a", "a")], "tools[0].tools[1].name"),
-        ([group("n", *"abcdefghi")], "tools"),
+        ([group("n", *(f"f{n}" for n in range(257)))], "tools"),
     ],
 )
 def test_a_function_that_cannot_be_called_is_named(given: Any, param: str) -> None:

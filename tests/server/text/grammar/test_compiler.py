@@ -35,7 +35,7 @@ class Watched:
 
     def __init__(self, tokenizer: Tokenizer, **limits: Any) -> None:
         self.compiler = GrammarCompiler(
-            vocabulary(tokenizer), self._made, LIMITS.model_copy(update=limits)
+            vocabulary(tokenizer), self._made, replace(LIMITS, **limits)
         )
         self.judge: JudgeHere | None = None
 
@@ -85,7 +85,7 @@ async def test_thoughts_come_before_the_form(tokenizer: Tokenizer) -> None:
 
 
 async def test_a_form_is_judged_once_and_the_oldest_is_forgotten(tokenizer: Tokenizer) -> None:
-    made = Watched(tokenizer, max_cached_grammars=2)
+    made = Watched(tokenizer, max_kept=2)
     specs = [ConstraintSpec(OutputFormat("choice", [name])) for name in "abc"]
     for place in (0, 1, 0, 1, 2, 1, 0):
         constraint = await made.compiler.compile(specs[place])
@@ -156,9 +156,7 @@ async def test_answers_have_only_so_much_memory_for_their_forms(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MEMORY_WAIT_S", 0.1)
-    made = compiler(
-        tokenizer, LIMITS.model_copy(update={"max_cached_grammar_memory": 3 * LEXER_BYTES - 1})
-    )
+    made = compiler(tokenizer, replace(LIMITS, max_kept_bytes=3 * LEXER_BYTES - 1))
     first = await made.compile(ConstraintSpec(OutputFormat("choice", ["a"])))
     kept = await made.compile(ConstraintSpec(OutputFormat("choice", ["b"])))
     assert first is not None
@@ -183,9 +181,7 @@ async def test_memory_of_a_form_that_cannot_be_compiled_after_all_is_free_again(
         raise GrammarError("it is too large")
 
     monkeypatch.setattr(module, "MEMORY_WAIT_S", 0.1)
-    made = compiler(
-        tokenizer, LIMITS.model_copy(update={"max_cached_grammar_memory": 2 * LEXER_BYTES - 1})
-    )
+    made = compiler(tokenizer, replace(LIMITS, max_kept_bytes=2 * LEXER_BYTES - 1))
     for _ in range(2):
         with monkeypatch.context() as patch:
             patch.setattr(module, "new_matcher", fails)
@@ -220,7 +216,7 @@ async def test_a_form_that_came_to_its_limits_in_one_answer_is_fresh_for_the_nex
     ],
 )
 async def test_what_is_too_long_is_refused(tokenizer: Tokenizer, spec: ConstraintSpec) -> None:
-    made = Watched(tokenizer, max_grammar_bytes=1000)
+    made = Watched(tokenizer, max_form_bytes=1000)
     with pytest.raises(GrammarError, match="it has more than 1000 bytes") as caught:
         await made.compiler.compile(spec)
     assert caught.value.param == ("tools" if spec.tools else "response_format")

@@ -8,18 +8,18 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from server.config import LimitsSection
 from server.text.conversation import OutputFormat, Tool
 from server.text.grammar import judge as module
 from server.text.grammar.constraint_spec import ConstraintSpec, form_json
 from server.text.grammar.fork_server import STARVED, Child, end_excess, run_child
-from server.text.grammar.judge import Judge, JudgeBusyError
+from server.text.grammar.judge import GrammarLimits, Judge, JudgeBusyError
 from server.text.grammar.judging import Tokens, Verdict, judge
 from server.text.grammar.tokenizer_facts import TokenizerFacts
 from server.text.grammar.vocabulary import GrammarTokenizer
@@ -28,7 +28,7 @@ from tests.server.harness import eventually
 from tests.server.text.grammars import vocabulary
 
 MIB = 1024**2
-LIMITS = LimitsSection(max_grammar_compile_s=0.3, max_grammar_memory=1024 * MIB, max_mask_s=10.0)
+LIMITS = GrammarLimits(max_compile_s=0.3, max_memory_bytes=1024 * MIB, max_mask_s=10.0)
 ROOT = Path(__file__).parents[4]
 # Where coverage is measured, it is so in the judge's process, too: each writes a file of its own.
 PROGRAM = f"""
@@ -114,9 +114,7 @@ async def test_processor_time_has_an_end_whatever_takes_it(made: Judge) -> None:
 
 
 async def test_memory_has_an_end_even_where_time_has_none(read: GrammarTokenizer) -> None:
-    patient = LIMITS.model_copy(
-        update={"max_grammar_compile_s": 60.0, "max_grammar_memory": 64 * MIB}
-    )
+    patient = replace(LIMITS, max_compile_s=60.0, max_memory_bytes=64 * MIB)
     made = Judge(read.text, read.facts, patient)
     verdict = await made.verdict(BOMB)
     await made.close()
@@ -124,7 +122,7 @@ async def test_memory_has_an_end_even_where_time_has_none(read: GrammarTokenizer
 
 
 async def test_memory_that_was_taken_between_two_looks_counts(read: GrammarTokenizer) -> None:
-    made = Judge(read.text, read.facts, LIMITS.model_copy(update={"max_grammar_memory": 1}))
+    made = Judge(read.text, read.facts, replace(LIMITS, max_memory_bytes=1))
     verdict = await made.verdict(form("choice", [f"word {n}" for n in range(500)]))
     await made.close()
     assert verdict.refusal == "it takes more than 1 bytes of memory"
@@ -163,7 +161,7 @@ async def test_who_gets_no_turn_in_time_is_to_come_back(
 
 
 async def test_who_gets_no_processor_is_to_come_back(read: GrammarTokenizer) -> None:
-    judge = Judge(read.text, read.facts, LIMITS.model_copy(update={"max_grammar_compile_s": 60.0}))
+    judge = Judge(read.text, read.facts, replace(LIMITS, max_compile_s=60.0))
     judge._slow.wall_s = 0.05
     with pytest.raises(JudgeBusyError):
         await judge.verdict(BOMB)
