@@ -19,6 +19,7 @@ from server.config import Config, SettingError, engine_config, parse_size
 
 DEFAULT_CONTEXT = 32 * 1024
 MIN_CONTEXT = 2
+NO_MATPLOTLIB = "--out draws with matplotlib, which is not installed: pip install 'quire[plan]'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +126,11 @@ def _notes(found: FoundModel) -> list[str]:
 
 def _draw(report: CapacityReport, options: PlanOptions, model: str) -> list[str]:
     assert options.out is not None
-    # Here and not above: matplotlib takes half a second, and serving must not pay for it.
-    from server.cli.plan.pictures import draw_pictures
-
+    # Here and not above: only pictures need matplotlib, which may not be there.
+    try:
+        from server.cli.plan.pictures import draw_pictures
+    except ModuleNotFoundError as error:
+        raise SettingError(NO_MATPLOTLIB) from error
     try:
         options.out.mkdir(parents=True, exist_ok=True)
         files = draw_pictures(report, options.out, model)

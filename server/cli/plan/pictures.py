@@ -1,7 +1,7 @@
 """The capacity report as pictures: SVG files, drawn by matplotlib without a screen.
 
 They live in server/ because they are for people, as the text beside them is. Only ``quire plan
---out`` imports this module: serving never pays for matplotlib.
+--out`` imports this module, whose matplotlib is the extra ``plan``.
 """
 
 from collections.abc import Callable

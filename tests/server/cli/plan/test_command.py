@@ -1,3 +1,4 @@
+import sys
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,16 @@ def test_a_page_that_does_not_suit_the_device_is_refused(qwen3_4b: Path, tmp_pat
     file.write_text("[cache]\npage_size = 4096\n")
     with pytest.raises(SettingError, match="not a multiple of this system's 16384 bytes"):
         plan_model(str(qwen3_4b), file, M4)
+
+
+def test_pictures_without_matplotlib_say_how_to_get_it(
+    qwen3_4b: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "server.cli.plan.pictures", raising=False)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert "--out FOLDER" in plan_model(str(qwen3_4b), None, PlanOptions())
+    with pytest.raises(SettingError, match="pip install 'quire"):
+        plan_model(str(qwen3_4b), None, PlanOptions(out=tmp_path))
 
 
 def test_pictures_that_cannot_be_written_are_refused(qwen3_4b: Path, tmp_path: Path) -> None:
