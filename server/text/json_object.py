@@ -41,3 +41,13 @@ def json_object(text: str) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
+
+
+def follow(reference: object, root: object) -> Any:
+    """Return what a ``$ref`` within a schema points at; None where that is nothing. RFC 6901."""
+    if not isinstance(reference, str) or not reference.startswith("#"):
+        return None
+    for step in reference.split("/")[1:]:
+        name = step.replace("~1", "/").replace("~0", "~")
+        root = root.get(name) if isinstance(root, dict) else None
+    return root

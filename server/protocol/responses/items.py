@@ -80,12 +80,10 @@ class CallItem(CalledFunction):
     namespace: str | None = None
 
     def turn(self, place: str, _: Unseen) -> Turn:
-        """See MessageItem."""
         name = joined_name(self.namespace, self.name) if self.namespace else self.name
         return Turn("assistant", tool_calls=(replace(self._call, name=name),))
 
     def kept(self, key: str) -> Json:
-        """See MessageItem."""
         return {
             "type": "function_call",
             "id": self.id or f"fc_{key}",
@@ -110,12 +108,10 @@ class CallOutputItem(WireModel):
     output: str | ListOf[ContentPart] | None = None
 
     def turn(self, place: str, unseen: Unseen) -> Turn:
-        """See MessageItem."""
         text = content_text(self.output or "", f"{place}.output", unseen)
         return Turn("tool", text, tool_call_id=self.call_id)
 
     def kept(self, key: str) -> Json:
-        """See MessageItem."""
         output = self.output or ""
         return {
             "type": "function_call_output",
@@ -144,7 +140,6 @@ class ReasoningItem(WireModel):
     """See MessageItem."""
 
     def turn(self, _place: str, _: Unseen) -> Turn:
-        """See MessageItem."""
         return Turn("assistant", reasoning=self._reasoning)
 
     @property
@@ -162,7 +157,6 @@ class ReasoningItem(WireModel):
         return text or "\n\n".join(part.text for part in self.summary or ())
 
     def kept(self, key: str) -> Json:
-        """See MessageItem."""
         return {
             "type": "reasoning",
             "id": self.id or f"rs_{key}",
@@ -182,14 +176,12 @@ class LoadedToolsItem(WireModel):
     tools: ListOf[FlatTool] | None = None
 
     def turn(self, _place: str, _: Unseen) -> Turn:
-        """See MessageItem."""
         text = "".join(description(tool) for tool, _ in functions(self.tools, "tools"))
         if self.type == "additional_tools":
             return Turn("system", text)
         return Turn("tool", text, tool_call_id=self.call_id or self.id)
 
     def kept(self, key: str) -> Json:
-        """See MessageItem."""
         return self.model_dump(exclude_none=True) | {"id": self.id or f"tso_{key}"}
 
 

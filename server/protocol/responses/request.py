@@ -216,7 +216,6 @@ class ResponsesRequest(ContinuationFields, ThinkingFields, StructureFields, Open
         return PACKED_THOUGHTS in (self.include or ())
 
     def output_format(self) -> OutputFormat | None:
-        """See StructureFields."""
         other = super().output_format()
         text_format = None if self.text is None or self.text.format is None else self.text.format
         own = None if text_format is None else text_format.output()

@@ -6,7 +6,7 @@ import warnings
 from contextlib import suppress
 from typing import Any
 
-from server.text.json_object import has_many_values
+from server.text.json_object import follow, has_many_values
 
 ALL_TYPES = frozenset({"string", "number", "integer", "boolean", "null", "object", "array"})
 STRING = frozenset({"string"})
@@ -40,7 +40,7 @@ def _types(schema: Any, root: Any, depth: int) -> frozenset[str]:
     if isinstance(schema.get("enum"), list):
         types &= {_type_of(value) for value in schema["enum"]}
     if isinstance(schema.get("$ref"), str):
-        types &= _types(_found(root, schema["$ref"]), root, depth - 1)
+        types &= _types(follow(schema["$ref"], root), root, depth - 1)
     for keyword in ("anyOf", "oneOf"):
         if isinstance(schema.get(keyword), list):
             branches = [_types(branch, root, depth - 1) for branch in schema[keyword]]
@@ -48,15 +48,6 @@ def _types(schema: Any, root: Any, depth: int) -> frozenset[str]:
     if isinstance(schema.get("allOf"), list):
         types = types.intersection(*(_types(part, root, depth - 1) for part in schema["allOf"]))
     return types or ALL_TYPES
-
-
-def _found(root: Any, reference: str) -> Any:
-    """Return what a reference within the schema points at. RFC 6901."""
-    place = root if reference.startswith("#") else None
-    for step in reference.removeprefix("#").split("/")[1:]:
-        step = step.replace("~1", "/").replace("~0", "~")
-        place = place.get(step) if isinstance(place, dict) else None
-    return place
 
 
 def _type_of(value: Any) -> str:

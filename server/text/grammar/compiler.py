@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -16,8 +15,7 @@ from server.text.grammar.cache import CompiledGrammar, GrammarCache, Refusal
 from server.text.grammar.constraint_spec import ConstraintSpec, ThinkingStart, form_json
 from server.text.grammar.constraints import GrammarConstraint, TagWatch
 from server.text.grammar.grammar_errors import GrammarError
-from server.text.grammar.judge import GrammarLimits
-from server.text.grammar.judging import Verdict
+from server.text.grammar.judge import GrammarLimits, Judge
 from server.text.grammar.matcher import LEXER_BYTES, deep_threads, new_matcher
 from server.text.grammar.reasoning import ReasoningConstraint
 from server.text.grammar.vocabulary import GrammarTokenizer, Vocabulary, VocabularyError
@@ -36,14 +34,12 @@ class LazyCalls:
         self._running: GrammarConstraint | None = None
 
     def fill_mask(self, row: np.ndarray) -> bool:
-        """See TokenConstraint."""
         if self._running is not None:
             return self._running.fill_mask(row)
         np.copyto(row, self._vocabulary.calling_masks[self._open.matched])
         return True
 
     def accept(self, token_id: int) -> None:
-        """See TokenConstraint."""
         if self._running is None:
             if self._open.feed(self._vocabulary.token_bytes(token_id)):
                 self._running = self._call.copy()
@@ -54,7 +50,6 @@ class LazyCalls:
             self._open = TagWatch(OPEN_TAG)
 
     def copy(self) -> "LazyCalls":
-        """See TokenConstraint."""
         return LazyCalls(self._call, self._vocabulary)
 
 
@@ -67,23 +62,13 @@ class GrammarMemoryError(Exception):
     """The memory for grammars is in use."""
 
 
-class Judging(Protocol):
-    """Finds out what a form costs."""
-
-    async def verdict(self, form: str) -> Verdict:
-        """Return what becomes of a form."""
-
-    async def close(self) -> None:
-        """End: nothing is judged any more."""
-
-
 class GrammarCompiler:
     """Compile constraint specs into constraints."""
 
     def __init__(
         self,
         vocabulary: Vocabulary,
-        judge: Callable[[GrammarTokenizer], Judging],
+        judge: Callable[[GrammarTokenizer], Judge],
         limits: GrammarLimits,
     ) -> None:
         """judge: called once, when there is something to judge."""
@@ -220,6 +205,6 @@ class _Loaded:
     """What compiling needs of the tokenizer."""
 
     tokenizer: GrammarTokenizer
-    judge: Judging
+    judge: Judge
     threads: ThreadPoolExecutor
     """Where this process compiles."""

@@ -83,7 +83,6 @@ class GrammarConstraint:
             raise FormLimitError(limit) if limit else ConstraintError(f"the grammar {fault}")
 
     def copy(self) -> "GrammarConstraint":
-        """See TokenConstraint."""
         return GrammarConstraint(self._grammar, self._mask.size, self._max_mask_s, self._start)
 
     def after(self, token_ids: Sequence[int], max_s: float) -> "GrammarConstraint":

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from server.text.grammar.grammar_errors import GrammarError
+from server.text.json_object import follow
 
 MAX_PATTERNS = 8
 ALTERNATIVES = ("anyOf", "oneOf")
@@ -50,7 +51,7 @@ class _Counter:
         while isinstance(schema, dict) and id(schema) not in self._known:
             self._known[id(schema)] = 0  # until it is known: a chain may be a circle
             chain.append(schema)
-            schema = self._found(schema.get("$ref"))
+            schema = follow(schema.get("$ref"), self._root)
         count = self._known.get(id(schema), 0)
         for part in reversed(chain):
             count += self._own(part)
@@ -63,17 +64,6 @@ class _Counter:
         for keyword in ALTERNATIVES:
             count += max(map(self.count, _list(schema.get(keyword))), default=0)
         return count
-
-    def _found(self, reference: Any) -> Any:
-        """Return what a reference points at; None where that is nothing: the engine reports
-        that."""
-        if not isinstance(reference, str):
-            return None
-        found = self._root
-        for step in reference.split("/")[1:]:
-            name = step.replace("~1", "/").replace("~0", "~")
-            found = found.get(name) if isinstance(found, dict) else None
-        return found
 
 
 def _list(value: Any) -> list[Any]:

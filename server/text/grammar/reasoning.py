@@ -59,7 +59,6 @@ class ReasoningConstraint:
         self._forced: list[int] = []
 
     def fill_mask(self, row: np.ndarray) -> bool:
-        """See TokenConstraint."""
         if self._phase is Phase.THINKING:
             return self._fill_thinking(row)
         if self._answer is None or not self._answer.fill_mask(row):
@@ -84,7 +83,6 @@ class ReasoningConstraint:
                 self._say(token_id)
 
     def copy(self) -> "ReasoningConstraint":
-        """See TokenConstraint."""
         answer = None if self._answer is None else self._answer.copy()
         return ReasoningConstraint(answer, self._vocabulary, self._start, self._budget)
 

@@ -14,6 +14,7 @@ from llguidance import regex_to_lark
 from server.text.calls.argument_types import STRING, argument_types
 from server.text.grammar.grammar_errors import GrammarError
 from server.text.grammar.schemas import LARGEST_EXACT
+from server.text.json_object import follow
 
 MAX_DEPTH = 16
 REFERENCE = re.compile(r'"\$ref": "(#/?(?:[^"\\]|\\.)*)"')
@@ -180,11 +181,9 @@ def _types(schema: Any, root: dict[str, Any]) -> frozenset[str]:
 
 
 def _found(reference: str, root: Any, depth: int) -> dict[str, Any]:
-    for step in reference.split("/")[1:]:
-        root = root.get(step.replace("~1", "/").replace("~0", "~"))
-        if not isinstance(root, dict) or not depth:
-            raise GrammarError("$ref cannot be followed")
-    found: dict[str, Any] = root
+    found = follow(reference, root)
+    if not isinstance(found, dict) or not depth:
+        raise GrammarError("$ref cannot be followed")
     return found
 
 

@@ -151,7 +151,7 @@ async def test_an_input_may_fill_the_context_and_is_never_cut(
         ({"input": ""}, "input"),
         ({"input": ["a", ""]}, "input[1]"),
         ({"input": [[1], [VOCAB]]}, "input[1]"),
-        ({"input": ["a"] * 41}, "input"),
+        ({"input": ["a"] * 2049}, "input"),
         ({"input": "a", "dimensions": VOCAB + 1}, "dimensions"),
         ({"input": "a", "dimensions": 0}, "dimensions"),
         ({"input": "a", "encoding_format": "int8"}, "encoding_format"),

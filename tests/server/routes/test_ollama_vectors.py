@@ -79,7 +79,7 @@ async def test_who_embeds_nothing_is_told_at_once_that_the_model_is_there(
     ("path", "body", "named"),
     [
         (EMBED, {"input": ["a", ""]}, "The input[1] is empty."),
-        (EMBED, {"input": ["a"] * 5}, "There are 5 inputs"),
+        (EMBED, {"input": ["a"] * 2049}, "There are 2049 inputs"),
         (EMBED, {"input": "a", "dimensions": 10**6}, "dimensions is 1000000"),
         (EMBED, {"input": [1]}, "input"),
         (EMBED, {"input": "a", "keep_alive": "soon"}, "keep_alive is no duration"),

@@ -16,7 +16,7 @@ from server.text.grammar.compiler import GrammarCompiler
 from server.text.grammar.constraint_spec import ConstraintSpec
 from server.text.grammar.constraints import GrammarConstraint
 from server.text.grammar.grammar_errors import GrammarError
-from server.text.grammar.judge import GrammarLimits
+from server.text.grammar.judge import GrammarLimits, Judge
 from server.text.grammar.judging import Tokens, Verdict, judge
 from server.text.grammar.matcher import new_matcher
 from server.text.grammar.vocabulary import GrammarTokenizer, Vocabulary
@@ -45,19 +45,17 @@ def vocabulary(tokenizer: Tokenizer) -> Vocabulary:
     return Vocabulary(tokenizer, MODEL_SIZE, stop_ids(tokenizer))
 
 
-class JudgeHere:
+class JudgeHere(Judge):
     """Judges in this process."""
 
     def __init__(self, tokenizer: GrammarTokenizer) -> None:
+        super().__init__(tokenizer.text, tokenizer.facts, LIMITS)
         self._tokens = Tokens(tokenizer.engine, tokenizer.facts)
         self.judged: list[str] = []
 
     async def verdict(self, form: str) -> Verdict:
         self.judged.append(form)
         return judge(form, self._tokens, LIMITS.max_mask_s)
-
-    async def close(self) -> None:
-        pass
 
 
 def compiler(tokenizer: Tokenizer, limits: GrammarLimits = LIMITS) -> GrammarCompiler:
