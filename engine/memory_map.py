@@ -11,7 +11,6 @@ from kvcache.memory_map import BlockState as BlockState
 from kvcache.memory_map import HeapSnapshot as HeapSnapshot
 from kvcache.memory_map import KVMap as KVMap
 from kvcache.memory_map import MappedSequence as MappedSequence
-from kvcache.memory_map import SealedCell as SealedCell
 
 # Of the sequences that run, and of those that wait, so many are shown one by one.
 MAX_SHOWN_SEQUENCES = 256
@@ -19,9 +18,9 @@ MAX_SHOWN_SEQUENCES = 256
 
 @dataclass(frozen=True, slots=True)
 class SequenceReport:
-    """How far a sequence is, in tokens."""
+    """How far a sequence is, in tokens, as GET /memory names them."""
 
-    seq_id: int
+    id: int
     status: str
     """A SequenceStatus."""
     prompt_tokens: int
@@ -29,7 +28,7 @@ class SequenceReport:
     """Of the prompt and those generated."""
     computed_tokens: int
     """Those whose K and V are in the cache."""
-    max_tokens: int
+    most_tokens: int
     """Of prompt and answer, at most."""
     preemptions: int
 

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from kvcache.block import BlockState as BlockState
 from kvcache.cell_pool import Cell
-from kvcache.cell_pool import Keep as Keep
 from kvcache.heap_pool import HeapPool
 from kvcache.layout import KVLayout
 from kvcache.sequences import CachedSequence
@@ -36,7 +35,7 @@ class HeapSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class MappedSequence:
-    """A sequence with a buffer: counts of tokens and blocks."""
+    """A sequence with a buffer."""
 
     seq_id: int
     runs: tuple[BlockRun, ...]
@@ -45,11 +44,8 @@ class MappedSequence:
     """Those of ``runs``."""
     sealed_blocks: int
     """Leading ones that are never written again."""
-    shared_blocks: int
+    borrowed_blocks: int
     """Leading ones that other sequences wrote."""
-    computed_tokens: int
-    final_tokens: int
-    """The most that it will need memory for."""
 
 
 class SealedCell(NamedTuple):
@@ -59,7 +55,8 @@ class SealedCell(NamedTuple):
     """The first sequence of its conversation."""
     position: int
     """How many tokens are before it."""
-    keep: Keep
+    keep: str
+    """The name of a Keep, in small letters."""
     holders: int
     """How many have it now; 0: it is cached."""
 
@@ -105,7 +102,7 @@ def take_map(
         heaps=tuple(map(_snapshot, pool.heaps)),
         sequences=tuple(_mapped(sequence) for sequence in open_sequences),
         cells=tuple(
-            SealedCell(cell.conversation, cell.position, cell.keep, cell.holders)
+            SealedCell(cell.conversation, cell.position, cell.keep.name.lower(), cell.holders)
             for cell in cells
             if cell.prefix is not None
         ),
@@ -127,7 +124,5 @@ def _mapped(sequence: CachedSequence) -> MappedSequence:
         runs=tuple(BlockRun(run.heap, run.heap_block, run.count) for run in table.runs),
         mapped_blocks=len(table),
         sealed_blocks=sequence.sealed_blocks,
-        shared_blocks=sequence.shared_blocks,
-        computed_tokens=sequence.progress.computed,
-        final_tokens=sequence.final_tokens,
+        borrowed_blocks=sequence.shared_blocks,
     )

@@ -20,7 +20,6 @@ from engine.memory_map import (
     KVMap,
     MappedSequence,
     MemoryMap,
-    SealedCell,
     SequenceReport,
 )
 from engine.serving import ServingEngine
@@ -37,6 +36,11 @@ LETTERS = {
     BlockState.RELEASING: "r",
 }
 FREE_WITH_MEMORY = "d"
+# Of the pool, and of each sequence.
+GEOMETRY = (
+    *("block_bytes", "tokens_per_block", "blocks_per_heap", "page_bytes", "regions", "max_heaps"),
+)
+BLOCKS = ("mapped_blocks", "sealed_blocks", "borrowed_blocks")
 # Who looks within this time after another one is shown the same.
 MAX_AGE_S = 0.1
 # An engine that does not answer so long is in a long step, or stuck.
@@ -54,14 +58,7 @@ def view(found: MemoryMap) -> Json:
     mapped = {sequence.seq_id: sequence for sequence in kv.sequences}
     reports = chain(found.running, found.waiting)
     return {
-        "geometry": {
-            "block_bytes": kv.block_bytes,
-            "tokens_per_block": kv.tokens_per_block,
-            "blocks_per_heap": kv.blocks_per_heap,
-            "page_bytes": kv.page_bytes,
-            "regions": kv.regions,
-            "max_heaps": kv.max_heaps,
-        },
+        "geometry": {name: getattr(kv, name) for name in GEOMETRY},
         "pool": None if stats.kv is None else _pool(stats.kv),
         "shared_saved_bytes": 0 if stats.kv is None else stats.kv.shared_saved_bytes,
         "running": stats.running,
@@ -72,8 +69,8 @@ def view(found: MemoryMap) -> Json:
         "owner_ids": [sequence.seq_id for sequence in kv.sequences],
         "owners": owner_runs(kv),
         "sharers": sharer_runs(kv),
-        "sequences": [_sequence(report, mapped.get(report.seq_id)) for report in reports],
-        "cells": [_cell(cell) for cell in kv.cells],
+        "sequences": [_sequence(report, mapped.get(report.id)) for report in reports],
+        "cells": [cell._asdict() for cell in kv.cells],
     }
 
 
@@ -144,27 +141,7 @@ def _flat(*columns: np.ndarray) -> list[int]:
 
 def _sequence(report: SequenceReport, mapped: MappedSequence | None) -> Json:
     """Return a sequence as JSON. mapped: None for one that waits."""
-    return {
-        "id": report.seq_id,
-        "status": report.status,
-        "prompt_tokens": report.prompt_tokens,
-        "tokens": report.tokens,
-        "computed_tokens": report.computed_tokens,
-        "most_tokens": report.max_tokens,
-        "preemptions": report.preemptions,
-        "mapped_blocks": mapped.mapped_blocks if mapped else 0,
-        "sealed_blocks": mapped.sealed_blocks if mapped else 0,
-        "borrowed_blocks": mapped.shared_blocks if mapped else 0,
-    }
-
-
-def _cell(cell: SealedCell) -> Json:
-    return {
-        "conversation": cell.conversation,
-        "position": cell.position,
-        "keep": cell.keep.name.lower(),
-        "holders": cell.holders,
-    }
+    return asdict(report) | {name: getattr(mapped, name, 0) for name in BLOCKS}
 
 
 class MemoryMapCache:

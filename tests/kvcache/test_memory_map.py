@@ -35,12 +35,11 @@ def test_a_sequence_is_told_with_its_blocks_and_those_of_others() -> None:
     assert join(kv, 9, PROMPT, final=50)
     found = kv.memory_map()
     first, second = found.sequences
-    assert (first.seq_id, first.final_tokens, first.computed_tokens) == (7, 60, len(PROMPT))
-    assert (first.sealed_blocks, first.shared_blocks) == (3, 0)
+    assert (first.seq_id, first.sealed_blocks, first.borrowed_blocks) == (7, 3, 0)
     # With the one that is mapped ahead.
     assert first.runs == (BlockRun(0, 0, 4),)
     # The last token is always computed: the block that it is in is not taken over.
-    assert (second.seq_id, second.shared_blocks, second.mapped_blocks) == (9, 2, 2)
+    assert (second.seq_id, second.borrowed_blocks, second.mapped_blocks) == (9, 2, 2)
     assert second.runs == (BlockRun(0, 0, 2),)
     assert array("H", found.heaps[0].sharers)[:3].tolist() == [2, 2, 1]
     assert set(found.heaps[0].states[:3]) == {BlockState.SEALED}

@@ -416,11 +416,11 @@ def test_the_memory_map_shows_where_the_cells_of_a_conversation_stand() -> None:
     assert stage.kv.stats().cells.held == 1
     found = sorted(stage.kv.memory_map().cells)
     assert found == [
-        SealedCell(1, len(SYSTEM), Keep.SYSTEM, 0),
-        SealedCell(1, 3 * TOKENS, Keep.END, 0),
-        SealedCell(1, 5 * TOKENS, Keep.END, 0),
-        SealedCell(3, 3 * TOKENS, Keep.WAYPOINT, 2),
-        SealedCell(3, 4 * TOKENS, Keep.END, 0),
+        SealedCell(1, len(SYSTEM), "system", 0),
+        SealedCell(1, 3 * TOKENS, "end", 0),
+        SealedCell(1, 5 * TOKENS, "end", 0),
+        SealedCell(3, 3 * TOKENS, "waypoint", 2),
+        SealedCell(3, 4 * TOKENS, "end", 0),
     ]
     for holder in holders:
         stage.leave(holder)

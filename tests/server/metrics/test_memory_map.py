@@ -33,7 +33,7 @@ def heap(states: list[BlockState], dirty: list[int], sharers: list[int]) -> Heap
 
 def sequence(number: int, *runs: tuple[int, int, int]) -> MappedSequence:
     blocks = sum(count for *_, count in runs)
-    return MappedSequence(number, tuple(BlockRun(*run) for run in runs), blocks, blocks, 0, 0, 0)
+    return MappedSequence(number, tuple(BlockRun(*run) for run in runs), blocks, blocks, 0)
 
 
 def kv_map(heaps: list[HeapSnapshot], sequences: list[MappedSequence], per_heap: int) -> KVMap:
