@@ -12,7 +12,6 @@ NO_DEVICE = "this machine has no Metal device"
 NOTHING_WORKS = "nothing works on this machine's GPU, and its CPU is many times slower"
 # The one that shares most comes first; each is tried before it is trusted.
 ON_METAL = (Substrate.SPARSE, Substrate.PAGED, Substrate.METAL_DENSE)
-ON_CPU = (Substrate.POSIX, Substrate.DENSE)
 
 Trial = Callable[[Substrate], str]
 """What is wrong with a substrate of the GPU on this machine; "" where it works."""

@@ -1,11 +1,8 @@
-"""The substrates of a CPU: pages of shared memory behind reserved addresses, or plain allocations.
-
-They differ in how a heap and a range are made, and no more.
-"""
+"""The substrate of a CPU: pages of shared memory behind reserved addresses."""
 
 import resource
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import mlx.core as mx
@@ -15,7 +12,6 @@ from kvcache.backend import (
     BackendFailedError,
     Charge,
     LayerRegions,
-    PageBackend,
     Releases,
     Segment,
     native_geometry,
@@ -103,35 +99,28 @@ class NativeStepRows:
         """The CPU keeps no account of steps."""
 
 
-class NativeBackend(NativeMemory):
-    """Heaps and ranges of the extension, mapped by this thread, and ahead by the mapper's."""
+class PosixBackend(NativeMemory):
+    """Shared-memory heaps mapped behind reserved addresses, by this thread, and ahead by the
+    mapper's: Linux, and a Mac's CPU."""
 
+    name = "posix"
+    shares_blocks = True
     # A block that was used before holds what it held.
     zeroes_blocks = False
     maps_while_running = True
 
-    def __init__(
-        self,
-        name: str,
-        group: Group,
-        workers: metal_ext.CpuWorkers,
-        new_heap: Callable[[metal_ext.Geometry], metal_ext.Heap],
-        new_range: Callable[[metal_ext.Geometry], metal_ext.AddressRange],
-        *,
-        charge: Charge,
-        releases: Releases,
-        shares_blocks: bool,
-        mapping_limit: int | None,
-        heap_limit: int | None,
-    ) -> None:
+    def __init__(self, group: Group, workers: metal_ext.CpuWorkers, *, num_groups: int = 1) -> None:
+        """num_groups: that share what the system allows the process."""
         geometry = native_geometry(group)
-        super().__init__(lambda: new_heap(geometry), lambda: new_range(geometry))
-        self.name = name
-        self.charge = charge
-        self.releases = releases
-        self.shares_blocks = shares_blocks
-        self.mapping_limit = mapping_limit
-        self.heap_limit = heap_limit
+        super().__init__(
+            lambda: metal_ext.Heap.shared(geometry), lambda: metal_ext.AddressRange.sparse(geometry)
+        )
+        # A Mac charges a shared-memory object, and takes it back, whole.
+        self.charge = Charge.BLOCKS if sys.platform == "linux" else Charge.HEAPS
+        self.releases = Releases.BLOCKS if sys.platform == "linux" else Releases.HEAPS
+        mappings, heaps = system_mapping_limit(), system_heap_limit()
+        self.mapping_limit = None if mappings is None else mappings // num_groups
+        self.heap_limit = None if heaps is None else heaps // num_groups
         self._workers = workers
 
     def commit_heap(self, heap: int) -> bool:
@@ -177,43 +166,6 @@ class NativeBackend(NativeMemory):
     def shut_down(self) -> bool:
         """Addresses and heaps are let go of in any order: the CPU is done with all of them."""
         return True
-
-
-def posix_backend(
-    group: Group, workers: metal_ext.CpuWorkers, *, num_groups: int = 1
-) -> PageBackend:
-    """Shared-memory heaps mapped behind reserved addresses: Linux, and a Mac's CPU. num_groups:
-    that share what the system allows the process."""
-    mappings, heaps = system_mapping_limit(), system_heap_limit()
-    return NativeBackend(
-        "posix",
-        group,
-        workers,
-        metal_ext.Heap.shared,
-        metal_ext.AddressRange.sparse,
-        # A Mac charges a shared-memory object, and takes it back, whole.
-        charge=Charge.BLOCKS if sys.platform == "linux" else Charge.HEAPS,
-        releases=Releases.BLOCKS if sys.platform == "linux" else Releases.HEAPS,
-        shares_blocks=True,
-        mapping_limit=None if mappings is None else mappings // num_groups,
-        heap_limit=None if heaps is None else heaps // num_groups,
-    )
-
-
-def dense_backend(group: Group, workers: metal_ext.CpuWorkers) -> PageBackend:
-    """One full-context allocation per buffer: anything that can allocate."""
-    return NativeBackend(
-        "dense",
-        group,
-        workers,
-        metal_ext.Heap.dense,
-        metal_ext.AddressRange.dense,
-        charge=Charge.BLOCKS,
-        releases=Releases.BLOCKS,
-        shares_blocks=False,
-        mapping_limit=None,
-        heap_limit=None,
-    )
 
 
 def system_mapping_limit() -> int | None:

@@ -8,7 +8,7 @@ import metal_ext
 from kvcache.backend import PageBackend
 from kvcache.layout import CellLayout, Group
 from kvcache.metal_backend import MetalBackend, metal_backend
-from kvcache.native_backends import dense_backend, posix_backend
+from kvcache.native_backends import PosixBackend
 from kvcache.native_states import NativeStates
 from kvcache.state_memory import StateMemory
 from kvcache.substrates import Substrate
@@ -50,9 +50,7 @@ def new_backends(
             for group in groups
         ]
     assert workers is not None, "the kernels of a CPU run on workers"
-    if substrate is Substrate.DENSE:
-        return [dense_backend(group, workers) for group in groups]
-    return [posix_backend(group, workers, num_groups=len(groups)) for group in groups]
+    return [PosixBackend(group, workers, num_groups=len(groups)) for group in groups]
 
 
 def new_states(

@@ -14,8 +14,6 @@ class Substrate(Enum):
     """One buffer, of which every sequence has a slice."""
     POSIX = ("posix", False)
     """Pages of shared memory mapped behind reserved addresses."""
-    DENSE = ("dense", False)
-    """One allocation per sequence."""
 
     @property
     def setting(self) -> str:

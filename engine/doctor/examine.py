@@ -29,7 +29,6 @@ from kvcache.canary.wheel import wheel_tag, wheel_warning
 from kvcache.choice import (
     NO_DEVICE,
     NO_METAL,
-    ON_CPU,
     ON_METAL,
     SubstrateError,
     choose_mapping,
@@ -67,7 +66,7 @@ def examine(wishes: Wishes, progress: Callable[[str], None]) -> DoctorReport:
     device = MetalDevice.of(extension.said["metal"]) if extension.said.get("metal") else None
     no_metal = extension.fault or _no_metal(extension, device)
     found: dict[Substrate, Examination] = {}
-    for substrate in (*ON_METAL, *ON_CPU):
+    for substrate in (*ON_METAL, Substrate.POSIX):
         missing = extension.fault
         if substrate.on_gpu:
             missing = no_metal if device is None else "; ".join(device.missing[substrate.setting])
@@ -156,9 +155,8 @@ def _try_out(
     examination = replace(examination, canary=run_trial(SUBSTRATE, substrate, pages, size))
     if examination.fault:
         return examination
-    if substrate is not Substrate.DENSE:  # its kernels are those of posix
-        progress(f"{substrate}: kernels")
-        examination = replace(examination, kernels=run_trial(KERNELS, substrate))
+    progress(f"{substrate}: kernels")
+    examination = replace(examination, kernels=run_trial(KERNELS, substrate))
     if examination.fault:
         return examination
     _forget(faults, substrate)

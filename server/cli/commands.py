@@ -117,7 +117,6 @@ Substrate = Annotated[
         "cache.substrate",
         "What the memory is made of: auto, sparse, paged, dense or posix.",
         "--kv-backend",
-        "--substrate",
     ),
 ]
 

@@ -108,7 +108,7 @@ Startable = Program | Command | LlamaServer
 
 def quire(folder: Path, threads: int) -> Program:
     """Our own server, with its defaults."""
-    arguments = ["serve", str(folder), "--substrate", "posix", "--served-model-name", "bench"]
+    arguments = ["serve", str(folder), "--kv-backend", "posix", "--served-model-name", "bench"]
     arguments += ["--threads", str(threads), "--log-level", "warning"]
     return Program(OURS, "quire", tuple(arguments), "bench")
 

@@ -3,7 +3,6 @@
 import asyncio
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -71,13 +70,13 @@ def expected(folder: Path, prompts: list[list[int]]) -> list[list[int]]:
     return answers
 
 
-@pytest.mark.parametrize(("substrate", "overlap"), [("posix", True), ("dense", False)])
+@pytest.mark.parametrize("overlap", [True, False])
 async def test_greedy_answers_equal_mlx_lms_together_and_alone(
-    folder: Path, prompts: list[list[int]], expected: list[list[int]], substrate: Any, overlap: bool
+    folder: Path, prompts: list[list[int]], expected: list[list[int]], overlap: bool
 ) -> None:
-    config = replace(ENGINE, substrate=substrate, prefix_keep_s=1000.0, overlap=overlap)
+    config = replace(ENGINE, substrate="posix", prefix_keep_s=1000.0, overlap=overlap)
     machine = MachineMemory(8 << 30, 4 << 30)
-    plan = plan_engine(config, read_checkpoint(folder), machine, ON_CPU[substrate])
+    plan = plan_engine(config, read_checkpoint(folder), machine, ON_CPU["posix"])
     client = EngineClient(
         lambda emit: build_engine(plan, config, lambda *_: None, emit),
         max_queue=16,
@@ -91,7 +90,7 @@ async def test_greedy_answers_equal_mlx_lms_together_and_alone(
         alone = [await answer(client, ids) for ids in prompts]
         assert alone == expected
         # The second time, what is shared was computed in company.
-        assert (client.stats.cached_prompt_tokens > 1800) == (substrate == "posix")
+        assert client.stats.cached_prompt_tokens > 1800
     finally:
         assert client.stop(10.0)
 

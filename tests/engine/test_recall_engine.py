@@ -12,8 +12,8 @@ from engine.loop import EngineLoop
 from engine.messages import Abort
 from engine.types import FinishReason, Request, SamplingParams
 from kvcache.backend import Segment
-from kvcache.layout import KVFormat, KVShape, KVSpec, dense_layout, paged_layout
-from kvcache.native_backends import posix_backend
+from kvcache.layout import KVFormat, KVShape, KVSpec, paged_layout
+from kvcache.native_backends import PosixBackend
 from tests.engines import BLOCK_BYTES, SHAPE, VOCAB, Answers, greedy, recall_loop, steps
 from tests.kvcache.managers import join, manager
 from tests.recall import RecallModel, WrongSlotError, recall, recall_many
@@ -55,13 +55,11 @@ def assert_empty(loop: EngineLoop) -> None:
     kv.check_invariants()
 
 
-@pytest.mark.parametrize("substrate", ["posix", "dense"])
 @pytest.mark.parametrize("format", [KVFormat.BFLOAT16, KVFormat.FLOAT32])
-def test_ragged_company_changes_no_token(substrate: str, format: KVFormat) -> None:
+def test_ragged_company_changes_no_token(format: KVFormat) -> None:
     answers = Answers.empty()
     shape = KVShape.uniform(2, KVSpec(2, 32, format))
-    budget = None if substrate == "dense" else 64 * BLOCK_BYTES
-    loop = recall_loop(answers, shape=shape, substrate=substrate, kv_budget_bytes=budget)
+    loop = recall_loop(answers, shape=shape, kv_budget_bytes=64 * BLOCK_BYTES)
     asked = dict(enumerate(prompts(20, 150, seed=1), start=1))
     for number, ids in asked.items():
         loop.mailbox.put(greedy(number, ids, 15))
@@ -154,7 +152,7 @@ def test_the_counter_that_says_so_counts() -> None:
     layout = paged_layout(
         SHAPE, max_tokens=64, heap_bytes=8 * BLOCK_BYTES, system_page_bytes=4096, page_bytes=4096
     )
-    backend = posix_backend(layout.groups[0], metal_ext.CpuWorkers(1))
+    backend = PosixBackend(layout.groups[0], metal_ext.CpuWorkers(1))
     kv = manager(layout, backend, budget_bytes=8 * BLOCK_BYTES)
     for seq in (1, 2):
         assert join(kv, seq, 16)
@@ -198,16 +196,6 @@ def test_recall_notices_another_token_at_a_place() -> None:
     tokens = [1, 2, 3, 4]
     assert recall(tokens, LAYERS, 1 << 40) != recall([1, 2, 9, 4], LAYERS, 1 << 40)
     assert recall(tokens, LAYERS, 1 << 40) != recall([2, 1, 3, 4], LAYERS, 1 << 40)
-
-
-def test_a_dense_context_takes_its_memory_whole() -> None:
-    layout = dense_layout(SHAPE, max_tokens=400, system_page_bytes=4096)
-    answers = Answers.empty()
-    loop = recall_loop(answers, substrate="dense", kv_budget_bytes=8 * layout.groups[0].heap_bytes)
-    assert_empty(loop)
-    loop.mailbox.put(greedy(1, [1, 2, 3], 5))
-    loop.run_once()
-    assert loop._kv.stats().committed_bytes == layout.groups[0].heap_bytes
 
 
 # --- shared prefixes ------------------------------------------------------------------------------

@@ -91,7 +91,6 @@ def test_without_metal_nothing_is_tried() -> None:
     [
         ("posix", "", Substrate.POSIX),
         ("posix", NOWHERE, Substrate.POSIX),
-        ("dense", NOWHERE, Substrate.DENSE),
         ("dense", "", Substrate.METAL_DENSE),
         ("sparse", "", Substrate.SPARSE),
         ("paged", "", Substrate.PAGED),
@@ -115,6 +114,7 @@ def test_substrates_of_a_cpu_are_not_tried() -> None:
 @pytest.mark.parametrize(
     ("asked", "no_metal", "message"),
     [
+        ("dense", NOWHERE, "dense is memory of a GPU: this machine has no Metal device"),
         ("sparse", NOWHERE, "sparse is memory of a GPU: this machine has no Metal device"),
         ("sparse", "", "sparse on Metal does not work on this machine: SPARSE is broken"),
         ("dense", "", "dense on Metal does not work on this machine: METAL_DENSE is broken"),

@@ -160,14 +160,14 @@ def test_threat_21_a_cache_too_small_for_one_short_sequence_is_refused_with_what
 
 
 def test_a_dense_context_is_shortened_so_that_every_sequence_gets_a_buffer() -> None:
-    found = plan(request=replace(REQUEST, substrate=Substrate.DENSE, max_num_seqs=8))
+    found = plan(request=replace(REQUEST, substrate=Substrate.METAL_DENSE, max_num_seqs=8))
     assert 4096 <= found.max_model_len < 40960
     assert found.max_num_seqs == 8
     assert found.layout.groups[0].blocks_per_buffer == 1
 
 
 def test_a_dense_context_is_not_shortened_below_a_usable_one() -> None:
-    found = plan(request=replace(REQUEST, substrate=Substrate.DENSE, max_num_seqs=64))
+    found = plan(request=replace(REQUEST, substrate=Substrate.METAL_DENSE, max_num_seqs=64))
     assert found.max_model_len == 4096
     assert found.max_num_seqs < 64
 

@@ -3,7 +3,6 @@
 import itertools
 import resource
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +14,13 @@ from numpy.typing import NDArray
 import kvcache.native_backends
 import metal_ext
 from kvcache.backend import BackendFailedError, Charge, PageBackend, Releases, Segment
-from kvcache.layout import Group, KVFormat, KVShape, KVSpec, dense_layout, paged_layout
+from kvcache.layout import Group, KVFormat, KVShape, KVSpec, paged_layout
 from kvcache.native_backends import (
-    NativeBackend,
-    dense_backend,
-    posix_backend,
+    PosixBackend,
     system_heap_limit,
     system_mapping_limit,
 )
 from kvcache.views import layer_regions
-from tests.metal_ext.programs import output_of
 
 SPEC = KVSpec(1, 64, KVFormat.FLOAT32)
 SHAPE = KVShape.uniform(2, SPEC)
@@ -34,13 +30,11 @@ WAIT_S = 10.0
 PAGED = paged_layout(
     SHAPE, max_tokens=128, heap_bytes=4 * 4 * 16384, system_page_bytes=16384, page_bytes=16384
 )
-DENSE = dense_layout(SHAPE, max_tokens=128, system_page_bytes=16384)
 LAYERS = layer_regions(PAGED)
-Make = Callable[[Group, metal_ext.CpuWorkers], PageBackend]
 
 
-def ready(make: Make, group: Group) -> PageBackend:
-    backend = make(group, metal_ext.CpuWorkers(1))
+def ready(group: Group) -> PosixBackend:
+    backend = PosixBackend(group, metal_ext.CpuWorkers(1))
     assert backend.add_heap()
     assert backend.add_buffer()
     return backend
@@ -65,21 +59,21 @@ def first_rows(
 
 
 def test_a_mapped_buffer_can_be_planned() -> None:
-    backend = ready(posix_backend, PAGED.groups[0])
+    backend = ready(PAGED.groups[0])
     assert backend.map(0, 0, 0, 2, 2, writable=True)
     backend.rows([Segment(0, 0, 5), Segment(0, 100, 1)])
     assert first_rows(backend, 0, 128).shape == (128, SPEC.kv_heads, SPEC.head_dim)
 
 
 def test_a_row_without_memory_cannot_be_planned() -> None:
-    backend = ready(posix_backend, PAGED.groups[0])
+    backend = ready(PAGED.groups[0])
     assert backend.map(0, 0, 0, 0, 1, writable=True)
     with pytest.raises(IndexError, match="segment of mapped tokens"):
         backend.rows([Segment(0, 64, 1)])
 
 
 def test_tickets_rise_and_complete() -> None:
-    backend = ready(posix_backend, PAGED.groups[0])
+    backend = ready(PAGED.groups[0])
     assert backend.map(0, 0, 0, 0, 2, writable=True)
     first = backend.unmap(0, 0, 2)
     second = backend.release(0, 0, 4)
@@ -89,7 +83,7 @@ def test_tickets_rise_and_complete() -> None:
 
 
 def test_a_block_can_be_read_in_many_buffers_and_written_in_one() -> None:
-    backend = ready(posix_backend, PAGED.groups[0])
+    backend = ready(PAGED.groups[0])
     assert backend.shares_blocks
     assert backend.add_buffer()
     assert backend.map(0, 0, 0, 3, 1, writable=True)
@@ -101,18 +95,9 @@ def test_a_block_can_be_read_in_many_buffers_and_written_in_one() -> None:
         write(backend, 1, 6.0)
 
 
-def test_a_dense_backend_shares_nothing() -> None:
-    backend = ready(dense_backend, DENSE.groups[0])
-    assert not backend.shares_blocks
-    with pytest.raises(ValueError, match="a dense range shares nothing"):
-        backend.map(0, 0, 0, 0, 1, writable=False)
-
-
-@pytest.mark.parametrize(
-    ("make", "group"), [(posix_backend, PAGED.groups[0]), (dense_backend, DENSE.groups[0])]
-)
-def test_blocks_are_mapped_ahead_with_their_memory(make: Make, group: Group) -> None:
-    backend = ready(make, group)
+def test_blocks_are_mapped_ahead_with_their_memory() -> None:
+    group = PAGED.groups[0]
+    backend = ready(group)
     ticket = backend.map_ahead(0, 0, 0, 0, 1)
     assert backend.wait(ticket, WAIT_S)
     assert not backend.refused(ticket)
@@ -122,7 +107,7 @@ def test_blocks_are_mapped_ahead_with_their_memory(make: Make, group: Group) -> 
 
 
 def test_a_copied_block_holds_the_same_rows_in_every_region_and_is_counted() -> None:
-    backend = ready(posix_backend, PAGED.groups[0])
+    backend = ready(PAGED.groups[0])
     assert backend.add_buffer()
     assert backend.map(0, 0, 0, 0, 2, writable=True)
     assert backend.map(1, 0, 0, 0, 1, writable=False)
@@ -149,7 +134,7 @@ def test_layers_of_one_rope_share_its_angles(monkeypatch: pytest.MonkeyPatch) ->
         return angles(table, rope, workers)
 
     monkeypatch.setattr(metal_ext, "rope_angles", noted)
-    backend = ready(posix_backend, PAGED.groups[0])
+    backend = ready(PAGED.groups[0])
     assert backend.map(0, 0, 0, 0, 1, writable=True)
     rows, token = backend.rows([Segment(0, 0, 1)]), mx.zeros((1,))
     heads = mx.ones((1, SPEC.kv_heads, SPEC.head_dim))
@@ -161,7 +146,7 @@ def test_layers_of_one_rope_share_its_angles(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_cpus_memory_needs_no_order_at_its_end() -> None:
-    backend = ready(posix_backend, PAGED.groups[0])
+    backend = ready(PAGED.groups[0])
     assert backend.map(0, 0, 0, 0, 1, writable=True)
     backend.rows([Segment(0, 0, 1)]).cancel()
     assert backend.shut_down()
@@ -172,22 +157,20 @@ def test_a_mac_charges_shared_memory_by_the_object(
     monkeypatch: pytest.MonkeyPatch, platform: str
 ) -> None:
     monkeypatch.setattr(sys, "platform", platform)
-    backend = posix_backend(PAGED.groups[0], metal_ext.CpuWorkers(1))
+    backend = PosixBackend(PAGED.groups[0], metal_ext.CpuWorkers(1))
     assert backend.charge is (Charge.BLOCKS if platform == "linux" else Charge.HEAPS)
     assert backend.releases is (Releases.BLOCKS if platform == "linux" else Releases.HEAPS)
 
 
 def test_posix_heaps_cost_nothing_until_they_are_written() -> None:
-    backend = ready(posix_backend, PAGED.groups[0])
+    backend = ready(PAGED.groups[0])
     assert backend.map(0, 0, 0, 0, 2, writable=True)
     assert backend.committed_bytes() == 0
 
 
-@pytest.mark.parametrize(
-    ("make", "group"), [(posix_backend, PAGED.groups[0]), (dense_backend, DENSE.groups[0])]
-)
-def test_a_cpu_maps_at_any_time_and_memory_comes_with_it(make: Make, group: Group) -> None:
-    backend = ready(make, group)
+def test_a_cpu_maps_at_any_time_and_memory_comes_with_it() -> None:
+    group = PAGED.groups[0]
+    backend = ready(group)
     assert backend.maps_while_running
     before = backend.committed_bytes()
     assert backend.commit_heap(0)
@@ -197,42 +180,21 @@ def test_a_cpu_maps_at_any_time_and_memory_comes_with_it(make: Make, group: Grou
     write(backend, 0, 3.0)
 
 
-def test_a_dense_heap_is_charged_in_full_from_the_moment_it_is_mapped() -> None:
-    group = DENSE.groups[0]
-    backend = ready(dense_backend, group)
-    assert backend.committed_bytes() == 0
-    assert backend.map(0, 0, 0, 0, 1, writable=True)
-    assert backend.committed_bytes() == group.heap_bytes
-    assert backend.wait(backend.unmap(0, 0, 1), WAIT_S)
-    assert backend.committed_bytes() == group.heap_bytes
-    assert backend.wait(backend.release(0, 0, 1), WAIT_S)
-    assert backend.committed_bytes() == 0
-
-
 def test_a_failed_memory_operation_ends_the_engine() -> None:
-    backend = ready(posix_backend, PAGED.groups[0])
+    backend = ready(PAGED.groups[0])
     ticket = backend.unmap(0, 0, 1)  # nothing is mapped there: a bug, reported by its thread
     assert backend.wait(ticket, WAIT_S)
     with pytest.raises(BackendFailedError, match="block 0 is not mapped"):
         backend.completed_ticket()
 
 
-def test_a_refused_system_call_is_weather() -> None:
-    def refuse(*_: object) -> None:
+def test_a_refused_system_call_is_weather(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> Any:
         raise OSError(12, "no memory")
 
-    backend = NativeBackend(
-        "refusing",
-        PAGED.groups[0],
-        metal_ext.CpuWorkers(1),
-        refuse,  # type: ignore[arg-type]
-        refuse,  # type: ignore[arg-type]
-        charge=Charge.BLOCKS,
-        releases=Releases.BLOCKS,
-        shares_blocks=True,
-        mapping_limit=None,
-        heap_limit=None,
-    )
+    backend = PosixBackend(PAGED.groups[0], metal_ext.CpuWorkers(1))
+    monkeypatch.setattr(backend, "_new_heap", refuse)
+    monkeypatch.setattr(backend, "_new_range", refuse)
     assert not backend.add_heap()
     assert not backend.add_buffer()
 
@@ -242,33 +204,9 @@ def test_a_refused_mapping_is_weather(monkeypatch: pytest.MonkeyPatch) -> None:
         def map(self, *_: object) -> None:
             raise OSError(12, "no memory")
 
-    backend = ready(posix_backend, PAGED.groups[0])
+    backend = ready(PAGED.groups[0])
     monkeypatch.setattr(backend, "_ranges", [Refusing()])
     assert not backend.map(0, 0, 0, 0, 1, writable=True)
-
-
-def test_a_refused_mapping_ahead_is_weather_and_serving_goes_on() -> None:
-    assert (
-        output_of("""
-        import resource
-        import metal_ext
-        from kvcache.native_backends import dense_backend
-        from kvcache.layout import KVFormat, KVShape, KVSpec, dense_layout
-        shape = KVShape.uniform(2, KVSpec(1, 64, KVFormat.FLOAT32))
-        (group,) = dense_layout(shape, max_tokens=2**16, system_page_bytes=16384).groups
-        backend = dense_backend(group, metal_ext.CpuWorkers(1))
-        assert backend.add_heap() and backend.add_buffer()
-        assert backend.wait(backend.release(0, 0, 1), 30.0)  # the mapper's thread runs
-        limit = resource.getrlimit(resource.RLIMIT_DATA)
-        resource.setrlimit(resource.RLIMIT_DATA, (2**20, limit[1]))
-        ticket = backend.map_ahead(0, 0, 0, 0, 1)
-        assert backend.wait(ticket, 30.0)
-        print(backend.refused(ticket), backend.completed_ticket() == ticket)
-        resource.setrlimit(resource.RLIMIT_DATA, limit)
-        print(backend.map(0, 0, 0, 0, 1, writable=True))
-    """)
-        == "True True\nTrue"
-    )
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits mappings")
@@ -287,8 +225,7 @@ def test_elsewhere_nobody_counts_mappings(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 def test_heaps_leave_half_of_all_open_files_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (4096, resource.RLIM_INFINITY))
-    assert posix_backend(PAGED.groups[0], metal_ext.CpuWorkers(1)).heap_limit == 2048
-    assert dense_backend(DENSE.groups[0], metal_ext.CpuWorkers(1)).heap_limit is None
+    assert PosixBackend(PAGED.groups[0], metal_ext.CpuWorkers(1)).heap_limit == 2048
 
 
 def test_heaps_are_not_counted_where_open_files_are_not(monkeypatch: pytest.MonkeyPatch) -> None:

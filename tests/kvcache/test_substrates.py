@@ -10,7 +10,6 @@ from kvcache.substrates import Substrate
         (Substrate.PAGED, "paged", True, False, "paged on Metal"),
         (Substrate.METAL_DENSE, "dense", True, True, "dense on Metal"),
         (Substrate.POSIX, "posix", False, False, "posix"),
-        (Substrate.DENSE, "dense", False, True, "dense"),
     ],
 )
 def test_a_substrate_says_where_it_is(

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 import metal_ext
-from kvcache.layout import KVFormat, KVLayout, KVShape, KVSpec, dense_layout, paged_layout
+from kvcache.layout import KVFormat, KVShape, KVSpec, dense_layout, paged_layout
 from kvcache.manager import KVCacheManager
-from kvcache.native_backends import dense_backend, posix_backend
+from kvcache.native_backends import PosixBackend
 from kvcache.views import layer_regions
 from tests.kvcache import managers
 from tests.kvcache.managers import join
@@ -19,17 +19,11 @@ QUERY_HEADS = 4
 SCALE = 0.25
 
 
-def manager(substrate: str, shape: KVShape = SHAPE) -> KVCacheManager:
-    layout: KVLayout
-    workers = metal_ext.CpuWorkers(2)
-    if substrate == "dense":
-        layout = dense_layout(shape, max_tokens=256, system_page_bytes=PAGE)
-        backend = dense_backend(layout.groups[0], workers)
-    else:
-        layout = paged_layout(
-            shape, max_tokens=256, heap_bytes=12 * PAGE, system_page_bytes=PAGE, page_bytes=PAGE
-        )
-        backend = posix_backend(layout.groups[0], workers)
+def manager(shape: KVShape = SHAPE) -> KVCacheManager:
+    layout = paged_layout(
+        shape, max_tokens=256, heap_bytes=12 * PAGE, system_page_bytes=PAGE, page_bytes=PAGE
+    )
+    backend = PosixBackend(layout.groups[0], metal_ext.CpuWorkers(2))
     return managers.manager(layout, backend, budget_bytes=64 * layout.groups[0].heap_bytes)
 
 
@@ -93,9 +87,8 @@ def run_step(kv: KVCacheManager, reference: Reference, plan: list[tuple[int, int
     kv.check_invariants()
 
 
-@pytest.mark.parametrize("substrate", ["posix", "dense"])
-def test_steps_of_decoding_and_chunks_see_exactly_their_own_past(substrate: str) -> None:
-    kv, reference = manager(substrate), Reference()
+def test_steps_of_decoding_and_chunks_see_exactly_their_own_past() -> None:
+    kv, reference = manager(), Reference()
     for seq in (1, 2, 3):
         assert join(kv, seq, 50)
     run_step(kv, reference, [(1, 0, 40)])
@@ -110,7 +103,7 @@ def test_steps_of_decoding_and_chunks_see_exactly_their_own_past(substrate: str)
 
 @pytest.mark.parametrize("kind", ["keys", "values"])
 def test_a_region_is_the_flat_array_of_a_segments_whole_past(kind: str) -> None:
-    kv = manager("posix")
+    kv = manager()
     assert join(kv, 1, 40)
     reference = Reference()
     run_step(kv, reference, [(1, 0, 33)])
@@ -124,7 +117,7 @@ def test_a_region_is_the_flat_array_of_a_segments_whole_past(kind: str) -> None:
 
 def test_bfloat16_is_what_two_bytes_are() -> None:
     shape = KVShape.uniform(2, KVSpec(2, 32))
-    kv = manager("posix", shape)
+    kv = manager(shape)
     assert join(kv, 1, 4)
     assert kv.reserve(1, 4)
     views = kv.views([(1, 0, 4)])
@@ -142,7 +135,7 @@ def test_k_and_v_are_kept_as_their_layer_says(format: KVFormat) -> None:
 
 
 def test_evaluating_the_end_of_a_step_runs_every_append() -> None:
-    kv = manager("posix")
+    kv = manager()
     assert join(kv, 1, 4)
     assert kv.reserve(1, 4)
     views = kv.views([(1, 0, 4)])

@@ -49,7 +49,6 @@ MAC = DoctorReport(
         Examination(Substrate.PAGED, "", FAILED),
         Examination(Substrate.METAL_DENSE, "the device's memory is not the processor's"),
         Examination(Substrate.POSIX, "", PASSED, PASSED),
-        Examination(Substrate.DENSE, "", PASSED),
     ),
     chosen=Substrate.SPARSE,
     maps_while_running=False,

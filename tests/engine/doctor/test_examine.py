@@ -73,15 +73,14 @@ def test_this_machine_is_examined_for_real() -> None:
     report = examine(Wishes("auto", None, None, release_test=sys.platform == "linux"), told.append)
     assert report.serves
     assert report.extension.matches
-    assert report.of(Substrate.POSIX).fault == report.of(Substrate.DENSE).fault == ""
+    assert report.of(Substrate.POSIX).fault == ""
     assert told[0] == "the extension"
     if sys.platform == "linux":
         assert report.chosen is Substrate.POSIX
         assert report.reasons == (f"posix: {NO_METAL}",)
-        for substrate in (Substrate.POSIX, Substrate.DENSE):
-            release = report.of(substrate).release
-            assert release is not None
-            assert release.passed
+        release = report.of(Substrate.POSIX).release
+        assert release is not None
+        assert release.passed
         assert report.of(Substrate.SPARSE).missing == NO_METAL
 
 
@@ -102,7 +101,6 @@ def test_a_machine_with_a_gpu_serves_from_it(machine: Machine) -> None:
         (KERNELS, Substrate.METAL_DENSE),
         (SUBSTRATE, Substrate.POSIX),
         (KERNELS, Substrate.POSIX),
-        (SUBSTRATE, Substrate.DENSE),
     ]
 
 

@@ -14,7 +14,7 @@ from engine.models.weights import load_model
 from engine.runner import Model
 from kvcache.layout import KVFormat, paged_layout
 from kvcache.manager import KVCacheManager
-from kvcache.native_backends import posix_backend
+from kvcache.native_backends import PosixBackend
 from kvcache.native_states import NativeStates
 from tests.kvcache.managers import manager
 from tests.models import ModelSpec, write_model
@@ -42,7 +42,7 @@ def cache_for(checkpoint: Checkpoint, format: KVFormat) -> KVCacheManager:
     workers, cell = metal_ext.CpuWorkers(2), layout.shape.cell
     return manager(
         layout,
-        [posix_backend(group, workers) for group in layout.groups],
+        [PosixBackend(group, workers) for group in layout.groups],
         budget_bytes=1 << 28,
         max_sequences=8,
         states=None if cell is None else NativeStates(cell, NUM_CELLS, workers),

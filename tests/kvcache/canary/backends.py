@@ -8,7 +8,7 @@ import mlx.core as mx
 import metal_ext
 from kvcache.backend import PageBackend
 from kvcache.canary.trial import MAX_TOKENS, SHAPE, small_layout
-from kvcache.native_backends import posix_backend
+from kvcache.native_backends import PosixBackend
 from kvcache.substrates import Substrate
 
 LAYOUT = small_layout(
@@ -32,7 +32,7 @@ class Liar:
 
 def posix(**lies: Any) -> Any:
     """A posix backend over LAYOUT; lies: its attributes that are different."""
-    return Liar(posix_backend(LAYOUT.groups[0], metal_ext.CpuWorkers(1)), **lies)
+    return Liar(PosixBackend(LAYOUT.groups[0], metal_ext.CpuWorkers(1)), **lies)
 
 
 class RowsLiar:
@@ -52,5 +52,5 @@ class RowsLiar:
 
 def with_wrong(operation: str, lie: Callable[[mx.array], mx.array]) -> Any:
     """A posix backend whose rows lie in that operation."""
-    backend = posix_backend(LAYOUT.groups[0], metal_ext.CpuWorkers(1))
+    backend = PosixBackend(LAYOUT.groups[0], metal_ext.CpuWorkers(1))
     return Liar(backend, rows=lambda segments: RowsLiar(backend.rows(segments), operation, lie))

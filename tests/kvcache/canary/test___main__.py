@@ -42,7 +42,7 @@ def test_a_task_ends_with_one_line_and_no_cleaning_up(
 def test_it_is_a_program(
     ended: list[int], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["canary", SUBSTRATE, "DENSE"])
+    monkeypatch.setattr(sys, "argv", ["canary", SUBSTRATE, "POSIX"])
     monkeypatch.delitem(sys.modules, "kvcache.canary.__main__")
     runpy.run_module("kvcache.canary", run_name="__main__")
     assert from_line(capsys.readouterr().out.splitlines()[-1])[-1].name == "multiply 64"

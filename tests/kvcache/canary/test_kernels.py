@@ -12,7 +12,7 @@ from kvcache.canary.report import Step
 from kvcache.canary.trial import attempt, small_layout
 from kvcache.layout import KVFormat, KVShape, KVSpec
 from kvcache.metal_backend import metal_backend
-from kvcache.native_backends import posix_backend
+from kvcache.native_backends import PosixBackend
 from kvcache.substrates import Substrate
 from tests.kvcache.canary.backends import Liar, RowsLiar
 from tests.kvcache.metal_double import RopeTable, install
@@ -27,7 +27,7 @@ def tried(substrate: Substrate, shape: KVShape, backend: Callable[[Any], Any]) -
 
 
 def on_cpu(group: Any) -> Any:
-    return posix_backend(group, metal_ext.CpuWorkers(2))
+    return PosixBackend(group, metal_ext.CpuWorkers(2))
 
 
 def test_every_width_and_every_kind_of_number_is_tried() -> None:

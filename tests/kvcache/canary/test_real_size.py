@@ -8,7 +8,7 @@ import metal_ext
 from kvcache.canary.report import Step
 from kvcache.canary.trial import RealSizeTrial, attempt, small_layout
 from kvcache.layout import KVShape, KVSpec
-from kvcache.native_backends import posix_backend
+from kvcache.native_backends import PosixBackend
 from kvcache.substrates import Substrate
 from tests.kvcache.canary.backends import Liar
 
@@ -25,7 +25,7 @@ LAYOUT = small_layout(
 
 
 def tried(**lies: Any) -> list[Step]:
-    backend: Any = Liar(posix_backend(LAYOUT.groups[0], metal_ext.CpuWorkers(1)), **lies)
+    backend: Any = Liar(PosixBackend(LAYOUT.groups[0], metal_ext.CpuWorkers(1)), **lies)
     return attempt(RealSizeTrial(backend, LAYOUT, BUFFERS).actions(), lambda _: None)
 
 
@@ -39,7 +39,7 @@ def test_all_addresses_and_the_last_block_are_tried() -> None:
 
 @pytest.mark.parametrize(("granted", "passes"), [(2, False), (3, True)])
 def test_buffers_beyond_three_may_be_refused(granted: int, passes: bool) -> None:
-    real = posix_backend(LAYOUT.groups[0], metal_ext.CpuWorkers(1))
+    real = PosixBackend(LAYOUT.groups[0], metal_ext.CpuWorkers(1))
     left = [True] * granted
     backend: Any = Liar(real, add_buffer=lambda: bool(left) and left.pop() and real.add_buffer())
     steps = attempt(RealSizeTrial(backend, LAYOUT, BUFFERS).actions(), lambda _: None)

@@ -10,7 +10,7 @@ from kvcache.canary import stress
 from kvcache.canary.report import Step
 from kvcache.canary.stress import StressTrial
 from kvcache.canary.trial import attempt
-from kvcache.native_backends import posix_backend
+from kvcache.native_backends import PosixBackend
 from tests.kvcache.canary.backends import LAYOUT, Liar, RowsLiar
 
 ROUNDS = 5
@@ -22,7 +22,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def backend(**lies: Any) -> Any:
-    return Liar(posix_backend(LAYOUT.groups[0], metal_ext.CpuWorkers(1)), **lies)
+    return Liar(PosixBackend(LAYOUT.groups[0], metal_ext.CpuWorkers(1)), **lies)
 
 
 def tried(its: Any) -> list[Step]:
