@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from engine.config import EngineConfig
 from engine.doctor.report import DoctorReport, Examination, Extension
 from engine.machine import gpu_memory, machine_memory
 from engine.pressure import PressureLevel, pressure_source
@@ -45,14 +46,10 @@ FACTS_LIMIT_S = 60.0
 class Wishes:
     """What the doctor is asked for."""
 
-    substrate: str
-    """"auto", or the one that should serve."""
-    page_bytes: int | None
-    headroom_bytes: int | None
-    release_test: bool
+    config: EngineConfig
+    """What would serve."""
+    release_test: bool = False
     stress: bool = False
-    map_while_running: bool | None = None
-    """Whether serving is to map memory while steps run; None where it decides."""
     forget_faults: bool = False
     """Whether what substrates have done here before is forgotten, whatever they do now."""
 
@@ -76,12 +73,12 @@ def examine(wishes: Wishes, progress: Callable[[str], None]) -> DoctorReport:
     warnings: tuple[str, ...] = ()
     try:
         choice = choose_substrate(
-            wishes.substrate,
+            wishes.config.substrate,
             no_metal=no_metal,
             trial=lambda substrate: found[substrate].refusal,
             remembered=lambda substrate: found[substrate].standing_faults,
         )
-        choice = choose_mapping(choice, wishes.map_while_running, _has_passed_stress)
+        choice = choose_mapping(choice, wishes.config.map_while_running, _has_passed_stress)
         chosen, reasons, warnings = choice.substrate, choice.reasons, choice.warnings
         maps_while_running = choice.maps_while_running
     except SubstrateError as error:
@@ -100,7 +97,7 @@ def examine(wishes: Wishes, progress: Callable[[str], None]) -> DoctorReport:
         extension=extension,
         device=device,
         memory=memory,
-        headroom_bytes=memory.headroom_bytes(wishes.headroom_bytes),
+        headroom_bytes=memory.headroom_bytes(wishes.config.headroom_bytes),
         examinations=tuple(found.values()),
         chosen=chosen,
         maps_while_running=maps_while_running,
@@ -150,7 +147,7 @@ def _try_out(
 ) -> Examination:
     substrate = examination.substrate
     progress(f"{substrate}: canary")
-    pages = None if substrate.is_dense else wishes.page_bytes
+    pages = None if substrate.is_dense else wishes.config.page_bytes
     size = USUAL.to_argument() if substrate in (Substrate.SPARSE, Substrate.PAGED) else ""
     examination = replace(examination, canary=run_trial(SUBSTRATE, substrate, pages, size))
     if examination.fault:

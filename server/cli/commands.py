@@ -307,7 +307,7 @@ def doctor(
     Ends with 0 if something can serve. Loads no model. Forgets the faults of substrates that work
     now; writes nothing but what fails, and that the release test has passed.
     """
-    from server.cli.doctor.command import DoctorOptions, examine_machine
+    from server.cli.doctor.command import examine_machine
 
     def progress(what: str) -> None:
         say(f"trying {what}")
@@ -316,8 +316,11 @@ def doctor(
         text, serves = examine_machine(
             config,
             {"cache": {"substrate": kv_backend}},
-            DoctorOptions(as_json, release_test, stress, forget_faults),
             progress,
+            as_json=as_json,
+            release_test=release_test,
+            stress=stress,
+            forget_faults=forget_faults,
         )
     typer.echo(text)
     raise typer.Exit(0 if serves else 1)

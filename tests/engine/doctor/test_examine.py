@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from engine.config import EngineConfig
 from engine.doctor import examine as doctor
 from engine.doctor.examine import Wishes, examine, read_extension
 from engine.doctor.facts import facts
@@ -21,7 +22,7 @@ from kvcache.substrates import Substrate
 from tests.engine.doctor.reports import FAILED, PASSED
 from tests.kvcache.metal_double import Device
 
-WISHES = Wishes("auto", None, None, release_test=False)
+WISHES = Wishes(EngineConfig())
 Trials = dict[tuple[str, Substrate], TrialReport]
 
 
@@ -70,7 +71,7 @@ def quiet(_: str) -> None:
 
 def test_this_machine_is_examined_for_real() -> None:
     told: list[str] = []
-    report = examine(Wishes("auto", None, None, release_test=sys.platform == "linux"), told.append)
+    report = examine(Wishes(EngineConfig(), release_test=sys.platform == "linux"), told.append)
     assert report.serves
     assert report.extension.matches
     assert report.of(Substrate.POSIX).fault == ""
@@ -154,13 +155,15 @@ def test_an_extension_that_talks_nonsense_is_none(machine: Machine) -> None:
 
 def test_what_was_asked_for_and_is_not_there_is_refused(machine: Machine) -> None:
     machine.reports[SUBSTRATE, Substrate.PAGED] = FAILED
-    report = examine(Wishes("paged", None, None, release_test=False), quiet)
+    report = examine(Wishes(EngineConfig(substrate="paged")), quiet)
     assert (report.chosen, report.serves) == (None, False)
     assert report.reasons == ("paged on Metal does not work on this machine: map: refused",)
 
 
 def test_pages_and_headroom_are_those_of_the_settings(machine: Machine) -> None:
-    report = examine(Wishes("auto", 16384, 1 << 20, release_test=True), quiet)
+    report = examine(
+        Wishes(EngineConfig(page_bytes=16384, headroom_bytes=1 << 20), release_test=True), quiet
+    )
     assert report.headroom_bytes == 1 << 20
     assert (SUBSTRATE, Substrate.SPARSE, 16384) in machine.tried
     assert (RELEASE, Substrate.SPARSE, 16384) in machine.tried
@@ -170,7 +173,7 @@ def test_pages_and_headroom_are_those_of_the_settings(machine: Machine) -> None:
 def test_a_passed_release_test_is_written_down_for_a_gpu_alone(machine: Machine) -> None:
     assert not stamp.is_there(Passed.RELEASE, Substrate.SPARSE)
     machine.reports[RELEASE, Substrate.PAGED] = FAILED
-    report = examine(Wishes("auto", None, None, release_test=True), quiet)
+    report = examine(Wishes(EngineConfig(), release_test=True), quiet)
     sparse, paged, posix = (
         report.of(s) for s in (Substrate.SPARSE, Substrate.PAGED, Substrate.POSIX)
     )
@@ -184,7 +187,7 @@ def test_a_passed_release_test_is_written_down_for_a_gpu_alone(machine: Machine)
 
 
 def test_a_release_test_that_fails_takes_back_the_one_that_passed(machine: Machine) -> None:
-    wishes = Wishes("auto", None, None, release_test=True)
+    wishes = Wishes(EngineConfig(), release_test=True)
     assert examine(wishes, quiet).of(Substrate.SPARSE).releases_heaps
     machine.reports[RELEASE, Substrate.SPARSE] = FAILED
     sparse = examine(wishes, quiet).of(Substrate.SPARSE)
@@ -200,14 +203,14 @@ def test_memory_is_mapped_while_steps_run_where_the_stress_test_has_passed(
     assert report.reasons[-1] == (
         "memory is mapped between steps: its stress test has not passed here"
     )
-    stressed = Wishes("auto", None, None, release_test=True, stress=True)
+    stressed = Wishes(EngineConfig(), release_test=True, stress=True)
     report = examine(stressed, quiet)
     assert report.maps_while_running is True
     assert report.reasons[-1] == "memory is mapped while steps run: its stress test has passed here"
     both = report.of(Substrate.SPARSE).remembered.split("; ")
     assert [Path(its).is_file() for its in both] == [True, True]
     assert examine(WISHES, quiet).maps_while_running is True
-    by_hand = Wishes("auto", None, None, release_test=False, map_while_running=False)
+    by_hand = Wishes(EngineConfig(map_while_running=False))
     assert examine(by_hand, quiet).maps_while_running is False
     machine.reports[STRESS, Substrate.SPARSE] = FAILED
     assert examine(stressed, quiet).chosen is Substrate.PAGED
@@ -217,7 +220,7 @@ def test_memory_is_mapped_while_steps_run_where_the_stress_test_has_passed(
 
 
 def test_what_serving_would_refuse_is_what_the_doctor_says(machine: Machine) -> None:
-    bold = Wishes("auto", None, None, release_test=False, map_while_running=True)
+    bold = Wishes(EngineConfig(map_while_running=True))
     report = examine(bold, quiet)
     assert (report.chosen, report.maps_while_running) == (None, None)
     assert "run `quire doctor --stress`" in report.reasons[0]
@@ -230,7 +233,7 @@ def test_nothing_is_written_unless_it_is_asked_for(machine: Machine, tmp_path: P
 
 def test_what_cannot_be_written_down_is_said(machine: Machine, tmp_path: Path) -> None:
     (tmp_path / "caches").write_text("a file")
-    report = examine(Wishes("auto", None, None, release_test=True), quiet)
+    report = examine(Wishes(EngineConfig(), release_test=True), quiet)
     sparse = report.of(Substrate.SPARSE)
     assert "it could not be written down" in sparse.remembered
     assert not sparse.releases_heaps
@@ -238,7 +241,7 @@ def test_what_cannot_be_written_down_is_said(machine: Machine, tmp_path: Path) -
 
 def test_what_computes_wrong_is_not_asked_to_release(machine: Machine) -> None:
     machine.reports[KERNELS, Substrate.SPARSE] = FAILED
-    report = examine(Wishes("auto", None, None, release_test=True), quiet)
+    report = examine(Wishes(EngineConfig(), release_test=True), quiet)
     assert report.of(Substrate.SPARSE).release is None
     assert report.chosen is Substrate.SPARSE, "serving does not ask for more than the canary"
     assert not report.serves
@@ -266,9 +269,9 @@ def test_what_has_failed_here_and_still_fails_is_not(machine: Machine, what: str
     assert report.of(Substrate.SPARSE).standing_faults == report.of(Substrate.SPARSE).faults
     assert report.chosen is Substrate.PAGED
     assert "it hung" in report.reasons[0]
-    report = examine(Wishes("sparse", None, None, release_test=False), quiet)
+    report = examine(Wishes(EngineConfig(substrate="sparse")), quiet)
     assert (report.chosen, report.serves) == (None, False)
-    by_hand = Wishes("auto", None, None, release_test=False, forget_faults=True)
+    by_hand = Wishes(EngineConfig(), forget_faults=True)
     assert examine(by_hand, quiet).of(Substrate.SPARSE).standing_faults == ()
 
 
@@ -288,7 +291,7 @@ def test_what_cannot_be_forgotten_still_stands(
 
 def test_what_fails_under_running_commands_is_remembered_and_not_chosen(machine: Machine) -> None:
     machine.reports[STRESS, Substrate.SPARSE] = FAILED
-    stressed = Wishes("auto", None, None, release_test=True, stress=True)
+    stressed = Wishes(EngineConfig(), release_test=True, stress=True)
     report = examine(stressed, quiet)
     sparse = report.of(Substrate.SPARSE)
     assert sparse.stress is FAILED
@@ -303,7 +306,7 @@ def test_what_fails_under_running_commands_is_remembered_and_not_chosen(machine:
 
 def test_the_pages_of_a_cpu_are_stressed_too_and_not_remembered(machine: Machine) -> None:
     machine.reports[STRESS, Substrate.POSIX] = FAILED
-    wishes = Wishes("posix", None, None, release_test=False, stress=True)
+    wishes = Wishes(EngineConfig(substrate="posix"), stress=True)
     report = examine(wishes, quiet)
     assert (report.chosen, report.serves) == (Substrate.POSIX, False)
     assert report.of(Substrate.POSIX).standing_faults == ()

@@ -243,10 +243,10 @@ def examined(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
     seen: list[tuple[Any, ...]] = []
 
-    def examine(file: Any, flags: Any, options: Any, told: Callable[[str], None]) -> Any:
+    def examine(file: Any, flags: Any, told: Callable[[str], None], **options: bool) -> Any:
         told("everything")
         seen.append((file, flags, options))
-        return "the report", not options.release_test
+        return "the report", not options["release_test"]
 
     monkeypatch.setattr(command, "examine_machine", examine)
     return seen
@@ -262,8 +262,8 @@ def test_the_doctor_ends_with_0_if_something_can_serve(
     assert (result.exit_code, result.stdout) == (1, "the report\n")
     (_, flags, first), (_, _, second) = examined
     assert flags == {"cache": {"substrate": "posix"}}
-    assert (first.as_json, first.release_test) == (True, False)
-    assert (second.as_json, second.release_test) == (False, True)
+    assert (first["as_json"], first["release_test"]) == (True, False)
+    assert (second["as_json"], second["release_test"]) == (False, True)
 
 
 def test_the_doctor_refuses_a_wrong_setting_in_one_sentence(quire: Run) -> None:

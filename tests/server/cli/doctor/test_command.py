@@ -8,8 +8,8 @@ from engine.doctor.answers import answers
 from engine.doctor.examine import Wishes
 from engine.doctor.report import DoctorReport
 from server.cli.doctor import command
-from server.cli.doctor.command import DoctorOptions, examine_machine
-from server.config import SettingError
+from server.cli.doctor.command import examine_machine
+from server.config import Config, SettingError, engine_config
 from tests.engine.doctor.reports import MAC
 from tests.metal_ext.programs import output_of
 
@@ -36,26 +36,28 @@ def test_the_settings_say_what_is_examined(asked: list[Wishes], tmp_path: Path) 
     )
     told: list[str] = []
     text, serves = examine_machine(
-        file, {"cache": {"substrate": "paged"}}, DoctorOptions(False, True), told.append
+        file, {"cache": {"substrate": "paged"}}, told.append, release_test=True
     )
-    assert asked == [Wishes("paged", 16384, 1 << 20, True, False, False, False)]
+    (wishes,) = asked
+    assert (wishes.release_test, wishes.stress, wishes.forget_faults) == (True, False, False)
+    config = wishes.config
+    assert (config.substrate, config.page_bytes, config.headroom_bytes) == ("paged", 16384, 1 << 20)
+    assert config.map_while_running is False
     assert told == ["everything"]
     assert text.endswith("sparse on Metal can serve.")
     assert serves
 
 
 def test_json_is_one_object(asked: list[Wishes]) -> None:
-    text, serves = examine_machine(None, {}, DoctorOptions(True, False), lambda _: None)
+    text, serves = examine_machine(None, {}, lambda _: None, as_json=True)
     assert json.loads(text) == json.loads(json.dumps(MAC.as_json() | {"mac": answers(MAC)}))
     assert serves
-    assert asked == [Wishes("auto", None, None, False)]
+    assert asked == [Wishes(engine_config(Config()))]
 
 
 def test_a_wrong_setting_is_named(asked: list[Wishes]) -> None:
     with pytest.raises(SettingError, match=r"setting cache\.substrate: "):
-        examine_machine(
-            None, {"cache": {"substrate": "papyrus"}}, DoctorOptions(False, False), lambda _: None
-        )
+        examine_machine(None, {"cache": {"substrate": "papyrus"}}, lambda _: None)
     assert asked == []
 
 
