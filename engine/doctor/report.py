@@ -142,6 +142,9 @@ class DoctorReport:
             },
             "metal": None if device is None else device.said,
             "substrates": [each.as_json() for each in self.examinations],
+            "wheel": self.wheel,
+            "pace": None if self.pace is None else self.pace.as_json(),
+            "pressure": self.pressure,
             "memory": {
                 "total_bytes": self.memory.total_bytes,
                 "available_bytes": self.memory.available_bytes,

@@ -7,7 +7,6 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from engine.doctor.answers import answers
 from engine.doctor.examine import Wishes, examine
 from server.cli.doctor.text import report_lines
 from server.cli.settings import read_settings
@@ -27,5 +26,5 @@ def examine_machine(
     config = engine_config(read_settings(file, flags))
     report = examine(Wishes(config, **tests), progress)
     if as_json:
-        return json.dumps(report.as_json() | {"mac": answers(report)}, indent=2), report.serves
+        return json.dumps(report.as_json(), indent=2), report.serves
     return "\n".join(report_lines(report)), report.serves

@@ -1,12 +1,15 @@
 import json
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from engine.doctor.facts import facts as facts_of_this_process
 from engine.doctor.report import SCHEMA, Extension
 from engine.machine import MachineMemory
 from kvcache.substrates import Substrate
-from tests.engine.doctor.reports import DEVICE, FAILED, GIB, MAC, SAID, with_sparse
+from tests.engine.doctor.reports import DEVICE, FAILED, GIB, MAC, PASSED, SAID, with_sparse
 
 
 def test_a_machine_serves_where_what_was_chosen_works() -> None:
@@ -47,8 +50,8 @@ def test_a_report_is_one_json_object_with_a_version() -> None:
     said = json.loads(json.dumps(MAC.as_json()))
     assert said["schema"] == SCHEMA == 1
     assert set(said) == {
-        "schema", "serves", "machine", "python", "extension", "metal", "substrates", "memory",
-        "choice",
+        "schema", "serves", "machine", "python", "extension", "metal", "substrates", "wheel",
+        "pace", "pressure", "memory", "choice",
     }  # fmt: skip
     assert said["machine"]["model"] == "Mac15,6"
     assert said["extension"]["matches"]
@@ -73,3 +76,15 @@ def test_a_machine_without_a_choice_is_json_too() -> None:
     said = json.loads(json.dumps(replace(MAC, chosen=None, device=None).as_json()))
     assert said["choice"]["name"] is said["choice"]["on_gpu"] is said["metal"] is None
     assert not said["serves"]
+
+
+def test_metal_md_names_the_places_of_what_only_a_mac_can_say() -> None:
+    said = replace(MAC, pace=PASSED).as_json()
+    facts = {"extension": facts_of_this_process().keys(), "substrates": said["substrates"][0]}
+    text = (Path(__file__).parents[3] / "METAL.md").read_text()
+    places = re.findall(r"^\| F\d+ \| `([\w.]+)` \|", text, re.MULTILINE)
+    assert len(places) == 10
+    for place in places:
+        first, _, second = place.partition(".")
+        assert first in said
+        assert not second or second in facts[first]
