@@ -21,6 +21,7 @@ class SequenceReport:
     """How far a sequence is, in tokens, as GET /memory names them."""
 
     id: int
+    """As KVMap's sequences have it in ``seq_id``."""
     status: str
     """A SequenceStatus."""
     prompt_tokens: int
