@@ -307,7 +307,7 @@ def doctor(
     Ends with 0 if something can serve. Loads no model. Forgets the faults of substrates that work
     now; writes nothing but what fails, and that the release test has passed.
     """
-    from server.cli.doctor.command import examine_machine
+    from server.cli.doctor.text import examine_machine
 
     def progress(what: str) -> None:
         say(f"trying {what}")

@@ -1,8 +1,35 @@
-"""The doctor's report in plain words."""
+"""What ``quire doctor`` does: examines, and hands back the report in plain words, or as JSON.
 
+Nothing here imports the native extension or MLX: they may be what is wrong.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from engine.doctor.examine import Wishes, examine
 from engine.doctor.report import DoctorReport, Examination
 from kvcache.canary.report import TrialReport
 from kvcache.memory_budget import gib
+from server.cli.settings import read_settings
+from server.config import Tables, engine_config
+
+
+def examine_machine(
+    file: Path | None,
+    flags: Tables,
+    progress: Callable[[str], None],
+    *,
+    as_json: bool = False,
+    **tests: bool,
+) -> tuple[str, bool]:
+    """Return the report, and whether something can serve with these settings. progress: called with
+    each thing that is being done. tests: see Wishes. Raises SettingError."""
+    config = engine_config(read_settings(file, flags))
+    report = examine(Wishes(config, **tests), progress)
+    if as_json:
+        return json.dumps(report.as_json(), indent=2), report.serves
+    return "\n".join(report_lines(report)), report.serves
 
 
 def report_lines(report: DoctorReport) -> list[str]:

@@ -6,8 +6,8 @@ import pytest
 
 from engine.doctor.examine import Wishes
 from engine.doctor.report import DoctorReport
-from server.cli.doctor import command
-from server.cli.doctor.command import examine_machine
+from server.cli.doctor import text as doctor
+from server.cli.doctor.text import examine_machine
 from server.config import Config, SettingError, engine_config
 from tests.engine.doctor.reports import MAC
 from tests.metal_ext.programs import output_of
@@ -23,7 +23,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Wishes]:
         seen.append(wishes)
         return MAC
 
-    monkeypatch.setattr(command, "examine", examine)
+    monkeypatch.setattr(doctor, "examine", examine)
     return seen
 
 
@@ -64,7 +64,7 @@ def test_the_doctor_loads_neither_mlx_nor_the_extension() -> None:
     assert (
         output_of("""
         import sys
-        import server.cli.commands, server.cli.doctor.command
+        import server.cli.commands, server.cli.doctor.text
         print({"mlx.core", "metal_ext"} & set(sys.modules))
     """)
         == "set()"
