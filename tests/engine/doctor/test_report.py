@@ -81,7 +81,7 @@ def test_a_machine_without_a_choice_is_json_too() -> None:
 def test_metal_md_names_the_places_of_what_only_a_mac_can_say() -> None:
     said = replace(MAC, pace=PASSED).as_json()
     facts = {"extension": facts_of_this_process().keys(), "substrates": said["substrates"][0]}
-    text = (Path(__file__).parents[3] / "METAL.md").read_text()
+    text = (Path(__file__).parents[3] / "metal_ext/README.md").read_text()
     places = re.findall(r"^\| F\d+ \| `([\w.]+)` \|", text, re.MULTILINE)
     assert len(places) == 10
     for place in places:
