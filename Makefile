@@ -19,7 +19,7 @@ MAC_TESTS := tests/kvcache tests/metal_ext --ignore=tests/kvcache/canary
 # Tests of the gates' own tools, and what a gate does at length: make nightly runs them. Clients and
 # fuzz are gates themselves.
 TOOL_TESTS := tests/bench tests/cluster tests/docker tests/install tests/metal tests/structured \
-  tests/simulation/test_mutants.py $(patsubst %,tests/abuse/test_%.py,costs crowd soak)
+  $(patsubst %,tests/abuse/test_%.py,costs crowd soak)
 GATE_TESTS := tests/clients tests/fuzz
 COVERED := build/coverage
 OUTPUT_SYNC := $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)

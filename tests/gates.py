@@ -87,6 +87,7 @@ NIGHTLY = (
     Gate("native-plain", "make -C tests/native plain"),
     Gate("arm64", "make -C tests/native arm64"),
     Gate("simulate", f"{PYTHON} tests.simulation && {PYTHON} tests.simulation --states"),
+    Gate("simulate-planted", f"{PYTHON} tests.planted simulation", cores=2, limit_min=60),
     Gate("schedules", "make schedules"),
     Gate("parity", "make parity"),
     Gate("structured", f"{PYTHON} tests.structured", limit_min=60),

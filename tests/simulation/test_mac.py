@@ -1,10 +1,7 @@
 """An hour of a Mac whose system warns all along."""
 
-from pathlib import Path
-
 from kvcache.memory_budget import GIB
 from tests.simulation.mac import AVAILABLE_BYTES, PEOPLE, WORKING_SET_BYTES, mac_hour, mac_plan
-from tests.simulation.mutants import Verdict, hunt, plant
 
 
 def test_the_budget_is_the_working_sets_whatever_is_available() -> None:
@@ -22,8 +19,3 @@ def test_fault_25_an_hour_of_warnings_makes_nobody_wait_and_loses_no_prefix() ->
     assert counts["prefix misses: evicted"] == 0
     assert counts["prefix hits"] > 0.9 * counts["requests"]
     assert counts["ends: length"] + counts["ends: stop"] == counts["requests"]
-
-
-def test_a_copy_without_a_bug_has_a_good_hour(tmp_path: Path) -> None:
-    plant(None, tmp_path)
-    assert hunt(tmp_path, 0) == Verdict(seeds=0, reason=None)

@@ -10,7 +10,7 @@ FIGURES = pytest.StashKey[list[str]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "small: of the few that sanitizers and mutants run")
+    config.addinivalue_line("markers", "small: of the few that sanitizers and planted mistakes run")
     config.stash[FIGURES] = []
 
 
