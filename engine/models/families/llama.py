@@ -2,7 +2,7 @@
 for long contexts."""
 
 from engine.models.config import ModelConfig
-from engine.models.dense import dense_decoder
+from engine.models.families.qwen3 import dense_decoder
 from engine.models.safetensors_headers import CheckpointError
 from engine.models.spec import ModelSpec
 

@@ -1,7 +1,7 @@
 """Qwen2 and Qwen2.5, dense: queries, keys and values have biases, and no norms."""
 
 from engine.models.config import ModelConfig
-from engine.models.dense import dense_decoder
+from engine.models.families.qwen3 import dense_decoder
 from engine.models.spec import ModelSpec
 
 

@@ -1,8 +1,112 @@
 """Qwen3.5 and 3.6, dense: a hybrid."""
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from engine.models.config import ModelConfig
-from engine.models.hybrid import hybrid_decoder
-from engine.models.spec import DenseMlp, ModelSpec
+from engine.models.rope import read_context, read_rope, rope_number
+from engine.models.safetensors_headers import CheckpointError
+from engine.models.spec import Attention, DenseMlp, GatedDeltaNet, LayerSpec, Mixer, Mlp, ModelSpec
+
+DRAFTS = "drafts of tokens"
+IMAGES = "images"
+# What text is served without.
+UNREAD = (
+    ("mtp.", DRAFTS),
+    ("language_model.mtp.", DRAFTS),
+    ("model.visual.", IMAGES),
+    ("vision_tower.", IMAGES),
+)
+# Of the layers that attend, where config.json does not say: each so many-th.
+ATTENTION_INTERVAL = 4
+PARTIAL_ROTARY_FACTOR = 0.25
+# What the kernels of a gated delta net know of a head's dimensions.
+HEAD_DIM_UNIT = 16
+MAX_HEAD_DIM = 256
+
+
+def hybrid_decoder(
+    text: ModelConfig, family: str, mlps: Sequence[Mlp], *, parameters_first: bool
+) -> ModelSpec:
+    """Return a hybrid. text: the config of the part that reads text. family: as people write it.
+    mlps: of each layer. parameters_first: see rope_number. Raises CheckpointError."""
+    layers = zip(_mixers(text, parameters_first), mlps, strict=True)
+    return ModelSpec(
+        family=family,
+        vocab_size=text.count("vocab_size"),
+        hidden_size=text.count("hidden_size"),
+        layers=tuple(LayerSpec(mixer, mlp) for mixer, mlp in layers),
+        tied_embeddings=text.flag("tie_word_embeddings", default=False),
+        norm_eps=text.number("rms_norm_eps"),
+        max_position_embeddings=read_context(text),
+        unread=UNREAD,
+    )
+
+
+def _mixers(text: ModelConfig, parameters_first: bool) -> list[Mixer]:
+    attention, delta = _attention(text, parameters_first), _delta(text)
+    interval = ATTENTION_INTERVAL
+    if "full_attention_interval" in text.values:
+        interval = text.count("full_attention_interval")
+    layers = range(1, text.count("num_hidden_layers") + 1)
+    mixers: list[Mixer] = [delta if number % interval else attention for number in layers]
+    kinds = ["linear_attention" if its is delta else "full_attention" for its in mixers]
+    if text.values.get("layer_types", kinds) != kinds:
+        raise CheckpointError(
+            f"{text.file}: layer_types are not those of full_attention_interval {interval}"
+        )
+    return mixers
+
+
+def _attention(text: ModelConfig, parameters_first: bool) -> Attention:
+    if text.values.get("attention_bias"):
+        raise CheckpointError(f"{text.file}: attention_bias is true; quire serves Qwens without")
+    heads, kv_heads = text.count("num_attention_heads"), text.count("num_key_value_heads")
+    if heads % kv_heads:
+        raise CheckpointError(
+            f"{text.file}: num_attention_heads ({heads}) is not a multiple of "
+            f"num_key_value_heads ({kv_heads})"
+        )
+    head_dim = text.count("head_dim")
+    factor = rope_number(
+        text,
+        "partial_rotary_factor",
+        PARTIAL_ROTARY_FACTOR,
+        parameters_first=parameters_first,
+    )
+    turning = int(head_dim * factor)
+    if factor > 1 or turning % 2 or not turning:
+        raise CheckpointError(
+            f"{text.file}: partial_rotary_factor is {factor}; of heads of {head_dim} dimensions "
+            "that is no number of pairs"
+        )
+    rope = replace(read_rope(text, turning, parameters_first=parameters_first), dims=turning)
+    return Attention(
+        heads, kv_heads, head_dim, rope, qk_norm=True, qkv_bias=False, output_gate=True
+    )
+
+
+def _delta(text: ModelConfig) -> GatedDeltaNet:
+    keys, values = text.count("linear_num_key_heads"), text.count("linear_num_value_heads")
+    if values % keys:
+        raise CheckpointError(
+            f"{text.file}: linear_num_value_heads ({values}) is not a multiple of "
+            f"linear_num_key_heads ({keys})"
+        )
+    for field in ("linear_key_head_dim", "linear_value_head_dim"):
+        size = text.count(field)
+        if size % HEAD_DIM_UNIT or size > MAX_HEAD_DIM:
+            raise CheckpointError(
+                f"{text.file}: {field} is {size}; quire serves multiples of {HEAD_DIM_UNIT} up to "
+                f"{MAX_HEAD_DIM}"
+            )
+    return GatedDeltaNet(
+        keys,
+        values,
+        text.count("linear_key_head_dim"),
+        text.count("linear_value_head_dim"),
+        text.count("linear_conv_kernel_dim"),
+    )
 
 
 def qwen3_5(config: ModelConfig) -> ModelSpec:

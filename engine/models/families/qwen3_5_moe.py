@@ -1,8 +1,8 @@
 """Qwen3.5 and 3.6 MoE: a hybrid whose every MLP is a mixture of experts, one of them shared."""
 
 from engine.models.config import ModelConfig
-from engine.models.experts import read_experts
-from engine.models.hybrid import hybrid_decoder
+from engine.models.families.qwen3_5 import hybrid_decoder
+from engine.models.families.qwen3_moe import read_experts
 from engine.models.spec import ModelSpec
 
 

@@ -1,11 +1,47 @@
 """Qwen3 MoE: a Qwen3 whose MLPs are mixtures of experts, all of them or every so many."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from engine.models.config import ModelConfig
-from engine.models.experts import mlps_of, read_experts
 from engine.models.families.qwen3 import qwen3
-from engine.models.spec import ModelSpec
+from engine.models.safetensors_headers import CheckpointError
+from engine.models.spec import DenseMlp, Experts, Mlp, ModelSpec
+
+
+def read_experts(
+    config: ModelConfig, *, shared: bool = False, normalised: bool | None = None
+) -> Experts:
+    """Return the mixture of the layers that have one. shared: whether every token passes one more
+    expert. normalised: what holds where nothing is said of it, if that is allowed. Raises
+    CheckpointError."""
+    experts, chosen = config.count("num_experts"), config.count("num_experts_per_tok")
+    if chosen > experts:
+        raise CheckpointError(
+            f"{config.file}: num_experts_per_tok ({chosen}) is more than num_experts ({experts})"
+        )
+    return Experts(
+        experts,
+        chosen,
+        inner_size=config.count("moe_intermediate_size"),
+        normalised=config.flag("norm_topk_prob", normalised),
+        shared_inner_size=config.count("shared_expert_intermediate_size") if shared else None,
+    )
+
+
+def mlps_of(config: ModelConfig, experts: Experts) -> Sequence[Mlp]:
+    """Return the MLP of each layer: experts in every so many-th, dense ones in the others and
+    where the config says so. Raises CheckpointError."""
+    dense, step = DenseMlp(config.count("intermediate_size")), config.count("decoder_sparse_step")
+    only = config.values.get("mlp_only_layers", [])
+    if not isinstance(only, list):
+        raise CheckpointError(
+            f"{config.file}: mlp_only_layers is {only!r}; it must be a list of layers' numbers"
+        )
+    layers = range(config.count("num_hidden_layers"))
+    return [
+        experts if number not in only and (number + 1) % step == 0 else dense for number in layers
+    ]
 
 
 def qwen3_moe(config: ModelConfig) -> ModelSpec:

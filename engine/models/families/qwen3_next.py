@@ -2,8 +2,8 @@
 all of them or every so many."""
 
 from engine.models.config import ModelConfig
-from engine.models.experts import mlps_of, read_experts
-from engine.models.hybrid import hybrid_decoder
+from engine.models.families.qwen3_5 import hybrid_decoder
+from engine.models.families.qwen3_moe import mlps_of, read_experts
 from engine.models.spec import ModelSpec
 
 

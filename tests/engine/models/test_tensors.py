@@ -9,8 +9,8 @@ import metal_ext
 from engine.models.checkpoint import read_checkpoint
 from engine.models.config import ModelConfig
 from engine.models.cpu_ops import CpuOps
-from engine.models.dense import dense_decoder
 from engine.models.families import read_spec
+from engine.models.families.qwen3 import dense_decoder
 from engine.models.tensors import Naming, model_tensors
 from engine.models.weights import read_weights
 from tests.engine.models.hybrids import MIXED, QWEN3_5_MOE, QWEN3_NEXT, write_hybrid
