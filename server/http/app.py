@@ -7,25 +7,21 @@ from importlib.metadata import version
 from typing import Any
 
 from fastapi import FastAPI
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.chat.drain import Drain
 from server.config import Config, engine_config
-from server.http.errors import add_error_handlers
+from server.http.errors import BugGuard, SafeHeaders, add_error_handlers
 from server.http.guards.body import BodyLimit, UnreadBody
-from server.http.guards.bugs import BugGuard
 from server.http.guards.drain import DrainGuard
-from server.http.guards.headers import SafeHeaders
 from server.http.guards.hosts import AllowedHosts, AllowedOrigins, HostGuard, OriginGuard
 from server.http.guards.keys import KeyGuard, Keys
-from server.http.guards.slashes import TrailingSlash
 from server.http.idle_memory import release_when_idle
 from server.http.observer import RequestObserver
 from server.metrics import HttpMetrics
 from server.metrics.recent_requests import RecentRequests
 from server.metrics.requests import CountRefusal
-from server.routes.chat import chat_routes
-from server.routes.completions import completion_routes
+from server.routes.completions import chat_routes, completion_routes
 from server.routes.embeddings import embedding_routes
 from server.routes.memory import memory_routes
 from server.routes.messages import message_routes
@@ -38,6 +34,22 @@ from server.routes.replicas import replica_routes
 from server.routes.responses import response_routes
 from server.routes.service import Service
 from server.routes.tokenize import tokenize_routes
+
+
+class TrailingSlash:
+    """Remove the slash at the end of a path, as most servers do in one way or another."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass all requests on, without the slash at the end of their paths. What stands around
+        this one sees the path as it came."""
+        path = scope.get("path", "")
+        if scope["type"] == "http" and len(path) > 1 and path.endswith("/"):
+            scope["path"] = path.rstrip("/") or "/"
+        await self._app(scope, receive, send)
+
 
 ROUTES = (
     chat_routes,

@@ -1,20 +1,58 @@
 """HTTP errors: the response to an error, in the shape of the API that the path belongs to."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI
+from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.http.guards.headers import SAFE_HEADERS
 from server.protocol.common import current_request_id
 from server.protocol.messages.answer import message_error
 from server.protocol.ollama.answer import ollama_error
-from server.protocol.wire_errors import ApiError
+from server.protocol.wire_errors import ApiError, internal_error
 from server.routes.answering import CLIENT_CLOSED_REQUEST
 from server.routes.openapi import speaks_anthropic, speaks_ollama
+
+SAFE_HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+def adding(headers: Mapping[str, str], send: Send) -> Send:
+    """Return a ``send`` that adds headers which an answer does not have by itself."""
+
+    async def sent(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message.setdefault("headers", [])
+            own = MutableHeaders(scope=message)
+            for name, value in headers.items():
+                own.setdefault(name, value)
+            message["headers"] = own.raw
+        await send(message)
+
+    return sent
+
+
+class SafeHeaders:
+    """Add the headers to every answer; an answer's own win."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass all requests on, and add the headers to their answers."""
+        if scope["type"] == "http":
+            send = adding(SAFE_HEADERS, send)
+        await self._app(scope, receive, send)
+
 
 REQUEST_ID_HEADER = "request-id"
 """Anthropic's name for it. It is added to every response of its API, with our own one."""
@@ -96,3 +134,28 @@ def _is_unknown(request: Request) -> bool:
 async def _client_left(_: Request, error: Exception) -> Response:
     """Answer a client that went away while it was still sending: nobody reads the answer."""
     return Response(status_code=CLIENT_CLOSED_REQUEST)
+
+
+class BugGuard:
+    """Answers for routes that fail: 500. It stands inside all other guards, so that its answers
+    have their headers too; what went wrong is said by whoever stands around all of them."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer 500 to an exception; break the connection off where an answer has begun, so that
+        clients can tell. Raises what the route has raised."""
+        begun = False
+
+        async def noted(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, noted)
+        except Exception:
+            if not begun and scope["type"] == "http":
+                await answer_with(internal_error(), scope, receive, send)
+            raise

@@ -1,5 +1,6 @@
 """What the objects that clients read have in common."""
 
+import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -8,7 +9,9 @@ from typing import Any, ClassVar, Protocol
 from engine.types import PrefixReport
 from server.protocol.common import ResponseOptions
 from server.protocol.wire_errors import ApiError
-from server.text.pieces import Delta, TokenReport, Usage
+from server.text.calls.tool_format import CALL_OPEN
+from server.text.json_object import json_object
+from server.text.pieces import Delta, TokenReport, ToolCallStart, Usage
 
 TokenText = Callable[[int], bytes]
 
@@ -136,3 +139,22 @@ class Answer(Protocol):
 
     def whole(self, usage: Usage) -> Json:
         """Return the answer in one object."""
+
+
+@dataclass(slots=True)
+class GatheredCall:
+    """A call that is not all there: what follows may show that it is none."""
+
+    start: ToolCallStart
+    arguments: str = ""
+
+    @property
+    def input(self) -> Json | None:
+        """The arguments; None where they are no object."""
+        return json_object(self.arguments)
+
+    @property
+    def text(self) -> str:
+        """As content, for a call that nobody could make."""
+        name = json.dumps(self.start.name, ensure_ascii=False)
+        return f'{CALL_OPEN}\n{{"name": {name}, "arguments": {self.arguments}'

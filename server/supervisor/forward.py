@@ -14,8 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from server.http.errors import error_response, note_error
-from server.http.guards.headers import SAFE_HEADERS
+from server.http.errors import SAFE_HEADERS, error_response, note_error
 from server.protocol.common import HEADER, current_request_id
 from server.protocol.messages.answer import late_message_error
 from server.protocol.ollama.answer import ollama_error

@@ -3,8 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from server.text.calls.parser import CallParser, new_call_id
-from server.text.calls.thought_calls import ThoughtCalls
+from server.text.calls.parser import CallParser, ThoughtCalls, new_call_id
 from server.text.calls.tool_format import ToolFormat
 from server.text.calls.written import Remember
 from server.text.conversation import Tool

@@ -1,6 +1,6 @@
 """Stop strings: the answer ends before the first one, and no part of one is ever sent."""
 
-from server.text.beginnings import longest_beginning
+from server.text.parser import longest_beginning
 
 
 class StopStrings:

@@ -50,7 +50,7 @@ def pull(
 
 def models(config: File = None, as_json: AsJson = False) -> None:
     """List the models on this disk: of the hub's cache, and of models.folders."""
-    from server.cli.models.table import list_models
+    from server.cli.models.facts import list_models
 
     with one_sentence():
         typer.echo(list_models(config, say, as_json=as_json))

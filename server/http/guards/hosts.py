@@ -16,8 +16,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.config import AccessSection, Config, SettingError
-from server.http.errors import answer_with
-from server.http.guards.headers import adding
+from server.http.errors import adding, answer_with
 from server.metrics.requests import CountRefusal, Refusal
 from server.protocol.wire_errors import ApiError, invalid
 

@@ -4,9 +4,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from server.protocol.answers import Json, ResponseMetadata, StreamForm, cache_miss, written_tokens
+from server.protocol.answers import (
+    GatheredCall,
+    Json,
+    ResponseMetadata,
+    StreamForm,
+    cache_miss,
+    written_tokens,
+)
 from server.protocol.common import current_request_id
-from server.protocol.gathered_call import GatheredCall
 from server.protocol.wire_errors import ApiError, ContextOverflowError
 from server.text.json_object import json_object
 from server.text.pieces import AnswerPiece, Channel, Delta, ToolCallArguments, ToolCallStart, Usage

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar, Literal
 
-from server.protocol.answers import Json, StreamForm, TokenText, token_objects
-from server.protocol.gathered_call import GatheredCall
+from server.protocol.answers import GatheredCall, Json, StreamForm, TokenText, token_objects
 from server.protocol.wire_errors import ApiError, UnknownModelError
 from server.text.pieces import AnswerPiece, Channel, Delta, ToolCallArguments, ToolCallStart, Usage
 

@@ -25,7 +25,7 @@ from llguidance import LLTokenizer
 
 from server.text.grammar.judging import Tokens, judge
 from server.text.grammar.matcher import warm_up
-from server.text.grammar.tokenizer_facts import TokenizerFacts
+from server.text.grammar.text import TokenizerFacts
 
 LENGTH = struct.Struct(">I")
 READ_BYTES = 65536

@@ -10,8 +10,7 @@ from llguidance import LLTokenizer
 from server.text.grammar.constraint_spec import ConstraintSpec, form_of_json
 from server.text.grammar.grammar_errors import GrammarError
 from server.text.grammar.matcher import deep_threads, new_matcher, try_matcher, warm_up
-from server.text.grammar.text import grammar_text
-from server.text.grammar.tokenizer_facts import TokenizerFacts
+from server.text.grammar.text import TokenizerFacts, grammar_text
 
 # What getrusage counts memory in.
 MAXRSS_BYTES = 1 if sys.platform == "darwin" else 1024

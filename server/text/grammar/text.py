@@ -3,7 +3,7 @@ refer to each other."""
 
 import json
 import re
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from llguidance import LLMatcher
@@ -15,8 +15,31 @@ from server.text.grammar.constraint_spec import TOOLS_PARAM, ConstraintSpec
 from server.text.grammar.grammar_errors import GrammarError, errors_of
 from server.text.grammar.merged_patterns import MAX_PATTERNS
 from server.text.grammar.schemas import check_repeats, checked_schema
-from server.text.grammar.tokenizer_facts import TokenizerFacts
 from server.text.grammar.xml_values import JsonText, Parameter, lark_string, xml_parameters
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFacts:
+    """Plain values, that can be sent to another process."""
+
+    size: int
+    """Logits of the model's output."""
+    stop_ids: list[int]
+    """Tokens that end an answer."""
+    tags: dict[str, list[int]]
+    """The tokens of the tags around calls."""
+    names: dict[str, int]
+    """Added tokens, as grammars may name them."""
+
+    def to_json(self) -> str:
+        """Write them."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def of_json(cls, text: str) -> "TokenizerFacts":
+        """Read what ``to_json`` has written."""
+        return cls(**json.loads(text))
+
 
 Grammar = dict[str, Any]
 # Between two parts of JSON: nothing, one space, or a new line and its indentation, twelve levels of

@@ -9,7 +9,7 @@ import numpy as np
 from llguidance import LLTokenizer
 
 from server.text.calls.tool_format import CALL_CLOSE, CALL_OPEN
-from server.text.grammar.tokenizer_facts import TokenizerFacts
+from server.text.grammar.text import TokenizerFacts
 from server.text.parser import CLOSE, OPEN
 from server.text.tokenizer import Tokenizer
 

@@ -116,3 +116,10 @@ async def test_answers_reach_the_event_loop_that_serves(service: Service) -> Non
     for _ in range(2):
         async with app.router.lifespan_context(app), http_client(app) as http:
             assert (await http.post(CHAT, json=chat(max_tokens=2))).status_code == 200
+
+
+async def test_a_slash_at_the_end_of_a_path_is_no_other_path(http: httpx2.AsyncClient) -> None:
+    for path in (CHAT, "/v1/responses", "/v1/messages/count_tokens", "/tokenize"):
+        assert (await http.post(f"{path}/", json={})).status_code == 400
+    for path in ("/health/", "/v1/models//", "/v1/models/recall/"):
+        assert (await http.get(path)).status_code == 200

@@ -1,9 +1,14 @@
 import json
+from collections.abc import AsyncIterator
 
 import pytest
+from fastapi import FastAPI
+from starlette.responses import StreamingResponse
+from starlette.types import Message, Receive, Scope, Send
 
-from server.http.errors import error_response
+from server.http.errors import SAFE_HEADERS, BugGuard, SafeHeaders, error_response
 from server.protocol.wire_errors import overloaded
+from tests.server.harness import Connection, http_client
 
 
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens", "/v1/messages/x"])
@@ -37,3 +42,81 @@ def test_where_both_apis_have_a_path_a_header_tells_them_apart(path: str) -> Non
     for headers, kind in (([], "error"), ([(b"anthropic-version", b"2023-06-01")], "type")):
         response = error_response({"path": path, "headers": headers}, overloaded())
         assert next(iter(json.loads(bytes(response.body)))) == kind
+
+
+async def sent(*messages: Message, kind: str = "http") -> list[Message]:
+    found: list[Message] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        for message in messages:
+            await send(message)
+
+    async def send(message: Message) -> None:
+        found.append(message)
+
+    async def receive() -> Message:
+        raise AssertionError
+
+    await SafeHeaders(app)({"type": kind}, receive, send)
+    return found
+
+
+async def test_every_answer_gets_them_and_its_own_win() -> None:
+    own = {"type": "http.response.start", "headers": [(b"cache-control", b"no-cache")]}
+    body = {"type": "http.response.body", "body": b"x"}
+    start, after = await sent(own, body)
+    headers = dict(start["headers"])
+    assert headers[b"cache-control"] == b"no-cache"
+    assert len(headers) == len(SAFE_HEADERS)
+    assert after == body
+    (bare,) = await sent({"type": "http.response.start"})
+    assert len(bare["headers"]) == len(SAFE_HEADERS)
+
+
+async def test_what_is_no_answer_is_let_pass() -> None:
+    message = {"type": "http.response.start", "headers": []}
+    assert await sent(message, kind="lifespan") == [message]
+
+
+async def test_a_page_can_read_that_a_route_has_failed(
+    app: FastAPI,
+) -> None:
+    @app.get("/broken")
+    async def broken() -> None:
+        raise RuntimeError("the secret of the house")
+
+    async with http_client(app) as http:
+        response = await http.get("/broken", headers={"Origin": "app://x"})
+    assert response.status_code == 500
+    assert response.headers["access-control-allow-origin"] == "app://x"
+    assert response.headers["x-content-type-options"] == "nosniff"
+    assert "secret" not in response.text
+
+
+async def test_an_answer_that_has_begun_breaks_off(app: FastAPI) -> None:
+    @app.get("/half")
+    async def half() -> StreamingResponse:
+        async def pieces() -> AsyncIterator[bytes]:
+            yield b"half"
+            raise RuntimeError
+
+        return StreamingResponse(pieces())
+
+    connection = Connection(app, "/half", b"", method="GET")
+    await connection.end()
+    assert connection.status == 200
+    assert connection.body == b"half"
+
+
+async def test_a_fault_of_the_start_is_not_answered() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        raise RuntimeError("no start")
+
+    async def nothing() -> Message:
+        raise AssertionError
+
+    async def nowhere(_: Message) -> None:
+        raise AssertionError
+
+    with pytest.raises(RuntimeError, match="no start"):
+        await BugGuard(app)({"type": "lifespan"}, nothing, nowhere)

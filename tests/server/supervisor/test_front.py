@@ -13,8 +13,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from engine.power import KeepAwake
+from server.http.errors import SAFE_HEADERS
 from server.http.guards import body as body_guard
-from server.http.guards.headers import SAFE_HEADERS
 from server.supervisor.forward import ForwardedAnswer
 from server.supervisor.process import ModelProcess
 from tests.engine.test_power import Machine

@@ -1,6 +1,6 @@
 import pytest
 
-from server.text.parser import ReasoningParser, first_channel_of
+from server.text.parser import ReasoningParser, first_channel_of, longest_beginning
 from server.text.pieces import AnswerPiece, Channel, TextPiece, joined
 
 OPENED = "<|im_start|>assistant\n<think>\n"
@@ -85,3 +85,25 @@ def test_it_knows_when_the_model_is_thinking() -> None:
     assert parser.reasoning
     parser.feed("</think>")
     assert not parser.reasoning
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted", "length"),
+    [
+        ("", ("ab",), 0),
+        ("a", ("ab",), 1),
+        ("xa", ("ab",), 1),
+        ("ax", ("ab",), 0),
+        ("ab", ("ab",), 0),
+        ("aba", ("ab",), 1),
+        ("aab", ("aabx", "abyz"), 3),
+        ("xab", ("abyz", "b"), 2),
+        ("abab", ("ababc",), 4),
+        ("b", ("b", "bc"), 1),
+        ("a", ("b",), 0),
+    ],
+)
+def test_the_longest_end_that_begins_something_longer_is_found(
+    text: str, wanted: tuple[str, ...], length: int
+) -> None:
+    assert longest_beginning(text, *wanted) == length

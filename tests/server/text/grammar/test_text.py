@@ -17,8 +17,7 @@ from server.text.conversation import OutputFormat, Tool
 from server.text.grammar.constraint_spec import ConstraintSpec
 from server.text.grammar.grammar_errors import GrammarError
 from server.text.grammar.merged_patterns import MAX_PATTERNS
-from server.text.grammar.text import MAX_CALLS, MAX_RULES, grammar_text
-from server.text.grammar.tokenizer_facts import TokenizerFacts
+from server.text.grammar.text import MAX_CALLS, MAX_RULES, TokenizerFacts, grammar_text
 from server.text.tokenizer import Tokenizer
 from tests.server.harness import token_id
 from tests.server.text.grammars import (
