@@ -19,30 +19,6 @@ from engine.control_groups import (
 from engine.pressure import Sysctl, read_sysctl
 from kvcache.memory_budget import usable_bytes
 
-# Of glibc's malloc.h; and the variable by which a user decides it.
-M_ARENA_MAX, ARENA_MAX_VARIABLE = -8, "MALLOC_ARENA_MAX"
-
-
-def use_one_arena() -> None:
-    """Let all threads take memory from one place, unless the user has said otherwise.
-
-    glibc gives each thread an arena of its own: what a crowd leaves, a little in every page, was
-    three times as much. Few threads here allocate at the same time. To be called before they start.
-    """
-    library = ctypes.CDLL(None)
-    if hasattr(library, "mallopt") and ARENA_MAX_VARIABLE not in os.environ:
-        library.mallopt(M_ARENA_MAX, 1)
-
-
-def release_free_memory() -> None:
-    """Ask the C library to keep none; musl's keeps little by itself."""
-    library = ctypes.CDLL(None)
-    if hasattr(library, "malloc_trim"):  # glibc
-        library.malloc_trim(0)
-    elif hasattr(library, "malloc_zone_pressure_relief"):  # macOS
-        library.malloc_zone_pressure_relief(None, ctypes.c_size_t(0))
-
-
 MAX_THREADS = 256
 # What is left to other programs where nobody says how much: one part in so many of a machine's
 # memory; so much of a GPU's working set, which leaves them a quarter or a third of it already.

@@ -13,8 +13,7 @@ from server.chat.prompt_rules import PromptRules
 from server.chat.prompting import ChatSpec
 from server.protocol.chat.answer import ChatAnswer
 from server.protocol.chat.request import ChatRequest
-from server.protocol.completions.answer import Echo, TextAnswer
-from server.protocol.completions.request import CompletionRequest, PromptText
+from server.protocol.completions import CompletionRequest, Echo, PromptText, TextAnswer
 from server.protocol.wire_errors import ContextOverflowError, too_many_tokens
 from server.routes.openapi import takes
 from server.routes.service import Service

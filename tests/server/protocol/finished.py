@@ -6,7 +6,7 @@ from engine.types import TokenLogprobs
 from server.protocol.answers import ResponseMetadata
 from server.protocol.chat.answer import ChatAnswer
 from server.protocol.common import ResponseOptions
-from server.protocol.completions.answer import Echo, TextAnswer
+from server.protocol.completions import Echo, TextAnswer
 from server.text.pieces import TokenReport, Usage
 
 METADATA = ResponseMetadata("id-1", 123, "model-1")

@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from server.config import LimitsSection
 from server.protocol.chat.request import ChatRequest
 from server.protocol.common import OpenAISamplingFields
-from server.protocol.completions.request import CompletionRequest
+from server.protocol.completions import CompletionRequest
 from server.protocol.embeddings import EmbeddingRequest
 from server.protocol.fields import FieldRule, Rule
 from server.protocol.messages.request import MessagesRequest

@@ -8,7 +8,7 @@ from fastapi import FastAPI
 
 from server.protocol.chat.request import ChatRequest
 from server.protocol.common import WireModel
-from server.protocol.completions.request import CompletionRequest
+from server.protocol.completions import CompletionRequest
 from server.protocol.ollama.request import OllamaChatRequest
 from server.routes.openapi import LINES, DescribedApp, takes
 

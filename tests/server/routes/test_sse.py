@@ -10,7 +10,7 @@ from server.chat.choices import Choices
 from server.protocol.answers import Answer, ResponseMetadata
 from server.protocol.chat.answer import ChatAnswer
 from server.protocol.common import ResponseOptions
-from server.protocol.completions.answer import TextAnswer
+from server.protocol.completions import TextAnswer
 from server.routes.answer_stream import DONE, SIGN_OF_LIFE, AnswerStream, event
 from server.text.tokenizer import Tokenizer
 from tests.server.harness import events, finish_of, streamed
