@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from engine.errors import EngineDeadError, EngineStuckError, QueueFullError, ShareFullError
-from engine.loop import Emit, EngineLoop
 from engine.memory_map import MemoryMap
 from engine.messages import (
     Abort,
@@ -27,6 +26,7 @@ from engine.messages import (
     Stop,
 )
 from engine.power import SleepDetector
+from engine.step.loop import Emit, EngineLoop
 from engine.types import (
     EngineLimits,
     EngineStats,

@@ -4,7 +4,7 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from itertools import islice
 
-from engine.sequence import Sequence
+from engine.step.sequence import Sequence
 from engine.types import EngineStats
 from kvcache.memory_map import BlockRun as BlockRun
 from kvcache.memory_map import BlockState as BlockState

@@ -3,7 +3,7 @@
 from engine.config import EngineConfig
 from engine.machine import MachineMemory
 from engine.models.spec import GatedDeltaNet, Mixer, ModelSpec
-from engine.sampler import SCORED_ROWS_AT_ONCE
+from engine.step.sampler import SCORED_ROWS_AT_ONCE
 from kvcache.layout import KVShape
 from kvcache.memory_budget import MemoryDemand
 from kvcache.substrates import Substrate

@@ -161,7 +161,7 @@ def count_all() -> Figures:
     rooms = {room: dict(figures) for room, figures in count_files().items()}
     for room, settings in count_settings().items():
         rooms[room]["settings"] = settings
-    step = count_step_statements((ROOT / "engine/loop.py").read_text())
+    step = count_step_statements((ROOT / "engine/step/loop.py").read_text())
     return {**rooms, "whole": {**count_imports(), "step_statements": step}}
 
 

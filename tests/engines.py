@@ -8,8 +8,8 @@ import metal_ext
 from engine.build import assemble
 from engine.client import EngineClient
 from engine.config import EngineConfig
-from engine.loop import Emit, EngineLoop
 from engine.machine import MachineMemory
+from engine.step.loop import Emit, EngineLoop
 from engine.types import FinishReason, Request, SamplingParams, TokenEvent
 from kvcache.choice import SubstrateChoice
 from kvcache.layout import KVFormat, KVShape, KVSpec

@@ -1,6 +1,6 @@
 """Choose the tests of what was touched, and run them: `make quick`.
 
-A source is tested by its mirror (engine/loop.py: tests/engine/test_loop.py), by the tests of its
+A source is tested by its mirror (engine/build.py: tests/engine/test_build.py), by the tests of its
 room that import it, and by the mirrors of the sources of its room that import it. Where that finds
 nothing, all tests of the room run. A room is a folder of tests/. Tests of other rooms are left to
 `make test`, and are counted.

@@ -5,10 +5,10 @@ from typing import Any
 
 import mlx.core as mx
 
-from engine.constraints import accept, sampling_state
-from engine.sampler import sample
-from engine.sequence import Sequence, plan_entry
-from engine.step_plan import Sampling
+from engine.step.constraints import accept, sampling_state
+from engine.step.plan import Sampling
+from engine.step.sampler import sample
+from engine.step.sequence import Sequence, plan_entry
 from metal_ext import CpuWorkers
 
 

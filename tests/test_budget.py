@@ -121,7 +121,7 @@ def test_a_budget_may_fall_in_any_commit(checkout: Checkout) -> None:
 def test_statements_of_the_step_count_wherever_they_stand() -> None:
     assert budget.count_step_statements(STEP) == 4
     assert budget.count_step_statements(STEP.replace("return plan", "plan = 1; return plan")) == 5
-    today = (ROOT / "engine/loop.py").read_text()
+    today = (ROOT / "engine/step/loop.py").read_text()
     count = budget.count_step_statements(today)
     planted = today.replace("self._publish([", "x = 1\n        self._publish([", 1)
     assert budget.count_step_statements(planted) == count + 1

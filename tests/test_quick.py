@@ -8,26 +8,26 @@ import pytest
 from tests import quick
 
 MODULES = {
-    "engine/loop.py": "",
-    "engine/scheduler.py": "",
-    "engine/token_budget.py": "",
+    "engine/step/loop.py": "",
+    "engine/step/scheduler.py": "",
+    "engine/step/token_budget.py": "",
     "kvcache/manager.py": "",
     "kvcache/unused.py": "",
     "server/app.py": "",
     "tests/conftest.py": "",
-    "tests/engines.py": "import engine.loop",
-    "tests/engine/test_loop.py": "import tests.engines",
+    "tests/engines.py": "import engine.step.loop",
+    "tests/engine/step/test_loop.py": "import tests.engines",
     "tests/engine/test_recall.py": "import tests.engines",
-    "tests/engine/test_scheduler.py": "import engine.scheduler",
-    "tests/engine/planning/test_cost.py": "import engine.scheduler",
+    "tests/engine/step/test_scheduler.py": "import engine.step.scheduler",
+    "tests/engine/planning/test_cost.py": "import engine.step.scheduler",
     "tests/kvcache/test_manager.py": "import kvcache.manager",
-    "tests/server/test_app.py": "import engine.scheduler",
+    "tests/server/test_app.py": "import engine.step.scheduler",
 }
 
 
 @pytest.fixture
 def graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> grimp.ImportGraph:
-    """A small house: engine.loop imports engine.scheduler."""
+    """A small house: engine.step.loop imports engine.step.scheduler."""
     monkeypatch.setattr(quick, "ROOT", tmp_path)
     graph = grimp.ImportGraph()
     for path, line in MODULES.items():
@@ -37,7 +37,7 @@ def graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> grimp.ImportGraph:
             graph.add_import(importer=module_of(path), imported=line.removeprefix("import "))
         else:
             graph.add_module(module_of(path))
-    graph.add_import(importer="engine.loop", imported="engine.scheduler")
+    graph.add_import(importer="engine.step.loop", imported="engine.step.scheduler")
     return graph
 
 
@@ -51,14 +51,14 @@ def module_of(path: str) -> str:
         ("tests/engine/test_recall.py", {"tests/engine/test_recall.py"}),
         ("kvcache/manager.py", {"tests/kvcache/test_manager.py"}),
         (
-            "engine/scheduler.py",
+            "engine/step/scheduler.py",
             {
-                "tests/engine/test_scheduler.py",
-                "tests/engine/test_loop.py",
+                "tests/engine/step/test_scheduler.py",
+                "tests/engine/step/test_loop.py",
                 "tests/engine/planning/test_cost.py",
             },
         ),
-        ("tests/engines.py", {"tests/engine/test_loop.py", "tests/engine/test_recall.py"}),
+        ("tests/engines.py", {"tests/engine/step/test_loop.py", "tests/engine/test_recall.py"}),
     ],
 )
 def test_mirrors_and_importers_of_the_room_are_chosen(
@@ -70,7 +70,7 @@ def test_mirrors_and_importers_of_the_room_are_chosen(
 @pytest.mark.parametrize(
     "path",
     [
-        "engine/token_budget.py",
+        "engine/step/token_budget.py",
         "engine/removed.py",
         "engine/csrc/kernel.cpp",
         "tests/engine/conftest.py",
@@ -93,11 +93,11 @@ def test_what_a_branch_has_changed_is_touched_and_what_git_does_not_know_yet(
 ) -> None:
     said = {
         ("merge-base", "HEAD", "main"): found,
-        ("diff", "--name-only", base): ["engine/loop.py"],
+        ("diff", "--name-only", base): ["engine/step/loop.py"],
         ("ls-files", "--others", "--exclude-standard"): ["engine/new.py"],
     }
     monkeypatch.setattr(quick, "git", lambda *arguments: said[arguments])
-    assert quick.touched() == ["engine/loop.py", "engine/new.py"]
+    assert quick.touched() == ["engine/step/loop.py", "engine/new.py"]
 
 
 def test_a_room_that_does_not_exist_is_refused() -> None:

@@ -12,11 +12,11 @@ from random import Random
 
 from engine.build import FIRST_BUDGET_TOKENS, MIN_BUDGET_TOKENS
 from engine.config import EngineConfig
-from engine.loop import EngineLoop
 from engine.planning.cost import CostModel
-from engine.scheduler import Scheduler
-from engine.step_plan import Outcome, PendingState, StepPlan, Token
-from engine.token_budget import TokenBudget
+from engine.step.loop import EngineLoop
+from engine.step.plan import Outcome, PendingState, StepPlan, Token
+from engine.step.scheduler import Scheduler
+from engine.step.token_budget import TokenBudget
 from engine.types import (
     EngineLimits,
     PrefixSalt,

@@ -12,10 +12,10 @@ from tests.server.harness import CHAT, chat
 HANGING = """
 import threading
 import metal_ext
-import engine.runner
+import engine.step.runner
 from server.cli import main
 
-steps, sample = [], engine.runner.sample
+steps, sample = [], engine.step.runner.sample
 
 def hanging(*arguments):
     steps.append(1)
@@ -23,7 +23,7 @@ def hanging(*arguments):
         threading.Event().wait()
     return sample(*arguments)
 
-engine.runner.sample = hanging
+engine.step.runner.sample = hanging
 main()
 """
 

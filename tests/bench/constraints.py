@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from engine.build import build_engine, plan_engine
-from engine.loop import EngineLoop
 from engine.machine import machine_memory
 from engine.models.checkpoint import read_checkpoint
+from engine.step.loop import EngineLoop
 from engine.types import Request, SamplingParams, TokenConstraint
 from server.text.conversation import OutputFormat
 from server.text.grammar.compiler import GrammarCompiler

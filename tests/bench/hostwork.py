@@ -24,9 +24,9 @@ from typing import Any
 
 import server.routes.answer_stream
 from engine.client import EngineClient
-from engine.loop import EngineLoop
-from engine.runner import ModelRunner, ModelStep
-from engine.scheduler import Scheduler
+from engine.step.loop import EngineLoop
+from engine.step.runner import ModelRunner, ModelStep
+from engine.step.scheduler import Scheduler
 from engine.types import TokenEvent
 from kvcache.manager import KVCacheManager
 from server.cli.serve import serve_model

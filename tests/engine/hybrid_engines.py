@@ -7,10 +7,10 @@ from typing import Any
 import metal_ext
 from engine.build import assemble
 from engine.config import EngineConfig
-from engine.loop import Emit, EngineLoop
 from engine.models.checkpoint import Checkpoint, read_checkpoint
 from engine.models.weights import load_model
-from engine.runner import Model
+from engine.step.loop import Emit, EngineLoop
+from engine.step.runner import Model
 from kvcache.layout import KVFormat
 from kvcache.memory_budget import CacheRequest, MemoryDemand, fit
 from kvcache.state_cache import CELLS_PER_SEQUENCE

@@ -21,10 +21,10 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from engine.loop import EngineLoop
 from engine.messages import Abort
 from engine.models.checkpoint import Checkpoint
 from engine.models.forward import Forward
+from engine.step.loop import EngineLoop
 from engine.types import FinishReason, Request, SamplingParams, TokenEvent, Turns
 from kvcache.block_hashes import PrefixSalt
 from kvcache.manager import KVCacheManager

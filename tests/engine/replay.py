@@ -12,10 +12,10 @@ from pathlib import Path
 
 from engine.build import build_engine, plan_engine
 from engine.config import EngineConfig
-from engine.loop import EngineLoop
 from engine.machine import MachineMemory
 from engine.models.checkpoint import read_checkpoint
-from engine.step_plan import (
+from engine.step.loop import EngineLoop
+from engine.step.plan import (
     Attached,
     CacheDecision,
     Closed,

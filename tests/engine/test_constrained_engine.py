@@ -8,9 +8,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from engine import sampler
-from engine.constraints import BROKEN
 from engine.messages import Abort
+from engine.step import sampler
+from engine.step.constraints import BROKEN
 from engine.types import FinishReason, Request, SamplingParams, Submission
 from tests.constraints import Allowed, Scripted, every_third
 from tests.engine.test_recall_engine import assert_empty, run_dry

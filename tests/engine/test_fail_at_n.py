@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import engine.build
-from engine.loop import EngineLoop
+from engine.step.loop import EngineLoop
 from engine.types import FinishReason, Request, SamplingParams
 from kvcache.backend import PageBackend
 from kvcache.layout import Group

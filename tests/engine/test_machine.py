@@ -189,7 +189,7 @@ STEP = """
 import mlx.core as mx
 import psutil
 from engine.machine import use_one_arena
-from engine.runner import ModelRunner
+from engine.step.runner import ModelRunner
 
 use_one_arena()
 mx.set_default_device(mx.cpu)

@@ -2,9 +2,9 @@
 
 from typing import cast
 
-from engine.loop import LONGEST_PATIENCE_S, PATIENCE, MappingPoints
+from engine.step.loop import LONGEST_PATIENCE_S, PATIENCE, MappingPoints
 from kvcache.manager import KVCacheManager
-from tests.engine.test_scheduler import CountingKV
+from tests.engine.step.test_scheduler import CountingKV
 from tests.simulation.runner import Clock
 
 

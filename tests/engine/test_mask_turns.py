@@ -1,5 +1,5 @@
-from engine.scheduler import resting_sequences
-from engine.sequence import Sequence
+from engine.step.scheduler import resting_sequences
+from engine.step.sequence import Sequence
 from engine.types import Request, SamplingParams
 
 

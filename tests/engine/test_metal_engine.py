@@ -16,13 +16,13 @@ import engine.build
 from engine.build import build_engine, plan_engine
 from engine.client import EngineClient
 from engine.errors import EngineFailedError
-from engine.loop import EngineLoop
 from engine.machine import MachineMemory
 from engine.messages import SetMemoryPressure, Stop
 from engine.models.checkpoint import read_checkpoint
-from engine.runner import ModelStep
-from engine.scheduler import Scheduler
-from engine.step_plan import Outcome, StepPlan
+from engine.step.loop import EngineLoop
+from engine.step.plan import Outcome, StepPlan
+from engine.step.runner import ModelStep
+from engine.step.scheduler import Scheduler
 from engine.types import FinishReason, Request, SamplingParams
 from kvcache.backend import BackendFailedError
 from kvcache.choice import SubstrateChoice
@@ -255,7 +255,7 @@ def test_a_failed_step_is_given_up_and_the_next_request_is_right(
     answers = Answers.empty()
     loop = metal_loop(folder, Substrate.SPARSE, answers)
     with monkeypatch.context() as patch:
-        patch.setattr("engine.runner.sample", broken)
+        patch.setattr("engine.step.runner.sample", broken)
         loop.mailbox.put(greedy(1, [1, 2, 3], 5))
         while 1 not in answers.finished:
             loop.run_once()
@@ -278,7 +278,7 @@ def test_fault_09_a_step_whose_device_is_lost_ends_the_engine_and_is_never_compl
         raise RuntimeError(fault)
 
     loop = metal_loop(folder, Substrate.SPARSE, Answers.empty())
-    monkeypatch.setattr("engine.runner.sample", broken)
+    monkeypatch.setattr("engine.step.runner.sample", broken)
     if waiting_fails:
         monkeypatch.setattr(mx, "synchronize", broken)
     loop.mailbox.put(greedy(1, [1, 2, 3], 5))
@@ -344,7 +344,7 @@ def test_a_command_that_meets_memory_that_is_not_there_is_a_fault_of_the_substra
         )
 
     loop = metal_loop(folder, Substrate.SPARSE, Answers.empty())
-    monkeypatch.setattr("engine.runner.sample", broken)
+    monkeypatch.setattr("engine.step.runner.sample", broken)
     loop.mailbox.put(greedy(1, [1, 2, 3], 5))
     with pytest.raises(BackendFailedError, match="a step met memory that is not mapped"):
         loop.run()

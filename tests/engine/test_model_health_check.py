@@ -2,9 +2,9 @@
 
 import pytest
 
-from engine.loop import HEALTH_CHECK_ID, EngineLoop, ModelFailedError, ModelHealthCheck
 from engine.messages import CheckModel
-from engine.step_plan import NOT_FINITE, RowError, Scores, Token
+from engine.step.loop import HEALTH_CHECK_ID, EngineLoop, ModelFailedError, ModelHealthCheck
+from engine.step.plan import NOT_FINITE, RowError, Scores, Token
 from engine.types import FinishReason, Request, TokenEvent
 from tests.engine.test_recall_engine import run_dry
 from tests.engines import SHAPE, VOCAB, Answers, greedy, recall_loop

@@ -16,8 +16,8 @@ from engine.errors import PromptTooLongError
 from engine.machine import MachineMemory
 from engine.models.checkpoint import read_checkpoint
 from engine.models.weights import load_model
-from engine.sampler import pool
-from engine.step_plan import NOT_FINITE, Vector
+from engine.step.plan import NOT_FINITE, Vector
+from engine.step.sampler import pool
 from engine.types import FinishReason, PrefixSalt, SamplingParams
 from kvcache.layout import KVFormat
 from tests.engine.models.forwards import cache_for, step

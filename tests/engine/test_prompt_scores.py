@@ -8,13 +8,12 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-import engine.sampler
+import engine.step.sampler
 from engine.build import build_engine, plan_engine
-from engine.loop import EngineLoop
 from engine.machine import MachineMemory
 from engine.models.checkpoint import read_checkpoint
-from engine.sampler import SCORED_ROWS_AT_ONCE, joined, score, scored_rows
-from engine.step_plan import (
+from engine.step.loop import EngineLoop
+from engine.step.plan import (
     NOT_FINITE,
     PlanEntry,
     RowError,
@@ -23,6 +22,7 @@ from engine.step_plan import (
     Scoring,
     Token,
 )
+from engine.step.sampler import SCORED_ROWS_AT_ONCE, joined, score, scored_rows
 from engine.types import (
     FinishReason,
     Request,
@@ -141,7 +141,7 @@ def test_what_is_scored_is_not_scored_again_after_preemption(
         rows.append(sum(len(each.logprobs) for each in found if isinstance(each, Scores)))
         return found
 
-    monkeypatch.setattr("engine.runner.score", counted)
+    monkeypatch.setattr("engine.step.runner.score", counted)
     page_bytes = 4096  # 32 tokens
     block_bytes = 2 * SPEC.num_hidden_layers * page_bytes
     events: list[TokenEvent] = []
@@ -204,7 +204,7 @@ def test_others_share_what_was_computed_for_scores(folder: Path, prompts: list[l
 def test_the_logits_of_no_more_than_some_rows_are_there_at_once(
     folder: Path, prompts: list[list[int]], expected: Expected, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine.sampler, "SCORED_ROWS_AT_ONCE", 5)
+    monkeypatch.setattr(engine.step.sampler, "SCORED_ROWS_AT_ONCE", 5)
     events: list[TokenEvent] = []
     loop = built(folder, events, max_num_batched_tokens=256)
     model = loop._runner._model  # type: ignore[attr-defined]

@@ -8,8 +8,8 @@ import mlx.core as mx
 import pytest
 
 import metal_ext
-from engine.loop import EngineLoop
 from engine.messages import Abort
+from engine.step.loop import EngineLoop
 from engine.types import FinishReason, Request, SamplingParams
 from kvcache.backend import Segment
 from kvcache.layout import KVFormat, KVShape, KVSpec, paged_layout

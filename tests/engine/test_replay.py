@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
-from engine.step_plan import Closed, Forked, Opened, PendingToken
+from engine.step.plan import Closed, Forked, Opened, PendingToken
 from engine.types import Request, SamplingParams, TokenEvent
 from tests.constraints import Scripted
 from tests.engine import replay

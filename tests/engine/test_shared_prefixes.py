@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from engine.scheduler import Scheduler
-from engine.step_plan import StepPlan, Token
-from engine.token_budget import TokenBudget
+from engine.step.plan import StepPlan, Token
+from engine.step.scheduler import Scheduler
+from engine.step.token_budget import TokenBudget
 from engine.types import (
     EngineLimits,
     FinishReason,

@@ -3,11 +3,11 @@
 from dataclasses import dataclass, field
 from typing import cast
 
-from engine.scheduler import Sharing
-from engine.sequence import Sequence, SequenceStatus
+from engine.step.scheduler import Sharing
+from engine.step.sequence import Sequence, SequenceStatus
 from engine.types import Request, SamplingParams
 from kvcache.manager import KVCacheManager
-from tests.engine.test_scheduler import CountingKV
+from tests.engine.step.test_scheduler import CountingKV
 
 
 @dataclass

@@ -10,7 +10,7 @@ from engine.machine import MachineMemory
 from engine.models.checkpoint import Checkpoint, read_checkpoint
 from engine.models.spec import Experts, GatedDeltaNet, Mixer
 from engine.planning.shape import read_shape
-from engine.sampler import SCORED_ROWS_AT_ONCE
+from engine.step.sampler import SCORED_ROWS_AT_ONCE
 from engine.step_memory import (
     SHORT_ROW_TOKENS,
     SHORT_SPLIT_TOKENS,

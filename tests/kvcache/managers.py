@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from engine.sequence import Sequence as WaitingSequence
+from engine.step.sequence import Sequence as WaitingSequence
 from kvcache.backend import PageBackend
 from kvcache.block import BlockState
 from kvcache.block_hashes import PrefixSalt

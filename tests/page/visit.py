@@ -20,16 +20,16 @@ DEMO = ("configs/demo/model", "--port", "0", "--served-model-name", "quire-demo"
 SLOW = """
 import time
 import metal_ext
-import engine.runner
+import engine.step.runner
 from server.cli.commands import main
 
-sample = engine.runner.sample
+sample = engine.step.runner.sample
 
 def slow(*arguments):
     time.sleep(0.05)
     return sample(*arguments)
 
-engine.runner.sample = slow
+engine.step.runner.sample = slow
 main()
 """
 SMALL = ("--kv-budget", "32MiB", "--heap-size", "2MiB", "--max-num-seqs", "3")

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
-from engine.pipeline import FAILURE_WINDOW_S
+from engine.step.pipeline import FAILURE_WINDOW_S
 
 
 class SimulationError(AssertionError):

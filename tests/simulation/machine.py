@@ -5,9 +5,9 @@ from collections.abc import Callable
 from random import Random
 
 from engine.config import EngineConfig
-from engine.loop import Emit, EngineLoop
-from engine.scheduler import Scheduler
-from engine.token_budget import TokenBudget
+from engine.step.loop import Emit, EngineLoop
+from engine.step.scheduler import Scheduler
+from engine.step.token_budget import TokenBudget
 from kvcache.backend import Releases
 from kvcache.manager import KVCacheManager
 from kvcache.memory_budget import CacheLimits

@@ -6,7 +6,7 @@ from random import Random
 
 import numpy as np
 
-from engine.step_plan import Masks, TokenHistory
+from engine.step.plan import Masks, TokenHistory
 from engine.types import Request
 
 PARTS = 3

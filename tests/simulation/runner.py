@@ -13,8 +13,8 @@ from itertools import count
 from random import Random
 from typing import Any, NamedTuple
 
-from engine.loop import HEALTH_CHECK_ID
-from engine.step_plan import (
+from engine.step.loop import HEALTH_CHECK_ID
+from engine.step.plan import (
     NOT_FINITE,
     Opened,
     Outcome,

@@ -11,9 +11,9 @@ from random import Random
 
 from engine.client import TokenStream
 from engine.errors import EngineFailedError
-from engine.loop import HEALTH_CHECK_ID, IDLE_POLL_S, STALLED_POLL_S, ModelFailedError
 from engine.messages import Abort, SetKVLimit, SetMemoryPressure
 from engine.pressure import PressureLevel
+from engine.step.loop import HEALTH_CHECK_ID, IDLE_POLL_S, STALLED_POLL_S, ModelFailedError
 from engine.types import FinishReason, Request, TokenEvent
 from kvcache.backend import BackendFailedError, Releases
 from tests.simulation.clients import Client

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from engine.step_plan import StepPlan
+from engine.step.plan import StepPlan
 from engine.types import TokenEvent
 
 

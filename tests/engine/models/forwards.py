@@ -11,7 +11,7 @@ import metal_ext
 from engine.models.checkpoint import Checkpoint, read_checkpoint
 from engine.models.forward import Forward
 from engine.models.weights import load_model
-from engine.runner import Model
+from engine.step.runner import Model
 from kvcache.layout import KVFormat, paged_layout
 from kvcache.manager import KVCacheManager
 from kvcache.native_backends import PosixBackend

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from engine.build import build_engine, plan_engine
-from engine.loop import EngineLoop
 from engine.machine import MachineMemory
 from engine.models.checkpoint import read_checkpoint
 from engine.models.forward import Forward
-from engine.runner import ModelRunner
+from engine.step.loop import EngineLoop
+from engine.step.runner import ModelRunner
 from engine.types import Request, SamplingParams
 from kvcache.choice import SubstrateChoice
 from kvcache.substrates import Substrate

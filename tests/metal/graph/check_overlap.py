@@ -14,7 +14,7 @@ import pytest
 from engine.build import build_engine, plan_engine
 from engine.machine import MachineMemory
 from engine.models.checkpoint import read_checkpoint
-from engine.runner import ModelRunner
+from engine.step.runner import ModelRunner
 from engine.types import Request, SamplingParams
 from kvcache.choice import SubstrateChoice
 from kvcache.substrates import Substrate

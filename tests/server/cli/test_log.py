@@ -41,7 +41,7 @@ def test_machines_get_one_json_object_a_line(capsys: pytest.CaptureFixture[str])
 def test_people_get_text(capsys: pytest.CaptureFixture[str]) -> None:
     configure_log(LogSection())
     structlog.get_logger("quire").info("serving", port=8000)
-    logging.getLogger("engine.loop").error("step failed")
+    logging.getLogger("engine.step.loop").error("step failed")
     ours, theirs = lines(capsys)
     assert "serving" in ours
     assert "port=8000" in ours

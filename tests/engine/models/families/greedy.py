@@ -9,9 +9,9 @@ import mlx.core as mx
 import numpy as np
 
 from engine.build import build_engine, plan_engine
-from engine.loop import EngineLoop
 from engine.machine import MachineMemory
 from engine.models.checkpoint import Checkpoint, read_checkpoint
+from engine.step.loop import EngineLoop
 from engine.types import Request, SamplingParams
 from tests.engines import CONFIG, ON_CPU, Answers, steps
 from tests.models import ModelSpec, write_model

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
-from engine.step_plan import (
+from engine.step.plan import (
     NOT_FINITE,
     Masks,
     Outcome,

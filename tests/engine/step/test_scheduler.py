@@ -4,9 +4,9 @@ from typing import cast
 
 import pytest
 
-from engine.scheduler import Scheduler
-from engine.step_plan import NOT_FINITE, StepPlan, Token
-from engine.token_budget import TokenBudget
+from engine.step.plan import NOT_FINITE, StepPlan, Token
+from engine.step.scheduler import Scheduler
+from engine.step.token_budget import TokenBudget
 from engine.types import (
     BlockHashes,
     EngineLimits,

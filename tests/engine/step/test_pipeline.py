@@ -12,14 +12,14 @@ import pytest
 
 from engine.build import build_engine, plan_engine
 from engine.errors import EngineFailedError
-from engine.loop import EngineLoop
 from engine.machine import MachineMemory
 from engine.messages import Abort, Stop
 from engine.models.checkpoint import read_checkpoint
-from engine.pipeline import FAILURE_WINDOW_S, RetiredStep, StepPipeline
-from engine.runner import ModelRunner, ModelStep
-from engine.sampler import PendingSamples
-from engine.step_plan import NO_STEP, InFlightStep, Outcome, PendingState, StepPlan, StepRunner
+from engine.step.loop import EngineLoop
+from engine.step.pipeline import FAILURE_WINDOW_S, RetiredStep, StepPipeline
+from engine.step.plan import NO_STEP, InFlightStep, Outcome, PendingState, StepPlan, StepRunner
+from engine.step.runner import ModelRunner, ModelStep
+from engine.step.sampler import PendingSamples
 from engine.types import FinishReason, Request, SamplingParams, TokenEvent
 from tests.constraints import Scripted, every_third
 from tests.engines import (
@@ -482,7 +482,7 @@ def test_fault_08_a_step_whose_tokens_cannot_be_chosen_fails_alone(
     loop.mailbox.put(Request(1, (1, 2), params))
     loop.run_once()
     with monkeypatch.context() as patch:
-        patch.setattr("engine.runner.sample", broken)
+        patch.setattr("engine.step.runner.sample", broken)
         loop.run_once()
     loop.mailbox.put(greedy(2, [5], 4))
     drain(loop)

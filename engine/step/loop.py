@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from engine.config import EngineConfig
-from engine.constraints import MaskThread
 from engine.figures import MlxMemory, SchedulerCounters, StepMeter
 from engine.memory_map import MemoryMap, report_first
 from engine.messages import (
@@ -18,10 +17,10 @@ from engine.messages import (
     SetKVLimit,
     SetMemoryPressure,
 )
-from engine.pipeline import CancelledStep, CompletedStep, RetiredStep, StepPipeline
 from engine.pressure import PressureLevel
-from engine.scheduler import Scheduler
-from engine.step_plan import (
+from engine.step.constraints import MaskThread
+from engine.step.pipeline import CancelledStep, CompletedStep, RetiredStep, StepPipeline
+from engine.step.plan import (
     NO_STEP,
     NOT_FINITE,
     Outcome,
@@ -30,6 +29,8 @@ from engine.step_plan import (
     StepPlan,
     StepRunner,
 )
+from engine.step.scheduler import Scheduler
+from engine.step.token_budget import PromptTime
 from engine.substrate_faults import SubstrateFaults
 from engine.types import EngineLimits, EngineStats, Request, SamplingParams, TokenEvent
 from kvcache.manager import KVCacheManager

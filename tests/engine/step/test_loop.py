@@ -10,13 +10,13 @@ import pytest
 from engine.build import build_engine, plan_engine
 from engine.errors import EngineFailedError
 from engine.figures import MlxMemory
-from engine.loop import EngineLoop
 from engine.machine import MachineMemory
 from engine.messages import Abort, SetMemoryPressure, Stop
 from engine.models.checkpoint import read_checkpoint
-from engine.pipeline import FAILURE_WINDOW_S
-from engine.scheduler import Scheduler
-from engine.step_plan import NO_STEP, InFlightStep, StepPlan
+from engine.step.loop import EngineLoop
+from engine.step.pipeline import FAILURE_WINDOW_S
+from engine.step.plan import NO_STEP, InFlightStep, StepPlan
+from engine.step.scheduler import Scheduler
 from engine.types import FinishReason, Request, SamplingParams
 from kvcache.backend import BackendFailedError
 from tests.engines import (
@@ -84,7 +84,7 @@ def test_fault_08_a_step_that_fails_after_its_appends_writes_nothing_later(
         raise ValueError("out of luck")
 
     with monkeypatch.context() as patch:
-        patch.setattr("engine.runner.sample", broken)
+        patch.setattr("engine.step.runner.sample", broken)
         loop.mailbox.put(greedy(1, list(range(300)), 5))
         while 1 not in answers.finished:
             loop.run_once()

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.sequence import Sequence, TokenCounts, apply_outcome, plan_entry
-from engine.step_plan import NOT_FINITE, PendingToken, RowError, Scores, Token, Vector
+from engine.step.plan import NOT_FINITE, PendingToken, RowError, Scores, Token, Vector
+from engine.step.sequence import Sequence, TokenCounts, apply_outcome, plan_entry
 from engine.types import FinishReason, PrefixReport, Request, SamplingParams, TokenLogprobs
 
 PROMPT = (5, 6, 7)

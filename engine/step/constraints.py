@@ -12,8 +12,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 
 from engine.errors import FORM_LIMITS, FormLimitError
-from engine.sequence import Sequence
-from engine.step_plan import WORD_BITS, Masks, Outcome, RowError, SamplingState, Scores, Token
+from engine.step.plan import WORD_BITS, Masks, Outcome, RowError, SamplingState, Scores, Token
+from engine.step.sequence import Sequence
 
 log = logging.getLogger(__name__)
 

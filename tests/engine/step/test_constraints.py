@@ -8,11 +8,11 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from engine import sampler
-from engine.constraints import BROKEN, accept
 from engine.errors import FORM_LIMITS, FormLimitError
-from engine.sequence import Sequence
-from engine.step_plan import NOT_FINITE, RowError, Scores, Token
+from engine.step import sampler
+from engine.step.constraints import BROKEN, accept
+from engine.step.plan import NOT_FINITE, RowError, Scores, Token
+from engine.step.sequence import Sequence
 from engine.types import Request, SamplingParams, TokenConstraint, TokenLogprobs
 from metal_ext import CpuWorkers
 from tests.constraints import Scripted

@@ -9,8 +9,7 @@ import mlx.core as mx
 
 from engine.errors import EngineFailedError
 from engine.machine import release_free_memory
-from engine.sampler import PendingSamples, joined, pool, sample, score, scored_rows
-from engine.step_plan import (
+from engine.step.plan import (
     InFlightStep,
     Outcome,
     PendingState,
@@ -19,6 +18,7 @@ from engine.step_plan import (
     SamplingState,
     StepPlan,
 )
+from engine.step.sampler import PendingSamples, joined, pool, sample, score, scored_rows
 from kvcache.backend import BackendFailedError
 from kvcache.manager import KVCacheManager
 from kvcache.views import KVViews

@@ -5,7 +5,7 @@ from enum import Enum
 
 import numpy as np
 
-from engine.step_plan import (
+from engine.step.plan import (
     Outcome,
     PendingToken,
     PlanEntry,

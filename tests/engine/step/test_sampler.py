@@ -9,9 +9,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from engine.sampler import draw
-from engine.sequence import Sequence
-from engine.step_plan import NOT_FINITE
+from engine.step.plan import NOT_FINITE
+from engine.step.sampler import draw
+from engine.step.sequence import Sequence
 from engine.types import Request, SamplingParams
 from metal_ext import CpuWorkers
 from tests.sampling import sample_next
@@ -164,7 +164,7 @@ def test_a_draw_at_either_end_of_the_distribution_is_a_token_that_was_kept(
     x = np.full((1, VOCAB), -50.0, np.float32)
     x[0, 10:20] = 1.0
     for value in (0.0, 1 - 2**-24):
-        monkeypatch.setattr("engine.sampler.draw", lambda *_, value=value: value)
+        monkeypatch.setattr("engine.step.sampler.draw", lambda *_, value=value: value)
         (got,) = run(x, [sequence(params(top_k=10))])
         assert got.token_id in range(10, 20)
 

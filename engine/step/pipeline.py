@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from engine.errors import EngineFailedError
 from engine.figures import StepMeter
-from engine.step_plan import InFlightStep, Outcome, PendingState, StepPlan, StepRunner
+from engine.step.plan import InFlightStep, Outcome, PendingState, StepPlan, StepRunner
 from kvcache.backend import BackendFailedError
 
 log = logging.getLogger(__name__)

@@ -10,10 +10,9 @@ from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
-from engine.constraints import accept
 from engine.figures import SchedulerCounters
-from engine.sequence import NO_MEMORY, Sequence, SequenceStatus, apply_outcome, end, plan_entry
-from engine.step_plan import (
+from engine.step.constraints import accept
+from engine.step.plan import (
     NO_STEP,
     NOT_FINITE,
     Attached,
@@ -25,7 +24,8 @@ from engine.step_plan import (
     PlanEntry,
     StepPlan,
 )
-from engine.token_budget import TokenBudget
+from engine.step.sequence import NO_MEMORY, Sequence, SequenceStatus, apply_outcome, end, plan_entry
+from engine.step.token_budget import TokenBudget
 from engine.types import EngineLimits, FinishReason, PrefixReport, Request, TokenEvent
 from kvcache.manager import KVCacheManager
 from kvcache.sequences import Progress

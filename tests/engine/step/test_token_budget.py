@@ -1,6 +1,6 @@
 import pytest
 
-from engine.token_budget import (
+from engine.step.token_budget import (
     ALONE_TARGETS,
     CALM_FRACTION,
     MAX_GROWTH,

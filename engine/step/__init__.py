@@ -1,0 +1,1 @@
+"""Steps: plan one, launch it, read it, and tell what came of it."""
