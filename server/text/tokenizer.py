@@ -14,9 +14,8 @@ from server.config import PromptsSection
 from server.text.calls.tool_format import CALL_CLOSE, CALL_OPEN
 from server.text.chat_template import ChatTemplate, PromptEnds
 from server.text.conversation import Conversation
-from server.text.encoder import Encoder, grouped, tokens_within
+from server.text.encoder import Encoder, SpecialTokens, grouped, pieces_of, tokens_within
 from server.text.parser import CLOSE, OPEN
-from server.text.special_tokens import SpecialTokens, pieces_of
 from server.text.time_limit import TimeLimit
 from server.text.token_decoder import DecoderError, read_decoder
 

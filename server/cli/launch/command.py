@@ -11,8 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from server.cli.launch.running_server import LaunchError, RunningServer, ask_server
-from server.cli.launch.tools import TOOLS, WHERE_TO_GET, Launch
-from server.cli.launch.zed import configure_zed
+from server.cli.launch.tools import TOOLS, WHERE_TO_GET, Launch, configure_zed
 from server.cli.sentences import one_sentence
 from server.cli.settings import read_settings
 

@@ -10,8 +10,8 @@ import pytest
 from server.config import PromptsSection
 from server.routes.service import Service
 from server.text.calls.written import WrittenCall
+from server.text.encoder import MARK
 from server.text.limited_process import LimitedProcess
-from server.text.special_tokens import MARK
 from server.text.tokenizer import Tokenizer
 from tests.models import write_tokenizer
 from tests.server.harness import CHAT, Engine, http_client, make_service, running, token_id

@@ -15,8 +15,8 @@ from server.text.chat_template import (
     template_messages,
 )
 from server.text.conversation import Conversation, Thinking, Tool, ToolCall, ToolChoice, Turn
+from server.text.encoder import pieces_of
 from server.text.limited_process import LimitedProcess
-from server.text.special_tokens import pieces_of
 from server.text.template_trial import TemplateTrial
 from server.text.time_limit import TimeLimit
 from server.text.tokenizer import Tokenizer

@@ -16,8 +16,7 @@ import pytest
 
 from server.cli.launch.command import LaunchOptions, launch
 from server.cli.launch.running_server import LaunchError, RunningServer, ask_server
-from server.cli.launch.tools import KEY_VARIABLE, claude, codex, opencode
-from server.cli.launch.zed import zed_settings_file
+from server.cli.launch.tools import KEY_VARIABLE, claude, codex, opencode, zed_settings_file
 from tests.clients.servers import QUIRE
 from tests.server.commands import SETTINGS, Run, one_sentence
 
