@@ -30,7 +30,6 @@ from engine.step.plan import (
     StepRunner,
 )
 from engine.step.scheduler import Scheduler
-from engine.step.token_budget import PromptTime
 from engine.substrate_faults import SubstrateFaults
 from engine.types import EngineLimits, EngineStats, Request, SamplingParams, TokenEvent
 from kvcache.manager import KVCacheManager

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from server.protocol.chat.request import ChatRequest
 from server.protocol.common import SamplingFields
-from server.protocol.completions.request import CompletionRequest
+from server.protocol.completions import CompletionRequest
 from server.protocol.embeddings import EmbeddingRequest
 from server.protocol.fields import Rule
 from server.protocol.messages.request import MessagesRequest
