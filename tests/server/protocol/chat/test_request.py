@@ -169,7 +169,7 @@ def test_thinking_can_be_switched_in_several_ways(
         ({"reasoning_effort": "xhigh"}, None),
         ({"reasoning_effort": "max"}, None),
         ({"reasoning_effort": "low", "thinking_token_budget": 5}, 5),
-        ({"reasoning": {"effort": "low", "summary": "auto"}}, 20),
+        ({"reasoning": {"effort": "low", "summary": "auto"}}, 2048),
         ({"reasoning": {"effort": "low", "max_tokens": 5.0}}, 5),
         ({"reasoning": {"max_tokens": 5}, "thinking_budget": 7}, 7),
         ({"reasoning": {"max_tokens": None, "effort": None}}, None),
