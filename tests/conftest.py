@@ -3,8 +3,10 @@
 import gc
 import inspect
 import itertools
+import logging
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import mlx.core as mx
@@ -15,10 +17,7 @@ from tests.models import write_model
 
 # One run is like another, however busy the machine.
 settings.register_profile(
-    "tests",
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.too_slow],
+    "tests", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("tests")
 # A Mac's default is its GPU. What tests compute is meant for the CPU, unless they say otherwise.
@@ -46,9 +45,12 @@ NUMBERS = itertools.count()
 
 
 @pytest.fixture(autouse=True)
-def same_numbers() -> None:
-    """MLX draws the same in every run."""
+def own_numbers_and_level() -> Iterator[None]:
+    """MLX draws the same in every run, and the level of a test's log is its own."""
     mx.random.seed(0)
+    level = logging.getLogger().level
+    yield
+    logging.getLogger().setLevel(level)
 
 
 @pytest.fixture(autouse=True)

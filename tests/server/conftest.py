@@ -148,12 +148,10 @@ async def http(app: FastAPI) -> AsyncIterator[httpx2.AsyncClient]:
 def own_log(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The log may be configured: afterwards it is as before."""
     root = logging.getLogger()
-    level = root.level
     monkeypatch.setattr(root, "handlers", [])
     yield
     for handler in root.handlers:
         handler.close()
-    root.setLevel(level)
     structlog.reset_defaults()
 
 
