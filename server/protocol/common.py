@@ -51,7 +51,7 @@ class BodyLimits:
     max_values: int
     """Numbers, texts, lists, objects and the like, wherever they are."""
     max_containers: int
-    """The lists and objects among them, which take most."""
+    """The lists and objects among them, and the names in objects: they take most."""
     max_depth: int = MAX_DEPTH
     """Lists and objects around a value; the reader refuses more."""
 
@@ -62,16 +62,17 @@ class BodyLimits:
         # A list has two characters, and one between it and the next.
         if len(body) <= 2 * min(self.max_values, self.max_containers):
             return
-        values, containers, in_text = 1, 0, False
+        values, containers, names, in_text = 1, 0, 0, False
         for piece in _pieces(body):
             outside, in_text = outside_texts(piece, in_text)
             begun = outside.count(b"[") + outside.count(b"{")
             containers += begun
+            names += outside.count(b":")
             values += begun + outside.count(b",")
             if values > self.max_values:
                 raise _too_many(f"{self.max_values} values")
-            if containers > self.max_containers:
-                raise _too_many(f"{self.max_containers} lists and objects")
+            if max(containers, names) > self.max_containers:
+                raise _too_many(f"{self.max_containers} lists and objects, or names in them")
             await asyncio.sleep(0)
 
 
@@ -108,8 +109,7 @@ def _pieces(body: bytes) -> Iterator[bytes]:
     start = 0
     while start < len(body):
         end = start + PIECE_BYTES
-        escapes = len(body[start:end]) - len(body[start:end].rstrip(b"\\"))
-        end += escapes % 2
+        end += (end - start - len(body[start:end].rstrip(b"\\"))) % 2
         yield body[start:end]
         start = end
 

@@ -13,14 +13,12 @@ from server.text.tokenizer import Tokenizer
 from tests.server.harness import Engine, http_client, make_service, running
 
 LIMITS = limits_by_path(LimitsSection())
+TOO_MANY = 400, "too_many_values"
 BEYOND: dict[str, tuple[Callable[[BodyLimits], bytes], int, str]] = {
     "bytes": (lambda limits: b'"' + b"x" * limits.max_bytes + b'"', 413, "body_too_large"),
-    "values": (lambda limits: b"[" + b"0," * limits.max_values + b"0]", 400, "too_many_values"),
-    "containers": (
-        lambda limits: b"[" + b"[]," * limits.max_containers + b"0]",
-        400,
-        "too_many_values",
-    ),
+    "values": (lambda limits: b"[" + b"0," * limits.max_values + b"0]", *TOO_MANY),
+    "containers": (lambda limits: b"[" + b"[]," * limits.max_containers + b"0]", *TOO_MANY),
+    "names": (lambda limits: b"{" + b'"":0,' * limits.max_containers + b'"":0}', *TOO_MANY),
     "depth": (lambda limits: b"[" * (limits.max_depth + 1), 400, "invalid_json"),
 }
 

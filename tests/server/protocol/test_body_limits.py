@@ -19,12 +19,13 @@ async def refusal(body: bytes, values: int, containers: int = MIB) -> ApiError |
     return None
 
 
-def counted(value: Any) -> tuple[int, int]:
-    """Values and containers of a value, by looking at each. Nothing in a list counts as one."""
+def counted(value: Any) -> tuple[int, int, int]:
+    """Values, containers and names, by looking at each. Nothing in a list counts as one value."""
     if not isinstance(value, dict | list):
-        return 1, 0
+        return 1, 0, 0
     parts = [counted(part) for part in (value.values() if isinstance(value, dict) else value)]
-    return 1 + max(1, sum(v for v, _ in parts)), 1 + sum(c for _, c in parts)
+    values, containers, names = (sum(part[which] for part in parts) for which in range(3))
+    return 1 + max(1, values), 1 + containers, names + len(value) * isinstance(value, dict)
 
 
 def anything(rng: Random, depth: int = 5) -> Any:
@@ -45,10 +46,10 @@ async def test_values_are_counted_outside_of_texts_wherever_the_body_is_cut(
     rng = Random(seed)
     value = [anything(rng) for _ in range(8)]
     body = json.dumps(value).encode() + b" " * 4000
-    values, containers = counted(value)
-    assert await refusal(body, values, containers) is None
+    values, *most = counted(value)
+    assert await refusal(body, values, max(most)) is None
     assert await refusal(body, values - 1) is not None
-    assert await refusal(body, MIB, containers - 1) is not None
+    assert await refusal(body, MIB, max(most) - 1) is not None
 
 
 async def test_what_is_small_is_not_looked_at() -> None:
@@ -60,6 +61,7 @@ async def test_a_body_says_which_limit_it_is_beyond() -> None:
     bodies = {
         "more than 10 values": b"[" + b"0," * 100 + b"0]",
         "more than 50 lists and objects": b"[" + b"[]," * 100 + b"0]",
+        "objects, or names in them": b"{" + b'"k": 0,' * 50 + b'"k": 0}',
     }
     for says, body in bodies.items():
         error = await refusal(body, 10 if "10" in says else MIB, 50)
