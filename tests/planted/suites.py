@@ -97,10 +97,10 @@ def what_failed(output: str) -> str:
         if found := re.search(words, output):
             return found[0]
     test = next((failed or running for failed, running in TEST.findall(output)), "")
+    if found := re.search(r"MSL: .*?: (.*)|Fatal Python error: (.*)", output):
+        return f"{test}: {found[1] or found[2]}"
     assert test, output
-    if found := re.search(r"MSL: .*?: (.*)", output):
-        return f"{test}: {found[1]}"
-    return f"{test}: no memory there" if "Segmentation fault" in output else test
+    return test
 
 
 def try_simulation(mistake: Mistake, folder: Path) -> str:
