@@ -19,8 +19,8 @@ from engine.models.tensors import (
 )
 from kvcache.views import KVViews
 
-# From so many pairs of a row and an expert on they are sorted by experts, so that an expert's rows
-# are multiplied together. As in mlx-lm (models/switch_layers.py).
+# Fewest pairs of a row and an expert that are sorted by expert. Sorting lets an expert's rows be
+# multiplied together. As in mlx-lm (models/switch_layers.py).
 LEAST_SORTED_PAIRS = 64
 
 Gate = Callable[[mx.array, mx.array], mx.array]
@@ -50,7 +50,7 @@ def mix(
     down: StoredMatrix,
     gate: Gate,
 ) -> mx.array:
-    """Return the weighted sums ``[T, hidden]`` of what the experts make of rows x.
+    """Return the weighted sums ``[T, hidden]`` of the experts' outputs for rows x.
 
     experts, weights: ``[T, chosen]``. gate_up: of all experts; two stacks, or one of both.
     """

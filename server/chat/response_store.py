@@ -1,4 +1,4 @@
-"""Responses that can be asked for, or continued by their id: in memory, and only so many bytes."""
+"""Responses that clients read or continue by id, in memory, within a bound of bytes."""
 
 import secrets
 from collections import OrderedDict

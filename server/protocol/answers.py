@@ -155,6 +155,6 @@ class GatheredCall:
 
     @property
     def text(self) -> str:
-        """As content, for a call that nobody could make."""
+        """The call as content, for arguments that are no object."""
         name = json.dumps(self.start.name, ensure_ascii=False)
         return f'{CALL_OPEN}\n{{"name": {name}, "arguments": {self.arguments}'

@@ -30,8 +30,8 @@ NAME = "quire"
 NODE_ID = "ray.io/node-id"
 INGRESS, REPLICA = "ingress", "replica"
 ROUTER = "server.ray.router:PrefixRouter"
-# Ray averages requests over the first: more than a share of what runs at once starts a replica
-# after the second, and less ends one after the third, as the prefixes that it holds go with it.
+# Ray averages requests over LOOK_BACK_S. Above BUSY_SHARE of a replica's slots it adds a replica
+# after MORE_AFTER_S. Below, it ends one after FEWER_AFTER_S: the replica's prefixes go with it.
 LOOK_BACK_S = 15.0
 BUSY_SHARE = 0.9
 MORE_AFTER_S = 5.0

@@ -17,7 +17,7 @@ UNREAD = (
     ("model.visual.", IMAGES),
     ("vision_tower.", IMAGES),
 )
-# Of the layers that attend, where config.json does not say: each so many-th.
+# Every fourth layer has attention, unless config.json names another interval.
 ATTENTION_INTERVAL = 4
 PARTIAL_ROTARY_FACTOR = 0.25
 # What the kernels of a gated delta net know of a head's dimensions.

@@ -30,8 +30,8 @@ def read_experts(
 
 
 def mlps_of(config: ModelConfig, experts: Experts) -> Sequence[Mlp]:
-    """Return the MLP of each layer: experts in every so many-th, dense ones in the others and
-    where the config says so. Raises CheckpointError."""
+    """Return the MLP of each layer: experts at multiples of decoder_sparse_step, dense MLPs
+    elsewhere and in mlp_only_layers. Raises CheckpointError."""
     dense, step = DenseMlp(config.count("intermediate_size")), config.count("decoder_sparse_step")
     only = config.values.get("mlp_only_layers", [])
     if not isinstance(only, list):

@@ -53,8 +53,8 @@ class TemplateFields(WireModel):
 
 
 class ReasoningField(WireModel):
-    """How much the model may think, as OpenRouter has it. No summaries are made, whoever asks for
-    one."""
+    """OpenRouter's field for how much the model may think. A request for a summary has no effect:
+    quire makes none."""
 
     effort: Effort | None = None
     enabled: bool | None = None
