@@ -1,36 +1,33 @@
-"""A snapshot of the engine's sequences and of their memory, for people. Counts only."""
+"""A snapshot of the engine's sequences and their memory, as GET /memory sends it: counts only."""
 
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
-from itertools import islice
+from dataclasses import asdict, dataclass
+from itertools import chain, islice
+from typing import Any
 
 from engine.step.sequence import Sequence
 from engine.types import EngineStats
-from kvcache.memory_map import BlockRun as BlockRun
-from kvcache.memory_map import BlockState as BlockState
-from kvcache.memory_map import HeapSnapshot as HeapSnapshot
 from kvcache.memory_map import KVMap as KVMap
-from kvcache.memory_map import MappedSequence as MappedSequence
 
-# Of the sequences that run, and of those that wait, so many are shown one by one.
+# Running sequences, and waiting ones, that are shown one by one.
 MAX_SHOWN_SEQUENCES = 256
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceReport:
-    """How far a sequence is, in tokens, as GET /memory names them."""
+    """A sequence's progress in tokens."""
 
     id: int
-    """As KVMap's sequences have it in ``seq_id``."""
+    """The ``seq_id`` of KVMap's sequences."""
     status: str
     """A SequenceStatus."""
     prompt_tokens: int
     tokens: int
-    """Of the prompt and those generated."""
+    """Tokens of the prompt and generated ones."""
     computed_tokens: int
-    """Those whose K and V are in the cache."""
+    """Tokens whose K and V are in the cache."""
     most_tokens: int
-    """Of prompt and answer, at most."""
+    """The limit of prompt and answer together."""
     preemptions: int
 
 
@@ -41,8 +38,25 @@ class MemoryMap:
     stats: EngineStats
     kv: KVMap
     running: tuple[SequenceReport, ...]
-    """The first ones in order; ``stats`` says how many there are."""
+    """The first ones in order; ``stats`` has the number of all."""
     waiting: tuple[SequenceReport, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        stats, pool = self.stats, self.stats.kv
+        mapped = {sequence.seq_id: sequence for sequence in self.kv.sequences}
+        blocks = ("mapped_blocks", "sealed_blocks", "borrowed_blocks")
+        return self.kv.as_json() | {
+            "pool": pool
+            and asdict(pool) | {"cells": asdict(pool.cells) | {"cached": dict(pool.cells.cached)}},
+            "shared_saved_bytes": 0 if pool is None else pool.shared_saved_bytes,
+            "running": stats.running,
+            "waiting": stats.waiting,
+            "steps": stats.steps,
+            "sequences": [
+                asdict(report) | {name: getattr(mapped.get(report.id), name, 0) for name in blocks}
+                for report in chain(self.running, self.waiting)
+            ],
+        }
 
 
 def report_first(sequences: SequenceOf[Sequence]) -> tuple[SequenceReport, ...]:

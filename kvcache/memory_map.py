@@ -1,106 +1,129 @@
-"""A snapshot of every block's state and sequences, for people."""
+"""A snapshot of every block, for GET /memory: copied on the engine's thread, encoded elsewhere.
+
+Blocks are numbered heap by heap: block b of heap h is ``h * blocks_per_heap + b``.
+"""
 
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from kvcache.block import BlockState as BlockState
+import numpy as np
+
+from kvcache.block import Block, BlockState
 from kvcache.cell_pool import Cell
 from kvcache.heap_pool import HeapPool
 from kvcache.layout import KVLayout
 from kvcache.sequences import CachedSequence
-from kvcache.sparse_heap import SparseHeap
+
+# A letter for each BlockState, in their order, and one for a free block that may hold memory.
+LETTERS = "fosqcr"
+FREE_WITH_MEMORY = "d"
+NO_SEQUENCE = -1
 
 
-class BlockRun(NamedTuple):
-    """Consecutive blocks of a heap that one sequence has."""
-
-    heap: int
-    place: int
-    blocks: int
-
-
-@dataclass(frozen=True, slots=True)
-class HeapSnapshot:
-    """One heap's blocks, an element for each."""
-
-    states: bytes
-    """Their BlockState."""
-    dirty: bytes
-    """1 for those that may hold memory of the system."""
-    sharers: bytes
-    """How many open sequences have them: numbers of two bytes in the machine's order."""
-
-
-@dataclass(frozen=True, slots=True)
-class MappedSequence:
-    """A sequence with a buffer."""
+class MappedSequence(NamedTuple):
+    """An open sequence, with the number of its leading blocks of each kind."""
 
     seq_id: int
-    runs: tuple[BlockRun, ...]
-    """In the order of its tokens, blocks that are being mapped ahead included."""
+    runs: tuple[tuple[int, int], ...]
+    """``(first block, count)`` in the order of its tokens, premapped blocks included."""
     mapped_blocks: int
-    """Those of ``runs``."""
+    """All blocks of ``runs``."""
     sealed_blocks: int
-    """Leading ones that are never written again."""
+    """Blocks that are never written again."""
     borrowed_blocks: int
-    """Leading ones that other sequences wrote."""
+    """Blocks that other sequences wrote."""
 
 
 class SealedCell(NamedTuple):
-    """The states of recurrent layers at one position, which any sequence may go on from."""
+    """A state that any sequence may go on from, as GET /memory names it."""
 
     conversation: int
-    """The first sequence of its conversation."""
     position: int
-    """How many tokens are before it."""
     keep: str
-    """The name of a Keep, in small letters."""
     holders: int
-    """How many have it now; 0: it is cached."""
 
 
 @dataclass(frozen=True, slots=True)
 class KVMap:
     """The pool at one moment."""
 
-    block_bytes: int
-    tokens_per_block: int
-    blocks_per_heap: int
-    page_bytes: int
-    regions: int
-    max_heaps: int
-    heaps: tuple[HeapSnapshot, ...]
-    """Those that have been made."""
+    geometry: dict[str, int]
+    heaps: tuple[str, ...]
+    """A string for each heap, with a letter for each block: f free, d free with memory of the
+    system, o owned, s sealed, q quarantined, c cached, r releasing."""
+    sharers: "array[int]"
+    """The number of open sequences that have each block."""
     sequences: tuple[MappedSequence, ...]
-    """The open ones, who came first before others."""
+    """The open sequences in the order in which they came."""
     cells: tuple[SealedCell, ...] = ()
-    """Those that can be found; none where the model has no recurrent layers."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the map as GET /memory sends it. A few milliseconds for 100 000 blocks."""
+        return {
+            "geometry": self.geometry,
+            "heaps": self.heaps,
+            # Numbers of sequences, in the order in which they came; "owners" counts places in it.
+            "owner_ids": [sequence.seq_id for sequence in self.sequences],
+            "owners": self.owner_runs(),
+            "sharers": self.sharer_runs(),
+            "cells": [cell._asdict() for cell in self.cells],
+        }
+
+    def owner_runs(self) -> list[int]:
+        """Return the first sequence of each block: ``[owner, count, owner, count, ...]`` over all
+        blocks, where -1 is no open sequence."""
+        owners = np.full(len(self.sharers), NO_SEQUENCE, np.int32)
+        for number in reversed(range(len(self.sequences))):
+            for first, count in self.sequences[number].runs:
+                owners[first : first + count] = number
+        starts, counts = _equal_runs(owners)
+        return _rows(owners[starts], counts)
+
+    def sharer_runs(self) -> list[int]:
+        """Return blocks that more than one sequence has: ``[gap, count, sequences, gap, ...]``,
+        where a gap is the blocks since the run before."""
+        sharers = np.asarray(self.sharers, np.int32)
+        starts, counts = _equal_runs(sharers)
+        shared = sharers[starts] > 1
+        starts, counts = starts[shared], counts[shared]
+        ends_before = np.append(0, starts + counts)[: len(starts)]
+        return _rows(starts - ends_before, counts, sharers[starts])
 
 
 def take_map(
-    layout: KVLayout,
-    pool: HeapPool,
-    open_sequences: Iterable[CachedSequence],
-    cells: Iterable[Cell],
+    layout: KVLayout, pool: HeapPool, sequences: Iterable[CachedSequence], cells: Iterable[Cell]
 ) -> KVMap:
     """Return a copy of the pool's state: some bytes for each block and some numbers for each run,
-    so that the engine soon goes on. Others work out what it means.
+    so that the engine goes on soon.
 
-    pool: of the first group. What others have of the same tokens is in the same state, unless the
-    system has refused it, and counts as part of its blocks.
+    pool: of the first group. The blocks of other groups that hold the same tokens are in the same
+    state, unless the system has refused one, and count as part of the first group's blocks.
     """
     group = layout.groups[0]
+    size = group.blocks_per_heap
     return KVMap(
-        block_bytes=layout.block_bytes,
-        tokens_per_block=group.tokens_per_block,
-        blocks_per_heap=group.blocks_per_heap,
-        page_bytes=group.page_bytes,
-        regions=sum(len(its.regions) for its in layout.groups),
-        max_heaps=max(pool.num_heaps, -(-pool.capacity_blocks // group.blocks_per_heap)),
-        heaps=tuple(map(_snapshot, pool.heaps)),
-        sequences=tuple(_mapped(sequence) for sequence in open_sequences),
+        geometry={
+            "block_bytes": layout.block_bytes,
+            "tokens_per_block": group.tokens_per_block,
+            "blocks_per_heap": size,
+            "page_bytes": group.page_bytes,
+            "regions": sum(len(each.regions) for each in layout.groups),
+            "max_heaps": max(pool.num_heaps, -(-pool.capacity_blocks // size)),
+        },
+        heaps=tuple("".join(map(letter_of, heap.blocks)) for heap in pool.heaps),
+        sharers=array("H", [block.sequences for heap in pool.heaps for block in heap.blocks]),
+        sequences=tuple(
+            MappedSequence(
+                sequence.seq_id,
+                tuple((r.heap * size + r.heap_block, r.count) for r in sequence.buffer.table.runs),
+                len(sequence.buffer.table),
+                sequence.sealed_blocks,
+                sequence.shared_blocks,
+            )
+            for sequence in sequences
+        ),
         cells=tuple(
             SealedCell(cell.conversation, cell.position, cell.keep.name.lower(), cell.holders)
             for cell in cells
@@ -109,20 +132,20 @@ def take_map(
     )
 
 
-def _snapshot(heap: SparseHeap) -> HeapSnapshot:
-    return HeapSnapshot(
-        states=heap.states(),
-        dirty=bytes(block.dirty for block in heap.blocks),
-        sharers=array("H", [block.sequences for block in heap.blocks]).tobytes(),
-    )
+def letter_of(block: Block) -> str:
+    if block.dirty and block.state is BlockState.FREE:
+        return FREE_WITH_MEMORY
+    return LETTERS[block.state]
 
 
-def _mapped(sequence: CachedSequence) -> MappedSequence:
-    table = sequence.buffer.table
-    return MappedSequence(
-        seq_id=sequence.seq_id,
-        runs=tuple(BlockRun(run.heap, run.heap_block, run.count) for run in table.runs),
-        mapped_blocks=len(table),
-        sealed_blocks=sequence.sealed_blocks,
-        borrowed_blocks=sequence.shared_blocks,
-    )
+def _equal_runs(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return where runs of equal values begin, and how long they are."""
+    changes = np.flatnonzero(np.diff(values)) + 1
+    starts = np.concatenate([np.zeros(min(1, len(values)), np.intp), changes])
+    return starts, np.diff(np.append(starts, len(values)))
+
+
+def _rows(*columns: np.ndarray) -> list[int]:
+    """Return the rows of a table, one after the other."""
+    numbers: list[int] = np.stack(columns, axis=1).ravel().tolist()
+    return numbers

@@ -1,6 +1,7 @@
 """The engine's memory map, taken while it works."""
 
 import asyncio
+import json
 import threading
 
 import pytest
@@ -11,7 +12,7 @@ from engine.messages import GetMemoryMap, Stop
 from engine.step.loop import EngineLoop
 from engine.types import Request, SamplingParams
 from tests.engines import Answers, greedy, recall_client, recall_loop, steps
-from tests.kvcache.maps import map_adds_up
+from tests.kvcache.maps import expanded, map_adds_up
 
 WAIT_S = 10.0
 
@@ -65,6 +66,36 @@ def test_of_many_that_wait_the_first_ones_are_told() -> None:
     (only,) = found
     assert only.stats.waiting == MAX_SHOWN_SEQUENCES + 9
     assert [report.id for report in only.waiting] == list(range(1, MAX_SHOWN_SEQUENCES + 1))
+    loop.close()
+
+
+def test_a_map_of_an_engine_at_work_is_told_as_it_is() -> None:
+    loop = recall_loop(Answers.empty(), max_num_seqs=3)
+    for number in range(1, 6):
+        loop.mailbox.put(greedy(number, list(range(40)), 30))
+    found: list[MemoryMap] = []
+    for _ in range(6):
+        loop.run_once()
+    loop.mailbox.put(GetMemoryMap(found.append))
+    loop.run_once()
+    told = json.loads(json.dumps(found[0].as_json()))
+    assert told["pool"]["num_heaps"] == len(told["heaps"])
+    assert [s["id"] for s in told["sequences"]] == [1, 2, 3, 4, 5]
+    assert [s["status"] for s in told["sequences"]] == ["running"] * 3 + ["waiting"] * 2
+    assert [s["mapped_blocks"] > 0 for s in told["sequences"]] == [True] * 3 + [False] * 2
+    assert told["owner_ids"] == [1, 2, 3]
+    assert (told["running"], told["waiting"]) == (3, 2)
+    letters = "".join(told["heaps"])
+    owners = expanded(told["owners"])
+    assert len(letters) == len(owners)
+    assert all(
+        (owner >= 0) == (letter in "os") for owner, letter in zip(owners, letters, strict=True)
+    )
+    shared = sum(told["sharers"][1::3])
+    runs = zip(told["sharers"][1::3], told["sharers"][2::3], strict=True)
+    saved = sum(count * (sequences - 1) for count, sequences in runs)
+    assert shared == 2
+    assert told["shared_saved_bytes"] == saved * told["geometry"]["block_bytes"]
     loop.close()
 
 

@@ -80,8 +80,8 @@ def test_the_figures_are_those_of_all_groups() -> None:
     assert stats.capacity_bytes == HEAPS * LAYOUT.heap_bytes
     assert stats.live_bytes == 40 * LAYOUT.bytes_per_token
     assert stats.committed_bytes == sum(memory.committed_bytes() for memory in memories)
-    assert kv.memory_map().block_bytes == LAYOUT.block_bytes
-    assert kv.memory_map().regions == 4
+    geometry = kv.memory_map().geometry
+    assert (geometry["block_bytes"], geometry["regions"]) == (LAYOUT.block_bytes, 4)
 
 
 def test_the_group_that_has_least_says_how_far_a_prefix_goes() -> None:
