@@ -22,7 +22,7 @@ from engine.step_memory import memory_demand
 from engine.substrate_faults import SubstrateFaults
 from engine.types import EngineLimits
 from kvcache.backend import PageBackend
-from kvcache.choice import SubstrateChoice
+from kvcache.substrates import SubstrateChoice
 from kvcache.fault_memory import FaultMemory
 from kvcache.layout import KVFormat, KVShape, LayoutError
 from kvcache.manager import KVCacheManager

@@ -15,7 +15,7 @@ from kvcache.canary.machine import this_machine
 from kvcache.canary.run import SUBSTRATE, CacheSize, run_trial
 from kvcache.canary.stamp import Passed
 from kvcache.canary.wheel import wheel_warning
-from kvcache.choice import (
+from kvcache.substrates import (
     NO_DEVICE,
     NO_METAL,
     SubstrateChoice,
@@ -26,7 +26,7 @@ from kvcache.choice import (
 from kvcache.fault_memory import FaultMemory
 from kvcache.layout import METAL_PAGES, choose_page
 from kvcache.memory_budget import BudgetError, gib
-from kvcache.metal_device import MetalDevice
+from kvcache.substrates import MetalDevice
 from kvcache.native_backends import system_file_limit
 from kvcache.substrates import Substrate
 

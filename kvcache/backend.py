@@ -7,13 +7,14 @@ it knows which one runs.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import Any, Protocol
 
 import mlx.core as mx
 
 import metal_ext
-from kvcache.layout import Group
-from metal_ext import QKTransform
+from kvcache.cell_pool import StateSegment
+from kvcache.layout import CellLayout, Group
+from metal_ext import GatedDelta, QKTransform
 
 # A mapping operation that takes longer will not come back. Less than the engine's watchdog gives a
 # step (server/config.py), which knows of a step that hangs, and not why.
@@ -191,6 +192,59 @@ class PageBackend(Protocol):
     def shut_down(self) -> bool:
         """Wait for the device and unmap everything. False where the device did not answer: then the
         process must end without releasing anything. Nothing may be called afterwards."""
+
+
+class StateRows:
+    """The rows of one step, and the kernel over the states of their sequences."""
+
+    def __init__(self, layout: CellLayout, native: Any, executor: Any) -> None:
+        """native: rows of a CPU with its workers as the executor, or those of a Metal substrate
+        with the substrate."""
+        self._layout = layout
+        self._native = native
+        self._executor = executor
+
+    def recur(
+        self,
+        order: mx.array,
+        number: int,
+        qkv: mx.array,
+        z: mx.array,
+        a: mx.array,
+        b: mx.array,
+        delta: GatedDelta,
+    ) -> tuple[mx.array, mx.array]:
+        """Advance the states of a recurrent layer by all rows; return the layer's next ordering
+        handle, and the output of the states ``[T, value_heads * value_dim]``.
+
+        order: of the layer's newest advance. number: among the recurrent layers. qkv: ``[T,
+        tail_width]``, before its convolution; z: ``[T, value_heads * value_dim]``; a, b: ``[T,
+        value_heads]``. delta: the layer's weights in the form of the substrate's kernels.
+        """
+        offset = self._layout.offsets[number]
+        return metal_ext.gated_delta(
+            order, qkv, z, a, b, delta, self._native, offset, self._executor
+        )
+
+
+class StateMemory(Protocol):
+    """A fixed number of cells at fixed addresses."""
+
+    @property
+    def num_cells(self) -> int:
+        """Return the number of cells."""
+
+    def rows(self, segments: Sequence[StateSegment], step: StepRows) -> StateRows:
+        """Return the rows of a step. segments: in the order of its rows. step: the same rows in any
+        group; cells are in use until its end."""
+
+    def committed_bytes(self, cells: Sequence[int]) -> int:
+        """Return the bytes that the system charges for these cells, measured at most a moment ago.
+        cells: all that may hold memory."""
+
+    def release(self, cells: Sequence[int]) -> None:
+        """Release the memory of cells to the system, where it takes that back. They may be written
+        again at any time."""
 
 
 def native_geometry(group: Group) -> metal_ext.Geometry:

@@ -4,12 +4,15 @@ A block's digest is SHA-256(digest of the block before it, its token ids), and t
 parent is SHA-256(model and layout, salt).
 """
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from struct import Struct
 
 TOKEN_BYTES = 4
+# Evicted digests that are remembered, of blocks and of states each.
+REMEMBERED_EVICTIONS = 65536
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,3 +83,23 @@ class BlockHashes:
 def _root(identity: bytes, *parts: bytes) -> bytes:
     """Return the first block's parent. Each part is hashed first: none can run into the next."""
     return sha256(b"".join(sha256(part).digest() for part in (identity, *parts))).digest()
+
+
+class Evictions:
+    """The digests of the newest evictions, to tell "evicted" from "never cached"."""
+
+    def __init__(self) -> None:
+        self._digests: OrderedDict[bytes, None] = OrderedDict()
+
+    def __contains__(self, digest: bytes) -> bool:
+        return digest in self._digests
+
+    def add(self, digest: bytes) -> None:
+        """Remember a digest; forget the oldest one where there are too many."""
+        self._digests[digest] = None
+        if len(self._digests) > REMEMBERED_EVICTIONS:
+            self._digests.popitem(last=False)
+
+    def discard(self, digest: bytes) -> None:
+        """Note that the block or state with this digest is cached again."""
+        self._digests.pop(digest, None)

@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 
 from kvcache.backend import MAPPING_LIMIT_S, BackendFailedError, PageBackend
-from kvcache.block import Block, BlockState
+from kvcache.block import Block, BlockState, MappedRun, PageTable, Pending, SparseBuffer
 from kvcache.heap_pool import HeapPool
 from kvcache.layout import Group
-from kvcache.sparse_buffer import MappedRun, PageTable, Pending, SparseBuffer
 
 
 class BufferPool:

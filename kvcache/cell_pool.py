@@ -20,26 +20,11 @@ as used. Waypoints go before all others.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from enum import IntEnum
+from typing import NamedTuple
 
-from kvcache.block import Prefix
-from kvcache.evictions import Evictions
+from kvcache.block import Cell, Keep, Prefix
+from kvcache.block_hashes import Evictions
 from kvcache.stats import CellStats
-
-
-class Keep(IntEnum):
-    """Why a sealed cell is kept. Where there are several reasons, the last one counts."""
-
-    WAYPOINT = 0
-    """So that a long prompt need not be computed from its beginning. Evicted before all others."""
-    END = 1
-    """A turn ends here, or two conversations were seen to part."""
-    USER = 2
-    """The newest message of a person ends here: thoughts that follow may be dropped."""
-    SYSTEM = 3
-    """The system prompt and the tools end here."""
-
 
 # How likely a conversation is to go on from there, beside others and roughly. From the end of a
 # person's message whenever a question drops thoughts; meanwhile it stands in for ends that were
@@ -49,42 +34,16 @@ LIKELIHOOD = {Keep.WAYPOINT: 1.0, Keep.END: 1.0, Keep.USER: 2.0, Keep.SYSTEM: 1.
 EARLIER_END_LIKELIHOOD = 0.1
 
 
-@dataclass(slots=True, eq=False)
-class Cell:
-    """A cell and all that is known of it."""
+class StateSegment(NamedTuple):
+    """The states of one sequence in a step: one cell is read, others are written."""
 
-    number: int
-    holders: int = 0
-    """Open sequences that write it or go on from it, and the queue of those to be sealed."""
-    epoch: int = 0
-    """The newest step that may touch it."""
-    prefix: Prefix | None = None
-    """The block after which it is found."""
-    position: int = 0
-    """How many tokens are before it, once it is sealed."""
-    conversation: int = 0
-    """The first sequence that sealed one of its conversation, once it is sealed."""
-    keep: Keep = Keep.WAYPOINT
-    before: "Cell | None" = None
-    """The cell from which its conversation would go on without it; None: from the beginning."""
-    is_earlier_end: bool = False
-    """Whether its conversation has a newer end."""
-    last_use: int = 0
-    dirty: bool = False
-    """Whether it may hold memory of the system."""
-
-    @property
-    def is_cached(self) -> bool:
-        """Return whether it can be found, and nobody holds it."""
-        return self.prefix is not None and not self.holders
-
-    @property
-    def saves(self) -> int:
-        """Return how many tokens would be computed again without it."""
-        return self.position - (0 if self.before is None else self.before.position)
-
-    def __str__(self) -> str:
-        return f"cell {self.number}"
+    count: int  # type: ignore[assignment]  # not the method of tuples
+    """Rows of the sequence in this step."""
+    read: int | None
+    """The cell of the state before the rows; None: all zeros."""
+    writes: tuple[tuple[int, int], ...]
+    """``(rows, cell)``: the state after that number of rows is written to the cell. The numbers
+    rise; the last one is ``count``, and its cell may be the one that was read."""
 
 
 class CellPool:

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
-from kvcache.backend import Charge, Releases, Segment, StepRows
+from kvcache.backend import Charge, Releases, Segment, StateRows, StepRows
+from kvcache.cell_pool import StateSegment
 from kvcache.layout import Group
-from kvcache.state_memory import StateRows, StateSegment
 
 
 @dataclass

@@ -18,13 +18,11 @@ sequence that has left. It can be handed out where that mapping is used again, o
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from kvcache.backend import Charge, PageBackend, Releases
-from kvcache.block import Block, BlockState
+from kvcache.block import Block, BlockState, PendingRelease, SparseBuffer, SparseHeap, runs_of
 from kvcache.layout import Group
-from kvcache.sparse_buffer import SparseBuffer
-from kvcache.sparse_heap import PendingRelease, SparseHeap, runs_of
 
 # Free blocks that a new run of blocks would like around it: as many as can be had.
 ROOM_FOR_A_RUN = (64, 16, 4, 1)
@@ -350,6 +348,10 @@ class HeapPool:
     def heaps(self) -> Sequence[SparseHeap]:
         """Return the heaps that have been made; to be read only."""
         return self._heaps
+
+    def blocks(self) -> Iterator[Block]:
+        for heap in self._heaps:
+            yield from heap.blocks
 
     def check_invariants(self) -> None:
         """Count blocks and free slack again. Raises AssertionError."""

@@ -7,8 +7,8 @@ has as many blocks in every group of the model's layers, and shares as many.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from kvcache.backend import PageBackend, Releases, Segment
-from kvcache.block import Block
+from kvcache.backend import PageBackend, Releases, Segment, StateMemory
+from kvcache.block import Block, SparseBuffer
 from kvcache.block_allocator import BLOCKS_EVICTED_AT_ONCE, MAP_AHEAD_TOKENS
 from kvcache.block_hashes import BlockHashes, PrefixSalt
 from kvcache.cell_pool import CellPool
@@ -18,9 +18,7 @@ from kvcache.memory_budget import CacheLimits
 from kvcache.memory_map import KVMap, take_map
 from kvcache.prefix_index import MissReason
 from kvcache.sequences import CachedSequence, OpenSequence, Progress
-from kvcache.sparse_buffer import SparseBuffer
 from kvcache.state_cache import NO_TURNS, StateCache, Turns, planned_seals
-from kvcache.state_memory import StateMemory
 from kvcache.stats import KVStats, total
 from kvcache.views import CacheTokens, KVViews, layer_regions
 

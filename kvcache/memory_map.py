@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvcache.block import Block, BlockState
-from kvcache.cell_pool import Cell
+from kvcache.block import Block, BlockState, Cell
 from kvcache.heap_pool import HeapPool
 from kvcache.layout import KVLayout
 from kvcache.sequences import CachedSequence

@@ -2,7 +2,8 @@
 
 import resource
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import mlx.core as mx
@@ -14,11 +15,126 @@ from kvcache.backend import (
     LayerRegions,
     Releases,
     Segment,
+    StateRows,
+    StepRows,
     native_geometry,
 )
-from kvcache.layout import Group
-from kvcache.native_memory import NativeMemory
+from kvcache.cell_pool import StateSegment
+from kvcache.layout import CellLayout, Group
 from metal_ext import QKTransform
+
+
+class NativeMemory:
+    """The base of backends. How a heap and a range are made is theirs, and what may be mapped where
+    and when."""
+
+    def __init__(
+        self,
+        new_heap: Callable[[], metal_ext.Heap],
+        new_range: Callable[[], metal_ext.AddressRange],
+    ) -> None:
+        """Both raise OSError where the system has no memory for one more."""
+        self._new_heap = new_heap
+        self._new_range = new_range
+        self._heaps: list[metal_ext.Heap] = []
+        self._ranges: list[metal_ext.AddressRange] = []
+        self._mapper = metal_ext.Mapper()
+        self._copies = metal_ext.CopyCounter()
+
+    @property
+    def copied_bytes(self) -> int:
+        return self._copies.bytes
+
+    def add_heap(self) -> bool:
+        try:
+            self._heaps.append(self._new_heap())
+        except OSError:
+            return False
+        return True
+
+    def add_buffer(self) -> bool:
+        try:
+            self._ranges.append(self._new_range())
+        except OSError:
+            return False
+        return True
+
+    def refused(self, ticket: int) -> bool:
+        return self._mapper.refused(ticket)
+
+    def unmap(self, buffer: int, block: int, count: int) -> int:
+        return self._mapper.unmap(self._ranges[buffer], block, count)
+
+    def release(self, heap: int, block: int, count: int) -> int:
+        return self._mapper.release(self._heaps[heap], block, count)
+
+    def committed_bytes(self) -> int:
+        return sum(heap.committed_bytes for heap in tuple(self._heaps))
+
+    def _map_queued(
+        self, buffer: int, block: int, heap: int, heap_block: int, count: int, *, writable: bool
+    ) -> int:
+        """The ticket of a mapping that the mapper's thread will make."""
+        range_, memory = self._ranges[buffer], self._heaps[heap]
+        return self._mapper.map(range_, memory, heap_block, block, count, writable)
+
+
+# Asking the system takes half a millisecond for a gigabyte, so it is asked no more often.
+MEASURED_EVERY_S = 0.5
+
+
+class NativeStates:
+    """Cells one behind the other, at an address that never changes. The system gives each its
+    memory when it is written first."""
+
+    def __init__(
+        self,
+        layout: CellLayout,
+        num_cells: int,
+        workers: metal_ext.CpuWorkers,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Raises OSError where the system has no addresses for so many."""
+        self.num_cells = num_cells
+        self._layout = layout
+        self._workers = workers
+        self._memory = metal_ext.StateMemory(num_cells * layout.cell_bytes)
+        self._clock = clock
+        self._committed_bytes = 0
+        self._measured_at = float("-inf")
+
+    def rows(self, segments: Sequence[StateSegment], step: StepRows) -> StateRows:
+        """Return what a step does with cells. step: MLX's stream keeps its order on a CPU."""
+        native = [
+            (
+                segment.count,
+                0 if segment.read is None else self._address(segment.read),
+                [(rows, self._address(cell)) for rows, cell in segment.writes],
+            )
+            for segment in segments
+        ]
+        rows = metal_ext.StateRows(native, [self._memory])
+        return StateRows(self._layout, rows, self._workers)
+
+    def committed_bytes(self, cells: Sequence[int]) -> int:
+        """Return how much of these cells is in memory."""
+        if (now := self._clock()) - self._measured_at >= MEASURED_EVERY_S:
+            self._measured_at, size = now, self._layout.cell_bytes
+            parts = (self._memory.committed(cell * size, size) for cell in cells)
+            self._committed_bytes = sum(parts)
+        return self._committed_bytes
+
+    def release(self, cells: Sequence[int]) -> None:
+        """Release the memory of cells: they hold zeros until they are written again."""
+        size = self._layout.cell_bytes
+        for cell in cells:
+            self._memory.release(cell * size, size)
+            self._measured_at = float("-inf")
+
+    def _address(self, cell: int) -> int:
+        return self._memory.address + cell * self._layout.cell_bytes
+
 
 # Of the mappings that the system allows a process, those left to everything else in it.
 SPARE_MAPPINGS = 4096

@@ -5,12 +5,10 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 import metal_ext
-from kvcache.backend import PageBackend
+from kvcache.backend import PageBackend, StateMemory
 from kvcache.layout import CellLayout, Group
 from kvcache.metal_backend import MetalBackend, metal_backend
-from kvcache.native_backends import PosixBackend
-from kvcache.native_states import NativeStates
-from kvcache.state_memory import StateMemory
+from kvcache.native_backends import NativeStates, PosixBackend
 from kvcache.substrates import Substrate
 
 

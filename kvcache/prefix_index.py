@@ -10,9 +10,8 @@ from hashlib import sha256
 from heapq import heapify, heappop, heappush
 
 from kvcache.block import Block, BlockState, Prefix
-from kvcache.block_hashes import TOKEN_BYTES, BlockHashes
+from kvcache.block_hashes import TOKEN_BYTES, BlockHashes, Evictions
 from kvcache.cell_pool import CellPool
-from kvcache.evictions import Evictions
 
 # A queue of blocks to evict is rebuilt when half of it and so many entries are out of date.
 STALE_QUEUE_ENTRIES = 64

@@ -5,9 +5,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from itertools import takewhile
 
-from kvcache.block import BlockState
+from kvcache.block import BlockState, SparseBuffer
 from kvcache.block_hashes import BlockHashes
-from kvcache.sparse_buffer import SparseBuffer
 
 
 @dataclass(slots=True)

@@ -18,12 +18,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from kvcache.block import Block
+from kvcache.block import Block, Cell, Keep
 from kvcache.block_hashes import BlockHashes
-from kvcache.cell_pool import Cell, CellPool, Keep
+from kvcache.cell_pool import CellPool, StateSegment
 from kvcache.prefix_index import MissReason, PrefixIndex
 from kvcache.sequences import CachedSequence
-from kvcache.state_memory import StateSegment
 
 # What a sequence always gets: its base, the next one, and the one that it works in.
 CELLS_PER_SEQUENCE = 3

@@ -5,9 +5,8 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 import metal_ext
-from kvcache.backend import LayerRegions, Segment, StepRows
+from kvcache.backend import LayerRegions, Segment, StateRows, StepRows
 from kvcache.layout import KVFormat, KVLayout
-from kvcache.state_memory import StateRows
 from metal_ext import GatedDelta, QKTransform
 
 DTYPES = {

@@ -11,7 +11,7 @@ from engine.config import EngineConfig
 from engine.machine import MachineMemory
 from engine.step.loop import Emit, EngineLoop
 from engine.types import FinishReason, Request, SamplingParams, TokenEvent
-from kvcache.choice import SubstrateChoice
+from kvcache.substrates import SubstrateChoice
 from kvcache.layout import KVFormat, KVShape, KVSpec
 from kvcache.memory_budget import CacheRequest, MemoryDemand, fit
 from kvcache.substrates import Substrate

@@ -27,7 +27,7 @@ from kvcache.canary.run import (
 )
 from kvcache.canary.stamp import Passed
 from kvcache.canary.wheel import wheel_tag, wheel_warning
-from kvcache.choice import (
+from kvcache.substrates import (
     NO_DEVICE,
     NO_METAL,
     ON_METAL,
@@ -36,7 +36,7 @@ from kvcache.choice import (
     choose_substrate,
 )
 from kvcache.fault_memory import Act, FaultMemory
-from kvcache.metal_device import MetalDevice
+from kvcache.substrates import MetalDevice
 from kvcache.substrates import Substrate
 
 FACTS_LIMIT_S = 60.0

@@ -6,7 +6,7 @@ from typing import Any
 from engine.machine import MachineMemory
 from kvcache.canary.machine import Machine
 from kvcache.canary.report import TrialReport
-from kvcache.metal_device import MetalDevice
+from kvcache.substrates import MetalDevice
 from kvcache.substrates import Substrate
 
 # Rises when a field changes its meaning or goes.

@@ -14,7 +14,7 @@ from kvcache.layout import KVLayout, KVShape, LayoutError, paged_layout
 KIB = 1024
 PAGE_SIZES = tuple(kib * KIB for kib in (4, 8, 16, 32, 64, 128, 256))
 MEAN_LENGTHS = (256, 1024, 4096, 16384)
-# An entry of the host's page table (kvcache/sparse_buffer.py): a reference in a list, and the
+# An entry of the host's page table (kvcache/block.py): a reference in a list, and the
 # record of the block that it refers to.
 TABLE_ENTRY_BYTES = 8 + sys.getsizeof(Block(0, 0))
 

@@ -16,9 +16,9 @@ from kvcache.canary.reference import (
     some_of,
 )
 from kvcache.canary.trial import Action, Finding, require
+from kvcache.cell_pool import StateSegment
 from kvcache.layout import KVFormat, KVLayout, KVShape, KVSpec, StateSpec
 from kvcache.metal_backend import MetalBackend
-from kvcache.state_memory import StateSegment
 from kvcache.views import layer_regions
 
 # Sequences of one row, of one more than a split of the decode kernel, and of several splits.

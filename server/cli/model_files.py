@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from engine.build import EnginePlan
 from engine.models.checkpoint import Checkpoint, CheckpointError
 from engine.substrate import plan_for_this_machine, plan_on
-from kvcache.choice import SubstrateChoice, SubstrateError
+from kvcache.substrates import SubstrateChoice, SubstrateError
 from kvcache.layout import LayoutError
 from kvcache.memory_budget import BudgetError, gib
 from server.catalogue.folder_reader import FolderReader, reading_process

@@ -28,7 +28,7 @@ from engine.step.loop import EngineLoop
 from engine.types import FinishReason, Request, SamplingParams, TokenEvent, Turns
 from kvcache.block_hashes import PrefixSalt
 from kvcache.manager import KVCacheManager
-from kvcache.native_states import NativeStates
+from kvcache.native_backends import NativeStates
 from tests.engine.hybrid_engines import VOCABULARY, hybrid_loop, load_hybrid
 from tests.engine.models.hybrids import Steps, write_hybrid
 from tests.engines import steps

@@ -13,10 +13,9 @@ from engine.machine import MachineMemory
 from engine.models.checkpoint import Checkpoint, promised_checkpoint, read_checkpoint
 from engine.step_memory import activation_bytes, attention_scratch_bytes
 from engine.types import PrefixSalt
-from kvcache.choice import SubstrateChoice
 from kvcache.layout import KVFormat, LayoutError
 from kvcache.memory_budget import BudgetError
-from kvcache.substrates import Substrate
+from kvcache.substrates import Substrate, SubstrateChoice
 from tests.engines import CONFIG, ON_CPU
 from tests.models import QWEN3_4B, write_config, write_model
 

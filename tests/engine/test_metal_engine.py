@@ -25,10 +25,9 @@ from engine.step.runner import ModelStep
 from engine.step.scheduler import Scheduler
 from engine.types import FinishReason, Request, SamplingParams
 from kvcache.backend import BackendFailedError
-from kvcache.choice import SubstrateChoice
 from kvcache.fault_memory import FaultMemory
 from kvcache.layout import LayoutError
-from kvcache.substrates import Substrate
+from kvcache.substrates import Substrate, SubstrateChoice
 from tests.constraints import Scripted, every_third
 from tests.engine.models.hybrids import write_hybrid
 from tests.engine.models.test_forward import LLAMA3, YARN

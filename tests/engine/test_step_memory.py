@@ -19,8 +19,7 @@ from engine.step_memory import (
     attention_scratch_bytes,
     memory_demand,
 )
-from kvcache.choice import SubstrateChoice
-from kvcache.substrates import Substrate
+from kvcache.substrates import Substrate, SubstrateChoice
 from tests.engines import CONFIG, SHAPE
 from tests.models import TINY, write_config
 

@@ -21,10 +21,9 @@ from kvcache.canary import stamp
 from kvcache.canary.report import TrialReport
 from kvcache.canary.run import USUAL, CacheSize
 from kvcache.canary.stamp import Passed
-from kvcache.choice import NO_DEVICE, NO_METAL, SubstrateError
 from kvcache.fault_memory import FaultMemory
 from kvcache.layout import LayoutError
-from kvcache.substrates import Substrate
+from kvcache.substrates import NO_DEVICE, NO_METAL, Substrate, SubstrateError
 from tests.engines import CONFIG
 from tests.kvcache.metal_double import Device, install
 from tests.models import ModelSpec, write_model

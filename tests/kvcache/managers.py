@@ -4,14 +4,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from engine.step.sequence import Sequence as WaitingSequence
-from kvcache.backend import PageBackend
+from kvcache.backend import PageBackend, StateMemory
 from kvcache.block import BlockState
 from kvcache.block_hashes import PrefixSalt
 from kvcache.config import CacheSettings
 from kvcache.layout import KVFormat, KVLayout, KVShape, KVSpec, paged_layout
 from kvcache.manager import KVCacheManager
 from kvcache.memory_budget import CacheLimits
-from kvcache.state_memory import StateMemory
 from tests.kvcache.strict_memory import StrictMemory
 
 SHAPE = KVShape.uniform(1, KVSpec(1, 64, KVFormat.FLOAT32))

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from struct import Struct
 from typing import Any, NamedTuple
 
+from kvcache.cell_pool import StateSegment
 from kvcache.layout import CellLayout, KVShape, StateSpec
-from kvcache.state_memory import StateSegment
 from tests.kvcache.blocks import MistakeError
 
 # Two recurrent layers, so that what lies behind the first state is the second one.

@@ -1,9 +1,9 @@
 import pytest
 
-from kvcache.backend import PageBackend, Segment
+from kvcache.backend import PageBackend, Segment, StateMemory
+from kvcache.cell_pool import StateSegment
 from kvcache.counting import CountingBackend, CountingStates
 from kvcache.layout import Group, KVFormat, KVShape, KVSpec, paged_layout
-from kvcache.state_memory import StateMemory, StateSegment
 
 SHAPE = KVShape.uniform(2, KVSpec(2, 32, KVFormat.FLOAT32))
 

@@ -5,12 +5,9 @@ from unittest import mock
 import pytest
 
 from kvcache.backend import Charge, Releases
-from kvcache.block import Block, BlockState
+from kvcache.block import Block, BlockState, SparseBuffer, runs_of
 from kvcache.heap_pool import HeapPool
-from kvcache.inspector import blocks_of
 from kvcache.layout import Group, KVFormat, KVShape, KVSpec, paged_layout
-from kvcache.sparse_buffer import SparseBuffer
-from kvcache.sparse_heap import runs_of
 from tests.kvcache.memory_faults import MemoryFaults
 from tests.kvcache.strict_memory import StrictMemory
 
@@ -325,7 +322,7 @@ def test_a_cached_block_is_not_handed_out_until_it_is_freed() -> None:
     assert pool.free_blocks == HEAP_BLOCKS - 1
     pool.free(block)
     assert pool.free_blocks == HEAP_BLOCKS
-    assert places(blocks_of(pool)) == [(0, place) for place in range(HEAP_BLOCKS)]
+    assert places(pool.blocks()) == [(0, place) for place in range(HEAP_BLOCKS)]
 
 
 def test_blocks_that_were_never_mapped_are_given_up_at_once() -> None:

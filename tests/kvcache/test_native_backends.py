@@ -1,5 +1,6 @@
 """The native backends, through the protocol alone."""
 
+import ctypes
 import itertools
 import resource
 import sys
@@ -14,13 +15,16 @@ from numpy.typing import NDArray
 import kvcache.native_backends
 import metal_ext
 from kvcache.backend import BackendFailedError, Charge, PageBackend, Releases, Segment
-from kvcache.layout import Group, KVFormat, KVShape, KVSpec, paged_layout
+from kvcache.layout import Group, KVFormat, KVShape, KVSpec, StateSpec, paged_layout
 from kvcache.native_backends import (
+    MEASURED_EVERY_S,
+    NativeStates,
     PosixBackend,
     system_heap_limit,
     system_mapping_limit,
 )
 from kvcache.views import layer_regions
+from metal_ext import SYSTEM_PAGE_BYTES
 
 SPEC = KVSpec(1, 64, KVFormat.FLOAT32)
 SHAPE = KVShape.uniform(2, SPEC)
@@ -232,3 +236,20 @@ def test_heaps_are_not_counted_where_open_files_are_not(monkeypatch: pytest.Monk
     unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
     monkeypatch.setattr(resource, "getrlimit", lambda _: unlimited)
     assert system_heap_limit() is None
+
+
+def test_the_memory_of_cells_is_measured_from_time_to_time() -> None:
+    cell = KVShape((), (StateSpec(1, 2, 32, 32, tail_rows=3),)).cell
+    assert cell is not None
+    now = 0.0
+    states = NativeStates(cell, 4, metal_ext.CpuWorkers(1), clock=lambda: now)
+    assert states.committed_bytes([]) == 0
+    for number in (1, 3):
+        ctypes.memset(states._address(number), 1, cell.cell_bytes)
+    now = MEASURED_EVERY_S / 2
+    assert states.committed_bytes([1, 3]) == 0, "asked a moment ago"
+    now = MEASURED_EVERY_S
+    assert states.committed_bytes([1, 3]) == 2 * cell.cell_bytes
+    ctypes.memset(states._address(2), 1, 1)
+    states.release([1])
+    assert states.committed_bytes([2, 3]) == cell.cell_bytes + SYSTEM_PAGE_BYTES, "at once"

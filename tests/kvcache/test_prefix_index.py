@@ -1,6 +1,6 @@
 import pytest
 
-from kvcache import evictions, prefix_index
+from kvcache import block_hashes, prefix_index
 from kvcache.block import Block, BlockState
 from kvcache.block_hashes import BlockHashes, PrefixSalt
 from kvcache.prefix_index import MissReason, PrefixIndex
@@ -182,7 +182,7 @@ def test_nothing_is_missed_where_no_full_block_is_left() -> None:
 
 
 def test_an_evicted_block_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evictions, "REMEMBERED_EVICTIONS", 1)
+    monkeypatch.setattr(block_hashes, "REMEMBERED_EVICTIONS", 1)
     cache = Cache()
     for number in (1, 2):
         cache.keep(hashes_of([number] * 4))

@@ -7,16 +7,16 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from kvcache import evictions
+from kvcache import block_hashes
+from kvcache.block import Keep
 from kvcache.block_hashes import PrefixSalt
-from kvcache.cell_pool import CellPool, Keep
+from kvcache.cell_pool import CellPool, StateSegment
 from kvcache.config import CacheSettings
 from kvcache.manager import KVCacheManager
 from kvcache.memory_budget import CacheLimits
 from kvcache.memory_map import SealedCell
 from kvcache.prefix_index import MissReason
 from kvcache.state_cache import WAYPOINT_TOKENS, Turns
-from kvcache.state_memory import StateSegment
 from kvcache.views import CacheTokens, KVViews
 from tests.kvcache.managers import TOKENS, paged, settle
 from tests.kvcache.strict_memory import StrictMemory
@@ -200,7 +200,7 @@ def test_states_go_with_their_blocks_and_are_remembered(monkeypatch: pytest.Monk
     assert explained(stage, ids) == (0, MissReason.EVICTED), "nothing of it is cached"
     stage.live(ids + [7] * TOKENS)
     assert explained(stage, [*ids[:-1], 8]) == (len(ids) - 1, MissReason.STATE_EVICTED)
-    monkeypatch.setattr(evictions, "REMEMBERED_EVICTIONS", 1)
+    monkeypatch.setattr(block_hashes, "REMEMBERED_EVICTIONS", 1)
     stage.live([6] * 2 * TOKENS)
     while stage.pool.evict():
         pass
@@ -437,7 +437,8 @@ def test_a_layers_states_are_advanced_in_the_order_of_its_tokens() -> None:
     tokens = CacheTokens(0, num_states=2)
     segments: Any = [StateSegment(1, None, ((1, 0),))]
     delta: Any = None
-    views = KVViews([], tokens, [], segments, 1, Rows())
+    rows: Any = Rows()
+    views = KVViews([], tokens, [], segments, 1, rows)
     x = mx.zeros((1, 4))
     for number in (0, 1, 0):
         assert views.recur(number, x, x, x, x, delta) is x

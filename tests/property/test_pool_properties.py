@@ -10,7 +10,6 @@ from kvcache.backend import Releases
 from kvcache.block import Block, BlockState
 from kvcache.block_hashes import BlockHashes, PrefixSalt
 from kvcache.heap_pool import HeapPool
-from kvcache.inspector import blocks_of
 from kvcache.prefix_index import PrefixIndex
 from tests.kvcache.managers import paged
 from tests.kvcache.strict_memory import Manners, StrictMemory
@@ -120,7 +119,7 @@ class PoolMachine(RuleBasedStateMachine):
         if not hasattr(self, "pool"):
             return
         self.pool.check_invariants()
-        for block in blocks_of(self.pool):
+        for block in self.pool.blocks():
             assert block.buffers == self.buffers.get(block, 0)
             assert block.sequences == self.sequences.get(block, 0)
         assert self.pool.count(BlockState.CACHED) == len(self.cached)

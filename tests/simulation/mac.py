@@ -15,9 +15,8 @@ from engine.planning.arithmetic import Q4, weights_bytes
 from engine.planning.shape import read_shape
 from engine.pressure import PressureLevel
 from engine.types import EngineLimits, PrefixSalt
-from kvcache.choice import SubstrateChoice
 from kvcache.memory_budget import MemoryPlan
-from kvcache.substrates import Substrate
+from kvcache.substrates import Substrate, SubstrateChoice
 from server.config import Config, engine_config
 from tests.kvcache.strict_memory import Manners
 from tests.models import QWEN3_8B, write_config

@@ -9,7 +9,7 @@ from typing import Any
 
 from engine.build import EnginePlan
 from engine.models.checkpoint import Checkpoint
-from kvcache.choice import SubstrateChoice
+from kvcache.substrates import SubstrateChoice
 from kvcache.memory_budget import gib
 from server.catalogue.folder_reader import FolderReader
 from server.catalogue.hub_cache import folders_in, snapshot_of

@@ -7,8 +7,7 @@ from engine.doctor.report import DoctorReport, Examination, Extension
 from engine.machine import MachineMemory
 from kvcache.canary.machine import Machine
 from kvcache.canary.report import Step, TrialReport
-from kvcache.metal_device import MetalDevice
-from kvcache.substrates import Substrate
+from kvcache.substrates import MetalDevice, Substrate
 
 GIB = 1024**3
 PASSED = TrialReport(

@@ -16,9 +16,8 @@ from kvcache.canary import stamp
 from kvcache.canary.report import TrialReport
 from kvcache.canary.run import KERNELS, PACE, RELEASE, STRESS, SUBSTRATE, Outcome
 from kvcache.canary.stamp import Passed
-from kvcache.choice import NO_DEVICE, NO_METAL
 from kvcache.fault_memory import FaultMemory
-from kvcache.substrates import Substrate
+from kvcache.substrates import NO_DEVICE, NO_METAL, Substrate
 from tests.engine.doctor.reports import FAILED, PASSED
 from tests.kvcache.metal_double import Device
 

@@ -14,8 +14,7 @@ from engine.models.weights import load_model
 from engine.step.runner import Model
 from kvcache.layout import KVFormat, paged_layout
 from kvcache.manager import KVCacheManager
-from kvcache.native_backends import PosixBackend
-from kvcache.native_states import NativeStates
+from kvcache.native_backends import NativeStates, PosixBackend
 from tests.kvcache.managers import manager
 from tests.models import ModelSpec, write_model
 from tests.reference import load_reference

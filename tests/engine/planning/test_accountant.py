@@ -12,9 +12,8 @@ from engine.planning.accountant import (
     tail_tokens,
 )
 from engine.planning.devices import CPU, find_device
-from kvcache.block import Block
+from kvcache.block import Block, PageTable, SparseBuffer
 from kvcache.layout import KVShape, KVSpec, paged_layout
-from kvcache.sparse_buffer import PageTable, SparseBuffer
 
 KIB = 1024
 QWEN3_4B = KVShape.uniform(36, KVSpec(8, 128))

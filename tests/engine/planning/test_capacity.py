@@ -12,9 +12,8 @@ from engine.planning import capacity
 from engine.planning.capacity import CapacityReport, plan_capacity
 from engine.planning.devices import CPU, Device, find_device
 from engine.planning.shape import ModelShape, read_shape
-from kvcache.choice import SubstrateChoice
 from kvcache.layout import LayoutError
-from kvcache.substrates import Substrate
+from kvcache.substrates import Substrate, SubstrateChoice
 from tests.engines import CONFIG
 from tests.models import QWEN3_4B, write_config
 from tests.published import PUBLISHED

@@ -25,9 +25,9 @@ from engine.models.mlx_ops import MlxOps
 from engine.models.spec import ModelSpec
 from engine.models.stored import StoredWeights
 from kvcache.backend import Segment
+from kvcache.cell_pool import StateSegment
 from kvcache.layout import KVFormat, paged_layout
 from kvcache.metal_backend import MetalBackend, metal_backend
-from kvcache.state_memory import StateSegment
 from kvcache.views import CacheTokens, KVViews, layer_regions
 from tests.engine.models.hybrids import FIELDS
 from tests.metal.graph import _standin

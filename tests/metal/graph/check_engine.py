@@ -16,8 +16,7 @@ from engine.models.forward import Forward
 from engine.step.loop import EngineLoop
 from engine.step.runner import ModelRunner
 from engine.types import Request, SamplingParams
-from kvcache.choice import SubstrateChoice
-from kvcache.substrates import Substrate
+from kvcache.substrates import Substrate, SubstrateChoice
 from tests.engine.models.hybrids import write_hybrid
 from tests.engine.models.test_forward import YARN
 from tests.engines import CONFIG, Answers, steps

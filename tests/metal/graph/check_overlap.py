@@ -16,8 +16,7 @@ from engine.machine import MachineMemory
 from engine.models.checkpoint import read_checkpoint
 from engine.step.runner import ModelRunner
 from engine.types import Request, SamplingParams
-from kvcache.choice import SubstrateChoice
-from kvcache.substrates import Substrate
+from kvcache.substrates import Substrate, SubstrateChoice
 from tests.engines import Answers, steps
 from tests.metal.graph import _standin
 from tests.metal.graph.check_engine import CONFIGURED, ROOMY, SPEC

@@ -18,7 +18,7 @@ from engine.build import EnginePlan
 from engine.models.checkpoint import read_checkpoint
 from engine.pressure import PressureSource, pressure_source
 from kvcache.backend import BackendFailedError
-from kvcache.choice import SubstrateChoice
+from kvcache.substrates import SubstrateChoice
 from kvcache.substrates import Substrate
 from server.cli import serve
 from server.cli.model_files import (

@@ -6,7 +6,7 @@ import pytest
 from engine.machine import MachineMemory
 from engine.planning import capacity
 from engine.planning.devices import find_device
-from kvcache.metal_device import MetalDevice
+from kvcache.substrates import MetalDevice
 from server.cli.model_files import ModelError
 from server.cli.plan import command
 from server.cli.plan.command import PlanOptions, plan_model
