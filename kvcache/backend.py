@@ -4,6 +4,7 @@ A backend knows heaps, buffers and blocks by number and moves memory behind addr
 it knows which one runs.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -65,13 +66,19 @@ class BackendFailedError(RuntimeError):
     serving must end."""
 
 
-class StepRows(Protocol):
-    """The rows of one step, and the kernels of the substrate over them. ``token`` is always the
-    layer's newest cache token: an array of one element that orders reads after writes."""
+class StepRows(ABC):
+    """The rows of one step, and the kernels of the substrate over them. ``order`` is always the
+    layer's newest ordering handle: an array of one element that makes reads wait for writes."""
+
+    def __init__(self, native: Any, executor: Any) -> None:
+        """native: rows of a CPU with its workers as the executor, or those of a Metal substrate
+        with the substrate."""
+        self.native = native
+        self._executor = executor
 
     def append(
         self,
-        token: mx.array,
+        order: mx.array,
         layer: LayerRegions,
         queries: mx.array,
         keys: mx.array,
@@ -79,30 +86,45 @@ class StepRows(Protocol):
         transform: QKTransform | None,
     ) -> tuple[mx.array, mx.array]:
         """Transform queries and keys, where there is a transform, and write keys and values; return
-        the next token, and the queries. queries: ``[T, query_heads, head_dim]``; keys, values:
-        ``[T, kv_heads, head_dim]``; all of one dtype, of any strides."""
+        the next ordering handle, and the queries. queries: ``[T, query_heads, head_dim]``; keys,
+        values: ``[T, kv_heads, head_dim]``; all of one dtype, of any strides."""
+        where = self.native, layer.native, self._executor
+        if transform is None:
+            return metal_ext.append(order, keys, values, *where), queries
+        rope = None if transform.rope is None else self._rope(transform.rope)
+        return metal_ext.project_append(order, queries, keys, values, transform.norms, rope, *where)
 
     def decode_attention(
-        self, token: mx.array, layer: LayerRegions, queries: mx.array, scale: float
+        self, order: mx.array, layer: LayerRegions, queries: mx.array, scale: float
     ) -> mx.array:
         """Return the attention of the step's first R rows, each over its sequence up to itself.
         queries: ``[R, query_heads, head_dim]``."""
+        return metal_ext.decode_attention(
+            order, queries, self.native, 0, layer.native, layer.kv_heads, scale, self._executor
+        )
 
+    @abstractmethod
+    def _rope(self, rope: metal_ext.RopeTable) -> Any:
+        """Return the rotation in the form of the substrate's kernels."""
+
+    @abstractmethod
     def chunk_attention(
-        self, token: mx.array, layer: LayerRegions, queries: mx.array, segment: int, scale: float
+        self, order: mx.array, layer: LayerRegions, queries: mx.array, segment: int, scale: float
     ) -> mx.array:
-        """Do the same for all rows of one segment: ``[count, query_heads, head_dim]``."""
+        """Return the attention of all rows of one segment: ``[count, query_heads, head_dim]``."""
 
-    def region(self, token: mx.array, layer: LayerRegions, kind: str, segment: int) -> mx.array:
-        """Return "keys" or "values" of a segment's whole past, itself included: ``[start + count,
+    @abstractmethod
+    def region(self, order: mx.array, layer: LayerRegions, kind: str, segment: int) -> mx.array:
+        """Return "keys" or "values" of a segment and all tokens before it: ``[start + count,
         kv_heads, head_dim]``, valid until the sequence closes."""
 
     def end(self, arrays: list[mx.array]) -> list[mx.array]:
-        """Return what to evaluate so that the arrays are there and the device knows that the step
-        is done. arrays: the step's results, and the newest cache token of every layer."""
+        """Return the arrays to evaluate so that ``arrays`` are there and the device knows that the
+        step is done. arrays: the step's results, and the newest ordering handle of every layer."""
+        return arrays
 
-    def cancel(self) -> None:
-        """Cancel the step: it failed, and nothing of it runs any more."""
+    def cancel(self) -> None:  # noqa: B027  # a CPU has nothing to cancel
+        """Cancel a failed step: no operation of it runs any more."""
 
 
 class PageBackend(Protocol):

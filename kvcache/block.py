@@ -1,6 +1,5 @@
-"""Records of what the cache keeps: blocks and the heaps that they lie in, the buffers behind which
-they are mapped, and cells. Their pools change them.
-"""
+"""Records of the cache's memory: blocks in heaps, the buffers behind which blocks are mapped, and
+the cells of recurrent states. Their pools change them."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -9,7 +8,7 @@ from itertools import takewhile
 
 
 class BlockState(IntEnum):
-    """The state of a block."""
+    """The state of a block; heap_pool.py draws the changes."""
 
     FREE = 0
     OWNED = 1
@@ -21,49 +20,47 @@ class BlockState(IntEnum):
 
 @dataclass(slots=True, eq=False)
 class Prefix:
-    """What a sealed block is found by: its tokens, and all that come before them."""
+    """The key of a sealed block: its tokens, and all that come before them."""
 
     digest: bytes
     parent: bytes
     tokens: bytes
     system: bool
-    """Whether it belongs to a system prompt."""
+    """Whether the block belongs to a system prompt."""
     last_use: int = 0
     cell: "Cell | None" = None
-    """The states of recurrent layers after its last token, where they are kept."""
+    """The states of recurrent layers after the block's last token, where they are kept."""
 
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """A physical block and all that is known of it. The pool of heaps changes the state and the
-    counts, the index of prefixes the prefix."""
+    """A physical block. HeapPool changes its state and counts, PrefixIndex its prefix."""
 
     heap: int
     place: int
-    """In the heap."""
+    """The number of the block in its heap."""
     state: BlockState = BlockState.FREE
     dirty: bool = False
-    """Whether it may hold memory of the system."""
+    """Whether the block may hold memory of the system."""
     buffers: int = 0
-    """How many have it mapped in their tables, those of closed sequences included."""
+    """Tables of buffers that have the block, those of closed sequences included."""
     sequences: int = 0
-    """How many open ones have it."""
+    """Open sequences that have the block."""
     prefix: Prefix | None = None
-    """None where it cannot be found."""
-    keepers: "list[SparseBuffer]" = field(default_factory=list)
-    """Buffers that have it mapped behind their tables, of no sequence any more."""
+    """None where other sequences cannot find the block."""
+    premapped_by: "list[SparseBuffer]" = field(default_factory=list)
+    """Buffers that have the block mapped behind their tables, for no sequence."""
     is_sealed: bool = False
-    """Whether it was sealed since it was mapped: then no sequence may write it through that
+    """Whether the block was sealed since it was mapped: then no sequence may write it through that
     mapping."""
 
     @property
     def can_be_taken(self) -> bool:
-        """Return whether it is free, and mapped nowhere."""
-        return self.state is BlockState.FREE and not self.keepers
+        return self.state is BlockState.FREE and not self.premapped_by
 
     @property
     def found_by(self) -> Prefix:
-        """Return its prefix: it can be found."""
+        """Return the prefix of a block that can be found."""
         assert self.prefix is not None, f"{self} cannot be found"
         return self.prefix
 
@@ -71,51 +68,51 @@ class Block:
         return f"block {self.place} of heap {self.heap}"
 
 
-class Keep(IntEnum):
-    """Why a sealed cell is kept. Where there are several reasons, the last one counts."""
+class Retention(IntEnum):
+    """Why a sealed cell is kept. The highest reason counts; cells with the lowest go first."""
 
     WAYPOINT = 0
-    """So that a long prompt need not be computed from its beginning. Evicted before all others."""
+    """A long prompt need not be computed from its beginning."""
     END = 1
-    """A turn ends here, or two conversations were seen to part."""
+    """A turn ends here, or two conversations parted here."""
     USER = 2
-    """The newest message of a person ends here: thoughts that follow may be dropped."""
+    """The newest message of a person ends here: a later prompt may drop the thoughts behind it."""
     SYSTEM = 3
     """The system prompt and the tools end here."""
 
 
 @dataclass(slots=True, eq=False)
 class Cell:
-    """A cell and all that is known of it."""
+    """The states of all recurrent layers of one sequence at one position."""
 
     number: int
     holders: int = 0
-    """Open sequences that write it or go on from it, and the queue of those to be sealed."""
+    """Open sequences that write the cell or go on from it, and entries of the queue for sealing."""
     epoch: int = 0
-    """The newest step that may touch it."""
+    """The newest step that may touch the cell."""
     prefix: Prefix | None = None
-    """The block after which it is found."""
+    """The block after which the cell is found."""
     position: int = 0
-    """How many tokens are before it, once it is sealed."""
+    """Tokens before the state, once the cell is sealed."""
     conversation: int = 0
-    """The first sequence that sealed one of its conversation, once it is sealed."""
-    keep: Keep = Keep.WAYPOINT
+    """The conversation's id, once the cell is sealed: its first sequence that sealed a cell."""
+    retention: Retention = Retention.WAYPOINT
     before: "Cell | None" = None
-    """The cell from which its conversation would go on without it; None: from the beginning."""
+    """The cell from which the conversation would go on without this one; None: the beginning."""
     is_earlier_end: bool = False
-    """Whether its conversation has a newer end."""
+    """Whether the conversation has a newer end of a turn."""
     last_use: int = 0
     dirty: bool = False
-    """Whether it may hold memory of the system."""
+    """Whether the cell may hold memory of the system."""
 
     @property
     def is_cached(self) -> bool:
-        """Return whether it can be found, and nobody holds it."""
+        """Return whether the cell can be found, and no sequence holds it."""
         return self.prefix is not None and not self.holders
 
     @property
     def saves(self) -> int:
-        """Return how many tokens would be computed again without it."""
+        """Return the number of tokens that would be computed again without the cell."""
         return self.position - (0 if self.before is None else self.before.position)
 
     def __str__(self) -> str:
@@ -139,9 +136,9 @@ class MappedRun:
 
 @dataclass(slots=True)
 class PageTable:
-    """Which physical block stands behind which block of a buffer: entry i behind block i.
+    """The physical blocks behind a buffer: entry i stands behind block i.
 
-    A record of the host alone. Kernels see plain addresses; the MMU is their block table.
+    Only the host has this table. Kernels see plain addresses; the MMU is their block table.
     """
 
     blocks: list[Block] = field(default_factory=list)
@@ -151,7 +148,7 @@ class PageTable:
         return len(self.blocks)
 
     def append(self, blocks: Iterable[Block], writable: bool) -> list[MappedRun]:
-        """Add blocks at the end; return the pieces to map, which may continue the last run."""
+        """Add blocks at the end; return the runs to map, which may continue the last run."""
         pieces: list[MappedRun] = []
         for block in blocks:
             place = len(self.blocks)
@@ -184,43 +181,42 @@ class Pending:
 
 @dataclass(slots=True, eq=False)
 class SparseBuffer:
-    """A buffer of the backend and what is mapped behind it. Reused, never destroyed::
+    """A buffer of the backend and the blocks mapped behind it. Reused, never destroyed::
 
-    table: its sequence's blocks ............ | kept: of those before it | nothing
+    table: blocks of its sequence ........... | premapped | nothing
     mapped_blocks ............... | pending
     """
 
     number: int
     table: PageTable = field(default_factory=PageTable)
     pending: list[Pending] = field(default_factory=list)
-    """The oldest first; what they map stands at the end of the table already."""
-    kept: list[Block] = field(default_factory=list)
-    """Mapped behind the table's last block, of no sequence any more: for the next one."""
-    free_kept: int = 0
-    """How many of these are free."""
+    """The oldest comes first. Their blocks are at the end of the table already."""
+    premapped: list[Block] = field(default_factory=list)
+    """Blocks mapped behind the table's last one, of no sequence: for the next one."""
+    free_premapped: int = 0
 
     @property
     def mapped_blocks(self) -> int:
-        """Return how many leading blocks can be used now."""
+        """Return the number of leading blocks that can be used now."""
         return len(self.table) - sum(item.count for item in self.pending)
 
-    def keeps_first(self, blocks: Iterable[Block]) -> int:
-        """Return how many of the blocks are those that are kept, from the first one on."""
-        same = takewhile(lambda pair: pair[0] is pair[1], zip(self.kept, blocks, strict=False))
+    def count_premapped(self, blocks: Iterable[Block]) -> int:
+        """Return the number of leading ``blocks`` that are premapped, in this order."""
+        same = takewhile(lambda pair: pair[0] is pair[1], zip(self.premapped, blocks, strict=False))
         return sum(1 for _ in same)
 
-    def own_kept(self, most: int) -> list[Block]:
-        """Return the blocks, no more than so many, that its sequence can go on with: from the first
-        kept one on those that are free, mapped nowhere else, and never were sealed."""
+    def usable_premapped(self, limit: int) -> list[Block]:
+        """Return the leading premapped blocks that the buffer's sequence may write, up to a limit:
+        they are free, mapped nowhere else, and were never sealed."""
         usable = takewhile(
-            lambda b: b.state is BlockState.FREE and len(b.keepers) == 1 and not b.is_sealed,
-            self.kept[:most],
+            lambda b: b.state is BlockState.FREE and len(b.premapped_by) == 1 and not b.is_sealed,
+            self.premapped[:limit],
         )
         return list(usable)
 
     def mappings(self, regions: int) -> int:
-        """Return how many mappings the system counts: each run in every region, and the gap behind
-        it."""
+        """Return the mappings that the system counts: each run and the gap behind the table, per
+        region."""
         return regions * (len(self.table.runs) + 1) if self.table.blocks else 0
 
 
@@ -234,33 +230,32 @@ class PendingRelease:
 
 @dataclass(slots=True)
 class SparseHeap:
-    """One heap's blocks, in their order, and how many of them are free."""
+    """The blocks of one heap, in their order."""
 
     blocks: list[Block]
     free: int
     free_map: bytearray
-    """1 for those that can be taken: room for a run is searched here, among thousands of blocks."""
+    """1 for each block that can be taken. A search in bytes finds room for a run fast."""
 
     @classmethod
     def of(cls, number: int, blocks: int) -> "SparseHeap":
-        """Return the heap of that number: its blocks are all free and hold no memory."""
+        """Return a heap whose blocks are all free and hold no memory."""
         records = [Block(number, place) for place in range(blocks)]
         return cls(records, blocks, bytearray(b"\1") * blocks)
 
     def note_free(self, block: Block, is_free: bool) -> None:
-        """Note that a block of this heap has become free, or is free no more."""
         self.free_map[block.place] = is_free
         self.free += 1 if is_free else -1
 
     def find_free(self, count: int = 1) -> int:
-        """Return the first place of so many free blocks in a row; -1 where there are none."""
+        """Return the first place of ``count`` free blocks in a row; -1 where there are none."""
         return self.free_map.find(b"\1" * count)
 
     def states(self) -> bytes:
         return bytes(block.state for block in self.blocks)
 
     def free_and_dirty(self) -> list[int]:
-        """Return the places of blocks that are free, mapped nowhere, and may hold memory."""
+        """Return the places of blocks that can be taken and may hold memory."""
         return [block.place for block in self.blocks if block.dirty and block.can_be_taken]
 
 

@@ -82,7 +82,7 @@ class BlockAllocator:
     def map_shared(self, sequence: CachedSequence, blocks: list[Block]) -> bool:
         """Map sealed blocks of others, for reading only; False when the system refuses, or where
         that must wait for a mapping point."""
-        if not self.may_map and sequence.buffer.keeps_first(blocks) < len(blocks):
+        if not self.may_map and sequence.buffer.count_premapped(blocks) < len(blocks):
             self.wants_mapping_point = True
             return False
         with self._updating_counts(sequence):
@@ -107,7 +107,7 @@ class BlockAllocator:
             return 0
         if missing - sequence.reserved_blocks > self.available_blocks:
             return None
-        if not self.may_map and len(buffer.own_kept(missing)) < missing:
+        if not self.may_map and len(buffer.usable_premapped(missing)) < missing:
             self.wants_mapping_point = True
             return None
         self.has_waited = self.has_waited or self.may_map
@@ -161,14 +161,14 @@ class BlockAllocator:
         buffer, size = sequence.buffer, self._group.tokens_per_block
         ahead = min(end + MAP_AHEAD_AT_POINT_TOKENS, sequence.final_tokens)
         wanted = self._group.blocks_for(ahead) - len(buffer.table)
-        kept = len(buffer.own_kept(wanted)) if wanted > 0 else 0
+        kept = len(buffer.usable_premapped(wanted)) if wanted > 0 else 0
         has = (len(buffer.table) + kept) * size
         if has >= min(end + MAP_AHEAD_AT_POINT_TOKENS // 2, sequence.final_tokens):
             return 0
-        others_kept = self._pool.kept_blocks
-        few = round(MAPPED_AHEAD_RATIO * self._pool.capacity_blocks) - others_kept
+        premapped = self._pool.premapped_blocks
+        few = round(MAPPED_AHEAD_RATIO * self._pool.capacity_blocks) - premapped
         free = self._pool.takeable_blocks if self.spares_heaps else self._pool.free_blocks
-        room = min(wanted - kept, max(few, free - others_kept))
+        room = min(wanted - kept, max(few, free - premapped))
         room = min(room, self.available_blocks - kept - self._num_sequences)
         return kept + room if room > 0 else 0
 
@@ -208,9 +208,9 @@ class BlockAllocator:
         while self._pool.free_blocks < count:
             evicted = self._prefixes.evict()
             assert evicted, "more blocks are promised than there are"
-        kept = sequence.buffer.own_kept(count)
+        kept = sequence.buffer.usable_premapped(count)
         for block in kept:
-            self._pool.take_kept(block)
+            self._pool.take_premapped(block)
         if len(kept) == count:
             return kept
         blocks = kept or sequence.buffer.table.blocks

@@ -42,9 +42,9 @@ class BufferPool:
         """Return a buffer with an empty table for a sequence that begins with these blocks: if
         there is one, that which keeps most of them and nothing that others may come back for. None
         when all are taken or the system refuses to make one."""
-        fitting = [b for b in self._idle if _is_spent(b.kept[b.keeps_first(prefix) :])]
+        fitting = [b for b in self._idle if _is_spent(b.premapped[b.count_premapped(prefix) :])]
         if fitting:
-            found = max(fitting, key=lambda buffer: buffer.keeps_first(prefix))
+            found = max(fitting, key=lambda buffer: buffer.count_premapped(prefix))
         elif len(self._buffers) < self._max_buffers and self._backend.add_buffer():
             found = SparseBuffer(len(self._buffers))
             self._buffers.append(found)
@@ -62,20 +62,20 @@ class BufferPool:
         self._cut(buffer, 0)
         self._idle.append(buffer)
 
-    def keep(self, buffer: SparseBuffer) -> list[Block]:
+    def leave_mapped(self, buffer: SparseBuffer) -> list[Block]:
         """Free a buffer whose blocks stay mapped; return these: its sequence has them no more."""
         self._idle.append(buffer)
-        return self._keep_from(buffer, 0)
+        return self._cut_premapped(buffer, 0)
 
     def unmap_free(self, *, idle: bool) -> bool:
         """Unmap free blocks behind a buffer, and what is kept behind them: an idle one, or any.
         False where no free block is mapped."""
         buffers = self._idle if idle else self._buffers
-        buffer = next((buffer for buffer in buffers if buffer.free_kept), None)
+        buffer = next((buffer for buffer in buffers if buffer.free_premapped), None)
         if buffer is None:
             return False
-        states = [block.state for block in buffer.kept]
-        self._unmap_kept(buffer, states.index(BlockState.FREE))
+        states = [block.state for block in buffer.premapped]
+        self._unmap_premapped(buffer, states.index(BlockState.FREE))
         return True
 
     def unmap_all_free(self) -> None:
@@ -99,10 +99,10 @@ class BufferPool:
         """Map blocks behind the buffer's last one, but for those that it keeps there; False, with
         nothing changed, when refused."""
         assert not buffer.pending
-        first, done = len(buffer.table), self._use_kept(buffer, blocks, writable)
+        first, done = len(buffer.table), self._use_premapped(buffer, blocks, writable)
         if done == len(blocks):
             return True
-        self._unmap_kept(buffer, 0)
+        self._unmap_premapped(buffer, 0)
         if not writable:
             self._make_sharable(blocks[done:])
         pieces = self._append(buffer, blocks[done:], writable)
@@ -166,47 +166,49 @@ class BufferPool:
 
     # --- blocks that stay mapped ----------------------------------------------------------------
 
-    def _use_kept(self, buffer: SparseBuffer, blocks: list[Block], writable: bool) -> int:
+    def _use_premapped(self, buffer: SparseBuffer, blocks: list[Block], writable: bool) -> int:
         """Move the blocks that the buffer keeps, as far as they are these, to its table. Return how
         many."""
-        count = buffer.keeps_first(blocks)
+        count = buffer.count_premapped(blocks)
         for block in blocks[:count]:
-            self._pool.drop(block, buffer)
-        del buffer.kept[:count]
+            self._pool.drop_premapped(block, buffer)
+        del buffer.premapped[:count]
         self._append(buffer, blocks[:count], writable)
         return count
 
-    def _keep_from(self, buffer: SparseBuffer, length: int) -> list[Block]:
+    def _cut_premapped(self, buffer: SparseBuffer, length: int) -> list[Block]:
         """Cut the table to a length; keep what it loses, and return it."""
         blocks = self._cut(buffer, length)
         for block in blocks:
-            self._pool.keep(block, buffer)
-        buffer.kept[:0] = blocks
+            self._pool.add_premapped(block, buffer)
+        buffer.premapped[:0] = blocks
         return blocks
 
-    def _unmap_kept(self, buffer: SparseBuffer, first: int) -> None:
+    def _unmap_premapped(self, buffer: SparseBuffer, first: int) -> None:
         """Start unmapping the blocks that the buffer keeps, from the ``first`` one on."""
-        gone = buffer.kept[first:]
+        gone = buffer.premapped[first:]
         if not gone:
             return
         self._backend.unmap(buffer.number, len(buffer.table) + first, len(gone))
         self.unmapped_blocks += len(gone)
-        del buffer.kept[first:]
+        del buffer.premapped[first:]
         for block in gone:
-            self._pool.drop(block, buffer)
+            self._pool.drop_premapped(block, buffer)
 
     def _make_sharable(self, blocks: list[Block]) -> None:
         """Unmap blocks where they are kept, as far as they could not be mapped once more."""
         for block in blocks:
-            while block.keepers and block.buffers + len(block.keepers) >= self._max_sharers:
-                keeper = block.keepers[0]
-                self._unmap_kept(keeper, keeper.kept.index(block))
+            while (
+                block.premapped_by and block.buffers + len(block.premapped_by) >= self._max_sharers
+            ):
+                keeper = block.premapped_by[0]
+                self._unmap_premapped(keeper, keeper.premapped.index(block))
 
     def _unmap_from(self, buffer: SparseBuffer, length: int, mapped: int) -> list[Block]:
         """Cut the table to a length; wait until so many of the blocks behind it are unmapped. Where
         mappings stay none was refused, and these stay, too."""
         if not self._backend.maps_while_running:
-            return self._keep_from(buffer, length)
+            return self._cut_premapped(buffer, length)
         if mapped:
             self._wait(self._backend.unmap(buffer.number, length, mapped))
             self.unmapped_blocks += mapped
@@ -244,9 +246,11 @@ class BufferPool:
         assert len(buffers) == len(self._buffers)
         assert all(not b.table.blocks and not b.table.runs for b in self._idle)
         for buffer in buffers:
-            assert all(buffer in block.keepers for block in buffer.kept)
-            assert buffer.free_kept == sum(b.state is BlockState.FREE for b in buffer.kept)
-        behind = sum(buffer.mapped_blocks + len(buffer.kept) for buffer in buffers)
+            assert all(buffer in block.premapped_by for block in buffer.premapped)
+            assert buffer.free_premapped == sum(
+                b.state is BlockState.FREE for b in buffer.premapped
+            )
+        behind = sum(buffer.mapped_blocks + len(buffer.premapped) for buffer in buffers)
         assert self.mapped_blocks - self.unmapped_blocks == behind
         assert self._mappings == sum(buffer.mappings(self._regions) for buffer in buffers)
 

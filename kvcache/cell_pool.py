@@ -22,7 +22,7 @@ as used. Waypoints go before all others.
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from kvcache.block import Cell, Keep, Prefix
+from kvcache.block import Cell, Prefix, Retention
 from kvcache.block_hashes import Evictions
 from kvcache.stats import CellStats
 
@@ -30,7 +30,12 @@ from kvcache.stats import CellStats
 # person's message whenever a question drops thoughts; meanwhile it stands in for ends that were
 # evicted. From the end before the newest one only where a client sends back something else than was
 # answered: as a rule the answer began there.
-LIKELIHOOD = {Keep.WAYPOINT: 1.0, Keep.END: 1.0, Keep.USER: 2.0, Keep.SYSTEM: 1.0}
+LIKELIHOOD = {
+    Retention.WAYPOINT: 1.0,
+    Retention.END: 1.0,
+    Retention.USER: 2.0,
+    Retention.SYSTEM: 1.0,
+}
 EARLIER_END_LIKELIHOOD = 0.1
 
 
@@ -72,7 +77,9 @@ class CellPool:
     @property
     def expendable(self) -> int:
         """Return how many cells can be handed out before anything but a waypoint is evicted."""
-        return len(self._free) + sum(cell.keep is Keep.WAYPOINT for cell in self._evictable())
+        return len(self._free) + sum(
+            cell.retention is Retention.WAYPOINT for cell in self._evictable()
+        )
 
     @property
     def recovering(self) -> bool:
@@ -82,15 +89,15 @@ class CellPool:
 
     def stats(self, cell_bytes: int, committed_bytes: int) -> CellStats:
         """Return a snapshot: what all cells are for."""
-        cached = dict.fromkeys(Keep, 0)
+        cached = dict.fromkeys(Retention, 0)
         for cell in self.cells:
             if cell.is_cached:
-                cached[cell.keep] += 1
+                cached[cell.retention] += 1
         return CellStats(
             cells=self.capacity,
             free=len(self._free),
             held=sum(cell.holders > 0 for cell in self.cells),
-            cached=tuple((keep.name.lower(), count) for keep, count in cached.items()),
+            cached=tuple((retention.name.lower(), count) for retention, count in cached.items()),
             waiting=len(self._waiting),
             evicted=self.num_evicted,
             cell_bytes=cell_bytes,
@@ -99,10 +106,10 @@ class CellPool:
 
     # --- the circle -----------------------------------------------------------------------------
 
-    def take_for(self, keep: Keep, saves: int) -> Cell | None:
+    def take_for(self, retention: Retention, saves: int) -> Cell | None:
         """Hand out a cell for a state that is worth keeping; None where one that is worth more
         would have to go for it. saves: how many tokens it will save."""
-        worth = keep is not Keep.WAYPOINT, LIKELIHOOD[keep] * saves
+        worth = retention is not Retention.WAYPOINT, LIKELIHOOD[retention] * saves
         evictable = self._evictable()
         if not self._free and (not evictable or min(map(self._worth, evictable)) > worth):
             return None
@@ -115,7 +122,7 @@ class CellPool:
         cell = self._free.pop()
         assert not cell.holders, f"{cell} is held"
         assert cell.prefix is None, f"{cell} can be found"
-        cell.holders, cell.dirty, cell.keep = 1, True, Keep.WAYPOINT
+        cell.holders, cell.dirty, cell.retention = 1, True, Retention.WAYPOINT
         return cell
 
     def hold(self, cell: Cell) -> None:
@@ -129,12 +136,12 @@ class CellPool:
         cell.holders -= 1
         self._free_if_lost(cell)
 
-    def seal(self, cell: Cell, prefix: Prefix, keep: Keep, position: int) -> None:
+    def seal(self, cell: Cell, prefix: Prefix, retention: Retention, position: int) -> None:
         """Let others find a cell after a block that has none. Its writer has completed. position:
         how many tokens are before it."""
         assert prefix.cell is None, f"a cell stands where {cell} is to stand"
         assert cell.prefix is None, f"{cell} is sealed"
-        cell.prefix, cell.keep, prefix.cell = prefix, keep, cell
+        cell.prefix, cell.retention, prefix.cell = prefix, retention, cell
         cell.position = position
         self.evicted.discard(prefix.digest)
 
@@ -145,7 +152,7 @@ class CellPool:
         before = newest_end = None
         for cell in chain:
             cell.before, cell.last_use, cell.is_earlier_end = before, self._uses, False
-            if cell.keep is Keep.END:
+            if cell.retention is Retention.END:
                 if newest_end is not None:
                     newest_end.is_earlier_end = True
                 newest_end = cell
@@ -158,7 +165,7 @@ class CellPool:
             its = other.before
             while its is not None and its is not cell:
                 its = its.before
-            other.keep = other.keep if its is None else Keep.WAYPOINT
+            other.retention = other.retention if its is None else Retention.WAYPOINT
 
     def forget(self, cell: Cell, *, evicted: bool) -> None:
         """Note that a cell is found no more. evicted: for want of room, or of use; else because its
@@ -190,9 +197,9 @@ class CellPool:
 
     def _worth(self, cell: Cell) -> tuple[bool, float]:
         """Return what a cell is worth: the least is evicted first."""
-        likelihood = EARLIER_END_LIKELIHOOD if cell.is_earlier_end else LIKELIHOOD[cell.keep]
+        likelihood = EARLIER_END_LIKELIHOOD if cell.is_earlier_end else LIKELIHOOD[cell.retention]
         uses = self._uses - cell.last_use + 1
-        return cell.keep is not Keep.WAYPOINT, likelihood * cell.saves / uses
+        return cell.retention is not Retention.WAYPOINT, likelihood * cell.saves / uses
 
     def advance(self, completed_epoch: int) -> None:
         """Free the cells that no step touches any more."""

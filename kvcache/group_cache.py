@@ -100,7 +100,7 @@ class GroupCache:
             buffer = closed.sequence.buffer
             if self._keeps_mappings:
                 if closed.epoch <= completed_epoch:
-                    self.prefixes.cache_or_free(self.buffers.keep(buffer))
+                    self.prefixes.cache_or_free(self.buffers.leave_mapped(buffer))
                 else:
                     still_closed.append(closed)
                 continue

@@ -75,7 +75,7 @@ class HeapPool:
         return sum(free * len(heaps) for free, heaps in self._by_free.items())
 
     @property
-    def kept_blocks(self) -> int:
+    def premapped_blocks(self) -> int:
         """Return how many free blocks are still mapped behind a buffer."""
         return self._counts[BlockState.FREE] - self.takeable_blocks
 
@@ -193,24 +193,24 @@ class HeapPool:
 
     # --- blocks that stay mapped ----------------------------------------------------------------
 
-    def keep(self, block: Block, buffer: SparseBuffer) -> None:
+    def add_premapped(self, block: Block, buffer: SparseBuffer) -> None:
         """Note that a buffer has the block mapped, of no sequence any more."""
         assert block.state is not BlockState.FREE, f"{block} is free"
-        block.keepers.append(buffer)
+        block.premapped_by.append(buffer)
 
-    def take_kept(self, block: Block) -> None:
+    def take_premapped(self, block: Block) -> None:
         """Take a free block that the taker's own buffer keeps, and nobody else."""
-        assert len(block.keepers) == 1, f"{block} is mapped elsewhere"
+        assert len(block.premapped_by) == 1, f"{block} is mapped elsewhere"
         assert not block.is_sealed, f"{block} may only be read"
         self._own(block)
 
-    def drop(self, block: Block, buffer: SparseBuffer) -> None:
+    def drop_premapped(self, block: Block, buffer: SparseBuffer) -> None:
         """Note that a buffer keeps the block no more: it was unmapped there, or a sequence has it
         now."""
-        block.keepers.remove(buffer)
+        block.premapped_by.remove(buffer)
         if block.state is BlockState.FREE:
-            buffer.free_kept -= 1
-            if not block.keepers:
+            buffer.free_premapped -= 1
+            if not block.premapped_by:
                 self._note_takeable(block, True)
 
     # --- releasing memory -----------------------------------------------------------------------
@@ -328,9 +328,9 @@ class HeapPool:
             its.dirty = True
 
     def _note_free(self, block: Block, is_free: bool) -> None:
-        for keeper in block.keepers:
-            keeper.free_kept += 1 if is_free else -1
-        if not block.keepers:
+        for keeper in block.premapped_by:
+            keeper.free_premapped += 1 if is_free else -1
+        if not block.premapped_by:
             self._note_takeable(block, is_free)
 
     def _note_takeable(self, block: Block, is_free: bool) -> None:

@@ -20,7 +20,7 @@ from kvcache.prefix_index import MissReason
 from kvcache.sequences import CachedSequence, OpenSequence, Progress
 from kvcache.state_cache import NO_TURNS, StateCache, Turns, planned_seals
 from kvcache.stats import KVStats, total
-from kvcache.views import CacheTokens, KVViews, layer_regions
+from kvcache.views import KVViews, OrderingHandles, layer_regions
 
 
 class KVCacheManager:
@@ -50,7 +50,7 @@ class KVCacheManager:
         # What all groups have in lockstep is asked of one of them.
         self._first = self._groups[0]
         self._layers = layer_regions(layout)
-        self._tokens = CacheTokens(len(self._layers), len(layout.shape.states))
+        self._order = OrderingHandles(len(self._layers), len(layout.shape.states))
         self._state_memory = states
         self._states: StateCache | None = None
         if states is not None:
@@ -275,7 +275,7 @@ class KVCacheManager:
         states = None
         if self._states is not None and self._state_memory is not None:
             states = self._state_memory.rows(self._states.schedule(plan, epoch), rows[0])
-        views = KVViews(self._layers, self._tokens, rows, segments[0], epoch, states)
+        views = KVViews(self._layers, self._order, rows, segments[0], epoch, states)
         self._issued_epoch = epoch
         if self._maps_while_running:
             for group, part, end, count in growing:

@@ -124,7 +124,7 @@ def take_map(
             for sequence in sequences
         ),
         cells=tuple(
-            SealedCell(cell.conversation, cell.position, cell.keep.name.lower(), cell.holders)
+            SealedCell(cell.conversation, cell.position, cell.retention.name.lower(), cell.holders)
             for cell in cells
             if cell.prefix is not None
         ),

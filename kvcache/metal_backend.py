@@ -29,7 +29,6 @@ from kvcache.fault_memory import Act, FaultMemory
 from kvcache.layout import CellLayout, Group
 from kvcache.native_backends import NativeMemory
 from kvcache.substrates import Substrate
-from metal_ext import QKTransform
 
 # What MLX would choose for long chunks of wide heads keeps all scores in memory; on a GPU it has a
 # fused kernel for them.
@@ -37,7 +36,7 @@ SHORT_CHUNK = 8
 WIDE_HEAD = 256
 
 
-class MetalStepRows:
+class MetalStepRows(StepRows):
     """The GPU's kernels over a step's rows. Making it opens the step's epoch."""
 
     def __init__(
@@ -49,40 +48,20 @@ class MetalStepRows:
         contiguous: bool,
     ) -> None:
         """ranges: of all buffers, by number. contiguous: whether a region is one array there."""
+        rows = substrate.rows([(ranges[s.buffer], s.start, s.count) for s in segments])
+        super().__init__(rows, substrate)
         self._segments = segments
         self._ranges = ranges
-        self._substrate = substrate
         self._contiguous = contiguous
-        self.native = substrate.rows([(ranges[s.buffer], s.start, s.count) for s in segments])
 
-    def append(
-        self,
-        token: mx.array,
-        layer: LayerRegions,
-        queries: mx.array,
-        keys: mx.array,
-        values: mx.array,
-        transform: QKTransform | None,
-    ) -> tuple[mx.array, mx.array]:
-        where = (self.native, layer.native, self._substrate)
-        if transform is None:
-            return metal_ext.append(token, keys, values, *where), queries
-        return metal_ext.project_append(
-            token, queries, keys, values, transform.norms, transform.rope, *where
-        )
-
-    def decode_attention(
-        self, token: mx.array, layer: LayerRegions, queries: mx.array, scale: float
-    ) -> mx.array:
-        return metal_ext.decode_attention(
-            token, queries, self.native, 0, layer.native, layer.kv_heads, scale, self._substrate
-        )
+    def _rope(self, rope: metal_ext.RopeTable) -> metal_ext.RopeTable:
+        return rope
 
     def chunk_attention(
-        self, token: mx.array, layer: LayerRegions, queries: mx.array, segment: int, scale: float
+        self, order: mx.array, layer: LayerRegions, queries: mx.array, segment: int, scale: float
     ) -> mx.array:
         keys, values = (
-            array.transpose(1, 0, 2)[None] for array in self._past(token, layer, segment)
+            array.transpose(1, 0, 2)[None] for array in self._past(order, layer, segment)
         )
         count, _, head_dim = queries.shape
         on_gpu = mx.default_device() == mx.Device(mx.gpu)
@@ -96,48 +75,48 @@ class MetalStepRows:
         )
         return attended[0].transpose(1, 0, 2).astype(queries.dtype)
 
-    def region(self, token: mx.array, layer: LayerRegions, kind: str, segment: int) -> mx.array:
-        keys, values = self._past(token, layer, segment)
+    def region(self, order: mx.array, layer: LayerRegions, kind: str, segment: int) -> mx.array:
+        keys, values = self._past(order, layer, segment)
         return keys if kind == "keys" else values
 
     def _past(
-        self, token: mx.array, layer: LayerRegions, segment: int
+        self, order: mx.array, layer: LayerRegions, segment: int
     ) -> tuple[mx.array, mx.array]:
         """A segment's keys and values, itself included, as ``[tokens, kv_heads, head_dim]``: a view
         where they are one array and may have been written in chunks, else a copy."""
-        its = self._segments[segment]
-        tokens = its.start + its.count
-        if not self._contiguous or its.count == 1:
+        rows = self._segments[segment]
+        tokens = rows.start + rows.count
+        if not self._contiguous or rows.count == 1:
             return metal_ext.gather(
-                token,
+                order,
                 self.native,
                 segment,
                 tokens,
                 layer.native,
                 layer.kv_heads,
                 layer.head_dim,
-                self._substrate,
+                self._executor,
             )
         keys, values = (
             metal_ext.region_view(
-                token,
-                self._ranges[its.buffer],
+                order,
+                self._ranges[rows.buffer],
                 region,
                 tokens,
                 layer.kv_heads,
                 layer.head_dim,
                 layer.dtype,
-                self._substrate,
+                self._executor,
             )
             for region in (layer.keys, layer.values)
         )
         return keys, values
 
     def end(self, arrays: list[mx.array]) -> list[mx.array]:
-        return [metal_ext.step_end(arrays, self.native, self._substrate)]
+        return [metal_ext.step_end(arrays, self.native, self._executor)]
 
     def cancel(self) -> None:
-        self._substrate.abandon(self.native)
+        self._executor.abandon(self.native)
 
 
 class MetalStates:

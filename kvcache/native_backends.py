@@ -21,7 +21,6 @@ from kvcache.backend import (
 )
 from kvcache.cell_pool import StateSegment
 from kvcache.layout import CellLayout, Group
-from metal_ext import QKTransform
 
 
 class NativeMemory:
@@ -143,7 +142,7 @@ MAX_MAP_COUNT_FILE = Path("/proc/sys/vm/max_map_count")
 FILES_PER_HEAP = 2
 
 
-class NativeStepRows:
+class NativeStepRows(StepRows):
     """The CPU kernels over a step's rows."""
 
     def __init__(
@@ -153,66 +152,43 @@ class NativeStepRows:
         workers: metal_ext.CpuWorkers,
     ) -> None:
         """ranges: of all buffers, by number."""
+        rows = metal_ext.RowTable([(ranges[s.buffer], s.start, s.count) for s in segments])
+        super().__init__(rows, workers)
         self._segments = segments
         self._ranges = ranges
-        self._table = metal_ext.RowTable([(ranges[s.buffer], s.start, s.count) for s in segments])
-        self._workers = workers
         self._angles: dict[metal_ext.RopeTable, mx.array] = {}
-        """Of the step's rows, the same in all layers."""
+        """Angles of the step's rows, the same in all layers."""
 
-    def append(
-        self,
-        token: mx.array,
-        layer: LayerRegions,
-        queries: mx.array,
-        keys: mx.array,
-        values: mx.array,
-        transform: QKTransform | None,
-    ) -> tuple[mx.array, mx.array]:
-        where = (self._table, layer.native, self._workers)
-        if transform is None:
-            return metal_ext.append(token, keys, values, *where), queries
-        angles = None if transform.rope is None else self._angles_of(transform.rope)
-        return metal_ext.project_append(
-            token, queries, keys, values, transform.norms, angles, *where
-        )
-
-    def _angles_of(self, rope: metal_ext.RopeTable) -> mx.array:
+    def _rope(self, rope: metal_ext.RopeTable) -> mx.array:
         if rope not in self._angles:
-            self._angles[rope] = metal_ext.rope_angles(self._table, rope, self._workers)
+            self._angles[rope] = metal_ext.rope_angles(self.native, rope, self._executor)
         return self._angles[rope]
 
-    def decode_attention(
-        self, token: mx.array, layer: LayerRegions, queries: mx.array, scale: float
-    ) -> mx.array:
-        return metal_ext.decode_attention(
-            token, queries, self._table, 0, layer.native, layer.kv_heads, scale, self._workers
-        )
-
     def chunk_attention(
-        self, token: mx.array, layer: LayerRegions, queries: mx.array, segment: int, scale: float
+        self, order: mx.array, layer: LayerRegions, queries: mx.array, segment: int, scale: float
     ) -> mx.array:
         return metal_ext.chunk_attention(
-            token, queries, self._table, segment, layer.native, layer.kv_heads, scale, self._workers
+            order,
+            queries,
+            self.native,
+            segment,
+            layer.native,
+            layer.kv_heads,
+            scale,
+            self._executor,
         )
 
-    def region(self, token: mx.array, layer: LayerRegions, kind: str, segment: int) -> mx.array:
-        its = self._segments[segment]
+    def region(self, order: mx.array, layer: LayerRegions, kind: str, segment: int) -> mx.array:
+        rows = self._segments[segment]
         return metal_ext.region_view(
-            token,
-            self._ranges[its.buffer],
+            order,
+            self._ranges[rows.buffer],
             layer.keys if kind == "keys" else layer.values,
-            its.start + its.count,
+            rows.start + rows.count,
             layer.kv_heads,
             layer.head_dim,
             layer.dtype,
         )
-
-    def end(self, arrays: list[mx.array]) -> list[mx.array]:
-        return arrays
-
-    def cancel(self) -> None:
-        """The CPU keeps no account of steps."""
 
 
 class PosixBackend(NativeMemory):
@@ -261,11 +237,11 @@ class PosixBackend(NativeMemory):
     def copy_block(
         self, source: int, source_block: int, target: int, target_block: int, tokens: int
     ) -> None:
-        # MLX's stream runs in order what was started: no step's cache token is needed.
+        # MLX's stream keeps the order of its operations: no step's ordering handle is needed.
         from_, to = self._ranges[source], self._ranges[target]
-        token = mx.zeros((1,))
+        order = mx.zeros((1,))
         mx.eval(
-            metal_ext.block_copy(token, from_, source_block, to, target_block, tokens, self._copies)
+            metal_ext.block_copy(order, from_, source_block, to, target_block, tokens, self._copies)
         )
 
     def completed_ticket(self) -> int:

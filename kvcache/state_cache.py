@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from kvcache.block import Block, Cell, Keep
+from kvcache.block import Block, Cell, Retention
 from kvcache.block_hashes import BlockHashes
 from kvcache.cell_pool import CellPool, StateSegment
 from kvcache.prefix_index import MissReason, PrefixIndex
@@ -48,16 +48,16 @@ class Turns(NamedTuple):
 NO_TURNS = Turns()
 
 
-def planned_seals(hashes: BlockHashes, system_tokens: int, turns: Turns) -> dict[int, Keep]:
+def planned_seals(hashes: BlockHashes, system_tokens: int, turns: Turns) -> dict[int, Retention]:
     """Return at which boundaries of a prompt the state is worth keeping, by the number of leading
     blocks: the last one before each position at which others may leave it, and before its end."""
     positions = (
-        (hashes.num_tokens - 1, Keep.WAYPOINT),
-        (turns.messages_end, Keep.END),
-        (turns.user_end, Keep.USER),
-        (system_tokens, Keep.SYSTEM),
+        (hashes.num_tokens - 1, Retention.WAYPOINT),
+        (turns.messages_end, Retention.END),
+        (turns.user_end, Retention.USER),
+        (system_tokens, Retention.SYSTEM),
     )
-    seals = {tokens // hashes.tokens_per_block: keep for tokens, keep in positions}
+    seals = {tokens // hashes.tokens_per_block: retention for tokens, retention in positions}
     seals.pop(0, None)
     return seals
 
@@ -67,7 +67,7 @@ class SequenceStates:
     """The cells of one open sequence."""
 
     sequence: CachedSequence
-    seals: dict[int, Keep]
+    seals: dict[int, Retention]
     """What is worth keeping, by the number of leading blocks."""
     base: Cell | None = None
     """None: the beginning, where all is zero."""
@@ -106,7 +106,7 @@ class _Sealing:
     cell: Cell
     sequence: CachedSequence
     block: int
-    keep: Keep
+    retention: Retention
 
 
 class StateCache:
@@ -159,18 +159,18 @@ class StateCache:
         return reason
 
     def open(
-        self, seq_id: int, sequence: CachedSequence, seals: dict[int, Keep], found: int
+        self, seq_id: int, sequence: CachedSequence, seals: dict[int, Retention], found: int
     ) -> None:
         """Begin with the states of a sequence whose leading blocks have been attached. seals: what
         will be worth keeping, by the number of leading blocks. found: how many of these are cached:
         where the sequence goes on from an earlier state, it keeps one there."""
         if found > len(sequence.buffer.table):
-            seals = {found: Keep.END} | seals
+            seals = {found: Retention.END} | seals
         states = SequenceStates(sequence, seals)
         self._open[seq_id] = states
         self._go_on(states)
 
-    def seals(self, seq_id: int) -> dict[int, Keep]:
+    def seals(self, seq_id: int) -> dict[int, Retention]:
         """Return after how many leading blocks of a sequence its state is kept."""
         return self._open[seq_id].seals
 
@@ -191,9 +191,9 @@ class StateCache:
             self.pool.let_go(states.base)
         states.base = states.head = cell
         states.base_block = states.kept_block = len(blocks)
-        if cell.keep is Keep.USER:
+        if cell.retention is Retention.USER:
             self.pool.leave(cell)
-        cell.keep = max(cell.keep, states.seals.get(len(blocks), cell.keep))
+        cell.retention = max(cell.retention, states.seals.get(len(blocks), cell.retention))
         self.pool.use(self._chain(states.sequence.block_hashes, len(blocks)))
 
     # --- growing --------------------------------------------------------------------------------
@@ -257,13 +257,13 @@ class StateCache:
             return []
         found = []
         for block in sorted(self._seals_within(states, first, last - 1)):
-            keep, blocks = self._keep(states, block), block - states.kept_block
-            assert keep is not None, "nobody wants this state"
-            cell = self.pool.take_for(keep, blocks * self._size) if self._has_spare else None
+            retention, blocks = self._retention(states, block), block - states.kept_block
+            assert retention is not None, "nobody wants this state"
+            cell = self.pool.take_for(retention, blocks * self._size) if self._has_spare else None
             if cell is not None:
                 found.append((block, cell))
                 states.kept_block = block
-        if self._keep(states, last) is not None:
+        if self._retention(states, last) is not None:
             states.kept_block = last
         if end % self._size == 0 and states.working is not None:
             cell, states.working = states.working, None
@@ -277,9 +277,9 @@ class StateCache:
         waypoints = range(-(-first // every) * every, last + 1, every)
         return {block for block in states.seals if first <= block <= last} | {*waypoints}
 
-    def _keep(self, states: SequenceStates, block: int) -> Keep | None:
+    def _retention(self, states: SequenceStates, block: int) -> Retention | None:
         """Return why the state at a boundary is kept; None where it is not."""
-        waypoint = None if block % self._waypoint_blocks else Keep.WAYPOINT
+        waypoint = None if block % self._waypoint_blocks else Retention.WAYPOINT
         return states.seals.get(block, waypoint)
 
     def _num_planned(self, states: SequenceStates, start: int, end: int) -> int:
@@ -287,7 +287,7 @@ class StateCache:
         its way to its last one."""
         blocks = range(start // self._size + 1, end // self._size)
         planned = [block for block in states.seals if block in blocks]
-        return sum(states.seals[block] is not Keep.WAYPOINT for block in planned)
+        return sum(states.seals[block] is not Retention.WAYPOINT for block in planned)
 
     @property
     def _is_short(self) -> bool:
@@ -309,14 +309,14 @@ class StateCache:
             if states.base is not None:
                 self.pool.let_go(states.base)
             states.base, states.base_block = cell, block
-            keep = self._keep(states, block)
-            if keep is not None:
-                self._seal_later(states, keep, epoch)
+            retention = self._retention(states, block)
+            if retention is not None:
+                self._seal_later(states, retention, epoch)
 
-    def _seal_later(self, states: SequenceStates, keep: Keep, epoch: int) -> None:
+    def _seal_later(self, states: SequenceStates, retention: Retention, epoch: int) -> None:
         assert states.base is not None, "the beginning needs no cell"
         self.pool.hold(states.base)
-        sealing = _Sealing(epoch, states.base, states.sequence, states.base_block, keep)
+        sealing = _Sealing(epoch, states.base, states.sequence, states.base_block, retention)
         self._sealing.append(sealing)
 
     # --- dropping and leaving -------------------------------------------------------------------
@@ -341,9 +341,9 @@ class StateCache:
             self.pool.let_go(cell)
         if states.base is not None:
             if states.base.prefix is None:
-                self._seal_later(states, Keep.END, epoch)
+                self._seal_later(states, Retention.END, epoch)
             elif states.sequence.keeps_prefix:
-                states.base.keep = max(states.base.keep, Keep.END)
+                states.base.retention = max(states.base.retention, Retention.END)
             self.pool.let_go(states.base)
         del self._open[seq_id]
 
@@ -370,16 +370,18 @@ class StateCache:
             return
         prefix = block.found_by
         if prefix.cell is not None:
-            prefix.cell.keep = max(prefix.cell.keep, item.keep)
+            prefix.cell.retention = max(prefix.cell.retention, item.retention)
             return
-        self.pool.seal(item.cell, prefix, item.keep, item.block * self._size)
+        self.pool.seal(item.cell, prefix, item.retention, item.block * self._size)
         chain = self._chain(hashes, item.block)
         self.pool.use(chain)
-        before = [cell.conversation for cell in chain[:-1] if cell.keep is not Keep.SYSTEM]
+        before = [
+            cell.conversation for cell in chain[:-1] if cell.retention is not Retention.SYSTEM
+        ]
         item.cell.conversation = before[-1] if before else item.sequence.seq_id
-        for kind, most in ((Keep.END, ENDS_PER_CONVERSATION), (Keep.USER, 1)):
-            for older in [cell for cell in chain if cell.keep is kind][:-most]:
-                older.keep = Keep.WAYPOINT
+        for kind, most in ((Retention.END, ENDS_PER_CONVERSATION), (Retention.USER, 1)):
+            for older in [cell for cell in chain if cell.retention is kind][:-most]:
+                older.retention = Retention.WAYPOINT
 
     def _chain(self, hashes: BlockHashes, blocks: int) -> list[Cell]:
         """Return the cells of a conversation's leading blocks, the first ones first."""

@@ -16,7 +16,7 @@ DTYPES = {
 }
 
 
-class CacheTokens:
+class OrderingHandles:
     """The newest cache token of every layer: the arrays that order reads after writes.
 
     They live as long as the engine, so that the order also holds from step to step.
@@ -43,7 +43,7 @@ class KVViews:
     def __init__(
         self,
         layers: Sequence[LayerRegions],
-        tokens: CacheTokens,
+        tokens: OrderingHandles,
         rows: Sequence[StepRows],
         segments: Sequence[Segment],
         epoch: int,
@@ -55,7 +55,7 @@ class KVViews:
         self.epoch = epoch
         self.segments = tuple(segments)
         self._layers = layers
-        self._tokens = tokens
+        self._order = tokens
         self._rows = rows
         self._states = states
         self._decode_rows = next((i for i, n in enumerate(counts) if n > 1), len(counts))
@@ -78,25 +78,25 @@ class KVViews:
         one dtype.
         """
         regions = self._layers[layer]
-        self._tokens.newest[layer], queries = self._rows[regions.group].append(
-            self._tokens.newest[layer], regions, queries, keys, values, transform
+        self._order.newest[layer], queries = self._rows[regions.group].append(
+            self._order.newest[layer], regions, queries, keys, values, transform
         )
         return queries
 
     def attend(self, layer: int, queries: mx.array, scale: float) -> mx.array:
         """Return the attention of ``[T, query_heads, head_dim]``, each row over its sequence up to
         itself."""
-        token, regions = self._tokens.newest[layer], self._layers[layer]
+        order, regions = self._order.newest[layer], self._layers[layer]
         rows = self._rows[regions.group]
         split = self._decode_rows
         parts: list[mx.array] = []
         if split:
             decoding = queries[:split] if self._chunks else queries
-            parts.append(rows.decode_attention(token, regions, decoding, scale))
+            parts.append(rows.decode_attention(order, regions, decoding, scale))
         start = split
         for number, count in enumerate(self._chunks, split):
             chunk = queries[start : start + count] if len(queries) != count else queries
-            parts.append(rows.chunk_attention(token, regions, chunk, number, scale))
+            parts.append(rows.chunk_attention(order, regions, chunk, number, scale))
             start += count
         return parts[0] if len(parts) == 1 else mx.concatenate(parts)
 
@@ -107,7 +107,7 @@ class KVViews:
         them, ``[T, value_heads * value_dim]``. number: among the recurrent layers. The rest: see
         StateRows."""
         assert self._states is not None, "the cache keeps no states"
-        tokens = self._tokens.newest_states
+        tokens = self._order.newest_states
         tokens[number], output = self._states.recur(tokens[number], number, qkv, z, a, b, delta)
         return output
 
@@ -116,7 +116,7 @@ class KVViews:
     def step_end(self, results: list[mx.array]) -> list[mx.array]:
         """Return what to evaluate so that the results are there and every append of the step has
         run."""
-        arrays = results + self._tokens.newest + self._tokens.newest_states
+        arrays = results + self._order.newest + self._order.newest_states
         for rows in self._rows:
             arrays = rows.end(arrays)
         return arrays
@@ -125,12 +125,12 @@ class KVViews:
     def first_rows(self) -> mx.array:
         """Return what to evaluate so that a CPU has something to do while the step before is read:
         all before the first attention. More would wait for room in MLX's queue."""
-        return self._tokens.newest[0]
+        return self._order.newest[0]
 
     def cancel(self) -> None:
         """Cancel the step: it failed, and nothing of it runs any more. Appends that were queued and
         have not run must not run with a later step, when their memory is gone."""
-        self._tokens.restart()
+        self._order.restart()
         for rows in self._rows:
             rows.cancel()
 

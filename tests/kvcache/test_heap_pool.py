@@ -433,7 +433,7 @@ def test_a_limit_counts_heaps_that_cannot_be_given_back(releases: Releases, allo
 def test_a_heap_whose_free_blocks_are_still_mapped_counts_as_one_that_can_be_given_back() -> None:
     pool, _ = small_pool(heaps=3, releases=Releases.HEAPS, charge=Charge.HEAPS)
     blocks = take(pool, HEAP_BLOCKS + 1)
-    pool.keep(blocks[-1], mock.Mock(SparseBuffer, free_kept=0))
+    pool.add_premapped(blocks[-1], mock.Mock(SparseBuffer, free_premapped=0))
     free(pool, blocks[1:])
     assert pool.set_limit(0) == HEAP_BLOCKS
     pool.check_invariants()

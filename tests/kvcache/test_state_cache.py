@@ -8,7 +8,7 @@ import mlx.core as mx
 import pytest
 
 from kvcache import block_hashes
-from kvcache.block import Keep
+from kvcache.block import Retention
 from kvcache.block_hashes import PrefixSalt
 from kvcache.cell_pool import CellPool, StateSegment
 from kvcache.config import CacheSettings
@@ -17,7 +17,7 @@ from kvcache.memory_budget import CacheLimits
 from kvcache.memory_map import SealedCell
 from kvcache.prefix_index import MissReason
 from kvcache.state_cache import WAYPOINT_TOKENS, Turns
-from kvcache.views import CacheTokens, KVViews
+from kvcache.views import KVViews, OrderingHandles
 from tests.kvcache.managers import TOKENS, paged, settle
 from tests.kvcache.strict_memory import StrictMemory
 from tests.kvcache.strict_states import STATES, StrictStates
@@ -246,9 +246,9 @@ def test_a_sequence_that_fails_where_it_began_makes_no_end_of_that_state(failed:
     stage.live(ids)
     seq_id = stage.open([*ids, 1])
     (cell,) = (cell for cell in stage.pool.cells if cell.holders)
-    cell.keep = Keep.WAYPOINT
+    cell.retention = Retention.WAYPOINT
     stage.leave(seq_id, keep_prefix=not failed)
-    assert cell.keep is (Keep.WAYPOINT if failed else Keep.END)
+    assert cell.retention is (Retention.WAYPOINT if failed else Retention.END)
 
 
 def test_a_long_prompt_leaves_waypoints_and_they_are_evicted_first() -> None:
@@ -434,7 +434,7 @@ def test_a_layers_states_are_advanced_in_the_order_of_its_tokens() -> None:
             seen.append((token.item(), number))
             return token + 1, inputs[0]
 
-    tokens = CacheTokens(0, num_states=2)
+    tokens = OrderingHandles(0, num_states=2)
     segments: Any = [StateSegment(1, None, ((1, 0),))]
     delta: Any = None
     rows: Any = Rows()

@@ -28,7 +28,7 @@ from kvcache.backend import Segment
 from kvcache.cell_pool import StateSegment
 from kvcache.layout import KVFormat, paged_layout
 from kvcache.metal_backend import MetalBackend, metal_backend
-from kvcache.views import CacheTokens, KVViews, layer_regions
+from kvcache.views import OrderingHandles, KVViews, layer_regions
 from tests.engine.models.hybrids import FIELDS
 from tests.metal.graph import _standin
 from tests.metal.graph.stage import PAGE, Shape, Stage
@@ -111,7 +111,7 @@ def views_of(spec: ModelSpec, tokens: int) -> Iterator[KVViews]:
         assert backend.map(0, block, block, 0, 1, writable=True)
     backend.finish_mappings()
     segments, states = [Segment(0, tokens - 1, 1)], None
-    kept = CacheTokens(len(shape.layers), len(shape.states))
+    kept = OrderingHandles(len(shape.layers), len(shape.states))
     mx.eval(kept.newest, kept.newest_states)  # as after any step
     rows = backend.rows(segments)
     if shape.cell is not None:
