@@ -1,7 +1,7 @@
 """The protocol between sequences and device bytes.
 
-A backend knows heaps, buffers and blocks by number and moves memory behind addresses. Nothing above
-it knows which one runs.
+A backend knows heaps, buffers and blocks by number and moves memory behind addresses. No caller
+knows which backend runs.
 """
 
 from abc import ABC, abstractmethod
@@ -17,8 +17,8 @@ from kvcache.cell_pool import StateSegment
 from kvcache.layout import CellLayout, Group
 from metal_ext import GatedDelta, QKTransform
 
-# A mapping operation that takes longer will not come back. Less than the engine's watchdog gives a
-# step (server/config.py), which knows of a step that hangs, and not why.
+# A mapping operation that takes longer has failed. Shorter than the engine's watchdog
+# (server/config.py), which cannot name the reason of a step that hangs.
 MAPPING_LIMIT_S = 20.0
 
 
@@ -33,7 +33,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class LayerRegions:
-    """Where the keys and values of a layer lie, and the shape of their rows."""
+    """The regions of a layer's keys and values, and the shape of their rows."""
 
     group: int
     keys: int
@@ -45,7 +45,7 @@ class LayerRegions:
 
 
 class Releases(Enum):
-    """Which memory can be released to the system before the process ends."""
+    """Memory that can go back to the system before the process ends."""
 
     BLOCKS = "any blocks, at any time"
     HEAPS = "whole heaps, at any time"
@@ -54,7 +54,7 @@ class Releases(Enum):
 
 
 class Charge(Enum):
-    """From when on the system charges the process for memory of heaps."""
+    """The time from which the system charges the process for memory of heaps."""
 
     BLOCKS = "each block from its first mapping"
     HEAPS = "each heap, in full, from when it is made, or mapped again after a release"
@@ -62,8 +62,7 @@ class Charge(Enum):
 
 
 class BackendFailedError(RuntimeError):
-    """A mapping operation failed on its thread, or the device did: what is mapped is in doubt,
-    serving must end."""
+    """The mapping thread or the device failed: mappings are in doubt, and serving must end."""
 
 
 class StepRows(ABC):
@@ -128,10 +127,10 @@ class StepRows(ABC):
 
 
 class PageBackend(Protocol):
-    """What a substrate does. All calls come from the engine thread, except ``committed_bytes``, and
+    """Memory of a substrate. All calls come from the engine thread, except ``committed_bytes``, and
     ``completed_ticket`` where that thread hangs.
 
-    A block that stands in several buffers is writable in one of them at most.
+    A block in several buffers is writable in one of them at most.
 
     Tickets are numbers that rise; an operation is done when ``completed_ticket`` has reached its
     ticket.
@@ -141,20 +140,21 @@ class PageBackend(Protocol):
     releases: Releases
     charge: Charge
     zeroes_blocks: bool
-    """Whether a block that is mapped writable holds zeros, whatever it held before."""
+    """Whether a block that is mapped writable holds zeros, whatever it held before. Read by tests
+    of the machine."""
     mapping_limit: int | None
-    """How many mappings the process may have for its buffers; None where there is no limit."""
+    """Mappings that the process may have for its buffers; None: no limit."""
     heap_limit: int | None
-    """How many heaps the process may have; None where there is no limit."""
+    """Heaps that the process may have; None: no limit."""
     shares_blocks: bool
-    """Whether one block may stand in several buffers."""
+    """Whether several buffers may map one block."""
     maps_while_running: bool
     """Whether memory may be mapped, unmapped and released while steps are in flight; else only at
-    mapping points: while none is, up to ``finish_mappings``."""
+    mapping points: from the end of the last step in flight up to ``finish_mappings``."""
 
     @property
     def copied_bytes(self) -> int:
-        """Return how many bytes of K and V ``copy_block`` has copied."""
+        """Return the bytes of K and V that ``copy_block`` has copied."""
 
     def add_heap(self) -> bool:
         """Make the next heap (0, 1, ...); False when the system refuses."""
@@ -163,9 +163,9 @@ class PageBackend(Protocol):
         """Make the next buffer (0, 1, ...); False when the system refuses."""
 
     def commit_heap(self, heap: int) -> bool:
-        """Give a heap its memory, where it has none since it was released; False when the system
-        refuses. From then on no mapping of its blocks is refused for want of memory. Nothing to do
-        where memory comes with the mapping."""
+        """Give a heap its memory again after a release; False when the system refuses. From then on
+        the system refuses no mapping of its blocks for want of memory. No effect where memory comes
+        with the mapping."""
 
     def map(
         self, buffer: int, block: int, heap: int, heap_block: int, count: int, writable: bool
@@ -176,12 +176,12 @@ class PageBackend(Protocol):
 
     def map_ahead(self, buffer: int, block: int, heap: int, heap_block: int, count: int) -> int:
         """Start mapping writable blocks on another thread, memory included, so that the step that
-        first writes there waits for nothing; return the ticket. They count as mapped when it has
+        first writes there need not wait; return the ticket. They count as mapped when it has
         completed and was not ``refused``. Only where ``maps_while_running``."""
 
     def refused(self, ticket: int) -> bool:
-        """Return whether the system refused that ``map_ahead``, which has then changed nothing; to
-        be asked once, when its ticket has completed."""
+        """Return whether the system refused a completed ``map_ahead``, which has then changed
+        nothing. Call it once for each ticket."""
 
     def unmap(self, buffer: int, block: int, count: int) -> int:
         """Start unmapping blocks of a buffer; return the ticket."""
@@ -190,30 +190,30 @@ class PageBackend(Protocol):
         """Release the memory of unmapped blocks to the system; return the ticket."""
 
     def finish_mappings(self) -> None:
-        """Wait until everything that was begun at this mapping point is done: before ``copy_block``
-        and ``rows``. Nothing to do where ``maps_while_running``. Raises BackendFailedError."""
+        """Wait for all operations begun at this mapping point: before ``copy_block`` and ``rows``.
+        No effect where ``maps_while_running``. Raises BackendFailedError."""
 
     def copy_block(
         self, source: int, source_block: int, target: int, target_block: int, tokens: int
     ) -> None:
         """Copy the first ``tokens`` tokens of a block of one buffer into a writable block of
-        another, in all regions. Done when it returns, and after all steps that were started."""
+        another, in all regions: after all steps that were started, and done when it returns."""
 
     def completed_ticket(self) -> int:
-        """Return the newest ticket such that all up to it are done. Raises BackendFailedError."""
+        """Return the newest ticket up to which all are done. Raises BackendFailedError."""
 
     def wait(self, ticket: int, timeout_s: float) -> bool:
         """Wait for a ticket; False when the time passed first."""
 
     def committed_bytes(self) -> int:
-        """Return what the system charges for all heaps. Any thread."""
+        """Return the bytes that the system charges for all heaps. Any thread may call."""
 
     def rows(self, segments: Sequence[Segment]) -> StepRows:
-        """Return the rows of a step, in order. A step that is begun is ended, or cancelled."""
+        """Return the rows of a step, in order. Every step is ended, or cancelled."""
 
     def shut_down(self) -> bool:
-        """Wait for the device and unmap everything. False where the device did not answer: then the
-        process must end without releasing anything. Nothing may be called afterwards."""
+        """Wait for the device and unmap all memory. False where the device did not answer: then the
+        process must end without a release. No call may follow."""
 
 
 class StateRows:
@@ -253,8 +253,7 @@ class StateMemory(Protocol):
     """A fixed number of cells at fixed addresses."""
 
     @property
-    def num_cells(self) -> int:
-        """Return the number of cells."""
+    def num_cells(self) -> int: ...
 
     def rows(self, segments: Sequence[StateSegment], step: StepRows) -> StateRows:
         """Return the rows of a step. segments: in the order of its rows. step: the same rows in any
@@ -270,7 +269,7 @@ class StateMemory(Protocol):
 
 
 def native_geometry(group: Group) -> metal_ext.Geometry:
-    """Return a group's shape as the native side wants it."""
+    """Return a group's shape for the extension."""
     return metal_ext.Geometry(
         page_bytes=group.page_bytes,
         tokens_per_block=group.tokens_per_block,

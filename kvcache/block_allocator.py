@@ -1,4 +1,4 @@
-"""Gives sequences blocks: reserved, shared, new, or mapped ahead of need."""
+"""Gives blocks to sequences: reserved, shared, new, or mapped ahead of need."""
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -10,19 +10,19 @@ from kvcache.layout import Group
 from kvcache.prefix_cache import PrefixCache
 from kvcache.sequences import CachedSequence
 
-# A block is mapped so many tokens before a decoding sequence needs it; a prompt's next chunk while
-# the one before it is computed.
+# A block is mapped this many tokens before a decoding sequence needs it; a prompt's next chunk,
+# while the one before it is computed.
 MAP_AHEAD_TOKENS = 8
-# At a mapping point so much is mapped ahead, behind whoever has less than half of it: all sequences
-# wait for a point, and those that are topped up together need the next one together.
+# The same at a mapping point, for each sequence that has less than half of it: all sequences wait
+# for a point, and sequences that are topped up together need the next one together.
 MAP_AHEAD_AT_POINT_TOKENS = 128
-# Of all blocks, those that may be free and mapped ahead before prefixes are evicted for it.
+# The share of all blocks that may be premapped at the cost of cached prefixes.
 MAPPED_AHEAD_RATIO = 1 / 8
 # Memory is released on the thread that also maps ahead: 40 ms of its time.
 BYTES_RELEASED_AT_ONCE = 256 * 1024**2
 BLOCKS_EVICTED_AT_ONCE = 4096  # 30 ms of a Python thread
-# Of the heaps that the budget allows: where heaps are to be spared and so many are made, prefixes
-# that no sequence uses make room before the next one is.
+# The share of the budget's heaps from which, where heaps are to be spared, a new heap is made only
+# after prefixes that no sequence uses have been evicted.
 SPARED_HEAPS_RATIO = 0.5
 
 
@@ -49,39 +49,40 @@ class BlockAllocator:
         self.is_at_mapping_point = True
         """Whether no step is in flight."""
         self.wants_mapping_point = False
-        """Whether something was refused that can be had at a mapping point."""
+        """Whether a refused request could succeed at a mapping point."""
         self.has_waited = False
-        """Whether a mapping had to be waited for; whoever counts that sets it back."""
+        """Whether a step had to wait for a mapping. The manager counts these steps and resets the
+        flag."""
         self.keeps_slack = True
         """Whether memory of free blocks is kept for the next sequences, beyond one heap."""
         self.spares_heaps = False
-        """Whether heaps are made for those alone that run: what is made can never be given back."""
+        """Whether only running sequences may cause new heaps, because heaps cannot be given
+        back."""
 
     @property
     def available_blocks(self) -> int:
-        """Return how many blocks are free or can be evicted, and are not reserved."""
+        """Return the blocks that are free or can be evicted, and are not reserved."""
         cached = self._pool.count(BlockState.CACHED)
         return self._pool.free_blocks + cached - self._reserved_blocks
 
     def add(self, sequence: CachedSequence) -> None:
-        """Add a sequence: from now on its reservation counts."""
+        """Count a sequence and its reservation."""
         self._num_sequences += 1
         self._reserved_blocks += sequence.reserved_blocks
 
     def remove(self, sequence: CachedSequence) -> None:
-        """Remove a sequence and its reservation. Waits for what is being mapped for it."""
+        """Remove a sequence and its reservation. Waits for its pending mappings."""
         self._settle(sequence)
         self._num_sequences -= 1
         self._reserved_blocks -= sequence.reserved_blocks
 
     @property
     def may_map(self) -> bool:
-        """Return whether mappings may change now."""
         return self._maps_while_running or self.is_at_mapping_point
 
     def map_shared(self, sequence: CachedSequence, blocks: list[Block]) -> bool:
-        """Map sealed blocks of others, for reading only; False when the system refuses, or where
-        that must wait for a mapping point."""
+        """Map sealed blocks of other sequences, for reading only; False when the system refuses, or
+        where they must wait for a mapping point."""
         if not self.may_map and sequence.buffer.count_premapped(blocks) < len(blocks):
             self.wants_mapping_point = True
             return False
@@ -89,13 +90,13 @@ class BlockAllocator:
             return not blocks or self._buffers.map(sequence.buffer, blocks, writable=False)
 
     def cut(self, sequence: CachedSequence, count: int) -> list[Block]:
-        """Undo what has just been mapped: unmap the last ``count`` blocks, and return them."""
+        """Undo a mapping: unmap the last ``count`` blocks, and return them."""
         with self._updating_counts(sequence):
             return self._buffers.unmap_last(sequence.buffer, count)
 
     def grow(self, sequence: CachedSequence, num_tokens: int) -> int | None:
-        """Map memory that the sequence does not have yet, for tokens [0, num_tokens). Return how
-        many blocks that was; None, with nothing mapped, where it cannot be, or must wait for a
+        """Map memory for tokens [0, num_tokens) that the sequence does not have yet. Return the
+        number of new blocks; None, with none mapped, where there are none or they must wait for a
         mapping point."""
         buffer, needed = sequence.buffer, self._group.blocks_for(num_tokens)
         if num_tokens > self._group.max_tokens:
@@ -121,12 +122,12 @@ class BlockAllocator:
         return None
 
     def shrink(self, sequence: CachedSequence, count: int) -> None:
-        """Undo a ``grow`` of so many blocks."""
+        """Undo a ``grow`` of ``count`` blocks."""
         self._pool.free_unmapped(self.cut(sequence, count))
 
     def map_ahead(self, sequence: CachedSequence, end: int, count: int) -> None:
-        """Start mapping what the steps after one of ``count`` tokens up to ``end`` will need. Take
-        more blocks than are reserved only while there is one for every sequence."""
+        """Start mapping blocks for the steps after one of ``count`` tokens up to ``end``. Take more
+        blocks than are reserved only while there is one for every sequence."""
         buffer = sequence.buffer
         ahead = min(end + max(count, MAP_AHEAD_TOKENS), sequence.final_tokens)
         missing = self._group.blocks_for(ahead) - len(buffer.table)
@@ -143,9 +144,9 @@ class BlockAllocator:
         self._pool.free_unmapped(blocks)
 
     def top_up(self, sequence: CachedSequence, end: int) -> None:
-        """Map what the steps after one up to ``end`` will need, at a mapping point: all that is set
-        aside, and behind it free blocks for many steps. Those are its own when it takes them, and
-        anybody's until then."""
+        """Map blocks for the steps after one up to ``end``, at a mapping point: the whole
+        reservation, and behind it free blocks for many steps. Another sequence may take those until
+        this one does."""
         aside = sequence.reservation * self._group.tokens_per_block
         self.grow(sequence, min(aside, self._group.max_tokens))
         spare = self._spare_blocks(sequence, end)
@@ -156,26 +157,25 @@ class BlockAllocator:
             self.shrink(sequence, spare)
 
     def _spare_blocks(self, sequence: CachedSequence, end: int) -> int:
-        """Return how many free blocks are to stand behind a sequence's table; 0 where those that do
-        are enough."""
+        """Return the number of free blocks to map behind a sequence's table; 0 where enough are."""
         buffer, size = sequence.buffer, self._group.tokens_per_block
         ahead = min(end + MAP_AHEAD_AT_POINT_TOKENS, sequence.final_tokens)
         wanted = self._group.blocks_for(ahead) - len(buffer.table)
-        kept = len(buffer.usable_premapped(wanted)) if wanted > 0 else 0
-        has = (len(buffer.table) + kept) * size
+        premapped = len(buffer.usable_premapped(wanted)) if wanted > 0 else 0
+        has = (len(buffer.table) + premapped) * size
         if has >= min(end + MAP_AHEAD_AT_POINT_TOKENS // 2, sequence.final_tokens):
             return 0
-        premapped = self._pool.premapped_blocks
-        few = round(MAPPED_AHEAD_RATIO * self._pool.capacity_blocks) - premapped
+        all_premapped = self._pool.premapped_blocks
+        few = round(MAPPED_AHEAD_RATIO * self._pool.capacity_blocks) - all_premapped
         free = self._pool.takeable_blocks if self.spares_heaps else self._pool.free_blocks
-        room = min(wanted - kept, max(few, free - premapped))
-        room = min(room, self.available_blocks - kept - self._num_sequences)
-        return kept + room if room > 0 else 0
+        room = min(wanted - premapped, max(few, free - all_premapped))
+        room = min(room, self.available_blocks - premapped - self._num_sequences)
+        return premapped + room if room > 0 else 0
 
     def set_limit(self, blocks: int) -> int:
-        """Allow so many blocks from now on, and what one sequence may need at least; evict prefixes
-        that no sequence uses for it. Return how many are allowed: more, while sequences have them
-        or where memory cannot be given back."""
+        """Limit used blocks, but not below the need of one sequence; evict prefixes that no
+        sequence uses for it. Return the blocks that are allowed: more, while sequences have them or
+        where memory cannot be given back."""
         cached = self._pool.count(BlockState.CACHED)
         held = self._pool.used_blocks - cached + self._reserved_blocks
         least = max(blocks, held, self._group.blocks_for(self._group.max_tokens))
@@ -184,8 +184,8 @@ class BlockAllocator:
         return self._pool.set_limit(least)
 
     def release_memory(self, slack_bytes: int) -> None:
-        """Release memory of free blocks beyond the slack; keep a heap's, and as much as is
-        reserved. Unmap those that are still mapped before."""
+        """Release memory of free blocks beyond the slack; keep one heap's, and as much as is
+        reserved. Unmap premapped blocks first."""
         kept_bytes = max(slack_bytes if self.keeps_slack else 0, self._group.heap_bytes)
         kept_bytes += self._reserved_blocks * self._group.block_bytes
         if not self._pool.has_more_than(kept_bytes):
@@ -198,27 +198,27 @@ class BlockAllocator:
         self._pool.release_memory(kept_bytes, min(unreserved, at_once))
 
     def _settle(self, sequence: CachedSequence) -> None:
-        """Wait for blocks that are being mapped ahead; free those that the system refused."""
+        """Wait for pending mappings; free the blocks that the system refused."""
         with self._updating_counts(sequence):
             self._pool.free_unmapped(self._buffers.settle(sequence.buffer))
 
     def _take(self, sequence: CachedSequence, count: int) -> list[Block] | None:
-        """Take free blocks: those that its buffer keeps, then others, if possible those behind the
-        last one; evict cached ones when there are not enough."""
+        """Take free blocks: premapped ones, then others, if possible those behind the last one.
+        Evict cached blocks when there are not enough."""
         while self._pool.free_blocks < count:
             evicted = self._prefixes.evict()
             assert evicted, "more blocks are promised than there are"
-        kept = sequence.buffer.usable_premapped(count)
-        for block in kept:
+        premapped = sequence.buffer.usable_premapped(count)
+        for block in premapped:
             self._pool.take_premapped(block)
-        if len(kept) == count:
-            return kept
-        blocks = kept or sequence.buffer.table.blocks
-        others = self._take_others(count - len(kept), blocks[-1] if blocks else None)
+        if len(premapped) == count:
+            return premapped
+        blocks = premapped or sequence.buffer.table.blocks
+        others = self._take_others(count - len(premapped), blocks[-1] if blocks else None)
         if others is None:
-            self._pool.free_unmapped(kept)
+            self._pool.free_unmapped(premapped)
             return None
-        return kept + others
+        return premapped + others
 
     def _take_others(self, count: int, after: Block | None) -> list[Block] | None:
         if self.spares_heaps:
@@ -229,8 +229,8 @@ class BlockAllocator:
         return taken
 
     def _make_room(self, count: int) -> bool:
-        """Make more blocks free that nothing maps: those that idle buffers keep, then cached ones,
-        then those that sequences have mapped ahead. False where there are none."""
+        """Unmap or free blocks: those premapped behind idle buffers, then cached ones, then those
+        premapped behind buffers of sequences. False where there are none."""
         if self._buffers.unmap_free(idle=True):
             return True
         missing = max(1, count - self._pool.takeable_blocks)
@@ -238,11 +238,11 @@ class BlockAllocator:
         return evicted > 0 or self._buffers.unmap_free(idle=False)
 
     def _spare_a_heap(self, count: int) -> None:
-        """Evict prefixes that no sequence uses, and unmap what is free, where the heaps that are
-        there have ``count`` free blocks then."""
-        made = self._pool.num_heaps * self._group.blocks_per_heap
+        """Evict prefixes that no sequence uses, and unmap free blocks, where made heaps then have
+        ``count`` blocks."""
+        blocks = self._pool.num_heaps * self._group.blocks_per_heap
         missing = count - self._pool.count(BlockState.FREE)
-        is_large = made >= SPARED_HEAPS_RATIO * self._pool.capacity_blocks
+        is_large = blocks >= SPARED_HEAPS_RATIO * self._pool.capacity_blocks
         if is_large and missing <= self._pool.count(BlockState.CACHED):
             for _ in range(missing):
                 self._prefixes.evict()

@@ -22,7 +22,7 @@ class PrefixSalt:
     tenant: bytes = b""
     """Derived by the server from the API key; never from the request's body."""
     client: bytes = b""
-    """What the request adds to it."""
+    """The request's own salt."""
 
 
 class BlockHashes:
@@ -35,10 +35,10 @@ class BlockHashes:
         """identity: of the model and the layout."""
         self.tokens_per_block = tokens_per_block
         self.num_tokens = 0
-        """Tokens so far, those of the block that is not full included."""
+        """All tokens so far, those beyond the last full block included."""
         self.max_cached_tokens: int | None = None
         """Leading tokens that may come from the cache. None: all but the last one, which must be
-        computed for the next one's sake."""
+        computed for the next token."""
         self.tokens: list[bytes] = []
         self.digests: list[bytes] = []
         self._packed = Struct(f">{tokens_per_block}I")
@@ -47,22 +47,21 @@ class BlockHashes:
 
     @property
     def shareable_blocks(self) -> int:
-        """Return how many leading full blocks may come from the cache."""
+        """Return the number of leading full blocks that may come from the cache."""
         limit = self.max_cached_tokens
         limit = self.num_tokens - 1 if limit is None else limit
         return max(0, limit) // self.tokens_per_block
 
     @property
     def tail(self) -> bytes:
-        """Return the ids beyond the last full block, as ``tokens`` has them."""
+        """Return the ids beyond the last full block, in the form of ``tokens``."""
         return Struct(f">{len(self._tail)}I").pack(*self._tail)
 
     def parent(self, block: int) -> bytes:
-        """Return the digest of the block before this one."""
         return self.digests[block - 1] if block else self._root
 
     def extend(self, token_ids: Sequence[int], start: int) -> None:
-        """Add the ids of positions ``start`` and beyond; skip those that are known."""
+        """Add the ids of positions ``start`` and beyond; skip known ones."""
         known = self.num_tokens
         assert start <= known, f"tokens {known} to {start} are missing"
         new = token_ids[known - start :]

@@ -1,4 +1,4 @@
-"""Hands out sparse buffers, and counts their mappings."""
+"""Hands out sparse buffers, maps blocks behind them, and counts their mappings."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from kvcache.layout import Group
 
 
 class BufferPool:
-    """Hands out buffers; maps and unmaps blocks behind them within the system's limit."""
+    """All buffers of a group, with their mappings within the system's limit."""
 
     def __init__(
         self,
@@ -19,7 +19,7 @@ class BufferPool:
         max_buffers: int,
         max_sharers: int,
     ) -> None:
-        """max_sharers: buffers in which one block may be mapped."""
+        """max_sharers: the limit of buffers in which one block is mapped."""
         # Mappings are counted in tables alone, and a limit on them is a CPU's.
         assert backend.maps_while_running or backend.mapping_limit is None
         self._regions = len(group.regions)
@@ -29,47 +29,55 @@ class BufferPool:
         self._max_buffers = max_buffers
         self._max_sharers = max_sharers
         self._buffers: list[SparseBuffer] = []
-        """All, by number."""
+        """All buffers, by number."""
         self._idle: list[SparseBuffer] = []
-        """Those of no sequence, in the order in which they were left."""
+        """Buffers of no sequence; the first one was left first."""
         self._mappings = 0
         self.mapped_blocks = 0
         """Blocks that were mapped behind a buffer, in all regions, since the start."""
         self.unmapped_blocks = 0
-        """Blocks that were taken from behind a buffer."""
+        """Blocks that were unmapped from behind a buffer, since the start."""
 
     def take(self, prefix: Sequence[Block]) -> SparseBuffer | None:
-        """Return a buffer with an empty table for a sequence that begins with these blocks: if
-        there is one, that which keeps most of them and nothing that others may come back for. None
-        when all are taken or the system refuses to make one."""
-        fitting = [b for b in self._idle if _is_spent(b.premapped[b.count_premapped(prefix) :])]
+        """Return a buffer with an empty table for a sequence that begins with these blocks. Prefer
+        an idle one that has most of them premapped, and nothing else that a later sequence could
+        use. None when all are taken or the system refuses to make one."""
+        fitting = [
+            buffer
+            for buffer in self._idle
+            if all(
+                block.state is BlockState.FREE
+                for block in buffer.premapped[buffer.count_premapped(prefix) :]
+            )
+        ]
         if fitting:
-            found = max(fitting, key=lambda buffer: buffer.count_premapped(prefix))
+            buffer = max(fitting, key=lambda buffer: buffer.count_premapped(prefix))
         elif len(self._buffers) < self._max_buffers and self._backend.add_buffer():
-            found = SparseBuffer(len(self._buffers))
-            self._buffers.append(found)
-            return found
+            buffer = SparseBuffer(len(self._buffers))
+            self._buffers.append(buffer)
+            return buffer
         elif self._idle:
-            found = self._idle[0]
+            buffer = self._idle[0]
         else:
             return None
-        self._idle.remove(found)
-        return found
+        self._idle.remove(buffer)
+        return buffer
 
     def free(self, buffer: SparseBuffer) -> None:
-        """Free a buffer: nothing of its table is mapped any more."""
+        """Free a buffer whose blocks are unmapped."""
         self.unmapped_blocks += len(buffer.table)
         self._cut(buffer, 0)
         self._idle.append(buffer)
 
     def leave_mapped(self, buffer: SparseBuffer) -> list[Block]:
-        """Free a buffer whose blocks stay mapped; return these: its sequence has them no more."""
+        """Free a buffer whose blocks stay mapped; return these blocks, which its sequence has no
+        more."""
         self._idle.append(buffer)
         return self._cut_premapped(buffer, 0)
 
     def unmap_free(self, *, idle: bool) -> bool:
-        """Unmap free blocks behind a buffer, and what is kept behind them: an idle one, or any.
-        False where no free block is mapped."""
+        """Unmap free premapped blocks behind one buffer, and all blocks behind them. idle: only
+        behind a buffer of no sequence. False where no free block is mapped."""
         buffers = self._idle if idle else self._buffers
         buffer = next((buffer for buffer in buffers if buffer.free_premapped), None)
         if buffer is None:
@@ -86,7 +94,7 @@ class BufferPool:
 
     def has_room_for(self, new_blocks: int, shared: list[Block]) -> bool:
         """Return whether a new buffer with these blocks is likely to stay within the limit, if its
-        own make runs as long as heaps."""
+        new blocks make runs as long as heaps."""
         limit = self._backend.mapping_limit
         if limit is None:
             return True
@@ -96,8 +104,8 @@ class BufferPool:
         return self._mappings + self._regions * runs <= limit
 
     def map(self, buffer: SparseBuffer, blocks: list[Block], *, writable: bool) -> bool:
-        """Map blocks behind the buffer's last one, but for those that it keeps there; False, with
-        nothing changed, when refused."""
+        """Map blocks behind the table's last one, except those premapped there; False, with nothing
+        changed, when refused."""
         assert not buffer.pending
         first, done = len(buffer.table), self._use_premapped(buffer, blocks, writable)
         if done == len(blocks):
@@ -121,13 +129,13 @@ class BufferPool:
         return False
 
     def unmap_last(self, buffer: SparseBuffer, count: int) -> list[Block]:
-        """Unmap the last ``count`` blocks, which no step has used, and wait until they are; or keep
-        them, where mappings stay. Return them."""
+        """Unmap the last ``count`` blocks, which no step has used, and wait until they are; where
+        mappings stay, make them premapped. Return them."""
         assert not buffer.pending
         return self._unmap_from(buffer, len(buffer.table) - count, count)
 
     def map_ahead(self, buffer: SparseBuffer, blocks: list[Block]) -> bool:
-        """Start mapping blocks behind the buffer's last one; False when the limit forbids it."""
+        """Start mapping blocks behind the table's last one; False when the limit forbids it."""
         pieces = self._append(buffer, blocks, writable=True)
         if pieces is None:
             return False
@@ -143,21 +151,21 @@ class BufferPool:
         return all(p.ticket <= self._backend.completed_ticket() for p in buffer.pending)
 
     def settle(self, buffer: SparseBuffer) -> list[Block]:
-        """Wait for what is being mapped. Return the blocks from the first one on that the system
-        refused: they are in the table no more, and not mapped."""
-        place = kept = buffer.mapped_blocks
+        """Wait for pending mappings. Return the blocks from the first refused one on: they are
+        unmapped, and no longer in the table."""
+        place = length = buffer.mapped_blocks
         for item in buffer.pending:
             self._wait(item.ticket)
             refused = self._backend.refused(item.ticket)
             self.mapped_blocks += 0 if refused else item.count
-            if not refused and place == kept:
-                kept += item.count
+            if not refused and place == length:
+                length += item.count
             elif not refused:
                 self._wait(self._backend.unmap(buffer.number, place, item.count))
                 self.unmapped_blocks += item.count
             place += item.count
         buffer.pending.clear()
-        return self._cut(buffer, kept)
+        return self._cut(buffer, length)
 
     def unmap(self, buffer: SparseBuffer) -> int:
         """Start unmapping all of the buffer; return the ticket."""
@@ -167,8 +175,8 @@ class BufferPool:
     # --- blocks that stay mapped ----------------------------------------------------------------
 
     def _use_premapped(self, buffer: SparseBuffer, blocks: list[Block], writable: bool) -> int:
-        """Move the blocks that the buffer keeps, as far as they are these, to its table. Return how
-        many."""
+        """Move leading premapped blocks, as far as they are ``blocks``, to the table. Return their
+        number."""
         count = buffer.count_premapped(blocks)
         for block in blocks[:count]:
             self._pool.drop_premapped(block, buffer)
@@ -177,7 +185,7 @@ class BufferPool:
         return count
 
     def _cut_premapped(self, buffer: SparseBuffer, length: int) -> list[Block]:
-        """Cut the table to a length; keep what it loses, and return it."""
+        """Cut the table to a length; leave the blocks behind it mapped, and return them."""
         blocks = self._cut(buffer, length)
         for block in blocks:
             self._pool.add_premapped(block, buffer)
@@ -185,7 +193,7 @@ class BufferPool:
         return blocks
 
     def _unmap_premapped(self, buffer: SparseBuffer, first: int) -> None:
-        """Start unmapping the blocks that the buffer keeps, from the ``first`` one on."""
+        """Start unmapping the buffer's premapped blocks, from the ``first`` one on."""
         gone = buffer.premapped[first:]
         if not gone:
             return
@@ -196,17 +204,17 @@ class BufferPool:
             self._pool.drop_premapped(block, buffer)
 
     def _make_sharable(self, blocks: list[Block]) -> None:
-        """Unmap blocks where they are kept, as far as they could not be mapped once more."""
+        """Unmap premapped blocks where one mapping more would be too many."""
         for block in blocks:
             while (
                 block.premapped_by and block.buffers + len(block.premapped_by) >= self._max_sharers
             ):
-                keeper = block.premapped_by[0]
-                self._unmap_premapped(keeper, keeper.premapped.index(block))
+                buffer = block.premapped_by[0]
+                self._unmap_premapped(buffer, buffer.premapped.index(block))
 
     def _unmap_from(self, buffer: SparseBuffer, length: int, mapped: int) -> list[Block]:
-        """Cut the table to a length; wait until so many of the blocks behind it are unmapped. Where
-        mappings stay none was refused, and these stay, too."""
+        """Cut the table to a length; wait until ``mapped`` of the blocks behind it are unmapped.
+        Where mappings stay, the blocks behind it become premapped."""
         if not self._backend.maps_while_running:
             return self._cut_premapped(buffer, length)
         if mapped:
@@ -217,8 +225,8 @@ class BufferPool:
     def _append(
         self, buffer: SparseBuffer, blocks: list[Block], writable: bool
     ) -> list[MappedRun] | None:
-        """Add blocks to the table; return what to map, or None, with nothing changed, when that
-        would be more mappings than the limit allows."""
+        """Add blocks to the table; return the runs to map, or None, with nothing changed, when
+        these would be more mappings than the limit allows."""
         first, before = len(buffer.table), buffer.mappings(self._regions)
         pieces = buffer.table.append(blocks, writable)
         self._mappings += buffer.mappings(self._regions) - before
@@ -240,7 +248,7 @@ class BufferPool:
             raise BackendFailedError(f"a mapping operation took over {MAPPING_LIMIT_S:.0f} s")
 
     def check_invariants(self, taken: list[SparseBuffer]) -> None:
-        """Check the counts. taken: every buffer that is not free. Raises AssertionError."""
+        """Check the counts. taken: all buffers of sequences. Raises AssertionError."""
         buffers = taken + self._idle
         assert {b.number for b in buffers} == {b.number for b in self._buffers}
         assert len(buffers) == len(self._buffers)
@@ -253,8 +261,3 @@ class BufferPool:
         behind = sum(buffer.mapped_blocks + len(buffer.premapped) for buffer in buffers)
         assert self.mapped_blocks - self.unmapped_blocks == behind
         assert self._mappings == sum(buffer.mappings(self._regions) for buffer in buffers)
-
-
-def _is_spent(kept: Sequence[Block]) -> bool:
-    """Return whether nobody comes back for what is kept: its blocks are free."""
-    return all(block.state is BlockState.FREE for block in kept)

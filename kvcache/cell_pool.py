@@ -13,10 +13,10 @@
 A sealed cell is never written again. A cell is handed out again when the newest step that may touch
 it has completed.
 
-All cells are of one size. So the one is evicted that saves the fewest tokens: those between it and
-the cell before it, from which they would be computed again; times how likely the next prompt is to
-go on from there; divided by how long ago it was used. A cell on the way to one that is used counts
-as used. Waypoints go before all others.
+All cells are of one size, so the one with the least worth is evicted: the tokens between it and the
+cell before it, which would be computed again; times the likelihood that the next prompt goes on
+from there; divided by the uses of others since its own. A use of a cell is a use of all cells
+before it. Waypoints go first.
 """
 
 from collections.abc import Iterable
@@ -26,10 +26,9 @@ from kvcache.block import Cell, Prefix, Retention
 from kvcache.block_hashes import Evictions
 from kvcache.stats import CellStats
 
-# How likely a conversation is to go on from there, beside others and roughly. From the end of a
-# person's message whenever a question drops thoughts; meanwhile it stands in for ends that were
-# evicted. From the end before the newest one only where a client sends back something else than was
-# answered: as a rule the answer began there.
+# The rough likelihood that a conversation goes on from a cell, relative to others. It goes on from
+# the end of a person's message when the next prompt drops thoughts, and where later ends were
+# evicted; from an earlier end of a turn only when a client sends back another answer than it got.
 LIKELIHOOD = {
     Retention.WAYPOINT: 1.0,
     Retention.END: 1.0,
@@ -52,31 +51,28 @@ class StateSegment(NamedTuple):
 
 
 class CellPool:
-    """All cells under one number."""
+    """All cells of a model."""
 
     def __init__(self, capacity: int) -> None:
-        """capacity: how many there are."""
         self.cells = [Cell(number) for number in range(capacity)]
         self._free = list(reversed(self.cells))
         self._waiting: list[Cell] = []
-        """Let go of, and perhaps still touched by a step."""
+        """Cells that no sequence holds, and that a step may still touch."""
         self._completed_epoch = 0
         self._uses = 0
         self.evicted = Evictions()
-        """Digests of blocks after which there was a cell."""
+        """Digests of blocks after which a cell was evicted."""
         self.num_evicted = 0
-        """Since the start."""
 
     # --- counts ---------------------------------------------------------------------------------
 
     @property
     def capacity(self) -> int:
-        """Return how many cells there are."""
         return len(self.cells)
 
     @property
     def expendable(self) -> int:
-        """Return how many cells can be handed out before anything but a waypoint is evicted."""
+        """Return the cells that can be handed out before one better than a waypoint is evicted."""
         return len(self._free) + sum(
             cell.retention is Retention.WAYPOINT for cell in self._evictable()
         )
@@ -88,7 +84,6 @@ class CellPool:
         return bool(self._waiting) or any(c.is_cached and c.epoch > done for c in self.cells)
 
     def stats(self, cell_bytes: int, committed_bytes: int) -> CellStats:
-        """Return a snapshot: what all cells are for."""
         cached = dict.fromkeys(Retention, 0)
         for cell in self.cells:
             if cell.is_cached:
@@ -107,8 +102,8 @@ class CellPool:
     # --- the circle -----------------------------------------------------------------------------
 
     def take_for(self, retention: Retention, saves: int) -> Cell | None:
-        """Hand out a cell for a state that is worth keeping; None where one that is worth more
-        would have to go for it. saves: how many tokens it will save."""
+        """Hand out a cell for a state that is worth keeping; None where one worth more would have
+        to go for it. saves: the tokens that it will save."""
         worth = retention is not Retention.WAYPOINT, LIKELIHOOD[retention] * saves
         evictable = self._evictable()
         if not self._free and (not evictable or min(map(self._worth, evictable)) > worth):
@@ -126,19 +121,17 @@ class CellPool:
         return cell
 
     def hold(self, cell: Cell) -> None:
-        """Note that one sequence more goes on from a cell."""
         cell.holders += 1
 
     def let_go(self, cell: Cell) -> None:
-        """Note that one holder less has the cell; free it where nobody has it and nobody can find
-        it."""
+        """Remove one holder of a cell; free it where no holder is left and it cannot be found."""
         assert cell.holders > 0, f"{cell} is held by nobody"
         cell.holders -= 1
         self._free_if_lost(cell)
 
     def seal(self, cell: Cell, prefix: Prefix, retention: Retention, position: int) -> None:
         """Let others find a cell after a block that has none. Its writer has completed. position:
-        how many tokens are before it."""
+        the tokens before it."""
         assert prefix.cell is None, f"a cell stands where {cell} is to stand"
         assert cell.prefix is None, f"{cell} is sealed"
         cell.prefix, cell.retention, prefix.cell = prefix, retention, cell
@@ -146,8 +139,7 @@ class CellPool:
         self.evicted.discard(prefix.digest)
 
     def use(self, chain: Iterable[Cell]) -> None:
-        """Note that these cells are of use now. chain: all of one conversation up to some position,
-        the first ones first."""
+        """Note a use of all cells of a conversation up to some position, the first one first."""
         self._uses += 1
         before = newest_end = None
         for cell in chain:
@@ -159,17 +151,18 @@ class CellPool:
             before = cell
 
     def leave(self, cell: Cell) -> None:
-        """Note that a conversation goes on from a cell in another way: nothing that followed it is
-        worth more than a waypoint."""
+        """Note that a conversation goes on from a cell in another way: no cell behind it is worth
+        more than a waypoint now."""
         for other in self.cells:
-            its = other.before
-            while its is not None and its is not cell:
-                its = its.before
-            other.retention = other.retention if its is None else Retention.WAYPOINT
+            before = other.before
+            while before is not None and before is not cell:
+                before = before.before
+            if before is not None:
+                other.retention = Retention.WAYPOINT
 
     def forget(self, cell: Cell, *, evicted: bool) -> None:
-        """Note that a cell is found no more. evicted: for want of room, or of use; else because its
-        block is in doubt."""
+        """Let no sequence find a cell any more. evicted: for room or after a while; else because
+        its block is in doubt."""
         assert cell.prefix is not None, f"{cell} cannot be found"
         if evicted:
             self.evicted.add(cell.prefix.digest)
@@ -196,7 +189,7 @@ class CellPool:
         return [cell for cell in self.cells if cell.is_cached and cell.epoch <= done]
 
     def _worth(self, cell: Cell) -> tuple[bool, float]:
-        """Return what a cell is worth: the least is evicted first."""
+        """Return the worth of a cell: the least is evicted first."""
         likelihood = EARLIER_END_LIKELIHOOD if cell.is_earlier_end else LIKELIHOOD[cell.retention]
         uses = self._uses - cell.last_use + 1
         return cell.retention is not Retention.WAYPOINT, likelihood * cell.saves / uses
@@ -214,11 +207,11 @@ class CellPool:
         return [cell for cell in self.cells if cell.dirty]
 
     def clean(self) -> list[Cell]:
-        """Return the free cells that may hold memory of the system, which the caller releases."""
-        found = [cell for cell in self._free if cell.dirty]
-        for cell in found:
+        """Return the free cells that may hold memory of the system, for the caller to release."""
+        cells = [cell for cell in self._free if cell.dirty]
+        for cell in cells:
             cell.dirty = False
-        return found
+        return cells
 
     def _free_if_lost(self, cell: Cell) -> None:
         if not cell.holders and cell.prefix is None:

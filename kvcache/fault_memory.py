@@ -1,9 +1,10 @@
-"""What a substrate of the GPU has done to this machine, remembered in the user's cache folder.
+"""Remembers in the user's cache folder the harm that a substrate of the GPU has done to this
+machine.
 
 Before an act that may take the process, or the whole machine, down, an *intent* is written, and it
-is removed after the act. One that is found later, and that no living process holds, means that the
-act never came back. A *fault* is written when one was met and survived. Either keeps the substrate
-from being chosen until ``quire doctor`` has passed.
+is removed after the act. An intent that no living process holds means that the act never came back.
+A *fault* is written after harm that the process survived. Either keeps the substrate from being
+chosen until ``quire doctor`` has passed.
 """
 
 import fcntl
@@ -24,14 +25,14 @@ from kvcache.user_folders import cache_folder
 
 log = logging.getLogger(__name__)
 
-# Of what is quoted from a file, or from a driver.
-MOST_WORDS = 300
-# What it takes on a Mac for a file to outlive a panic: fsync alone leaves it to the drive.
+# Characters that are quoted from a file or a driver.
+MAX_QUOTE = 300
+# On a Mac a file outlives a panic only with this: fsync alone leaves it in the drive's cache.
 FULL_SYNC = getattr(fcntl, "F_FULLFSYNC", None)
 
 
 class Act(StrEnum):
-    """What may take a machine down."""
+    """An act that may take a machine down."""
 
     MAP = "the first mapping"
     UNMAP = "the first unmapping"
@@ -41,8 +42,8 @@ class Act(StrEnum):
 
 
 class FaultMemory:
-    """The faults of one substrate with this model of machine, its system and its MLX as they are
-    now. What cannot be written is a warning: serving does not depend on it."""
+    """The faults of one substrate with this model of machine, its system and its MLX. A failure to
+    write is a warning: serving does not depend on it."""
 
     def __init__(self, substrate: Substrate) -> None:
         self._substrate = substrate
@@ -52,33 +53,33 @@ class FaultMemory:
         self._intents = f"intent-{key}-"
 
     def found(self) -> tuple[str, ...]:
-        """What speaks against the substrate, half a sentence each."""
-        said = []
+        """Return the faults of the substrate, half a sentence each."""
+        faults = []
         for path in self._files():
             if path.name == self._fault:
-                said.append(f"{_words(path)} ({_shown(path)})")
+                faults.append(f"{_words(path)} ({_shown(path)})")
             elif _is_left_behind(path):
-                said.append(f"quire or the machine ended within {_words(path)} ({_shown(path)})")
-        return tuple(said)
+                faults.append(f"quire or the machine ended within {_words(path)} ({_shown(path)})")
+        return tuple(faults)
 
     @contextmanager
     def intent(self, act: Act) -> Iterator[None]:
-        """Around the act, which is over when this returns. A failure that is survived is a
+        """Guard an act, which is over when the context ends. A failure that is survived is a
         fault."""
-        written = self._write_intent(act)
+        intent = self._write_intent(act)
         try:
             yield
         except Exception as error:
             self.record(f"{act} failed: {error}")
             raise
         finally:
-            if written is not None:
-                path, file = written
+            if intent is not None:
+                path, file = intent
                 path.unlink(missing_ok=True)
-                os.close(file)  # and with it the lock: whoever gets that finds the file gone
+                os.close(file)  # releases the lock, once the file is gone
 
     def record(self, what: str) -> None:
-        """Remembers a fault that was survived; the newest one is kept. what: half a sentence."""
+        """Remember a survived fault in place of an older one. what: half a sentence."""
         try:
             _, file = self._write(what, self._fault)
             os.close(file)
@@ -86,8 +87,8 @@ class FaultMemory:
             log.warning("a fault of %s cannot be remembered: %s", self._substrate, error)
 
     def forget(self) -> bool:
-        """Forgets everything but what a living process is about. Returns whether there was
-        anything. Raises OSError where it cannot."""
+        """Forget all faults, and intents that no living process holds. Return whether there were
+        any. Raises OSError."""
         known = [p for p in self._files() if p.name == self._fault or _is_left_behind(p)]
         for path in known:
             path.unlink(missing_ok=True)
@@ -96,7 +97,7 @@ class FaultMemory:
     # --- files ----------------------------------------------------------------------------------
 
     def _files(self) -> list[Path]:
-        """The fault, then intents. One is enough to be heeded, whatever is in it."""
+        """Return the fault, then intents. A file counts whatever its contents."""
         folder = cache_folder()
         try:
             names = sorted(os.listdir(folder))
@@ -114,34 +115,34 @@ class FaultMemory:
             return None
 
     def _write(self, what: str, name: str | None) -> tuple[Path, int]:
-        """Writes it so that it outlives the machine; returns the file, open and locked. name: None
-        for an intent's, which is its own. Raises OSError."""
+        """Write a file that outlives the machine; return it, open and locked. name: None for an
+        intent's own. Raises OSError."""
         folder = cache_folder()
         folder.mkdir(parents=True, exist_ok=True)
-        file, made = mkstemp(dir=folder, prefix=".new-")
-        path = folder / (name or self._intents + Path(made).name.removeprefix(".new-"))
+        file, temporary = mkstemp(dir=folder, prefix=".new-")
+        path = folder / (name or self._intents + Path(temporary).name.removeprefix(".new-"))
         at = datetime.now(UTC).isoformat(timespec="seconds")
         try:
-            # Under its name nobody finds it without its lock.
+            # The file has its lock before it has its name.
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.write(file, (json.dumps({"what": what, "at": at, **self._about}) + "\n").encode())
             _sync(file)
-            os.replace(made, path)
+            os.replace(temporary, path)
         except OSError:
             os.close(file)
-            Path(made).unlink(missing_ok=True)
+            Path(temporary).unlink(missing_ok=True)
             raise
         _sync_folder(folder)
         return path, file
 
 
 def _is_left_behind(path: Path) -> bool:
-    """Whether whoever wrote an intent has died within its act: the system takes a lock from the
-    dead, and from nobody else."""
+    """Return whether the process that wrote an intent died within its act: the system takes the
+    lock from a dead process, and from no other."""
     try:
         with path.open() as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            return os.fstat(file.fileno()).st_nlink > 0  # none where the act has just ended
+            return os.fstat(file.fileno()).st_nlink > 0  # 0 where the act has just ended
     except (FileNotFoundError, BlockingIOError):
         return False
     except OSError:
@@ -149,16 +150,16 @@ def _is_left_behind(path: Path) -> bool:
 
 
 def _words(path: Path) -> str:
-    """What the file says, and of when; that it cannot be read, where it cannot."""
+    """Return the contents of a fault's file and its time."""
     try:
-        said = json.loads(path.read_text())
-        return f"{said['what'][:MOST_WORDS]}, {said['at'][:MOST_WORDS]}"
+        fault = json.loads(path.read_text())
+        return f"{fault['what'][:MAX_QUOTE]}, {fault['at'][:MAX_QUOTE]}"
     except (OSError, ValueError, TypeError, KeyError):
         return "something that its file does not tell"
 
 
 def _shown(path: Path) -> str:
-    """Without the user's name: reports are given to others."""
+    """Return the path without the user's name: people give reports to others."""
     return str(path).replace(str(Path.home()), "~")
 
 
@@ -169,7 +170,7 @@ def _sync(file: int) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Not every file system can."""
+    """Sync a folder where the file system can."""
     file = os.open(folder, os.O_RDONLY)
     with suppress(OSError):
         os.fsync(file)

@@ -16,12 +16,12 @@ from kvcache.stats import KVStats
 
 
 class GroupCache:
-    """What the manager does, in one group."""
+    """The cache of one group of layers."""
 
     def __init__(
         self, group: Group, backend: PageBackend, limits: CacheLimits, max_heaps: int
     ) -> None:
-        """max_heaps: what the budget allows."""
+        """max_heaps: the limit of the budget."""
         self.group = group
         self.backend = backend
         self.pool = HeapPool(group, backend, max_heaps * group.heap_bytes)
@@ -61,8 +61,8 @@ class GroupCache:
     def blocks_to_fork(
         self, parent: CachedSequence, child: CachedSequence, whole: int
     ) -> list[Block] | None:
-        """Return which of the parent's first ``whole`` blocks its child is to attach; None where
-        they are not sealed yet, or the child cannot go on with them."""
+        """Return the blocks of the parent's first ``whole`` ones that its child is to attach; None
+        where they are not sealed yet, or the child cannot go on with them."""
         if parent.sealed_blocks < whole or not child.all_sealed:
             return None
         own, parents = child.buffer.table.blocks, parent.buffer.table.blocks[:whole]
@@ -82,7 +82,6 @@ class GroupCache:
 
     @property
     def num_closed(self) -> int:
-        """Return how many closed sequences' buffers are not free yet."""
         return len(self._closed)
 
     @property
@@ -91,8 +90,8 @@ class GroupCache:
         return bool(self._closed) or self.pool.count(BlockState.RELEASING) > 0
 
     def advance(self, completed_epoch: int) -> None:
-        """Seal full blocks. Move closed buffers on: epoch passed -> unmapping -> free; or, where
-        mappings stay, epoch passed -> free."""
+        """Seal full blocks, and free buffers of closed sequences: once their epoch has passed they
+        are unmapped, or left mapped where mappings stay."""
         self.prefixes.seal(completed_epoch)
         done = self.backend.completed_ticket()
         still_closed = []
@@ -115,15 +114,15 @@ class GroupCache:
         self.pool.poll(done)
 
     def evict(self, max_blocks: int) -> None:
-        """Evict prefixes that no sequence uses, up to so many blocks."""
+        """Evict prefixes that no sequence uses, up to ``max_blocks`` blocks."""
         for _ in range(max_blocks):
             if not self.prefixes.evict():
                 break
 
     @property
     def may_release(self) -> bool:
-        """Return whether memory may be released now, though sequences are open: at any time, or
-        only at mapping points. Where neither, it is released while there are none."""
+        """Return whether memory may be released while sequences are open: at any time, at mapping
+        points only, or not at all."""
         if self._keeps_mappings:
             return self.allocator.is_at_mapping_point
         return self.backend.releases is not Releases.IDLE
@@ -131,8 +130,7 @@ class GroupCache:
     # --- statistics -----------------------------------------------------------------------------
 
     def stats(self, sequences: Collection[CachedSequence]) -> KVStats:
-        """Return a snapshot. A block that many sequences share counts once. sequences: all open
-        ones."""
+        """Return a snapshot in which a shared block counts once. sequences: all open ones."""
         group, pool = self.group, self.pool
         size = group.tokens_per_block
         sealed = pool.count(BlockState.SEALED)

@@ -1,9 +1,9 @@
 """Tokens <-> bytes <-> pages: the only file that knows the shape of K and V.
 
-A *region* is the K or the V of one layer, token-major ``[token][kv_head][head_dim]``. Layers that
-keep the same of a token make a *group*: their regions grow together, one *block* at a time. A block
-is the pages of every region of a group that hold the same ``tokens_per_block`` tokens. All groups
-of a model have blocks of as many tokens, each in pages of its own::
+A *region* is the K or the V of one layer, token-major ``[token][kv_head][head_dim]``. Layers whose
+rows are alike make a *group*: their regions grow together, one *block* at a time. A block is the
+pages of every region of a group that hold the same ``tokens_per_block`` tokens. Blocks of all
+groups hold as many tokens, each in pages of its own::
 
     group 0, rows of 1024 bytes   | 32 tokens: 2 pages of 16 KiB | 32 tokens: 2 pages | ...
     group 1, rows of  512 bytes   | 32 tokens: 1 page            | 32 tokens: 1 page  | ...
@@ -21,8 +21,8 @@ from itertools import accumulate
 from math import gcd, lcm
 
 KIB = 1024
-# The default wherever it gives 16 to 64 tokens. Elsewhere the smallest that does: small rows would
-# otherwise make blocks of so many tokens that short prefixes could not be shared.
+# The first one that holds 16 to 64 tokens is chosen: small rows in large pages would make blocks of
+# so many tokens that short prefixes could not be shared.
 PREFERRED_PAGES = (64 * KIB, 4 * KIB, 8 * KIB, 16 * KIB, 32 * KIB, 128 * KIB, 256 * KIB)
 # The pages of a Metal device's placement sparse buffers, likewise.
 METAL_PAGES = (64 * KIB, 16 * KIB, 256 * KIB)
@@ -39,7 +39,7 @@ class LayoutError(ValueError):
 
 
 class KVFormat(Enum):
-    """What the numbers of K and V are."""
+    """The number format of K and V."""
 
     BFLOAT16 = "bfloat16"
     FLOAT16 = "float16"
@@ -47,13 +47,12 @@ class KVFormat(Enum):
 
     @property
     def itemsize(self) -> int:
-        """Return the bytes of one number."""
         return 4 if self is KVFormat.FLOAT32 else 2
 
 
 @dataclass(frozen=True, slots=True)
 class KVSpec:
-    """What one layer keeps of every token: a row of keys, and one of values."""
+    """The rows that one layer keeps of every token: one of keys, and one of values."""
 
     kv_heads: int
     head_dim: int
@@ -73,7 +72,7 @@ class KVSpec:
 
 @dataclass(frozen=True, slots=True)
 class StateSpec:
-    """What one recurrent layer keeps of a sequence at one position: a matrix of each value head,
+    """The state that one recurrent layer keeps at one position: a matrix of each value head,
     ``[value_heads][value_dim][key_dim]`` in float32, and the newest rows that its convolution reads
     again, ``[tail_rows][tail_width]``."""
 
@@ -83,47 +82,44 @@ class StateSpec:
     value_dim: int
     tail_rows: int
     format: KVFormat = KVFormat.FLOAT32
-    """Of the convolution's rows: what the layer computes with."""
+    """Of the convolution's rows: the layer's number format."""
 
     @property
     def tail_width(self) -> int:
-        """Return the numbers of one row: those of queries, keys and values."""
+        """Return the length of one row: queries, keys and values."""
         return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
 
     @property
     def matrix_bytes(self) -> int:
-        """Return the bytes of the matrices of all heads."""
         return FLOAT32_BYTES * self.value_heads * self.value_dim * self.key_dim
 
     @property
     def state_bytes(self) -> int:
-        """Return the bytes of matrices and rows."""
         return self.matrix_bytes + self.tail_rows * self.tail_width * self.format.itemsize
 
 
 @dataclass(frozen=True, slots=True)
 class CellLayout:
-    """How the states of all recurrent layers lie in a cell."""
+    """The places of all recurrent layers' states in a cell."""
 
     states: tuple[StateSpec, ...]
     offsets: tuple[int, ...]
-    """Where each of them begins, in bytes."""
+    """The beginning of each state, in bytes."""
     cell_bytes: int
     """Whole pages of any system."""
 
 
 @dataclass(frozen=True, slots=True)
 class KVShape:
-    """What a model keeps of a sequence, as far as memory is concerned."""
+    """The memory that a model keeps of a sequence."""
 
     layers: tuple[KVSpec, ...]
-    """Those that keep K and V of every token."""
+    """Layers that keep K and V of every token."""
     states: tuple[StateSpec, ...] = ()
-    """Those of the recurrent layers."""
+    """States of recurrent layers."""
 
     @classmethod
     def uniform(cls, num_layers: int, spec: KVSpec) -> "KVShape":
-        """Return the shape of layers that are all alike."""
         return cls((spec,) * num_layers)
 
     @property
@@ -138,10 +134,10 @@ class KVShape:
 
     @property
     def cell(self) -> CellLayout | None:
-        """Return how states lie in a cell; None where no layer keeps one."""
+        """Return the layout of a cell; None where no layer keeps a state."""
         if not self.states:
             return None
-        sizes = [-(-its.state_bytes // STATE_ALIGNMENT) * STATE_ALIGNMENT for its in self.states]
+        sizes = [-(-s.state_bytes // STATE_ALIGNMENT) * STATE_ALIGNMENT for s in self.states]
         *offsets, end = accumulate(sizes, initial=0)
         return CellLayout(self.states, tuple(offsets), -(-end // CELL_ALIGNMENT) * CELL_ALIGNMENT)
 
@@ -173,17 +169,15 @@ class Group:
 
     @cached_property
     def block_bytes(self) -> int:
-        """Return the bytes of one block: the unit of allocation."""
         return self.bytes_per_token * self.tokens_per_block
 
     @cached_property
     def heap_bytes(self) -> int:
-        """Return the bytes of one heap."""
         return self.block_bytes * self.blocks_per_heap
 
     @cached_property
     def max_tokens(self) -> int:
-        """Return how many tokens one sparse buffer has addresses for."""
+        """Return the tokens that one sparse buffer has addresses for."""
         return self.tokens_per_block * self.blocks_per_buffer
 
     def blocks_for(self, tokens: int) -> int:
@@ -192,20 +186,19 @@ class Group:
 
 @dataclass(frozen=True)
 class KVLayout:
-    """How K and V of a model lie in memory. The heaps of all groups hold as many tokens, so that
-    there are as many of each."""
+    """The layout of a model's K and V. Heaps of all groups hold as many tokens, so that there are
+    as many of each."""
 
     shape: KVShape
     groups: tuple[Group, ...]
 
     @cached_property
     def tokens_per_block(self) -> int:
-        """Return how many tokens a block of any group holds."""
         return self.groups[0].tokens_per_block
 
     @cached_property
     def max_tokens(self) -> int:
-        """Return how many tokens one sequence has addresses for."""
+        """Return the tokens that one sequence has addresses for."""
         return self.groups[0].max_tokens
 
     @cached_property
@@ -224,11 +217,9 @@ class KVLayout:
 
     @property
     def bytes_per_token(self) -> int:
-        """Return the bytes of one token in all regions."""
         return self.shape.bytes_per_token
 
     def blocks_for(self, tokens: int) -> int:
-        """Return how many blocks of each group hold so many tokens."""
         return self.groups[0].blocks_for(tokens)
 
     def place(self, layer: int) -> tuple[int, int]:
@@ -257,10 +248,10 @@ def paged_layout(
 ) -> KVLayout:
     """Return the layout of a substrate with pages.
 
-    heap_bytes: the size that heaps of all groups together should not exceed; a heap holds one block
-    at least. page_bytes: of all regions; None chooses them. device_pages: those that the device can
-    map, the preferred one first; None: all multiples of the system's.
-    Raises LayoutError where a row does not divide the page or the page does not fit the system.
+    heap_bytes: the limit of a heap of all groups together; a heap holds one block at least.
+    page_bytes: of all regions; None chooses them. device_pages: page sizes that the device can map,
+    the preferred one first; None: all multiples of the system's. Raises LayoutError where a row
+    does not divide the page or the page does not fit the system.
     """
     pages = {
         spec: checked_page(spec, page_bytes, system_page_bytes, device_pages)
@@ -293,11 +284,8 @@ def dense_layout(shape: KVShape, *, max_tokens: int, system_page_bytes: int) -> 
 def choose_page(
     spec: KVSpec, system_page_bytes: int, preferred: tuple[int, ...] = PREFERRED_PAGES
 ) -> int:
-    """Return the preferred page that a row divides and that holds 16 to 64 tokens; otherwise the
-    one that comes nearest to that.
-
-    Raises LayoutError where a row divides none.
-    """
+    """Return the preferred page that a row divides and that holds 16 to 64 tokens, or the nearest
+    to that. Raises LayoutError where a row divides none."""
     pages = [
         page for page in preferred if page % system_page_bytes == 0 and page % spec.row_bytes == 0
     ]
@@ -323,7 +311,7 @@ def tokens_of_whole_pages(shape: KVShape, system_page_bytes: int) -> int:
 def checked_page(
     spec: KVSpec, page: int, system_page_bytes: int, device_pages: tuple[int, ...] | None
 ) -> int:
-    """Return a page that somebody has set. Raises LayoutError where it cannot be one."""
+    """Return a page from the settings. Raises LayoutError where it cannot be one."""
     if device_pages is not None and page not in device_pages:
         sizes = ", ".join(str(size) for size in sorted(device_pages))
         raise LayoutError(f"a page of {page} bytes is none that the device maps: {sizes} bytes")
@@ -344,14 +332,14 @@ def grouped_layout(
     blocks_per_heap: int,
     blocks_per_buffer: int,
 ) -> KVLayout:
-    """Return the layout with a group for every kind of layers. pages: of each kind, in bytes, of
+    """Return the layout with a group for every kind of layer. pages: of each kind, in bytes, of
     which a block has whole ones."""
     groups = (
         Group(
             tuple(
                 Region(layer, kind, spec.row_bytes)
-                for layer, its in enumerate(shape.layers)
-                if its == spec
+                for layer, own in enumerate(shape.layers)
+                if own == spec
                 for kind in ("keys", "values")
             ),
             page,

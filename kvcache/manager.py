@@ -35,19 +35,19 @@ class KVCacheManager:
         identity: bytes,
         states: StateMemory | None = None,
     ) -> None:
-        """backends: of each group. identity: of the model; what one model computed is never shared
-        with another. states: of a model with recurrent layers."""
+        """backends: of each group. identity: of the model; the cache shares nothing between models.
+        states: of a model with recurrent layers."""
         self._layout = layout
         self._limits = limits
-        # Not of the machine: the same model has the same hashes where there is more memory.
+        # Not the heaps: the same model has the same hashes on a machine with more memory.
         self.identity = identity + repr((layout.shape, layout.tokens_per_block)).encode()
-        """Of what the hashes of blocks begin with, but for salts."""
+        """The beginning of all hashes of blocks, before salts."""
         max_heaps = limits.budget_bytes // layout.heap_bytes
         self._groups = [
             GroupCache(group, backend, limits, max_heaps)
             for group, backend in zip(layout.groups, backends, strict=True)
         ]
-        # What all groups have in lockstep is asked of one of them.
+        # Stands for all groups where they are in lockstep.
         self._first = self._groups[0]
         self._layers = layer_regions(layout)
         self._order = OrderingHandles(len(self._layers), len(layout.shape.states))
@@ -68,7 +68,7 @@ class KVCacheManager:
 
     @property
     def max_tokens(self) -> int:
-        """Return how many tokens one sequence can ever have: its addresses and the whole pool."""
+        """Return the limit of one sequence's tokens: its addresses and the whole pool."""
         blocks = min(group.pool.capacity_blocks for group in self._groups)
         return min(self._layout.max_tokens, blocks * self._layout.tokens_per_block)
 
@@ -88,8 +88,8 @@ class KVCacheManager:
         """Give the sequence a buffer, map the cached blocks that it begins with, and set blocks
         aside for ``num_tokens``, so that reserving them cannot fail for want of blocks.
 
-        final_tokens: the most that it will need. system_tokens: how many of the first ones are a
-        system prompt. turns: where others may leave its prompt. Return its progress, which the
+        final_tokens: the limit of its tokens. system_tokens: leading tokens of a system prompt.
+        turns: positions at which other prompts may leave this one. Return its progress, which the
         cache keeps while it is open; None, with nothing changed, when it does not fit now.
         """
         assert seq_id not in self._open, f"sequence {seq_id} is open"
@@ -102,7 +102,7 @@ class KVCacheManager:
         if any(own > group.allocator.available_blocks for group in self._groups):
             return None
         system = system_tokens // self._layout.tokens_per_block
-        longest, found = self._match(block_hashes, 0)
+        longest, cached = self._match(block_hashes, 0)
         nothing: list[list[Block]] = [[] for _ in longest]
         # A prefix in more pieces than the system has mappings for is computed again.
         for prefixes in (longest, nothing) if longest[0] else (nothing,):
@@ -120,7 +120,7 @@ class KVCacheManager:
                 self._open[seq_id] = OpenSequence(block_hashes, progress, parts)
                 if self._states is not None:
                     seals = planned_seals(block_hashes, system_tokens, turns)
-                    self._states.open(seq_id, parts[0], seals, found)
+                    self._states.open(seq_id, parts[0], seals, cached)
                 return progress
             for group, part in zip(self._groups, parts, strict=True):
                 group.allocator.remove(part)
@@ -130,21 +130,21 @@ class KVCacheManager:
         return None
 
     def attach_cached(self, seq_id: int) -> int:
-        """Map what others have sealed of the sequence's tokens meanwhile. Return how many of its
-        tokens have valid K and V."""
+        """Map blocks of the sequence's tokens that others have sealed meanwhile. Return the number
+        of its tokens with valid K and V."""
         sequence = self._open[seq_id]
         parts = sequence.parts
         if all(g.prefixes.can_share_next(p) for g, p in zip(self._groups, parts, strict=True)):
             start = len(parts[0].buffer.table)
             blocks, _ = self._match(sequence.block_hashes, start)
             if self._attach(parts, blocks) and self._states is not None:
-                self._states.attached(seq_id)
+                self._states.go_on(seq_id)
         return sequence.progress.computed
 
     def fork(self, seq_id: int, child_id: int) -> int:
         """Give a child with the same prompt all of its parent's K and V but the last token's: share
-        sealed blocks, copy the partial one. Return how many of its tokens have valid K and V; no
-        more than before while the parent's are not sealed."""
+        sealed blocks, copy the partial one. Return the number of its tokens with valid K and V: no
+        more than before while the parent's blocks are not sealed."""
         parent, child = self._open[seq_id], self._open[child_id]
         num_tokens = child.block_hashes.num_tokens - 1
         whole, partial = divmod(num_tokens, self._layout.tokens_per_block)
@@ -152,15 +152,17 @@ class KVCacheManager:
         if parent.progress.computed < num_tokens or self._states is not None:
             return progress.computed  # a child finds its parent's state, and computes the rest
         pairs = zip(self._groups, parent.parts, child.parts, strict=True)
-        found = [group.blocks_to_fork(its, own, whole) for group, its, own in pairs]
-        blocks = [its for its in found if its is not None]
-        if len(blocks) < len(found):
-            return progress.computed
-        shared = self._attach(child.parts, blocks)
-        if shared and partial and self.reserve(child_id, num_tokens):
+        blocks = []
+        for group, theirs, own in pairs:
+            shared = group.blocks_to_fork(theirs, own, whole)
+            if shared is None:
+                return progress.computed
+            blocks.append(shared)
+        attached = self._attach(child.parts, blocks)
+        if attached and partial and self.reserve(child_id, num_tokens):
             self._finish_mappings()
-            for group, its, own in zip(self._groups, parent.parts, child.parts, strict=True):
-                source, target = its.buffer.number, own.buffer.number
+            for group, theirs, own in zip(self._groups, parent.parts, child.parts, strict=True):
+                source, target = theirs.buffer.number, own.buffer.number
                 group.backend.copy_block(source, whole, target, whole, partial)
             progress.restart_at(num_tokens)
         return progress.computed
@@ -178,15 +180,15 @@ class KVCacheManager:
         """Return the token at which the sequence left the longest cached prefix, and why it shares
         no more; None when no more could be shared."""
         parts = self._open[seq_id].parts
-        found = [g.prefixes.explain(part) for g, part in zip(self._groups, parts, strict=True)]
-        left_at, miss = min(found, key=lambda its: its[0])
+        reasons = [g.prefixes.explain(part) for g, part in zip(self._groups, parts, strict=True)]
+        left_at, miss = min(reasons, key=lambda reason: reason[0])
         state = None if self._states is None else self._states.explain(parts[0])
         return left_at, state or miss
 
     # --- growing and leaving --------------------------------------------------------------------
 
     def reserve(self, seq_id: int, num_tokens: int) -> bool:
-        """Map memory for tokens [0, num_tokens). All or nothing: False leaves no trace."""
+        """Map memory for tokens [0, num_tokens). False leaves no trace."""
         parts = self._open[seq_id].parts
         for part in parts:
             if num_tokens > part.mapped_tokens and not self._grow(parts, num_tokens):
@@ -194,15 +196,15 @@ class KVCacheManager:
         return self._states is None or self._states.reserve(seq_id, num_tokens)
 
     def _grow(self, parts: Sequence[CachedSequence], num_tokens: int) -> bool:
-        """Map what the groups do not have yet, in all of them or in none."""
+        """Map missing blocks in all groups or in none."""
         grown: list[tuple[GroupCache, CachedSequence, int]] = []
         for group, part in zip(self._groups, parts, strict=True):
             if num_tokens <= part.mapped_tokens:
                 continue
             count = group.allocator.grow(part, num_tokens)
             if count is None:
-                for other, its, mapped in grown:
-                    other.allocator.shrink(its, mapped)
+                for other, other_part, mapped in grown:
+                    other.allocator.shrink(other_part, mapped)
                 return False
             grown.append((group, part, count))
         return True
@@ -219,7 +221,7 @@ class KVCacheManager:
         size = self._layout.tokens_per_block
         for number in range(start // size, end // size):
             for group, part in zip(self._groups, sequence.parts, strict=True):
-                group.prefixes.filled(epoch, part, number)
+                group.prefixes.note_filled(epoch, part, number)
 
     def cancel_steps(self, seq_id: int) -> None:
         sequence = self._open[seq_id]
@@ -229,7 +231,7 @@ class KVCacheManager:
 
     def close(self, seq_id: int, *, keep_prefix: bool = True) -> None:
         """Close the sequence. Its blocks wait for the newest step that may touch them. keep_prefix:
-        whether what it wrote may be shared from now on."""
+        whether its own blocks may be shared from now on."""
         parts = self._open.pop(seq_id).parts
         for part in parts:
             part.keeps_prefix = keep_prefix
@@ -240,9 +242,9 @@ class KVCacheManager:
 
     @property
     def wants_mapping_point(self) -> bool:
-        """Return whether something was refused that can be had when no step is in flight."""
+        """Return whether a refused request could succeed when no step is in flight."""
         if self._maps_while_running:
-            return False  # asked in every step
+            return False  # the fast path of every step
         return any(group.allocator.wants_mapping_point for group in self._groups)
 
     @property
@@ -255,7 +257,7 @@ class KVCacheManager:
     # --- the runner's side ----------------------------------------------------------------------
 
     def views(self, plan: Sequence[tuple[int, int, int]]) -> KVViews:
-        """Return what a step reads and writes: ``(seq_id, start, count)`` in the order of its rows,
+        """Return the rows of a step. plan: ``(seq_id, start, count)`` in the order of its rows,
         segments of one row first. Opens the next epoch, and with it ends a mapping point."""
         segments: list[list[Segment]] = [[] for _ in self._groups]
         growing: list[tuple[GroupCache, CachedSequence, int, int]] = []
@@ -271,7 +273,7 @@ class KVCacheManager:
         self._count_waits()
         if not self._maps_while_running:
             self._end_mapping_point(plan)
-        rows = [g.backend.rows(its) for g, its in zip(self._groups, segments, strict=True)]
+        rows = [g.backend.rows(own) for g, own in zip(self._groups, segments, strict=True)]
         states = None
         if self._states is not None and self._state_memory is not None:
             states = self._state_memory.rows(self._states.schedule(plan, epoch), rows[0])
@@ -283,8 +285,8 @@ class KVCacheManager:
         return views
 
     def _end_mapping_point(self, plan: Sequence[tuple[int, int, int]]) -> None:
-        """Top up the sequences that will soon need blocks, if this is a mapping point, and wait
-        until all is mapped."""
+        """At a mapping point, map blocks that sequences will soon need, and wait until all are
+        mapped."""
         if not self._first.allocator.is_at_mapping_point:
             return
         for seq_id, start, count in plan:
@@ -299,7 +301,8 @@ class KVCacheManager:
             group.backend.finish_mappings()
 
     def step_completed(self, completed_epoch: int) -> None:
-        """Note that the device has finished all steps up to that epoch; free what waited for it."""
+        """Note that the device has finished all steps up to that epoch; free memory that waited for
+        it."""
         assert completed_epoch <= self._issued_epoch
         before = self._completed_epoch
         self._completed_epoch = max(before, completed_epoch)
@@ -318,7 +321,8 @@ class KVCacheManager:
             self._states.advance(self._completed_epoch)
 
     def release_idle_memory(self) -> None:
-        """Release memory of free blocks and cells, but for one heap's. Nothing runs or waits."""
+        """Release memory of free blocks and cells, but for one heap's. No sequence runs or
+        waits."""
         if self._states is not None and self._state_memory is not None:
             self._states.advance(self._completed_epoch)
             self._state_memory.release([cell.number for cell in self._states.pool.clean()])
@@ -327,7 +331,7 @@ class KVCacheManager:
             group.allocator.release_memory(0)
 
     def evict_prefixes(self) -> None:
-        """Evict prefixes that no sequence uses: so few at a time that no step has to wait."""
+        """Evict a few prefixes that no sequence uses, so that no step has to wait."""
         for group in self._groups:
             group.evict(BLOCKS_EVICTED_AT_ONCE)
         if self._states is not None:
@@ -335,9 +339,9 @@ class KVCacheManager:
         self._release_slack()
 
     def set_limit(self, limit_bytes: int) -> int:
-        """Let all blocks that are used take so many bytes from now on: no more than the budget, and
-        no less than one sequence may need. Return how many it is: more, while sequences have them
-        or where memory cannot be given back."""
+        """Limit the bytes of used blocks, within the budget and not below the need of one sequence.
+        Return the bytes that are allowed: more, while sequences have them or where memory cannot be
+        given back."""
         blocks = limit_bytes // sum(group.group.block_bytes for group in self._groups)
         allowed = 0
         for group in self._groups:
@@ -351,8 +355,8 @@ class KVCacheManager:
             group.allocator.spares_heaps = short and not self.releases_memory
 
     def shut_down(self) -> bool:
-        """End the device's memory in order: nothing may be called afterwards. False where the
-        device did not answer: then the process must end without releasing anything."""
+        """End the device's memory in order; no call may follow. False where the device did not
+        answer: then the process must end without a release."""
         ended = [group.backend.shut_down() for group in self._groups]
         return all(ended)
 
@@ -360,22 +364,21 @@ class KVCacheManager:
 
     @property
     def copied_bytes(self) -> int:
-        """Return how many bytes of K and V were copied from block to block. States never are."""
+        """Return the bytes of K and V that were copied from block to block."""
         return sum(group.backend.copied_bytes for group in self._groups)
 
     def stats(self) -> KVStats:
         """Return a snapshot; the parts add up to the capacity exactly."""
-        found = total([group.stats(self._parts(n)) for n, group in enumerate(self._groups)])
+        stats = total([group.stats(self._parts(n)) for n, group in enumerate(self._groups)])
         layout = self._layout.shape.cell
         if self._states is None or self._state_memory is None or layout is None:
-            return found
+            return stats
         pool = self._states.pool
         committed = self._state_memory.committed_bytes([cell.number for cell in pool.dirty_cells])
         cells = pool.stats(layout.cell_bytes, committed)
-        return replace(found, committed_bytes=found.committed_bytes + committed, cells=cells)
+        return replace(stats, committed_bytes=stats.committed_bytes + committed, cells=cells)
 
     def memory_map(self) -> KVMap:
-        """Return what every block is for, and which sequences have it."""
         cells = () if self._states is None else self._states.pool.cells
         return take_map(self._layout, self._first.pool, self._parts(0), cells)
 
@@ -402,14 +405,14 @@ class KVCacheManager:
         """Return the sealed blocks with these hashes, from block ``start`` on: as many in every
         group, up to the last one after which there is a state, where the model needs one. And the
         number of the block before which they end, whether there is a state or not."""
-        found = [group.prefixes.match(hashes, start) for group in self._groups]
-        count = longest = min(len(blocks) for blocks in found)
+        matches = [group.prefixes.match(hashes, start) for group in self._groups]
+        count = longest = min(len(blocks) for blocks in matches)
         if self._states is not None:
-            count = self._states.matched(found[0][:longest])
-        return [blocks[:count] for blocks in found], start + longest
+            count = self._states.last_with_state(matches[0][:longest])
+        return [blocks[:count] for blocks in matches], start + longest
 
     def _take_buffers(self, needed: int, prefixes: list[list[Block]]) -> list[SparseBuffer] | None:
-        """Take a buffer of each group for a sequence of so many blocks; None, with nothing taken,
+        """Take a buffer of each group for a sequence of ``needed`` blocks; None, with none taken,
         where it does not fit in one of them."""
         taken: list[SparseBuffer] = []
         for group, prefix in zip(self._groups, prefixes, strict=True):
@@ -426,11 +429,13 @@ class KVCacheManager:
         refuses in one of them."""
         for number, (group, part) in enumerate(zip(self._groups, parts, strict=True)):
             if not group.allocator.map_shared(part, blocks[number]):
-                for other, mapped, its in zip(self._groups[:number], parts, blocks, strict=False):
-                    other.allocator.cut(mapped, len(its))
+                for other, mapped, shared in zip(
+                    self._groups[:number], parts, blocks, strict=False
+                ):
+                    other.allocator.cut(mapped, len(shared))
                 return False
-        for group, part, its in zip(self._groups, parts, blocks, strict=True):
-            group.prefixes.attached(part, its)
+        for group, part, shared in zip(self._groups, parts, blocks, strict=True):
+            group.prefixes.note_attached(part, shared)
         return True
 
     def _count_waits(self) -> None:

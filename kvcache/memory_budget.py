@@ -1,16 +1,16 @@
-"""How much memory K and V may have, and the limits that follow from it.
+"""Plans the memory of K and V, and the limits that follow from it.
 
 The sum is exact and made once, at start::
 
     machine - headroom (for other programs) - weights - activations - MLX's cache - grammars
         = K and V
 
-On a CPU, what nobody uses now limits it as well: beyond that a container is killed. On a GPU the
-machine is its working set, for which macOS compresses what others have: memory always looks full
-there.
+On a CPU the available memory limits the sum as well: beyond that a container is killed. On a GPU
+the machine is its working set, for which macOS compresses memory of other programs, so that memory
+always looks full there.
 """
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from kvcache.config import CacheSettings
 from kvcache.layout import (
@@ -29,9 +29,9 @@ MIB = 1024**2
 # A dense buffer is charged in full: the context is shortened so that all sequences get one, but not
 # below this many tokens; then there are fewer sequences.
 DENSE_MIN_CONTEXT_TOKENS = 4096
-# A cache that holds less of one sequence than a short conversation is refused, unless asked for.
+# A cache that holds no short conversation is refused, unless the settings ask for it.
 SMALLEST_CONTEXT_TOKENS = 2048
-# What states may have of the memory for K, V and states.
+# The share of states in the memory for K, V and states.
 STATE_SHARE = 1 / 3
 
 
@@ -41,19 +41,19 @@ class BudgetError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class MemoryDemand:
-    """What is known before anything is allocated. Bytes."""
+    """Memory that is known before the cache is allocated, in bytes."""
 
     machine_bytes: int
     """Memory of the machine, the container or the device's working set."""
     available_bytes: int
-    """What of it nobody uses now."""
+    """The part of it that no program uses now."""
     headroom_bytes: int
-    """Left to other programs."""
+    """The part of it that is left to other programs."""
     weights_bytes: int
     activation_bytes: int
     mlx_cache_bytes: int
     grammar_bytes: int = 0
-    """Of the forms of answers, compiled."""
+    """Compiled grammars of answers."""
     on_gpu: bool = False
     """Whether the memory is a GPU's working set."""
 
@@ -65,7 +65,6 @@ class MemoryDemand:
 
     @property
     def usable_bytes(self) -> int:
-        """Return what we may use in all."""
         return usable_bytes(
             self.machine_bytes, self.available_bytes, self.headroom_bytes, on_gpu=self.on_gpu
         )
@@ -73,18 +72,18 @@ class MemoryDemand:
 
 @dataclass(frozen=True, slots=True)
 class CacheRequest:
-    """What the user asked of the cache; None where he left it to us."""
+    """The user's settings of the cache; None where quire chooses."""
 
     substrate: Substrate
     settings: CacheSettings
     max_num_seqs: int
     max_model_len: int | None
     max_buffer_bytes: int | None = None
-    """The largest allocation of the device; None where there is no such limit."""
+    """The largest allocation of the device; None: no limit."""
 
     @property
     def largest_arena(self) -> int | None:
-        """Return how many bytes all sequences can have together, where they are slices of one
+        """Return the limit of all sequences together in bytes, where they are slices of one
         allocation."""
         return self.max_buffer_bytes if self.substrate is Substrate.METAL_DENSE else None
 
@@ -100,21 +99,20 @@ class MemoryPlan:
     max_model_len: int
     max_num_seqs: int
     note: str | None = None
-    """What else limits them, as a sentence."""
+    """Another reason for the limits, as a sentence."""
     num_cells: int = 0
-    """For the states of recurrent layers, beside K and V."""
+    """Cells for the states of recurrent layers."""
 
     @property
     def state_bytes(self) -> int:
-        """Return the bytes of all cells."""
         cell = self.layout.shape.cell
         return 0 if cell is None else self.num_cells * cell.cell_bytes
 
     @property
     def warning(self) -> str | None:
-        """Return what is tight about it, as a sentence; None where nothing is.
+        """Return a sentence about a tight fit; None where there is room.
 
-        K and V take their memory heap by heap, as they need it: the first one is there from the
+        K and V take their memory heap by heap, as they need it: the first heap is there from the
         start. On a GPU so are all states.
         """
         needed = self.demand.fixed_bytes + self.layout.heap_bytes
@@ -130,20 +128,13 @@ class MemoryPlan:
         )
 
     def figures(self) -> dict[str, int]:
-        """Return the sum and the limits as machines read them, by name; bytes where the name says
-        so."""
-        demand, layout = self.demand, self.layout
-        return {
-            "machine_bytes": demand.machine_bytes,
-            "available_bytes": demand.available_bytes,
-            "headroom_bytes": demand.headroom_bytes,
-            "usable_bytes": demand.usable_bytes,
-            "weights_bytes": demand.weights_bytes,
-            "activation_bytes": demand.activation_bytes,
-            "mlx_cache_bytes": demand.mlx_cache_bytes,
-            "grammar_bytes": demand.grammar_bytes,
+        """Return the sum and the limits by name, for machines."""
+        demand = asdict(self.demand)
+        del demand["on_gpu"]
+        return demand | {
+            "usable_bytes": self.demand.usable_bytes,
             "kv_budget_bytes": self.kv_budget_bytes,
-            "kv_bytes_per_token": layout.bytes_per_token,
+            "kv_bytes_per_token": self.layout.bytes_per_token,
             "state_bytes": self.state_bytes,
             "max_model_len": self.max_model_len,
             "max_num_seqs": self.max_num_seqs,
@@ -159,7 +150,7 @@ class MemoryPlan:
         )
 
     def lines(self) -> list[str]:
-        """Return the sum as a person reads it."""
+        """Return the sum as text."""
         demand, layout = self.demand, self.layout
         memory = "working set of the GPU" if demand.on_gpu else "memory of this machine"
         sizes = [
@@ -188,7 +179,7 @@ class MemoryPlan:
         ]
 
     def _of_states(self) -> list[str]:
-        """Return what states are, as a line; none where there are none."""
+        """Return a line about the states, where there are any."""
         if not self.num_cells:
             return []
         cell_bytes = self.state_bytes // self.num_cells
@@ -200,11 +191,11 @@ class MemoryPlan:
 
 @dataclass(frozen=True, slots=True)
 class CacheLimits:
-    """What the cache may use, and how it shares."""
+    """Limits of the cache, and its settings."""
 
     budget_bytes: int
     max_sequences: int
-    """Sequences that may be open at once."""
+    """The limit of open sequences."""
     settings: CacheSettings
 
 
@@ -221,13 +212,13 @@ def fit(
     model_max_len: positions that the model knows. Raises BudgetError with the figure that does not
     fit, LayoutError where the page does not suit the shape.
     """
-    asked = request.max_model_len
-    if asked is not None and asked > model_max_len:
+    set_len = request.max_model_len
+    if set_len is not None and set_len > model_max_len:
         raise BudgetError(
-            f"max_model_len is {asked} tokens, but the model knows only {model_max_len} positions"
+            f"max_model_len is {set_len} tokens, but the model knows only {model_max_len} positions"
         )
-    smallest = smallest_context(asked, model_max_len)
-    if asked is None and request.settings.kv_budget_bytes is not None:
+    smallest = smallest_context(set_len, model_max_len)
+    if set_len is None and request.settings.kv_budget_bytes is not None:
         smallest = 1  # a budget that is set may be as small as the user likes
     budget = _budget(demand, request, shape.bytes_per_token, smallest)
     arena = request.largest_arena
@@ -238,8 +229,8 @@ def fit(
     if request.settings.kv_budget_bytes is None:
         # More than every sequence at full length can never be used; a heap more covers the
         # rounding.
-        most = request.max_num_seqs * (asked or model_max_len) * shape.bytes_per_token
-        budget = min(budget, most + request.settings.heap_bytes)
+        useful = request.max_num_seqs * (set_len or model_max_len) * shape.bytes_per_token
+        budget = min(budget, useful + request.settings.heap_bytes)
     clamped = arena is not None and budget > arena
     budget = min(budget, budget if arena is None else arena)
     if request.substrate.on_gpu:
@@ -247,7 +238,7 @@ def fit(
     tokens = budget // shape.bytes_per_token
     # A dense buffer is rounded up to whole pages of every region.
     unit = tokens_of_whole_pages(shape, system_page_bytes)
-    max_len = asked or _context_that_fits(request, tokens, model_max_len, unit)
+    max_len = set_len or _context_that_fits(request, tokens, model_max_len, unit)
     layout = _layout(request, shape, max_len, budget, system_page_bytes)
     heaps = budget // layout.heap_bytes
     capacity = heaps * layout.heap_tokens
@@ -267,7 +258,7 @@ def fit(
         sequences = min(sequences, num_cells // CELLS_PER_SEQUENCE)
     heaps = heaps if arena is None else sequences  # the arena has a slice for each, and no more
     note = None
-    if clamped and (max_len, sequences) != (asked or model_max_len, request.max_num_seqs):
+    if clamped and (max_len, sequences) != (set_len or model_max_len, request.max_num_seqs):
         note = (
             f"K and V of all sequences are one allocation, and the device's largest is "
             f"{gib(budget)}: that shortens the context or leaves fewer sequences"
@@ -277,11 +268,11 @@ def fit(
 
 
 def cells_within(budget: int, cell_bytes: int, max_sequences: int, arena: int | None = None) -> int:
-    """Return how many cells share a budget with K and V: a third of it, but enough for one sequence
-    and one end of a turn, and no more than all sequences can use. arena: bytes that all cells can
-    have together, where they are one allocation.
+    """Return the number of cells that share a budget with K and V: a third of it, but enough for
+    one sequence and one end of a turn, and no more than all sequences can use. arena: the limit of
+    all cells in bytes, where they are one allocation.
 
-    Raises BudgetError where these few leave nothing.
+    Raises BudgetError where these few leave no room.
     """
     fewest = CELLS_PER_SEQUENCE + 1
     if fewest * cell_bytes >= budget:
@@ -289,22 +280,21 @@ def cells_within(budget: int, cell_bytes: int, max_sequences: int, arena: int | 
             f"{gib(budget)} are left for K, V and states, and the states of one sequence need "
             f"{fewest} cells of {gib(cell_bytes)}: serve a smaller model, or lower --headroom"
         )
-    most = (CELLS_PER_SEQUENCE + CELLS_PER_CONVERSATION) * max_sequences
+    useful = (CELLS_PER_SEQUENCE + CELLS_PER_CONVERSATION) * max_sequences
     share = int(budget * STATE_SHARE)
     room = share if arena is None else min(share, arena)
-    return max(fewest, min(most, room // cell_bytes))
+    return max(fewest, min(useful, room // cell_bytes))
 
 
 def smallest_context(setting: int | None, model_max_len: int) -> int:
-    """Return how many tokens the sequence has that must fit. setting: the longest one, where the
-    user sets it."""
+    """Return the tokens of the sequence that must fit. setting: the user's longest one."""
     return setting or min(SMALLEST_CONTEXT_TOKENS, model_max_len)
 
 
 def usable_bytes(
     machine_bytes: int, available_bytes: int, headroom_bytes: int, *, on_gpu: bool
 ) -> int:
-    """Return what we may use of a machine, or of a GPU's working set."""
+    """Return the bytes that quire may use of a machine, or of a GPU's working set."""
     left = machine_bytes - headroom_bytes
     return left if on_gpu else min(left, available_bytes)
 
@@ -314,16 +304,16 @@ def _budget(
 ) -> int:
     """Return the bytes for K, V and states, not yet whole heaps. smallest: tokens of one sequence
     that must fit."""
-    asked = request.settings.kv_budget_bytes
-    if asked is not None:
+    setting = request.settings.kv_budget_bytes
+    if setting is not None:
         room = demand.machine_bytes - demand.fixed_bytes
-        if asked > room:
+        if setting > room:
             raise BudgetError(
-                f"the KV budget of {gib(asked)} does not fit: the machine has "
+                f"the KV budget of {gib(setting)} does not fit: the machine has "
                 f"{gib(demand.machine_bytes)}, of which weights, activations and MLX's cache take "
                 f"{gib(demand.fixed_bytes)}: lower --kv-budget"
             )
-        return asked
+        return setting
     left = demand.usable_bytes - demand.fixed_bytes
     if left < smallest * bytes_per_token:
         raise BudgetError(
@@ -364,7 +354,6 @@ def _layout(
 
 
 def gib(amount: int) -> str:
-    """Return a size as a person reads it."""
     for unit, name in ((GIB, "GiB"), (MIB, "MiB")):
         if abs(amount) >= unit:
             return f"{amount / unit:.2f} {name}"

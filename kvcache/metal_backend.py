@@ -1,8 +1,8 @@
 """The substrates of a Metal device: sparse buffers, extents with a page table, or one arena.
 
-Every mapping is made on the mapper's thread, and counts when the device has said that it is done.
-Sparse buffers change only at mapping points, while no step is in flight, and heaps are kept until
-the process ends, unless this machine has shown that it can do otherwise (``kvcache/canary``).
+The mapper's thread makes every mapping, which counts when the device has confirmed it. Unless this
+machine has passed the tests of ``kvcache/canary``, sparse buffers change only at mapping points,
+while no step is in flight, and heaps are kept until the process ends.
 """
 
 import logging
@@ -30,14 +30,14 @@ from kvcache.layout import CellLayout, Group
 from kvcache.native_backends import NativeMemory
 from kvcache.substrates import Substrate
 
-# What MLX would choose for long chunks of wide heads keeps all scores in memory; on a GPU it has a
-# fused kernel for them.
+# For long chunks of wide heads MLX chooses a kernel that keeps all scores in memory, though on
+# a GPU it has a fused one.
 SHORT_CHUNK = 8
 WIDE_HEAD = 256
 
 
 class MetalStepRows(StepRows):
-    """The GPU's kernels over a step's rows. Making it opens the step's epoch."""
+    """The GPU's kernels over a step's rows. Its constructor opens the step's epoch."""
 
     def __init__(
         self,
@@ -82,8 +82,8 @@ class MetalStepRows(StepRows):
     def _past(
         self, order: mx.array, layer: LayerRegions, segment: int
     ) -> tuple[mx.array, mx.array]:
-        """A segment's keys and values, itself included, as ``[tokens, kv_heads, head_dim]``: a view
-        where they are one array and may have been written in chunks, else a copy."""
+        """Return a segment's keys and values with those before it, ``[tokens, kv_heads,
+        head_dim]``: a view where they are one array and several rows are read, else a copy."""
         rows = self._segments[segment]
         tokens = rows.start + rows.count
         if not self._contiguous or rows.count == 1:
@@ -120,12 +120,12 @@ class MetalStepRows(StepRows):
 
 
 class MetalStates:
-    """Cells in ordinary buffers, all of whose memory is there from the start until the end."""
+    """Cells in ordinary buffers, which keep all of their memory from the start until the end."""
 
     def __init__(
         self, layout: CellLayout, num_cells: int, substrate: "metal_ext.MetalSubstrate"
     ) -> None:
-        """Raises RuntimeError where a buffer cannot hold them, OSError where the device refuses."""
+        """Raises RuntimeError where a buffer cannot hold the cells, OSError without memory."""
         self.num_cells = num_cells
         self._layout = layout
         self._substrate = substrate
@@ -133,19 +133,17 @@ class MetalStates:
         substrate.make_cells(num_cells, layout.cell_bytes)
 
     def rows(self, segments: Sequence[StateSegment], step: StepRows) -> StateRows:
-        """Return what a step does with cells. step: its rows in the substrate that has the cells,
-        so that they are in use until its epoch has completed."""
+        """Return the rows of a step. step: keeps the cells in use until its epoch has completed."""
         assert isinstance(step, MetalStepRows), "cells of a GPU are used by its own steps"
-        native = [(its.count, its.read, list(its.writes)) for its in segments]
+        native = [(s.count, s.read, list(s.writes)) for s in segments]
         rows = self._substrate.state_rows(step.native, native)
         return StateRows(self._layout, rows, self._substrate)
 
     def committed_bytes(self, cells: Sequence[int]) -> int:
-        """Return the bytes of all cells, whichever may have been written."""
         return self._bytes
 
     def release(self, cells: Sequence[int]) -> None:
-        """Release nothing: a buffer's memory goes back with the buffer, and the buffers stay."""
+        """Release nothing: the buffers stay until the end."""
 
 
 log = logging.getLogger(__name__)
@@ -168,10 +166,10 @@ class MetalBackend(NativeMemory):
         maps_while_running: bool,
         faults: FaultMemory,
     ) -> None:
-        """kind: the substrate's. arena_bytes: of the one allocation that heaps are slices of; None
-        where each is one of its own. release_heaps: whether this machine is known to release them
-        without harm. maps_while_running: what the substrate was made for. faults: where the first
-        act of each kind is guarded."""
+        """kind: the substrate's setting. arena_bytes: the size of the one allocation that heaps are
+        slices of; None where each heap has its own. release_heaps: whether this machine releases
+        heaps without harm. maps_while_running: as the substrate was made. faults: guards the first
+        act of each kind."""
         super().__init__(substrate.new_heap, substrate.new_range)
         self.name = kind
         may_release = release_heaps and arena_bytes is None
@@ -184,9 +182,9 @@ class MetalBackend(NativeMemory):
         self._substrate = substrate
         self._newest_ticket = 0
         self._finished_ticket = 0
-        """The newest one that a mapping point has waited for."""
+        """The newest ticket that a mapping point has waited for."""
         self._begun: list[int] = []
-        """Tickets of this mapping point's maps."""
+        """Tickets of maps at this mapping point."""
         self._released: set[int] = set()
         """Heaps that may have no memory."""
         self._faults = faults
@@ -195,7 +193,7 @@ class MetalBackend(NativeMemory):
     def commit_heap(self, heap: int) -> bool:
         if heap not in self._released:
             return True
-        # Behind the release, if that is still to come.
+        # The queue keeps the order: this comes after the release.
         ticket = self._queued(self._substrate.commit_heap(self._mapper, self._heaps[heap]))
         self._finish(ticket, "making a heap")
         if self.refused(ticket):
@@ -257,7 +255,7 @@ class MetalBackend(NativeMemory):
 
     def wait(self, ticket: int, timeout_s: float) -> bool:
         done = self._mapper.wait(ticket, timeout_s)
-        self.completed_ticket()  # what failed is not done
+        self.completed_ticket()  # raises after a failure
         return done
 
     def committed_bytes(self) -> int:
@@ -270,7 +268,7 @@ class MetalBackend(NativeMemory):
 
     def new_states(self, layout: CellLayout, num_cells: int) -> MetalStates:
         """Make the cells of a model's recurrent layers, once, before the first step. Raises
-        RuntimeError where a buffer cannot hold them, OSError where the device refuses memory."""
+        RuntimeError where a buffer cannot hold them, OSError without memory."""
         return MetalStates(layout, num_cells, self._substrate)
 
     def shut_down(self) -> bool:
@@ -289,8 +287,8 @@ class MetalBackend(NativeMemory):
         return self._guarded(Act.MAP, partial(super()._map_queued, *blocks, writable=writable))
 
     def _guarded(self, act: Act, queue: Callable[[], int]) -> int:
-        """Queues an operation. The first one of its kind is waited for, so that a machine that it
-        takes down is remembered as such."""
+        """Queue an operation. Wait for the first one of its kind, so that FaultMemory names the act
+        that took a machine down."""
         if act in self._survived:
             return self._queued(queue())
         with self._faults.intent(act):
@@ -323,11 +321,10 @@ def metal_backend(
     residency_keep_s: float = 0.0,
     weights: Sequence[mx.array] = (),
 ) -> PageBackend:
-    """kind: "sparse", "paged" or "dense". max_buffers: how many there may be at once; those of
-    "dense" are slices of one allocation. maps_while_running: whether mappings of "sparse" may
-    change while steps run; the others have none. residency_keep_s: how long after the last step the
-    system is kept from taking heaps and weights for unused. weights: evaluated arrays that steps
-    read.
+    """Return the backend of a Metal substrate, "sparse", "paged" or "dense".
+
+    max_buffers: the limit of buffers; those of "dense" are slices of one allocation. The others are
+    as in ``new_backends``.
 
     Raises RuntimeError that names what the device lacks, OSError where it refuses memory.
     """
@@ -341,12 +338,11 @@ def metal_backend(
     )
     substrate.hold(list(weights))
     arena_bytes = max_buffers * group.heap_bytes if kind == "dense" else None
-    (named,) = [its for its in Substrate if its.on_gpu and its.setting == kind]
     return MetalBackend(
         kind,
         substrate,
         arena_bytes=arena_bytes,
         release_heaps=release_heaps,
         maps_while_running=maps_while_running or kind != "sparse",
-        faults=FaultMemory(named),
+        faults=FaultMemory(Substrate((kind, True))),
     )

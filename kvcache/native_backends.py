@@ -1,4 +1,5 @@
-"""The substrate of a CPU: pages of shared memory behind reserved addresses."""
+"""The substrate of a CPU: pages of shared memory behind reserved addresses; and NativeMemory, which
+Metal's substrates share."""
 
 import resource
 import sys
@@ -24,15 +25,14 @@ from kvcache.layout import CellLayout, Group
 
 
 class NativeMemory:
-    """The base of backends. How a heap and a range are made is theirs, and what may be mapped where
-    and when."""
+    """Numbered heaps and address ranges of the extension, and the thread that maps them."""
 
     def __init__(
         self,
         new_heap: Callable[[], metal_ext.Heap],
         new_range: Callable[[], metal_ext.AddressRange],
     ) -> None:
-        """Both raise OSError where the system has no memory for one more."""
+        """Both functions raise OSError where the system has no memory."""
         self._new_heap = new_heap
         self._new_range = new_range
         self._heaps: list[metal_ext.Heap] = []
@@ -73,18 +73,18 @@ class NativeMemory:
     def _map_queued(
         self, buffer: int, block: int, heap: int, heap_block: int, count: int, *, writable: bool
     ) -> int:
-        """The ticket of a mapping that the mapper's thread will make."""
+        """Queue a mapping for the mapper's thread; return its ticket."""
         range_, memory = self._ranges[buffer], self._heaps[heap]
         return self._mapper.map(range_, memory, heap_block, block, count, writable)
 
 
-# Asking the system takes half a millisecond for a gigabyte, so it is asked no more often.
+# A measurement takes half a millisecond for a gigabyte.
 MEASURED_EVERY_S = 0.5
 
 
 class NativeStates:
-    """Cells one behind the other, at an address that never changes. The system gives each its
-    memory when it is written first."""
+    """Cells one behind the other, at an address that never changes. The system gives a cell memory
+    when it is first written."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class NativeStates:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Raises OSError where the system has no addresses for so many."""
+        """Raises OSError where the system has too few addresses."""
         self.num_cells = num_cells
         self._layout = layout
         self._workers = workers
@@ -104,7 +104,8 @@ class NativeStates:
         self._measured_at = float("-inf")
 
     def rows(self, segments: Sequence[StateSegment], step: StepRows) -> StateRows:
-        """Return what a step does with cells. step: MLX's stream keeps its order on a CPU."""
+        """Return the rows of a step. step: unused, because MLX's stream keeps its order on a
+        CPU."""
         native = [
             (
                 segment.count,
@@ -117,7 +118,6 @@ class NativeStates:
         return StateRows(self._layout, rows, self._workers)
 
     def committed_bytes(self, cells: Sequence[int]) -> int:
-        """Return how much of these cells is in memory."""
         if (now := self._clock()) - self._measured_at >= MEASURED_EVERY_S:
             self._measured_at, size = now, self._layout.cell_bytes
             parts = (self._memory.committed(cell * size, size) for cell in cells)
@@ -135,10 +135,10 @@ class NativeStates:
         return self._memory.address + cell * self._layout.cell_bytes
 
 
-# Of the mappings that the system allows a process, those left to everything else in it.
+# Mappings of the process that are not for buffers.
 SPARE_MAPPINGS = 4096
 MAX_MAP_COUNT_FILE = Path("/proc/sys/vm/max_map_count")
-# Every heap is an open file, and so is every client: heaps may be one file of two.
+# Every heap is an open file, and so is every client: half of the files are for heaps.
 FILES_PER_HEAP = 2
 
 
@@ -192,17 +192,16 @@ class NativeStepRows(StepRows):
 
 
 class PosixBackend(NativeMemory):
-    """Shared-memory heaps mapped behind reserved addresses, by this thread, and ahead by the
-    mapper's: Linux, and a Mac's CPU."""
+    """Shared-memory heaps mapped behind reserved addresses, on Linux and a Mac's CPU. This thread
+    maps; the mapper's thread maps ahead."""
 
     name = "posix"
     shares_blocks = True
-    # A block that was used before holds what it held.
     zeroes_blocks = False
     maps_while_running = True
 
     def __init__(self, group: Group, workers: metal_ext.CpuWorkers, *, num_groups: int = 1) -> None:
-        """num_groups: that share what the system allows the process."""
+        """num_groups: groups that share the system's limits for the process."""
         geometry = native_geometry(group)
         super().__init__(
             lambda: metal_ext.Heap.shared(geometry), lambda: metal_ext.AddressRange.sparse(geometry)
@@ -216,7 +215,7 @@ class PosixBackend(NativeMemory):
         self._workers = workers
 
     def commit_heap(self, heap: int) -> bool:
-        """Memory comes with the mapping."""
+        """Return True: memory comes with the mapping."""
         return True
 
     def map(
@@ -232,7 +231,7 @@ class PosixBackend(NativeMemory):
         return self._map_queued(buffer, block, heap, heap_block, count, writable=True)
 
     def finish_mappings(self) -> None:
-        """Mappings change at any time."""
+        """Wait for nothing: each mapping is done when it returns."""
 
     def copy_block(
         self, source: int, source_block: int, target: int, target_block: int, tokens: int
@@ -256,12 +255,13 @@ class PosixBackend(NativeMemory):
         return NativeStepRows(segments, self._ranges, self._workers)
 
     def shut_down(self) -> bool:
-        """Addresses and heaps are let go of in any order: the CPU is done with all of them."""
+        """Return True: a CPU has no step in flight, so that memory may go in any order."""
         return True
 
 
 def system_mapping_limit() -> int | None:
-    """Mappings that buffers may use: ``vm.max_map_count`` less a reserve; None on a Mac."""
+    """Return the mappings that buffers may use: ``vm.max_map_count`` less a reserve; None on a
+    Mac."""
     try:
         return max(0, int(MAX_MAP_COUNT_FILE.read_text()) - SPARE_MAPPINGS)
     except OSError:
@@ -269,12 +269,12 @@ def system_mapping_limit() -> int | None:
 
 
 def system_heap_limit() -> int | None:
-    """Heaps that may be open files: half of this process's limit; None where it has none."""
+    """Return the heaps that may be open files: half of this process's limit; None without one."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return None if soft == resource.RLIM_INFINITY else soft // FILES_PER_HEAP
 
 
 def system_file_limit() -> int | None:
-    """Bytes that a heap may have: to Linux it is a file. None where there is no limit."""
+    """Return the largest heap in bytes: to Linux it is a file. None without a limit."""
     soft, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     return None if sys.platform != "linux" or soft == resource.RLIM_INFINITY else soft

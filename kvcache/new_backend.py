@@ -1,4 +1,4 @@
-"""From the name of a substrate to what does its work."""
+"""Makes the backends, and the memory of recurrent states, of a substrate."""
 
 from collections.abc import Sequence
 
@@ -23,12 +23,12 @@ def new_backends(
     residency_keep_s: float = 0.0,
     weights: Sequence[mx.array] = (),
 ) -> list[PageBackend]:
-    """Return one for each group.
+    """Return a backend for each group.
 
-    max_sequences: that may be open at once. workers: of a CPU's substrates. A Metal device's:
-    release_heaps, whether it may release heaps before the process ends; maps_while_running, whether
-    mappings may change while steps run; residency_keep_s, how long after the last step the system
-    is kept from taking heaps and weights for unused; weights, the evaluated arrays that steps read.
+    max_sequences: the limit of open sequences. workers: of a CPU. Of a Metal device: release_heaps,
+    whether heaps may be released before the process ends; maps_while_running, whether mappings may
+    change while steps run; residency_keep_s, the time after the last step for which heaps and
+    weights stay resident; weights, the evaluated arrays that steps read.
 
     Raises RuntimeError that names what a Metal device lacks, OSError where it refuses memory.
     """
@@ -57,10 +57,10 @@ def new_states(
     backend: PageBackend,
     workers: metal_ext.CpuWorkers | None,
 ) -> StateMemory:
-    """Return memory for the states of recurrent layers, beside K and V. backend: of the first
-    group, whose steps cells are in use by. workers: of a CPU's substrates.
+    """Return memory for the states of recurrent layers. backend: of the first group, whose steps
+    use the cells. workers: of a CPU.
 
-    Raises RuntimeError where a buffer of the device cannot hold them, OSError without memory.
+    Raises RuntimeError where a buffer of the device cannot hold the cells, OSError without memory.
     """
     if isinstance(backend, MetalBackend):
         return backend.new_states(layout, num_cells)

@@ -1,7 +1,7 @@
 """Shares sealed blocks between sequences: from the moment a block is full until it is evicted.
 
-A sequence takes blocks from the index in their order, from the first one on. So a sequence that has
-a block mapped has the blocks before it mapped as well.
+A sequence takes blocks from the index in order, from the first one on. So a sequence that has a
+block mapped has the blocks before it mapped as well.
 """
 
 from collections import deque
@@ -18,8 +18,8 @@ class PrefixCache:
     """Seals, shares and evicts blocks of a pool."""
 
     def __init__(self, pool: HeapPool, *, max_sharers: int, enabled: bool) -> None:
-        """max_sharers: buffers in which one block may be mapped. enabled: whether blocks are kept
-        to be found by others; a fork shares them in any case."""
+        """max_sharers: the limit of buffers in which one block is mapped. enabled: whether other
+        sequences can find blocks; a fork shares them in any case."""
         self.index = PrefixIndex()
         self._pool = pool
         self._max_sharers = max_sharers
@@ -28,31 +28,30 @@ class PrefixCache:
         self._pending_owners: dict[bytes, CachedSequence] = {}
         """The sequence that is going to compute a block, by the block's digest."""
         self.evicted_blocks = 0
-        """Cached blocks that were freed since the start."""
 
     # --- sharing --------------------------------------------------------------------------------
 
     def match(self, hashes: BlockHashes, start: int) -> list[Block]:
         """Return the sealed blocks with these hashes, from block ``start`` on."""
-        found: list[Block] = []
+        blocks: list[Block] = []
         for number in range(start, hashes.shareable_blocks):
             block = self.index.find(hashes, number)
             if block is None or self.has_max_sharers(block):
                 break
-            found.append(block)
-        return found
+            blocks.append(block)
+        return blocks
 
     def has_max_sharers(self, block: Block) -> bool:
-        """Return whether no further buffer may map the block."""
         return block.buffers >= self._max_sharers
 
     def can_share_next(self, sequence: CachedSequence) -> bool:
-        """Return whether the index may have the sequence's next block: it has all blocks before."""
+        """Return whether the sequence could take its next block from the index, which has all
+        before."""
         return sequence.all_sealed and self._is_indexed(sequence, len(sequence.buffer.table))
 
-    def attached(self, sequence: CachedSequence, blocks: list[Block]) -> None:
-        """Count the sequence among the sharers of these sealed blocks. It has mapped them: they are
-        the last ones of its table."""
+    def note_attached(self, sequence: CachedSequence, blocks: list[Block]) -> None:
+        """Count a sequence among the sharers of sealed blocks, which it has mapped: they are the
+        last ones of its table."""
         first = len(sequence.buffer.table) - len(blocks)
         for number, block in enumerate(blocks, first):
             if block.prefix is not None:
@@ -62,8 +61,8 @@ class PrefixCache:
         sequence.progress.restart_at(tokens)
 
     def explain(self, sequence: CachedSequence) -> tuple[int, MissReason | None]:
-        """Return why the sequence shares no more than it does: see PrefixIndex. No reason where
-        prefixes are not shared at all."""
+        """Return why the sequence shares no more: see PrefixIndex. No reason where prefixes are not
+        shared."""
         left_at, miss = self.index.explain(sequence.block_hashes, sequence.sealed_blocks)
         return left_at, miss if self._enabled else None
 
@@ -72,11 +71,11 @@ class PrefixCache:
     def add_pending_prefix(
         self, sequence: CachedSequence, ends: Collection[int] | None = None
     ) -> None:
-        """Make the sequence the owner of the blocks that it is going to compute, where the index
-        will have them: others may wait for these. Not where it may take no blocks of others: it
-        computes what they may have had for long.
+        """Make the sequence the owner of the blocks that it is going to compute and that the index
+        will have: others may wait for these. Not a sequence that may take no blocks of others: it
+        computes blocks that others may have had for long.
 
-        ends: after how many leading blocks others can go on from it; None: after any.
+        ends: the numbers of leading blocks after which others can go on; None: after any.
         """
         hashes = sequence.block_hashes
         if sequence.has_pending_prefix or not self._enabled or hashes.max_cached_tokens is not None:
@@ -110,14 +109,14 @@ class PrefixCache:
         return None
 
     def _remove_pending_prefix(self, sequence: CachedSequence) -> None:
-        """Remove what the sequence owns: no other one waits for it any more."""
+        """Let no other sequence wait for this one any more."""
         for digest in sequence.block_hashes.digests if sequence.has_pending_prefix else []:
             if self._pending_owners.get(digest) is sequence:
                 del self._pending_owners[digest]
 
     # --- the life of a block --------------------------------------------------------------------
 
-    def filled(self, epoch: int, sequence: CachedSequence, number: int) -> None:
+    def note_filled(self, epoch: int, sequence: CachedSequence, number: int) -> None:
         self._full.append(FullBlock(epoch, sequence, number))
 
     def seal(self, completed_epoch: int) -> None:
@@ -133,7 +132,7 @@ class PrefixCache:
 
     def _publish(self, sequence: CachedSequence, number: int) -> None:
         """Put a sealed block in the index. Not where the block before it is not there, or where
-        others use one of equal contents: then none that follows it is put there either."""
+        others use an equal block: then no block that follows is put there either."""
         blocks, hashes = sequence.buffer.table.blocks, sequence.block_hashes
         if not self._enabled or not self._is_indexed(sequence, number):
             return
@@ -155,7 +154,7 @@ class PrefixCache:
         return prefix is not None and prefix.digest == sequence.block_hashes.digests[length - 1]
 
     def close(self, sequence: CachedSequence) -> None:
-        """Detach a sequence's blocks; invalidate what it wrote where its prefix is not kept."""
+        """Detach a sequence's blocks; invalidate its own where its prefix is not kept."""
         self._remove_pending_prefix(sequence)
         blocks = sequence.buffer.table.blocks
         if not sequence.keeps_prefix and len(blocks) > sequence.shared_blocks:
@@ -177,7 +176,7 @@ class PrefixCache:
                     self._pool.free(block)
                 else:
                     self._pool.cache(block)
-                    self.index.cached(block)
+                    self.index.note_cached(block)
 
     def evict(self) -> bool:
         """Evict the cached block that is likely to be missed least; False when there is none."""

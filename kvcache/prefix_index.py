@@ -1,4 +1,4 @@
-"""Finds sealed blocks by what they hold, and chooses which one is evicted first.
+"""Finds sealed blocks by their contents, and chooses the next one to evict.
 
 Blocks are found by their hashes, and their token ids are compared all the same.
 """
@@ -38,20 +38,19 @@ class PrefixIndex:
 
     def __init__(self) -> None:
         self._blocks: dict[bytes, Block] = {}
-        """By their digest."""
+        """Blocks by their digests."""
         self._children: dict[bytes, list[bytes]] = {}
-        """By the parent's digest: token ids of the blocks that follow it, sorted."""
+        """Token ids of the blocks that follow one, sorted, by its digest."""
         self._evicted = Evictions()
         self._queues: dict[bool, list[tuple[int, bytes]]] = {False: [], True: []}
         """Cached leaves by last use, of system prompts and others. Some entries are out of date."""
         self._cached = {False: 0, True: 0}
-        """How many blocks nobody has mapped, of system prompts and others."""
+        """Numbers of blocks that no buffer maps, of system prompts and others."""
         self._uses = 0
         self.cells: CellPool | None = None
-        """Those that are found after blocks, where the model has recurrent layers."""
+        """Cells that are found after blocks, where the model has recurrent layers."""
 
     def __len__(self) -> int:
-        """Return how many blocks can be found."""
         return len(self._blocks)
 
     def find(self, hashes: BlockHashes, number: int) -> Block | None:
@@ -80,8 +79,8 @@ class PrefixIndex:
         insort(self._children.setdefault(parent, []), tokens)
 
     def replace(self, cached: Block, block: Block, system: bool) -> None:
-        """Keep a block that is in use in place of a cached one with the same tokens, which can be
-        freed then."""
+        """Put a block that is in use in the place of a cached one with the same tokens, which can
+        then be freed."""
         assert cached.state is BlockState.CACHED
         self.use(cached, system)
         block.prefix, cached.prefix = cached.found_by, None
@@ -97,11 +96,11 @@ class PrefixIndex:
     # --- out ------------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """Advance the clock of uses: what is cached from now on was used later."""
+        """Advance the clock of uses."""
         self._uses += 1
 
-    def cached(self, block: Block) -> None:
-        """Note that the block is cached: no buffer maps it any more, and it may be evicted."""
+    def note_cached(self, block: Block) -> None:
+        """Note that no buffer maps the block any more: it may be evicted."""
         assert block.state is BlockState.CACHED
         prefix = block.found_by
         prefix.last_use = self._uses
@@ -122,7 +121,7 @@ class PrefixIndex:
 
     def invalidate(self, block: Block) -> list[Block]:
         """Remove a block whose contents are in doubt, and all that follow it. Return the cached
-        ones among them: these can be freed."""
+        ones among them, which can be freed."""
         following = [block]
         for parent in following:
             digest = parent.found_by.digest
@@ -137,7 +136,7 @@ class PrefixIndex:
     def explain(self, hashes: BlockHashes, matched: int) -> tuple[int, MissReason | None]:
         """Return why a prompt shares no more than ``matched`` blocks: the first token at which it
         left the longest cached prefix, and the reason; None when no more could have been shared.
-        Nothing of it depends on what other salts have cached."""
+        The answer does not depend on blocks of other salts."""
         size = hashes.tokens_per_block
         while matched < hashes.shareable_blocks and self.find(hashes, matched) is not None:
             matched += 1
@@ -207,8 +206,8 @@ class PrefixIndex:
 
 
 def _common(sorted_ids: list[bytes], ids: bytes) -> int:
-    """Return how many leading tokens ``ids`` has in common with the most similar one of the sorted
-    ones: a neighbour of its place among them."""
+    """Return the number of leading tokens that ``ids`` shares with the most similar of the sorted
+    ids: a neighbour of its place among them."""
     place = bisect_left(sorted_ids, ids)
     return max(
         (_common_tokens(other, ids) for other in sorted_ids[max(0, place - 1) : place + 1]),

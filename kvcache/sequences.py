@@ -11,12 +11,12 @@ from kvcache.block_hashes import BlockHashes
 
 @dataclass(slots=True)
 class Progress:
-    """How far a sequence has come. The cache and its scheduler share the one count."""
+    """The progress of a sequence. The cache and its scheduler share the one count."""
 
     computed: int = 0
     """Leading tokens whose K and V are valid."""
     scheduled: int = 0
-    """The same, once all planned steps have run."""
+    """The same after all planned steps."""
 
     def restart_at(self, num_tokens: int) -> None:
         """Note that the first tokens are valid, and that no step is planned."""
@@ -42,13 +42,13 @@ class CachedSequence:
     system_blocks: int
     """Leading blocks of a system prompt."""
     progress: Progress
-    """The same in all groups."""
+    """The same object in all groups."""
     mapped_tokens: int = 0
     """Tokens that its buffer has memory for."""
     table_tokens: int = 0
-    """The same, with the blocks that are being mapped ahead."""
+    """The same with pending blocks."""
     keeps_prefix: bool = True
-    """Whether what it wrote may be shared."""
+    """Whether its own blocks may be shared."""
     has_pending_prefix: bool = False
     """Whether it was made the owner of blocks that it is going to compute."""
     pending_block: int | None = None
@@ -56,26 +56,25 @@ class CachedSequence:
 
     @property
     def reserved_blocks(self) -> int:
-        """Return how many blocks of its reservation are not mapped yet."""
+        """Return the blocks of its reservation that are not mapped yet."""
         return max(0, self.reservation - len(self.buffer.table))
 
     @property
     def all_sealed(self) -> bool:
-        """Return whether all of its blocks are sealed, and none is mapped ahead: the next one could
-        come from others."""
+        """Return whether all of its blocks are sealed, and none is mapped ahead: another sequence
+        may have the next one."""
         blocks = self.buffer.table.blocks
         return not blocks or blocks[-1].state is BlockState.SEALED
 
     @property
     def sealed_blocks(self) -> int:
-        """Return how many leading blocks are sealed, its own and those that it shares. It is
-        open."""
+        """Return the number of leading sealed blocks, shared ones included, of an open sequence."""
         blocks = self.buffer.table.blocks
         return bisect_left(blocks, True, key=lambda block: block.state is not BlockState.SEALED)
 
     @property
     def shared_blocks(self) -> int:
-        """Return how many of its leading blocks other sequences wrote."""
+        """Return the number of leading blocks that other sequences wrote."""
         runs = takewhile(lambda run: not run.writable, self.buffer.table.runs)
         return sum(run.count for run in runs)
 
@@ -89,7 +88,7 @@ class OpenSequence:
     parts: tuple[CachedSequence, ...]
     """By the number of the group."""
     steps: deque[tuple[int, int]] = field(default_factory=deque)
-    """Steps that were asked for it and have not committed: where each ends, and its epoch."""
+    """``(end, epoch)`` of steps that were planned and have not committed."""
 
     def schedule(self, end: int, epoch: int) -> None:
         """Note that a step of that epoch will compute the tokens up to ``end``."""
@@ -98,12 +97,11 @@ class OpenSequence:
 
     @property
     def next_start(self) -> int:
-        """Return where its next step begins."""
         return self.steps[-1][0] if self.steps else self.progress.computed
 
     def commit(self, end: int) -> int:
-        """Note that the oldest of its steps has computed the tokens up to ``end``; return that
-        step's epoch."""
+        """Note that the oldest planned step has computed the tokens up to ``end``; return its
+        epoch."""
         assert self.steps, "committed tokens were never scheduled"
         scheduled, epoch = self.steps.popleft()
         assert end == scheduled, "committed tokens were never scheduled"
@@ -126,7 +124,7 @@ class ClosedSequence:
 
 @dataclass(frozen=True, slots=True)
 class FullBlock:
-    """A block that a step of that epoch filled: to be sealed when the epoch has passed."""
+    """A block that a step of that epoch filled: it is sealed when the epoch has passed."""
 
     epoch: int
     sequence: CachedSequence

@@ -1,5 +1,5 @@
-"""Keeps the states of recurrent layers of all sequences: which cell a step reads and writes, which
-ones are sealed, and which one a new sequence goes on from.
+"""Keeps the states of recurrent layers: chooses the cells that a step reads and writes, those that
+are sealed for other sequences, and the one that a new sequence goes on from.
 
 A sequence has a *base*: the state at its last boundary of a block, which nobody writes, and beyond
 it a *working* cell that every step advances in place::
@@ -7,14 +7,14 @@ it a *working* cell that every step advances in place::
     0 ............ base (a boundary) ....... computed
     sealed cells   | never written again     | working cell
 
-A step that crosses a boundary writes the state there to a cell of its own, on its way. That one is
-the base once the step has been read; the one before goes back, or is sealed for others. So a step
-that is dropped has spoilt nothing but the working cell: the sequence goes on from its base, and
-computes less than a block again. Nothing is ever copied.
+A step that crosses a boundary also writes the state there, to a cell of its own. That cell is the
+base once the step has been read; the base before goes back, or is sealed for others. A dropped step
+has spoilt only the working cell: the sequence goes on from its base, and computes less than a block
+again. States are never copied.
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -24,32 +24,31 @@ from kvcache.cell_pool import CellPool, StateSegment
 from kvcache.prefix_index import MissReason, PrefixIndex
 from kvcache.sequences import CachedSequence
 
-# What a sequence always gets: its base, the next one, and the one that it works in.
+# The cells that each sequence can have: its base, the next base, and its working cell.
 CELLS_PER_SEQUENCE = 3
 # Positions at which a long prompt's state is kept, in tokens.
 WAYPOINT_TOKENS = 4096
-# How many newest ends of turns a conversation keeps longer than waypoints.
+# The newest ends of turns, which a conversation keeps longer than waypoints.
 ENDS_PER_CONVERSATION = 2
-# What it keeps so long in all: those, and the ends of its system prompt and of a person's newest
-# message.
+# With the ends of its system prompt and of a person's newest message.
 CELLS_PER_CONVERSATION = 2 + ENDS_PER_CONVERSATION
 
 
 class Turns(NamedTuple):
-    """Where other prompts of the same conversation may leave this one, in tokens; 0 where nobody
-    knows."""
+    """Positions at which other prompts of the same conversation may leave this one, in tokens; 0
+    where unknown."""
 
     user_end: int = 0
-    """After the newest message of a person: thoughts that follow may be dropped."""
+    """After the newest message of a person: later prompts may drop the thoughts that follow."""
     messages_end: int = 0
-    """After the last message, before what makes the model answer."""
+    """After the last message, before the tokens that make the model answer."""
 
 
 NO_TURNS = Turns()
 
 
 def planned_seals(hashes: BlockHashes, system_tokens: int, turns: Turns) -> dict[int, Retention]:
-    """Return at which boundaries of a prompt the state is worth keeping, by the number of leading
+    """Return the boundaries of a prompt whose states are worth keeping, by the number of leading
     blocks: the last one before each position at which others may leave it, and before its end."""
     positions = (
         (hashes.num_tokens - 1, Retention.WAYPOINT),
@@ -68,34 +67,26 @@ class SequenceStates:
 
     sequence: CachedSequence
     seals: dict[int, Retention]
-    """What is worth keeping, by the number of leading blocks."""
+    """Boundaries that are worth keeping, by the number of leading blocks."""
     base: Cell | None = None
     """None: the beginning, where all is zero."""
     base_block: int = 0
     kept_block: int = 0
-    """After how many leading blocks its newest state lies that is kept for others."""
+    """Leading blocks before the newest state that is kept for others."""
     head: Cell | None = None
     """The newest state, once all planned steps have run."""
     working: Cell | None = None
     """None while the newest state is at a boundary."""
     spare: list[Cell] = field(default_factory=list)
-    """Reserved, and not written yet."""
+    """Reserved cells that no step writes yet."""
     steps: deque[list[tuple[int, Cell]]] = field(default_factory=deque)
-    """The boundaries that each step in flight crosses: ``(leading blocks, cell)``, rising."""
+    """Boundaries that each step in flight crosses: ``(leading blocks, cell)``, rising."""
 
     @property
     def held(self) -> list[Cell]:
-        """Return all that it holds."""
-        return list(self._held())
-
-    def _held(self) -> Iterator[Cell]:
-        if self.base is not None:
-            yield self.base
-        if self.working is not None:
-            yield self.working
-        yield from self.spare
-        for step in self.steps:
-            yield from (cell for _, cell in step)
+        written = (cell for step in self.steps for _, cell in step)
+        cells = (self.base, self.working, *self.spare, *written)
+        return [cell for cell in cells if cell is not None]
 
 
 @dataclass(slots=True)
@@ -131,12 +122,12 @@ class StateCache:
 
     @property
     def has_room(self) -> bool:
-        """Return whether one sequence more could have all that it may need."""
+        """Return whether one sequence more could have all cells that it may need."""
         return CELLS_PER_SEQUENCE * (len(self._open) + 1) <= self.pool.capacity
 
     @staticmethod
-    def matched(blocks: Sequence[Block]) -> int:
-        """Return after how many of these consecutive blocks there is a state: the most."""
+    def last_with_state(blocks: Sequence[Block]) -> int:
+        """Return the largest number of these consecutive blocks after which there is a state."""
         for number in range(len(blocks), 0, -1):
             prefix = blocks[number - 1].prefix
             if prefix is not None and prefix.cell is not None:
@@ -144,8 +135,8 @@ class StateCache:
         return 0
 
     def explain(self, sequence: CachedSequence) -> MissReason | None:
-        """Return why a sequence could not go on behind blocks that are cached; None where it has
-        all of them, or it was not for want of a state."""
+        """Return why a sequence could not go on behind cached blocks; None where it has all of
+        them, or a state was not the reason."""
         hashes, reason = sequence.block_hashes, None
         for number in range(sequence.sealed_blocks, hashes.shareable_blocks):
             block = self._index.find(hashes, number)
@@ -159,26 +150,22 @@ class StateCache:
         return reason
 
     def open(
-        self, seq_id: int, sequence: CachedSequence, seals: dict[int, Retention], found: int
+        self, seq_id: int, sequence: CachedSequence, seals: dict[int, Retention], cached: int
     ) -> None:
-        """Begin with the states of a sequence whose leading blocks have been attached. seals: what
-        will be worth keeping, by the number of leading blocks. found: how many of these are cached:
-        where the sequence goes on from an earlier state, it keeps one there."""
-        if found > len(sequence.buffer.table):
-            seals = {found: Retention.END} | seals
-        states = SequenceStates(sequence, seals)
-        self._open[seq_id] = states
-        self._go_on(states)
+        """Begin with the states of a sequence whose leading blocks have been attached. seals: as
+        planned_seals has them. cached: its leading blocks in the cache; where it goes on from an
+        earlier state, it keeps one there."""
+        if cached > len(sequence.buffer.table):
+            seals = {cached: Retention.END} | seals
+        self._open[seq_id] = SequenceStates(sequence, seals)
+        self.go_on(seq_id)
 
     def seals(self, seq_id: int) -> dict[int, Retention]:
-        """Return after how many leading blocks of a sequence its state is kept."""
         return self._open[seq_id].seals
 
-    def attached(self, seq_id: int) -> None:
+    def go_on(self, seq_id: int) -> None:
         """Go on from the state after the newest block that was attached."""
-        self._go_on(self._open[seq_id])
-
-    def _go_on(self, states: SequenceStates) -> None:
+        states = self._open[seq_id]
         blocks = states.sequence.buffer.table.blocks
         if len(blocks) == states.base_block:
             return
@@ -205,8 +192,8 @@ class StateCache:
         start = states.sequence.progress.scheduled
         needed = self._needed(states, start, num_tokens)
         if states.steps and self._is_short:
-            # Once that one has been read, its base goes back. Until then a cell that saves
-            # thousands of tokens would have to go in its place.
+            # The base goes back when the step in flight has been read. Before, a cell that saves
+            # thousands of tokens would have to be evicted.
             wanted = needed - len(states.spare) + self._num_planned(states, start, num_tokens)
             if wanted > self.pool.expendable:
                 return False
@@ -219,16 +206,16 @@ class StateCache:
         return True
 
     def _needed(self, states: SequenceStates, start: int, end: int) -> int:
-        """Return how many cells a step writes that the sequence does not have."""
+        """Return the number of cells that a step writes and the sequence does not have."""
         crosses, stays_within = end // self._size > start // self._size, end % self._size > 0
         if states.working is not None:
-            # A step that ends at a boundary leaves its working cell there.
+            # A step that ends at a boundary leaves its working cell as the next base.
             return int(crosses and stays_within)
         return int(crosses) + int(stays_within)
 
     def schedule(self, plan: Iterable[tuple[int, int, int]], epoch: int) -> list[StateSegment]:
-        """Return what a step of that epoch does with the states. plan: ``(seq_id, start, count)``,
-        which were reserved."""
+        """Return the state segments of a step. plan: ``(seq_id, start, count)``, which were
+        reserved."""
         return [self._schedule(seq_id, start, count, epoch) for seq_id, start, count in plan]
 
     def _schedule(self, seq_id: int, start: int, count: int, epoch: int) -> StateSegment:
@@ -250,18 +237,18 @@ class StateCache:
         return StateSegment(count, None if read is None else read.number, numbers)
 
     def _cross(self, states: SequenceStates, start: int, end: int) -> list[tuple[int, Cell]]:
-        """Return the boundaries whose states a step writes down: the last one always, and those
-        worth keeping while nobody misses their cells."""
+        """Return the boundaries whose states a step writes: the last one always, and those worth
+        keeping while cells are left over."""
         first, last = start // self._size + 1, end // self._size
         if last < first:
             return []
-        found = []
+        crossed = []
         for block in sorted(self._seals_within(states, first, last - 1)):
             retention, blocks = self._retention(states, block), block - states.kept_block
             assert retention is not None, "nobody wants this state"
             cell = self.pool.take_for(retention, blocks * self._size) if self._has_spare else None
             if cell is not None:
-                found.append((block, cell))
+                crossed.append((block, cell))
                 states.kept_block = block
         if self._retention(states, last) is not None:
             states.kept_block = last
@@ -269,7 +256,7 @@ class StateCache:
             cell, states.working = states.working, None
         else:
             cell = states.spare.pop()
-        return [*found, (last, cell)]
+        return [*crossed, (last, cell)]
 
     def _seals_within(self, states: SequenceStates, first: int, last: int) -> set[int]:
         """Return the boundaries in [first, last] that are worth keeping."""
@@ -283,22 +270,22 @@ class StateCache:
         return states.seals.get(block, waypoint)
 
     def _num_planned(self, states: SequenceStates, start: int, end: int) -> int:
-        """Return how many boundaries worth keeping, but for waypoints, a step to ``end`` passes on
-        its way to its last one."""
+        """Return the number of boundaries worth keeping, without waypoints, that a step to ``end``
+        passes before its last one."""
         blocks = range(start // self._size + 1, end // self._size)
         planned = [block for block in states.seals if block in blocks]
         return sum(states.seals[block] is not Retention.WAYPOINT for block in planned)
 
     @property
     def _is_short(self) -> bool:
-        """Return whether open sequences leave no room for what one conversation keeps."""
+        """Return whether open sequences leave no room for the cells that one conversation keeps."""
         held = CELLS_PER_SEQUENCE * len(self._open)
         return self.pool.capacity - held < CELLS_PER_CONVERSATION
 
     @property
     def _has_spare(self) -> bool:
-        """Return whether a cell more leaves every open sequence what it may need."""
-        held = sum(max(CELLS_PER_SEQUENCE, len(its.held)) for its in self._open.values())
+        """Return whether, with a cell less, every open sequence has all that it may need."""
+        held = sum(max(CELLS_PER_SEQUENCE, len(states.held)) for states in self._open.values())
         return held + len(self._sealing) < self.pool.capacity
 
     def commit(self, seq_id: int, epoch: int) -> None:
@@ -322,8 +309,8 @@ class StateCache:
     # --- dropping and leaving -------------------------------------------------------------------
 
     def cancel_steps(self, seq_id: int) -> int:
-        """Go back to the base: what steps that were not read have written counts for nothing.
-        Return its position."""
+        """Go back to the base, and return its position: steps that were not read count for
+        nothing."""
         states = self._open[seq_id]
         for step in states.steps:
             for _, cell in step:
@@ -355,7 +342,7 @@ class StateCache:
     # --- sealing --------------------------------------------------------------------------------
 
     def advance(self, completed_epoch: int) -> None:
-        """Seal what was written by steps that have completed, after the blocks before it."""
+        """Seal cells of completed steps, after the blocks before them."""
         while self._sealing and self._sealing[0].epoch <= completed_epoch:
             item = self._sealing.popleft()
             self._seal(item)
@@ -379,22 +366,22 @@ class StateCache:
             cell.conversation for cell in chain[:-1] if cell.retention is not Retention.SYSTEM
         ]
         item.cell.conversation = before[-1] if before else item.sequence.seq_id
-        for kind, most in ((Retention.END, ENDS_PER_CONVERSATION), (Retention.USER, 1)):
-            for older in [cell for cell in chain if cell.retention is kind][:-most]:
+        for kind, limit in ((Retention.END, ENDS_PER_CONVERSATION), (Retention.USER, 1)):
+            for older in [cell for cell in chain if cell.retention is kind][:-limit]:
                 older.retention = Retention.WAYPOINT
 
     def _chain(self, hashes: BlockHashes, blocks: int) -> list[Cell]:
-        """Return the cells of a conversation's leading blocks, the first ones first."""
-        found = []
+        """Return the cells of a conversation's leading blocks, the first one first."""
+        chain = []
         for number in range(blocks):
             block = self._index.find(hashes, number)
             assert block is not None, "a block is found, and one before it is not"
             if block.found_by.cell is not None:
-                found.append(block.found_by.cell)
-        return found
+                chain.append(block.found_by.cell)
+        return chain
 
     def check_invariants(self) -> None:
-        """Count again who holds which cell. Raises AssertionError."""
+        """Count the holders of cells again. Raises AssertionError."""
         holders = [cell for states in self._open.values() for cell in states.held]
         self.pool.check_invariants([*holders, *(item.cell for item in self._sealing)])
         assert CELLS_PER_SEQUENCE * len(self._open) <= self.pool.capacity, "too few cells"
@@ -402,6 +389,6 @@ class StateCache:
             assert cell.prefix is None or self._index.has(cell.prefix), f"{cell} is found nowhere"
         for states in self._open.values():
             written = [] if states.working is None else [states.working]
-            for its in (*written, *states.spare):
-                assert its.holders == 1, f"{its} is written by several"
-                assert its.prefix is None, f"{its} is sealed and written"
+            for cell in (*written, *states.spare):
+                assert cell.holders == 1, f"{cell} is written by several"
+                assert cell.prefix is None, f"{cell} is sealed and written"

@@ -6,19 +6,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class CellStats:
-    """Cells, by what they are for. cells = free + held + cached + waiting."""
+    """Cells by use. cells = free + held + cached + waiting."""
 
     cells: int = 0
     """0 where the model has no recurrent layers."""
     free: int = 0
     held: int = 0
-    """By open sequences, which go on from them or write them."""
+    """Cells that open sequences write or go on from."""
     cached: tuple[tuple[str, int], ...] = ()
-    """Kept for prefix hits, and held by nobody: how many for each reason."""
+    """Cells that are kept for prefix hits, by retention."""
     waiting: int = 0
-    """For the device, which may still touch them; free then."""
+    """Cells that the device may still touch, and that are free then."""
     evicted: int = 0
-    """Since the start, for room or after a while."""
+    """Since the start."""
     cell_bytes: int = 0
     committed_bytes: int = 0
 
@@ -28,8 +28,8 @@ NO_CELLS = CellStats()
 
 @dataclass(frozen=True, slots=True)
 class KVStats:
-    """Bytes of the pool of K and V. capacity = free + live + partial tail + mapped ahead + cached
-    + quarantined; committed is what the system charges, whatever the pool thinks."""
+    """Bytes of the pool of K and V. capacity = free + live + partial tail + mapped ahead + cached +
+    quarantined; committed is the system's own count."""
 
     capacity_bytes: int
     free_bytes: int
@@ -42,37 +42,36 @@ class KVStats:
     cached_bytes: int
     """Blocks that no sequence owns, kept for prefix hits."""
     quarantined_bytes: int
-    """Blocks that wait for the device, for unmapping, or for their way back to the system."""
+    """Blocks that wait for the device, for unmapping, or for their release."""
     free_slack_bytes: int
     """Free blocks that may still hold memory of the system."""
     committed_bytes: int
-    """Of cells as well."""
+    """Memory that the system charges, that of cells included."""
     num_heaps: int
     kept_heaps: int
-    """Those whose memory stays with the process until it ends: all of them, or none."""
+    """Heaps whose memory stays with the process until it ends: all of them, or none."""
     num_sequences: int
     block_bytes: int
     block_tokens: int
     shared_saved_bytes: int
-    """What blocks that sequences share would take beside what they take, if none was shared."""
+    """Bytes that sequences would need more if they shared no blocks."""
     evicted_blocks: int
-    """Cached blocks that were forgotten since the start, for room or after a while."""
+    """Cached blocks that were evicted since the start."""
     mapped_blocks: int
-    """Blocks that were mapped behind a sequence's addresses since the start, however many regions
-    and sequences have them."""
+    """Blocks that were mapped behind a buffer since the start, counted once for all regions."""
     unmapped_blocks: int
-    """Those that were taken from there again."""
+    """Blocks that were unmapped since the start."""
     cells: CellStats = NO_CELLS
 
     @property
     def used_bytes(self) -> int:
-        """What is neither free nor kept for prefix hits."""
+        """Return the bytes that are neither free nor kept for prefix hits."""
         return self.capacity_bytes - self.free_bytes - self.cached_bytes
 
 
 def total(groups: Sequence[KVStats]) -> KVStats:
-    """Return the statistics of all groups together: their sequences, and the tokens of a block, are
-    the same ones."""
+    """Return the sum over groups, except of sequences and the tokens of a block, which all groups
+    share."""
     first, *others = groups
     if not others:
         return first
@@ -81,7 +80,7 @@ def total(groups: Sequence[KVStats]) -> KVStats:
         **{
             name: getattr(first, name)
             if name in same
-            else sum(getattr(its, name) for its in groups)
+            else sum(getattr(group, name) for group in groups)
             for name in KVStats.__dataclass_fields__
         }
     )

@@ -1,12 +1,14 @@
-"""What can stand under K and V, by name."""
+"""The substrates that K and V can lie in, by name, and the choice of the one that serves on this
+machine."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import Any
 
 
 class Substrate(Enum):
-    """The name that settings use, and whether it is memory of the GPU."""
+    """A substrate, with its name in settings and whether it is memory of the GPU."""
 
     SPARSE = ("sparse", True)
     """Placement sparse buffers: pages mapped behind addresses of the GPU."""
@@ -19,17 +21,15 @@ class Substrate(Enum):
 
     @property
     def setting(self) -> str:
-        """What a person calls it."""
         return self.value[0]
 
     @property
     def on_gpu(self) -> bool:
-        """Whether MLX must compute on the GPU."""
         return self.value[1]
 
     @property
     def is_dense(self) -> bool:
-        """Whether a block is a whole context, and nothing is shared."""
+        """Whether a block is a whole context, so that blocks cannot be shared."""
         return self.setting == "dense"
 
     def __str__(self) -> str:
@@ -37,31 +37,32 @@ class Substrate(Enum):
 
 
 AUTO = "auto"
-# Why nothing can be done on a GPU.
+# Reasons why a machine cannot compute on a GPU.
 NO_METAL = "this build of quire has no Metal"
 NO_DEVICE = "this machine has no Metal device"
 NOTHING_WORKS = "nothing works on this machine's GPU, and its CPU is many times slower"
-# The one that shares most comes first; each is tried before it is trusted.
+# The one that shares most comes first.
 ON_METAL = (Substrate.SPARSE, Substrate.PAGED, Substrate.METAL_DENSE)
 
 Trial = Callable[[Substrate], str]
-"""What is wrong with a substrate of the GPU on this machine; "" where it works."""
+"""Returns the fault of a GPU's substrate on this machine; "" where it works."""
 Remembered = Callable[[Substrate], tuple[str, ...]]
-"""The faults that a substrate of the GPU has had on this machine (``kvcache/fault_memory.py``)."""
+"""Returns the faults that a GPU's substrate has had on this machine
+(``kvcache/fault_memory.py``)."""
 
 
 class SubstrateError(ValueError):
-    """A substrate that was asked for and that this machine lacks; names what is missing."""
+    """The settings name a substrate that this machine lacks; the message names the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class SubstrateChoice:
-    """What serves, and a sentence for each one that was looked at."""
+    """The substrate that serves, and a sentence for each one that was considered."""
 
     substrate: Substrate
     reasons: tuple[str, ...]
     warnings: tuple[str, ...] = ()
-    """Those of the reasons that somebody should do something about."""
+    """Reasons that somebody should act on."""
     maps_while_running: bool = True
     """Whether memory is mapped and unmapped while steps run; else between them."""
     releases_heaps: bool = False
@@ -69,17 +70,16 @@ class SubstrateChoice:
 
 
 def choose_substrate(
-    asked: str, *, no_metal: str, trial: Trial, remembered: Remembered
+    setting: str, *, no_metal: str, trial: Trial, remembered: Remembered
 ) -> SubstrateChoice:
-    """asked: "auto", or what a substrate is called.
+    """Return the substrate to serve with. setting: "auto", or a name.
 
-    no_metal: why nothing can be done on a GPU here, or "". trial: what is wrong with a substrate of
-    the GPU, found out by trying it. remembered: what it has done before: then it is not even tried,
-    and refused where it is asked for, because a machine that comes up with a server of its own must
-    not go down with it again and again. Raises SubstrateError.
+    no_metal: why this machine cannot compute on a GPU, or "". remembered: a substrate with faults
+    is not tried, and refused where the setting names it: a machine that starts a server at boot
+    must not go down again and again. Raises SubstrateError.
     """
-    if asked != AUTO:
-        return _as_asked(asked, no_metal, trial, remembered)
+    if setting != AUTO:
+        return _configured(setting, no_metal, trial, remembered)
     if no_metal:
         return SubstrateChoice(Substrate.POSIX, (f"{Substrate.POSIX}: {no_metal}",))
     reasons: list[str] = []
@@ -98,57 +98,49 @@ def choose_substrate(
 
 
 def choose_mapping(
-    choice: SubstrateChoice, asked: bool | None, stress_passed: Callable[[Substrate], bool]
+    choice: SubstrateChoice, setting: bool | None, stress_passed: Callable[[Substrate], bool]
 ) -> SubstrateChoice:
-    """Say when the chosen substrate maps memory: sparse buffers while steps run only where this
-    machine has borne it; everything else at any time.
-
-    asked: ``cache.map_while_running``. stress_passed: whether a substrate's stress test has passed
-    here. Raises SubstrateError.
-    """
+    """Decide when the chosen substrate maps memory: sparse buffers while steps run only where the
+    stress test has passed on this machine; all others at any time. setting:
+    ``cache.map_while_running``. Raises SubstrateError."""
     substrate = choice.substrate
     if substrate is not Substrate.SPARSE:
         return choice
     passed = stress_passed(substrate)
-    bold = _is_trusted(substrate, "map_while_running", asked, "stress", "--stress", passed)
-    if asked is False:
+    bold = _is_trusted(substrate, "map_while_running", setting, "stress", "--stress", passed)
+    if setting is False:
         why = "as configured"
     else:
         why = f"its stress test has {'' if passed else 'not '}passed here"
     when = "while steps run" if bold else "between steps"
-    said = f"memory is mapped {when}: {why}"
-    return replace(choice, reasons=(*choice.reasons, said), maps_while_running=bold)
+    reason = f"memory is mapped {when}: {why}"
+    return replace(choice, reasons=(*choice.reasons, reason), maps_while_running=bold)
 
 
 def choose_release(
-    choice: SubstrateChoice, asked: bool | None, release_passed: Callable[[Substrate], bool]
+    choice: SubstrateChoice, setting: bool | None, release_passed: Callable[[Substrate], bool]
 ) -> SubstrateChoice:
-    """Say whether the chosen substrate releases heaps: a GPU's only where this machine has borne
-    it.
-
-    asked: ``cache.release_heaps``. release_passed: whether a substrate's release test has passed
-    here. Raises SubstrateError.
-    """
+    """Decide whether the chosen substrate releases heaps: a GPU's only where the release test has
+    passed on this machine. setting: ``cache.release_heaps``. Raises SubstrateError."""
     substrate = choice.substrate
     if not substrate.on_gpu:
         return choice
     passed = release_passed(substrate)
-    released = _is_trusted(substrate, "release_heaps", asked, "release", "--release-test", passed)
+    released = _is_trusted(substrate, "release_heaps", setting, "release", "--release-test", passed)
     return replace(choice, releases_heaps=released)
 
 
 def _is_trusted(
-    substrate: Substrate, setting: str, asked: bool | None, test: str, flag: str, passed: bool
+    substrate: Substrate, name: str, setting: bool | None, test: str, flag: str, passed: bool
 ) -> bool:
-    """Return whether a GPU does what it can only be trusted with where a test has passed. asked:
-    the setting's value. flag: runs the test. Raises SubstrateError where the setting is true and
-    the test has not passed."""
-    if asked and not passed:
+    """Return whether a GPU does something for which a test must have passed. flag: runs the test.
+    Raises SubstrateError where the setting is true and the test has not passed."""
+    if setting and not passed:
         raise SubstrateError(
-            f"cache.{setting} is set, but the {test} test of {substrate} has not passed on this "
+            f"cache.{name} is set, but the {test} test of {substrate} has not passed on this "
             f"machine with this system: run `quire doctor {flag}`, or leave it out"
         )
-    return passed and asked is not False
+    return passed and setting is not False
 
 
 def _in_doubt(faults: tuple[str, ...]) -> str:
@@ -158,57 +150,44 @@ def _in_doubt(faults: tuple[str, ...]) -> str:
     )
 
 
-def _as_asked(asked: str, no_metal: str, trial: Trial, remembered: Remembered) -> SubstrateChoice:
-    named = [s for s in Substrate if s.setting == asked]
-    here = [s for s in named if not (s.on_gpu and no_metal)]
-    if not named:
-        names = ", ".join(dict.fromkeys([AUTO, *(s.setting for s in Substrate)]))
-        raise SubstrateError(f"there is no substrate {asked!r}; there are {names}")
-    if not here:
-        raise SubstrateError(f"{asked} is memory of a GPU: {no_metal}")
-    substrate = here[0]
+def _configured(
+    setting: str, no_metal: str, trial: Trial, remembered: Remembered
+) -> SubstrateChoice:
+    substrate = next((s for s in Substrate if s.setting == setting), None)
+    if substrate is None:
+        names = ", ".join([AUTO, *(s.setting for s in Substrate)])
+        raise SubstrateError(f"there is no substrate {setting!r}; there are {names}")
+    if substrate.on_gpu and no_metal:
+        raise SubstrateError(f"{setting} is memory of a GPU: {no_metal}")
     if substrate.on_gpu and (faults := remembered(substrate)):
         raise SubstrateError(
             f"{substrate} is asked for, but {_in_doubt(faults)}; --kv-backend auto takes another"
         )
-    fault = trial(substrate) if substrate.on_gpu else ""
-    if fault:
+    if substrate.on_gpu and (fault := trial(substrate)):
         raise SubstrateError(f"{substrate} does not work on this machine: {fault}")
     return SubstrateChoice(substrate, (f"{substrate}: as configured",))
 
 
 @dataclass(frozen=True, slots=True)
 class MetalDevice:
-    """The default device. Sizes in bytes."""
+    """The default device, from ``metal_ext.metal_capabilities``."""
 
     name: str
     working_set_bytes: int
-    """Memory that the driver recommends a process to use at most."""
+    """The memory that the driver recommends a process to use at most."""
     max_buffer_bytes: int
     """The largest allocation."""
-    said: dict[str, bool | int | str | list[str]] = field(default_factory=dict)
-    """All that it says, for people."""
+    said: dict[str, Any] = field(default_factory=dict)
+    """All capabilities."""
     missing: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """By substrate, what the device lacks for it."""
+    """Features that the device lacks for a substrate, by its setting."""
 
     @classmethod
-    def of(cls, said: dict[str, bool | int | str | list[str]]) -> "MetalDevice":
-        """said: what ``metal_ext.metal_capabilities`` gives where there is a device."""
-        missing: dict[str, tuple[str, ...]] = {}
-        for kind in (Substrate.SPARSE, Substrate.PAGED, Substrate.METAL_DENSE):
-            lacks = said[f"missing_for_{kind.setting}"]
-            assert isinstance(lacks, list)
-            missing[kind.setting] = tuple(lacks)
+    def of(cls, capabilities: dict[str, Any]) -> "MetalDevice":
         return cls(
-            name=str(said["name"]),
-            working_set_bytes=_number(said, "recommended_working_set_bytes"),
-            max_buffer_bytes=_number(said, "max_buffer_bytes"),
-            said=said,
-            missing=missing,
+            capabilities["name"],
+            capabilities["recommended_working_set_bytes"],
+            capabilities["max_buffer_bytes"],
+            capabilities,
+            {s.setting: tuple(capabilities[f"missing_for_{s.setting}"]) for s in ON_METAL},
         )
-
-
-def _number(said: dict[str, bool | int | str | list[str]], name: str) -> int:
-    value = said[name]
-    assert isinstance(value, int)
-    return value

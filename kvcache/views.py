@@ -1,4 +1,4 @@
-"""What a model layer sees of the cache during one step: append rows, attend to them."""
+"""A model layer's view of the cache during one step: append rows, attend to them."""
 
 from collections.abc import Sequence
 
@@ -17,18 +17,18 @@ DTYPES = {
 
 
 class OrderingHandles:
-    """The newest cache token of every layer: the arrays that order reads after writes.
+    """The newest ordering handle of every layer: the arrays that make reads wait for writes.
 
     They live as long as the engine, so that the order also holds from step to step.
     """
 
     def __init__(self, num_layers: int, num_states: int = 0) -> None:
-        """num_layers: that keep K and V. num_states: recurrent ones."""
+        """num_layers: layers that keep K and V. num_states: recurrent layers."""
         self.newest: list[mx.array] = [mx.zeros((1,)) for _ in range(num_layers)]
         self.newest_states: list[mx.array] = [mx.zeros((1,)) for _ in range(num_states)]
 
     def restart(self) -> None:
-        """Forget what was queued: nothing of it may run any more."""
+        """Forget queued operations, of which none may run any more."""
         self.newest = [mx.zeros((1,)) for _ in self.newest]
         self.newest_states = [mx.zeros((1,)) for _ in self.newest_states]
 
@@ -36,26 +36,26 @@ class OrderingHandles:
 class KVViews:
     """The rows of one step, for all layers.
 
-    Row i of the flat token array is row i here. Segments of one row come first: they are decoded
-    in one call; each longer segment is a chunk of its own.
+    Row i of the flat token array is row i here. Segments of one row come first and are decoded in
+    one call; each longer segment is a chunk of its own.
     """
 
     def __init__(
         self,
         layers: Sequence[LayerRegions],
-        tokens: OrderingHandles,
+        order: OrderingHandles,
         rows: Sequence[StepRows],
         segments: Sequence[Segment],
         epoch: int,
         states: StateRows | None = None,
     ) -> None:
-        """rows: of each group, in the order of the segments. epoch: the number that this step's
-        completion will have. states: of a model with recurrent layers."""
+        """rows: of each group, in the order of the segments. epoch: the number of this step's
+        completion. states: of a model with recurrent layers."""
         counts = [segment.count for segment in segments]
         self.epoch = epoch
         self.segments = tuple(segments)
         self._layers = layers
-        self._order = tokens
+        self._order = order
         self._rows = rows
         self._states = states
         self._decode_rows = next((i for i, n in enumerate(counts) if n > 1), len(counts))
@@ -71,12 +71,8 @@ class KVViews:
         values: mx.array,
         transform: QKTransform | None,
     ) -> mx.array:
-        """Transform this step's queries and keys, where there is a transform, and write its keys
-        and values; return the queries.
-
-        queries: ``[T, query_heads, head_dim]``; keys, values: ``[T, kv_heads, head_dim]``; all of
-        one dtype.
-        """
+        """Transform this step's queries and keys, where there is a transform, write its keys and
+        values, and return the queries. Shapes: see StepRows."""
         regions = self._layers[layer]
         self._order.newest[layer], queries = self._rows[regions.group].append(
             self._order.newest[layer], regions, queries, keys, values, transform
@@ -103,8 +99,7 @@ class KVViews:
     def recur(
         self, number: int, qkv: mx.array, z: mx.array, a: mx.array, b: mx.array, delta: GatedDelta
     ) -> mx.array:
-        """Advance the states of a recurrent layer by this step's rows; return what comes out of
-        them, ``[T, value_heads * value_dim]``. number: among the recurrent layers. The rest: see
+        """Advance the states of a recurrent layer by this step's rows; return their output. See
         StateRows."""
         assert self._states is not None, "the cache keeps no states"
         tokens = self._order.newest_states
@@ -114,7 +109,7 @@ class KVViews:
     # --- the end of the step --------------------------------------------------------------------
 
     def step_end(self, results: list[mx.array]) -> list[mx.array]:
-        """Return what to evaluate so that the results are there and every append of the step has
+        """Return the arrays to evaluate so that the results are there and the step's appends have
         run."""
         arrays = results + self._order.newest + self._order.newest_states
         for rows in self._rows:
@@ -123,32 +118,25 @@ class KVViews:
 
     @property
     def first_rows(self) -> mx.array:
-        """Return what to evaluate so that a CPU has something to do while the step before is read:
-        all before the first attention. More would wait for room in MLX's queue."""
+        """Return the array to evaluate so that a CPU works while the step before is read:
+        everything before the first attention. More would wait for room in MLX's queue."""
         return self._order.newest[0]
 
     def cancel(self) -> None:
-        """Cancel the step: it failed, and nothing of it runs any more. Appends that were queued and
-        have not run must not run with a later step, when their memory is gone."""
+        """Cancel a failed step. Its queued appends must not run with a later step, when their
+        memory is gone."""
         self._order.restart()
         for rows in self._rows:
             rows.cancel()
 
 
 def layer_regions(layout: KVLayout) -> list[LayerRegions]:
-    found = []
+    regions = []
     for layer, spec in enumerate(layout.shape.layers):
         group, keys = layout.place(layer)
         dtype = DTYPES[spec.format]
-        found.append(
-            LayerRegions(
-                group=group,
-                keys=keys,
-                values=keys + 1,
-                kv_heads=spec.kv_heads,
-                head_dim=spec.head_dim,
-                dtype=dtype,
-                native=metal_ext.Layer(keys, keys + 1, dtype),
-            )
+        native = metal_ext.Layer(keys, keys + 1, dtype)
+        regions.append(
+            LayerRegions(group, keys, keys + 1, spec.kv_heads, spec.head_dim, dtype, native)
         )
-    return found
+    return regions

@@ -43,7 +43,7 @@ class Cache:
     def rest(self, block: Block) -> None:
         """Nobody has it mapped any more."""
         block.state = BlockState.CACHED
-        self.index.cached(block)
+        self.index.note_cached(block)
 
     def evict_all(self) -> list[Block]:
         gone = []

@@ -152,9 +152,3 @@ def test_a_device_is_what_it_says() -> None:
         "dense": (),
     }
     assert device.said is SAID
-
-
-@pytest.mark.parametrize("wrong", [{"max_buffer_bytes": "much"}, {"missing_for_paged": "all"}])
-def test_a_figure_that_is_none_is_a_bug(wrong: dict[str, Any]) -> None:
-    with pytest.raises(AssertionError):
-        MetalDevice.of(SAID | wrong)

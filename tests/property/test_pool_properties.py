@@ -171,7 +171,7 @@ class IndexMachine(RuleBasedStateMachine):
                 self.users[past] -= 1
                 if not self.users[past]:
                     self.kept[past].state = BlockState.CACHED
-                    self.index.cached(self.kept[past])
+                    self.index.note_cached(self.kept[past])
 
     @rule()
     def evict(self) -> None:
