@@ -14,8 +14,8 @@ RESOLVE := uv pip compile pyproject.toml --universal --generate-hashes --extra b
 MODEL ?= demo
 PORT ?= 8000
 # What continuous integration runs on a Mac, and the darwin rung under its rules. What a Mac charges
-# for shared memory that nobody has mapped, which the canary's tests ask, is not known here.
-MAC_TESTS := tests/kvcache tests/metal_ext --ignore=tests/kvcache/canary
+# for shared memory that nobody has mapped, which the tests of self-tests ask for, is not known here.
+MAC_TESTS := tests/kvcache tests/metal_ext --ignore=tests/kvcache/selftest
 # Tests of the gates' own tools, and what a gate does at length: make nightly runs them. Clients and
 # fuzz are gates themselves.
 TOOL_TESTS := tests/bench tests/cluster tests/docker tests/install tests/metal tests/structured \

@@ -22,7 +22,6 @@ from engine.step_memory import memory_demand
 from engine.substrate_faults import SubstrateFaults
 from engine.types import EngineLimits
 from kvcache.backend import PageBackend
-from kvcache.substrates import SubstrateChoice
 from kvcache.fault_memory import FaultMemory
 from kvcache.layout import KVFormat, KVShape, LayoutError
 from kvcache.manager import KVCacheManager
@@ -37,7 +36,7 @@ from kvcache.memory_budget import (
     smallest_context,
 )
 from kvcache.new_backend import new_backends, new_states
-from kvcache.substrates import Substrate
+from kvcache.substrates import Substrate, SubstrateChoice
 
 WARM_UP_PROMPT_TOKENS = 64
 FIRST_BUDGET_TOKENS = 64

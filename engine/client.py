@@ -180,7 +180,7 @@ class EngineClient:
         self._last_id = 0
         self._closed = False
         self.pressure = 0
-        """How short of memory the system is: a level of engine/pressure.py."""
+        """How short of memory the system is: a level of engine/machine.py."""
         self._asked: set[asyncio.Future[Any]] = set()
         """Answers that are waited for."""
 

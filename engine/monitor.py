@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import TextIO
 
 from engine.client import EngineClient
+from engine.machine import PressureLevel, PressureSource
 from engine.power import KeepAwake
-from engine.pressure import PressureLevel, PressureSource
 
 log = logging.getLogger(__name__)
 

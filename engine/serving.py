@@ -23,7 +23,7 @@ class ServingEngine(Protocol):
 
     @property
     def pressure(self) -> int:
-        """Return how short of memory the system is: a level of engine/pressure.py."""
+        """Return how short of memory the system is: a level of engine/machine.py."""
 
     @property
     def limits(self) -> EngineLimits:

@@ -1,4 +1,5 @@
-"""Chooses the substrate of this machine: as configured, or by trying."""
+"""Chooses the substrate of this machine, as configured or by self-tests, and fits an engine into
+its memory."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -10,35 +11,32 @@ from engine.build import EnginePlan, kv_shape, plan_engine
 from engine.config import EngineConfig
 from engine.machine import MachineMemory, gpu_memory, machine_memory
 from engine.models.checkpoint import Checkpoint
-from kvcache.canary import stamp
-from kvcache.canary.machine import this_machine
-from kvcache.canary.run import SUBSTRATE, CacheSize, run_trial
-from kvcache.canary.stamp import Passed
-from kvcache.canary.wheel import wheel_warning
+from kvcache.fault_memory import FaultMemory
+from kvcache.layout import METAL_PAGES, choose_page
+from kvcache.memory_budget import BudgetError, gib
+from kvcache.native_backends import system_file_limit
+from kvcache.selftest.machine import this_machine, wheel_warning
+from kvcache.selftest.run import CacheSize, SelfTest, has_passed, run_selftest
 from kvcache.substrates import (
     NO_DEVICE,
     NO_METAL,
+    MetalDevice,
+    Substrate,
     SubstrateChoice,
     choose_mapping,
     choose_release,
     choose_substrate,
 )
-from kvcache.fault_memory import FaultMemory
-from kvcache.layout import METAL_PAGES, choose_page
-from kvcache.memory_budget import BudgetError, gib
-from kvcache.substrates import MetalDevice
-from kvcache.native_backends import system_file_limit
-from kvcache.substrates import Substrate
 
 
 def plan_for_this_machine(
     config: EngineConfig, checkpoint: Checkpoint, budget_bytes: int | None = None
 ) -> EnginePlan:
-    """Choose the substrate, and fit model and cache into what it may use.
+    """Choose the substrate, and fit model and cache into its memory.
 
-    budget_bytes: what it may use in all, whatever others use now; None: what the machine has left.
-    Raises SubstrateError that names what a substrate that was asked for lacks; BudgetError or
-    LayoutError with the figure that does not fit.
+    budget_bytes: all memory that the engine may use, whatever others use now; None for the memory
+    that the machine has left. Raises SubstrateError that names the lack of a configured substrate;
+    BudgetError or LayoutError with the figure that does not fit.
     """
 
     def sizes_of(substrate: Substrate) -> list[tuple[int, CacheSize]]:
@@ -68,9 +66,9 @@ def plan_on(
     checkpoint: Checkpoint,
     budget_bytes: int | None = None,
 ) -> EnginePlan:
-    """Fit model and cache into what a substrate may use that has been chosen, for this model or
-    another. budget_bytes: as for ``plan_for_this_machine``. Raises BudgetError or LayoutError with
-    the figure that does not fit."""
+    """Fit model and cache into the memory of a substrate that was chosen for this model or another.
+    budget_bytes: as for ``plan_for_this_machine``. Raises BudgetError or LayoutError with the
+    figure that does not fit."""
     machine = memory_for(choice.substrate)
     if budget_bytes is not None:
         machine = replace(machine, total_bytes=budget_bytes, available_bytes=budget_bytes)
@@ -92,44 +90,43 @@ def check_heap_file(heap_bytes: int, limit_bytes: int | None) -> None:
 
 
 def machine_substrate(
-    asked: str,
+    setting: str,
     sizes_of: Callable[[Substrate], list[tuple[int, CacheSize]]],
     *,
     release_heaps: bool | None = None,
     map_while_running: bool | None = None,
 ) -> SubstrateChoice:
-    """Try substrates of the GPU with the pages and addresses that the model's cache will have.
+    """Test substrates of the GPU with the pages and addresses that the model's cache will have.
 
-    asked: "auto", or what a substrate is called. sizes_of: for every kind of layers the bytes of a
-    page of their cache, and what else it is made of. release_heaps: whether a GPU is to release
-    heaps. map_while_running: whether it is to map memory while steps run. None: where it is known
-    to bear that. Raises SubstrateError that names what the one that was asked for lacks, or which
-    test has not passed.
+    setting: "auto", or the name of a substrate. sizes_of: for every kind of layers the bytes of a
+    page of their cache, and its size. release_heaps, map_while_running: whether a GPU releases
+    heaps, and maps memory while steps run; None: where its test has passed. Raises SubstrateError
+    that names the lack of the configured substrate, or the test that has not passed.
     """
     device = metal_device()
 
-    def trial(substrate: Substrate) -> str:
+    def test(substrate: Substrate) -> str:
         assert device is not None
-        missing = device.missing[substrate.setting]
-        if missing:
+        if missing := device.missing[substrate.setting]:
             return "; ".join(missing)
         for page_bytes, size in sizes_of(substrate):
             # All of a dense cache is memory from the start: it is not made twice.
-            argument = "" if substrate.is_dense else size.to_argument()
-            if fault := run_trial(SUBSTRATE, substrate, page_bytes, argument).fault:
-                return fault
+            real_size = None if substrate.is_dense else size
+            report = run_selftest(SelfTest.SUBSTRATE, substrate, page_bytes, real_size)
+            if report.fault:
+                return report.fault
         return ""
 
     choice = choose_substrate(
-        asked,
+        setting,
         no_metal=why_no_metal(device),
-        trial=trial,
+        trial=test,
         remembered=lambda substrate: FaultMemory(substrate).found(),
     )
-    choice = choose_release(choice, release_heaps, partial(stamp.is_there, Passed.RELEASE))
-    choice = choose_mapping(choice, map_while_running, partial(stamp.is_there, Passed.STRESS))
-    if choice.substrate.on_gpu and (wrong := wheel_warning(this_machine().processor)):
-        return replace(choice, warnings=(*choice.warnings, wrong))
+    choice = choose_release(choice, release_heaps, partial(has_passed, SelfTest.RELEASE))
+    choice = choose_mapping(choice, map_while_running, partial(has_passed, SelfTest.STRESS))
+    if choice.substrate.on_gpu and (warning := wheel_warning(this_machine().processor)):
+        return replace(choice, warnings=(*choice.warnings, warning))
     return choice
 
 
@@ -147,15 +144,14 @@ def why_no_metal(device: MetalDevice | None) -> str:
 
 
 def memory_of_all_models(config: EngineConfig) -> int:
-    """Return how many bytes several models may use together on this machine: as many as one that is
-    served alone may use."""
+    """Return the bytes that several models may use together on this machine: as many as one."""
     on_cpu = config.substrate == Substrate.POSIX.setting or bool(why_no_metal(metal_device()))
     machine = memory_for(Substrate.POSIX if on_cpu else Substrate.SPARSE)
     return machine.usable_bytes(machine.headroom_bytes(config.headroom_bytes))
 
 
 def memory_for(substrate: Substrate) -> MachineMemory:
-    """Return what the processor that computes may use of this machine."""
+    """Return the memory that the processor which computes may use."""
     machine = machine_memory()
     if not substrate.on_gpu:
         return machine

@@ -19,7 +19,7 @@ from hashlib import sha256
 from pathlib import Path
 from tempfile import mkstemp
 
-from kvcache.canary.machine import this_machine
+from kvcache.selftest.machine import this_machine
 from kvcache.substrates import Substrate
 from kvcache.user_folders import cache_folder
 

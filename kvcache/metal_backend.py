@@ -1,7 +1,7 @@
 """The substrates of a Metal device: sparse buffers, extents with a page table, or one arena.
 
 The mapper's thread makes every mapping, which counts when the device has confirmed it. Unless this
-machine has passed the tests of ``kvcache/canary``, sparse buffers change only at mapping points,
+machine has passed the tests of ``kvcache/selftest``, sparse buffers change only at mapping points,
 while no step is in flight, and heaps are kept until the process ends.
 """
 

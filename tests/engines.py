@@ -11,10 +11,9 @@ from engine.config import EngineConfig
 from engine.machine import MachineMemory
 from engine.step.loop import Emit, EngineLoop
 from engine.types import FinishReason, Request, SamplingParams, TokenEvent
-from kvcache.substrates import SubstrateChoice
 from kvcache.layout import KVFormat, KVShape, KVSpec
 from kvcache.memory_budget import CacheRequest, MemoryDemand, fit
-from kvcache.substrates import Substrate
+from kvcache.substrates import Substrate, SubstrateChoice
 from metal_ext import SYSTEM_PAGE_BYTES
 from tests.recall import RecallModel
 

@@ -8,6 +8,7 @@ from contextlib import suppress
 
 from engine.config import EngineConfig
 from engine.figures import MlxMemory, SchedulerCounters, StepMeter
+from engine.machine import PressureLevel
 from engine.memory_map import MemoryMap, report_first
 from engine.messages import (
     Abort,
@@ -17,7 +18,6 @@ from engine.messages import (
     SetKVLimit,
     SetMemoryPressure,
 )
-from engine.pressure import PressureLevel
 from engine.step.constraints import MaskThread
 from engine.step.pipeline import CancelledStep, CompletedStep, RetiredStep, StepPipeline
 from engine.step.plan import (

@@ -307,13 +307,13 @@ def doctor(
     Ends with 0 if something can serve. Loads no model. Forgets the faults of substrates that work
     now; writes nothing but what fails, and that the release test has passed.
     """
-    from server.cli.doctor.text import examine_machine
+    from server.cli.doctor import run_doctor
 
     def progress(what: str) -> None:
         say(f"trying {what}")
 
     with one_sentence():
-        text, serves = examine_machine(
+        text, serves = run_doctor(
             config,
             {"cache": {"substrate": kv_backend}},
             progress,

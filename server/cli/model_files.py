@@ -13,9 +13,9 @@ from pydantic import ValidationError
 from engine.build import EnginePlan
 from engine.models.checkpoint import Checkpoint, CheckpointError
 from engine.substrate import plan_for_this_machine, plan_on
-from kvcache.substrates import SubstrateChoice, SubstrateError
 from kvcache.layout import LayoutError
 from kvcache.memory_budget import BudgetError, gib
+from kvcache.substrates import SubstrateChoice, SubstrateError
 from server.catalogue.folder_reader import FolderReader, reading_process
 from server.catalogue.hub import FoundModel, find_model, model_names
 from server.catalogue.model_checks import (

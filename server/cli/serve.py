@@ -15,11 +15,10 @@ from tqdm import tqdm
 
 from engine.build import EnginePlan, build_engine
 from engine.client import EngineClient
-from engine.machine import machine_memory, raise_descriptor_limit, use_one_arena
+from engine.machine import machine_memory, pressure_source, raise_descriptor_limit, use_one_arena
 from engine.monitor import EngineMonitor
 from engine.power import KeepAwake, power_of
-from engine.pressure import pressure_source
-from kvcache.canary.footprint import footprint_with
+from kvcache.selftest.machine import footprint_with
 from server.chat.drain import Drain
 from server.chat.salts import Salts
 from server.chat.served_model import ServedModel

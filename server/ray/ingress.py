@@ -9,7 +9,7 @@ import structlog
 
 from engine.client import MAX_BACKLOG
 from engine.machine import machine_memory, raise_descriptor_limit
-from kvcache.canary.footprint import footprint_with
+from kvcache.selftest.machine import footprint_with
 from server.catalogue.folder_reader import FolderReader
 from server.catalogue.hub import find_model
 from server.chat.salts import Salts

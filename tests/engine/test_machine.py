@@ -13,10 +13,20 @@ from engine.machine import (
     GPU_HEADROOM_BYTES,
     MACOS_AVAILABLE,
     MAX_THREADS,
+    SYSCTL,
+    GroupMemory,
     MachineMemory,
+    PressureLevel,
     gpu_memory,
+    linux_pressure,
     machine_memory,
     machine_threads,
+    macos_pressure,
+    memory_of_groups,
+    own_groups,
+    pressure_source,
+    processors_of_groups,
+    read_sysctl,
     release_free_memory,
     use_one_arena,
 )
@@ -252,3 +262,274 @@ def test_each_library_is_asked_in_its_own_words(
     monkeypatch.setattr(ctypes, "CDLL", lambda _: library)
     release_free_memory()
     assert asked == names
+
+
+NORMAL, WARNING, CRITICAL = PressureLevel
+PSI = "some avg10={} avg60=99.00 avg300=99.00 total=1\nfull avg10=99.00 avg60=0.00 total=1\n"
+
+
+class Machine:
+    """Folders that look like those of Linux."""
+
+    def __init__(self, folder: Path) -> None:
+        self.proc, self.groups = folder / "proc", folder / "groups"
+        self.group = self.groups / "slice" / "own"
+
+    def write(self, file: Path, text: str) -> None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+    def stalls(self, percent: object) -> None:
+        self.write(self.proc / "pressure/memory", PSI.format(percent))
+
+    def charge(self, current: int, limit: object, file: int = 0, shmem: int = 0) -> None:
+        self.write(self.proc / "self/cgroup", "1:cpu:/other\n0::/slice/own\n")
+        self.write(self.group / "memory.current", f"{current}\n")
+        self.write(self.group / "memory.max", f"{limit}\n")
+        self.write(self.group / "memory.stat", f"anon 5\nfile {file}\nshmem {shmem}\n")
+
+    def read(self) -> PressureLevel:
+        return linux_pressure(self.proc, self.groups)
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    memory = SimpleNamespace(total=1000, available=900)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    return Machine(tmp_path)
+
+
+def test_a_system_that_says_nothing_is_not_short(machine: Machine) -> None:
+    assert machine.read() is NORMAL
+
+
+@pytest.mark.parametrize(
+    ("percent", "level"), [("0.00", NORMAL), ("9.99", NORMAL), ("10.00", WARNING), (40.5, CRITICAL)]
+)
+def test_tasks_that_wait_for_memory_tell(
+    machine: Machine, percent: object, level: PressureLevel
+) -> None:
+    machine.stalls(percent)
+    assert machine.read() is level
+
+
+@pytest.mark.parametrize("text", ["", "\n", "full avg10=99.00 avg60=0.00\n", "some avg10=? x\n"])
+def test_a_file_without_its_figure_says_nothing(machine: Machine, text: str) -> None:
+    machine.write(machine.proc / "pressure/memory", text)
+    assert machine.read() is NORMAL
+
+
+@pytest.mark.parametrize(
+    ("used", "level"), [(89, NORMAL), (90, WARNING), (96, WARNING), (97, CRITICAL)]
+)
+def test_a_group_that_is_almost_full_is_short(
+    machine: Machine, used: int, level: PressureLevel
+) -> None:
+    machine.charge(used, 100)
+    assert machine.read() is level
+
+
+def test_an_old_group_that_is_almost_full_is_short(machine: Machine) -> None:
+    machine.write(machine.proc / "self/cgroup", "4:memory:/own\n")
+    group = machine.groups / "memory" / "own"
+    machine.write(group / "memory.limit_in_bytes", "100\n")
+    machine.write(group / "memory.usage_in_bytes", "95\n")
+    assert machine.read() is WARNING
+    machine.write(group / "memory.stat", "total_inactive_file 10\n")
+    assert machine.read() is NORMAL
+
+
+def test_page_cache_of_a_group_makes_room_and_shared_memory_does_not(machine: Machine) -> None:
+    machine.charge(99, 100, file=50, shmem=0)
+    assert machine.read() is NORMAL
+    machine.charge(99, 100, file=50, shmem=50)
+    assert machine.read() is CRITICAL
+
+
+def test_a_group_without_a_limit_is_not_short_but_may_stall(machine: Machine) -> None:
+    machine.charge(99, "max")
+    assert machine.read() is NORMAL
+    machine.write(machine.group / "memory.pressure", PSI.format("15.00"))
+    assert machine.read() is WARNING
+
+
+def test_the_worst_of_all_counts(machine: Machine) -> None:
+    machine.stalls("15.00")
+    machine.charge(50, 100)
+    machine.write(machine.groups / "memory.pressure", PSI.format("41.00"))
+    assert machine.read() is CRITICAL
+
+
+@pytest.mark.parametrize(
+    ("available", "level"), [(51, NORMAL), (50, WARNING), (20, CRITICAL), (0, CRITICAL)]
+)
+def test_where_stalls_are_not_measured_what_is_left_tells(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, available: int, level: PressureLevel
+) -> None:
+    memory = SimpleNamespace(total=1000, available=available)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    assert machine.read() is level
+    machine.stalls("0.00")
+    assert machine.read() is NORMAL
+
+
+@pytest.mark.parametrize(
+    ("said", "level"),
+    [(1, NORMAL), (2, WARNING), (4, CRITICAL), (0, NORMAL), (3, NORMAL), (None, NORMAL)],
+)
+def test_macos_says_it_in_one_number(said: int | None, level: PressureLevel) -> None:
+    asked: list[bytes] = []
+
+    def sysctl(name: bytes) -> int | None:
+        asked.append(name)
+        return said
+
+    assert macos_pressure(sysctl) is level
+    assert asked == [SYSCTL]
+
+
+def test_the_kernel_is_asked_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def call(name: bytes, value: object, size: object, new: object, new_size: object) -> int:
+        if name != b"known":
+            return -1
+        value._obj.value = 4  # type: ignore[attr-defined]
+        return 0
+
+    class Library:
+        def __init__(self, name: None) -> None:
+            self.sysctlbyname = call
+
+    monkeypatch.setattr(ctypes, "CDLL", Library)
+    assert read_sysctl(b"known") == 4
+    assert read_sysctl(b"unknown") is None
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: object())
+    assert read_sysctl(b"known") is None
+
+
+def test_every_system_has_its_source() -> None:
+    assert pressure_source("darwin") is macos_pressure
+    assert pressure_source("linux") is linux_pressure
+    assert PressureLevel(pressure_source()()) in PressureLevel
+
+
+MIB = 1024**2
+UNLIMITED = 2**63 - 4096
+# As a system that has both tells it.
+BOTH = """\
+9:name=systemd:/
+4:memory:/pod/box
+2:cpu,cpuacct:/pod
+0::/slice/own
+"""
+
+
+class Groups:
+    """A process's both."""
+
+    def __init__(self, folder: Path, own: str = BOTH) -> None:
+        self.mounts, self.own = folder / "groups", folder / "own"
+        self.own.write_text(own)
+
+    def write(self, folder: str, **files: object) -> None:
+        """Files of a group; a double underscore for their dots."""
+        place = self.mounts / folder
+        place.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            (place / name.replace("__", ".")).write_text(f"{text}\n")
+
+    def write_old(self, folder: str, limit: int, used: int, stat: str = "") -> None:
+        """Version 1's memory of a group."""
+        self.write(
+            folder, memory__limit_in_bytes=limit, memory__usage_in_bytes=used, memory__stat=stat
+        )
+
+    @property
+    def memory(self) -> list[GroupMemory]:
+        return memory_of_groups(self.mounts, self.own)
+
+    @property
+    def processors(self) -> float | None:
+        return processors_of_groups(self.mounts, self.own)
+
+
+@pytest.fixture
+def both(tmp_path: Path) -> Groups:
+    return Groups(tmp_path)
+
+
+def test_each_controller_of_version_1_has_a_tree_of_its_own(both: Groups) -> None:
+    at = both.mounts
+    found = {name: own_groups(at, both.own, name) for name in ("", "memory", "cpu", "blkio")}
+    assert found == {
+        "": [at / "slice/own", at / "slice", at],
+        "memory": [at / "memory/pod/box", at / "memory/pod", at / "memory"],
+        "cpu": [at / "cpu/pod", at / "cpu"],
+        "blkio": [],
+    }
+
+
+def test_where_nothing_can_be_read_nothing_is_limited(both: Groups, tmp_path: Path) -> None:
+    assert (both.memory, both.processors) == ([], None)
+    both.own = tmp_path / "no such file"
+    assert own_groups(both.mounts, both.own) == []
+
+
+def test_limits_of_version_1_are_read(both: Groups) -> None:
+    both.write_old("memory/pod/box", 700 * MIB, 300 * MIB)
+    both.write_old("memory", UNLIMITED, 900 * MIB)
+    assert both.memory == [
+        GroupMemory(700 * MIB, 300 * MIB, 0),
+        GroupMemory(UNLIMITED, 900 * MIB, 0),
+    ]
+
+
+def test_a_container_of_version_1_sees_its_own_group_as_the_root(tmp_path: Path) -> None:
+    # Its path is the host's: no such folder is there inside of the container.
+    both = Groups(tmp_path, "4:memory:/docker/1f\n")
+    both.write_old("memory", 700 * MIB, 5)
+    assert both.memory == [GroupMemory(700 * MIB, 5, 0)]
+
+
+def test_version_1_tells_limits_of_groups_that_cannot_be_seen(both: Groups) -> None:
+    stat = f"cache 5\nhierarchical_memory_limit {500 * MIB}\n"
+    both.write_old("memory/pod/box", UNLIMITED, 300 * MIB, stat)
+    assert both.memory == [GroupMemory(500 * MIB, 300 * MIB, 0)]
+
+
+def test_page_cache_of_version_1_makes_room_with_that_of_the_groups_inside(both: Groups) -> None:
+    # cache has shared memory in it; the lists of files have not.
+    stat = "cache 9\nactive_file 1\ntotal_cache 90\ntotal_active_file 20\ntotal_inactive_file 10\n"
+    both.write_old("memory/pod/box", 700, 300, stat)
+    assert both.memory == [GroupMemory(700, 300, 30)]
+
+
+def test_version_2_counts_shared_memory_among_files(both: Groups) -> None:
+    stat = "anon 1\nfile 50\nshmem 20\n"
+    both.write("slice/own", memory__max=700, memory__current=300, memory__stat=stat)
+    both.write("slice", memory__max="max", memory__current=300)
+    assert both.memory == [GroupMemory(700, 300, 30)]
+
+
+@pytest.mark.parametrize(
+    ("told", "processors"),
+    [
+        ({"cpu/pod": {"cpu__cfs_quota_us": 150000, "cpu__cfs_period_us": 100000}}, 1.5),
+        ({"cpu/pod": {"cpu__cfs_quota_us": -1, "cpu__cfs_period_us": 100000}}, None),
+        ({"slice/own": {"cpu__max": "25000 50000"}}, 0.5),
+        ({"slice/own": {"cpu__max": "max 100000"}}, None),
+        ({"slice/own": {"cpu__max": "max 1"}, "slice": {"cpu__max": "300000 100000"}}, 3.0),
+        (
+            {
+                "slice": {"cpu__max": "300000 100000"},
+                "cpu": {"cpu__cfs_quota_us": 200000, "cpu__cfs_period_us": 100000},
+            },
+            2.0,
+        ),
+    ],
+)
+def test_the_least_share_of_processors_counts(
+    both: Groups, told: dict[str, dict[str, object]], processors: float | None
+) -> None:
+    for folder, files in told.items():
+        both.write(folder, **files)
+    assert both.processors == processors

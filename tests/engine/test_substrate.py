@@ -17,12 +17,9 @@ from engine.substrate import (
     plan_for_this_machine,
     why_no_metal,
 )
-from kvcache.canary import stamp
-from kvcache.canary.report import TrialReport
-from kvcache.canary.run import USUAL, CacheSize
-from kvcache.canary.stamp import Passed
 from kvcache.fault_memory import FaultMemory
 from kvcache.layout import LayoutError
+from kvcache.selftest.run import USUAL, CacheSize, SelfTest, SelfTestReport, write_stamp
 from kvcache.substrates import NO_DEVICE, NO_METAL, Substrate, SubstrateError
 from tests.engines import CONFIG
 from tests.kvcache.metal_double import Device, install
@@ -44,11 +41,13 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> Tried:
     """What a canary was sent into; SPARSE does not come back."""
     seen: Tried = []
 
-    def trial(what: str, substrate: Substrate, page_bytes: int | None, size: str) -> TrialReport:
+    def run(
+        what: str, substrate: Substrate, page_bytes: int | None, size: object
+    ) -> SelfTestReport:
         seen.append((what, substrate, page_bytes))
-        return TrialReport((), "it hung" if substrate is Substrate.SPARSE else "", 1.0)
+        return SelfTestReport((), "it hung" if substrate is Substrate.SPARSE else "", 1.0)
 
-    monkeypatch.setattr(engine_substrate, "run_trial", trial)
+    monkeypatch.setattr(engine_substrate, "run_selftest", run)
     return seen
 
 
@@ -117,11 +116,13 @@ def test_what_has_failed_here_before_is_passed_by_until_it_is_forgotten(
 ) -> None:
     tried: list[Substrate] = []
 
-    def trial(what: str, substrate: Substrate, page_bytes: int | None, size: str) -> TrialReport:
+    def run(
+        what: str, substrate: Substrate, page_bytes: int | None, size: object
+    ) -> SelfTestReport:
         tried.append(substrate)
-        return TrialReport((), "", 1.0)
+        return SelfTestReport((), "", 1.0)
 
-    monkeypatch.setattr(engine_substrate, "run_trial", trial)
+    monkeypatch.setattr(engine_substrate, "run_selftest", run)
     FaultMemory(Substrate.SPARSE).record("a mapping never came back")
     choice = machine_substrate("auto", page, release_heaps=False)
     assert (choice.substrate, tried) == (Substrate.PAGED, [Substrate.PAGED])
@@ -138,7 +139,7 @@ def test_heaps_are_released_only_where_the_release_test_has_passed(
     with pytest.raises(SubstrateError, match=r"release test of paged on Metal has not .*--release"):
         choose("paged", release_heaps=True)
     assert not machine_substrate("paged", page).releases_heaps
-    stamp.write(Passed.RELEASE, Substrate.PAGED)
+    write_stamp(SelfTest.RELEASE, Substrate.PAGED)
     assert machine_substrate("paged", page, release_heaps=True).releases_heaps
     assert machine_substrate("paged", page).releases_heaps, "it is known to bear that"
     assert not machine_substrate("paged", page, release_heaps=False).releases_heaps
@@ -148,8 +149,8 @@ def test_heaps_are_released_only_where_the_release_test_has_passed(
 def test_sparse_memory_is_mapped_between_steps_where_the_stress_test_has_not_passed(
     device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    passed = TrialReport((), "", 1.0)
-    monkeypatch.setattr(engine_substrate, "run_trial", lambda *_: passed)
+    passed = SelfTestReport((), "", 1.0)
+    monkeypatch.setattr(engine_substrate, "run_selftest", lambda *_: passed)
 
     def bold(asked: str, wanted: bool | None) -> bool:
         choice = machine_substrate(asked, page, release_heaps=False, map_while_running=wanted)
@@ -161,7 +162,7 @@ def test_sparse_memory_is_mapped_between_steps_where_the_stress_test_has_not_pas
         bold("sparse", True)
     assert bold("paged", True), "nothing is mapped there"
     assert bold("posix", None)
-    stamp.write(Passed.STRESS, Substrate.SPARSE)
+    write_stamp(SelfTest.STRESS, Substrate.SPARSE)
     assert bold("sparse", None)
     assert bold("sparse", True)
     assert not bold("sparse", False)

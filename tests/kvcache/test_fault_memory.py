@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from kvcache import fault_memory
-from kvcache.canary.machine import this_machine
 from kvcache.fault_memory import Act, FaultMemory
+from kvcache.selftest.machine import this_machine
 from kvcache.substrates import Substrate
 from kvcache.user_folders import cache_folder
 

@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 
 from engine import substrate
 from engine.machine import MachineMemory
-from kvcache.canary.report import TrialReport
+from kvcache.selftest.run import SelfTestReport
 from server.catalogue import folder_reader
 from server.cli import serve
 from server.cli.commands import app as command
@@ -104,7 +104,7 @@ def small_mac(monkeypatch: pytest.MonkeyPatch) -> Device:
     """This machine is a Mac with 8 GiB, of which other programs leave an eighth of one."""
     device = install(monkeypatch)
     device.said["recommended_working_set_bytes"] = 8 * GIB * 2 // 3
-    monkeypatch.setattr(substrate, "run_trial", lambda *_: TrialReport((), "", 1.0))
+    monkeypatch.setattr(substrate, "run_selftest", lambda *_: SelfTestReport((), "", 1.0))
     monkeypatch.setattr(substrate, "machine_memory", lambda: MachineMemory(8 * GIB, GIB // 8))
     return device
 

@@ -9,11 +9,10 @@ from collections import Counter
 from pathlib import Path
 
 from engine.build import plan_engine
-from engine.machine import MachineMemory, gpu_memory
+from engine.machine import MachineMemory, PressureLevel, gpu_memory
 from engine.models.checkpoint import promised_checkpoint
 from engine.planning.arithmetic import Q4, weights_bytes
 from engine.planning.shape import read_shape
-from engine.pressure import PressureLevel
 from engine.types import EngineLimits, PrefixSalt
 from kvcache.memory_budget import MemoryPlan
 from kvcache.substrates import Substrate, SubstrateChoice

@@ -11,8 +11,8 @@ from random import Random
 
 from engine.client import TokenStream
 from engine.errors import EngineFailedError
+from engine.machine import PressureLevel
 from engine.messages import Abort, SetKVLimit, SetMemoryPressure
-from engine.pressure import PressureLevel
 from engine.step.loop import HEALTH_CHECK_ID, IDLE_POLL_S, STALLED_POLL_S, ModelFailedError
 from engine.types import FinishReason, Request, TokenEvent
 from kvcache.backend import BackendFailedError, Releases

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
-from engine.pressure import PressureLevel
+from engine.machine import PressureLevel
 from engine.types import NO_TURNS, EngineLimits, PrefixSalt, Request, SamplingParams, Turns
 from kvcache.layout import KVFormat, KVLayout, KVShape, KVSpec, grouped_layout
 from kvcache.state_cache import CELLS_PER_SEQUENCE

@@ -9,8 +9,8 @@ from typing import Any
 
 from engine.build import EnginePlan
 from engine.models.checkpoint import Checkpoint
-from kvcache.substrates import SubstrateChoice
 from kvcache.memory_budget import gib
+from kvcache.substrates import SubstrateChoice
 from server.catalogue.folder_reader import FolderReader
 from server.catalogue.hub_cache import folders_in, snapshot_of
 from server.catalogue.local_models import LocalModel, folder_model, hub_model, local_models

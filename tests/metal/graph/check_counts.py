@@ -28,7 +28,7 @@ from kvcache.backend import Segment
 from kvcache.cell_pool import StateSegment
 from kvcache.layout import KVFormat, paged_layout
 from kvcache.metal_backend import MetalBackend, metal_backend
-from kvcache.views import OrderingHandles, KVViews, layer_regions
+from kvcache.views import KVViews, OrderingHandles, layer_regions
 from tests.engine.models.hybrids import FIELDS
 from tests.metal.graph import _standin
 from tests.metal.graph.stage import PAGE, Shape, Stage

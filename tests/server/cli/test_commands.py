@@ -239,7 +239,7 @@ def test_a_substrate_that_this_machine_lacks_is_refused_with_what_is_missing(
 @pytest.fixture
 def examined(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """What a doctor was told who says that nothing serves."""
-    from server.cli.doctor import text as doctor
+    from server.cli import doctor
 
     seen: list[tuple[Any, ...]] = []
 
@@ -248,7 +248,7 @@ def examined(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         seen.append((file, flags, options))
         return "the report", not options["release_test"]
 
-    monkeypatch.setattr(doctor, "examine_machine", examine)
+    monkeypatch.setattr(doctor, "run_doctor", examine)
     return seen
 
 

@@ -15,11 +15,10 @@ import httpx2
 import pytest
 
 from engine.build import EnginePlan
+from engine.machine import PressureSource, pressure_source
 from engine.models.checkpoint import read_checkpoint
-from engine.pressure import PressureSource, pressure_source
 from kvcache.backend import BackendFailedError
-from kvcache.substrates import SubstrateChoice
-from kvcache.substrates import Substrate
+from kvcache.substrates import Substrate, SubstrateChoice
 from server.cli import serve
 from server.cli.model_files import (
     ModelError,

@@ -1,1 +1,0 @@
-"""What is wrong with this machine, its MLX or its substrates, without being taken down by it."""

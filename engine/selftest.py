@@ -1,0 +1,388 @@
+"""Tests everything that serving needs on this machine (`quire doctor`), each thing that may fail in
+a process of its own.
+
+As a program it writes the extension's facts: only a process of its own can find out that the
+extension does not load.
+"""
+
+import json
+import platform
+import resource
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from typing import Any
+
+from engine.config import EngineConfig
+from engine.machine import (
+    MachineMemory,
+    PressureLevel,
+    gpu_memory,
+    machine_memory,
+    pressure_source,
+    raise_descriptor_limit,
+)
+from kvcache.fault_memory import Act, FaultMemory
+from kvcache.selftest.machine import (
+    Machine,
+    installed_mlx,
+    this_machine,
+    wheel_tag,
+    wheel_warning,
+)
+from kvcache.selftest.run import (
+    STRESS_LIMIT_S,
+    USUAL,
+    SelfTest,
+    SelfTestReport,
+    has_passed,
+    run_child,
+    run_selftest,
+    withdraw_stamp,
+    write_stamp,
+)
+from kvcache.substrates import (
+    NO_DEVICE,
+    NO_METAL,
+    ON_METAL,
+    MetalDevice,
+    Substrate,
+    SubstrateError,
+    choose_mapping,
+    choose_substrate,
+)
+
+# Rises when a field of the JSON changes its meaning or goes.
+SCHEMA = 1
+FACTS_LIMIT_S = 60.0
+NAMES_IN_JSON = {
+    "canary": SelfTest.SUBSTRATE,
+    "kernels": SelfTest.KERNELS,
+    "release_test": SelfTest.RELEASE,
+    "stress_test": SelfTest.STRESS,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SelfTestOptions:
+    """The settings that would serve, and the tests that are run beside the usual ones."""
+
+    config: EngineConfig
+    release_test: bool = False
+    stress: bool = False
+    forget_faults: bool = False
+    """Whether substrates' earlier faults are forgotten, whatever the tests find."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extension:
+    """The native extension, and the MLX that it must fit."""
+
+    mlx_installed: str
+    fault: str
+    """Why it cannot be loaded; "" where it can."""
+    facts: dict[str, Any]
+    """Empty where it cannot be loaded."""
+
+    @property
+    def matches(self) -> bool:
+        """Return whether it was built for the MLX that is installed."""
+        return self.facts.get("mlx_built_for") == self.mlx_installed
+
+
+@dataclass(slots=True)
+class SubstrateReport:
+    """The tests of one substrate."""
+
+    substrate: Substrate
+    missing: str
+    """Why it could not be tested; "" where it was."""
+    tests: dict[SelfTest, SelfTestReport] = field(default_factory=dict)
+    releases_heaps: bool = True
+    """Whether heaps may be released: on a GPU where the release test has passed once."""
+    remembered: str = ""
+    """Where passed tests were written down, or why they could not be."""
+    faults: tuple[str, ...] = ()
+    """Those of the time before these tests."""
+    standing_faults: tuple[str, ...] = ()
+    """Those that keep it from being chosen: the ones that were not forgotten, and new ones."""
+
+    @property
+    def refusal(self) -> str:
+        """Return why serving would not choose it; "" where it could. Serving runs the same test,
+        and no other."""
+        return self.missing or self._fault_of(SelfTest.SUBSTRATE)
+
+    @property
+    def fault(self) -> str:
+        """Return what speaks against it, its arithmetic included; "" when nothing does."""
+        return self.refusal or self._fault_of(SelfTest.KERNELS) or self._fault_of(SelfTest.STRESS)
+
+    def _fault_of(self, test: SelfTest) -> str:
+        return self.tests[test].fault if test in self.tests else ""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the same, of JSON's own types."""
+        tests = {name: self.tests.get(test) for name, test in NAMES_IN_JSON.items()}
+        return {
+            "name": self.substrate.setting,
+            "on_gpu": self.substrate.on_gpu,
+            "works": not self.fault,
+            "fault": self.fault,
+            "missing": self.missing,
+            **{name: report and report.as_json() for name, report in tests.items()},
+            "releases_heaps": self.releases_heaps,
+            "remembered": self.remembered,
+            "faults": list(self.faults),
+            "standing_faults": list(self.standing_faults),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class MachineReport:
+    """The machine, its substrates, and the one that would serve."""
+
+    machine: Machine
+    python: str
+    extension: Extension
+    device: MetalDevice | None
+    memory: MachineMemory
+    """Of the processor that would compute."""
+    headroom_bytes: int
+    substrates: tuple[SubstrateReport, ...]
+    chosen: Substrate | None
+    """None where nothing could serve, or not the configured substrate."""
+    reasons: tuple[str, ...]
+    maps_while_running: bool | None = None
+    """Whether serving would map memory while steps run; None where nothing is chosen."""
+    wheel: str = ""
+    """The tag of MLX's Metal side; "" where it is not installed."""
+    pace: SelfTestReport | None = None
+    pressure: str = ""
+    """A level of memory pressure, in lower case."""
+    warnings: tuple[str, ...] = ()
+    """For somebody to act on, although something can serve."""
+
+    @property
+    def serves(self) -> bool:
+        return self.chosen is not None and not self.of(self.chosen).fault
+
+    def of(self, substrate: Substrate) -> SubstrateReport:
+        return next(report for report in self.substrates if report.substrate is substrate)
+
+    @property
+    def usable_bytes(self) -> int:
+        """Return what weights, activations and K and V may have together."""
+        return max(0, self.memory.usable_bytes(self.headroom_bytes))
+
+    def as_json(self) -> dict[str, Any]:
+        """Return one object; ``SCHEMA`` is the version of its fields."""
+        device, extension, memory = self.device, self.extension, self.memory
+        return {
+            "schema": SCHEMA,
+            "serves": self.serves,
+            "machine": self.machine.as_json(),
+            "python": self.python,
+            "extension": {
+                "mlx_installed": extension.mlx_installed,
+                "matches": extension.matches,
+                "fault": extension.fault,
+                **{name: fact for name, fact in extension.facts.items() if name != "metal"},
+            },
+            "metal": None if device is None else device.said,
+            "substrates": [report.as_json() for report in self.substrates],
+            "wheel": self.wheel,
+            "pace": None if self.pace is None else self.pace.as_json(),
+            "pressure": self.pressure,
+            "memory": {
+                "total_bytes": memory.total_bytes,
+                "available_bytes": memory.available_bytes,
+                "max_buffer_bytes": memory.max_buffer_bytes,
+                "headroom_bytes": self.headroom_bytes,
+                "usable_bytes": self.usable_bytes,
+            },
+            "choice": {
+                "name": None if self.chosen is None else self.chosen.setting,
+                "on_gpu": None if self.chosen is None else self.chosen.on_gpu,
+                "maps_while_running": self.maps_while_running,
+                "reasons": list(self.reasons),
+                "warnings": list(self.warnings),
+            },
+        }
+
+
+def check_machine(options: SelfTestOptions, progress: Callable[[str], None]) -> MachineReport:
+    """Test this machine. Loads no model, and writes nothing but faults and the stamps of passed
+    tests. Faults of a substrate that works now are forgotten. progress: called with the name of
+    each part, because it takes a while."""
+    progress("the extension")
+    extension = read_extension()
+    facts = extension.facts
+    device = MetalDevice.of(facts["metal"]) if facts.get("metal") else None
+    no_device = "" if device is not None else NO_DEVICE
+    no_metal = extension.fault or (no_device if facts["has_metal"] else NO_METAL)
+    reports: dict[Substrate, SubstrateReport] = {}
+    for substrate in (*ON_METAL, Substrate.POSIX):
+        missing = extension.fault
+        if substrate.on_gpu:
+            missing = no_metal if device is None else "; ".join(device.missing[substrate.setting])
+        reports[substrate] = _check_substrate(substrate, missing, options, progress)
+    config = options.config
+    chosen: Substrate | None = None
+    maps_while_running: bool | None = None
+    warnings: tuple[str, ...] = ()
+    try:
+        choice = choose_substrate(
+            config.substrate,
+            no_metal=no_metal,
+            trial=lambda substrate: reports[substrate].refusal,
+            remembered=lambda substrate: reports[substrate].standing_faults,
+        )
+        choice = choose_mapping(
+            choice, config.map_while_running, lambda s: has_passed(SelfTest.STRESS, s)
+        )
+        chosen, reasons, warnings = choice.substrate, choice.reasons, choice.warnings
+        maps_while_running = choice.maps_while_running
+    except SubstrateError as error:
+        reasons = (str(error),)
+    memory = machine_memory()
+    if chosen is not None and chosen.on_gpu and device is not None:
+        memory = gpu_memory(memory, device.working_set_bytes, device.max_buffer_bytes)
+    machine, pace = this_machine(), None
+    if device is not None:
+        if warning := wheel_warning(machine.processor):
+            warnings = (*warnings, warning)
+        progress("how fast the device is when")
+        pace = run_selftest(SelfTest.PACE, Substrate.PAGED)
+    return MachineReport(
+        machine=machine,
+        python=platform.python_version(),
+        extension=extension,
+        device=device,
+        memory=memory,
+        headroom_bytes=memory.headroom_bytes(config.headroom_bytes),
+        substrates=tuple(reports.values()),
+        chosen=chosen,
+        maps_while_running=maps_while_running,
+        reasons=reasons,
+        wheel=wheel_tag(),
+        warnings=warnings,
+        pace=pace,
+        pressure=PressureLevel(pressure_source()()).name.lower(),
+    )
+
+
+def _check_substrate(
+    substrate: Substrate, missing: str, options: SelfTestOptions, progress: Callable[[str], None]
+) -> SubstrateReport:
+    memory = FaultMemory(substrate)
+    report = SubstrateReport(substrate, missing, faults=memory.found())
+    if options.forget_faults:
+        _forget(memory, substrate)
+    if not missing:
+        _run_tests(report, memory, options, progress)
+    report.releases_heaps = not substrate.on_gpu or has_passed(SelfTest.RELEASE, substrate)
+    report.standing_faults = memory.found()
+    return report
+
+
+def _run_tests(
+    report: SubstrateReport,
+    memory: FaultMemory,
+    options: SelfTestOptions,
+    progress: Callable[[str], None],
+) -> None:
+    substrate = report.substrate
+    pages = None if substrate.is_dense else options.config.page_bytes
+    size = USUAL if substrate in (Substrate.SPARSE, Substrate.PAGED) else None
+    progress(f"{substrate}: canary")
+    report.tests[SelfTest.SUBSTRATE] = run_selftest(SelfTest.SUBSTRATE, substrate, pages, size)
+    if report.fault:
+        return
+    progress(f"{substrate}: kernels")
+    report.tests[SelfTest.KERNELS] = run_selftest(SelfTest.KERNELS, substrate)
+    if report.fault:
+        return
+    _forget(memory, substrate)
+    if options.stress and not substrate.is_dense:
+        progress(f"{substrate}: mappings under running commands")
+        with memory.intent(Act.STRESS):
+            stress = run_selftest(SelfTest.STRESS, substrate, pages, limit_s=STRESS_LIMIT_S)
+        _remember(report, SelfTest.STRESS, stress)
+        if stress.fault and substrate.on_gpu:
+            memory.record(f"{Act.STRESS} failed: {stress.fault}")
+    if options.release_test and substrate is not Substrate.METAL_DENSE and not report.fault:
+        progress(f"{substrate}: release of heaps")
+        with memory.intent(Act.RELEASE_TEST):
+            release = run_selftest(SelfTest.RELEASE, substrate, pages)
+        _remember(report, SelfTest.RELEASE, release)
+
+
+def _forget(memory: FaultMemory, substrate: Substrate) -> None:
+    """Forget the faults of a substrate, and the stamps of tests that passed before them. Those that
+    cannot be forgotten still stand."""
+    with suppress(OSError):
+        if memory.forget():
+            for test in (SelfTest.RELEASE, SelfTest.STRESS):
+                withdraw_stamp(test, substrate)
+
+
+def _remember(report: SubstrateReport, test: SelfTest, result: SelfTestReport) -> None:
+    """Put a test into the report; write a stamp for serving to go by where a GPU has passed it, and
+    withdraw the stamp where it has not."""
+    report.tests[test] = result
+    if not report.substrate.on_gpu:
+        return
+    try:
+        if result.passed:
+            outcome = str(write_stamp(test, report.substrate))
+        else:
+            withdraw_stamp(test, report.substrate)
+            outcome = ""
+    except OSError as error:
+        outcome = f"it could not be written down: {error}"
+    report.remembered = "; ".join(filter(None, (report.remembered, outcome)))
+
+
+def read_extension() -> Extension:
+    """Return the extension's facts, or why there are none."""
+    installed = installed_mlx()
+    outcome = run_child([sys.executable, "-m", "engine.selftest"], FACTS_LIMIT_S)
+    if outcome.fault:
+        return Extension(installed, outcome.fault, {})
+    try:
+        return Extension(installed, "", dict(json.loads(outcome.last_line)))
+    except ValueError:
+        return Extension(installed, f"it said what cannot be read: {outcome.last_line[:200]!r}", {})
+
+
+def extension_facts() -> dict[str, Any]:
+    """Load the extension and return its facts, of JSON's own types. Raises ImportError with what
+    does not match."""
+    import metal_ext
+    from metal_ext import _ext
+
+    soft, hard = (
+        None if limit == resource.RLIM_INFINITY else limit
+        for limit in resource.getrlimit(resource.RLIMIT_NOFILE)
+    )
+    # After the extension, which says in one sentence that this MLX does not fit.
+    import mlx.core as mx
+
+    return {
+        "mlx_built_for": _ext.MLX_VERSION,
+        "has_metal": metal_ext.HAS_METAL,
+        "metal": metal_ext.metal_capabilities() if metal_ext.HAS_METAL else {},
+        "instruction_sets": metal_ext.instruction_sets(),
+        "system_page_bytes": metal_ext.SYSTEM_PAGE_BYTES,
+        "matrix_products": "MLX's own" if metal_ext.HAS_METAL else "quire's own",
+        "quire": version("quire"),
+        "default_device": str(mx.default_device()),
+        "open_files": {"soft": soft, "hard": hard, "raised": raise_descriptor_limit()},
+    }
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(extension_facts()) + "\n")

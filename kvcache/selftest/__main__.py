@@ -1,0 +1,172 @@
+"""The process that a self-test runs in.
+
+    python -m kvcache.selftest TEST SUBSTRATE [PAGE_BYTES [SIZE]]
+
+Ends with one line of JSON on standard output, and without cleaning up: the system frees what a
+failed test leaves behind.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Protocol
+
+import mlx.core as mx
+
+import metal_ext
+from kvcache.backend import PageBackend
+from kvcache.layout import KVLayout, KVShape
+from kvcache.new_backend import new_backends
+from kvcache.selftest import kernels
+from kvcache.selftest.kernels import KernelChecks, kernel_specs, name_of, product_checks
+from kvcache.selftest.run import BEGINS, CacheSize, Result, SelfTest, to_line
+from kvcache.selftest.stress import ReleaseChecks, StressChecks
+from kvcache.selftest.substrate import (
+    MAX_TOKENS,
+    SHAPE,
+    NamedCheck,
+    RealSizeChecks,
+    SubstrateChecks,
+    run_checks,
+    small_layout,
+)
+from kvcache.substrates import Substrate
+
+# Systems have been seen to let go of memory that the GPU has not used for a second.
+PAUSE_S = 2.0
+WARM_UPS = 3
+# 256 MiB of weights in 16 bits: enough that fetching them again shows.
+MATRICES, SIZE = 8, 4096
+# About those of a step of a model of 36 layers.
+COMMANDS = 600
+# Buffers over a small cache.
+MAX_BUFFERS = 3
+
+
+class Checks(Protocol):
+    """The checks of one backend."""
+
+    def checks(self) -> list[NamedCheck]: ...
+
+
+def main(arguments: list[str]) -> None:
+    """arguments: TEST SUBSTRATE [PAGE_BYTES [SIZE]]; an empty PAGE_BYTES is the usual one."""
+    test, substrate = SelfTest(arguments[0]), Substrate[arguments[1]]
+    page_bytes = int(arguments[2]) if arguments[2:] and arguments[2] else None
+    size = CacheSize.from_argument(arguments[3]) if arguments[3:] else None
+    mx.set_default_device(mx.Device(mx.gpu if substrate.on_gpu else mx.cpu))
+    results = run_checks(checks_of(test, substrate, page_bytes, size), _report_begin)
+    sys.stdout.write(to_line(results) + "\n")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _report_begin(name: str) -> None:
+    sys.stderr.write(f"{BEGINS}{name}\n")
+    sys.stderr.flush()
+
+
+def checks_of(
+    test: SelfTest, substrate: Substrate, page_bytes: int | None, size: CacheSize | None = None
+) -> Iterator[NamedCheck]:
+    """Yield the checks of a self-test. Those that need a backend follow the one that opens it.
+    size: of a real cache, which is checked as well."""
+    match test:
+        case SelfTest.SUBSTRATE:
+            yield from _on_backend(SubstrateChecks, substrate, page_bytes=page_bytes)
+            yield from product_checks()
+            if size is not None:
+                checks = partial(RealSizeChecks, buffers=size.buffers)
+                yield from _on_backend(checks, substrate, page_bytes=page_bytes, size=size)
+        case SelfTest.RELEASE:
+            yield from _on_backend(ReleaseChecks, substrate, page_bytes=page_bytes)
+        case SelfTest.STRESS:
+            yield from _on_backend(StressChecks, substrate, page_bytes=page_bytes)
+        case SelfTest.PACE:
+            yield "pause", _measure_pause
+            yield "submit", _measure_submission
+        case SelfTest.KERNELS:
+            new_checks = partial(KernelChecks, on_gpu=substrate.on_gpu)
+            for spec in kernel_specs(substrate.on_gpu):
+                shape = KVShape.uniform(1, spec)
+                for name, check in _on_backend(new_checks, substrate, shape, kernels.MAX_TOKENS):
+                    yield f"{name_of(spec)}: {name}", check
+
+
+def _on_backend(
+    new_checks: Callable[[PageBackend, KVLayout], Checks],
+    substrate: Substrate,
+    shape: KVShape = SHAPE,
+    max_tokens: int = MAX_TOKENS,
+    page_bytes: int | None = None,
+    size: CacheSize | None = None,
+) -> Iterator[NamedCheck]:
+    """Yield the check that opens a backend, then those that it is made for. size: None for one heap
+    that holds all tokens, and few buffers."""
+    checks: Checks
+
+    def open_backend() -> Result:
+        nonlocal checks
+        layout = small_layout(
+            substrate,
+            shape if size is None else size.shape,
+            max_tokens=max_tokens if size is None else size.max_tokens,
+            system_page_bytes=metal_ext.SYSTEM_PAGE_BYTES,
+            page_bytes=page_bytes,
+            heap_bytes=None if size is None else size.heap_bytes,
+        )
+        (backend,) = new_backends(
+            substrate,
+            layout.groups,
+            max_sequences=MAX_BUFFERS if size is None else size.buffers,
+            release_heaps=new_checks is ReleaseChecks,
+            maps_while_running=new_checks is StressChecks,
+            workers=None if substrate.on_gpu else metal_ext.CpuWorkers(1),
+        )
+        checks = new_checks(backend, layout)
+        return Result(f"pages of {layout.groups[0].page_bytes} bytes")
+
+    yield "open", open_backend
+    yield from checks.checks()
+
+
+# --- the pace of the device ---------------------------------------------------------------------
+
+
+def _measure_pause() -> Result:
+    weights = [mx.random.normal((SIZE, SIZE)).astype(mx.bfloat16) for _ in range(MATRICES)]
+    mx.eval(weights)
+    inputs = mx.random.normal((1, SIZE)).astype(mx.bfloat16)
+
+    def seconds() -> float:
+        started = time.monotonic()
+        mx.eval([inputs @ matrix for matrix in weights])
+        return time.monotonic() - started
+
+    warm = min(seconds() for _ in range(WARM_UPS))
+    time.sleep(PAUSE_S)
+    after = seconds()
+    text = f"{1e3 * warm:.1f} ms, and {1e3 * after:.1f} ms after {PAUSE_S:g} s without work"
+    return Result(text, {"warm_s": warm, "after_pause_s": after, "pause_s": PAUSE_S})
+
+
+def _measure_submission() -> Result:
+    value = mx.zeros((1024,))
+    for _ in range(COMMANDS):
+        value = mx.sin(value)
+    started = time.monotonic()
+    mx.async_eval(value)  # type: ignore[no-untyped-call]
+    submitted = time.monotonic() - started
+    mx.eval(value)
+    done = time.monotonic() - started
+    text = (
+        f"{COMMANDS} commands are submitted in {1e3 * submitted:.1f} ms, done by {1e3 * done:.1f}"
+    )
+    return Result(text, {"commands": COMMANDS, "submit_s": submitted, "done_s": done})
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,306 @@
+"""The self-test of a substrate's arithmetic on this machine: every operation of its kernels, and
+MLX's products with packed weights, against float64."""
+
+from functools import partial
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+import metal_ext
+from kvcache.backend import PageBackend, Segment, StepRows
+from kvcache.cell_pool import StateSegment
+from kvcache.layout import KVFormat, KVLayout, KVShape, KVSpec, StateSpec
+from kvcache.metal_backend import MetalBackend
+from kvcache.selftest.reference import (
+    DeltaConstants,
+    DeltaInputs,
+    attention,
+    gated_delta,
+    rms_norm,
+    rope,
+    sample_rows,
+)
+from kvcache.selftest.run import Result
+from kvcache.selftest.substrate import NamedCheck, add, map_blocks, require, shut_down
+from kvcache.views import layer_regions
+
+# Sequences of one row, of one more than a split of the decode kernel, and of several splits.
+LENGTHS = (1, 257, 600)
+MAX_TOKENS = 1024
+GATED_ROWS = 33
+# A gated delta net's heads: their width, which a GPU's kernels require, and the number of those of
+# values; and the steps that a sequence's tokens come in.
+DELTA_DIM = 128
+DELTA_HEADS = 2
+DELTA_STEPS = (5, 1, 3)
+KV_HEADS = 2
+QUERY_HEADS = 8
+ROPE_BASE = 1e6
+EPS = 1e-6
+# Greatest difference of numbers around 1. Some GPUs multiply even float32 with eleven bits.
+TOLERANCE = {mx.float32: 0.01, mx.float16: 0.02, mx.bfloat16: 0.06}
+# Rows of a product with packed weights: one, a few, and as many as the units for matrices take.
+PRODUCT_ROWS = (1, 8, 64)
+INPUTS, OUTPUTS = 1024, 512
+BITS, GROUP = 4, 64
+# Of the greatest result of a product. On a GPU inputs and results are rounded to eight bits, and
+# sums are not; MLX's products on a CPU sum in as many bits as the inputs have, which are float32.
+PRODUCT_TOLERANCE = 0.02
+
+Rows = NDArray[np.float64]
+
+
+def kernel_specs(on_gpu: bool) -> list[KVSpec]:
+    """Return a layer's K and V of every width of a head and every kind of number."""
+    formats = [kind for kind in KVFormat if on_gpu or kind is not KVFormat.FLOAT16]
+    return [KVSpec(KV_HEADS, head_dim, kind) for head_dim in (64, 128, 256) for kind in formats]
+
+
+def name_of(spec: KVSpec) -> str:
+    """Return a name such as "bfloat16 x 128"."""
+    return f"{spec.format.value} x {spec.head_dim}"
+
+
+class KernelChecks:
+    """One layer; a heap and a buffer for every length."""
+
+    def __init__(self, backend: PageBackend, layout: KVLayout, *, on_gpu: bool = False) -> None:
+        """on_gpu: whether the operations of a GPU's models are checked, too."""
+        self._backend = backend
+        self._on_gpu = on_gpu
+        (self._group,) = layout.groups
+        (self._layer,) = layer_regions(layout)
+        self._dtype = self._layer.dtype
+        self._width = layout.shape.layers[0].head_dim
+        self._scale = self._width**-0.5
+        self._keeps_states = isinstance(backend, MetalBackend) and self._width == DELTA_DIM
+        self._token = mx.zeros((1,))
+        self._random = np.random.default_rng(11)
+        empty = np.zeros((0, KV_HEADS, self._width))
+        self._keys: list[Rows] = [empty] * len(LENGTHS)
+        """Of every sequence, as the cache should hold them."""
+        self._values: list[Rows] = [empty] * len(LENGTHS)
+
+    def checks(self) -> list[NamedCheck]:
+        """Return all, in order."""
+        return [
+            ("map", self._map),
+            *([("states", self._states)] if self._keeps_states else []),
+            ("chunk", self._chunk),
+            ("decode", self._decode),
+            ("project", self._project),
+            *([("gate", self._gate)] if self._on_gpu else []),
+            ("end", lambda: shut_down(self._backend)),
+        ]
+
+    def _map(self) -> Result:
+        blocks = self._group.blocks_per_heap
+        for number in range(len(LENGTHS)):
+            add(self._backend, heaps=1, buffers=1)
+            map_blocks(self._backend, number, 0, 0, blocks, heap=number)
+        self._backend.finish_mappings()
+        return Result(f"{len(LENGTHS)} buffers of {blocks} blocks")
+
+    def _states(self) -> Result:
+        """A gated delta net over one sequence's tokens, step by step, with a state that is written
+        on the way; and over another's, which goes on from that one."""
+        assert isinstance(self._backend, MetalBackend)
+        tail_format = KVFormat(str(self._dtype).removeprefix("mlx.core."))
+        spec = StateSpec(1, DELTA_HEADS, self._width, self._width, 3, tail_format)
+        layout = KVShape((), (spec,)).cell
+        assert layout is not None
+        cells = self._backend.new_states(layout, 3)
+        constants = self._delta_constants(spec)
+        arrays = [mx.array(numbers.astype(np.float32)) for numbers in constants]
+        delta = metal_ext.GatedDelta(
+            key_heads=1, value_heads=DELTA_HEADS, key_dim=self._width, value_dim=self._width,
+            conv=arrays[0], a_log=arrays[1], dt_bias=arrays[2], norm=arrays[3], eps=EPS,
+        )  # fmt: skip
+        widths = (spec.tail_width, DELTA_HEADS * self._width, DELTA_HEADS, DELTA_HEADS)
+        tokens = sum(DELTA_STEPS)
+        inputs = [self._rounded(self._random.normal(size=(tokens, width))) for width in widths]
+        want = gated_delta(DeltaInputs(*inputs), constants, EPS)
+        token, worst, done = self._token, 0.0, 0
+        begun = StateSegment(DELTA_STEPS[0], None, ((2, 1), (DELTA_STEPS[0], 0)))
+        for count in DELTA_STEPS:
+            parts = [(begun if done == 0 else StateSegment(count, 0, ((count, 0),)), done)]
+            if done:  # and another sequence, from the state that was written on the way
+                parts.append((StateSegment(1, 1, ((1, 2),)), 2))
+            rows = self._rows([(number, part.count) for number, (part, _) in enumerate(parts)])
+            places = np.concatenate([np.arange(start, start + p.count) for p, start in parts])
+            qkv, z, a, b = (self._array(numbers[places]) for numbers in inputs)
+            states = cells.rows([part for part, _ in parts], rows)
+            token, output = states.recur(token, 0, qkv, z, a, b, delta)
+            mx.eval(rows.end([output, token]))
+            worst = max(worst, _difference(output, want[places]))
+            done += count
+        return self._compared(worst)
+
+    def _delta_constants(self, spec: StateSpec) -> DeltaConstants:
+        heads = (spec.value_heads,)
+        shapes = ((spec.tail_rows + 1, spec.tail_width), heads, heads, (spec.value_dim,))
+        return DeltaConstants(*(self._random.normal(size=shape) / 2 for shape in shapes))
+
+    def _chunk(self) -> Result:
+        """All but the last row of the longer sequences, each in one piece."""
+        worst = 0.0
+        for number, length in enumerate(LENGTHS):
+            if length > 1:
+                worst = max(worst, self._attend([(number, length - 1)]))
+        return self._compared(worst)
+
+    def _decode(self) -> Result:
+        """The last row of every sequence, all at once."""
+        return self._compared(self._attend([(number, 1) for number in range(len(LENGTHS))]))
+
+    def _project(self) -> Result:
+        """One row more of every sequence, through norm, RoPE and append at once."""
+        plan = [(number, 1) for number in range(len(LENGTHS))]
+        rows = self._rows(plan)
+        queries, keys, values = (self._draw(heads, plan) for heads in (QUERY_HEADS, KV_HEADS, 2))
+        weights = [self._rounded(1 + 0.1 * self._random.normal(size=self._width)) for _ in range(2)]
+        query_weight, key_weight = (mx.array(weight.astype(np.float32)) for weight in weights)
+        half = self._width // 2
+        table = metal_ext.RopeTable([ROPE_BASE ** (-i / half) for i in range(half)])
+        transform = metal_ext.QKTransform((query_weight, key_weight, EPS), table)
+        self._token, turned = rows.append(
+            self._token,
+            self._layer,
+            self._array(queries),
+            self._array(keys),
+            self._array(values),
+            transform,
+        )
+        kept = [
+            _copied(rows.region(self._token, self._layer, "keys", number)) for number, _ in plan
+        ]
+        mx.eval(rows.end([turned, *kept, self._token]))
+        positions = np.array([len(keys) for keys in self._keys])
+        want = [
+            rope(rms_norm(numbers, weight, EPS), positions, ROPE_BASE)
+            for numbers, weight in zip((queries, keys), weights, strict=True)
+        ]
+        stored = np.stack([_numbers(region)[-1] for region in kept])
+        return self._compared(max(_difference(turned, want[0]), np.abs(stored - want[1]).max()))
+
+    def _gate(self) -> Result:
+        gate, up = (self._draw(KV_HEADS, [(0, GATED_ROWS)]) for _ in range(2))
+        gated = metal_ext.swiglu(self._array(gate), self._array(up))
+        return self._compared(_difference(gated, gate / (1 + np.exp(-gate)) * up))
+
+    # --- what they are made of ------------------------------------------------------------------
+
+    def _attend(self, plan: list[tuple[int, int]]) -> float:
+        """Append and attend; compare what the cache holds, bit by bit, and the results."""
+        queries, keys, values = (self._draw(heads, plan) for heads in (QUERY_HEADS, KV_HEADS, 2))
+        rows = self._rows(plan)
+        token, turned = rows.append(
+            self._token,
+            self._layer,
+            self._array(queries),
+            self._array(keys),
+            self._array(values),
+            None,
+        )
+        chunk = plan[0][1] > 1
+        attended = (
+            rows.chunk_attention(token, self._layer, turned, 0, self._scale)
+            if chunk
+            else rows.decode_attention(token, self._layer, turned, self._scale)
+        )
+        regions = [
+            _copied(rows.region(token, self._layer, kind, number))
+            for number in range(len(plan))
+            for kind in ("keys", "values")
+        ]
+        mx.eval(rows.end([attended, *regions, token]))
+        self._token = token
+        worst, first = 0.0, 0
+        got = _numbers(attended)
+        for number, (sequence, count) in enumerate(plan):
+            rows_of_it = slice(first, first + count)
+            start = len(self._keys[sequence])
+            self._keys[sequence] = np.concatenate([self._keys[sequence], keys[rows_of_it]])
+            self._values[sequence] = np.concatenate([self._values[sequence], values[rows_of_it]])
+            past = self._keys[sequence], self._values[sequence]
+            for region, kept in zip(regions[2 * number :], past, strict=False):
+                require(
+                    bool((_numbers(region) == kept).all()), "what is kept is not what was given"
+                )
+            samples = sample_rows(count)
+            want = attention(queries[rows_of_it][samples], *past, start + samples, self._scale)
+            worst = max(worst, float(np.abs(got[rows_of_it][samples] - want).max()))
+            first += count
+        return worst
+
+    def _rows(self, plan: list[tuple[int, int]]) -> StepRows:
+        return self._backend.rows(
+            [Segment(number, len(self._keys[number]), count) for number, count in plan]
+        )
+
+    def _draw(self, heads: int, plan: list[tuple[int, int]]) -> Rows:
+        rows = sum(count for _, count in plan)
+        return self._rounded(self._random.normal(size=(rows, heads, self._width)))
+
+    def _rounded(self, numbers: NDArray[np.floating]) -> Rows:
+        """Return the nearest numbers of the layer's kind."""
+        return _numbers(self._array(numbers))
+
+    def _array(self, numbers: NDArray[np.floating]) -> mx.array:
+        return mx.array(numbers.astype(np.float32)).astype(self._dtype)
+
+    def _compared(self, worst: float) -> Result:
+        allowed = TOLERANCE[self._dtype]
+        text = f"differs by {worst:.1e} at most; {allowed} is allowed"
+        require(worst <= allowed, text)
+        return Result(text, {"greatest_difference": worst, "allowed": allowed})
+
+
+def _copied(region: mx.array) -> mx.array:
+    """Copy into memory of MLX's own: that of the GPU alone cannot be read from here."""
+    return region.astype(mx.float32) + 0
+
+
+def _numbers(array: mx.array) -> Rows:
+    return np.array(array.astype(mx.float32)).astype(np.float64)
+
+
+def _difference(array: mx.array, want: Rows) -> float:
+    return float(np.abs(_numbers(array) - want).max())
+
+
+# --- products with weights in four bits -----------------------------------------------------------
+
+
+def product_checks() -> list[NamedCheck]:
+    """Return a check for each kernel that MLX may take, which depends on the number of rows; some
+    systems compile one of them wrong."""
+    return [(f"multiply {rows}", partial(_multiply, rows)) for rows in PRODUCT_ROWS]
+
+
+def _multiply(rows: int) -> Result:
+    random = np.random.default_rng(rows)
+    dtype = mx.bfloat16 if mx.default_device() == mx.Device(mx.gpu) else mx.float32
+    inputs, weights = (
+        mx.array(random.normal(size=(count, INPUTS)).astype(np.float32)).astype(dtype)
+        for count in (rows, OUTPUTS)
+    )
+    codes, scales, biases = mx.quantize(weights, group_size=GROUP, bits=BITS)
+    got = mx.quantized_matmul(
+        inputs, codes, scales, biases, transpose=True, group_size=GROUP, bits=BITS
+    )
+    want = _numbers(inputs) @ _unpacked(codes, scales, biases).T
+    worst = _difference(got, want) / float(np.abs(want).max())
+    text = f"differs by {worst:.1e} of the greatest result; {PRODUCT_TOLERANCE} is allowed"
+    require(worst <= PRODUCT_TOLERANCE, text)
+    return Result(text, {"greatest_difference": worst, "allowed": PRODUCT_TOLERANCE})
+
+
+def _unpacked(codes: mx.array, scales: mx.array, biases: mx.array) -> Rows:
+    """Return the weights by their definition: code * scale + bias, the lowest bits first."""
+    words = np.array(codes)[..., None] >> np.arange(0, 32, BITS, dtype=np.uint32)
+    plain = (words & ((1 << BITS) - 1)).reshape(OUTPUTS, INPUTS // GROUP, GROUP)
+    scale, bias = (_numbers(array)[..., None] for array in (scales, biases))
+    weights: Rows = (plain * scale + bias).reshape(OUTPUTS, INPUTS)
+    return weights

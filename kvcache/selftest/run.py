@@ -1,0 +1,251 @@
+"""Runs self-tests, each in a process of its own that may crash or hang, and remembers which passed.
+
+Nothing here imports the native extension or MLX: they may be what cannot be loaded.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from hashlib import sha256
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any
+
+from kvcache.layout import KVFormat, KVShape, KVSpec
+from kvcache.selftest.machine import this_machine
+from kvcache.substrates import Substrate
+from kvcache.user_folders import cache_folder
+
+# For a whole self-test; compiling the kernels for the first time included.
+LIMIT_S = 120.0
+STRESS_LIMIT_S = 600.0
+# A process that hangs in the driver does not even end when it is killed.
+LAST_WORDS_S = 5.0
+# Before the name of a check on the child's standard error: after a crash it names the culprit.
+BEGINS = "self-test begins: "
+
+
+class SelfTest(StrEnum):
+    """The name of a self-test, on the child's command line and in stamps."""
+
+    SUBSTRATE = "substrate"
+    """Its pages, products of matrices, and a cache of the real size."""
+    KERNELS = "kernels"
+    RELEASE = "release test"
+    """Heaps are released while others are in use."""
+    STRESS = "stress test"
+    """Mappings change while commands run."""
+    PACE = "pace"
+    """How fast the device is, and how fast after a pause."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The result of one check. A check returns the first two; ``run_checks`` adds the others."""
+
+    text: str
+    """For people."""
+    figures: dict[str, int | float] = field(default_factory=dict)
+    """Measured numbers; bytes where the name says nothing else."""
+    name: str = ""
+    passed: bool = True
+    seconds: float = 0.0
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it under the names that the doctor's report has for it."""
+        numbers = {"seconds": self.seconds, "figures": self.figures}
+        return {"name": self.name, "passed": self.passed, "said": self.text, **numbers}
+
+
+@dataclass(frozen=True, slots=True)
+class SelfTestReport:
+    """The results in order, up to the first check that failed."""
+
+    results: tuple[Result, ...]
+    fault: str
+    """What went wrong, as half a sentence; "" when nothing did."""
+    seconds: float
+    """From the start of the process to its end."""
+
+    @property
+    def passed(self) -> bool:
+        return not self.fault
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the same, of JSON's own types."""
+        steps = [result.as_json() for result in self.results]
+        ending = {"fault": self.fault, "seconds": self.seconds}
+        return {"passed": self.passed, "steps": steps, **ending}
+
+
+def to_line(results: Iterable[Result]) -> str:
+    """Return the line of JSON that a self-test's process ends with."""
+    return json.dumps([asdict(result) for result in results])
+
+
+def from_line(line: str) -> tuple[Result, ...]:
+    """Read what ``to_line`` wrote. Raises ValueError for anything else."""
+    try:
+        results = tuple(Result(**result) for result in json.loads(line))
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"not a report: {line[:200]!r}") from error
+    if not results:
+        raise ValueError("a report of nothing")
+    return results
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSize:
+    """The size of the cache of those layers of a model that are of one kind."""
+
+    num_layers: int
+    spec: KVSpec
+    max_tokens: int
+    """Of one sequence."""
+    heap_bytes: int
+    buffers: int
+    """Address ranges that there may be at once."""
+
+    def to_argument(self) -> str:
+        """Write it for a command line."""
+        return json.dumps(asdict(self), default=lambda number_format: number_format.value)
+
+    @classmethod
+    def from_argument(cls, argument: str) -> "CacheSize":
+        """Read what ``to_argument`` wrote."""
+        fields = json.loads(argument)
+        spec = fields["spec"]
+        return cls(**fields | {"spec": KVSpec(**spec | {"format": KVFormat(spec["format"])})})
+
+    @property
+    def shape(self) -> KVShape:
+        """Return the shape of these layers alone."""
+        return KVShape.uniform(self.num_layers, self.spec)
+
+
+# Qwen3-4B's with all of its context, where no model is named: 5.6 GiB of addresses a buffer.
+USUAL = CacheSize(36, KVSpec(8, 128), max_tokens=40960, heap_bytes=64 << 20, buffers=64)
+
+
+def run_selftest(
+    test: SelfTest,
+    substrate: Substrate,
+    page_bytes: int | None = None,
+    size: CacheSize | None = None,
+    *,
+    limit_s: float = LIMIT_S,
+) -> SelfTestReport:
+    """Test a substrate of this machine in a process of its own.
+
+    page_bytes: None for the usual one. size: of a real cache, which is tested as well.
+    """
+    command = [sys.executable, "-m", "kvcache.selftest", test, substrate.name]
+    arguments = [str(page_bytes or ""), *([size.to_argument()] if size else [])]
+    return run_program([*command, *arguments], limit_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a process ended."""
+
+    fault: str
+    """"" where it ended by itself with exit code 0."""
+    last_line: str
+    """Of its standard output."""
+    seconds: float
+
+
+def run_program(command: Sequence[str], limit_s: float) -> SelfTestReport:
+    """Return the report of any program that ends with ``to_line``, however it ends."""
+    outcome = run_child(command, limit_s)
+    if outcome.fault:
+        return SelfTestReport((), outcome.fault, outcome.seconds)
+    try:
+        results = from_line(outcome.last_line)
+    except ValueError as error:
+        return SelfTestReport((), f"it said what cannot be read: {error}", outcome.seconds)
+    failed = (f"{result.name}: {result.text}" for result in results if not result.passed)
+    return SelfTestReport(results, next(failed, ""), outcome.seconds)
+
+
+def run_child(command: Sequence[str], limit_s: float) -> Outcome:
+    """Run a program that may crash, hang, or write anything."""
+    started = time.monotonic()
+    # Files and no pipes: a process that cannot be ended must not be waited for.
+    with TemporaryFile() as out, TemporaryFile() as err:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
+        code = _wait(process, limit_s)
+        output, complaints = _lines(out.fileno()), _lines(err.fileno())
+    seconds = time.monotonic() - started
+    last_line = output[-1] if output else ""
+    begun = [line.removeprefix(BEGINS) for line in complaints if line.startswith(BEGINS)]
+    others = [line for line in complaints if not line.startswith(BEGINS)]
+    where = f", in the step {begun[-1]!r}" if begun else ""
+    if code is None:
+        return Outcome(f"it took over {limit_s:.0f} s{where}", last_line, seconds)
+    if code < 0:
+        ended = f"it was ended by signal {-code} ({signal.strsignal(-code)})"
+        return Outcome(ended + where, last_line, seconds)
+    if code:
+        last_words = others[-1][:300] if others else "it said nothing"
+        return Outcome(f"it ended with exit code {code}{where}: {last_words}", last_line, seconds)
+    return Outcome("", last_line, seconds)
+
+
+def _wait(process: "subprocess.Popen[bytes]", limit_s: float) -> int | None:
+    """Return the process's exit code; None when it had to be killed."""
+    try:
+        return process.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(LAST_WORDS_S)
+        return None
+
+
+def _lines(file: int) -> list[str]:
+    os.lseek(file, 0, os.SEEK_SET)
+    with os.fdopen(os.dup(file), errors="replace") as text:
+        return [line for raw in text if (line := raw.strip())]
+
+
+# --- stamps in the user's cache folder: the tests that a GPU has passed ---------------------------
+
+
+def has_passed(test: SelfTest, substrate: Substrate) -> bool:
+    """Return whether the test has passed on this machine with its present system and MLX."""
+    try:
+        stamp = json.loads(_stamp_path(test, substrate).read_text())
+    except (OSError, ValueError):
+        return False
+    return bool(stamp == _stamp(test, substrate))
+
+
+def write_stamp(test: SelfTest, substrate: Substrate) -> Path:
+    """Remember that the test has passed; return the file. Raises OSError."""
+    path = _stamp_path(test, substrate)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(_stamp(test, substrate), indent=2) + "\n")
+    return path
+
+
+def withdraw_stamp(test: SelfTest, substrate: Substrate) -> None:
+    """Forget that the test has passed, if it had. Raises OSError."""
+    _stamp_path(test, substrate).unlink(missing_ok=True)
+
+
+def _stamp_path(test: SelfTest, substrate: Substrate) -> Path:
+    """Return the path of the stamp, whether or not it exists."""
+    key = sha256(json.dumps(_stamp(test, substrate), sort_keys=True).encode()).hexdigest()
+    return cache_folder() / f"{test.replace(' ', '-')}-{key[:16]}.json"
+
+
+def _stamp(test: SelfTest, substrate: Substrate) -> dict[str, str]:
+    return {"passed": str(test), "substrate": str(substrate), **this_machine().as_json()}

@@ -1,0 +1,175 @@
+"""The two self-tests that run only when a person asks for them, because on some Macs the system has
+gone down with them: mappings that change while commands run, and the release of heaps."""
+
+import time
+
+import mlx.core as mx
+import numpy as np
+
+from kvcache.backend import PageBackend, Releases, Segment
+from kvcache.layout import KVLayout
+from kvcache.selftest.reference import attention
+from kvcache.selftest.run import Result
+from kvcache.selftest.substrate import (
+    SCALE,
+    TOLERANCE,
+    Check,
+    NamedCheck,
+    SubstrateChecks,
+    add,
+    finish,
+    map_blocks,
+    release_heap,
+    require,
+    shut_down,
+    unmap_blocks,
+)
+
+ROUNDS = 50
+RELEASE_ROUNDS = 8
+# How long the commands of a round should run: far longer than its mappings take.
+LONG_S = 0.2
+# Attentions of one row that a round's commands are made of, in every layer.
+MAX_REPEATS = 2000
+GROWING, SHARING = 0, 1
+
+
+class StressChecks:
+    """Buffer 0 grows by a block in every round, and buffer 1 shares all that it has filled before.
+    While the attention of buffer 0's newest row runs, many times, its next block is mapped ahead,
+    and what it shares with buffer 1 is unmapped there and mapped again. Then all is compared."""
+
+    def __init__(self, backend: PageBackend, layout: KVLayout, rounds: int = ROUNDS) -> None:
+        self._backend = backend
+        (group,) = layout.groups
+        self._block = group.tokens_per_block
+        self._last_heap_block = group.blocks_per_heap - 1
+        self._rounds = rounds
+        self._cache = SubstrateChecks(backend, layout, (rounds + 1) * self._block)
+        self._repeats = 1
+        self._overlapped = 0
+        """Rounds whose mappings were over before their commands were."""
+
+    def checks(self) -> list[NamedCheck]:
+        """Return all, in order."""
+        rounds = [(f"round {number}", self._round(number)) for number in range(1, self._rounds + 1)]
+        return [("make", self._make), *rounds, ("end", self._end)]
+
+    def _make(self) -> Result:
+        add(self._backend, heaps=1, buffers=2)
+        map_blocks(self._backend, GROWING, 0, 0, 2)
+        self._cache.compute(GROWING, 0, self._block)
+        self._share(1)
+        return Result(f"{self._rounds} rounds, blocks of {self._block} tokens")
+
+    def _round(self, number: int) -> Check:
+        """number: of the block that buffer 0 fills; those before it are shared."""
+
+        def check() -> Result:
+            end = (number + 1) * self._block
+            self._cache.compute(GROWING, end - self._block, self._block - 1)
+            started = time.monotonic()
+            results = self._begin(end - 1)
+            ahead = self._backend.map_ahead(GROWING, number + 1, 0, number + 1, 1)
+            unmap_blocks(self._backend, SHARING, number + 1)
+            self._share(number)
+            finish(self._backend, ahead)
+            mapped_s = time.monotonic() - started
+            require(not self._backend.refused(ahead), "the system refuses a mapping")
+            mx.eval(results, self._cache.tokens)
+            ran_s = time.monotonic() - started
+            worst = self._compare(end - 1, results)
+            self._cache.read(SHARING, number * self._block, last=number * self._block + 1)
+            # A step over what was mapped ahead reads all before it.
+            self._cache.read(GROWING, end, last=end + 1)
+            unmap_blocks(self._backend, SHARING, number + 1)
+            self._share(number + 1)
+            self._overlapped += mapped_s < ran_s
+            wanted = self._repeats * LONG_S / max(ran_s, 1e-6)
+            self._repeats = max(1, min(MAX_REPEATS, round(wanted)))
+            text = f"mapped in {1e3 * mapped_s:.1f} ms, ran for {1e3 * ran_s:.1f} ms"
+            figures = {"mapped_s": mapped_s, "ran_s": ran_s, "greatest_difference": worst}
+            return Result(text, figures)
+
+        return check
+
+    def _end(self) -> Result:
+        shut_down(self._backend)
+        text = f"in {self._overlapped} of {self._rounds} rounds mappings ended before commands did"
+        return Result(text, {"rounds": self._rounds, "overlapped": self._overlapped})
+
+    # --- what a round is made of ----------------------------------------------------------------
+
+    def _share(self, blocks: int) -> None:
+        """Map behind buffer 1 the first blocks of buffer 0, and one of its own to write to."""
+        map_blocks(self._backend, SHARING, 0, 0, blocks, writable=False)
+        map_blocks(self._backend, SHARING, blocks, self._last_heap_block)
+
+    def _begin(self, position: int) -> list[mx.array]:
+        """Append the row of buffer 0 at the position, and submit its attention, many times, layer
+        by layer."""
+        rows = self._backend.rows([Segment(GROWING, position, 1)])
+        results: list[mx.array] = []
+        for number, layer in enumerate(self._cache.layers):
+            keys, values = self._cache.rows_of(number, position, 1)
+            token, turned = rows.append(
+                self._cache.tokens[number],
+                layer,
+                mx.array(self._cache.queries(number, position, 1)).astype(layer.dtype),
+                mx.array(keys),
+                mx.array(values),
+                None,
+            )
+            results += [
+                rows.decode_attention(token, layer, turned, SCALE) for _ in range(self._repeats)
+            ]
+            self._cache.tokens[number] = token
+        mx.async_eval(*rows.end([*results, *self._cache.tokens]))  # type: ignore[no-untyped-call]
+        return results
+
+    def _compare(self, position: int, results: list[mx.array]) -> float:
+        worst = 0.0
+        for number in range(len(self._cache.layers)):
+            queries = self._cache.queries(number, position, 1)
+            past = self._cache.rows_of(number, 0, position + 1)
+            want = attention(queries, *past, np.array([position]), SCALE)
+            repeats = results[number * self._repeats : (number + 1) * self._repeats]
+            got = np.array(mx.stack(repeats).astype(mx.float32))
+            worst = max(worst, float(np.abs(got - want).max()))
+        require(worst <= TOLERANCE, f"attention differs by {worst:.1e}")
+        return worst
+
+
+class ReleaseChecks:
+    """Heap 0 comes and goes behind buffer 0, while buffer 1 is computed with in heap 1."""
+
+    def __init__(self, backend: PageBackend, layout: KVLayout) -> None:
+        self._backend = backend
+        (self._group,) = layout.groups
+        self._cache = SubstrateChecks(backend, layout)
+
+    def checks(self) -> list[NamedCheck]:
+        """Return all, in order."""
+        rounds = [
+            (f"round {number}", self._round(number)) for number in range(1, RELEASE_ROUNDS + 1)
+        ]
+        return [("make", self._make), *rounds, ("end", lambda: shut_down(self._backend))]
+
+    def _make(self) -> Result:
+        keeps = self._backend.releases is Releases.NOTHING
+        require(not keeps, "this substrate keeps its heaps")
+        add(self._backend, heaps=2, buffers=2)
+        map_blocks(self._backend, 1, 0, 0, heap=1)
+        self._backend.finish_mappings()
+        return Result("two heaps, two buffers")
+
+    def _round(self, number: int) -> Check:
+        def check() -> Result:
+            # The rows before this round's were written while the heap was there.
+            self._cache.compute(1, number - 1, 1)
+            blocks, heap_bytes = self._group.blocks_per_heap, self._group.heap_bytes
+            result = release_heap(self._backend, blocks, heap_bytes)
+            self._cache.read(1, number, last=number)
+            return result
+
+        return check

@@ -1,0 +1,390 @@
+"""The self-test of a substrate's pages: blocks of a small cache are mapped, written, read, shared,
+copied, unmapped, mapped again and released; then a cache of the real size is opened."""
+
+import time
+from collections.abc import Callable, Iterable
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcache.backend import MAPPING_LIMIT_S, PageBackend, Releases, Segment
+from kvcache.layout import (
+    METAL_PAGES,
+    KVLayout,
+    KVShape,
+    KVSpec,
+    dense_layout,
+    paged_layout,
+)
+from kvcache.selftest.machine import process_footprint
+from kvcache.selftest.reference import attention, sample_rows
+from kvcache.selftest.run import Result
+from kvcache.substrates import Substrate
+from kvcache.views import layer_regions
+
+QUERIES_PER_HEAD = 3
+SHAPE = KVShape.uniform(2, KVSpec(kv_heads=2, head_dim=64))
+# So large that each query sees little more than the one row that it looks for.
+SCALE = 0.5
+MAX_TOKENS = 16384  # 16 MiB
+# Rows that are written beyond the first block.
+TAIL_ROWS = 64
+# Of values between -1 and 1 that are kept with eight bits.
+TOLERANCE = 0.02
+# Of a released heap; the process takes and gives back other memory meanwhile.
+RETURNED_SHARE = 0.9
+# Fewer buffers of the real size fail the test: the system may refuse the others, here and while
+# serving.
+NEEDED_BUFFERS = 3
+# Rows of a real block that are written; a step's own memory grows with them.
+MAX_ROWS = 32
+
+Check = Callable[[], Result]
+NamedCheck = tuple[str, Check]
+
+
+class NotAsPromisedError(Exception):
+    """The substrate breaks a promise."""
+
+
+def run_checks(checks: Iterable[NamedCheck], begin: Callable[[str], None]) -> list[Result]:
+    """Run checks in order, up to the first one that fails. begin: called with each one's name
+    first."""
+    results: list[Result] = []
+    for name, check in checks:
+        begin(name)
+        started = time.monotonic()
+        try:
+            result, passed = check(), True
+        except Exception as error:
+            result, passed = Result(f"{type(error).__name__}: {error}"), False
+        seconds = time.monotonic() - started
+        results.append(Result(result.text, result.figures, name, passed, seconds))
+        if not passed:
+            break
+    return results
+
+
+def require(condition: bool, otherwise: str) -> None:
+    """Raises NotAsPromisedError."""
+    if not condition:
+        raise NotAsPromisedError(otherwise)
+
+
+def small_layout(
+    substrate: Substrate,
+    shape: KVShape,
+    *,
+    max_tokens: int,
+    system_page_bytes: int,
+    page_bytes: int | None = None,
+    heap_bytes: int | None = None,
+) -> KVLayout:
+    """Lay out heaps and buffers for that many tokens. page_bytes: None for the GPU's preferred
+    page, or the system's. heap_bytes: None for heaps that hold all tokens."""
+    if substrate.is_dense:
+        smallest = min(METAL_PAGES) if substrate.on_gpu else system_page_bytes
+        return dense_layout(shape, max_tokens=max_tokens, system_page_bytes=smallest)
+    usual = (
+        METAL_PAGES[0] if substrate.on_gpu else max(system_page_bytes, shape.layers[0].row_bytes)
+    )
+    return paged_layout(
+        shape,
+        max_tokens=max_tokens,
+        heap_bytes=heap_bytes or max_tokens * shape.bytes_per_token,
+        system_page_bytes=system_page_bytes,
+        page_bytes=page_bytes or usual,
+        device_pages=METAL_PAGES if substrate.on_gpu else None,
+    )
+
+
+# --- acts on a backend, which must succeed --------------------------------------------------------
+
+
+def add(backend: PageBackend, *, heaps: int, buffers: int) -> None:
+    added = all(backend.add_heap() for _ in range(heaps))
+    added = added and all(backend.add_buffer() for _ in range(buffers))
+    require(added, "the system refuses a heap or a buffer")
+
+
+def map_blocks(
+    backend: PageBackend,
+    buffer: int,
+    block: int,
+    heap_block: int,
+    count: int = 1,
+    *,
+    heap: int = 0,
+    writable: bool = True,
+) -> None:
+    """Map blocks of a heap behind those of a buffer from ``block`` on."""
+    mapped = backend.map(buffer, block, heap, heap_block, count, writable=writable)
+    require(mapped, "the system refuses a mapping")
+
+
+def unmap_blocks(backend: PageBackend, buffer: int, count: int) -> Result:
+    """Unmap the first blocks of a buffer."""
+    finish(backend, backend.unmap(buffer, 0, count))
+    return Result(f"{count} blocks")
+
+
+def release_heap(backend: PageBackend, blocks: int, heap_bytes: int) -> Result:
+    """Map all of heap 0 behind buffer 0, unmap and release it: the process must shrink."""
+    if backend.maps_while_running:
+        ticket = backend.map_ahead(0, 0, 0, 0, blocks)
+        finish(backend, ticket)
+        require(not backend.refused(ticket), "the system refuses a mapping")
+    else:
+        require(backend.commit_heap(0), "the system refuses the memory of a heap")
+        map_blocks(backend, 0, 0, 0, blocks)
+        backend.finish_mappings()
+    mapped = process_footprint()
+    unmap_blocks(backend, 0, blocks)
+    finish(backend, backend.release(0, 0, blocks))
+    returned = mapped - process_footprint()
+    text = f"of {heap_bytes} bytes {returned} came back"
+    require(returned >= RETURNED_SHARE * heap_bytes, text)
+    charged = backend.committed_bytes()
+    return Result(text, {"heap": heap_bytes, "returned": returned, "charged_after": charged})
+
+
+def finish(backend: PageBackend, ticket: int) -> None:
+    """Wait for an operation."""
+    require(backend.wait(ticket, MAPPING_LIMIT_S), f"it took over {MAPPING_LIMIT_S:.0f} s")
+    backend.completed_ticket()  # what failed is not done
+
+
+def shut_down(backend: PageBackend) -> Result:
+    require(backend.shut_down(), "the device did not answer")
+    return Result("in order")
+
+
+# --- the checks -----------------------------------------------------------------------------------
+
+
+class SubstrateChecks:
+    """Two buffers over one heap. What is written are numbers that bfloat16 keeps exactly, and
+    queries that look for single rows of them."""
+
+    def __init__(
+        self, backend: PageBackend, layout: KVLayout, num_tokens: int | None = None
+    ) -> None:
+        """num_tokens: how many there may be in a buffer; None for those of these checks."""
+        self._backend = backend
+        (self._group,) = layout.groups
+        self.layers = layer_regions(layout)
+        self.tokens = [mx.zeros((1,)) for _ in self.layers]
+        # Tokens of the first block; where a block is a whole context, as if it were small.
+        self._edge = self._group.tokens_per_block if backend.shares_blocks else 64
+        self._footprint = 0
+        (spec,) = layout.shape.specs
+        self._query_heads = np.arange(QUERIES_PER_HEAD * spec.kv_heads)[None]
+        rows = num_tokens or self._edge + TAIL_ROWS
+        size = (2 * len(self.layers), rows, spec.kv_heads, spec.head_dim)
+        self.written = np.random.default_rng(7).integers(-63, 64, size).astype(np.float32) / 64
+        """The keys and values of every layer, alternating."""
+
+    def checks(self) -> list[NamedCheck]:
+        """Return all, in order."""
+        shares = self._backend.shares_blocks
+        share: list[NamedCheck] = [("share", self._share), ("copy", self._copy)]
+        read: list[NamedCheck] = [("read the other", self._read_other)]
+        release: list[NamedCheck] = [("release", self._release)]
+        return [
+            ("make", self._make),
+            ("map", self._map),
+            ("write", self._write),
+            ("read", lambda: self.read(0, self._edge + 4)),
+            *(share if shares else []),
+            ("unmap", lambda: unmap_blocks(self._backend, 0, 2 if shares else 1)),
+            *(read if shares else []),
+            ("map again", self._map_again),
+            ("unmap all", self._unmap_all),
+            *(release if self._backend.releases is not Releases.NOTHING else []),
+            ("end", lambda: shut_down(self._backend)),
+        ]
+
+    def _make(self) -> Result:
+        self._footprint = process_footprint()
+        add(self._backend, heaps=1, buffers=2)
+        return Result(f"a heap of {self._group.heap_bytes} bytes, two buffers")
+
+    def _map(self) -> Result:
+        blocks = 2 if self._backend.shares_blocks else 1
+        for block in range(blocks):
+            map_blocks(self._backend, 0, block, block)
+        self._backend.finish_mappings()
+        taken = process_footprint() - self._footprint
+        zeros = self._check_fresh(0, blocks * self._group.tokens_per_block)
+        figures: dict[str, int | float] = {"footprint_growth": taken}
+        return Result(f"the process grew by {taken} bytes; {zeros}", figures)
+
+    def _write(self) -> Result:
+        """A chunk, a chunk over the edge of a block, and a decoded row."""
+        steps = ((0, self._edge - 1), (self._edge - 1, 4), (self._edge + 3, 1))
+        worst = max(self.compute(0, start, count) for start, count in steps)
+        return Result(f"attention differs by {worst:.1e}", {"greatest_difference": worst})
+
+    def _share(self) -> Result:
+        map_blocks(self._backend, 1, 0, 0, writable=False)
+        map_blocks(self._backend, 1, 1, 2)
+        self._backend.finish_mappings()
+        return self.read(1, self._edge, last=self._edge + 1)
+
+    def _copy(self) -> Result:
+        self._backend.copy_block(0, 1, 1, 1, tokens=4)
+        self.read(1, self._edge + 4)
+        worst = self.compute(1, self._edge + 4, 1)
+        copied = self._backend.copied_bytes
+        text = f"{copied} bytes; attention over both differs by {worst:.1e}"
+        return Result(text, {"copied_bytes": copied, "greatest_difference": worst})
+
+    def _read_other(self) -> Result:
+        return self.read(1, self._edge + 5)
+
+    def _map_again(self) -> Result:
+        """A block that has been written before."""
+        map_blocks(self._backend, 0, 0, 1 if self._backend.shares_blocks else 0)
+        self._backend.finish_mappings()
+        zeros = self._check_fresh(0, self._group.tokens_per_block)
+        self.compute(0, 0, 3)
+        return Result(f"{zeros}; {self.read(0, 3).text}")
+
+    def _unmap_all(self) -> Result:
+        if self._backend.shares_blocks:
+            unmap_blocks(self._backend, 1, 2)
+        return unmap_blocks(self._backend, 0, 1)
+
+    def _release(self) -> Result:
+        return release_heap(self._backend, self._group.blocks_per_heap, self._group.heap_bytes)
+
+    # --- what they are made of ------------------------------------------------------------------
+
+    def compute(self, buffer: int, start: int, count: int) -> float:
+        """Run a step over rows of a buffer whose past is written; return attention's greatest
+        error."""
+        rows = self._backend.rows([Segment(buffer, start, count)])
+        attended, wanted, samples = [], [], sample_rows(count)
+        for number, layer in enumerate(self.layers):
+            queries = self.queries(number, start, count)
+            keys, values = self.rows_of(number, start, count)
+            token, turned = rows.append(
+                self.tokens[number],
+                layer,
+                mx.array(queries).astype(layer.dtype),
+                mx.array(keys),
+                mx.array(values),
+                None,
+            )
+            if count == 1:
+                attended.append(rows.decode_attention(token, layer, turned, SCALE))
+            else:
+                attended.append(rows.chunk_attention(token, layer, turned, 0, SCALE))
+            past = self.rows_of(number, 0, start + count)
+            wanted.append(attention(queries[samples], *past, start + samples, SCALE))
+            self.tokens[number] = token
+        mx.eval(rows.end(attended + self.tokens))
+        worst = max(
+            float(np.abs(np.array(got.astype(mx.float32))[samples] - want).max())
+            for got, want in zip(attended, wanted, strict=True)
+        )
+        require(worst <= TOLERANCE, f"attention differs by {worst:.1e}")
+        return worst
+
+    def rows_of(
+        self, layer: int, start: int, count: int
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Return the keys and the values of those positions."""
+        keys, values = self.written[2 * layer : 2 * layer + 2, start : start + count]
+        return keys, values
+
+    def queries(self, layer: int, start: int, count: int) -> NDArray[np.float32]:
+        """Return ``[count, query_heads, head_dim]``: each is the key of a position up to its
+        own."""
+        positions = start + np.arange(count)[:, None]
+        sought = (positions * 7919 + self._query_heads * 104729) % (positions + 1)
+        keys = self.written[2 * layer]
+        queries: NDArray[np.float32] = keys[sought, self._query_heads // QUERIES_PER_HEAD]
+        return queries
+
+    def read(self, buffer: int, tokens: int, last: int | None = None) -> Result:
+        """Compare all regions of a buffer with what was written. last: how many tokens the buffer
+        has, where the tokens' own block may only be read."""
+        for number, region in enumerate(self._regions(buffer, last or tokens)):
+            wrong = (region[:tokens] != self.written[number][:tokens]).any(axis=(1, 2))
+            require(not wrong.any(), f"{wrong.sum()} rows of region {number} are wrong")
+        return Result(f"{tokens} rows of every region are right")
+
+    def _check_fresh(self, buffer: int, tokens: int) -> str:
+        """Check the contents of blocks that have just been mapped writable."""
+        if not self._backend.zeroes_blocks:
+            return "what it holds is not promised"
+        for number, region in enumerate(self._regions(buffer, tokens)):
+            require(not region.any(), f"region {number} of a fresh block is not zero")
+        return "it holds zeros"
+
+    def _regions(self, buffer: int, tokens: int) -> list[NDArray[np.float32]]:
+        """Return the contents of all regions. The last token is in a block that the buffer may
+        write."""
+        rows = self._backend.rows([Segment(buffer, tokens - 1, 1)])
+        regions = [
+            # A copy of MLX's own: memory of the GPU alone cannot be read from here.
+            rows.region(token, layer, kind, 0).astype(mx.float32)
+            for layer, token in zip(self.layers, self.tokens, strict=True)
+            for kind in ("keys", "values")
+        ]
+        mx.eval(rows.end([*regions, *self.tokens]))
+        return [np.array(region) for region in regions]
+
+
+class RealSizeChecks:
+    """A cache as large as serving makes it: three buffers that are used, and as many more as there
+    may be."""
+
+    def __init__(self, backend: PageBackend, layout: KVLayout, buffers: int) -> None:
+        self._backend = backend
+        (self._group,) = layout.groups
+        self._buffers = buffers
+        self._cache = SubstrateChecks(backend, layout)
+
+    def checks(self) -> list[NamedCheck]:
+        """Return all, in order."""
+        return [
+            ("real buffers", self._make),
+            ("last block", self._reach_last_block),
+            ("real end", lambda: shut_down(self._backend)),
+        ]
+
+    def _make(self) -> Result:
+        heaps = [self._backend.add_heap() for _ in range(1 + -(-2 // self._group.blocks_per_heap))]
+        count = 0
+        while all(heaps) and count < self._buffers and self._backend.add_buffer():
+            count += 1
+        size = self._group.max_tokens * self._group.bytes_per_token
+        require(count >= NEEDED_BUFFERS, f"only {count} buffers can be made")
+        text = f"{count} of {self._buffers} buffers of {size} bytes of addresses"
+        return Result(text, {"buffers": count, "buffer_bytes": size})
+
+    def _reach_last_block(self) -> Result:
+        """Copy from the first block of one buffer to the last of another, and to a third one's
+        first. All before that last one are the first heap's blocks, over and over, which cost
+        nothing."""
+        backend, last = self._backend, self._group.blocks_per_buffer - 1
+        shared = min(self._group.blocks_per_heap, self._group.blocks_per_buffer)
+        rows = min(self._group.tokens_per_block, MAX_ROWS)
+        map_blocks(backend, 0, 0, 0, shared)
+        backend.finish_mappings()
+        worst = self._cache.compute(0, 0, rows)
+        for block in range(0, last, shared):
+            map_blocks(backend, 1, block, 0, min(shared, last - block), writable=False)
+        for number, (buffer, block) in enumerate([(1, last), (2, 0)]):
+            heap, heap_block = divmod(number, self._group.blocks_per_heap)
+            map_blocks(backend, buffer, block, heap_block, heap=1 + heap)
+        backend.finish_mappings()
+        backend.copy_block(0, 0, 1, last, tokens=rows)
+        backend.copy_block(1, last, 2, 0, tokens=rows)
+        result = self._cache.read(2, rows)
+        for buffer, count in ((0, shared), (1, last + 1), (2, 1)):
+            unmap_blocks(backend, buffer, count)
+        return Result(f"block {last}: {result.text}", {"block": last, "greatest_difference": worst})

@@ -1,1 +1,0 @@
-"""The ``quire doctor`` command."""

@@ -1,0 +1,124 @@
+"""The child's side of a self-test, in this process."""
+
+import os
+import runpy
+import sys
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from kvcache.layout import KVSpec
+from kvcache.selftest import __main__ as pace
+from kvcache.selftest import stress
+from kvcache.selftest import substrate as pages
+from kvcache.selftest.__main__ import checks_of, main
+from kvcache.selftest.run import BEGINS, CacheSize, Result, SelfTest, from_line
+from kvcache.selftest.substrate import run_checks
+from kvcache.substrates import Substrate
+from tests.kvcache.metal_double import install
+
+
+@pytest.fixture
+def ended(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Exit codes that a process would have ended with."""
+    codes: list[int] = []
+    monkeypatch.setattr(os, "_exit", codes.append)
+    monkeypatch.setattr(mx, "set_default_device", lambda _: None)
+    return codes
+
+
+def run(*arguments: Any) -> list[Result]:
+    return run_checks(checks_of(*arguments), lambda _: None)
+
+
+def test_a_task_ends_with_one_line_and_no_cleaning_up(
+    ended: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    main([SelfTest.SUBSTRATE, "POSIX", "16384"])
+    said = capsys.readouterr()
+    (line,) = said.out.splitlines()
+    results = from_line(line)
+    assert all(result.passed for result in results)
+    assert results[0].text == "pages of 16384 bytes"
+    assert said.err.splitlines() == [f"{BEGINS}{result.name}" for result in results]
+    assert ended == [0]
+
+
+def test_it_is_a_program(
+    ended: list[int], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["selftest", SelfTest.SUBSTRATE, "POSIX"])
+    monkeypatch.delitem(sys.modules, "kvcache.selftest.__main__")
+    runpy.run_module("kvcache.selftest", run_name="__main__")
+    assert from_line(capsys.readouterr().out.splitlines()[-1])[-1].name == "multiply 64"
+    assert ended == [0]
+
+
+def test_heaps_are_released_only_where_that_is_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = install(monkeypatch)
+    monkeypatch.setattr(
+        pages,
+        "process_footprint",
+        lambda: sum(heap.committed_bytes for heap in device.substrates[-1].heaps),
+    )
+    names = [result.name for result in run(SelfTest.SUBSTRATE, Substrate.SPARSE, None)]
+    assert "release" not in names
+    assert names[-4:] == ["end", "multiply 1", "multiply 8", "multiply 64"]
+    results = run(SelfTest.RELEASE, Substrate.SPARSE, None)
+    assert all(result.passed for result in results), results[-1]
+    assert results[2].name == "round 1"
+
+
+def test_a_real_cache_is_tried_behind_the_small_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch)
+    size = CacheSize(2, KVSpec(2, 64), max_tokens=4096, heap_bytes=1 << 20, buffers=5)
+    results = run(SelfTest.SUBSTRATE, Substrate.SPARSE, 16384, size)
+    assert all(result.passed for result in results), results[-1]
+    assert [result.name for result in results][-4:] == [
+        "open",
+        "real buffers",
+        "last block",
+        "real end",
+    ]
+    assert results[-3].figures["buffers"] == 5
+
+
+def test_a_substrate_that_cannot_be_opened_is_a_step_that_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    device = install(monkeypatch)
+    device.said["missing_for_paged"] = ["no residency sets"]
+    (result,) = run(SelfTest.SUBSTRATE, Substrate.PAGED, None)
+    assert (result.name, result.passed) == ("open", False)
+    assert "no residency sets" in result.text
+    (result,) = run(SelfTest.KERNELS, Substrate.PAGED, None)
+    assert (result.name, result.passed) == ("bfloat16 x 64: open", False)
+
+
+def test_commands_are_stressed_and_timed_where_that_is_the_task(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(stress, "LONG_S", 0.001)
+    results = run(SelfTest.STRESS, Substrate.POSIX, None)
+    assert all(result.passed for result in results), results[-1]
+    assert results[-2].name == f"round {stress.ROUNDS}"
+    monkeypatch.setattr(pace, "SIZE", 64)
+    monkeypatch.setattr(pace, "PAUSE_S", 0.01)
+    pause, submit = run(SelfTest.PACE, Substrate.POSIX, None)
+    assert pause.passed
+    assert submit.passed
+    assert pause.figures["after_pause_s"] > 0
+    assert pause.figures["pause_s"] == 0.01
+    assert 0 < submit.figures["submit_s"] <= submit.figures["done_s"]
+
+
+def test_all_kernels_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch)
+    results = run(SelfTest.KERNELS, Substrate.SPARSE, None)
+    assert all(result.passed for result in results), results[-1]
+    assert {result.name.partition(":")[0] for result in results} == {
+        f"{kind} x {width}"
+        for kind in ("bfloat16", "float16", "float32")
+        for width in (64, 128, 256)
+    }
