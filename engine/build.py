@@ -62,7 +62,6 @@ class EnginePlan:
 
     @property
     def on_gpu(self) -> bool:
-        """Return whether K and V are memory of a GPU."""
         return self.substrate.substrate.on_gpu
 
     @property
@@ -241,7 +240,6 @@ def build_engine(
 
 
 def compute_device(substrate: Substrate) -> mx.Device:
-    """Return the processor whose memory K and V are."""
     return mx.Device(mx.gpu if substrate.on_gpu else mx.cpu)
 
 

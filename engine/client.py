@@ -244,7 +244,6 @@ class EngineClient:
 
     @property
     def alive(self) -> bool:
-        """Return whether the engine's thread runs and is built."""
         return self._loop is not None and self._failure is None and self._thread.is_alive()
 
     @property
@@ -254,7 +253,6 @@ class EngineClient:
 
     @property
     def limits(self) -> EngineLimits:
-        """Return the limits that requests are checked against."""
         assert self._loop is not None
         return self._loop.limits
 
@@ -279,7 +277,6 @@ class EngineClient:
 
     @property
     def in_flight(self) -> int:
-        """Return how many requests have not ended."""
         return len(self._streams)
 
     @property

@@ -65,7 +65,6 @@ class Histogram:
 
     @property
     def snapshot(self) -> HistogramCounts:
-        """Return all values so far."""
         return HistogramCounts(self._bounds, tuple(self._counts), self._total)
 
 
@@ -95,7 +94,6 @@ class StepMeter:
         self._queue = Histogram(QUEUE_BOUNDS_S)
 
     def step_ran(self, seconds: float, sequences: int) -> None:
-        """Count a completed step."""
         self._seconds.observe(seconds)
         self._sequences.observe(sequences)
 
@@ -105,7 +103,6 @@ class StepMeter:
 
     @property
     def snapshot(self) -> Distributions:
-        """Return all measurements so far."""
         return Distributions(self._seconds.snapshot, self._sequences.snapshot, self._queue.snapshot)
 
 

@@ -82,7 +82,6 @@ class EngineMonitor:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop the thread, and wait for it."""
         self._stopped.set()
         self._thread.join()
         if self._awake is not None:

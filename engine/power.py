@@ -39,8 +39,7 @@ class Power(Protocol):
     def hold(self, reason: str) -> int:
         """Keep the machine from sleeping by itself; return what releases it. Raises OSError."""
 
-    def release(self, assertion: int) -> None:
-        """Let the machine sleep again."""
+    def release(self, assertion: int) -> None: ...
 
     def on_mains(self) -> bool:
         """Return whether no battery is being emptied."""
@@ -138,7 +137,6 @@ class KeepAwake:
                 log.warning("the machine may fall asleep while it answers: %s", error)
 
     def end(self) -> None:
-        """Let it sleep."""
         if self._assertion is not None:
             self._power.release(self._assertion)
             self._assertion = None

@@ -11,45 +11,34 @@ class ServingEngine(Protocol):
     """Answers prompts. ``engine/client.py`` says what each method does; all are called on the event
     loop."""
 
-    def attach(self) -> None:
-        """Deliver events to the running event loop from now on."""
+    def attach(self) -> None: ...
 
-    def end_all(self, message: str) -> None:
-        """End all requests with an error, and admit no more."""
+    def end_all(self, message: str) -> None: ...
 
     @property
-    def alive(self) -> bool:
-        """Return whether prompts can be answered."""
+    def alive(self) -> bool: ...
 
     @property
-    def pressure(self) -> int:
-        """Return how short of memory the system is: a level of engine/machine.py."""
+    def pressure(self) -> int: ...
 
     @property
-    def limits(self) -> EngineLimits:
-        """Return the limits that requests are checked against."""
+    def limits(self) -> EngineLimits: ...
 
     @property
-    def stats(self) -> EngineStats:
-        """Return the newest snapshot, without waiting."""
+    def stats(self) -> EngineStats: ...
 
     @property
-    def step_age_s(self) -> float:
-        """Return how long there has been something to do and no step was completed; else 0."""
+    def step_age_s(self) -> float: ...
 
     @property
-    def in_flight(self) -> int:
-        """Return how many requests have not ended."""
+    def in_flight(self) -> int: ...
 
     @property
-    def max_share(self) -> int:
-        """Return how many requests of one tenant may run or wait at the same time."""
+    def max_share(self) -> int: ...
 
-    def check_room(self, requests: int, tenant: bytes) -> None:
-        """Check that so many more requests fit. Raises QueueFullError and ShareFullError."""
+    def check_room(self, requests: int, tenant: bytes) -> None: ...
 
-    async def memory_map(self) -> MemoryMap:
-        """Return what the memory holds. Raises EngineDeadError."""
+    async def memory_map(self) -> MemoryMap: ...
 
     def submit(
         self, prompt_ids: tuple[int, ...], params: SamplingParams, **options: Any

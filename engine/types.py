@@ -65,17 +65,14 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        """Return whether the likeliest token is taken without a draw."""
         return self.temperature == 0.0
 
     @property
     def changes_logits(self) -> bool:
-        """Return whether the logits depend on the history or on a bias."""
         return self.penalises or bool(self.logit_bias)
 
     @property
     def penalises(self) -> bool:
-        """Return whether the logits depend on the history."""
         penalties = self.presence_penalty, self.frequency_penalty, self.repetition_penalty - 1.0
         return any(penalties)
 

@@ -115,7 +115,6 @@ class Checkpoint:
 
     @property
     def vocab_size(self) -> int:
-        """Return how many tokens the model knows."""
         return self.spec.vocab_size
 
     @property

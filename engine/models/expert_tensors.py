@@ -49,7 +49,6 @@ class ExpertMatrix:
         return [f"{layer}{end}" for layer in self.layers]
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the tensors, unpacked."""
         experts = () if self.names is ExpertNames.APART else (self.experts,)
         return dict.fromkeys(self.weights, (*experts, self.outputs, self.inputs))
 

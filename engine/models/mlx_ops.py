@@ -201,7 +201,6 @@ def _head_norms(mixer: AttentionTensors | DeltaTensors) -> list[Vector]:
 
 
 def _swiglu(gate: mx.array, up: mx.array) -> mx.array:
-    """Return ``silu(gate) * up``."""
     if metal_ext.HAS_METAL:
         return metal_ext.swiglu(gate, up)
     # nn.silu is compiled, and on Linux MLX compiles with g++ while it runs.

@@ -39,12 +39,10 @@ class Tensor:
 
     @property
     def size(self) -> int:
-        """Return how many numbers it has."""
         return math.prod(self.shape)
 
     @property
     def stored_bytes(self) -> int:
-        """Return how many bytes its numbers take in the file."""
         return self.size * ITEM_BYTES[self.dtype]
 
 

@@ -51,7 +51,6 @@ class Attention:
 
     @property
     def scale(self) -> float:
-        """Return what queries times keys are multiplied by."""
         return float(self.head_dim**-0.5)
 
 
@@ -75,12 +74,10 @@ class GatedDeltaNet:
 
     @property
     def values_width(self) -> int:
-        """Return the numbers of all value heads."""
         return self.value_heads * self.value_dim
 
     @property
     def conv_width(self) -> int:
-        """Return the numbers of queries, keys and values together."""
         return 2 * self.key_heads * self.key_dim + self.values_width
 
 
@@ -156,22 +153,18 @@ class ModelSpec:
 
     @property
     def unread_prefixes(self) -> tuple[str, ...]:
-        """Return how tensors begin that text does not need."""
         return tuple(start for start, _ in self.unread)
 
     @property
     def num_layers(self) -> int:
-        """Return how many layers there are."""
         return len(self.layers)
 
     @property
     def attentions(self) -> tuple[Attention, ...]:
-        """Return those of the layers that attend, in their order."""
         return tuple(its.mixer for its in self.layers if isinstance(its.mixer, Attention))
 
     @property
     def recurrences(self) -> tuple[GatedDeltaNet, ...]:
-        """Return those of the layers that keep a state, in their order."""
         return tuple(its.mixer for its in self.layers if isinstance(its.mixer, GatedDeltaNet))
 
     @property

@@ -27,7 +27,6 @@ class StoredMatrix:
     """``[outputs]``, of the layer."""
 
     def arrays(self) -> list[mx.array]:
-        """Return all that it consists of."""
         parts = (self.weight, self.scales, self.biases, self.bias)
         return [array for array in parts if array is not None]
 
@@ -92,10 +91,8 @@ class StoredWeights:
         return mx.stack(weights) if matrix.names is ExpertNames.APART else weights[0]
 
     def vector(self, vector: Vector) -> mx.array:
-        """Take a norm's weights."""
         kept = self._arrays.pop(f"{vector.name}.weight")
         return kept + 1 if vector.less_one else kept
 
     def constant(self, constant: Constant) -> mx.array:
-        """Take a constant, in float32."""
         return self._arrays.pop(constant.name).astype(mx.float32)

@@ -74,7 +74,6 @@ class Matrix:
     are read part by part."""
 
     def shapes(self) -> Shapes:
-        """Return the tensors, unpacked."""
         bias: Shapes = {f"{self.name}.bias": (self.outputs,)} if self.has_bias else {}
         return {f"{self.name}.weight": (self.outputs, self.inputs)} | bias
 
@@ -89,7 +88,6 @@ class Vector:
     """Whether they are kept less 1."""
 
     def shapes(self) -> Shapes:
-        """Return the tensor."""
         return {f"{self.name}.weight": (self.size,)}
 
 
@@ -101,7 +99,6 @@ class Constant:
     shape: tuple[int, ...]
 
     def shapes(self) -> Shapes:
-        """Return the tensor."""
         return {self.name: self.shape}
 
 
@@ -121,7 +118,6 @@ class DenseTensors:
 
     @property
     def products(self) -> tuple[Product, ...]:
-        """Return all."""
         return self.gate_up, (self.down,)
 
 
@@ -137,7 +133,6 @@ class MixtureTensors:
 
     @property
     def products(self) -> tuple[Product | ExpertProduct, ...]:
-        """Return all."""
         shared = () if self.shared is None else self.shared.products
         return self.router, self.gate_up, (self.down,), *shared
 
@@ -157,7 +152,6 @@ class AttentionTensors:
 
     @property
     def products(self) -> tuple[Product, ...]:
-        """Return all matrices."""
         return self.queries_keys_values, (self.output,)
 
     @property
@@ -183,7 +177,6 @@ class DeltaTensors:
 
     @property
     def products(self) -> tuple[Product, ...]:
-        """Return all matrices."""
         return self.inputs, (self.output,)
 
     @property
@@ -203,7 +196,6 @@ class LayerTensors:
 
     @property
     def products(self) -> tuple[Product | ExpertProduct, ...]:
-        """Return all matrices."""
         return *self.mixer.products, *self.mlp.products
 
     @property
@@ -225,7 +217,6 @@ class ModelTensors:
 
     @cached_property
     def products(self) -> list[Product | ExpertProduct]:
-        """Return all matrices, by the rows that they read."""
         head = [] if self.head is None else [self.head]
         ends: list[Product | ExpertProduct] = [(matrix,) for matrix in (self.embedding, *head)]
         return ends + [product for layer in self.layers for product in layer.products]
@@ -243,7 +234,6 @@ class ModelTensors:
 
     @property
     def vectors(self) -> list[Vector]:
-        """Return all norms."""
         return [part for part in self.parts if isinstance(part, Vector)]
 
     @property
@@ -253,7 +243,6 @@ class ModelTensors:
 
     @cached_property
     def shapes(self) -> Shapes:
-        """Return the shape of every tensor, unpacked, by its name."""
         return {name: shape for part in self.parts for name, shape in part.shapes().items()}
 
     def count(self, dimensions: int) -> int:

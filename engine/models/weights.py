@@ -51,7 +51,6 @@ def load_model(
 
 
 def read_weights(checkpoint: Checkpoint) -> StoredWeights:
-    """Return the weights of a checked folder, before they are read."""
     arrays: dict[str, mx.array] = {}
     for file in weight_files(checkpoint.path):
         arrays |= cast(dict[str, mx.array], mx.load(str(file)))

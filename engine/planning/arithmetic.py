@@ -81,7 +81,6 @@ class Resident:
 
     @property
     def kept_bytes(self) -> int:
-        """Return the bytes of K and V, and of states."""
         return self.kv_bytes + self.states_bytes
 
     @property
@@ -97,7 +96,6 @@ def weights_bytes(shape: ModelShape, packing: Packing) -> int:
 
 
 def kv_bytes_per_token(shape: ModelShape, packing: Packing) -> int:
-    """Return the bytes of K and V of one token in all layers."""
     return packing.bytes_of(shape.kv_numbers_per_token)
 
 

@@ -69,7 +69,6 @@ class Room:
 
     @property
     def total_bytes(self) -> int:
-        """Return the bytes for K, V and states."""
         return self.kv_bytes + self.num_cells * self.cell_bytes
 
     def sequences(self, most: int) -> int:

@@ -57,7 +57,6 @@ class Device:
     on_gpu: bool
 
     def working_set_bytes(self, memory_bytes: int) -> int:
-        """Return what it may use of so much memory."""
         if not self.on_gpu:
             return memory_bytes
         if memory_bytes < LARGE_MEMORY_BYTES:
@@ -119,7 +118,6 @@ DEVICES = (
 
 
 def device_names() -> list[str]:
-    """Return what ``find_device`` knows."""
     return [device.name for device in DEVICES]
 
 

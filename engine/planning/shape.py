@@ -23,12 +23,10 @@ class ModelShape:
 
     @property
     def parameters(self) -> int:
-        """Return how many numbers the weights have."""
         return self.matrix_numbers + self.vector_numbers
 
     @property
     def kv_numbers_per_token(self) -> int:
-        """Return how many numbers one token's K and V have in all layers."""
         return sum(2 * its.kv_heads * its.head_dim for its in self.spec.attentions)
 
     @property

@@ -47,11 +47,9 @@ class SimulatedClock:
         self.now_s = 0.0
 
     def __call__(self) -> float:
-        """Return the time."""
         return self.now_s
 
     def advance(self, seconds: float) -> None:
-        """Let time pass."""
         assert seconds >= 0
         self.now_s += seconds
 
@@ -65,7 +63,6 @@ class Arrival:
 
     @property
     def tokens(self) -> int:
-        """Return how many tokens its prompt and its answer have."""
         return len(self.request.prompt_ids) + self.request.params.max_tokens
 
 
@@ -128,8 +125,7 @@ class SimulatedRunner:
         self.completed_epoch = views.epoch
         return SimulatedStep(sum(entry.sampling is not None for entry in plan.entries))
 
-    def release_cache(self) -> None:
-        """Do nothing: there is none."""
+    def release_cache(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,17 +178,14 @@ class SimulationReport:
 
     @property
     def peak_running(self) -> int:
-        """Return how many sequences there were at most."""
         return max(moment.running for moment in self.moments)
 
     @property
     def peak_committed_bytes(self) -> int:
-        """Return how much was committed at most."""
         return max(moment.committed_bytes for moment in self.moments)
 
     @property
     def mean_wait_s(self) -> float:
-        """Return the mean time to the first token."""
         return sum(self.waits_s) / len(self.waits_s)
 
 

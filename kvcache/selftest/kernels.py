@@ -83,7 +83,6 @@ class KernelChecks:
         self._values: list[Rows] = [empty] * len(LENGTHS)
 
     def checks(self) -> list[NamedCheck]:
-        """Return all, in order."""
         return [
             ("map", self._map),
             *([("states", self._states)] if self._keeps_states else []),

@@ -43,7 +43,6 @@ class Machine:
     mlx: str
 
     def as_json(self) -> dict[str, str]:
-        """Return the same, of JSON's own types."""
         return asdict(self)
 
 

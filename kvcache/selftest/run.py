@@ -126,7 +126,6 @@ class CacheSize:
 
     @property
     def shape(self) -> KVShape:
-        """Return the shape of these layers alone."""
         return KVShape.uniform(self.num_layers, self.spec)
 
 
@@ -242,7 +241,6 @@ def withdraw_stamp(test: SelfTest, substrate: Substrate) -> None:
 
 
 def _stamp_path(test: SelfTest, substrate: Substrate) -> Path:
-    """Return the path of the stamp, whether or not it exists."""
     key = sha256(json.dumps(_stamp(test, substrate), sort_keys=True).encode()).hexdigest()
     return cache_folder() / f"{test.replace(' ', '-')}-{key[:16]}.json"
 

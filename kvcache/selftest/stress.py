@@ -51,7 +51,6 @@ class StressChecks:
         """Rounds whose mappings were over before their commands were."""
 
     def checks(self) -> list[NamedCheck]:
-        """Return all, in order."""
         rounds = [(f"round {number}", self._round(number)) for number in range(1, self._rounds + 1)]
         return [("make", self._make), *rounds, ("end", self._end)]
 
@@ -149,7 +148,6 @@ class ReleaseChecks:
         self._cache = SubstrateChecks(backend, layout)
 
     def checks(self) -> list[NamedCheck]:
-        """Return all, in order."""
         rounds = [
             (f"round {number}", self._round(number)) for number in range(1, RELEASE_ROUNDS + 1)
         ]

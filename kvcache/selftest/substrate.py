@@ -150,7 +150,6 @@ def release_heap(backend: PageBackend, blocks: int, heap_bytes: int) -> Result:
 
 
 def finish(backend: PageBackend, ticket: int) -> None:
-    """Wait for an operation."""
     require(backend.wait(ticket, MAPPING_LIMIT_S), f"it took over {MAPPING_LIMIT_S:.0f} s")
     backend.completed_ticket()  # what failed is not done
 
@@ -186,7 +185,6 @@ class SubstrateChecks:
         """The keys and values of every layer, alternating."""
 
     def checks(self) -> list[NamedCheck]:
-        """Return all, in order."""
         shares = self._backend.shares_blocks
         share: list[NamedCheck] = [("share", self._share), ("copy", self._copy)]
         read: list[NamedCheck] = [("read the other", self._read_other)]
@@ -349,7 +347,6 @@ class RealSizeChecks:
         self._cache = SubstrateChecks(backend, layout)
 
     def checks(self) -> list[NamedCheck]:
-        """Return all, in order."""
         return [
             ("real buffers", self._make),
             ("last block", self._reach_last_block),

@@ -11,7 +11,6 @@ ROPE_THETA = 10_000.0
 
 
 def llama(config: ModelConfig) -> ModelSpec:
-    """Return the spec of a Llama. Raises CheckpointError."""
     for field in ("attention_bias", "mlp_bias"):
         if config.values.get(field):
             raise CheckpointError(f"{config.file}: {field} is true; quire serves Llamas without")

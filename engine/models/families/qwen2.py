@@ -6,7 +6,6 @@ from engine.models.spec import ModelSpec
 
 
 def qwen2(config: ModelConfig) -> ModelSpec:
-    """Return the spec of a Qwen2. Raises CheckpointError."""
     config.refuse_windows()
     head_dim = config.count("hidden_size") // config.count("num_attention_heads")
     return dense_decoder(config, "Qwen2", head_dim, qk_norm=False, qkv_bias=True)

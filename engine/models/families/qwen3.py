@@ -40,7 +40,6 @@ def dense_decoder(
 
 
 def qwen3(config: ModelConfig) -> ModelSpec:
-    """Return the spec of a Qwen3. Raises CheckpointError."""
     config.refuse_windows()
     head_dim = config.count("head_dim")
     return dense_decoder(config, "Qwen3", head_dim, qk_norm=True, qkv_bias=False)

@@ -110,7 +110,6 @@ def _delta(text: ModelConfig) -> GatedDeltaNet:
 
 
 def qwen3_5(config: ModelConfig) -> ModelSpec:
-    """Return the spec of a Qwen3.5. Raises CheckpointError."""
     text = config.text
     mlp = DenseMlp(text.count("intermediate_size"))
     mlps = [mlp] * text.count("num_hidden_layers")

@@ -7,7 +7,6 @@ from engine.models.spec import ModelSpec
 
 
 def qwen3_5_moe(config: ModelConfig) -> ModelSpec:
-    """Return the spec of a Qwen3.5 MoE. Raises CheckpointError."""
     text = config.text
     experts = read_experts(text, shared=True, normalised=True)
     mlps = [experts] * text.count("num_hidden_layers")

@@ -8,6 +8,5 @@ from engine.models.spec import ModelSpec
 
 
 def qwen3_next(config: ModelConfig) -> ModelSpec:
-    """Return the spec of a Qwen3-Next. Raises CheckpointError."""
     mlps = mlps_of(config, read_experts(config, shared=True))
     return hybrid_decoder(config, "Qwen3-Next", mlps, parameters_first=False)
