@@ -19,7 +19,7 @@ MODULES = {
     "tests/engine/step/test_loop.py": "import tests.engines",
     "tests/engine/test_recall.py": "import tests.engines",
     "tests/engine/step/test_scheduler.py": "import engine.step.scheduler",
-    "tests/engine/planning/test_cost.py": "import engine.step.scheduler",
+    "tests/engine/planning/test_devices.py": "import engine.step.scheduler",
     "tests/kvcache/test_manager.py": "import kvcache.manager",
     "tests/server/test_app.py": "import engine.step.scheduler",
 }
@@ -55,7 +55,7 @@ def module_of(path: str) -> str:
             {
                 "tests/engine/step/test_scheduler.py",
                 "tests/engine/step/test_loop.py",
-                "tests/engine/planning/test_cost.py",
+                "tests/engine/planning/test_devices.py",
             },
         ),
         ("tests/engines.py", {"tests/engine/step/test_loop.py", "tests/engine/test_recall.py"}),

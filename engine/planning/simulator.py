@@ -12,7 +12,7 @@ from random import Random
 
 from engine.build import FIRST_BUDGET_TOKENS, MIN_BUDGET_TOKENS
 from engine.config import EngineConfig
-from engine.planning.cost import CostModel
+from engine.planning.devices import CostModel
 from engine.step.loop import EngineLoop
 from engine.step.plan import Outcome, PendingState, StepPlan, Token
 from engine.step.scheduler import Scheduler

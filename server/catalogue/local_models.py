@@ -20,7 +20,7 @@ from engine.models.checkpoint import (
 )
 from engine.models.config import AFFINE, ModelConfig
 from engine.models.safetensors_headers import MAX_JSON_BYTES
-from engine.planning.shape import ModelShape, read_shape
+from engine.planning.memory import ModelShape, read_shape
 from server.catalogue.folder_reader import FolderReader
 from server.catalogue.hub_cache import (
     best_snapshot,

@@ -9,7 +9,7 @@ from engine.models.checkpoint import (
     promised_checkpoint,
     read_checkpoint,
 )
-from engine.planning.shape import read_shape
+from engine.planning.memory import read_shape
 from server.text.tokenizer import Tokenizer, TokenizerError
 
 

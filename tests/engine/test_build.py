@@ -11,7 +11,7 @@ from engine.build import EnginePlan, build_engine, kv_shape, mlx_memory, plan_en
 from engine.config import Activations
 from engine.machine import MachineMemory
 from engine.models.checkpoint import Checkpoint, promised_checkpoint, read_checkpoint
-from engine.step_memory import activation_bytes, attention_scratch_bytes
+from engine.planning.memory import activation_bytes, attention_scratch_bytes
 from engine.types import PrefixSalt
 from kvcache.layout import KVFormat, LayoutError
 from kvcache.memory_budget import BudgetError

@@ -11,8 +11,7 @@ from pathlib import Path
 from engine.build import plan_engine
 from engine.machine import MachineMemory, PressureLevel, gpu_memory
 from engine.models.checkpoint import promised_checkpoint
-from engine.planning.arithmetic import Q4, weights_bytes
-from engine.planning.shape import read_shape
+from engine.planning.memory import Q4, read_shape, weights_bytes
 from engine.types import EngineLimits, PrefixSalt
 from kvcache.memory_budget import MemoryPlan
 from kvcache.substrates import Substrate, SubstrateChoice

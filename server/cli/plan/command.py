@@ -6,7 +6,7 @@ from pathlib import Path
 from engine.machine import machine_memory
 from engine.planning.capacity import CapacityReport, plan_capacity
 from engine.planning.devices import Device, device_names, find_device, this_device
-from engine.planning.shape import read_shape
+from engine.planning.memory import read_shape
 from engine.substrate import metal_device
 from kvcache.layout import LayoutError
 from kvcache.memory_budget import gib

@@ -13,9 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import PercentFormatter
 
-from engine.planning.accountant import BlockAccount
-from engine.planning.arithmetic import BF16
-from engine.planning.capacity import CHUNK_TOKENS, CapacityReport
+from engine.planning.capacity import CHUNK_TOKENS, BlockAccount, CapacityReport
+from engine.planning.memory import BF16
 from server.cli.plan.text import pair_name
 
 GIB = 1024**3

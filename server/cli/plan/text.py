@@ -3,8 +3,8 @@
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from engine.planning.arithmetic import BF16, Packing, cell_bytes, kv_bytes_per_token
 from engine.planning.capacity import CapacityReport
+from engine.planning.memory import BF16, Packing, cell_bytes, kv_bytes_per_token
 
 COLUMNS = 100
 GIB = 1024**3

@@ -1,6 +1,6 @@
 import pytest
 
-from engine.planning.shape import ModelShape, read_shape
+from engine.planning.memory import ModelShape, read_shape
 from tests.models import QWEN3_4B, write_config
 
 

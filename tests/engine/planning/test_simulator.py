@@ -2,11 +2,9 @@ from dataclasses import replace
 
 import pytest
 
-from engine.planning.arithmetic import BF16
 from engine.planning.capacity import Allocation, allocations_of
-from engine.planning.cost import CostModel
-from engine.planning.devices import Device, find_device
-from engine.planning.shape import ModelShape
+from engine.planning.devices import CostModel, Device, find_device
+from engine.planning.memory import BF16, ModelShape
 from engine.planning.simulator import (
     MAX_IDLE_STEPS,
     Arrival,

@@ -321,7 +321,7 @@ async def test_an_end_before_the_beginning_ends_nothing() -> None:
 async def test_figures_are_those_of_all_replicas() -> None:
     async with engine_of(LocalReplicas(2)) as engine:
         await eventually(lambda: len(engine.members.alive) == 2)
-        assert engine.machine == 0
+        assert engine.pressure == 0
         assert engine.step_age_s >= 0
         assert engine.limits.max_num_seqs == 16
         await read(engine.submit(PROMPT, params()))

@@ -7,7 +7,7 @@ import pytest
 from engine.planning import capacity
 from engine.planning.capacity import CapacityReport, plan_capacity
 from engine.planning.devices import Device, find_device
-from engine.planning.shape import ModelShape, read_shape
+from engine.planning.memory import ModelShape, read_shape
 from server.config import Config, engine_config
 from tests.models import QWEN3_4B, write_config
 

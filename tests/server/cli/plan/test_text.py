@@ -6,7 +6,7 @@ import pytest
 from engine.planning import capacity
 from engine.planning.capacity import CapacityReport, plan_capacity
 from engine.planning.devices import find_device
-from engine.planning.shape import read_shape
+from engine.planning.memory import read_shape
 from server.cli.plan.text import report_lines, table
 from server.config import Config, engine_config
 from tests.published import PUBLISHED

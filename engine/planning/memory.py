@@ -1,0 +1,259 @@
+"""Memory on paper: the bytes of a model's weights by their packing, of K and V and states, and
+upper bounds of the bytes that a step computes with. All of it follows from a ``config.json``."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import metal_ext
+from engine.config import EngineConfig
+from engine.machine import MachineMemory
+from engine.models.config import AFFINE, ModelConfig, Quantization
+from engine.models.families import read_spec
+from engine.models.safetensors_headers import ITEM_BYTES
+from engine.models.spec import GatedDeltaNet, Mixer, ModelSpec
+from engine.models.tensors import grouped_tensors, model_tensors, packed_kind
+from engine.step.sampler import SCORED_ROWS_AT_ONCE
+from kvcache.layout import KVFormat, KVShape
+from kvcache.memory_budget import MemoryDemand
+from kvcache.state_cache import CELLS_PER_SEQUENCE
+from kvcache.substrates import Substrate
+
+KIB = 1024
+# MLX's affine quantisation stores a scale and a bias with the codes of each group (source:
+# mlx.core.quantize; 64 is its default group).
+GROUP_SIZE = 64
+BITS_PER_GROUP = 2 * 16
+# Outputs that a CPU reads together: a whole panel, so that none is padding.
+PANEL_OUTPUTS = 16
+VECTOR_BYTES = 2
+CONTEXTS = (2 * KIB, 4 * KIB, 8 * KIB, 16 * KIB, 32 * KIB, 64 * KIB, 128 * KIB)
+FLOAT32_BYTES = 4
+# Copies of the hidden state and of the logits that live at once during a step: a bound, not a
+# measurement.
+HIDDEN_COPIES = 6
+LOGIT_COPIES = 5
+# Positions that decode kernels sum at a time (kernels/metal/arguments.h, kernels/cpu/kernels.h); a
+# GPU splits short rows further.
+SPLIT_TOKENS = 256
+SHORT_SPLIT_TOKENS, SHORT_ROW_TOKENS = 128, 2048
+# Layers whose K and V may be copied at once, where pages are not one array: a bound.
+GATHERED_LAYERS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """A model, and the counts of its weights' numbers."""
+
+    spec: ModelSpec
+    matrix_numbers: int
+    """Those that quantisation packs: of all matrices, the embedding included."""
+    vector_numbers: int
+    """Those of norms and biases, which stay in 16 bits."""
+    quantization: Quantization | None
+    """The packing of the matrices, by ``config.json``."""
+
+    @property
+    def parameters(self) -> int:
+        return self.matrix_numbers + self.vector_numbers
+
+    @property
+    def max_position_embeddings(self) -> int:
+        return self.spec.max_position_embeddings
+
+    @property
+    def kv_numbers_per_token(self) -> int:
+        return sum(2 * a.kv_heads * a.head_dim for a in self.spec.attentions)
+
+
+def read_shape(path: Path) -> ModelShape:
+    """Return the shape of the model in a folder; of its files only ``config.json`` is opened.
+
+    Raises CheckpointError with one sentence that names file and field.
+    """
+    config = ModelConfig(path)
+    spec = read_spec(config)
+    tensors = model_tensors(spec, with_head=not spec.tied_embeddings)
+    return ModelShape(
+        spec=spec,
+        matrix_numbers=tensors.count(2),
+        vector_numbers=tensors.count(1),
+        quantization=config.quantization(tensors.embedding.name),
+    )
+
+
+# --- weights and cache ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """How numbers are stored."""
+
+    name: str
+    bits: float
+    """Per number, scales and biases included."""
+
+    def bytes_of(self, numbers: int) -> int:
+        """Return the bytes of that many numbers, rounded up."""
+        return math.ceil(numbers * self.bits / 8)
+
+
+def affine(bits: int, group_size: int = GROUP_SIZE) -> Packing:
+    """Return MLX's affine groups: 4 bits in groups of 64 are 4.5 bits per number."""
+    return Packing(f"q{bits}", bits + BITS_PER_GROUP / group_size)
+
+
+def own_packing(stored: Quantization, *, on_gpu: bool) -> Packing:
+    """Return how a device stores a packed checkpoint of 16 bits: a GPU as its files do, a CPU as
+    its kernels read it."""
+    name = f"q{stored.bits}" if stored.mode == AFFINE else stored.mode
+    shape = (PANEL_OUTPUTS, stored.group_size * PANEL_OUTPUTS)
+    tensors = grouped_tensors(shape, stored, "BF16")
+    if on_gpu:
+        size = sum(ITEM_BYTES[dtype] * math.prod(part) for dtype, part in tensors.values())
+    else:
+        kind = packed_kind(shape[0], tensors["scales"][0], stored)
+        size = metal_ext.packed_bytes(shape[1], [kind])
+    return Packing(name, 8 * size / math.prod(shape))
+
+
+BF16 = Packing("bf16", 16)
+Q8 = affine(8)
+Q4 = affine(4)
+WEIGHT_PACKINGS = (BF16, Q8, Q4)
+# From the stored to the smallest: weights first, because they are packed once, and K and V at every
+# step.
+STEPS = ((BF16, BF16), (Q8, BF16), (Q8, Q8), (Q4, BF16), (Q4, Q8), (Q4, Q4))
+
+
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """The memory of a model that serves ``context`` tokens, in bytes."""
+
+    weights: Packing
+    kv: Packing
+    context: int
+    weights_bytes: int
+    kv_bytes: int
+    states_bytes: int = 0
+    """Of one sequence, at most."""
+
+    @property
+    def kept_bytes(self) -> int:
+        return self.kv_bytes + self.states_bytes
+
+    @property
+    def total_bytes(self) -> int:
+        """Return the bytes without activations and caches."""
+        return self.weights_bytes + self.kept_bytes
+
+
+def weights_bytes(shape: ModelShape, packing: Packing) -> int:
+    """Return the bytes of all matrices packed alike, the embedding included; norms in 16 bits."""
+    return packing.bytes_of(shape.matrix_numbers) + VECTOR_BYTES * shape.vector_numbers
+
+
+def kv_bytes_per_token(shape: ModelShape, packing: Packing) -> int:
+    return packing.bytes_of(shape.kv_numbers_per_token)
+
+
+def kv_shape(shape: ModelShape) -> KVShape:
+    """Return the shape of a sequence's cache: K, V and the rows of convolutions in bf16, as on a
+    GPU. A CPU's rows of convolutions are twice as wide: 2 % of a state."""
+    return shape.spec.kv_shape(KVFormat.BFLOAT16, KVFormat.BFLOAT16)
+
+
+def cell_bytes(shape: ModelShape) -> int:
+    """Return the bytes of one sequence's states at one position; 0 where it has none."""
+    cell = kv_shape(shape).cell
+    return 0 if cell is None else cell.cell_bytes
+
+
+def states_bytes(shape: ModelShape) -> int:
+    """Return the bytes of the cells that a sequence may need while it runs."""
+    return CELLS_PER_SEQUENCE * cell_bytes(shape)
+
+
+def resident(shape: ModelShape, weights: Packing, kv: Packing, context: int) -> Resident:
+    """Return the bytes of weights, of K and V of ``context`` tokens, and of one sequence's
+    states."""
+    return Resident(
+        weights,
+        kv,
+        context,
+        weights_bytes(shape, weights),
+        context * kv_bytes_per_token(shape, kv),
+        states_bytes(shape),
+    )
+
+
+# --- a step ---------------------------------------------------------------------------------------
+
+
+def memory_demand(
+    spec: ModelSpec,
+    config: EngineConfig,
+    machine: MachineMemory,
+    shape: KVShape,
+    substrate: Substrate,
+    itemsize: int,
+) -> MemoryDemand:
+    """Return the memory that serving needs beside weights and cache.
+
+    machine: the memory of the processor that computes. shape: of K and V. itemsize: bytes of a
+    number that the model computes with.
+    """
+    activations = activation_bytes(spec, config, itemsize)
+    attention = attention_scratch_bytes(spec, config, shape, substrate)
+    return MemoryDemand(
+        machine_bytes=machine.total_bytes,
+        available_bytes=machine.available_bytes,
+        headroom_bytes=machine.headroom_bytes(config.headroom_bytes),
+        weights_bytes=0,
+        activation_bytes=activations + attention,
+        mlx_cache_bytes=config.mlx_cache_bytes,
+        grammar_bytes=config.grammar_bytes,
+        on_gpu=machine.on_gpu,
+    )
+
+
+def activation_bytes(spec: ModelSpec, config: EngineConfig, itemsize: int) -> int:
+    """Return an upper bound of the bytes that one step computes with; attention's own aside.
+
+    itemsize: bytes of a number of the hidden state; logits are widened to float32. An operation
+    that takes a whole MLP needs less: it computes 256 rows at a time.
+    """
+    # In the layer that needs most.
+    layer_numbers = max(
+        layer.mlp.numbers_per_token(spec.hidden_size) + _mixer_numbers(layer.mixer)
+        for layer in spec.layers
+    )
+    per_token = HIDDEN_COPIES * spec.hidden_size + layer_numbers
+    per_row = LOGIT_COPIES * spec.vocab_size
+    rows = max(config.max_num_seqs, SCORED_ROWS_AT_ONCE)
+    hidden = config.max_num_batched_tokens * per_token * itemsize
+    return hidden + rows * per_row * FLOAT32_BYTES
+
+
+def _mixer_numbers(mixer: Mixer) -> int:
+    """Return how many numbers a token has between a layer's projections: a bound."""
+    if isinstance(mixer, GatedDeltaNet):
+        return 2 * (mixer.conv_width + 2 * mixer.values_width)
+    queries = 2 * mixer.heads if mixer.output_gate else mixer.heads
+    return 4 * (queries + 2 * mixer.kv_heads) * mixer.head_dim
+
+
+def attention_scratch_bytes(
+    spec: ModelSpec, config: EngineConfig, shape: KVShape, substrate: Substrate
+) -> int:
+    """Return an upper bound of attention's bytes: a partial sum for every split of every sequence
+    that decodes; and where pages are not one array, a copy of a prompt's past."""
+    longest = config.max_model_len or spec.max_position_embeddings
+    short = min(longest, SHORT_ROW_TOKENS)
+    of_row = max(-(-longest // SPLIT_TOKENS), -(-short // SHORT_SPLIT_TOKENS))
+    splits = config.max_num_seqs * of_row
+    # A sum, and the two numbers that combine it with others.
+    numbers = max(attention.heads * (attention.head_dim + 2) for attention in spec.attentions)
+    partial = numbers * FLOAT32_BYTES
+    gathered = GATHERED_LAYERS * 2 * longest * max(kv.row_bytes for kv in shape.specs)
+    return splits * partial + (gathered if substrate is Substrate.PAGED else 0)

@@ -1,0 +1,261 @@
+"""The figures that Qwen3-4B is known by.
+
+Published figures say "GB" and mean 2**30 bytes. They take the 4.0 billion parameters of the name
+plate (it has 4.022), and what reproduces them all are rules of thumb for packed numbers: a weight
+is 1 byte in q8 and 0.6 in q4, a number of K or V 1 byte and half a byte. With MLX's real groups,
+which have a scale and a bias, and the real parameters, some differ by up to 0.3; both are here.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from engine.build import kv_shape, plan_engine
+from engine.machine import MachineMemory
+from engine.models.checkpoint import Checkpoint, CheckpointError, read_checkpoint
+from engine.models.config import Quantization
+from engine.models.spec import Experts, GatedDeltaNet, Mixer
+from engine.planning.memory import (
+    BF16,
+    CONTEXTS,
+    Q4,
+    Q8,
+    SHORT_ROW_TOKENS,
+    SHORT_SPLIT_TOKENS,
+    SPLIT_TOKENS,
+    ModelShape,
+    Packing,
+    activation_bytes,
+    affine,
+    attention_scratch_bytes,
+    kv_bytes_per_token,
+    memory_demand,
+    own_packing,
+    read_shape,
+    resident,
+    weights_bytes,
+)
+from engine.step.sampler import SCORED_ROWS_AT_ONCE
+from kvcache.substrates import Substrate, SubstrateChoice
+from tests.engines import CONFIG, SHAPE
+from tests.models import QWEN3_4B, TINY, write_config
+
+KIB = 1024
+GIB = 1024**3
+THUMB_Q8, THUMB_Q4 = Packing("q8", 8), Packing("q4", 4.8)
+THUMB_KV8, THUMB_KV4 = Packing("q8", 8), Packing("q4", 4)
+
+
+def gib(amount: int) -> float:
+    return round(amount / GIB, 1)
+
+
+@pytest.fixture(scope="module")
+def name_plate(qwen3_4b: ModelShape) -> ModelShape:
+    """The model with its parameters rounded to a tenth of a billion, as people quote them."""
+    quoted = round(qwen3_4b.parameters, -8)
+    assert quoted == 4_000_000_000
+    return replace(qwen3_4b, matrix_numbers=quoted, vector_numbers=0)
+
+
+def test_a_token_of_qwen3_4b_costs_144_kib(qwen3_4b: ModelShape) -> None:
+    assert kv_bytes_per_token(qwen3_4b, BF16) == 144 * KIB
+
+
+def test_32k_tokens_of_qwen3_4b_cost_4_5_gib(qwen3_4b: ModelShape) -> None:
+    assert resident(qwen3_4b, BF16, BF16, 32 * KIB).kv_bytes == 4.5 * GIB
+
+
+def test_the_published_resident_sizes_by_context(name_plate: ModelShape) -> None:
+    sizes = [gib(resident(name_plate, BF16, BF16, tokens).total_bytes) for tokens in CONTEXTS]
+    assert tuple(KIB * n for n in (2, 4, 8, 16, 32, 64, 128)) == CONTEXTS
+    assert sizes == [7.7, 8.0, 8.6, 9.7, 12.0, 16.5, 25.5]
+
+
+def test_the_resident_sizes_by_context_with_every_parameter(qwen3_4b: ModelShape) -> None:
+    sizes = [gib(resident(qwen3_4b, BF16, BF16, tokens).total_bytes) for tokens in CONTEXTS]
+    assert sizes == [7.8, 8.1, 8.6, 9.7, 12.0, 16.5, 25.5]
+
+
+def test_the_published_sizes_by_quantisation(name_plate: ModelShape) -> None:
+    steps = [
+        (BF16, BF16),
+        (THUMB_Q8, BF16),
+        (THUMB_Q4, BF16),
+        (THUMB_Q4, THUMB_KV8),
+        (THUMB_Q4, THUMB_KV4),
+    ]
+    sizes = [gib(resident(name_plate, *step, 32 * KIB).total_bytes) for step in steps]
+    assert sizes == [12.0, 8.2, 6.7, 4.5, 3.4]
+
+
+def test_the_sizes_by_quantisation_in_mlx_own_groups(qwen3_4b: ModelShape) -> None:
+    steps = [(BF16, BF16), (Q8, BF16), (Q8, Q8), (Q4, BF16), (Q4, Q8), (Q4, Q4)]
+    sizes = [gib(resident(qwen3_4b, *step, 32 * KIB).total_bytes) for step in steps]
+    assert sizes == [12.0, 8.5, 6.4, 6.6, 4.5, 3.4]
+
+
+def test_k_and_v_in_8_bits_cost_their_scales_too(qwen3_4b: ModelShape) -> None:
+    assert kv_bytes_per_token(qwen3_4b, Q8) == 76.5 * KIB
+    assert kv_bytes_per_token(qwen3_4b, Q4) == 40.5 * KIB
+
+
+def test_a_group_adds_a_scale_and_a_bias() -> None:
+    assert (Q8.name, Q8.bits) == ("q8", 8.5)
+    assert (Q4.name, Q4.bits) == ("q4", 4.5)
+    assert affine(4, 32).bits == 5
+    assert Q4.bytes_of(64) == 32 + 4
+
+
+def test_norms_are_never_packed(qwen3_4b: ModelShape) -> None:
+    assert weights_bytes(qwen3_4b, BF16) == 2 * qwen3_4b.parameters
+    norms = 2 * qwen3_4b.vector_numbers
+    assert weights_bytes(qwen3_4b, Q4) == qwen3_4b.matrix_numbers * 9 // 16 + norms
+
+
+@pytest.mark.parametrize(
+    ("stored", "name", "on_gpu", "on_cpu"),
+    [
+        (Quantization(4, 64), "q4", 4.5, 4.5),
+        (Quantization(8, 128), "q8", 8.25, 8.25),
+        (Quantization(3, 64), "q3", 3.5, 4.5),
+        (Quantization(2, 32), "q2", 3.0, 5.0),
+        (Quantization(5, 128), "q5", 5.25, 8.25),
+        (Quantization(6, 64), "q6", 6.5, 8.5),
+        (Quantization(4, 32, "mxfp4"), "mxfp4", 4.25, 9.0),
+        (Quantization(8, 32, "mxfp8"), "mxfp8", 8.25, 16.0),
+        (Quantization(4, 16, "nvfp4"), "nvfp4", 4.5, 16.0),
+    ],
+    ids=str,
+)
+def test_a_gpu_keeps_what_is_stored_and_a_cpu_what_its_kernels_read(
+    stored: Quantization, name: str, on_gpu: float, on_cpu: float
+) -> None:
+    assert own_packing(stored, on_gpu=True) == Packing(name, on_gpu)
+    assert own_packing(stored, on_gpu=False) == Packing(name, on_cpu)
+
+
+def test_qwen3_4b_has_the_parameters_that_its_files_have(qwen3_4b: ModelShape) -> None:
+    assert qwen3_4b.parameters == 4_022_468_096
+    assert qwen3_4b.matrix_numbers == 4_022_272_000
+    assert qwen3_4b.kv_numbers_per_token == 2 * 36 * 1024
+
+
+def test_an_output_matrix_of_its_own_counts(tmp_path: Path) -> None:
+    untied = read_shape(write_config(tmp_path, QWEN3_4B, tie_word_embeddings=False))
+    assert untied.parameters == 4_022_468_096 + 151936 * 2560
+    assert not untied.spec.tied_embeddings
+
+
+def test_the_shape_agrees_with_the_checkpoint(tiny_model: Path) -> None:
+    shape, checkpoint = read_shape(tiny_model), read_checkpoint(tiny_model)
+    assert shape.parameters == checkpoint.num_weights
+    assert shape.spec == checkpoint.spec
+
+
+def test_packed_weights_are_known_from_the_config(tmp_path: Path) -> None:
+    packed = write_config(tmp_path, TINY, quantization={"bits": 4, "group_size": 64})
+    assert read_shape(packed).quantization == Quantization(4, 64)
+
+
+def test_a_wrong_config_is_named_by_its_field(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"config\.json: head_dim is 'wide'"):
+        read_shape(write_config(tmp_path, TINY, head_dim="wide"))
+
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def checkpoint(tiny_model: Path) -> Checkpoint:
+    return read_checkpoint(tiny_model)
+
+
+def test_a_step_is_bounded_by_its_tokens_and_by_the_rows_that_have_logits(
+    checkpoint: Checkpoint,
+) -> None:
+    def bound(itemsize: int = 4, **changes: int) -> int:
+        return activation_bytes(checkpoint.spec, replace(CONFIG, **changes), itemsize)  # type: ignore[arg-type]
+
+    many = SCORED_ROWS_AT_ONCE + 1
+    token = 4 * (6 * 64 + 3 * 128 + 4 * (2 + 2) * 32)
+    row = 4 * 5 * 1024
+    few = bound(max_num_batched_tokens=1, max_num_seqs=1)
+    assert few == token + SCORED_ROWS_AT_ONCE * row
+    assert bound(max_num_batched_tokens=3, max_num_seqs=many) == 3 * token + many * row
+    half = bound(2, max_num_batched_tokens=3, max_num_seqs=many)
+    assert half == 3 * token // 2 + many * row, (
+        "logits are float32 whatever the model computes with"
+    )
+
+
+def test_a_recurrent_layer_and_an_output_gate_are_counted(checkpoint: Checkpoint) -> None:
+    layer, spec = checkpoint.spec.layers[0], checkpoint.spec
+    one = replace(CONFIG, max_num_batched_tokens=1)
+
+    def more(mixer: Mixer) -> int:
+        other = replace(spec, layers=(layer, replace(layer, mixer=mixer)))
+        return activation_bytes(other, one, 4) - activation_bytes(spec, one, 4)
+
+    attention = spec.attentions[0]
+    assert more(replace(attention, output_gate=True)) == 4 * 4 * attention.heads * 32
+    before = 4 * (2 + 2) * 32
+    assert more(GatedDeltaNet(2, 4, 64, 64, 4)) == 4 * (2 * (512 + 2 * 256) - before)
+
+
+def test_attention_has_its_scratch_memory_counted(checkpoint: Checkpoint) -> None:
+    config = replace(CONFIG, max_num_seqs=32, max_model_len=None, page_bytes=None)
+    (layer, _), spec = checkpoint.spec.layers, checkpoint.spec
+    heads = replace(spec.attentions[0], heads=32, kv_heads=8, head_dim=128)
+    spec = replace(spec, layers=(replace(layer, mixer=heads),) * 2)
+    wide = replace(checkpoint, spec=replace(spec, max_position_embeddings=40960))
+
+    def scratch(substrate: Substrate, **changes: int) -> int:
+        shape = kv_shape(config, wide, substrate)
+        return attention_scratch_bytes(wide.spec, replace(config, **changes), shape, substrate)  # type: ignore[arg-type]
+
+    partials = 32 * 160 * 32 * (128 + 2) * 4
+    for substrate in set(Substrate) - {Substrate.PAGED}:
+        assert scratch(substrate) == partials, substrate
+    gathered = 2 * 2 * 40960 * 8 * 128 * 4
+    assert scratch(Substrate.PAGED) == partials + gathered
+    for longest, splits in ((1025, 9), (2049, 16), (4097, 17)):
+        assert scratch(Substrate.SPARSE, max_model_len=longest) == 32 * splits * 32 * 130 * 4
+    config = replace(config, kv_budget_bytes=None)
+    machine = MachineMemory(1 << 36, 1 << 36, 1 << 33, on_gpu=True)
+    for dtype, itemsize in (("BF16", 2), ("F16", 2), ("F32", 4)):
+        stored = replace(wide, dtype=dtype)
+        plan = plan_engine(config, stored, machine, SubstrateChoice(Substrate.SPARSE, ()))
+        bound = activation_bytes(wide.spec, config, itemsize)
+        assert plan.memory.demand.activation_bytes == bound + partials, dtype
+
+
+def test_the_kernels_sum_as_many_positions_at_a_time_as_the_plan_thinks() -> None:
+    kernels = ROOT / "metal_ext" / "kernels"
+    on_gpu = (kernels / "metal" / "arguments.h").read_text()
+    assert f"kSplitTokens = {SPLIT_TOKENS}," in on_gpu
+    assert f"kShortSplitTokens = {SHORT_SPLIT_TOKENS}," in on_gpu
+    assert f"kShortRowTokens = {SHORT_ROW_TOKENS}," in on_gpu
+    assert f"kSplitTokens = {SPLIT_TOKENS};" in (kernels / "cpu" / "kernels.h").read_text()
+
+
+# --- beside weights and cache -------------------------------------------------------------------
+
+
+def test_a_demand_is_all_but_the_weights(tmp_path: Path) -> None:
+    spec = read_shape(write_config(tmp_path, TINY)).spec
+    config = replace(CONFIG, headroom_bytes=None)
+    found = memory_demand(spec, config, MachineMemory(10 * GIB, 9 * GIB), SHAPE, Substrate.POSIX, 4)
+    assert (found.machine_bytes, found.available_bytes) == (10 * GIB, 9 * GIB)
+    assert (found.headroom_bytes, found.usable_bytes) == (2 * GIB, 8 * GIB)
+    attention = attention_scratch_bytes(spec, config, SHAPE, Substrate.POSIX)
+    assert found.activation_bytes == activation_bytes(spec, config, 4) + attention
+    assert found.fixed_bytes == found.activation_bytes + config.mlx_cache_bytes
+
+
+def test_a_token_passes_the_experts_that_it_chooses_and_the_shared_one() -> None:
+    mixture = Experts(8, 3, inner_size=10, normalised=True)
+    assert mixture.numbers_per_token(100) == 3 * (3 * 10 + 2 * 100) + 2 * 8
+    shared = replace(mixture, shared_inner_size=7)
+    assert shared.numbers_per_token(100) - mixture.numbers_per_token(100) == 3 * 7
