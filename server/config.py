@@ -30,6 +30,8 @@ from engine.config import FIXED, CacheSettings, EngineConfig
 
 MIB = 1024**2
 ENV_PREFIX = "QUIRE_"
+# Values of server.host that stand for all addresses of the machine.
+WILDCARDS = ("", "0.0.0.0", "::")  # noqa: S104
 Tables = dict[str, dict[str, Any]]
 """``{section: {field: value}}``; a flag whose value is None was not given."""
 # Sizes as people write them: a number, and a prefix of bytes.

@@ -10,8 +10,7 @@ import structlog
 from engine.build import EnginePlan
 from kvcache.memory_budget import gib
 from server.catalogue.names import printable
-from server.config import Config
-from server.http.guards.hosts import WILDCARDS
+from server.config import WILDCARDS, Config
 from server.http.guards.keys import only_this_machine
 
 NAME_COLUMNS = 11

@@ -9,8 +9,7 @@ from typing import Any
 import httpx2
 
 from kvcache.memory_budget import gib
-from server.config import Config, StartError
-from server.http.guards.hosts import WILDCARDS
+from server.config import WILDCARDS, Config, StartError
 
 ASK_TIMEOUT_S = 5.0
 # Running answers may come to their end before.

@@ -15,7 +15,7 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from server.config import AccessSection, Config, SettingError
+from server.config import WILDCARDS, AccessSection, Config, SettingError
 from server.http.errors import adding, answer_with
 from server.metrics.requests import CountRefusal, Refusal
 from server.protocol.wire_errors import ApiError, invalid
@@ -212,7 +212,6 @@ def _not_allowed() -> ApiError:
 
 OWN_NAMES = ("localhost", "127.0.0.1", "[::1]", "host.docker.internal")
 ABSOLUTE = re.compile(rb"https?://([^/]*)(/.*)?", re.IGNORECASE | re.DOTALL)
-WILDCARDS = ("", "0.0.0.0", "::")  # noqa: S104
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,9 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.chat.salts import request_key
-from server.config import AccessSection, Config, SettingError
+from server.config import WILDCARDS, AccessSection, Config, SettingError
 from server.http.errors import answer_with
 from server.http.guards.hosts import (
-    WILDCARDS,
     AllowedHosts,
     AllowedOrigins,
     is_loopback,

@@ -14,9 +14,16 @@ from typing import Any
 
 import pytest
 
-from server.cli.launch.command import LaunchOptions, launch
-from server.cli.launch.running_server import LaunchError, RunningServer, ask_server
-from server.cli.launch.tools import KEY_VARIABLE, claude, codex, opencode, zed_settings_file
+from server.cli.launch import (
+    KEY_VARIABLE,
+    LaunchError,
+    RunningServer,
+    claude,
+    codex,
+    find_server,
+    opencode,
+    zed_settings_file,
+)
 from tests.clients.servers import QUIRE
 from tests.server.commands import SETTINGS, Run, one_sentence
 
@@ -25,7 +32,6 @@ TELL = """
 import json, os, sys
 print(json.dumps({"arguments": sys.argv[1:], "environment": dict(os.environ)}))
 """
-NO_OPTIONS = LaunchOptions(None, None, None, only_print=False)
 
 
 class Models:
@@ -238,10 +244,10 @@ def test_of_several_models_one_that_is_loaded_is_taken(models: Models) -> None:
     for entry, loaded in zip(entries, (False, True, True), strict=True):
         entry["loaded"] = loaded
     models.answer = {"data": entries}
-    assert ask_server(models.url, "any", None).model == "warm"
-    assert ask_server(models.url, "any", "cold").context == 4096
+    assert find_server(models.url, "any", None).model == "warm"
+    assert find_server(models.url, "any", "cold").context == 4096
     models.answer = {"data": entries[:1]}
-    assert ask_server(models.url, "any", None).model == "cold"
+    assert find_server(models.url, "any", None).model == "cold"
 
 
 @pytest.mark.parametrize(
@@ -258,7 +264,7 @@ def test_a_server_of_another_kind_is_told_apart(
 ) -> None:
     models.answer = answer
     with pytest.raises(LaunchError, match=reason):
-        ask_server(models.url, "any", None)
+        find_server(models.url, "any", None)
 
 
 def test_what_is_wrong_with_the_request_is_said_in_one_sentence(
@@ -286,31 +292,26 @@ def test_a_tool_that_is_not_there_is_said_with_where_to_get_it(
 
 
 def test_a_tool_that_cannot_be_started_is_said(
-    models: Models, tools: Path, monkeypatch: pytest.MonkeyPatch
+    quire: Run, models: Models, tools: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(*_: object) -> None:
         raise OSError(8, "Exec format error")
 
     monkeypatch.setattr(os, "execve", fails)
     monkeypatch.setenv("QUIRE_SERVER__PORT", str(models.port))
-    with pytest.raises(LaunchError, match="claude: Exec format error"):
-        launch("claude", [], NO_OPTIONS)
+    said = quire("launch", "claude")
+    assert said.exit_code == SETTINGS
+    assert "claude: Exec format error" in said.stderr
 
 
 # --- Zed --------------------------------------------------------------------------------------
 
-SETTINGS_OF_ZED = """// Zed settings
-//
-// all of them: "language_models": {
-{
-  "theme": "One Dark", // a comma, and } in a comment
-  /* "agent": {} */
-  "language_models": {
-    "ollama": {"api_url": "http://localhost:11434"},
-  },
-  "vim_mode": true,
+SETTINGS_OF_ZED: dict[str, Any] = {
+    "theme": "One Dark",
+    "language_models": {"ollama": {"api_url": "http://localhost:11434"}},
+    "agent": {"dock": "left"},
+    "vim_mode": True,
 }
-"""
 
 
 @pytest.fixture
@@ -325,27 +326,48 @@ def configure(quire: Run, models: Models, *flags: str) -> str:
     return result.stdout
 
 
-def test_zed_has_the_server_and_keeps_every_other_line(
+def test_zed_has_the_server_and_keeps_every_other_setting(
     quire: Run, models: Models, zed_file: Path
 ) -> None:
     zed_file.parent.mkdir(parents=True)
-    zed_file.write_text(SETTINGS_OF_ZED)
+    zed_file.write_text(json.dumps(SETTINGS_OF_ZED))
     backup = zed_file.with_name("settings.json.before-quire")
     assert f"(the file of before is {backup})" in configure(quire, models)
-    new = zed_file.read_text()
-    assert [line for line in SETTINGS_OF_ZED.splitlines() if line not in new.splitlines()] == []
-    assert f'"api_url": "{models.url}/v1"' in new
-    assert '"max_tokens": 65536' in new
-    assert '"default_model": {' in new
-    assert backup.read_text() == SETTINGS_OF_ZED
+    new = json.loads(zed_file.read_text())
+    assert list(new) == list(SETTINGS_OF_ZED)
+    assert (new["theme"], new["vim_mode"], new["agent"]["dock"]) == ("One Dark", True, "left")
+    assert new["language_models"]["ollama"] == SETTINGS_OF_ZED["language_models"]["ollama"]
+    provider = new["language_models"]["openai_compatible"]["quire"]
+    assert provider["api_url"] == f"{models.url}/v1"
+    assert provider["available_models"][0]["max_tokens"] == 65536
+    assert new["agent"]["default_model"] == {"provider": "quire", "model": "org/Qwen3-4B"}
+    assert json.loads(backup.read_text()) == SETTINGS_OF_ZED
     assert "has this server already" in configure(quire, models)
-    assert zed_file.read_text() == new
+    assert json.loads(zed_file.read_text()) == new
     configure(quire, models, "--model", "small")
-    changed = zed_file.read_text()
-    assert '"max_tokens": 4096' in changed
-    assert '"max_tokens": 65536' not in changed
-    assert '"model": "org/Qwen3-4B"' in changed, "what was chosen stays chosen"
-    assert backup.read_text() == SETTINGS_OF_ZED, "it is from before quire"
+    changed = json.loads(zed_file.read_text())
+    (model,) = changed["language_models"]["openai_compatible"]["quire"]["available_models"]
+    assert model["max_tokens"] == 4096
+    assert changed["agent"]["default_model"]["model"] == "org/Qwen3-4B", "what was chosen stays"
+    assert json.loads(backup.read_text()) == SETTINGS_OF_ZED, "it is from before quire"
+
+
+@pytest.mark.parametrize(
+    "text", ['// Zed settings\n{"theme": "One Dark",}\n', '{"theme": \n}', "7"]
+)
+def test_zed_settings_with_comments_stay_as_they_are_and_the_addition_is_printed(
+    text: str, quire: Run, models: Models, zed_file: Path
+) -> None:
+    zed_file.parent.mkdir(parents=True)
+    zed_file.write_text(text)
+    said = configure(quire, models)
+    assert said.startswith(f"{zed_file} has comments, or is no JSON, and was not changed")
+    addition = json.loads(said[said.index("{") : said.rindex("}") + 1])
+    assert addition["agent"]["default_model"] == {"provider": "quire", "model": "org/Qwen3-4B"}
+    provider = addition["language_models"]["openai_compatible"]["quire"]
+    assert provider["api_url"] == f"{models.url}/v1"
+    assert zed_file.read_text() == text
+    assert list(zed_file.parent.iterdir()) == [zed_file]
 
 
 def test_zed_without_settings_gets_some(quire: Run, models: Models, zed_file: Path) -> None:
@@ -365,14 +387,10 @@ def test_what_zed_would_get_is_printed_and_not_written(
     assert not zed_file.exists()
 
 
-def test_settings_that_nobody_can_read_stay_as_they_are(
+def test_zed_settings_that_nobody_can_read_are_said(
     quire: Run, models: Models, zed_file: Path
 ) -> None:
     zed_file.parent.mkdir(parents=True)
-    zed_file.write_text('{\n  "theme": \n}')
-    said = one_sentence(quire("launch", "zed", "--url", models.url), SETTINGS)
-    assert f"{zed_file}: line 3 is no JSON; nothing was changed" in said
-    assert zed_file.read_text() == '{\n  "theme": \n}'
     zed_file.write_bytes(b"\xff")
     said = one_sentence(quire("launch", "zed", "--url", models.url), SETTINGS)
     assert "Zed's settings cannot be changed: " in said

@@ -1,0 +1,346 @@
+"""``quire launch``: start a coding tool with a running server's address, model and context.
+
+What the tools read. Claude Code: code.claude.com/docs/en/model-config and env-vars. Codex: its
+config reference at developers.openai.com/codex. opencode: opencode.ai/docs/providers and /config.
+Zed: zed.dev/docs/ai/llm-providers.
+"""
+
+import json
+import os
+import shlex
+import shutil
+import ssl
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import httpx2
+import typer
+
+from server.cli.running import server_address
+from server.cli.sentences import one_sentence, say
+from server.cli.settings import read_settings
+from server.config import StartError
+from server.protocol.answers import advised_answer_tokens
+
+ASK_TIMEOUT_S = 10.0
+# Sent to a server that wants no key: tools want one all the same.
+ANY_KEY = "any"
+# The longest that a server may take for an answer (limits.max_request_s).
+ANSWER_LIMIT_S = 3600
+# Claude Code compacts a conversation when the context has less room left than an answer and the
+# first number of tokens; its own prompt and tools take about the second.
+CLAUDE_RESERVE_TOKENS, CLAUDE_PROMPT_TOKENS = 13_000, 20_000
+# Codex compacts when this part of the context is used.
+CODEX_COMPACT_PART = 0.8
+# The name has no prefix of quire's: quire refuses variables that look like unknown settings.
+KEY_VARIABLE = "KEY_OF_LOCAL_QUIRE"
+ZED = "zed"
+ZED_BACKUP = ".before-quire"
+ZED_KEY = "Zed asks for a key once: any, where the server wants none"
+
+
+class LaunchError(StartError):
+    """A tool cannot be launched."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True, slots=True)
+class RunningServer:
+    """The facts that a tool needs. url: without /v1. context: tokens of a prompt and its answer."""
+
+    url: str
+    key: str
+    model: str
+    context: int
+
+    @property
+    def answer_tokens(self) -> int:
+        """The answer's length that a tool should ask for."""
+        return advised_answer_tokens(self.context)
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A tool's start. environment: None removes a variable. secrets: variables not to be shown."""
+
+    command: tuple[str, ...]
+    environment: Mapping[str, str | None]
+    secrets: frozenset[str] = frozenset()
+    warnings: tuple[str, ...] = ()
+
+
+def launch_command(app: typer.Typer) -> None:
+    passed: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+    @app.command("launch", context_settings=passed)
+    def _launch(
+        context: typer.Context,
+        tool: Annotated[str, typer.Argument(help=f"One of {', '.join((*TOOLS, ZED))}.")],
+        url: Annotated[
+            str | None, typer.Option(help="Address of the server; else that of your settings.")
+        ] = None,
+        model: Annotated[
+            str | None, typer.Option(help="One of the server's models; else one that is loaded.")
+        ] = None,
+        key: Annotated[
+            str | None, typer.Option(help="The server's key; else that of your settings.")
+        ] = None,
+        only_print: Annotated[
+            bool, typer.Option("--print", help="Print what would be done, and do nothing.")
+        ] = False,
+    ) -> None:
+        """Start a coding tool with a running server: quire launch claude -- ARGUMENTS of its own.
+
+        The tool gets address, model and context window. claude, codex and opencode are started, and
+        their files stay as they are; zed's settings are changed, or what to add to them is printed.
+        """
+        with one_sentence():
+            if tool not in (*TOOLS, ZED):
+                raise LaunchError(f"{tool!r} is no tool that is known: {', '.join((*TOOLS, ZED))}")
+            server = find_server(url, key, model)
+            if tool == ZED:
+                typer.echo(configure_zed(server, only_print=only_print))
+            else:
+                start = TOOLS[tool](server, os.environ)
+                launch(start, context.args, server, only_print=only_print)
+
+
+def launch(
+    start: Launch, arguments: Sequence[str], server: RunningServer, *, only_print: bool
+) -> None:
+    """Start a tool in place of this process, or print how. Raises LaunchError."""
+    tool = start.command[0]
+    command = (*start.command, *arguments)
+    for warning in start.warnings:
+        say(warning)
+    if only_print:
+        typer.echo(as_shell(start, command))
+        return
+    program = shutil.which(tool)
+    if program is None:
+        raise LaunchError(f"{tool} is not found on the PATH: {WHERE_TO_GET[tool]}")
+    say(f"{tool} with {server.model} at {server.url}, {server.context} tokens")
+    environment = {**os.environ, **start.environment}
+    given = {name: value for name, value in environment.items() if value is not None}
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        os.execve(program, command, given)  # noqa: S606
+    except OSError as error:
+        raise LaunchError(f"{program}: {error.strerror}") from error
+
+
+def as_shell(start: Launch, command: Sequence[str]) -> str:
+    """Return a start as people would type it, without secrets."""
+    removed = [f"-u {name}" for name, value in start.environment.items() if value is None]
+    given = [
+        f"{name}={'...' if name in start.secrets and value != ANY_KEY else shlex.quote(value)}"
+        for name, value in start.environment.items()
+        if value is not None
+    ]
+    return " \\\n  ".join([*(["env", *removed] if removed else []), *given, shlex.join(command)])
+
+
+def find_server(url: str | None, key: str | None, model: str | None) -> RunningServer:
+    """Ask the server of an address, or of the settings, for one of its models; None is the first
+    that is loaded, or else the first. Raises StartError."""
+    settings = read_settings(None, {})
+    keys = settings.access.api_keys
+    key = key or (keys[0].get_secret_value() if keys else ANY_KEY)
+    url = (url or server_address(settings)).rstrip("/").removesuffix("/v1")
+    models = {str(entry["id"]): entry for entry in _models(url, key)}
+    if not models:
+        raise LaunchError(f"{url} serves no model")
+    loaded = [name for name, entry in models.items() if entry.get("loaded", True)]
+    name = [*loaded, *models][0] if model is None else model
+    if name not in models:
+        raise LaunchError(f"{url} does not serve {name!r}; it serves {', '.join(models)}")
+    context = models[name].get("max_model_len")
+    if not isinstance(context, int):
+        raise LaunchError(
+            f"{url} does not tell how long a context of {name!r} may be: ask that model something, "
+            "so that it is loaded, and try again"
+        )
+    return RunningServer(url, key, name, context)
+
+
+def _models(url: str, key: str) -> list[dict[str, Any]]:
+    """Return the entries of GET /v1/models. Raises LaunchError."""
+    try:
+        # The environment's proxies are for other machines; certificates are the system's.
+        with httpx2.Client(
+            timeout=ASK_TIMEOUT_S, trust_env=False, verify=ssl.create_default_context()
+        ) as client:
+            answer = client.get(f"{url}/v1/models", headers={"Authorization": f"Bearer {key}"})
+    except httpx2.UnsupportedProtocol as error:
+        raise LaunchError(f"{url}: an address is written http://127.0.0.1:8000") from error
+    except (httpx2.HTTPError, httpx2.InvalidURL, ValueError) as error:
+        raise LaunchError(
+            f"nothing answers at {url} ({error}): start `quire serve MODEL`, or name the address "
+            "of another server with --url"
+        ) from error
+    status = answer.status_code
+    if status in (401, 403):
+        raise LaunchError(f"{url} wants another key ({status}): --key, or access.api_keys")
+    try:
+        entries: list[dict[str, Any]] = answer.json()["data"]
+        return [dict(entry) for entry in entries if "id" in entry]
+    except (ValueError, KeyError, TypeError) as error:
+        raise LaunchError(f"{url} answers GET /v1/models with {status}, and no list") from error
+
+
+def zed_settings_file() -> Path:
+    """Return the file of Zed's settings. Raises RuntimeError where the user has no home."""
+    chosen = os.environ.get("XDG_CONFIG_HOME") if sys.platform != "darwin" else None
+    return (Path(chosen) if chosen else Path.home() / ".config") / "zed" / "settings.json"
+
+
+def configure_zed(server: RunningServer, *, only_print: bool) -> str:
+    """Write the server into Zed's settings, whose former text is kept beside them. Settings with
+    comments stay as they are, since JSON written anew would lose them. Return what was done, or
+    what to do. Raises LaunchError."""
+    model = {
+        "name": server.model,
+        "max_tokens": server.context,
+        "max_output_tokens": server.answer_tokens,
+        "capabilities": {"tools": True, "images": False},
+    }
+    provider = {"api_url": f"{server.url}/v1", "available_models": [model]}
+    ours = {"language_models": {"openai_compatible": {"quire": provider}}}
+    default = {"agent": {"default_model": {"provider": "quire", "model": server.model}}}
+    try:
+        file = zed_settings_file()
+        text = file.read_text(encoding="utf-8") if file.exists() else ""
+        try:
+            old = dict(json.loads(text or "{}"))
+        except (ValueError, TypeError):
+            return (
+                f"{file} has comments, or is no JSON, and was not changed; add this to it:\n"
+                f"{_as_json(ours | default)}\n{ZED_KEY}"
+            )
+        # A model that was chosen stays chosen.
+        new = merged(old | merged(default, old), ours)
+        if only_print:
+            return f"{file} would be:\n{_as_json(new)}"
+        if new == old:
+            return f"{file} has this server already; {ZED_KEY}"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        kept, backup = "", file.with_name(file.name + ZED_BACKUP)
+        if text:
+            kept = f" (the file of before is {backup})"
+            # The first backup is the text from before quire.
+            if not backup.exists():
+                backup.write_text(text, encoding="utf-8")
+        file.write_text(f"{_as_json(new)}\n", encoding="utf-8")
+    except (OSError, RuntimeError, UnicodeDecodeError) as error:
+        raise LaunchError(f"Zed's settings cannot be changed: {error}") from error
+    return f"{file} has {server.model} at {server.url} now{kept}; {ZED_KEY}"
+
+
+def _as_json(values: Mapping[str, Any]) -> str:
+    return json.dumps(values, indent=2, ensure_ascii=False)
+
+
+def claude(server: RunningServer, _: Mapping[str, str]) -> Launch:
+    models = ["ANTHROPIC_MODEL", "CLAUDE_CODE_SUBAGENT_MODEL"]
+    models += [f"ANTHROPIC_DEFAULT_{size}_MODEL" for size in ("OPUS", "SONNET", "HAIKU", "FABLE")]
+    # Some tools take an empty variable for one that is set.
+    elsewhere = ("ANTHROPIC_API_KEY", "CLAUDE_CODE_USE_BEDROCK", "CLAUDE_CODE_USE_VERTEX")
+    environment: dict[str, str | None] = {
+        "ANTHROPIC_BASE_URL": server.url,
+        "ANTHROPIC_AUTH_TOKEN": server.key,
+        **dict.fromkeys(models, server.model),
+        # Claude Code assumes 200000 for a name that it does not know.
+        "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(server.context),
+        "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(server.answer_tokens),
+        # A line before the system prompt that changes: all behind it would be computed anew.
+        "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
+        "API_TIMEOUT_MS": str(1000 * ANSWER_LIMIT_S),
+        **dict.fromkeys(elsewhere),
+    }
+    command, secrets = ("claude", "--model", server.model), frozenset({"ANTHROPIC_AUTH_TOKEN"})
+    return Launch(command, environment, secrets, tuple(_doubts(server)))
+
+
+def _doubts(server: RunningServer) -> list[str]:
+    doubts = []
+    left = server.context - server.answer_tokens - CLAUDE_RESERVE_TOKENS
+    if left < CLAUDE_PROMPT_TOKENS:
+        doubts.append(
+            f"a context of {server.context} tokens is little for Claude Code: its own prompt takes "
+            f"about {CLAUDE_PROMPT_TOKENS}, and it compacts beyond {max(0, left)}; 48000 are enough"
+        )
+    if server.model.lower().startswith("claude"):
+        doubts.append(
+            f"Claude Code knows a context of its own for the name {server.model}, and not that of "
+            "the server: serve it under another name"
+        )
+    return doubts
+
+
+def codex(server: RunningServer, _: Mapping[str, str]) -> Launch:
+    """Launch Codex, by settings on its command line; its file stays as it is."""
+    provider = {
+        "name": "quire",
+        "base_url": f"{server.url}/v1",
+        "wire_api": "responses",
+        "env_key": KEY_VARIABLE,
+        "stream_idle_timeout_ms": 1000 * ANSWER_LIMIT_S,
+    }
+    settings = {
+        "model": server.model,
+        "model_provider": "quire",
+        "model_context_window": server.context,
+        "model_auto_compact_token_limit": int(server.context * CODEX_COMPACT_PART),
+        **{f"model_providers.quire.{name}": value for name, value in provider.items()},
+    }
+    # JSON's strings and numbers are TOML's, too.
+    given = [f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in settings.items()]
+    command = ("codex", *(word for setting in given for word in ("-c", setting)))
+    return Launch(command, {KEY_VARIABLE: server.key}, frozenset({KEY_VARIABLE}))
+
+
+def opencode(server: RunningServer, environment: Mapping[str, str]) -> Launch:
+    """Launch opencode, by settings in its environment, which it reads after all its files. Raises
+    LaunchError where there are some already that are no JSON."""
+    variable, name = "OPENCODE_CONFIG_CONTENT", f"quire/{server.model}"
+    limit = {"context": server.context, "output": server.answer_tokens}
+    provider = {
+        "npm": "@ai-sdk/openai-compatible",
+        "name": "quire",
+        "options": {"baseURL": f"{server.url}/v1", "apiKey": f"{{env:{KEY_VARIABLE}}}"},
+        "models": {server.model: {"name": server.model, "limit": limit}},
+    }
+    ours = {"provider": {"quire": provider}, "model": name, "small_model": name}
+    try:
+        text = json.dumps(merged(dict(json.loads(environment.get(variable, "{}"))), ours))
+    except (ValueError, TypeError) as error:
+        raise LaunchError(f"{variable} is no JSON object: {error}") from error
+    return Launch(
+        ("opencode",), {variable: text, KEY_VARIABLE: server.key}, frozenset({KEY_VARIABLE})
+    )
+
+
+def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """Return two objects as one, with the objects in them; where both have a value, the new one."""
+    both = {**old, **new}
+    for name in old.keys() & new.keys():
+        if isinstance(old[name], dict) and isinstance(new[name], dict):
+            both[name] = merged(old[name], new[name])
+    return both
+
+
+TOOLS: dict[str, Callable[[RunningServer, Mapping[str, str]], Launch]] = {
+    "claude": claude,
+    "codex": codex,
+    "opencode": opencode,
+}
+WHERE_TO_GET = {
+    "claude": "https://code.claude.com/docs",
+    "codex": "https://developers.openai.com/codex",
+    "opencode": "https://opencode.ai",
+}

@@ -1,1 +1,0 @@
-"""``quire launch``: a coding tool that knows address, model and context window of a server."""
