@@ -20,7 +20,7 @@ from server.catalogue.folder_reader import reading_process
 from server.cli.launch import launch_command
 from server.cli.models.commands import add_to as add_model_commands
 from server.cli.sentences import HEAD_OF_LINE, one_sentence, say
-from server.cli.service.command import service_commands
+from server.cli.service import service_commands
 from server.cli.settings import (
     default_of,
     flags_of,

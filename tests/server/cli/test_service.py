@@ -11,16 +11,20 @@ from pathlib import Path
 
 import pytest
 
+from server.cli import service
 from server.cli.cluster_folder import cluster_folder, made_key
-from server.cli.service import command, definition
-from server.cli.service.definition import (
+from server.cli.service import (
+    CLUSTER_STOP_GRACE_S,
+    KEPT_VARIABLES,
+    LABEL,
     STOP_GRACE_S,
+    UNIT,
     ServiceDefinition,
     ServiceError,
+    plist,
     quire_command,
+    unit,
 )
-from server.cli.service.launchd import LABEL, plist
-from server.cli.service.systemd import UNIT, unit
 from tests.server.commands import SETTINGS, Run, one_sentence
 
 Tool = Callable[[str], None]
@@ -30,7 +34,7 @@ AWKWARD = ("/opt/a b/quire", "serve", 'mo"del', "50%", "$HOME", "back\\slash", "
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A user's, who has set nothing."""
-    for name in definition.KEPT_VARIABLES:
+    for name in KEPT_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     return tmp_path
@@ -80,7 +84,7 @@ esac
 def mac(home: Path, tools: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> Path:
     """A user's launchd, and where its property list is."""
     monkeypatch.setattr(sys, "platform", "darwin")
-    monkeypatch.setattr("server.cli.service.launchd.FREE_POLL_S", 0.01)
+    monkeypatch.setattr("server.cli.service.FREE_POLL_S", 0.01)
     tools("launchctl", LAUNCHCTL)
     return home / "Library/LaunchAgents" / f"{LABEL}.plist"
 
@@ -209,7 +213,7 @@ def test_a_heads_unit_begins_the_cluster_and_serves_on_it(quire: Run, linux: Pat
     assert exec_start(linux) == (
         f'ExecStart="{quire_command()}" "cluster" "serve" "--start" {words}'
     )
-    assert f"TimeoutStopSec={20 + definition.CLUSTER_STOP_GRACE_S}\n" in linux.read_text()
+    assert f"TimeoutStopSec={20 + CLUSTER_STOP_GRACE_S}\n" in linux.read_text()
     assert "serves on http://127.0.0.1:8123" in result.stdout
     assert quire("service", "install", "--cluster", "--", "demo", "--prot", "1").exit_code == 2
 
@@ -313,7 +317,7 @@ def test_an_agent_that_ends_slowly_is_waited_for_but_not_for_ever(
     tools("launchctl", slow)
     assert quire("service", "install", "--", "demo").exit_code == 0
     tools("launchctl", LAUNCHCTL.replace('rm "$loaded"', "exit 0"))
-    monkeypatch.setattr(definition, "STOP_GRACE_S", 0)
+    monkeypatch.setattr(service, "STOP_GRACE_S", 0)
     still = quire("service", "install", "--", "demo", "--set", "server.drain_s=0")
     assert f"{LABEL} has not ended in 0 s" in one_sentence(still, SETTINGS)
     tools("launchctl", LAUNCHCTL.replace('rm "$loaded"', "echo 'not permitted' >&2; exit 1"))
@@ -330,9 +334,9 @@ def test_without_a_home_there_is_no_service(
     def homeless() -> Path:
         raise RuntimeError("no home")
 
-    monkeypatch.setattr(command, "config_folder", homeless)
+    monkeypatch.setattr(service, "config_folder", homeless)
     assert "for a service: no home" in one_sentence(quire("service", "status"), SETTINGS)
-    monkeypatch.setattr(definition, "state_folder", homeless)
+    monkeypatch.setattr(service, "state_folder", homeless)
     result = quire("service", "install", "--", "demo")
     assert "for a service's log: no home" in one_sentence(result, SETTINGS)
 

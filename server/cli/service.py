@@ -1,0 +1,385 @@
+"""``quire service``: have launchd or systemd start quire for one user.
+
+launchd.plist(5), launchctl(1); systemd.service(5), systemd.unit(5), systemctl(1).
+"""
+
+import os
+import plistlib
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kvcache.user_folders import config_folder, state_folder
+from server.cli.cluster_folder import cluster_folder, read_key, write_own
+from server.cli.sentences import one_sentence
+from server.cli.settings import flags_of, read_settings, with_further
+from server.config import SettingError
+
+# A manager waits so long beyond the drain before it kills: for the log's last entries and for the
+# device to end.
+STOP_GRACE_S = 40
+# A cluster's processes may need so long after the drain: Ray's own end, and then a second try.
+CLUSTER_STOP_GRACE_S = 100
+# Between an end that was a failure and the next start.
+RESTART_S = 10
+# Variables of quire and its downloads, which a manager's own environment lacks. Keys are not among
+# them: they belong into the settings file.
+KEPT_VARIABLES = (
+    *("HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT", "HF_HUB_OFFLINE"),
+    *("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME"),
+)
+# launchd writes a service's output there; systemd has its journal.
+OUTPUT_FILE = "service.err"
+LABEL = "org.quire.serve"
+# An agent that ends still has its name; this long is waited between two looks.
+FREE_POLL_S = 0.5
+# Codes of launchctl's for a name that is still taken: EIO of bootstrap, EINPROGRESS of bootout.
+STILL_ENDING = (5, 36, 37)
+STATE = re.compile(r"^\tstate = (.+)$", re.MULTILINE)
+LAST_EXIT = re.compile(r"^\tlast exit code = (.+)$", re.MULTILINE)
+UNIT = "quire.service"
+USER = ("systemctl", "--user")
+# No limit on starts, since each comes after a pause; none after exit codes 2 and 3, settings and
+# models that fail again. KillMode: quire ends its helpers itself.
+UNIT_TEXT = """\
+[Unit]
+Description=quire, an inference server
+StartLimitIntervalSec=0
+
+[Service]
+ExecStart={command}
+{environment}Restart=on-failure
+RestartSec={restart_s}
+RestartPreventExitStatus=2 3
+TimeoutStopSec={stop_timeout_s}
+KillMode=mixed
+
+[Install]
+WantedBy=default.target
+"""
+Parameters = Callable[[Sequence[str]], Mapping[str, Any]]
+
+
+class ServiceError(SettingError):
+    """The service cannot be installed, removed or asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceDefinition:
+    """A command and its surroundings. command: begins with an absolute path. folder: for the log,
+    and for output before there is one."""
+
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    folder: Path
+    stop_timeout_s: int
+
+
+def service_commands(
+    parameters_of_serve: Parameters, parameters_of_cluster: Parameters
+) -> typer.Typer:
+    """Return the commands. parameters_of_serve, parameters_of_cluster: return arguments of ``quire
+    serve`` and of ``quire cluster serve`` as these read them."""
+    service = typer.Typer(no_args_is_help=True, help="Have quire start by itself.")
+    kept: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+    @service.command("install", context_settings=kept)
+    def _install(
+        context: typer.Context,
+        cluster: Annotated[
+            bool, typer.Option("--cluster", help="Begin a cluster and serve on it, as its head.")
+        ] = False,
+        join: Annotated[
+            str | None,
+            typer.Option(metavar="HEAD", help="Be in the cluster of HEAD, and serve nothing else."),
+        ] = None,
+        key_file: Annotated[
+            Path | None, typer.Option(help="With --join: a file of mode 0600 with its key.")
+        ] = None,
+    ) -> None:
+        """Start quire at login: quire service install -- MODEL --port 8000."""
+        with one_sentence():
+            if join is not None:
+                typer.echo(install_member(join, key_file))
+            else:
+                read = parameters_of_cluster if cluster else parameters_of_serve
+                typer.echo(install(context.args, read(context.args), cluster=cluster))
+
+    @service.command("remove")
+    def _remove() -> None:
+        """End the service, and forget it."""
+        with one_sentence():
+            typer.echo(manager().remove())
+
+    @service.command("status")
+    def _status() -> None:
+        """Say whether the service is installed, and runs."""
+        with one_sentence():
+            typer.echo(manager().status())
+
+    return service
+
+
+def install(arguments: Sequence[str], parameters: Mapping[str, Any], *, cluster: bool) -> str:
+    """Install the service of a server, or of a cluster's head. parameters: those of the command
+    that serves, as it reads the arguments. Raises StartError."""
+    flags = with_further(flags_of(parameters), parameters.get("further") or ())
+    settings = read_settings(parameters.get("config"), flags)
+    arguments = absolute(arguments, named_files(parameters))
+    if cluster:
+        log, grace_s = settings.log.file or _log_folder() / OUTPUT_FILE, CLUSTER_STOP_GRACE_S
+        arguments = ["cluster", "serve", "--start", *arguments]
+    else:
+        log, grace_s = settings.log.file or _log_folder() / "quire.log", STOP_GRACE_S
+        own_log = [] if settings.log.file else ["--set", f"log.file={log}"]
+        arguments = ["serve", *arguments, *own_log]
+    done = manager().install(define(arguments, settings.server.drain_s + grace_s))
+    where = f"http://{settings.server.host}:{settings.server.port}"
+    return f"{done}\nserves on {where}, if its model can be served: the log is {log}"
+
+
+def install_member(head: str, key_file: Path | None) -> str:
+    """Install the service of a machine in a cluster. key_file: with its key; None where it has
+    joined before. Raises StartError."""
+    kept = cluster_folder().key
+    if key_file is not None:
+        write_own(kept, read_key(key_file))
+    read_key(kept)
+    arguments = ["cluster", "join", head, "--stay", "--key-file", str(kept)]
+    done = manager().install(define(arguments, CLUSTER_STOP_GRACE_S))
+    return f"{done}\nstays in the cluster of {head}"
+
+
+def define(arguments: Sequence[str], stop_timeout_s: int) -> ServiceDefinition:
+    """Define the service that runs quire with these arguments. Raises ServiceError."""
+    kept = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
+    command = (str(quire_command()), *arguments)
+    return ServiceDefinition(command, kept, _log_folder(), stop_timeout_s)
+
+
+def _log_folder() -> Path:
+    try:
+        return state_folder() / "log"
+    except RuntimeError as error:
+        raise ServiceError(f"there is no home folder for a service's log: {error}") from error
+
+
+def quire_command() -> Path:
+    """Return the absolute path of the ``quire`` that runs now. Raises ServiceError."""
+    here = Path(sys.argv[0])
+    beside = Path(sys.executable).with_name("quire")
+    for path in (here if here.name == "quire" else beside, beside):
+        if path.is_file():
+            return path.absolute()
+    found = shutil.which("quire")
+    if found is None:
+        raise ServiceError("the quire command is not found: install quire where it stays")
+    return Path(found).absolute()
+
+
+def named_files(parameters: Mapping[str, Any]) -> Iterable[str]:
+    """Yield the files and folders that the arguments of ``quire serve`` name."""
+    for name in ("model", "models", "config"):
+        given = parameters.get(name) or ()
+        yield from map(str, (given,) if isinstance(given, str | Path) else given)
+
+
+def absolute(arguments: Sequence[str], names: Iterable[str]) -> list[str]:
+    """Return arguments whose files are found from any folder. names: of arguments that are files,
+    or else models' ids."""
+    paths = {
+        name: str(Path(name).expanduser().absolute())
+        for name in names
+        if Path(name).expanduser().exists()
+    }
+    written = []
+    for argument in arguments:
+        flag, equals, value = argument.partition("=")
+        if equals and flag == "--config":
+            written.append(f"{flag}={paths.get(value, value)}")
+        else:
+            written.append(paths.get(argument, argument))
+    return written
+
+
+def manager() -> "Launchd | Systemd":
+    """Return the starter of this user's services. Raises ServiceError, as do its methods."""
+    try:
+        if sys.platform == "darwin":
+            return Launchd(Path.home() / "Library/LaunchAgents" / f"{LABEL}.plist")
+        return Systemd(config_folder().parent / "systemd/user" / UNIT)
+    except RuntimeError as error:
+        raise ServiceError(f"there is no home folder for a service: {error}") from error
+
+
+class Launchd:
+    """A user's agent. file: its property list."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._domain = f"gui/{os.getuid()}"
+        self._name = f"{self._domain}/{LABEL}"
+
+    def install(self, definition: ServiceDefinition) -> str:
+        """Load it, in place of an earlier one. Return a sentence."""
+        self._end(definition.stop_timeout_s)
+        _write(self._file, plist(definition))
+        definition.folder.mkdir(parents=True, exist_ok=True)
+        _run("launchctl", "enable", self._name)
+        _run("launchctl", "bootstrap", self._domain, str(self._file))
+        return f"{self._file}: runs now, and whenever you log in"
+
+    def remove(self) -> str:
+        _check_installed(self._file)
+        loaded = plistlib.loads(self._file.read_bytes())
+        self._end(int(loaded["ExitTimeOut"]))
+        self._file.unlink()
+        return f"{self._file}: removed"
+
+    def status(self) -> str:
+        if not self._file.exists():
+            return "not installed"
+        done = _try("launchctl", "print", self._name)
+        state, last_exit = STATE.search(done.stdout), LAST_EXIT.search(done.stdout)
+        text = "not loaded" if done.returncode or state is None else state[1]
+        if last_exit is not None:
+            text += f"; its last exit code: {last_exit[1]}"
+        return f"{self._file}: {text}"
+
+    def _end(self, timeout_s: int) -> None:
+        """Unload it, and wait until it has ended. Raises ServiceError."""
+        if _try("launchctl", "print", self._name).returncode:
+            return
+        deadline_s = time.monotonic() + timeout_s
+        done = _try("launchctl", "bootout", self._name)
+        if done.returncode and done.returncode not in STILL_ENDING:
+            raise ServiceError(f"launchctl bootout {self._name}: {done.stderr.strip()}")
+        while _try("launchctl", "print", self._name).returncode == 0:
+            if time.monotonic() > deadline_s:
+                raise ServiceError(f"{LABEL} has not ended in {timeout_s} s")
+            time.sleep(FREE_POLL_S)
+
+
+def plist(definition: ServiceDefinition) -> bytes:
+    """Return an agent's property list."""
+    output = str(definition.folder / OUTPUT_FILE)
+    return plistlib.dumps(
+        {
+            "Label": LABEL,
+            "ProgramArguments": list(definition.command),
+            "EnvironmentVariables": dict(definition.environment),
+            # Not after a clean end: `launchctl kill` and the end of a session are clean.
+            "KeepAlive": {"SuccessfulExit": False},
+            "RunAtLoad": True,
+            # Answers are waited for: no low priority for processor and disk.
+            "ProcessType": "Interactive",
+            "ThrottleInterval": RESTART_S,
+            "ExitTimeOut": definition.stop_timeout_s,
+            # The log is a file that quire keeps short itself. This one has the output before the
+            # log is open, and that of a process that crashes.
+            "StandardOutPath": output,
+            "StandardErrorPath": output,
+        },
+        sort_keys=False,
+    )
+
+
+class Systemd:
+    """A user's unit. file: the unit. Raises ServiceError where the user has no systemd."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        done = _try(*USER, "show-environment")
+        if done.returncode:
+            raise ServiceError(
+                f"systemd does not run for this user here ({' '.join(done.stderr.split())}): a "
+                "container's own manager, or that of the whole system, starts `quire serve` there"
+            )
+
+    def install(self, definition: ServiceDefinition) -> str:
+        """Start it, in place of an earlier one. Return a sentence."""
+        _write(self._file, unit(definition).encode())
+        _run(*USER, "daemon-reload")
+        _run(*USER, "enable", UNIT)
+        _run(*USER, "restart", UNIT)
+        return (
+            f"{self._file}: runs now, and whenever you log in; `loginctl enable-linger` has it run "
+            "from the machine's start on, and after you log out"
+        )
+
+    def remove(self) -> str:
+        _check_installed(self._file)
+        _run(*USER, "disable", "--now", UNIT)
+        self._file.unlink()
+        _run(*USER, "daemon-reload")
+        return f"{self._file}: removed"
+
+    def status(self) -> str:
+        if not self._file.exists():
+            return "not installed"
+        shown = _try(*USER, "show", UNIT, "--property=ActiveState,SubState,NRestarts,MainPID")
+        figures = dict(line.partition("=")[::2] for line in shown.stdout.splitlines())
+        state = f"{figures.get('ActiveState', 'unknown')} ({figures.get('SubState', 'unknown')})"
+        return f"{self._file}: {state}; started again {figures.get('NRestarts', '?')} times"
+
+
+def unit(definition: ServiceDefinition) -> str:
+    """Return a unit's text."""
+    variables = (quoted(f"{name}={value}") for name, value in definition.environment.items())
+    return UNIT_TEXT.format(
+        command=" ".join(map(quoted, definition.command)),
+        # Dollars mean nothing in a variable.
+        environment="".join(f"Environment={word.replace('$$', '$')}\n" for word in variables),
+        restart_s=RESTART_S,
+        stop_timeout_s=definition.stop_timeout_s,
+    )
+
+
+def quoted(word: str) -> str:
+    """Return a word as units spell it: neither specifiers, nor variables, nor more words."""
+    text = word.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{text}"'.replace("%", "%%").replace("$", "$$")
+
+
+def _check_installed(file: Path) -> None:
+    if not file.exists():
+        raise ServiceError("there is no service to remove")
+
+
+def _write(file: Path, text: bytes) -> None:
+    """Write a manager's file; only its owner may read it, since arguments may be secrets."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.unlink(missing_ok=True)
+        with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
+            stream.write(text)
+    except OSError as error:
+        raise ServiceError(f"{file}: {error.strerror}") from error
+
+
+def _try(*command: str) -> subprocess.CompletedProcess[str]:
+    """Run a manager's tool, which may fail. Raises ServiceError where there is none."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise ServiceError(
+            f"{command[0]} is not to be had here ({error.strerror}): no service can be installed. "
+            "Have what starts your other programs run `quire serve`"
+        ) from error
+
+
+def _run(*command: str) -> None:
+    """Run a manager's tool. Raises ServiceError with its output where it fails."""
+    done = _try(*command)
+    if done.returncode:
+        output = " ".join((done.stderr or done.stdout).split())
+        reason = output or f"it ended with {done.returncode}"
+        raise ServiceError(f"{' '.join(command)}: {reason}")

@@ -1,1 +1,0 @@
-"""``quire service``: quire starts when its user logs in, and again when it has failed."""
