@@ -21,16 +21,18 @@ from server.http.observer import RequestObserver
 from server.metrics import HttpMetrics
 from server.metrics.recent_requests import RecentRequests
 from server.metrics.requests import CountRefusal
-from server.routes.completions import chat_routes, completion_routes
+from server.routes.completions import chat_routes, completion_routes, message_routes
 from server.routes.embeddings import embedding_routes
-from server.routes.memory import memory_routes
-from server.routes.messages import message_routes
 from server.routes.models import model_routes
 from server.routes.ollama import ollama_routes
 from server.routes.openapi import DescribedApp
-from server.routes.operations import gateway_routes, operation_routes
+from server.routes.operations import (
+    gateway_routes,
+    memory_routes,
+    operation_routes,
+    replica_routes,
+)
 from server.routes.page import page_routes
-from server.routes.replicas import replica_routes
 from server.routes.responses import response_routes
 from server.routes.service import Service
 from server.routes.tokenize import tokenize_routes

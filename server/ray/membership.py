@@ -8,8 +8,8 @@ from operator import add
 from typing import Any
 
 from engine.types import EngineStats
-from server.metrics.replica_figures import ReplicaFigures
 from server.ray.messages import ReplicaReport
+from server.routes.service import ReplicaFigures
 
 # Fields of statistics that end with their engine; all others count what has happened.
 OF_THE_MOMENT = ("running", "waiting", "token_budget", "step_seconds", "mlx", "kv")

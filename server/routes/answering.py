@@ -1,12 +1,16 @@
 """How a route answers: as a stream, or whole while it watches whether the client is still there."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from itertools import chain
+from typing import Any, ClassVar, TypeVar
 
+from pydantic_core import to_json
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from engine.errors import EngineDeadError, QueueFullError
 from engine.serving import ServingEngine
@@ -15,14 +19,18 @@ from server.chat.choices import Choices
 from server.chat.generation import GenerationError, Prompt
 from server.config import Config
 from server.metrics.answer_times import RequestTimes
-from server.protocol.answers import Answer
+from server.protocol.answers import Answer, StreamForm
 from server.protocol.wire_errors import generation_failed
-from server.routes.answer_stream import AnswerStream
-from server.routes.json_response import json_pieces, json_response
 from server.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
 CLIENT_CLOSED_REQUEST = 499
+DONE = b"data: [DONE]\n\n"
+SIGN_OF_LIFE = b": waiting\n\n"
+STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+# Parts of a list that one piece of JSON has: numbers and texts, or lists and objects.
+PLAIN_VALUES, CONTAINERS = 4096, 16
+PIECE_BYTES = 65536
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,3 +103,174 @@ async def unless_left(request: Request, computation: Coroutine[Any, Any, T]) -> 
 async def _client_left(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+def event(data: dict[str, Any], *, named: bool = False) -> bytes:
+    """Write a server-sent event. named: by the type of its object."""
+    return _event_head(data, named) + to_json(data) + b"\n\n"
+
+
+def _event_head(data: dict[str, Any], named: bool) -> bytes:
+    return (f"event: {data['type']}\n".encode() if named else b"") + b"data: "
+
+
+class EventFraming:
+    """Writes a stream as server-sent events. named: each by the type of its object; without names,
+    [DONE] ends them."""
+
+    media_type: ClassVar[str] = "text/event-stream"
+
+    def __init__(self, *, named: bool) -> None:
+        self._named = named
+        self.end = b"" if named else DONE
+
+    def written(self, data: dict[str, Any]) -> bytes:
+        return event(data, named=self._named)
+
+    def pieces(self, data: dict[str, Any]) -> Iterator[bytes]:
+        """Yield a long object in pieces."""
+        yield _event_head(data, self._named)
+        yield from json_pieces(data)
+        yield b"\n\n"
+
+    def sign_of_life(self, answer: Answer) -> bytes:
+        """Write the comment that is sent in silence."""
+        del answer
+        return SIGN_OF_LIFE
+
+
+class LineFraming:
+    """Writes a stream as lines, of which the last one says that it is."""
+
+    media_type: ClassVar[str] = "application/x-ndjson"
+    end: ClassVar[bytes] = b""
+
+    def written(self, data: dict[str, Any]) -> bytes:
+        return to_json(data) + b"\n"
+
+    def pieces(self, data: dict[str, Any]) -> Iterator[bytes]:
+        """Yield a long object in pieces."""
+        yield from json_pieces(data)
+        yield b"\n"
+
+    def sign_of_life(self, answer: Answer) -> bytes:
+        """Write the first chunks again, which mean nothing: they are sent in silence."""
+        return b"".join(map(self.written, answer.first_chunks()))
+
+
+FRAMINGS: dict[StreamForm, EventFraming | LineFraming] = {
+    StreamForm.EVENTS: EventFraming(named=False),
+    StreamForm.NAMED_EVENTS: EventFraming(named=True),
+    StreamForm.LINES: LineFraming(),
+}
+
+
+class AnswerStream(StreamingResponse):
+    """The answer, one write per step; a sign of life whenever ``ping_s`` pass in silence."""
+
+    def __init__(self, choices: Choices, answer: Answer, ping_s: float) -> None:
+        """ping_s: of silence, at most."""
+        framing = FRAMINGS[answer.stream_form]
+        super().__init__(
+            _written(framing, choices, answer, ping_s),
+            media_type=framing.media_type,
+            headers=STREAM_HEADERS,
+        )
+        self._choices = choices
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the response. However it ends, the request ends with it."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._choices.close()
+
+
+async def _written(
+    framing: EventFraming | LineFraming, choices: Choices, answer: Answer, ping_s: float
+) -> AsyncIterator[bytes]:
+    """Yield an answer as it is sent. A fault ends the stream with an object of its own and without
+    an end, so that clients can tell."""
+
+    def written(objects: Iterable[dict[str, Any]]) -> bytes:
+        return b"".join(map(framing.written, objects))
+
+    yield written(answer.first_chunks()) or framing.sign_of_life(answer)
+    newest, last = time.monotonic(), b""
+    try:
+        async for deltas in choices.steps(ping_s):
+            objects = written(c for delta in deltas for c in answer.chunks(delta))
+            if choices.finished:
+                last = objects  # goes with the end, in one write
+                continue
+            # Silence are also steps of which nothing can be sent yet.
+            is_silent = not deltas or time.monotonic() - newest >= ping_s
+            if out := objects or (framing.sign_of_life(answer) if is_silent else b""):
+                yield out
+                newest = time.monotonic()
+        end = chain.from_iterable(map(framing.pieces, answer.last_chunks(choices.usage)))
+        async for piece in paced(chain([last], end, [framing.end])):
+            yield piece
+    except GenerationError as error:
+        yield written([answer.failure(generation_failed(str(error)))])
+
+
+# What is written at once: numbers and texts of a list, and lists and objects of one.
+PLAIN_VALUES, CONTAINERS = 4096, 16
+PIECE_BYTES = 65536
+
+
+def json_pieces(value: Any) -> Iterator[bytes]:
+    """Write a value. Its pieces, joined, are what ``to_json`` makes of it."""
+    if not _is_long(value):
+        yield to_json(value)
+    elif isinstance(value, dict):
+        before = b"{"
+        for name, member in value.items():
+            yield before + to_json(name) + b":"
+            yield from json_pieces(member)
+            before = b","
+        yield b"}"
+    else:
+        step = CONTAINERS if isinstance(value[0], dict | list) else PLAIN_VALUES
+        before = b"["
+        for start in range(0, len(value), step):
+            part = value[start : start + step]
+            if not any(map(_is_long, part)):
+                yield before + to_json(part)[1:-1]
+            else:
+                for number, member in enumerate(part):
+                    yield b"," if number else before
+                    yield from json_pieces(member)
+            before = b","
+        yield b"]"
+
+
+async def paced(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
+    """Join pieces to some that are worth a write. Others run between them."""
+    gathered: list[bytes] = []
+    size = 0
+    for piece in pieces:
+        gathered.append(piece)
+        size += len(piece)
+        if size >= PIECE_BYTES:
+            yield b"".join(gathered)
+            gathered, size = [], 0
+            await asyncio.sleep(0)
+    yield b"".join(gathered)
+
+
+async def json_response(pieces: Iterator[bytes]) -> Response:
+    body = b"".join([part async for part in paced(pieces)])
+    return Response(body, media_type="application/json")
+
+
+def _is_long(value: Any) -> bool:
+    """Return whether there is a list in it that is not written at once."""
+    if isinstance(value, dict):
+        return any(map(_is_long, value.values()))
+    if not isinstance(value, list) or not value:
+        return False
+    if not isinstance(value[0], dict | list):
+        return len(value) > PLAIN_VALUES
+    return len(value) > CONTAINERS or any(map(_is_long, value))

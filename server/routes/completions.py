@@ -1,7 +1,8 @@
-"""POST /v1/completions."""
+"""POST /v1/chat/completions, /v1/completions, /v1/messages and /v1/messages/count_tokens."""
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -14,11 +15,41 @@ from server.chat.prompting import ChatSpec
 from server.protocol.chat.answer import ChatAnswer
 from server.protocol.chat.request import ChatRequest
 from server.protocol.completions import CompletionRequest, Echo, PromptText, TextAnswer
+from server.protocol.messages.answer import MessageAnswer
+from server.protocol.messages.request import CountTokensRequest, MessagesRequest
 from server.protocol.wire_errors import ContextOverflowError, too_many_tokens
 from server.routes.openapi import takes
 from server.routes.service import Service
 from server.text.detokenizer import decoded_text
 from server.text.tokenizer import EncodedText, TextTooLongError
+
+
+def message_routes(service: Service) -> APIRouter:
+    router = APIRouter()
+    reader, answering = service.reader, service.answering
+    model, prompts = service.model, service.prompts
+
+    @router.post("/v1/messages", openapi_extra=takes(MessagesRequest))
+    async def messages(request: Request) -> Response:
+        wire, salt = await reader.admit(request, MessagesRequest)
+        conversation = reader.conversation(request, wire, "messages")
+        prompt = await prompts.prompt(ChatSpec(conversation, wire, wire.max_tokens), salt)
+        answer = MessageAnswer(
+            model.new_metadata("msg", "_"),
+            len(prompt.ids),
+            context_ends_it=prompt.params.max_tokens < wire.max_tokens,
+            cache_report=wire.response_options.cache_report,
+        )
+        return await answering.respond(request, answer, prompt, stream=wire.stream)
+
+    @router.post("/v1/messages/count_tokens", openapi_extra=takes(CountTokensRequest))
+    async def count_tokens(request: Request) -> dict[str, Any]:
+        wire = await reader.read(request, CountTokensRequest)
+        conversation = reader.conversation(request, wire, "messages")
+        salt = reader.salt(request, wire.cache_salt)
+        return {"input_tokens": await prompts.count_tokens(conversation, "messages", salt)}
+
+    return router
 
 
 def chat_routes(service: Service) -> APIRouter:

@@ -18,8 +18,7 @@ from server.protocol.wire_errors import (
     out_of_time,
     too_many_tokens,
 )
-from server.routes.answering import CLIENT_CLOSED_REQUEST, unless_left
-from server.routes.json_response import json_response
+from server.routes.answering import CLIENT_CLOSED_REQUEST, json_response, unless_left
 from server.routes.openapi import takes
 from server.routes.service import Service
 from server.text.tokenizer import TextsTooLongError, TextTooLongError

@@ -35,10 +35,9 @@ from server.protocol.ollama.request import (
     ShowRequest,
     embed_pieces,
 )
-from server.routes.answering import CLIENT_CLOSED_REQUEST
+from server.routes.answering import CLIENT_CLOSED_REQUEST, json_response
 from server.routes.completions import encoded_text
 from server.routes.embeddings import vectors_of
-from server.routes.json_response import json_response
 from server.routes.openapi import LINES, takes
 from server.routes.service import Service
 

@@ -1,16 +1,33 @@
-"""GET /version, /health, /ready and /metrics, and what gateways ask."""
+"""GET /version, /health, /ready, /metrics, /memory and /cluster/replicas, and gateways' routes."""
 
+from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
 
 from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic_core import to_json
+from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from server.chat.readiness import generates
-from server.protocol.wire_errors import shutting_down, unavailable
-from server.routes.replicas import PATH as REPLICAS
+from server.protocol.wire_errors import RETRY_AFTER_S, ApiError, shutting_down, unavailable
+from server.routes.memory import MemoryMapCache
 from server.routes.service import Service
+
+REPLICAS = "/cluster/replicas"
+REPLICAS_DESCRIPTION = (
+    "The replicas of the cluster, each as it was when it said so last: its machine, whether it "
+    "answers, what runs and waits there, blocks of its cache, and counts of tokens since its start."
+)
+MEMORY_DESCRIPTION = (
+    "What every block of the K and V cache is for, which sequences have it, and the requests that "
+    "ended last; where there are several keys, those of the key that asks. Counts only. All who "
+    "ask within 0.1 s get the same map; age_s says how old it is."
+)
+JSON_OBJECT: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"application/json": {"schema": {"type": "object"}}}}
+}
 
 
 def gateway_routes(service: Service) -> APIRouter:
@@ -95,3 +112,61 @@ def operation_routes(service: Service) -> APIRouter:
         return Response(figures.render(), media_type=CONTENT_TYPE_LATEST)
 
     return router
+
+
+def replica_routes(service: Service) -> APIRouter:
+    """Return the list of a cluster's replicas; nothing where the service has none."""
+    router = APIRouter()
+    if (listed := service.replicas) is None:
+        return router
+
+    @router.get(REPLICAS, description=REPLICAS_DESCRIPTION, responses=JSON_OBJECT)
+    async def replicas() -> Response:
+        return _newest(to_json({"model": service.model.id, "replicas": listed()}))
+
+    return router
+
+
+def memory_routes(service: Service) -> APIRouter:
+    router = APIRouter()
+    cache, reader = MemoryMapCache(service.client), service.reader
+    several_keys = len(service.config.access.api_keys) > 1
+
+    @router.get("/memory", description=MEMORY_DESCRIPTION, responses=JSON_OBJECT)
+    async def memory(request: Request) -> Response:
+        seen = await cache.get()
+        if seen is None:
+            raise ApiError(
+                503,
+                "The engine does not say what the memory holds: it has ended, or its step takes "
+                "long. Ask again later.",
+                type="server_error",
+                code="no_memory_map",
+                headers={"Retry-After": str(RETRY_AFTER_S)},
+            )
+        body, age_s = seen
+        tenant = reader.salt(request).tenant
+        head = {
+            "model": service.model.id,
+            "engine_alive": service.client.alive,
+            "age_s": round(age_s, 3),
+            "requests": _requests(service, tenant if several_keys else None),
+        }
+        # The map has been encoded already, once for all clients.
+        return _newest(to_json(head)[:-1] + b',"map":' + body + b"}")
+
+    return router
+
+
+def _newest(body: bytes) -> Response:
+    return Response(body, media_type="application/json", headers={"Cache-Control": "no-store"})
+
+
+def _requests(service: Service, tenant: bytes | None) -> list[dict[str, Any]]:
+    """Return the last requests of a tenant, the newest first; of None, all."""
+    now = service.recent.clock()
+    requests = [asdict(request) for request in service.recent.newest_first(tenant)]
+    for request in requests:
+        del request["tenant"]
+        request["ended_s_ago"] = now - request.pop("ended_at")
+    return requests

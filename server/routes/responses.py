@@ -13,7 +13,7 @@ from server.protocol.responses.answer import ResponseAnswer
 from server.protocol.responses.items import Item
 from server.protocol.responses.request import ResponsesRequest
 from server.protocol.wire_errors import invalid
-from server.routes.json_response import json_pieces, json_response
+from server.routes.answering import json_pieces, json_response
 from server.routes.openapi import takes
 from server.routes.service import Service
 from server.text.conversation import Conversation

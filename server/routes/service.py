@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Literal
 
 from engine.serving import ServingEngine
 from server.chat.admission import Admission
@@ -15,7 +16,6 @@ from server.chat.served_model import ServedModel
 from server.config import Config
 from server.metrics import Metrics
 from server.metrics.recent_requests import RecentRequests
-from server.metrics.replica_figures import ListReplicas
 from server.routes.answering import Answering
 from server.routes.reading import RequestReader
 from server.text.calls.written import WrittenCalls
@@ -24,6 +24,32 @@ from server.text.reasoning_cache import ReasoningCache
 from server.text.tokenizer import Tokenizer
 
 ENCODED_AT_ONCE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaFigures:
+    """A cluster's replica at its last report. Before its first one it has no host, and its counts
+    are 0."""
+
+    name: str
+    host: str | None
+    """The name of its machine."""
+    state: Literal["up", "silent", "starting"]
+    """silent: it answers no more. starting: it has not answered yet."""
+    heard_s_ago: float | None
+    """The age of the report."""
+    running: int = 0
+    waiting: int = 0
+    capacity: int = 0
+    """Requests that it may have, running and waiting."""
+    free_blocks: int = 0
+    cached_blocks: int = 0
+    """Blocks that are kept for prompts which begin alike, and go where others need them."""
+    total_blocks: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    """Prompt tokens that its cache had."""
+    generated_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +71,7 @@ class Service:
     """Held while prompts are encoded."""
     clock: Callable[[], float] = time.monotonic
     """Seconds; measures the time of a request."""
-    replicas: ListReplicas | None = None
+    replicas: Callable[[], list[ReplicaFigures]] | None = None
     """Lists those that answer in place of an engine of this process; None where there are none."""
 
     @property

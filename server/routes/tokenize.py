@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from server.protocol.tokenize import DetokenizeRequest, TokenizeRequest
-from server.routes.json_response import json_pieces, json_response
+from server.routes.answering import json_pieces, json_response
 from server.routes.openapi import takes
 from server.routes.service import Service
 from server.text.detokenizer import decoded_text

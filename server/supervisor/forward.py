@@ -19,9 +19,7 @@ from server.protocol.common import HEADER, current_request_id
 from server.protocol.messages.answer import late_message_error
 from server.protocol.ollama.answer import ollama_error
 from server.protocol.wire_errors import ApiError
-from server.routes.answer_stream import HEADERS as STREAM_HEADERS
-from server.routes.answer_stream import SIGN_OF_LIFE, event
-from server.routes.answering import unless_left
+from server.routes.answering import SIGN_OF_LIFE, STREAM_HEADERS, event, unless_left
 from server.routes.openapi import speaks_anthropic, speaks_ollama
 from server.supervisor.errors import (
     LoadError,

@@ -25,7 +25,7 @@ from server.protocol.ollama.answer import (
 from server.protocol.ollama.options import keep_alive_s
 from server.protocol.ollama.request import OllamaChatRequest, OllamaGenerateRequest, ShowRequest
 from server.protocol.wire_errors import from_validation, model_not_found
-from server.routes.answer_stream import LineFraming
+from server.routes.answering import LineFraming
 from server.supervisor.errors import LoadError, not_loaded
 from server.supervisor.front import Front
 from server.supervisor.models import Abilities, ManagedModel

@@ -20,7 +20,7 @@ from server.protocol.wire_errors import (
     shutting_down,
     unavailable,
 )
-from server.routes.answer_stream import LineFraming
+from server.routes.answering import LineFraming
 from server.routes.models import LIST_PATHS, anthropic_model, listed, models_answer
 from server.routes.openapi import speaks_anthropic, speaks_ollama
 from server.routes.operations import who_answers

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import server.routes.answer_stream
+import server.routes.answering
 from engine.client import EngineClient
 from engine.step.loop import EngineLoop
 from engine.step.runner import ModelRunner, ModelStep
@@ -73,7 +73,7 @@ class Stopwatches:
         for name, owner, method in ENGINE:
             setattr(owner, method, self._timed(getattr(owner, method), name, self._engine))
         step, emit = EngineLoop.step, EngineClient._emit
-        event, deliver = server.routes.answer_stream.event, EngineClient._deliver
+        event, deliver = server.routes.answering.event, EngineClient._deliver
 
         def timed_step(loop: EngineLoop) -> bool:
             self._engine.clear()
@@ -100,7 +100,7 @@ class Stopwatches:
         patches: Any = EngineLoop, EngineClient
         patches[0].step, patches[1]._emit = timed_step, counted_emit
         patches[1]._deliver = timed_deliver
-        server.routes.answer_stream.event = self._timed(event, "encode", self._loop)
+        server.routes.answering.event = self._timed(event, "encode", self._loop)
 
     def medians(self) -> Micros:
         """Microseconds per stream and step. Of the event loop's turns these are means: one that

@@ -12,9 +12,9 @@ from engine.types import (
     MissReason,
     MlxMemory,
 )
-from server.metrics.replica_figures import ReplicaFigures
 from server.ray.membership import Membership, ended, merged
 from server.ray.messages import ReplicaReport
+from server.routes.service import ReplicaFigures
 
 POOL = KVStats(
     **{name: 2 for name in KVStats.__dataclass_fields__ if name != "cells"},

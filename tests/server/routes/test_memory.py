@@ -64,7 +64,7 @@ def parts_of(pool: dict[str, Any]) -> dict[str, int]:
 def engine_waited_for(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of applications that are made from now on."""
     cache = partial(MemoryMapCache, wait_s=seconds)
-    monkeypatch.setattr("server.routes.memory.MemoryMapCache", cache)
+    monkeypatch.setattr("server.routes.operations.MemoryMapCache", cache)
 
 
 @pytest.fixture(autouse=True)

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import httpx2
 
-from server.metrics.replica_figures import ReplicaFigures
-from server.routes.replicas import PATH
+from server.routes.operations import REPLICAS as PATH
+from server.routes.service import ReplicaFigures
 from server.text.tokenizer import Tokenizer
 from tests.server.harness import MODEL, Engine, http_client, make_service, running
 

@@ -11,7 +11,7 @@ from server.protocol.answers import Answer, ResponseMetadata
 from server.protocol.chat.answer import ChatAnswer
 from server.protocol.common import ResponseOptions
 from server.protocol.completions import TextAnswer
-from server.routes.answer_stream import DONE, SIGN_OF_LIFE, AnswerStream, event
+from server.routes.answering import DONE, SIGN_OF_LIFE, AnswerStream, event
 from server.text.tokenizer import Tokenizer
 from tests.server.harness import events, finish_of, streamed
 from tests.server.streams import Batches, PreparedStream, fault, prepared, said
