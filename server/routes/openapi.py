@@ -1,7 +1,7 @@
-"""The OpenAPI schema, from the wire models that the routes parse bodies with.
+"""The API that a path belongs to, and the OpenAPI schema, from the wire models of bodies.
 
-A route says with ``openapi_extra=takes(Model)`` what its body is; the rest is the same for all.
-https://spec.openapis.org/oas/v3.1.0
+A route says with ``openapi_extra=takes(Model)`` what its body is; FastAPI writes the rest, and the
+errors are the same for all paths of an API. https://spec.openapis.org/oas/v3.1.0
 """
 
 from functools import cache
@@ -16,53 +16,27 @@ from server.protocol.common import WireModel
 Json = dict[str, Any]
 
 SHARED = "#/components/schemas/"
-OPENAI_ERROR: Json = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type", "param", "code"],
-            "properties": {
-                "message": {"type": "string", "minLength": 1},
-                "type": {"type": "string", "minLength": 1},
-                "param": {"type": ["string", "null"]},
-                "code": {"type": ["string", "null"]},
-            },
-        }
-    },
-}
-ANTHROPIC_ERROR: Json = {
-    "type": "object",
-    "required": ["type", "error", "request_id"],
-    "properties": {
-        "type": {"const": "error"},
-        "error": {
-            "type": "object",
-            "required": ["type", "message"],
-            "properties": {
-                "type": {"type": "string", "minLength": 1},
-                "message": {"type": "string", "minLength": 1},
-            },
-        },
-        "request_id": {"type": "string", "minLength": 1},
-    },
-}
-OLLAMA_ERROR: Json = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {"error": {"type": "string", "minLength": 1}},
-}
-ERRORS = {
-    "OpenAIError": OPENAI_ERROR,
-    "AnthropicError": ANTHROPIC_ERROR,
-    "OllamaError": OLLAMA_ERROR,
-}
-ANTHROPIC_PATHS = "/v1/messages"
-OLLAMA_PATHS = "/api/"
-EVENTS, LINES = "text/event-stream", "application/x-ndjson"
+ANTHROPIC_PATHS, OLLAMA_PATHS = "/v1/messages", "/api/"
 SHARED_PATHS = ("/v1/models", "/models")
 ANTHROPIC_HEADER = "anthropic-version"
+EVENTS, LINES = "text/event-stream", "application/x-ndjson"
+
+
+def _object(**properties: Json) -> Json:
+    return {"type": "object", "required": [*properties], "properties": properties}
+
+
+TEXT: Json = {"type": "string", "minLength": 1}
+TEXT_OR_NULL: Json = {"type": ["string", "null"]}
+ERRORS: Json = {
+    "OpenAIError": _object(
+        error=_object(message=TEXT, type=TEXT, param=TEXT_OR_NULL, code=TEXT_OR_NULL)
+    ),
+    "AnthropicError": _object(
+        type={"const": "error"}, error=_object(type=TEXT, message=TEXT), request_id=TEXT
+    ),
+    "OllamaError": _object(error=TEXT),
+}
 
 
 def speaks_anthropic(scope: Scope) -> bool:
@@ -81,8 +55,8 @@ def speaks_ollama(scope: Scope) -> bool:
 
 
 def takes(model: type[WireModel], stream: str = EVENTS) -> Json:
-    """Return what a route with that body adds to its operation: the body, and that answers are
-    JSON, or what a stream is made of where the body may ask for one."""
+    """Return a route's addition to its operation: the body, and an answer that is JSON, or a stream
+    of that type where the body may ask for one."""
     answers: Json = {"application/json": {"schema": {"type": "object"}}}
     if "stream" in model.model_fields:
         answers[stream] = {"schema": {"type": "string"}}
@@ -102,7 +76,7 @@ def _schema_of(model: type[WireModel]) -> Json:
 
 
 class DescribedApp(FastAPI):
-    """An application whose schema tells bodies and errors as they are."""
+    """An application whose schema describes bodies and errors."""
 
     def openapi(self) -> Json:
         """Return the schema, which is made on the first call."""
@@ -112,28 +86,20 @@ class DescribedApp(FastAPI):
 
 
 def _completed(schema: Json) -> Json:
-    """Move what the bodies share to where it can be referred to, and name the errors."""
-    # FastAPI describes its own errors, which no route here answers.
-    components: Json = dict(ERRORS)
+    """Move the definitions of bodies to where references find them, and add the errors, in place of
+    FastAPI's own one."""
+    components = dict(ERRORS)
     for path, operations in schema["paths"].items():
-        error = _error_of(path)
+        name = "AnthropicError" if path.startswith(ANTHROPIC_PATHS) else "OpenAIError"
+        name = "OllamaError" if path.startswith(OLLAMA_PATHS) else name
+        content = {"application/json": {"schema": {"$ref": SHARED + name}}}
+        failure = {"description": "What is wrong, and how to mend it.", "content": content}
         for operation in operations.values():
             for media in operation.get("requestBody", {}).get("content", {}).values():
                 parts = media["schema"].pop("$defs", {})
                 owner = media["schema"]["title"]
-                components |= {f"{owner}.{name}": part for name, part in parts.items()}
+                components |= {f"{owner}.{part}": found for part, found in parts.items()}
             operation["responses"].pop("422", None)
-            operation["responses"] |= {"4XX": _failure(error), "5XX": _failure(error)}
+            operation["responses"] |= {"4XX": failure, "5XX": failure}
     schema["components"] = {"schemas": components}
     return schema
-
-
-def _error_of(path: str) -> str:
-    if path.startswith(OLLAMA_PATHS):
-        return "OllamaError"
-    return "AnthropicError" if path.startswith(ANTHROPIC_PATHS) else "OpenAIError"
-
-
-def _failure(error: str) -> Json:
-    content = {"application/json": {"schema": {"$ref": SHARED + error}}}
-    return {"description": "What is wrong, and how to mend it.", "content": content}

@@ -1,16 +1,14 @@
 """GET and HEAD / and /page/{name}: the page for people, where browsers ask for one.
 
-Its files are read once, and nothing else below ``server/page`` is ever opened: what a client names
-is looked up and never made a path. Libraries that the page uses are below ``vendor``, in folders
-whose names have their versions.
+Its files are read once, and no other file is ever opened: a client's name is looked up and never
+made a path. Libraries that the page uses are below ``vendor``, in folders whose names have their
+versions.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import sha256
 from importlib.metadata import version
-from importlib.resources import files
-from importlib.resources.abc import Traversable
+from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter
@@ -18,6 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
+import server
 from server.config import Config
 
 INDEX = "index.html"
@@ -29,7 +28,7 @@ KINDS = {
     ".txt": "text/plain; charset=utf-8",
 }
 VENDORED = "vendor/"
-# Beside those that every answer has. DOMPurify alone may make markup of text.
+# Beside the headers of every answer. DOMPurify alone may make markup of text.
 HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -37,12 +36,12 @@ HEADERS = {
         "require-trusted-types-for 'script'; trusted-types dompurify"
     ),
 }
-# What Ollama's clients look for before they ask it anything.
+# Ollama's clients look for this text first.
 RUNNING = "Ollama is running"
 # A file whose path has a version never changes.
 CACHED_FOREVER = {"Cache-Control": "public, max-age=31536000, immutable"}
 ASKED_AGAIN = {"Cache-Control": "no-cache"}
-# What "/" answers depends on who asks.
+# The answer of "/" depends on the client.
 VARY = {"Vary": "Accept"}
 
 
@@ -87,33 +86,20 @@ def page_routes(config: Config) -> APIRouter:
 
 def read_page() -> dict[str, PageFile]:
     """Return all files of the page, by their paths below its folder."""
-    below = _files_below(files("server").joinpath("page"))
-    # A desktop may have put files of its own there.
-    served = [(name, file) for name, file in below if _suffix(name) in KINDS]
+    assert server.__file__ is not None
+    folder = Path(server.__file__).with_name("page")
     found: dict[str, PageFile] = {}
-    for name, file in served:
-        content = file.read_bytes()
-        etag = f'"{sha256(content).hexdigest()[:32]}"'
-        caching = CACHED_FOREVER if name.startswith(VENDORED) else ASKED_AGAIN
-        found[name] = PageFile(content, KINDS[_suffix(name)], etag, caching)
+    for file in folder.rglob("*"):
+        if file.suffix in KINDS:  # A desktop may have put files of its own there.
+            name, content = file.relative_to(folder).as_posix(), file.read_bytes()
+            etag = f'"{sha256(content).hexdigest()[:32]}"'
+            caching = CACHED_FOREVER if name.startswith(VENDORED) else ASKED_AGAIN
+            found[name] = PageFile(content, KINDS[file.suffix], etag, caching)
     return found
 
 
-def _files_below(folder: Traversable, path: str = "") -> Iterator[tuple[str, Traversable]]:
-    for entry in folder.iterdir():
-        if entry.is_dir():
-            yield from _files_below(entry, f"{path}{entry.name}/")
-        else:
-            yield path + entry.name, entry
-
-
-def _suffix(name: str) -> str:
-    return "." + name.rpartition(".")[2]
-
-
 def wants_html(accept: str) -> bool:
-    """Return whether an Accept header names HTML itself: browsers' do, programs' ``*/*`` does
-    not."""
+    """Return whether an Accept header names HTML itself, as browsers' do. ``*/*`` does not."""
     for part in accept.lower().split(","):
         kind, *parameters = (piece.strip() for piece in part.split(";"))
         if kind == "text/html":
