@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from engine.build import EnginePlan, build_engine
 from engine.client import EngineClient
-from engine.machine import machine_memory, pressure_source, raise_descriptor_limit, use_one_arena
+from engine.machine import raise_descriptor_limit, use_one_arena
 from engine.monitor import EngineMonitor
 from engine.power import KeepAwake, power_of
 from kvcache.selftest.machine import footprint_with
@@ -251,13 +251,7 @@ def make_metrics(
         max_model_len=engine_plan.memory.max_model_len,
     )
 
-    def memory() -> tuple[int, int]:
-        found = machine_memory()
-        return found.total_bytes, found.available_bytes
-
-    return Metrics(
-        client, about, settings=settings.metrics, footprint=footprint_with, memory=memory
-    )
+    return Metrics(client, about, settings=settings.metrics, footprint=footprint_with)
 
 
 def engine_error(lost: bool, reason: str = "the engine has failed: see the log") -> EngineError:

@@ -19,7 +19,7 @@ from server.http.guards.keys import KeyGuard, Keys
 from server.http.idle_memory import release_when_idle
 from server.http.observer import RequestObserver
 from server.metrics import HttpMetrics
-from server.metrics.recent_requests import RecentRequests
+from server.metrics.answer_times import RecentRequests
 from server.metrics.requests import CountRefusal
 from server.routes.completions import chat_routes, completion_routes, message_routes
 from server.routes.embeddings import embedding_routes

@@ -7,8 +7,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.http.errors import REQUEST_ID_HEADER
 from server.metrics import HttpMetrics
-from server.metrics.answer_times import RequestTimes
-from server.metrics.recent_requests import RecentRequests
+from server.metrics.answer_times import RecentRequests, RequestTimes
 from server.protocol.common import HEADER, bind_request_id
 from server.protocol.unseen import Unseen
 from server.routes.openapi import speaks_anthropic

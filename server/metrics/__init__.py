@@ -1,4 +1,4 @@
-"""What /metrics shows."""
+"""The figures of /metrics."""
 
-from server.metrics.registry import HttpMetrics as HttpMetrics
 from server.metrics.registry import Metrics as Metrics
+from server.metrics.requests import HttpMetrics as HttpMetrics

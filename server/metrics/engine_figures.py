@@ -1,6 +1,6 @@
 """Metrics of the engine's newest snapshot; a scrape never waits for the engine."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
@@ -9,6 +9,44 @@ from engine.serving import ServingEngine
 from engine.types import CellStats, EngineStats, KVStats, MissReason
 from server.metrics.families import counter, counters, gauge, gauges, histogram
 
+# Help texts by the names of attributes, which are parts of the metrics' names as well.
+ENGINE_COUNTERS = {
+    "preemptions": (
+        "Times that KV cache memory ran out and a running sequence had to free its blocks and wait"
+    ),
+    "prompt_tokens": (
+        "Prompt tokens that steps have computed, those computed again after a preemption included"
+    ),
+    "generated_tokens": "Tokens that the model has generated, for all answers",
+    "steps": (
+        "Steps that the engine has run: each is one pass of the model over all scheduled tokens"
+    ),
+    "failed_rows": "Answers that ended with an error because the model's output was not finite",
+    "wasted_rows": (
+        "Results that were computed for a sequence that had ended meanwhile, and discarded"
+    ),
+    "mapping_waits": "Steps that had to wait until KV cache memory was mapped",
+}
+MLX_GAUGES = {
+    "active": "Bytes of MLX arrays in use, model weights included",
+    "cache": "Bytes of freed memory that MLX keeps to reuse for its next arrays",
+    "peak": "Largest number of bytes that MLX arrays have used at once since the start",
+}
+CELL_GAUGES = {
+    "free": "Cells that can be handed out",
+    "held": "Cells that open sequences go on from or write, each shared one counted once",
+    "waiting": "Cells that cannot be reused yet because the device may still use them",
+}
+POOL_COUNTERS = {
+    "mapped_blocks": (
+        "KV cache blocks that were mapped into a sequence's address range, counted once for all "
+        "layers"
+    ),
+    "unmapped_blocks": (
+        "KV cache blocks that were unmapped from a sequence's address range, counted once for all "
+        "layers"
+    ),
+}
 POOL_GAUGES = {
     "capacity": (
         "KV cache bytes that the memory budget allows: the sum of free, live, partial tail, mapped "
@@ -67,10 +105,23 @@ class EngineCollector(Collector):
         yield from _sequences(stats)
         yield from _tokens(stats)
         yield from _steps(stats)
-        yield from _mlx(stats)
+        yield from _each(counter, "", ENGINE_COUNTERS, stats)
+        yield from _each(gauge, "mlx_", MLX_GAUGES, stats.mlx, "_bytes")
         if stats.kv is not None:
             yield from _pool(stats.kv)
             yield from _cells(stats.kv.cells)
+
+
+def _each(
+    make: Callable[[str, str, float], Metric],
+    prefix: str,
+    texts: Mapping[str, str],
+    figures: object,
+    suffix: str = "",
+) -> Iterator[Metric]:
+    """Yield a metric for each help text, from the attribute of its name."""
+    for name, text in texts.items():
+        yield make(f"quire_{prefix}{name}{suffix}", text, getattr(figures, f"{name}{suffix}"))
 
 
 def _sequences(stats: EngineStats) -> Iterator[Metric]:
@@ -90,19 +141,9 @@ def _sequences(stats: EngineStats) -> Iterator[Metric]:
         "first token",
         stats.measured.queue_seconds,
     )
-    yield counter(
-        "quire_preemptions",
-        "Times that KV cache memory ran out and a running sequence had to free its blocks and wait",
-        stats.preemptions,
-    )
 
 
 def _tokens(stats: EngineStats) -> Iterator[Metric]:
-    yield counter(
-        "quire_prompt_tokens",
-        "Prompt tokens that steps have computed, those computed again after a preemption included",
-        stats.prompt_tokens,
-    )
     yield counter(
         "quire_prompt_tokens_submitted",
         "Prompt tokens of sequences that began to run, whether the prefix cache had them or not",
@@ -121,20 +162,10 @@ def _tokens(stats: EngineStats) -> Iterator[Metric]:
         ("reason",),
         [((reason.value,), misses.get(reason, 0)) for reason in MissReason],
     )
-    yield counter(
-        "quire_generated_tokens",
-        "Tokens that the model has generated, for all answers",
-        stats.generated_tokens,
-    )
 
 
 def _steps(stats: EngineStats) -> Iterator[Metric]:
     measured = stats.measured
-    yield counter(
-        "quire_steps",
-        "Steps that the engine has run: each is one pass of the model over all scheduled tokens",
-        stats.steps,
-    )
     yield histogram(
         "quire_step_seconds", "Seconds that each engine step took", measured.step_seconds
     )
@@ -155,43 +186,9 @@ def _steps(stats: EngineStats) -> Iterator[Metric]:
         stats.token_budget,
     )
     yield counter(
-        "quire_failed_rows",
-        "Answers that ended with an error because the model's output was not finite",
-        stats.failed_rows,
-    )
-    yield counter(
-        "quire_wasted_rows",
-        "Results that were computed for a sequence that had ended meanwhile, and discarded",
-        stats.wasted_rows,
-    )
-    yield counter(
-        "quire_mapping_waits",
-        "Steps that had to wait until KV cache memory was mapped",
-        stats.mapping_waits,
-    )
-    yield counter(
         "quire_kv_copied_bytes",
         "KV cache bytes that were copied because several answers go on from one prompt",
         stats.copied_bytes,
-    )
-
-
-def _mlx(stats: EngineStats) -> Iterator[Metric]:
-    mlx = stats.mlx
-    yield gauge(
-        "quire_mlx_active_bytes",
-        "Bytes of MLX arrays in use, model weights included",
-        mlx.active_bytes,
-    )
-    yield gauge(
-        "quire_mlx_cache_bytes",
-        "Bytes of freed memory that MLX keeps to reuse for its next arrays",
-        mlx.cache_bytes,
-    )
-    yield gauge(
-        "quire_mlx_peak_bytes",
-        "Largest number of bytes that MLX arrays have used at once since the start",
-        mlx.peak_bytes,
     )
 
 
@@ -202,22 +199,12 @@ def _cells(cells: CellStats) -> Iterator[Metric]:
         "sum of free, held, cached and waiting; 0 where the model has no such layers",
         cells.cells,
     )
-    yield gauge("quire_state_cells_free", "Cells that can be handed out", cells.free)
-    yield gauge(
-        "quire_state_cells_held",
-        "Cells that open sequences go on from or write, each shared one counted once",
-        cells.held,
-    )
+    yield from _each(gauge, "state_cells_", CELL_GAUGES, cells)
     yield gauges(
         "quire_state_cells_cached",
         "Cells that no sequence holds and that are kept for prefix hits, by why they are kept",
         ("keep",),
         [((keep,), count) for keep, count in cells.cached],
-    )
-    yield gauge(
-        "quire_state_cells_waiting",
-        "Cells that cannot be reused yet because the device may still use them",
-        cells.waiting,
     )
     yield counter(
         "quire_state_cells_evicted",
@@ -234,8 +221,8 @@ def _cells(cells: CellStats) -> Iterator[Metric]:
 
 
 def _pool(kv: KVStats) -> Iterator[Metric]:
-    for name, help_text in POOL_GAUGES.items():
-        yield gauge(f"quire_kv_{name}_bytes", help_text, getattr(kv, f"{name}_bytes"))
+    yield from _each(gauge, "kv_", POOL_GAUGES, kv, "_bytes")
+    yield from _each(counter, "kv_", POOL_COUNTERS, kv)
     yield gauge("quire_kv_block_tokens", "Tokens that one KV cache block holds", kv.block_tokens)
     yield gauge(
         "quire_kv_heaps",
@@ -246,18 +233,6 @@ def _pool(kv: KVStats) -> Iterator[Metric]:
         "Heaps that cannot be released to the operating system before the process ends: all or none"
     )
     yield gauge("quire_kv_heaps_kept", kept, kv.kept_heaps)
-    yield counter(
-        "quire_kv_mapped_blocks",
-        "KV cache blocks that were mapped into a sequence's address range, counted once "
-        "for all layers",
-        kv.mapped_blocks,
-    )
-    yield counter(
-        "quire_kv_unmapped_blocks",
-        "KV cache blocks that were unmapped from a sequence's address range, counted "
-        "once for all layers",
-        kv.unmapped_blocks,
-    )
     yield counter(
         "quire_prefix_evicted_blocks",
         "Cached blocks that were evicted from the prefix cache, for room or after a "

@@ -1,55 +1,98 @@
-"""All metrics of one server."""
+"""All metrics of a server with an engine.
 
+Of the process they have the names that Prometheus' own clients use, on every system:
+https://prometheus.io/docs/instrumenting/writing_clientlibs/#process-metrics
+"""
+
+import resource
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
 
 import psutil
-from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from engine.machine import machine_memory
 from engine.serving import ServingEngine
 from server.config import MetricsSection
-from server.metrics.answer_times import Latencies, RequestTimes
 from server.metrics.engine_figures import EngineCollector
-from server.metrics.families import gauge, info
-from server.metrics.process import Footprint, ProcessCollector
-from server.metrics.requests import Refusal, RequestFigures
+from server.metrics.families import counter, gauge, info
+from server.metrics.requests import HttpMetrics
 from server.metrics.vllm_names import VllmCollector
 
-SystemMemory = Callable[[], tuple[int, int]]
-"""Bytes of memory in all, and those that programs could get: of the machine, or of the container
-where that has less."""
-
-
-def machine_alone() -> tuple[int, int]:
-    """Return the machine's memory, where no container's limit is known."""
-    memory = psutil.virtual_memory()
-    return memory.total, memory.available
+Footprint = Callable[[int], int]
+"""Returns the bytes that the system charges this process for, given those of K and V."""
 
 
 class SystemCollector(Collector):
-    """Collect the memory that all programs of the machine share."""
+    """Collect the system's figures of this process, and of the memory of all programs."""
 
-    def __init__(self, client: ServingEngine, memory: SystemMemory) -> None:
-        """memory: asked at each scrape."""
+    def __init__(self, client: ServingEngine, footprint: Footprint) -> None:
         self._client = client
-        self._memory = memory
+        self._footprint = footprint
+        self._process = psutil.Process()
 
     def collect(self) -> Iterator[Metric]:
-        total, available = self._memory()
+        yield from self._of_process()
+        yield from self._of_memory()
+
+    def _of_process(self) -> Iterator[Metric]:
+        process = self._process
+        with process.oneshot():
+            used, times = process.memory_info(), process.cpu_times()
+            threads, started = process.num_threads(), process.create_time()
+        yield gauge(
+            "process_resident_memory_bytes", "Bytes of RAM that this process uses", used.rss
+        )
+        yield gauge(
+            "process_virtual_memory_bytes",
+            "Bytes of address space that this process has reserved, whether memory "
+            "stands behind it or not",
+            used.vms,
+        )
+        yield counter(
+            "process_cpu_seconds",
+            "Seconds of processor time that this process has used, user and system together",
+            times.user + times.system,
+        )
+        yield gauge(
+            "process_open_fds",
+            "File descriptors, sockets included, that this process has open",
+            process.num_fds(),
+        )
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        yield gauge(
+            "process_max_fds",
+            "Largest number of file descriptors that this process may have open",
+            limit,
+        )
+        yield gauge(
+            "process_start_time_seconds",
+            "Start time of this process in seconds since the Unix epoch",
+            started,
+        )
+        yield gauge("process_threads", "Threads that this process runs", threads)
+        kv = self._client.stats.kv
+        yield gauge(
+            "quire_process_footprint_bytes",
+            "Bytes of memory that the operating system charges this process for, in RAM "
+            "or swapped out",
+            self._footprint(0 if kv is None else kv.committed_bytes),
+        )
+
+    def _of_memory(self) -> Iterator[Metric]:
+        memory, swap = machine_memory(), psutil.swap_memory()
         yield gauge(
             "quire_system_memory_total_bytes",
             "Bytes of memory of the machine, or of the container where its limit is lower",
-            total,
+            memory.total_bytes,
         )
         yield gauge(
             "quire_system_memory_available_bytes",
             "Bytes of memory that programs could still get without swapping",
-            available,
+            memory.available_bytes,
         )
-        swap = psutil.swap_memory()
         yield gauge(
             "quire_system_swap_used_bytes",
             "Bytes of memory that the system has swapped out, of all programs",
@@ -65,10 +108,9 @@ class SystemCollector(Collector):
 
 @dataclass(frozen=True, slots=True)
 class About(Collector):
-    """What is served, as the labels of quire_info."""
+    """The labels of quire_info."""
 
     model: str = ""
-    """The name of the model in answers."""
     substrate: str = ""
     arithmetic: str = ""
     max_model_len: int = 32768
@@ -92,48 +134,6 @@ NOTHING_KNOWN = About()
 SETTINGS = MetricsSection()
 
 
-class HttpMetrics:
-    """The registry of what answers HTTP. Only its event loop calls."""
-
-    def __init__(self, max_model_len: int) -> None:
-        """max_model_len: tokens of the longest sequence."""
-        self._latencies = Latencies(max_model_len)
-        self._requests = RequestFigures(self._latencies)
-        self.registry = CollectorRegistry()
-
-    def request_arrived(self) -> RequestTimes:
-        """Begin to measure a request that begins now."""
-        return RequestTimes(self._latencies)
-
-    def count_request(self, endpoint: str, status: int) -> None:
-        """Count a response that begins. endpoint: a route's own path, never what a client sent."""
-        self._requests.count_request(endpoint, status)
-
-    def request_ended(self, endpoint: str, seconds: float) -> None:
-        """Observe the duration of a request whose response has ended."""
-        self._requests.observe_duration(endpoint, seconds)
-
-    def count_refusal(self, reason: Refusal) -> None:
-        """Count a request or a connection that is refused."""
-        self._requests.count_refusal(reason)
-
-    def connection_opened(self) -> None:
-        self._requests.open_connections += 1
-
-    def connection_closed(self) -> None:
-        """Count a connection that has ended."""
-        self._requests.open_connections -= 1
-        assert self._requests.open_connections >= 0, "a connection was closed twice"
-
-    def set_draining(self, draining: bool) -> None:
-        """Set whether running answers may end and no new ones begin."""
-        self._requests.draining = draining
-
-    def render(self) -> bytes:
-        """Write the text that Prometheus scrapes."""
-        return generate_latest(self.registry)
-
-
 class Metrics(HttpMetrics):
     """The registry of a server with an engine."""
 
@@ -144,19 +144,10 @@ class Metrics(HttpMetrics):
         *,
         settings: MetricsSection = SETTINGS,
         footprint: Footprint = int,
-        memory: SystemMemory = machine_alone,
     ) -> None:
-        """settings: what is shown beside our own names. footprint: see ProcessCollector; without
-        it, K and V alone. memory: see SystemCollector."""
+        """settings: which names there are beside our own."""
         super().__init__(about.max_model_len)
-        collectors: list[Collector] = [
-            about,
-            self._requests,
-            EngineCollector(client),
-            ProcessCollector(client, footprint),
-            SystemCollector(client, memory),
-        ]
-        if settings.vllm_names:
-            collectors.append(VllmCollector(client, self._latencies, about.model))
-        for collector in collectors:
+        for collector in (about, EngineCollector(client), SystemCollector(client, footprint)):
             self.registry.register(collector)
+        if settings.vllm_names:
+            self.registry.register(VllmCollector(client, self._latencies, about.model))

@@ -4,18 +4,19 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from enum import StrEnum
 
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from engine.types import Histogram
-from server.metrics.answer_times import DURATION_BOUNDS_S, FINISH_REASONS, Latencies
+from server.metrics.answer_times import DURATION_BOUNDS_S, FINISH_REASONS, Latencies, RequestTimes
 from server.metrics.families import counters, gauge, histogram, histograms
 
 HTTP_BOUNDS_S = (0.001, 0.005, *DURATION_BOUNDS_S)
 
 
 class Refusal(StrEnum):
-    """Why something was refused: the only values that a metric's label takes."""
+    """The reason of a refusal: the values of a metric's label."""
 
     HOST = "host"
     ORIGIN = "origin"
@@ -34,28 +35,49 @@ class Refusal(StrEnum):
 CountRefusal = Callable[[Refusal], None]
 
 
-class RequestFigures(Collector):
-    """Counts of one server. Only its event loop touches them."""
+class HttpMetrics(Collector):
+    """The registry of a server, and its figures of requests. Only its event loop calls."""
 
-    def __init__(self, latencies: Latencies) -> None:
-        self._latencies = latencies
+    def __init__(self, max_model_len: int) -> None:
+        """max_model_len: tokens of the longest sequence."""
+        self._latencies = Latencies(max_model_len)
         self._requests: Counter[tuple[str, str]] = Counter()
         self._durations: dict[str, Histogram] = {}
         self._refusals = Counter(dict.fromkeys(Refusal, 0))
-        self.open_connections = 0
+        self._open_connections = 0
         self.draining = False
+        """Whether running answers may end and no new ones begin."""
+        self.registry = CollectorRegistry()
+        self.registry.register(self)
+
+    def request_arrived(self) -> RequestTimes:
+        """Begin to measure a request that begins now."""
+        return RequestTimes(self._latencies)
 
     def count_request(self, endpoint: str, status: int) -> None:
-        """Count a response. endpoint: a route's own path, never what a client sent."""
+        """Count a response that begins. endpoint: a route's own path, never a client's text."""
         self._requests[endpoint, str(status)] += 1
 
-    def observe_duration(self, endpoint: str, seconds: float) -> None:
+    def request_ended(self, endpoint: str, seconds: float) -> None:
+        """Observe the duration of a request whose response has ended."""
         if endpoint not in self._durations:
             self._durations[endpoint] = Histogram(HTTP_BOUNDS_S)
         self._durations[endpoint].observe(seconds)
 
     def count_refusal(self, reason: Refusal) -> None:
+        """Count a request or a connection that is refused."""
         self._refusals[reason] += 1
+
+    def connection_opened(self) -> None:
+        self._open_connections += 1
+
+    def connection_closed(self) -> None:
+        self._open_connections -= 1
+        assert self._open_connections >= 0, "a connection was closed twice"
+
+    def render(self) -> bytes:
+        """Write the text that Prometheus scrapes."""
+        return generate_latest(self.registry)
 
     def collect(self) -> Iterator[Metric]:
         yield counters(
@@ -78,7 +100,7 @@ class RequestFigures(Collector):
             [((reason.value,), count) for reason, count in self._refusals.items()],
         )
         yield gauge(
-            "quire_open_connections", "Client connections that are open", self.open_connections
+            "quire_open_connections", "Client connections that are open", self._open_connections
         )
         yield gauge(
             "quire_draining_ratio",

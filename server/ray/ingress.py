@@ -8,7 +8,7 @@ from typing import Any
 import structlog
 
 from engine.client import MAX_BACKLOG
-from engine.machine import machine_memory, raise_descriptor_limit
+from engine.machine import raise_descriptor_limit
 from kvcache.selftest.machine import footprint_with
 from server.catalogue.folder_reader import FolderReader
 from server.catalogue.hub import find_model
@@ -121,7 +121,6 @@ def make_service(model: str, settings: Config, engine: RemoteEngine) -> Service:
         About(served.id, SUBSTRATE, "", engine.limits.max_model_len),
         settings=settings.metrics,
         footprint=footprint_with,
-        memory=_memory,
     )
     metrics.registry.register(ClusterCollector(engine))
     return Service(
@@ -136,8 +135,3 @@ def make_service(model: str, settings: Config, engine: RemoteEngine) -> Service:
         Salts(salt_secret(settings.access.salt_secret_file)),
         replicas=engine.members.figures,
     )
-
-
-def _memory() -> tuple[int, int]:
-    found = machine_memory()
-    return found.total_bytes, found.available_bytes

@@ -108,7 +108,7 @@ def operation_routes(service: Service) -> APIRouter:
 
     @router.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
-        figures.set_draining(drain.draining)
+        figures.draining = drain.draining
         return Response(figures.render(), media_type=CONTENT_TYPE_LATEST)
 
     return router

@@ -15,7 +15,7 @@ from server.chat.salts import Salts
 from server.chat.served_model import ServedModel
 from server.config import Config
 from server.metrics import Metrics
-from server.metrics.recent_requests import RecentRequests
+from server.metrics.answer_times import RecentRequests
 from server.routes.answering import Answering
 from server.routes.reading import RequestReader
 from server.text.calls.written import WrittenCalls

@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from server.http.app import ObservedApp, add_guards
 from server.http.errors import add_error_handlers
 from server.http.idle_memory import release_when_idle
-from server.metrics.recent_requests import RecentRequests
+from server.metrics.answer_times import RecentRequests
 from server.routes.page import page_routes
 from server.supervisor.errors import LoadError, NoRoomError
 from server.supervisor.front import Front

@@ -91,7 +91,6 @@ class FrontMetrics(HttpMetrics):
     def __init__(self, models: ModelSupervisor) -> None:
         super().__init__(MAX_MODEL_LEN)
         self._supervisor = models
-        self.registry.register(self._requests)
         self.registry.register(ModelsCollector(models))
 
     async def render_all(self, headers: Headers) -> bytes:

@@ -206,7 +206,7 @@ def operation_routes(front: Front, metrics: FrontMetrics) -> APIRouter:
 
     @router.get("/metrics", response_class=PlainTextResponse)
     async def get_metrics() -> Response:
-        metrics.set_draining(front.drain.draining)
+        metrics.draining = front.drain.draining
         page = await metrics.render_all(_own_headers(front))
         return Response(page, media_type=CONTENT_TYPE_LATEST)
 

@@ -11,7 +11,7 @@ from structlog.typing import EventDict
 from server.config import Config, LogSection
 from server.http.observer import RequestObserver, places_of
 from server.metrics import Metrics
-from server.metrics.recent_requests import RecentRequests
+from server.metrics.answer_times import RecentRequests
 from server.text.tokenizer import Tokenizer
 from tests.server.harness import (
     CHAT,

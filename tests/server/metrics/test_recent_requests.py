@@ -2,8 +2,7 @@
 
 import pytest
 
-from server.metrics.answer_times import Latencies, RequestTimes
-from server.metrics.recent_requests import KEPT_REQUESTS, RecentRequests
+from server.metrics.answer_times import KEPT_REQUESTS, Latencies, RecentRequests, RequestTimes
 
 
 class Clock:

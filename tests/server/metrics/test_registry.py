@@ -47,13 +47,13 @@ def test_what_happens_at_the_door_is_counted() -> None:
     metrics.connection_opened()
     metrics.connection_opened()
     metrics.connection_closed()
-    metrics.set_draining(True)
+    metrics.draining = True
     samples = samples_of(metrics.render().decode())
     assert value(samples, "quire_refused_requests_total", reason="queue_full") == 1
     assert value(samples, "quire_open_connections") == 1
     assert value(samples, "quire_draining_ratio") == 1
     assert value(samples, "quire_process_footprint_bytes") == 9
-    metrics.set_draining(False)
+    metrics.draining = False
     assert value(samples_of(metrics.render().decode()), "quire_draining_ratio") == 0
     metrics.connection_closed()
     with pytest.raises(AssertionError):

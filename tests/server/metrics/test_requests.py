@@ -1,24 +1,20 @@
-from prometheus_client import CollectorRegistry, generate_latest
-
-from server.metrics.answer_times import FINISH_REASONS, Latencies, RequestTimes
-from server.metrics.requests import Refusal, RequestFigures
+from server.metrics.answer_times import FINISH_REASONS
+from server.metrics.requests import HttpMetrics, Refusal
 from tests.server.metrics.scraping import Samples, requests, samples_of, value
 
 
-def shown(figures: RequestFigures) -> Samples:
-    registry = CollectorRegistry()
-    registry.register(figures)
-    return samples_of(generate_latest(registry).decode())
+def shown(metrics: HttpMetrics) -> Samples:
+    return samples_of(metrics.render().decode())
 
 
 def test_requests_are_counted_and_timed_by_endpoint() -> None:
-    figures = RequestFigures(Latencies(100))
+    metrics = HttpMetrics(100)
     for status in (200, 200, 400):
-        figures.count_request("/a", status)
-    figures.observe_duration("/a", 0.5)
-    figures.observe_duration("/a", 2.0)
-    figures.observe_duration("/b", 1.0)
-    samples = shown(figures)
+        metrics.count_request("/a", status)
+    metrics.request_ended("/a", 0.5)
+    metrics.request_ended("/a", 2.0)
+    metrics.request_ended("/b", 1.0)
+    samples = shown(metrics)
     assert requests(samples) == {("/a", "200"): 2, ("/a", "400"): 1}
     name = "quire_http_request_duration_seconds"
     assert value(samples, f"{name}_sum", endpoint="/a") == 2.5
@@ -26,9 +22,9 @@ def test_requests_are_counted_and_timed_by_endpoint() -> None:
 
 
 def test_every_reason_to_refuse_is_there_from_the_start() -> None:
-    figures = RequestFigures(Latencies(100))
-    figures.count_refusal(Refusal.HOST)
-    samples = shown(figures)
+    metrics = HttpMetrics(100)
+    metrics.count_refusal(Refusal.HOST)
+    samples = shown(metrics)
     found = {
         dict(labels)["reason"]: count
         for (name, labels), count in samples.items()
@@ -38,12 +34,11 @@ def test_every_reason_to_refuse_is_there_from_the_start() -> None:
 
 
 def test_answers_are_counted_by_their_end() -> None:
-    latencies = Latencies(100)
-    times = RequestTimes(latencies)
-    (answer,) = times.answers_to(3, 1, b"")
+    metrics = HttpMetrics(100)
+    (answer,) = metrics.request_arrived().answers_to(3, 1, b"")
     answer.delivered(1, None)
     answer.delivered(2, "tool_calls")
-    samples = shown(RequestFigures(latencies))
+    samples = shown(metrics)
     finished = "quire_requests_finished_total"
     assert {r: value(samples, finished, reason=r) for r in FINISH_REASONS} == {
         "stop": 0,
