@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,14 @@ from pydantic import ValidationError
 
 from engine.build import EnginePlan
 from engine.models.checkpoint import Checkpoint, CheckpointError
+from engine.models.config import AFFINE, ModelConfig
 from engine.substrate import plan_for_this_machine, plan_on
 from kvcache.layout import LayoutError
 from kvcache.memory_budget import BudgetError, gib
 from kvcache.substrates import SubstrateChoice, SubstrateError
 from server.catalogue.folder_reader import FolderReader, reading_process
 from server.catalogue.hub import FoundModel, find_model, model_names
+from server.catalogue.local_models import DTYPES, LocalModel, digest_of, model_files
 from server.catalogue.model_checks import (
     check_vocabulary,
     checkpoint_in,
@@ -26,11 +29,51 @@ from server.catalogue.model_checks import (
 )
 from server.catalogue.names import ModelNotFoundError
 from server.chat.served_model import ServedModel
-from server.cli.model_facts import model_facts
 from server.config import Config, SettingError, StartError, engine_config
 from server.protocol.common import OpenAISamplingFields
+from server.protocol.ollama.answer import UNKNOWN, ModelFacts
 from server.text.limited_process import LimitedProcess
 from server.text.tokenizer import Tokenizer, TokenizerError
+
+
+def model_facts(
+    checkpoint: Checkpoint, *, weights_bytes: int = 0, on_gpu: bool = False
+) -> ModelFacts:
+    """Read them. weights_bytes, on_gpu: of the weights in memory, where they are loaded."""
+    config = ModelConfig(checkpoint.path)
+    packing = config.quantization("")
+    if packing is None:
+        quantization = checkpoint.dtype
+    else:
+        quantization = f"{packing.bits}bit" if packing.mode == AFFINE else packing.mode.upper()
+    files = model_files(checkpoint.path)
+    return ModelFacts(
+        family=str(config.values.get("model_type", UNKNOWN)),
+        parameters=checkpoint.num_weights,
+        quantization=quantization,
+        size_bytes=checkpoint.stored_bytes,
+        digest=digest_of(files),
+        modified_at=datetime.fromtimestamp(max(file.stat().st_mtime for file in files), UTC),
+        weights_bytes=weights_bytes,
+        on_gpu=on_gpu,
+    )
+
+
+def facts_of(model: LocalModel) -> ModelFacts:
+    """Return what has been read of a model that can be served."""
+    assert model.checkpoint is not None
+    packing = model.quantization
+    if packing in DTYPES.values():
+        packing = model.checkpoint.dtype
+    return ModelFacts(
+        family=model.family,
+        parameters=model.checkpoint.num_weights,
+        quantization=packing.replace("-", "") if packing.endswith("-bit") else packing.upper(),
+        size_bytes=model.checkpoint.stored_bytes,
+        digest=model.digest,
+        modified_at=datetime.fromtimestamp(model.modified, UTC),
+    )
+
 
 EMBEDS = {"auto": None, "generate": False, "embed": True}
 

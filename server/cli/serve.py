@@ -6,7 +6,6 @@ and before anybody can connect, as one sentence.
 
 import socket
 from collections.abc import Callable, Sequence
-from functools import partial
 from importlib.metadata import distributions
 from pathlib import Path
 
@@ -15,14 +14,14 @@ from tqdm import tqdm
 
 from engine.build import EnginePlan, build_engine
 from engine.client import EngineClient
-from engine.machine import raise_descriptor_limit, use_one_arena
+from engine.machine import pressure_source, raise_descriptor_limit, use_one_arena
 from engine.monitor import EngineMonitor
 from engine.power import KeepAwake, power_of
 from kvcache.selftest.machine import footprint_with
 from server.chat.drain import Drain
 from server.chat.salts import Salts
 from server.chat.served_model import ServedModel
-from server.cli.banner import announcement
+from server.cli.banner import announce
 from server.cli.log import configure_log
 from server.cli.model_files import ModelFiles, read_model
 from server.cli.salt_secret import salt_secret
@@ -45,30 +44,6 @@ from server.text.tokenizer import Tokenizer
 
 PACKAGES = ("server", "engine", "kvcache", "metal_ext")
 OURS = "quire"
-
-
-def neighbours() -> str | None:
-    """Return one sentence on what else is installed here under quire's names; None if nothing is.
-
-    Records of installed files are searched as text: to parse all of them would take longer than
-    everything else of a start.
-    """
-    found: dict[str, list[str]] = {}
-    for distribution in distributions():
-        files = "\n" + (distribution.read_text("RECORD") or "")
-        packages = [name for name in PACKAGES if f"\n{name}/" in files or f"\n{name}.py," in files]
-        if packages and (whose := distribution.metadata["Name"]) != OURS:
-            for package in packages:
-                found.setdefault(package, []).append(whose)
-    if not found:
-        return None
-    others = ", ".join(f"`{package}` of {' and '.join(of)}" for package, of in found.items())
-    return (
-        f"quire shares its place with {others}, and one overwrites files of the other: install "
-        "quire where it is alone (uv tool install, pipx)"
-    )
-
-
 STOP_TIMEOUT_S = 30.0
 Progress = Callable[[int, int], None]
 Ready = Callable[[EngineClient, Drain], None]
@@ -113,6 +88,28 @@ def checked_settings(file: Path | None, flags: Tables) -> Config:
     return settings
 
 
+def neighbours() -> str | None:
+    """Return one sentence on what else is installed here under quire's names; None if nothing is.
+
+    Records of installed files are searched as text: to parse all of them would take longer than
+    everything else of a start.
+    """
+    found: dict[str, list[str]] = {}
+    for distribution in distributions():
+        files = "\n" + (distribution.read_text("RECORD") or "")
+        packages = [name for name in PACKAGES if f"\n{name}/" in files or f"\n{name}.py," in files]
+        if packages and (whose := distribution.metadata["Name"]) != OURS:
+            for package in packages:
+                found.setdefault(package, []).append(whose)
+    if not found:
+        return None
+    others = ", ".join(f"`{package}` of {' and '.join(of)}" for package, of in found.items())
+    return (
+        f"quire shares its place with {others}, and one overwrites files of the other: install "
+        "quire where it is alone (uv tool install, pipx)"
+    )
+
+
 def serve_on(
     listener: socket.socket,
     settings: Config,
@@ -130,7 +127,13 @@ def serve_on(
     try:
         calls = WrittenCalls(settings.limits.max_written_call_bytes)
         reasoning_cache = ReasoningCache(settings.limits.max_thought_bytes)
-        metrics = make_metrics(settings, model.served, client, model.plan)
+        about = About(
+            model=model.served.id,
+            substrate=model.plan.substrate.substrate.setting,
+            arithmetic=model.plan.arithmetic,
+            max_model_len=model.plan.memory.max_model_len,
+        )
+        metrics = Metrics(client, about, settings=settings.metrics, footprint=footprint_with)
         service = Service(
             settings,
             model.served,
@@ -143,9 +146,14 @@ def serve_on(
             salts,
         )
         keep_what_is_there()
-        announce = announcement(settings, model.plan, model.served.id)
-        tell = None if ready is None else partial(ready, client)
-        listen(settings, service, listener, tell, announce, others)
+
+        def tell(drain: Drain, url: str) -> None:
+            if ready is None:
+                announce(settings, model.plan, model.served.id, url)
+            else:
+                ready(client, drain)
+
+        listen(settings, service, listener, tell, others)
         if not client.alive:
             raise engine_error(model.plan.on_gpu and client.substrate_failed)
     finally:
@@ -239,19 +247,6 @@ def start_engine(
     finally:
         bar.close()
     return client
-
-
-def make_metrics(
-    settings: Config, model: ServedModel, client: EngineClient, engine_plan: EnginePlan
-) -> Metrics:
-    about = About(
-        model=model.id,
-        substrate=engine_plan.substrate.substrate.setting,
-        arithmetic=engine_plan.arithmetic,
-        max_model_len=engine_plan.memory.max_model_len,
-    )
-
-    return Metrics(client, about, settings=settings.metrics, footprint=footprint_with)
 
 
 def engine_error(lost: bool, reason: str = "the engine has failed: see the log") -> EngineError:

@@ -24,8 +24,7 @@ from server.catalogue.lookup import InFolder, OnHub, look_up
 from server.catalogue.model_checks import template_facts
 from server.catalogue.names import ModelNotFoundError
 from server.cli.banner import announce_several
-from server.cli.model_facts import facts_of
-from server.cli.model_files import EMBEDS, ModelError
+from server.cli.model_files import EMBEDS, ModelError, facts_of
 from server.cli.models.facts import Machine
 from server.cli.serve import STOP_TIMEOUT_S, checked_settings, keep_awake
 from server.config import Config, StartError, Tables, engine_config

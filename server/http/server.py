@@ -37,26 +37,21 @@ def listen(
     settings: Config,
     service: Service,
     listener: socket.socket,
-    ready: Callable[[Drain], None] | None = None,
-    announce: Callable[[str], None] | None = None,
+    ready: Callable[[Drain, str], None] | None = None,
     others: Sequence[socket.socket] = (),
 ) -> None:
-    """Serve until told to end, or until the engine has failed.
-
-    ready: called once clients can come, by whoever started this process. announce: else, with the
-    address, and says it to people; None is a line in the log. others: sockets that serve the same.
-    Raises SettingError.
-    """
+    """Serve until told to end, or until the engine has failed. ready: called with the address once
+    clients can come; None is a line in the log. others: sockets that serve the same. Raises
+    SettingError."""
     config = http_config(settings, create_app(service), service.metrics)
     server = DrainedServer(config, service.client, service.drain, settings.server.drain_s)
 
     def tell() -> None:
-        if ready is not None:
-            ready(service.drain)
-        elif announce is not None:
-            announce(url_of(listener))
+        url = url_of(listener)
+        if ready is None:
+            log.info(f"serving {service.model.id} on {url}")
         else:
-            log.info(f"serving {service.model.id} on {url_of(listener)}")
+            ready(service.drain, url)
         for other in others:
             log.info(f"also on {url_of(other)}")
 

@@ -14,8 +14,13 @@ from server.catalogue.folder_reader import FolderReader
 from server.catalogue.hub import find_model
 from server.chat.salts import Salts
 from server.cli.log import configure_log
-from server.cli.model_facts import model_facts
-from server.cli.model_files import check_files, check_found, checkpoint_of, model_errors
+from server.cli.model_files import (
+    check_files,
+    check_found,
+    checkpoint_of,
+    model_errors,
+    model_facts,
+)
 from server.cli.salt_secret import salt_secret
 from server.cli.serve import grammar_compiler
 from server.config import Config

@@ -93,7 +93,7 @@ def serve_process(listener: socket.socket, connection: socket.socket) -> None:
         service = told_service(client, tokenizer, SETTINGS)
         service = replace(service, model=replace(service.model, any_name=True))
 
-        def ready(drain: Drain) -> None:
+        def ready(drain: Drain, _: str) -> None:
             control.begin(client, drain, start["kv_limit"])
 
         try:

@@ -9,7 +9,7 @@ import pytest
 from engine.build import EnginePlan
 from engine.models.checkpoint import read_checkpoint
 from server.cli import banner as module
-from server.cli.banner import announce_several, announcement, banner
+from server.cli.banner import announce, announce_several
 from server.cli.model_files import make_plan
 from server.cli.settings import read_settings
 from server.config import Config, Tables
@@ -35,12 +35,19 @@ def entries(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, object]]:
     return found
 
 
+def text_of(settings: Config, plan: EnginePlan, entries: list[dict[str, object]], url: str) -> str:
+    announce(settings, plan, "demo", url)
+    return str(entries[-1]["banner"])
+
+
 def settings(**tables: dict[str, object]) -> Config:
     return Config.model_validate(tables)
 
 
-def test_people_read_where_it_is_what_it_is_and_what_to_paste(plan: EnginePlan) -> None:
-    text = banner(settings(), plan, "demo", URL)
+def test_people_read_where_it_is_what_it_is_and_what_to_paste(
+    plan: EnginePlan, entries: list[dict[str, object]]
+) -> None:
+    text = text_of(settings(), plan, entries, URL)
     head, empty, *lines = text.splitlines()
     assert head.endswith(f": serving demo on {URL}")
     assert empty == ""
@@ -48,16 +55,18 @@ def test_people_read_where_it_is_what_it_is_and_what_to_paste(plan: EnginePlan) 
     assert said[0] == ("page", f"{URL}/  (open it in a browser)")
     assert said[1] == ("clients", f"OPENAI_BASE_URL={URL}/v1")
     assert lines[2].strip() == f"ANTHROPIC_BASE_URL={URL}"
-    assert said[3] == ("key", "any: only programs of this machine reach it")
-    assert said[4] == ("model", "demo: max_model_len=256, 2 at once")
+    assert said[3] == ("key", "any (local only)")
+    assert said[4] == ("model", "demo: context 256 tokens, 2 requests at a time")
     assert said[5][1].startswith("K and V up to 8.00 MiB (")
     assert said[6][1].startswith("substrate: posix; kernels: ")
     assert len(lines) == 8
 
 
-def test_a_server_without_a_page_or_answers_does_not_name_them(plan: EnginePlan) -> None:
+def test_a_server_without_a_page_or_answers_does_not_name_them(
+    plan: EnginePlan, entries: list[dict[str, object]]
+) -> None:
     embeds = replace(plan, checkpoint=replace(plan.checkpoint, embeds=True))
-    text = banner(settings(server={"page": False}), embeds, "demo", URL)
+    text = text_of(settings(server={"page": False}), embeds, entries, URL)
     assert "browser" not in text
     assert "ANTHROPIC" not in text
     assert "OPENAI_BASE_URL" in text
@@ -73,20 +82,22 @@ def test_a_server_without_a_page_or_answers_does_not_name_them(plan: EnginePlan)
     ],
 )
 def test_clients_are_told_an_address_that_they_can_reach(
-    url: str, client: str, plan: EnginePlan
+    url: str, client: str, plan: EnginePlan, entries: list[dict[str, object]]
 ) -> None:
-    assert f"OPENAI_BASE_URL={client}/v1\n" in banner(settings(), plan, "demo", url)
+    assert f"OPENAI_BASE_URL={client}/v1\n" in text_of(settings(), plan, entries, url)
 
 
 @pytest.mark.parametrize(
     ("tables", "rule"),
     [
         ({"access": {"api_keys": ["secret-of-sixteen-characters"]}}, "one of access.api_keys"),
-        ({"server": {"host": "0.0.0.0"}}, "any: whoever reaches "),
+        ({"server": {"host": "0.0.0.0"}}, "any (everybody who reaches "),
     ],
 )
-def test_the_key_rule_is_told_and_no_key(tables: Tables, rule: str, plan: EnginePlan) -> None:
-    text = banner(settings(**tables), plan, "demo", URL)
+def test_the_key_rule_is_told_and_no_key(
+    tables: Tables, rule: str, plan: EnginePlan, entries: list[dict[str, object]]
+) -> None:
+    text = text_of(settings(**tables), plan, entries, URL)
     assert f"key        {rule}" in text
     assert "secret" not in text
 
@@ -94,7 +105,7 @@ def test_the_key_rule_is_told_and_no_key(tables: Tables, rule: str, plan: Engine
 def test_machines_read_the_sum_of_the_memory_as_numbers(
     plan: EnginePlan, entries: list[dict[str, object]]
 ) -> None:
-    announcement(settings(log={"format": "json"}), plan, "demo")(URL)
+    announce(settings(log={"format": "json"}), plan, "demo", URL)
     (entry,) = entries
     assert entry["event"] == f"serving demo on {URL}"
     assert (entry["model"], entry["url"], entry["max_model_len"]) == ("demo", URL, 256)
@@ -102,14 +113,6 @@ def test_machines_read_the_sum_of_the_memory_as_numbers(
     assert isinstance(entry["machine_bytes"], int)
     assert entry["headroom_bytes"] == plan.memory.demand.headroom_bytes
     assert "banner" not in entry
-
-
-def test_a_server_announces_itself_to_people_once(
-    plan: EnginePlan, entries: list[dict[str, object]]
-) -> None:
-    announcement(settings(), plan, "demo")(URL)
-    (entry,) = entries
-    assert entry["banner"] == banner(settings(), plan, "demo", URL)
 
 
 def test_people_read_which_of_several_models_there_are(entries: list[dict[str, object]]) -> None:

@@ -1,4 +1,5 @@
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -10,12 +11,15 @@ from typing import Any
 import pytest
 
 from engine.models.checkpoint import Checkpoint, read_checkpoint
+from server.catalogue.local_models import local_models
 from server.catalogue.model_checks import check_vocabulary
 from server.cli import model_files
 from server.cli.log import configure_log
 from server.cli.model_files import (
     SamplingDefaultsError,
+    facts_of,
     make_plan,
+    model_facts,
     read_model,
     sampling_defaults,
 )
@@ -305,3 +309,50 @@ def test_a_recommendation_that_no_request_could_make_is_refused(
     with pytest.raises(SamplingDefaultsError) as caught:
         sampling_defaults(tmp_path)
     assert str(caught.value).startswith(f"{file}: {field}: ")
+
+
+def test_facts_are_those_of_the_files(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model")
+    for file in folder.iterdir():
+        os.utime(file, (1_700_000_000, 1_700_000_000))
+    checkpoint = read_checkpoint(folder)
+    facts = model_facts(checkpoint, weights_bytes=5, on_gpu=True)
+    assert (facts.family, facts.quantization) == ("qwen3", checkpoint.dtype)
+    assert facts.parameters == checkpoint.num_weights
+    assert facts.size_bytes == checkpoint.stored_bytes
+    assert facts.modified_at.timestamp() == 1_700_000_000
+    assert (facts.weights_bytes, facts.on_gpu) == (5, True)
+    assert len(bytes.fromhex(facts.digest)) == 32
+    assert model_facts(checkpoint).digest == facts.digest
+    (folder / "config.json").write_text((folder / "config.json").read_text() + "\n")
+    assert model_facts(checkpoint).digest != facts.digest
+
+
+@pytest.mark.parametrize(
+    "how", [{}, {"dtype": "bfloat16"}, {"bits": 4}, {"bits": 8}, {"bits": 4, "mode": "mxfp4"}]
+)
+def test_a_front_says_of_a_model_what_its_process_would(
+    how: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = write_model(tmp_path / "model", **how)
+    for file in folder.iterdir():
+        os.utime(file, (1_700_000_000, 1_700_000_000))
+    (model,) = local_models([folder], hub=False)
+    assert facts_of(model) == model_facts(read_checkpoint(folder))
+
+
+@pytest.mark.parametrize(
+    ("packing", "said"),
+    [
+        ({"bits": 4, "group_size": 64}, "4bit"),
+        ({"bits": 4, "group_size": 32, "mode": "mxfp4"}, "MXFP4"),
+    ],
+)
+def test_packed_weights_have_the_name_of_their_packing(
+    tmp_path: Path, packing: dict[str, object], said: str
+) -> None:
+    folder = write_model(tmp_path / "model")
+    checkpoint = read_checkpoint(folder)
+    config = json.loads((folder / "config.json").read_text()) | {"quantization": packing}
+    (folder / "config.json").write_text(json.dumps(config))
+    assert model_facts(checkpoint).quantization == said

@@ -110,7 +110,7 @@ def test_fault_08_a_server_whose_engine_has_failed_ends(
         # A second failed step within a minute is the engine's own fault.
         answers = clients.map(lambda text: status_of(port, text), ["abc", "ab#", "ab#"])
         told: list[str] = []
-        listen(Config(), service, listener, announce=told.append)
+        listen(Config(), service, listener, lambda _, url: told.append(url))
         assert told == [f"http://127.0.0.1:{port}"]
         assert list(answers) == [200, 500, 500]
     assert not engine.client.alive
