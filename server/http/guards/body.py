@@ -22,9 +22,7 @@ class UnreadBody:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass all requests on. How long a request may take to arrive is the connection's
-        business."""
-        if scope["type"] != "http" or not _brings_a_body(scope):
+        if not _brings_a_body(scope):
             await self._app(scope, receive, send)
             return
         is_read = False
@@ -75,11 +73,6 @@ class BodyLimit:
         """Of all bodies. A request holds its own until it is answered."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Count what ``receive`` delivers; answer 413 when it is too much, 415 for an encoding, 503
-        when all bodies are too much."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
         if Headers(scope=scope).get("content-encoding", "").strip().lower() not in PLAIN:
             # RFC 9110, section 15.5.16.
             headers = {"Accept-Encoding": "identity"}

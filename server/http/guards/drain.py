@@ -25,7 +25,7 @@ class DrainGuard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer 503 with Retry-After while draining; a request that is cut off before its answer
         began gets it, too."""
-        if scope["type"] != "http" or scope["path"] in STAYS_OPEN:
+        if scope["path"] in STAYS_OPEN:
             await self._app(scope, receive, send)
             return
         refusal = error_response(scope, shutting_down())

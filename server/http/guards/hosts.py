@@ -147,9 +147,6 @@ class OriginGuard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer 403 to pages that may not ask. Those that may can read every answer, errors
         too."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
         headers = Headers(scope=scope)
         origins = headers.getlist("origin")
         if not origins and not _embedded(scope["method"], headers):
@@ -259,9 +256,6 @@ class HostGuard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer 400 without a Host header or with several, 403 for a name that is not ours."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
         _take_absolute_target(scope)
         hosts = [value for name, value in scope["headers"] if name == b"host"]
         if len(hosts) == 1 and self._allowed.has(hosts[0].decode("latin-1")):

@@ -68,7 +68,7 @@ class KeyGuard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer 401 without a key, for all paths but a few that tell nothing, unknown paths
         included."""
-        if scope["type"] != "http" or not self._keys.api or _is_open(scope):
+        if not self._keys.api or _is_open(scope):
             await self._app(scope, receive, send)
             return
         key = request_key(Headers(scope=scope))

@@ -1,4 +1,5 @@
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import httpx2
@@ -140,7 +141,8 @@ async def test_what_is_no_request_is_not_counted() -> None:
 
     metrics = Metrics(client_with())
     observer = RequestObserver(lifespan, metrics, RecentRequests(), logs_requests=True)
-    await observer({"type": "lifespan"}, receive, send)
+    app = SimpleNamespace(router=lifespan)
+    await observer({"type": "lifespan", "app": app}, receive, send)
     assert seen == ["lifespan"]
     assert not requests(samples_of(metrics.render().decode()))
 

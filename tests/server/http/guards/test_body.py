@@ -3,12 +3,9 @@ import json
 
 import httpx2
 import pytest
-from starlette.types import Message, Receive, Scope, Send
 
 from server.config import Config, LimitsSection
 from server.http.guards import body
-from server.http.guards.body import BodyLimit
-from server.metrics.requests import Refusal
 from server.protocol.common import limits_by_path
 from server.text.tokenizer import Tokenizer
 from tests.server.harness import (
@@ -94,23 +91,6 @@ async def test_bodies_that_are_held_back_take_no_more_than_all_bodies_may(
                 assert (await http.post(CHAT, content=body_of(LIMIT))).status_code == 200
         samples = await scrape(http)
         assert value(samples, "quire_refused_requests_total", reason="bodies") == 1
-
-
-async def test_what_is_no_request_is_let_pass() -> None:
-    seen: list[str] = []
-    counted: list[Refusal] = []
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        seen.append(scope["type"])
-
-    async def nothing() -> Message:
-        raise AssertionError
-
-    async def nowhere(_: Message) -> None:
-        raise AssertionError
-
-    await BodyLimit(app, 1, counted.append)({"type": "lifespan"}, nothing, nowhere)
-    assert seen == ["lifespan"]
 
 
 async def test_the_default_limit_holds(http: httpx2.AsyncClient) -> None:
