@@ -18,7 +18,6 @@ import typer
 
 from server.catalogue.folder_reader import reading_process
 from server.cli.launch import launch_command
-from server.cli.models.commands import add_to as add_model_commands
 from server.cli.sentences import HEAD_OF_LINE, one_sentence, say
 from server.cli.service import service_commands
 from server.cli.settings import (
@@ -28,17 +27,17 @@ from server.cli.settings import (
     read_settings,
     with_further,
 )
-from server.config import Tables
 from server.shipped import SETTINGS_FILE, shipped
 
-# Of the help: what the flags for a table of settings are about.
+# Headings of the help, by tables of settings.
 PANELS = {
-    "server": "Where, and as what",
-    "access": "Where, and as what",
+    "server": "Network",
+    "access": "Network",
     "cache": "Memory of K and V",
-    "engine": "Steps of the model",
-    "log": "What is said",
+    "engine": "Scheduling",
+    "log": "Logging",
 }
+MODELS_PANEL = "Models"
 
 app = typer.Typer(
     add_completion=False,
@@ -65,8 +64,8 @@ def main() -> None:
 
 
 def _open_closed_streams() -> None:
-    """Has standard streams that are closed lead to nowhere. Otherwise a heap or a socket would get
-    the number of one, and with it whatever a library has to say there."""
+    """Open standard streams that are closed, to nowhere. Otherwise a heap or a socket would get the
+    number of one, and with it a library's output."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             # The lowest number that is free: the one that is missing.
@@ -76,7 +75,7 @@ def _open_closed_streams() -> None:
 
 
 def _leave_lost_folder() -> None:
-    """Goes on in / where the working folder was removed: libraries ask for its name."""
+    """Go on in / where the working folder was removed: libraries ask for its name."""
     try:
         os.getcwd()
     except FileNotFoundError:
@@ -101,9 +100,19 @@ Model = Annotated[
     str,
     typer.Argument(
         help="A model's folder; its id on the hub, org/name or org/name@revision; a short name "
-        "such as qwen3:4b; or demo, a small one."
+        "such as qwen3:4b; or demo, the bundled demo model."
     ),
 ]
+ModelName = Annotated[
+    str,
+    typer.Argument(
+        help="An id on the hub, org/name or org/name@revision; a short name such as qwen3:4b; or "
+        "the last part of the name of a model that is here."
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Host = Annotated[str | None, _flag("server.host", "Address of the server.")]
+Port = Annotated[int | None, _flag("server.port", "Port of the server.")]
 File = Annotated[
     Path | None,
     typer.Option(
@@ -115,7 +124,7 @@ Substrate = Annotated[
     str | None,
     _flag(
         "cache.substrate",
-        "What the memory is made of: auto, sparse, paged, dense or posix.",
+        "Kind of memory: auto, sparse, paged, dense or posix.",
         "--kv-backend",
     ),
 ]
@@ -139,8 +148,8 @@ def serve(
         list[str] | None,
         typer.Argument(
             metavar="[MODEL]...",
-            help="A model's folder, its id on the hub, or demo, a small one. With several, or with "
-            "none for all of this disk, each is loaded when it is asked for.",
+            help="A model's folder, its id on the hub, or demo, the bundled demo model. With "
+            "several, or with none for all of this disk, each is loaded when it is asked for.",
         ),
     ] = None,
     config: File = None,
@@ -149,7 +158,7 @@ def serve(
         int | None, _flag("server.port", "Port to listen on; 0 takes a free one.")
     ] = None,
     served_model_name: Annotated[
-        str | None, _flag("server.served_model_name", "What clients call the model.")
+        str | None, _flag("server.served_model_name", "The model's name for clients.")
     ] = None,
     kv_backend: Substrate = None,
     release_heaps: Annotated[
@@ -159,19 +168,19 @@ def serve(
         str | None, _flag("cache.kv_budget", "All memory of K and V, such as 4GiB.")
     ] = None,
     headroom: Annotated[
-        str | None, _flag("cache.headroom", "What is left to other programs, such as 6GiB.")
+        str | None, _flag("cache.headroom", "Memory for other programs, such as 6GiB.")
     ] = None,
     page_size: Annotated[
-        str | None, _flag("cache.page_size", "What is mapped at once in a layer, such as 64KiB.")
+        str | None, _flag("cache.page_size", "Unit of mapping in a layer, such as 64KiB.")
     ] = None,
     heap_size: Annotated[
-        str | None, _flag("cache.heap_size", "What is taken from the system at once.")
+        str | None, _flag("cache.heap_size", "Unit of memory taken from the system.")
     ] = None,
     free_slack: Annotated[
-        str | None, _flag("cache.free_slack", "Free memory that is kept for the next sequences.")
+        str | None, _flag("cache.free_slack", "Free memory that is kept for new sequences.")
     ] = None,
     kv_dtype: Annotated[
-        str | None, _flag("cache.dtype", "Of K and V: auto, bfloat16, float16 or float32.")
+        str | None, _flag("cache.dtype", "Type of K and V: auto, bfloat16, float16 or float32.")
     ] = None,
     max_model_len: Annotated[
         int | None, _flag("engine.max_model_len", "Tokens of the longest sequence.")
@@ -184,11 +193,12 @@ def serve(
     ] = None,
     step_time_target_ms: Annotated[
         float | None,
-        _flag("engine.step_time_target_ms", "What a step with a prompt in it may take others."),
+        _flag(
+            "engine.step_time_target_ms",
+            "Longest pause (ms) that a prompt causes in answers.",
+        ),
     ] = None,
-    threads: Annotated[
-        int | None, _flag("engine.threads", "Threads that compute, on a processor.")
-    ] = None,
+    threads: Annotated[int | None, _flag("engine.threads", "CPU threads.")] = None,
     log_level: Annotated[str | None, _flag("log.level", "debug, info, warning or error.")] = None,
     insecure_no_auth: Annotated[
         bool | None,
@@ -199,10 +209,11 @@ def serve(
         typer.Option("--set", help="SECTION.NAME=VALUE, for any setting; may be repeated."),
     ] = None,
 ) -> None:
-    """Serve a model, or several, to OpenAI clients."""
+    """Serve a model, or several, to OpenAI, Anthropic and Ollama clients."""
     with one_sentence(), reading_process() as reading:
         reading.start()  # now, so that it imports what it needs beside this process
-        # Here and not above: whatever is wrong with MLX or the extension, doctor must still start.
+        # Here and not above: doctor must start although MLX or the extension is broken, and the
+        # imports of other commands take long.
         from server.cli.serve import serve_model
         from server.cli.serve_models import serve_models
 
@@ -236,32 +247,30 @@ def plan(
 @app.command()
 def ps(
     config: File = None,
-    host: Annotated[str | None, _flag("server.host", "Address of the server.")] = None,
-    port: Annotated[int | None, _flag("server.port", "Port of the server.")] = None,
+    host: Host = None,
+    port: Port = None,
 ) -> None:
     """Print which models a running server has loaded."""
     from server.cli.running import loaded_models
 
     with one_sentence():
-        typer.echo(loaded_models(read_settings(config, _address(host, port))))
+        settings = read_settings(config, {"server": {"host": host, "port": port}})
+        typer.echo(loaded_models(settings))
 
 
 @app.command()
 def stop(
     model: Annotated[str, typer.Argument(help="The model, as `quire ps` calls it.")],
     config: File = None,
-    host: Annotated[str | None, _flag("server.host", "Address of the server.")] = None,
-    port: Annotated[int | None, _flag("server.port", "Port of the server.")] = None,
+    host: Host = None,
+    port: Port = None,
 ) -> None:
     """Have a running server unload a model that nobody uses."""
     from server.cli.running import unload
 
     with one_sentence():
-        typer.echo(unload(read_settings(config, _address(host, port)), model))
-
-
-def _address(host: str | None, port: int | None) -> Tables:
-    return {"server": {"host": host, "port": port}}
+        settings = read_settings(config, {"server": {"host": host, "port": port}})
+        typer.echo(unload(settings, model))
 
 
 @app.command()
@@ -282,7 +291,7 @@ def settings(
 def doctor(
     config: File = None,
     kv_backend: Substrate = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
     release_test: Annotated[
         bool,
         typer.Option(
@@ -326,28 +335,75 @@ def doctor(
     raise typer.Exit(0 if serves else 1)
 
 
-def _parameters_of_serve(arguments: Sequence[str]) -> dict[str, Any]:
-    """Return arguments of ``quire serve`` as it reads them; whatever is wrong with them ends as it
-    does there."""
-    return _parameters_of(arguments, "serve")
+@app.command(rich_help_panel=MODELS_PANEL)
+def pull(
+    model: ModelName,
+    config: File = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be fetched; fetch no weights.")
+    ] = False,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Fetch it though this machine has not the memory for it."),
+    ] = False,
+) -> None:
+    """Fetch a model from the Hugging Face hub, once it is sure that it can be served here.
+
+    Goes on where an earlier download has ended.
+    """
+    from server.cli.models.pull import pull_model
+
+    with one_sentence():
+        pull_model(model, config, typer.echo, dry_run=dry_run, force=force)
 
 
-def _parameters_of_cluster(arguments: Sequence[str]) -> dict[str, Any]:
-    """Return arguments of ``quire cluster serve`` as it reads them."""
-    return _parameters_of(arguments, "cluster", "serve")
+@app.command(rich_help_panel=MODELS_PANEL)
+def models(config: File = None, as_json: AsJson = False) -> None:
+    """List the models on this disk: of the hub's cache, and of models.folders."""
+    from server.cli.models.facts import list_models
+
+    with one_sentence():
+        typer.echo(list_models(config, say, as_json=as_json))
+
+
+@app.command(rich_help_panel=MODELS_PANEL)
+def show(model: ModelName, config: File = None, as_json: AsJson = False) -> None:
+    """Show what is known of a model on this disk, and how this machine would serve it."""
+    from server.cli.models.facts import show_model
+
+    with one_sentence():
+        typer.echo(show_model(model, config, as_json=as_json))
+
+
+@app.command(rich_help_panel=MODELS_PANEL)
+def rm(
+    model: ModelName,
+    config: File = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Remove a model from the Hugging Face hub's cache; with @revision that commit alone."""
+    from server.cli.models.removal import find_removal
+
+    with one_sentence():
+        removal = find_removal(model, config)
+        typer.echo(removal.text())
+        if not yes:
+            typer.confirm("Remove it?", abort=True)
+        typer.echo(removal.execute())
 
 
 def _parameters_of(arguments: Sequence[str], *names: str) -> dict[str, Any]:
+    """Return arguments as a command reads them; an error in them ends as it does there."""
     command: Any = typer.main.get_command(app)
     for name in names:
         command = command.commands[name]
-    said = " ".join(("quire", *names))
-    parameters: dict[str, Any] = command.make_context(said, list(arguments)).params
+    parameters: dict[str, Any] = command.make_context(
+        " ".join(("quire", *names)), list(arguments)
+    ).params
     return parameters
 
 
-add_model_commands(app)
 launch_command(app)
-# What runs on Ray puts commands together, as these do: it stands above them.
+# The commands on Ray put a server together, as those here do: server.ray stands above this module.
 app.add_typer(import_module("server.ray.commands").cluster_commands(), name="cluster")
-app.add_typer(service_commands(_parameters_of_serve, _parameters_of_cluster), name="service")
+app.add_typer(service_commands(_parameters_of), name="service")

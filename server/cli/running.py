@@ -1,4 +1,4 @@
-"""Ask a server that runs which models are loaded, and have it unload one."""
+"""``quire ps`` and ``quire stop``: a running server lists its loaded models, and unloads one."""
 
 import math
 from collections.abc import Iterator
@@ -9,12 +9,13 @@ from typing import Any
 import httpx2
 
 from kvcache.memory_budget import gib
+from server.cli.sentences import table
 from server.config import WILDCARDS, Config, StartError
 
 ASK_TIMEOUT_S = 5.0
-# Running answers may come to their end before.
+# An unloading model may end its running answers first.
 STOP_TIMEOUT_S = 60.0
-COLUMNS = "{:<44}{:>12}{:>10}   {}"
+HEAD = ("MODEL", "MEMORY", "CONTEXT", "STAYS")
 
 
 class NotRunningError(StartError):
@@ -27,19 +28,19 @@ def loaded_models(settings: Config) -> str:
     """Return which models are loaded, as a table. Raises NotRunningError."""
     with _asking(settings) as client:
         models = _answer(client.get("/api/ps"))["models"]
-    lines = [COLUMNS.format("MODEL", "MEMORY", "CONTEXT", "STAYS")]
-    for model in models:
-        size, context = gib(model["size"]), model["context_length"]
-        lines.append(COLUMNS.format(model["name"], size, context, _stays(model["expires_at"])))
-    return "\n".join(lines if models else ["no model is loaded"])
+    rows = [
+        (one["name"], gib(one["size"]), str(one["context_length"]), _stays(one["expires_at"]))
+        for one in models
+    ]
+    return "\n".join(table(HEAD, rows)) if rows else "no model is loaded"
 
 
 def unload(settings: Config, model: str) -> str:
     """Have a model unloaded that nobody uses; return a sentence. Raises NotRunningError."""
     with _asking(settings) as client:
         _answer(client.post("/api/generate", json={"model": model, "keep_alive": 0}))
-        left = [its["name"] for its in _answer(client.get("/api/ps"))["models"]]
-    if model in left:
+        loaded = _answer(client.get("/api/ps"))["models"]
+    if model in [entry["name"] for entry in loaded]:
         raise NotRunningError(
             f"{model} stays loaded: it is in use, pinned, or served alone, by a process that ends "
             "with it (Ctrl-C)"
@@ -48,7 +49,7 @@ def unload(settings: Config, model: str) -> str:
 
 
 def server_address(settings: Config) -> str:
-    """Return where programs of this machine reach the server that the settings are of."""
+    """Return the URL by which programs of this machine reach the server of these settings."""
     host, port = settings.server.host, settings.server.port
     name = "127.0.0.1" if host in WILDCARDS else host
     return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
@@ -56,7 +57,7 @@ def server_address(settings: Config) -> str:
 
 @contextmanager
 def _asking(settings: Config) -> Iterator[httpx2.Client]:
-    """Give a client of the server that the settings are of. Raises NotRunningError."""
+    """Yield a client of the server of these settings. Raises NotRunningError."""
     url = server_address(settings)
     keys = settings.access.api_keys
     headers = {"Authorization": f"Bearer {keys[0].get_secret_value()}"} if keys else {}
@@ -75,20 +76,20 @@ def _asking(settings: Config) -> Iterator[httpx2.Client]:
 
 
 def _answer(response: httpx2.Response) -> dict[str, Any]:
-    """Return what was answered. Raises NotRunningError for an error, and for a stranger."""
+    """Return an answer's object. Raises NotRunningError for an error, and for another program."""
     try:
-        found = response.json()
+        body = response.json()
     except ValueError:
-        found = None
-    if isinstance(found, dict) and response.status_code == 200:
-        return found
-    said = found.get("error") if isinstance(found, dict) else None
-    what = said if isinstance(said, str) else f"another program answers ({response.status_code})"
+        body = None
+    if isinstance(body, dict) and response.status_code == 200:
+        return body
+    error = body.get("error") if isinstance(body, dict) else None
+    what = error if isinstance(error, str) else f"another program answers ({response.status_code})"
     raise NotRunningError(f"{response.request.url.copy_with(path='/')}: {what}")
 
 
 def _stays(expires_at: str) -> str:
-    """Say for how long a model is kept, if nobody asks it."""
+    """Return how long a model stays without requests."""
     left_s = (datetime.fromisoformat(expires_at) - datetime.now(UTC)).total_seconds()
     minutes = math.ceil(left_s / 60)
     if minutes > 60 * 24 * 365:

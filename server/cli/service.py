@@ -65,7 +65,6 @@ KillMode=mixed
 [Install]
 WantedBy=default.target
 """
-Parameters = Callable[[Sequence[str]], Mapping[str, Any]]
 
 
 class ServiceError(SettingError):
@@ -83,11 +82,9 @@ class ServiceDefinition:
     stop_timeout_s: int
 
 
-def service_commands(
-    parameters_of_serve: Parameters, parameters_of_cluster: Parameters
-) -> typer.Typer:
-    """Return the commands. parameters_of_serve, parameters_of_cluster: return arguments of ``quire
-    serve`` and of ``quire cluster serve`` as these read them."""
+def service_commands(parameters_of: Callable[..., Mapping[str, Any]]) -> typer.Typer:
+    """Return the commands. parameters_of: returns arguments as a command of these names reads
+    them."""
     service = typer.Typer(no_args_is_help=True, help="Have quire start by itself.")
     kept: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": True}
 
@@ -110,8 +107,9 @@ def service_commands(
             if join is not None:
                 typer.echo(install_member(join, key_file))
             else:
-                read = parameters_of_cluster if cluster else parameters_of_serve
-                typer.echo(install(context.args, read(context.args), cluster=cluster))
+                names = ("cluster", "serve") if cluster else ("serve",)
+                parameters = parameters_of(context.args, *names)
+                typer.echo(install(context.args, parameters, cluster=cluster))
 
     @service.command("remove")
     def _remove() -> None:

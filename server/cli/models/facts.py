@@ -17,6 +17,7 @@ from server.catalogue.local_models import LocalModel, folder_model, hub_model, l
 from server.catalogue.lookup import InFolder, look_up
 from server.catalogue.names import printable
 from server.cli.model_files import EMBEDS, ModelError, make_plan, model_errors
+from server.cli.sentences import table
 from server.cli.settings import read_settings
 from server.config import Config, SettingError
 
@@ -82,7 +83,7 @@ def list_models(file: Path | None, say: Callable[[str], None], *, as_json: bool)
     found = [(model, machine.fit(model)) for model in models]
     if as_json:
         return json.dumps({"models": [as_values(model, fit) for model, fit in found]}, indent=1)
-    return _table(found) if found else NOTHING
+    return "\n".join(_lines_of_table(found)) if found else NOTHING
 
 
 def as_values(model: LocalModel, fit: Fit) -> dict[str, Any]:
@@ -93,28 +94,20 @@ def as_values(model: LocalModel, fit: Fit) -> dict[str, Any]:
     return values | {"served": fit.reason is None} | asdict(fit)
 
 
-def _table(found: Sequence[tuple[LocalModel, Fit]]) -> str:
-    rows = [HEAD, *(_row(model, fit) for model, fit in found)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(HEAD))]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
+def _lines_of_table(found: Sequence[tuple[LocalModel, Fit]]) -> list[str]:
+    rows = [
+        (
+            printable(model.name),
+            model.family or "-",
+            gib(model.size_bytes),
+            model.quantization or "-",
+            str(fit.context or model.max_position_embeddings or "-"),
+            "no: see below" if fit.reason else "embeddings" if model.embeds else "yes",
+        )
+        for model, fit in found
     ]
     reasons = [f"{printable(model.name)}: {fit.reason}" for model, fit in found if fit.reason]
-    return "\n".join([*lines, *([""] if reasons else []), *reasons])
-
-
-def _row(model: LocalModel, fit: Fit) -> tuple[str, ...]:
-    context = fit.context or model.max_position_embeddings
-    served = "no: see below" if fit.reason else "embeddings" if model.embeds else "yes"
-    return (
-        printable(model.name),
-        model.family or "-",
-        gib(model.size_bytes),
-        model.quantization or "-",
-        str(context or "-"),
-        served,
-    )
+    return [*table(HEAD, rows), *([""] if reasons else []), *reasons]
 
 
 BILLION, MILLION = 1e9, 1e6

@@ -1,18 +1,19 @@
 """The capacity report as plain text: one table per question, with a sentence that explains it."""
 
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from engine.planning.capacity import CapacityReport
-from engine.planning.memory import BF16, Packing, cell_bytes, kv_bytes_per_token
+from server.cli.sentences import table
 
 COLUMNS = 100
 GIB = 1024**3
 KIB = 1024
 MICROSECONDS = 1e6
-# Of the block account's mean lengths, those that the table has; the picture has all of them.
+INDENT = "  "
+# The mean lengths in the table of blocks; the picture has all of them.
 SHOWN_MEANS = (1024, 4096)
-# No multiples of a block: sequences end anywhere.
+# Lengths that are no multiples of a block: sequences end anywhere.
 SHOWN_LENGTHS = (100, 300, 1000, 3000, 10000, 30000)
 
 
@@ -36,17 +37,7 @@ def prose(text: str, indent: str = "") -> Iterator[str]:
 
 def note(text: str) -> Iterator[str]:
     """Yield the explanation of a table, under its heading."""
-    yield from prose(text, "  ")
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Yield a table whose columns are as wide as they must be; the first is aligned left, the
-    others right."""
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    for row in (head, *rows):
-        cells = [row[0].ljust(widths[0])]
-        cells += [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
-        yield ("  " + "  ".join(cells)).rstrip()
+    yield from prose(text, INDENT)
 
 
 def _head(report: CapacityReport) -> Iterator[str]:
@@ -88,7 +79,7 @@ def _by_context(report: CapacityReport) -> Iterator[str]:
         for r in report.by_context
     ]
     kept = ("K and V", "states") if states else ("K and V",)
-    yield from table(("context", "weights", *kept, "resident", "K and V share"), rows)
+    yield from table(("context", "weights", *kept, "resident", "K and V share"), rows, INDENT)
     if report.by_context[-1].context > known:
         yield from note(f"* beyond the {known} positions that the model knows")
 
@@ -98,7 +89,7 @@ def _quantisation(report: CapacityReport) -> Iterator[str]:
     yield from note(
         "q8 and q4 are MLX's groups of 64: 8.5 and 4.5 bits per number. Room is what the weights "
         "leave to K and V, contexts are the sequences of full length that it holds. quire keeps K "
-        "and V in bf16 or float32: rows with q8 or q4 behind the stroke say what that would buy."
+        "and V in bf16 or float32: rows ending in /q8 or /q4 are hypothetical."
     )
     first = report.steps[0].resident
     rows = [
@@ -114,7 +105,7 @@ def _quantisation(report: CapacityReport) -> Iterator[str]:
         for step in report.steps
     ]
     head = ("weights/KV", "weights", "K and V", "resident", "saved", "room", "contexts")
-    yield from table(head, rows)
+    yield from table(head, rows, INDENT)
 
 
 def _committed(report: CapacityReport) -> Iterator[str]:
@@ -130,7 +121,7 @@ def _committed(report: CapacityReport) -> Iterator[str]:
         )
         for tokens in lengths
     ]
-    yield from table(("tokens", "used", *(a.name for a in report.allocations)), rows)
+    yield from table(("tokens", "used", *(a.name for a in report.allocations)), rows, INDENT)
 
 
 def _blocks(report: CapacityReport) -> Iterator[str]:
@@ -154,7 +145,7 @@ def _blocks(report: CapacityReport) -> Iterator[str]:
         if a.mean_tokens in SHOWN_MEANS
     ]
     head = ("page", "tokens/block", "mean length", "waste", "mappings", "page table", "time")
-    yield from table(head, rows)
+    yield from table(head, rows, INDENT)
 
 
 def _fits(report: CapacityReport) -> Iterator[str]:
@@ -175,7 +166,9 @@ def _fits(report: CapacityReport) -> Iterator[str]:
         for fit in report.fits
     ]
     names = [f"{report.mean_tokens}: {a.name}" for a in report.allocations]
-    yield from table(("weights", "room (GiB)", "tokens", f"{report.context} each", *names), rows)
+    yield from table(
+        ("weights", "room (GiB)", "tokens", f"{report.context} each", *names), rows, INDENT
+    )
 
 
 def _crowd(report: CapacityReport) -> Iterator[str]:
@@ -213,7 +206,7 @@ def _crowd(report: CapacityReport) -> Iterator[str]:
         "first token",
         "tokens/s",
     )
-    yield from table(head, rows)
+    yield from table(head, rows, INDENT)
 
 
 def _advice(report: CapacityReport) -> Iterator[str]:

@@ -474,7 +474,7 @@ def test_a_server_says_what_it_serves_where_and_how(served: Server) -> None:
     assert f"ANTHROPIC_BASE_URL={served.url}\n" in text
     assert "K and V up to " in text
     assert "substrate: posix" in text
-    assert "max_model_len=" in text
+    assert "context " in text
     assert len(served.log) < 15
 
 

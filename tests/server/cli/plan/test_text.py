@@ -7,7 +7,8 @@ from engine.planning import capacity
 from engine.planning.capacity import CapacityReport, plan_capacity
 from engine.planning.devices import find_device
 from engine.planning.memory import read_shape
-from server.cli.plan.text import report_lines, table
+from server.cli.plan.text import report_lines
+from server.cli.sentences import table
 from server.config import Config, engine_config
 from tests.published import PUBLISHED
 
@@ -94,7 +95,7 @@ def test_no_line_is_too_long_for_a_terminal(report: CapacityReport) -> None:
 
 
 def test_columns_are_aligned() -> None:
-    assert list(table(("name", "n"), [("a", "10"), ("long name", "5")])) == [
+    assert list(table(("name", "n"), [("a", "10"), ("long name", "5")], "  ")) == [
         "  name        n",
         "  a          10",
         "  long name   5",
