@@ -4,6 +4,7 @@ import textwrap
 from collections.abc import Iterator
 
 from engine.planning.capacity import CapacityReport
+from engine.planning.memory import BF16, Packing, cell_bytes, kv_bytes_per_token
 from server.cli.sentences import table
 
 COLUMNS = 100
