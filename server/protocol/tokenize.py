@@ -6,9 +6,12 @@ from typing import Annotated, ClassVar
 from pydantic import ConfigDict, Field
 
 from server.config import LimitsSection
-from server.protocol.chat.continuation import ContinuationFields
-from server.protocol.chat.messages import Message
-from server.protocol.chat.request import ThinkingFields, read_conversation
+from server.protocol.chat.request import (
+    ContinuationFields,
+    Message,
+    ThinkingFields,
+    read_conversation,
+)
 from server.protocol.chat.tools import AsWord, WireTool, WireToolChoice
 from server.protocol.common import CacheSalt, ListOf, TokenIds, WireModel
 from server.protocol.fields import (

@@ -11,7 +11,7 @@ from engine.machine import raise_descriptor_limit, use_one_arena
 from engine.memory_map import MemoryMap
 from engine.monitor import EngineMonitor
 from engine.types import FinishReason, Submission, TokenEvent
-from server.chat.readiness import generates
+from server.chat.admission import generates
 from server.cli.log import configure_log
 from server.cli.model_files import ModelFiles, read_model
 from server.cli.serve import STOP_TIMEOUT_S, start_model

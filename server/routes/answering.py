@@ -15,8 +15,7 @@ from starlette.types import Receive, Scope, Send
 from engine.errors import EngineDeadError, QueueFullError
 from engine.serving import ServingEngine
 from server.chat.admission import Admission
-from server.chat.choices import Choices
-from server.chat.generation import GenerationError, Prompt
+from server.chat.generation import Choices, GenerationError, Prompt
 from server.config import Config
 from server.metrics.answer_times import RequestTimes
 from server.protocol.answers import Answer, StreamForm

@@ -10,8 +10,8 @@ from starlette.responses import Response
 
 from engine.types import PrefixSalt
 from server.chat.generation import Prompt
-from server.chat.prompt_rules import PromptRules
 from server.chat.prompting import ChatSpec
+from server.chat.served_model import PromptRules
 from server.protocol.chat.answer import ChatAnswer
 from server.protocol.chat.request import ChatRequest
 from server.protocol.completions import CompletionRequest, Echo, PromptText, TextAnswer

@@ -10,7 +10,7 @@ from pydantic_core import to_json
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from server.chat.readiness import generates
+from server.chat.admission import generates
 from server.protocol.wire_errors import RETRY_AFTER_S, ApiError, shutting_down, unavailable
 from server.routes.memory import MemoryMapCache
 from server.routes.service import Service

@@ -9,10 +9,9 @@ from typing import Literal
 from engine.serving import ServingEngine
 from server.chat.admission import Admission
 from server.chat.drain import Drain
-from server.chat.prompt_rules import PromptRules
 from server.chat.prompting import ChatPrompts
 from server.chat.salts import Salts
-from server.chat.served_model import ServedModel
+from server.chat.served_model import PromptRules, ServedModel
 from server.config import Config
 from server.metrics import Metrics
 from server.metrics.answer_times import RecentRequests

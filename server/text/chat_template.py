@@ -19,16 +19,23 @@ from jinja2.parser import Parser
 from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from server.text.calls.marks import CallMarks, MarkError
 from server.text.calls.tool_format import tool_format
+from server.text.calls.written import CallMarks, MarkError
 from server.text.conversation import Conversation, Thinking, ToolCall, Turn
 from server.text.encoder import SpecialTokens
 from server.text.json_object import json_object
 from server.text.limited_process import LimitedProcess
 from server.text.parser import CLOSE, OPEN, first_channel_of
 from server.text.pieces import Channel
-from server.text.template_trial import ANSWER, SYSTEM, USER, fault_of, try_template
-from server.text.time_limit import TimeLimit, TimeUp
+from server.text.template_trial import (
+    ANSWER,
+    SYSTEM,
+    USER,
+    TimeLimit,
+    TimeUp,
+    fault_of,
+    try_template,
+)
 
 NO_REASONING = f"{OPEN}\n\n{CLOSE}\n\n"
 LINE = "\n"

@@ -1,20 +1,13 @@
 """Split an answer's text into reasoning and content."""
 
-from server.text.pieces import AnswerPiece, Channel, TextPiece, joined
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
-
-def longest_beginning(text: str, *starts: str) -> int:
-    """Return the length of the longest end of the text that begins one of the strings, but is not
-    all of it."""
-    longest = 0
-    for each in starts:
-        place = text.find(each[0], max(0, len(text) - len(each) + 1))
-        while place >= 0 and not each.startswith(text[place:]):
-            place = text.find(each[0], place + 1)
-        if place >= 0:
-            longest = max(longest, len(text) - place)
-    return longest
-
+from server.text.calls.parser import CallParser, ThoughtCalls, new_call_id
+from server.text.calls.tool_format import ToolFormat
+from server.text.calls.written import Remember
+from server.text.conversation import Tool
+from server.text.pieces import AnswerPiece, Channel, TextPiece, joined, longest_beginning
 
 OPEN, CLOSE = "<think>", "</think>"
 
@@ -106,3 +99,134 @@ def _uncertain_end(text: str) -> int:
             before = text[:-length]
             return length + len(before) - len(before.rstrip())
     return len(text) - len(text.rstrip())
+
+
+@dataclass(frozen=True, slots=True)
+class ParseOptions:
+    """How the answer to a chat is taken apart."""
+
+    prompt: str
+    """The rendered prompt: its end tells whether the model is reasoning already."""
+    tools: tuple[Tool, ...] = ()
+    """Those that may be called; where there are none, calls are content."""
+    tool_format: ToolFormat = ToolFormat.HERMES
+    max_calls: int | None = None
+    """The number of calls after which the answer ends."""
+    remember: Remember | None = field(default=None, compare=False)
+    """Called with every call as it was written."""
+    begun: str = ""
+    """What a client has begun of the answer's first channel. It belongs to that channel alone,
+    whatever it ends with, and is no piece of the answer."""
+
+    @property
+    def first_channel(self) -> Channel | None:
+        """What the answer begins with; None where the model decides."""
+        return first_channel_of(self.prompt, self.begun)
+
+    @property
+    def begun_content(self) -> str:
+        """The text of the content that a client has begun; empty where it has begun reasoning."""
+        return self.begun if self.first_channel is Channel.CONTENT else ""
+
+
+class AnswerParser:
+    """Split an answer while it streams in. However its text is cut, the pieces, joined, are the
+    same."""
+
+    def __init__(self, options: ParseOptions, new_id: Callable[[], str] = new_call_id) -> None:
+        self._reasoning_parser = ReasoningParser(options.prompt, options.begun)
+        self._calls = (
+            CallParser(
+                options.tools,
+                options.tool_format,
+                options.max_calls,
+                new_id,
+                options.remember,
+                begun_content=options.begun_content,
+            )
+            if options.tools
+            else None
+        )
+        self._thought_calls = ThoughtCalls(options.tools, options.tool_format)
+
+    @property
+    def reasoning(self) -> bool:
+        """Whether the model is thinking now."""
+        return self._reasoning_parser.reasoning
+
+    @property
+    def done(self) -> bool:
+        """Whether the answer has ended, whatever else the model says."""
+        return self._calls is not None and self._calls.done
+
+    @property
+    def calls(self) -> int:
+        return 0 if self._calls is None else self._calls.calls
+
+    @property
+    def ended_with_calls(self) -> bool:
+        """Once the answer has ended: whether somebody is to make calls for it."""
+        return self._calls is not None and self._calls.ended_with_calls
+
+    def feed(self, text: str) -> list[AnswerPiece]:
+        """Take in text, and return the pieces that are certain now, in order."""
+        return joined(self._split(self._reasoning_parser.feed(text)))
+
+    def flush(self, *, cut: bool = False) -> list[AnswerPiece]:
+        """Return the other pieces, when the answer ends. cut: whether the model would go on."""
+        pieces = self._split(self._reasoning_parser.flush())
+        if self._calls is not None:
+            thoughts, calls = self._thought_calls.flush(cut=cut)
+            pieces += _thought(thoughts) + self._calls.feed(calls) + self._calls.flush(cut=cut)
+        return joined(pieces)
+
+    def _split(self, pieces: list[AnswerPiece]) -> list[AnswerPiece]:
+        if self._calls is None:
+            return pieces
+        found: list[AnswerPiece] = []
+        for piece in pieces:
+            assert isinstance(piece, TextPiece), "calls are found here"
+            if piece.channel is Channel.REASONING:
+                found += _thought(self._thought_calls.feed(piece.text))
+            else:
+                # Those before what is said are a draft.
+                found += _thought(self._thought_calls.flush(cut=True)[0])
+                found += self._calls.feed(piece.text)
+        return found
+
+
+def _thought(text: str) -> list[AnswerPiece]:
+    return [TextPiece(Channel.REASONING, text)] if text else []
+
+
+class StopStrings:
+    """Hold back text that may be the beginning of a stop string."""
+
+    def __init__(self, stops: tuple[str, ...]) -> None:
+        """stops: none of them empty."""
+        assert all(stops)
+        self._stops = stops
+        self._held = ""
+        self.matched: str | None = None
+        """The stop string that ended the answer."""
+
+    def feed(self, text: str) -> str:
+        """Take in text, and return what may be sent. After a match that is nothing."""
+        if self.matched is not None or not self._stops:
+            return text if self.matched is None else ""
+        held = self._held + text
+        places = [(held.find(stop), stop) for stop in self._stops]
+        found = [(place + len(stop), place, stop) for place, stop in places if place >= 0]
+        if found:
+            # The one that is complete first, so that it does not matter how the text is cut.
+            _, place, self.matched = min(found)
+            self._held = ""
+            return held[:place]
+        keep = longest_beginning(held, *self._stops)
+        self._held = held[len(held) - keep :]
+        return held[: len(held) - keep]
+
+    def flush(self) -> str:
+        """Return what was held back, when the answer ends otherwise."""
+        rest, self._held = self._held, ""
+        return rest

@@ -13,9 +13,9 @@ from engine.types import FinishReason
 from server.protocol.answers import ResponseMetadata
 from server.protocol.chat.answer import ChatAnswer
 from server.protocol.common import ResponseOptions
-from server.text.answer_parser import AnswerParser, ParseOptions
 from server.text.calls.tool_format import ToolFormat
 from server.text.conversation import Tool
+from server.text.parser import AnswerParser, ParseOptions
 from server.text.pieces import (
     AnswerPiece,
     Channel,

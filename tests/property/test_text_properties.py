@@ -12,9 +12,8 @@ from transformers import AutoTokenizer
 
 from engine.types import FinishReason, TokenEvent
 from server.text.detokenizer import Detokenizer
-from server.text.parser import CLOSE, OPEN, ReasoningParser
+from server.text.parser import CLOSE, OPEN, ReasoningParser, StopStrings
 from server.text.pieces import AnswerPiece, Channel, TextPiece, joined
-from server.text.stop_strings import StopStrings
 from server.text.tokenizer import Tokenizer
 from tests.engines import VOCAB
 from tests.models import write_sentencepiece_tokenizer, write_tokenizer

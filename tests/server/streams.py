@@ -16,9 +16,8 @@ from engine.types import (
     TokenEvent,
     TokenLogprobs,
 )
-from server.chat.choices import Choices
-from server.chat.generation import Prompt
-from server.text.answer_parser import ParseOptions
+from server.chat.generation import Choices, Prompt
+from server.text.parser import ParseOptions
 from server.text.tokenizer import Tokenizer
 from tests.engines import VOCAB
 from tests.server.harness import ids_of

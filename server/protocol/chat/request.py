@@ -1,14 +1,13 @@
 """POST /v1/chat/completions: the request as it comes in."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, model_validator
 
 from server.config import LimitsSection
-from server.protocol.chat.continuation import NOT_CONTINUED, ContinuationFields
-from server.protocol.chat.messages import Message
 from server.protocol.chat.tools import (
     AsWord,
     WireTool,
@@ -28,8 +27,165 @@ from server.protocol.common import (
 )
 from server.protocol.fields import CHAT_FIELDS
 from server.protocol.unseen import Unseen
-from server.protocol.wire_errors import invalid
-from server.text.conversation import Conversation, TemplateArguments, Thinking
+from server.protocol.wire_errors import invalid, quoted
+from server.text.conversation import Conversation, TemplateArguments, Thinking, ToolCall, Turn
+
+NOT_CONTINUED = "Only the assistant's message can be continued, and only as the last one."
+
+
+class ContinuationFields(WireModel):
+    """What says so for the whole request, by the names that vLLM has for it. ``prefix`` on the
+    message itself says it, too."""
+
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
+
+    def continues(self, last: Turn, *, marked: bool) -> bool:
+        """Return whether the answer goes on with the last message. marked: whether that says so
+        itself. Raises ApiError."""
+        if not (marked or self.continue_final_message):
+            return False
+        if last.role != "assistant":
+            raise invalid(NOT_CONTINUED, "continue_final_message")
+        if self.add_generation_prompt:
+            raise invalid(
+                "A message that is continued is no new one: add_generation_prompt must be false, "
+                "or left out.",
+                "add_generation_prompt",
+            )
+        return True
+
+    def check_answered(self, *, continues: bool) -> None:
+        """Raise ApiError where the prompt should end before the answer begins."""
+        if self.add_generation_prompt is False and not continues:
+            raise invalid(
+                "add_generation_prompt: false is only supported with continue_final_message: the "
+                "answer is the assistant's next turn.",
+                "add_generation_prompt",
+            )
+
+
+TEXT_PARTS = ("text", "input_text", "output_text")
+ROLES: dict[str, Literal["system", "user", "assistant", "tool"]] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+    "function": "tool",
+}
+
+
+class ContentPart(WireModel):
+    """A part of a message's content; as in vLLM a string is one, and its text may be null."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_text(cls, part: Any) -> Any:
+        return {"type": "text", "text": part} if isinstance(part, str) else part
+
+    @property
+    def is_text(self) -> bool:
+        """Whether it says something, and does not show it."""
+        return self.type in (*TEXT_PARTS, "refusal")
+
+    def text_for_model(self, place: str, unseen: Unseen) -> str:
+        """Return what the model reads of it. Raises ApiError."""
+        if not self.is_text:
+            return unseen.note(self.type, place)
+        return (self.refusal if self.type == "refusal" else self.text) or ""
+
+
+def content_text(content: str | Sequence[ContentPart], place: str, unseen: Unseen) -> str:
+    """Return content as one string. place: how errors name it. Raises ApiError for what is no
+    text."""
+    if isinstance(content, str):
+        return content
+    texts = []
+    for number, part in enumerate(content):
+        texts.append(part.text_for_model(f"{place}[{number}]", unseen))
+    return "".join(texts)
+
+
+class CalledFunction(WireModel):
+    """Which function was called, and with what."""
+
+    name: str
+    arguments: str | dict[str, Any] | None = None
+
+    def made(self, call_id: str) -> ToolCall:
+        """Return the call in the neutral form. Some clients send the arguments as an object."""
+        arguments = self.arguments or ""
+        if isinstance(arguments, dict):
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        return ToolCall(call_id, self.name, arguments)
+
+
+class MadeCall(WireModel):
+    """A call that an earlier answer made."""
+
+    id: str | None = None
+    type: str | None = None
+    function: CalledFunction | None = None
+
+
+class AudioReference(WireModel):
+    """Earlier audio, which no answer of this server has."""
+
+    id: str | None = None
+
+
+class Message(WireModel):
+    """One message of a conversation. ``name`` and whatever else it has is ignored."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | ListOf[ContentPart] | None = None
+    refusal: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_call_id: str | None = None
+    tool_calls: ListOf[MadeCall] | None = None
+    function_call: CalledFunction | None = None
+    audio: AudioReference | None = None
+    prefix: bool | None = None
+    """Whether the answer goes on with it."""
+
+    def turn(self, place: str, unseen: Unseen) -> Turn:
+        """Return the message in the neutral form. place: how errors name the message. Raises
+        ApiError."""
+        if self.audio is not None:
+            raise invalid("Audio is not supported: this model reads text.", f"{place}.audio")
+        return Turn(
+            ROLES[self.role],
+            self._text(place, unseen),
+            self.reasoning_content or self.reasoning or "",
+            self._calls(place),
+            self.tool_call_id,
+        )
+
+    def _text(self, place: str, unseen: Unseen) -> str:
+        if self.content is None:
+            return self.refusal or ""
+        return content_text(self.content, f"{place}.content", unseen)
+
+    def _calls(self, place: str) -> tuple[ToolCall, ...]:
+        calls = []
+        for number, call in enumerate(self.tool_calls or ()):
+            if call.function is None:
+                raise invalid(
+                    f"A call of type {quoted(call.type or '')} is not supported: only functions "
+                    "can be called.",
+                    f"{place}.tool_calls[{number}]",
+                )
+            calls.append(call.function.made(call.id or ""))
+        if self.function_call is not None:
+            calls.append(self.function_call.made(""))
+        return tuple(calls)
+
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Budget = Annotated[Whole, Field(ge=0, le=2**31 - 1)]

@@ -8,8 +8,7 @@ from pydantic import ConfigDict, Field
 from pydantic_core import to_json
 
 from server.config import LimitsSection
-from server.protocol.chat.messages import CalledFunction
-from server.protocol.chat.request import thinking
+from server.protocol.chat.request import CalledFunction, thinking
 from server.protocol.chat.tools import WireTool, read_tools
 from server.protocol.common import MAX_TOP_LOGPROBS, CacheSalt, ListOf, Whole, WireModel
 from server.protocol.embeddings import MAX_DIMENSIONS, EmbeddingRequest

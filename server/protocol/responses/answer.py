@@ -1,22 +1,233 @@
 """Deltas of an answer -> a response, and the events of /v1/responses."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from server.protocol.answers import (
     Json,
     ResponseMetadata,
     StreamForm,
     TokenText,
+    token_objects,
     usage_object,
     written_tokens,
 )
-from server.protocol.responses.output import Output
+from server.protocol.responses.items import packed_reasoning
+from server.protocol.responses.tools import name_object
 from server.protocol.wire_errors import ApiError
 from server.text.conversation import Tool
-from server.text.pieces import Delta, Usage
+from server.text.json_object import json_object
+from server.text.pieces import (
+    AnswerPiece,
+    Channel,
+    Delta,
+    TextPiece,
+    TokenReport,
+    ToolCallStart,
+    Usage,
+)
+
+Status = Literal["in_progress", "completed", "incomplete"]
+
+
+class TextItem:
+    """What is thought, or what is said: an item with one part, which grows."""
+
+    def __init__(
+        self, id: str, channel: Channel, token_bytes: TokenText, packs_reasoning: bool
+    ) -> None:
+        self._id = id
+        self._thinks = channel is Channel.REASONING
+        self._token_bytes = token_bytes
+        self._packs_reasoning = packs_reasoning
+        self._event = "reasoning_text" if self._thinks else "output_text"
+        self._text = ""
+        self._logprobs: list[Json] = []
+
+    def takes(self, piece: AnswerPiece) -> bool:
+        return isinstance(piece, TextPiece) and (piece.channel is Channel.REASONING) == self._thinks
+
+    def opened(self) -> list[Json]:
+        item = self._object("in_progress", [])
+        return [
+            {"type": "response.output_item.added", "item": item},
+            self._of_part("response.content_part.added") | {"part": self._part()},
+        ]
+
+    def grown(self, piece: AnswerPiece) -> list[Json]:
+        """Return the events of some text."""
+        assert isinstance(piece, TextPiece)
+        self._text += piece.text
+        delta = self._of_part(f"response.{self._event}.delta") | {"delta": piece.text}
+        return [self._with_logprobs(delta, piece.tokens)]
+
+    def closed(self, status: Status) -> list[Json]:
+        """Return the events that close the text, the part and the item."""
+        done = self._of_part(f"response.{self._event}.done") | {"text": self._text}
+        if not self._thinks:
+            done["logprobs"] = self._logprobs
+        return [
+            done,
+            self._of_part("response.content_part.done") | {"part": self._part()},
+            {"type": "response.output_item.done", "item": self.object(status)},
+        ]
+
+    def object(self, status: Status) -> Json:
+        return self._object(status, [self._part()])
+
+    def _object(self, status: Status, content: list[Json]) -> Json:
+        item = {"id": self._id, "status": status, "content": content}
+        if not self._thinks:
+            return {"type": "message", "role": "assistant", **item}
+        packed = (
+            {"encrypted_content": packed_reasoning(self._text)} if self._packs_reasoning else {}
+        )
+        return {"type": "reasoning", **item, "summary": [], **packed}
+
+    def _part(self) -> Json:
+        part: Json = {"type": self._event, "text": self._text}
+        if not self._thinks:
+            part |= {"annotations": [], "logprobs": list(self._logprobs)}
+        return part
+
+    def _of_part(self, type: str) -> Json:
+        return {"type": type, "item_id": self._id, "content_index": 0}
+
+    def _with_logprobs(self, delta: Json, tokens: tuple[TokenReport, ...]) -> Json:
+        if self._thinks:
+            return delta
+        logprobs = token_objects(tokens, self._token_bytes)
+        self._logprobs += logprobs
+        return delta | {"logprobs": logprobs}
+
+
+class CallItem:
+    """A call, whose arguments grow."""
+
+    def __init__(self, id: str, start: ToolCallStart, names: Json) -> None:
+        """names: what the client calls the function."""
+        self._id = id
+        self._start = start
+        self._names = names
+        self._arguments = ""
+
+    def takes(self, piece: AnswerPiece) -> bool:
+        return not isinstance(piece, TextPiece | ToolCallStart)
+
+    def opened(self) -> list[Json]:
+        """Return the event that opens the call, without its arguments."""
+        return [{"type": "response.output_item.added", "item": self.object("in_progress")}]
+
+    def grown(self, piece: AnswerPiece) -> list[Json]:
+        """Return the event of some of the arguments."""
+        assert not isinstance(piece, TextPiece | ToolCallStart)
+        self._arguments += piece.text
+        kind = "response.function_call_arguments.delta"
+        return [{"type": kind, "item_id": self._id, "delta": piece.text}]
+
+    def closed(self, status: Status) -> list[Json]:
+        done = {
+            "type": "response.function_call_arguments.done",
+            "item_id": self._id,
+            "name": self._names["name"],
+            "arguments": self._arguments,
+        }
+        return [done, {"type": "response.output_item.done", "item": self.object(status)}]
+
+    def object(self, status: Status) -> Json:
+        return {
+            "type": "function_call",
+            "id": self._id,
+            "call_id": self._start.id,
+            **self._names,
+            "arguments": self._arguments,
+            "status": status,
+        }
+
+
+class SearchItem(CallItem):
+    """A search for tools that the client makes: it is told of it when it is all there."""
+
+    def grown(self, piece: AnswerPiece) -> list[Json]:
+        super().grown(piece)
+        return []
+
+    def closed(self, status: Status) -> list[Json]:
+        return super().closed(status)[1:]
+
+    def object(self, status: Status) -> Json:
+        return {
+            "type": "tool_search_call",
+            "id": self._id,
+            "call_id": self._start.id,
+            "execution": "client",
+            "arguments": json_object(self._arguments) or {},
+            "status": status,
+        }
+
+
+class Output:
+    """The items of a response as they come into being, one after the other."""
+
+    def __init__(
+        self, key: str, token_bytes: TokenText, packs_reasoning: bool, tools: Iterable[Tool] = ()
+    ) -> None:
+        """key: what the items' ids have in common, and with those of no other response. tools:
+        those that may be called."""
+        self._key = key
+        self._tools = {tool.name: tool for tool in tools}
+        self._token_bytes = token_bytes
+        self._packs_reasoning = packs_reasoning
+        self._done: list[Json] = []
+        self._open: TextItem | CallItem | None = None
+
+    @property
+    def items(self) -> list[Json]:
+        """All of them; the last one is incomplete unless it has been closed."""
+        return self._done + ([self._open.object("incomplete")] if self._open else [])
+
+    def take(self, piece: AnswerPiece) -> list[Json]:
+        events: list[Json] = []
+        if self._open is None or not self._open.takes(piece):
+            events = self._close("completed")
+            item = self._open = self._new(piece)
+            events += self._numbered(item.opened())
+        if not isinstance(piece, ToolCallStart):
+            events += self._numbered(self._open.grown(piece))
+        return events
+
+    def end(self, finish: str) -> list[Json]:
+        """End the output, and return its events. finish: why it ended."""
+        events: list[Json] = []
+        if not self.items:
+            events = self.take(TextPiece(Channel.CONTENT, ""))
+        # An answer that ends by itself with a complete call ends with "tool_calls".
+        cut = finish == "length" or (finish == "stop" and isinstance(self._open, CallItem))
+        return events + self._close("incomplete" if cut else "completed")
+
+    def _new(self, piece: AnswerPiece) -> TextItem | CallItem:
+        number = f"{self._key}{len(self._done):04x}"
+        if isinstance(piece, ToolCallStart):
+            tool = self._tools.get(piece.name, Tool(piece.name))
+            item = SearchItem if tool.searches else CallItem
+            return item(f"fc_{number}", piece, name_object(tool))
+        assert isinstance(piece, TextPiece), "arguments follow their call"
+        prefix = "rs" if piece.channel is Channel.REASONING else "msg"
+        id = f"{prefix}_{number}"
+        return TextItem(id, piece.channel, self._token_bytes, self._packs_reasoning)
+
+    def _close(self, status: Status) -> list[Json]:
+        if self._open is None:
+            return []
+        events = self._numbered(self._open.closed(status))
+        self._done.append(self._open.object(status))
+        self._open = None
+        return events
+
+    def _numbered(self, events: list[Json]) -> list[Json]:
+        return [event | {"output_index": len(self._done)} for event in events]
 
 
 @dataclass(slots=True)

@@ -9,8 +9,7 @@ from pydantic import ConfigDict, Field
 from engine.types import SamplingParams
 from server.config import LimitsSection
 from server.protocol.answers import Json
-from server.protocol.chat.continuation import ContinuationFields
-from server.protocol.chat.request import ReasoningField, ThinkingFields
+from server.protocol.chat.request import ContinuationFields, ReasoningField, ThinkingFields
 from server.protocol.chat.tools import AsWord, read_tool_choice
 from server.protocol.common import (
     MAX_TOP_LOGPROBS,
@@ -30,7 +29,16 @@ from server.protocol.fields import (
     ignored,
     refused,
 )
-from server.protocol.responses.items import Input, Item, LoadedToolsItem, Placed, read_input
+from server.protocol.responses.items import (
+    Input,
+    Item,
+    LoadedToolsItem,
+    Placed,
+    check_begun,
+    is_begun,
+    read_input,
+    turns,
+)
 from server.protocol.responses.tools import (
     FlatTool,
     FlatToolChoice,
@@ -40,7 +48,6 @@ from server.protocol.responses.tools import (
     tool_choice_object,
     tool_object,
 )
-from server.protocol.responses.turns import check_begun, is_begun, turns
 from server.protocol.unseen import Unseen
 from server.protocol.wire_errors import invalid, quoted
 from server.text.conversation import Conversation, OutputFormat, Turn

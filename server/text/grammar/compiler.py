@@ -3,54 +3,100 @@ next."""
 
 import asyncio
 import hashlib
+import weakref
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-import numpy as np
-
 from engine.types import TokenConstraint
-from server.text.calls.tool_format import CALL_OPEN
-from server.text.grammar.cache import CompiledGrammar, GrammarCache, Refusal
 from server.text.grammar.constraint_spec import ConstraintSpec, ThinkingStart, form_json
-from server.text.grammar.constraints import GrammarConstraint, TagWatch
+from server.text.grammar.constraints import (
+    CompiledGrammar,
+    GrammarConstraint,
+    LazyCalls,
+    ReasoningConstraint,
+)
 from server.text.grammar.grammar_errors import GrammarError
 from server.text.grammar.judge import GrammarLimits, Judge
 from server.text.grammar.matcher import LEXER_BYTES, deep_threads, new_matcher
-from server.text.grammar.reasoning import ReasoningConstraint
 from server.text.grammar.vocabulary import GrammarTokenizer, Vocabulary, VocabularyError
 
-OPEN_TAG = CALL_OPEN.encode()
+# What is known not to be enforceable costs next to nothing to keep.
+MAX_REFUSALS = 1024
 
 
-class LazyCalls:
-    """Watch for the opening tag of a call; from there on its grammar holds, until it is over."""
+class Refusal:
+    """Why a form cannot be enforced."""
 
-    def __init__(self, call: GrammarConstraint, vocabulary: Vocabulary) -> None:
-        """call: what follows the opening tag, up to and with the closing one."""
-        self._call = call
-        self._vocabulary = vocabulary
-        self._open = TagWatch(OPEN_TAG)
-        self._running: GrammarConstraint | None = None
+    def __init__(self, message: str, param: str | None) -> None:
+        self.message = message
+        self.param = param
 
-    def fill_mask(self, row: np.ndarray) -> bool:
-        if self._running is not None:
-            return self._running.fill_mask(row)
-        np.copyto(row, self._vocabulary.calling_masks[self._open.matched])
+
+class GrammarCache:
+    """Keep the newest grammars and refusals, by a digest of their form.
+
+    Grammars count until nobody has them any more, kept or not.
+    """
+
+    def __init__(self, max_bytes: int, max_grammars: int) -> None:
+        """max_bytes: of all grammars together. max_grammars: that are kept."""
+        self._max_bytes = max_bytes
+        self._max_grammars = max_grammars
+        self._grammars: OrderedDict[bytes, CompiledGrammar] = OrderedDict()
+        self._refusals: OrderedDict[bytes, Refusal] = OrderedDict()
+        self._counted_bytes = 0
+        # Answers end on other threads, which can do nothing but append.
+        self._freed: deque[int] = deque()
+
+    @property
+    def used_bytes(self) -> int:
+        while self._freed:
+            self._counted_bytes -= self._freed.popleft()
+        return self._counted_bytes
+
+    def get(self, digest: bytes) -> CompiledGrammar | Refusal | None:
+        """Return what is known of a form."""
+        found = self._grammars.get(digest)
+        if found is None:
+            return self._refusals.get(digest)
+        if found.is_spent:
+            del self._grammars[digest]
+            return None
+        self._grammars.move_to_end(digest)
+        return found
+
+    def reserve(self, memory_bytes: int) -> bool:
+        """Count memory for another grammar. Those that are only kept give way, the oldest first.
+        False where answers have too many."""
+        while self.used_bytes + memory_bytes > self._max_bytes:
+            if not self._grammars:
+                return False
+            self._grammars.popitem(last=False)
+        self._counted_bytes += memory_bytes
         return True
 
-    def accept(self, token_id: int) -> None:
-        if self._running is None:
-            if self._open.feed(self._vocabulary.token_bytes(token_id)):
-                self._running = self._call.copy()
-            return
-        self._running.accept(token_id)
-        if self._running.complete:
-            self._running = None
-            self._open = TagWatch(OPEN_TAG)
+    def release(self, memory_bytes: int) -> None:
+        """Give back what was counted for a grammar that was not made."""
+        self._counted_bytes -= memory_bytes
 
-    def copy(self) -> "LazyCalls":
-        return LazyCalls(self._call, self._vocabulary)
+    def keep(self, digest: bytes, grammar: CompiledGrammar) -> None:
+        """Keep a grammar, for which memory was counted, for the next one who asks."""
+        weakref.finalize(grammar, self._freed.append, grammar.memory_bytes).atexit = False
+        self._grammars[digest] = grammar
+        while len(self._grammars) > self._max_grammars:
+            self._grammars.popitem(last=False)
+
+    def forget(self) -> None:
+        """Keep no grammar any longer; answers that have one go on."""
+        self._grammars.clear()
+
+    def refuse(self, digest: bytes, refusal: Refusal) -> None:
+        """Remember why a form cannot be enforced."""
+        self._refusals[digest] = refusal
+        while len(self._refusals) > MAX_REFUSALS:
+            self._refusals.popitem(last=False)
 
 
 THREADS = 2

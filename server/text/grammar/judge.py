@@ -21,8 +21,7 @@ import structlog
 
 from engine.config import GRAMMAR_BYTES
 from server.config import LimitsSection
-from server.text.grammar.fork_server import DIED, LENGTH, OVER_MEMORY, OVER_TIME, STARVED
-from server.text.grammar.judging import Verdict
+from server.text.grammar.fork_server import DIED, LENGTH, OVER_MEMORY, OVER_TIME, STARVED, Verdict
 from server.text.grammar.text import TokenizerFacts
 
 MAX_FORM_BYTES = 256 * 1024

@@ -13,8 +13,7 @@ from server.text.calls.tool_format import CALL_CLOSE, CALL_OPEN, ToolFormat
 from server.text.conversation import OutputFormat, Tool
 from server.text.grammar.constraint_spec import TOOLS_PARAM, ConstraintSpec
 from server.text.grammar.grammar_errors import GrammarError, errors_of
-from server.text.grammar.merged_patterns import MAX_PATTERNS
-from server.text.grammar.schemas import check_repeats, checked_schema
+from server.text.grammar.schemas import MAX_PATTERNS, check_repeats, checked_schema
 from server.text.grammar.xml_values import JsonText, Parameter, lark_string, xml_parameters
 
 

@@ -1,9 +1,9 @@
 import pytest
 
-from server.chat.constraints import constraint_spec_of
-from server.text.answer_parser import ParseOptions
+from server.chat.prompting import constraint_spec_of
 from server.text.conversation import Conversation, OutputFormat, Thinking, Tool, ToolChoice
 from server.text.grammar.constraint_spec import ConstraintSpec, ThinkingStart
+from server.text.parser import ParseOptions
 from tests.server.harness import talk
 
 SCHEMA = {"type": "object", "properties": {"at": {"type": "string"}}}

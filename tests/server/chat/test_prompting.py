@@ -11,7 +11,6 @@ from server.chat.prompting import ChatSpec
 from server.protocol.common import OpenAISamplingFields
 from server.protocol.wire_errors import ApiError
 from server.routes.service import Service
-from server.text.answer_parser import ParseOptions
 from server.text.calls.tool_format import ToolFormat
 from server.text.conversation import (
     Conversation,
@@ -21,6 +20,7 @@ from server.text.conversation import (
     ToolChoice,
     Turn,
 )
+from server.text.parser import ParseOptions
 from server.text.tokenizer import Tokenizer
 from tests.engines import VOCAB
 from tests.models import XML_TEMPLATE, write_tokenizer

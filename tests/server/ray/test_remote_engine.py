@@ -19,7 +19,7 @@ from engine.types import (
     Submission,
     TokenEvent,
 )
-from server.chat.readiness import generates
+from server.chat.admission import generates
 from server.protocol.wire_errors import REPLICA_LOST, REPLICAS_FULL, SHUTTING_DOWN
 from server.ray.messages import Route
 from server.ray.remote_engine import RayReplicas, RemoteEngine, routed_text

@@ -339,7 +339,7 @@ async def test_prompts_of_too_many_tokens_together_are_refused(
     engine: Engine, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What one text may have, all of them may."""
-    monkeypatch.setattr("server.chat.prompt_rules.MAX_BODY_TOKEN_IDS", 1)
+    monkeypatch.setattr("server.chat.served_model.MAX_BODY_TOKEN_IDS", 1)
     service = make_service(engine.client, tokenizer)
     async with running(service) as app, http_client(app) as http:
         for count, status in ((1, 200), (2, 400)):

@@ -242,7 +242,7 @@ async def test_a_client_that_leaves_takes_its_inputs_along(
 async def test_texts_of_too_many_tokens_together_are_refused(
     shared_pools: Engine, embedding_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("server.chat.prompt_rules.MAX_BODY_TOKEN_IDS", 1)
+    monkeypatch.setattr("server.chat.served_model.MAX_BODY_TOKEN_IDS", 1)
     service = make_service(shared_pools.client, embedding_tokenizer)
     most = MAX_MODEL_LEN  # what one text may have, all of them may
     async with running(service) as app, http_client(app) as http:

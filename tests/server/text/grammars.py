@@ -11,13 +11,12 @@ from tokenizers import Tokenizer as FastTokenizer
 
 from engine.types import TokenConstraint
 from server.text.conversation import OutputFormat
-from server.text.grammar.cache import CompiledGrammar
 from server.text.grammar.compiler import GrammarCompiler
 from server.text.grammar.constraint_spec import ConstraintSpec
-from server.text.grammar.constraints import GrammarConstraint
+from server.text.grammar.constraints import CompiledGrammar, GrammarConstraint
+from server.text.grammar.fork_server import Tokens, Verdict, judge
 from server.text.grammar.grammar_errors import GrammarError
 from server.text.grammar.judge import GrammarLimits, Judge
-from server.text.grammar.judging import Tokens, Verdict, judge
 from server.text.grammar.matcher import new_matcher
 from server.text.grammar.vocabulary import GrammarTokenizer, Vocabulary
 from server.text.tokenizer import Tokenizer

@@ -17,8 +17,7 @@ from server.text.chat_template import (
 from server.text.conversation import Conversation, Thinking, Tool, ToolCall, ToolChoice, Turn
 from server.text.encoder import pieces_of
 from server.text.limited_process import LimitedProcess
-from server.text.template_trial import TemplateTrial
-from server.text.time_limit import TimeLimit
+from server.text.template_trial import TemplateTrial, TimeLimit
 from server.text.tokenizer import Tokenizer
 from tests.models import TEMPLATE, XML_TEMPLATE, write_tokenizer
 from tests.server.harness import DEADLINE_S, talk

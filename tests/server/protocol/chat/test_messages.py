@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from server.protocol.chat.messages import Message
+from server.protocol.chat.request import Message
 from server.protocol.unseen import Unseen
 from server.protocol.wire_errors import ApiError
 from server.text.conversation import ToolCall, Turn

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from server.protocol.messages.blocks import InputMessage, joined_text, system_texts
+from server.protocol.messages.request import InputMessage, joined_text, system_texts
 from server.protocol.unseen import Unseen
 from server.protocol.wire_errors import ApiError
 from server.text.conversation import ToolCall, Turn

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from server.protocol.messages.tools import OfferedChoice, OfferedTool, read_offered_tools
+from server.protocol.messages.request import OfferedChoice, OfferedTool, read_offered_tools
 from server.protocol.wire_errors import ApiError
 from server.text.conversation import Tool, ToolChoice
 

@@ -15,8 +15,8 @@ from server.protocol.responses.items import (
     packed_reasoning,
     read_input,
     read_reasoning,
+    turns,
 )
-from server.protocol.responses.turns import turns
 from server.protocol.unseen import MAX_KINDS, Unseen
 from server.protocol.wire_errors import ApiError, from_validation
 from server.text.conversation import ToolCall, Turn

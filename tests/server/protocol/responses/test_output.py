@@ -5,8 +5,8 @@ import pytest
 from openai.types.responses import ResponseOutputItem, ResponseStreamEvent
 from pydantic import TypeAdapter
 
+from server.protocol.responses.answer import Output
 from server.protocol.responses.items import packed_reasoning
-from server.protocol.responses.output import Output
 from server.text.pieces import AnswerPiece, Channel, TextPiece, ToolCallArguments
 from tests.server.protocol.finished import BYTES, report
 from tests.server.text.calling import call, said, thought

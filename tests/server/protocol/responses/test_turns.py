@@ -3,8 +3,7 @@ from typing import Any
 
 import pytest
 
-from server.protocol.responses.items import Placed, read_input
-from server.protocol.responses.turns import check_begun, is_begun, turns
+from server.protocol.responses.items import Placed, check_begun, is_begun, read_input, turns
 from server.protocol.unseen import Unseen
 from server.protocol.wire_errors import ApiError
 from server.text.conversation import ToolCall, Turn

@@ -3,16 +3,22 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from llguidance import LLMatcher
 
 from server.text.conversation import OutputFormat, Tool
 from server.text.grammar import compiler as module
-from server.text.grammar import judging
+from server.text.grammar import fork_server
 from server.text.grammar import matcher as grammar_matcher
-from server.text.grammar.compiler import GrammarCompiler, GrammarMemoryError
+from server.text.grammar.compiler import (
+    GrammarCache,
+    GrammarCompiler,
+    GrammarMemoryError,
+    Refusal,
+)
 from server.text.grammar.constraint_spec import ConstraintSpec, ThinkingStart
+from server.text.grammar.constraints import CompiledGrammar, ReasoningConstraint
 from server.text.grammar.grammar_errors import GrammarError
 from server.text.grammar.matcher import LEXER_BYTES
-from server.text.grammar.reasoning import ReasoningConstraint
 from server.text.grammar.vocabulary import GrammarTokenizer, Vocabulary
 from server.text.tokenizer import Tokenizer
 from tests.engines import VOCAB
@@ -193,7 +199,7 @@ async def test_memory_of_a_form_that_cannot_be_compiled_after_all_is_free_again(
 async def test_a_form_that_came_to_its_limits_in_one_answer_is_fresh_for_the_next(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(judging, "warm_up", lambda _: None)  # which needs more than that
+    monkeypatch.setattr(fork_server, "warm_up", lambda _: None)  # which needs more than that
     monkeypatch.setattr(grammar_matcher, "MAX_LEXER_STATES", 30)
     for name in ("SHORT_TOKENS", "LONG_TOKENS"):
         monkeypatch.setattr(grammar_matcher, name, 1)
@@ -273,3 +279,63 @@ async def test_long_chains_of_references_do_not_overflow_the_stack(tokenizer: To
     constraint = await made.compile(ConstraintSpec(OutputFormat("grammar", lark)))
     assert constraint is not None
     assert takes(constraint, tokenizer, "a" * 400 + "b")
+
+
+@pytest.fixture(scope="module")
+def matcher(tokenizer: Tokenizer) -> LLMatcher:
+    return LLMatcher(GrammarTokenizer(vocabulary(tokenizer)).engine, 'start: "a"')
+
+
+def kept(cache: GrammarCache, digest: bytes, matcher: LLMatcher, size: int) -> CompiledGrammar:
+    assert cache.reserve(size)
+    grammar = CompiledGrammar(matcher, size)
+    cache.keep(digest, grammar)
+    return grammar
+
+
+def test_grammars_count_until_nobody_has_them(matcher: LLMatcher) -> None:
+    cache = GrammarCache(max_bytes=10, max_grammars=1)
+    first = kept(cache, b"1", matcher, 4)
+    kept(cache, b"2", matcher, 4)
+    assert cache.get(b"1") is None, "only one is kept"
+    assert cache.used_bytes == 8
+    assert not cache.reserve(7)
+    assert cache.get(b"2") is None, "who is only kept gives way"
+    assert cache.used_bytes == 4
+    del first
+    assert cache.used_bytes == 0
+
+
+def test_memory_of_a_grammar_that_was_not_made_is_free_again() -> None:
+    cache = GrammarCache(max_bytes=10, max_grammars=1)
+    cache.reserve(10)
+    cache.release(10)
+    assert cache.used_bytes == 0
+
+
+def test_the_oldest_goes_first(matcher: LLMatcher) -> None:
+    cache = GrammarCache(max_bytes=10, max_grammars=9)
+    for digest in (b"1", b"2"):
+        kept(cache, digest, matcher, 4)
+    assert isinstance(cache.get(b"1"), CompiledGrammar)
+    kept(cache, b"3", matcher, 4)
+    assert cache.get(b"2") is None
+    assert isinstance(cache.get(b"1"), CompiledGrammar)
+
+
+def test_a_spent_grammar_is_forgotten(matcher: LLMatcher) -> None:
+    cache = GrammarCache(max_bytes=10, max_grammars=9)
+    kept(cache, b"1", matcher, 4).is_spent = True
+    assert cache.get(b"1") is None
+    assert cache.used_bytes == 0
+
+
+def test_refusals_are_remembered_the_newest_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_REFUSALS", 2)
+    cache = GrammarCache(max_bytes=10, max_grammars=9)
+    for digest in (b"1", b"2", b"3"):
+        cache.refuse(digest, Refusal("why", "tools"))
+    assert cache.get(b"1") is None
+    found = cache.get(b"3")
+    assert isinstance(found, Refusal)
+    assert (found.message, found.param) == ("why", "tools")

@@ -18,9 +18,16 @@ import pytest
 from server.text.conversation import OutputFormat, Tool
 from server.text.grammar import judge as module
 from server.text.grammar.constraint_spec import ConstraintSpec, form_json
-from server.text.grammar.fork_server import STARVED, Child, end_excess, run_child
+from server.text.grammar.fork_server import (
+    STARVED,
+    Child,
+    Tokens,
+    Verdict,
+    end_excess,
+    judge,
+    run_child,
+)
 from server.text.grammar.judge import GrammarLimits, Judge, JudgeBusyError
-from server.text.grammar.judging import Tokens, Verdict, judge
 from server.text.grammar.text import TokenizerFacts
 from server.text.grammar.vocabulary import GrammarTokenizer
 from server.text.tokenizer import Tokenizer

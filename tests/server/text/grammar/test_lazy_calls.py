@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from server.text.grammar.compiler import LazyCalls
+from server.text.grammar.constraints import LazyCalls
 from server.text.tokenizer import Tokenizer
 from tests.engines import VOCAB
 from tests.server.text.grammars import (

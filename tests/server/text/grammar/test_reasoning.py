@@ -4,7 +4,7 @@ import pytest
 
 from engine.types import TokenConstraint
 from server.text.grammar.constraint_spec import ThinkingStart
-from server.text.grammar.reasoning import ReasoningConstraint
+from server.text.grammar.constraints import ReasoningConstraint
 from server.text.grammar.vocabulary import Vocabulary
 from server.text.tokenizer import Tokenizer
 from tests.constraints import Scripted

@@ -16,7 +16,7 @@ from server.text.calls.tool_format import ToolFormat
 from server.text.conversation import OutputFormat, Tool
 from server.text.grammar.constraint_spec import ConstraintSpec
 from server.text.grammar.grammar_errors import GrammarError
-from server.text.grammar.merged_patterns import MAX_PATTERNS
+from server.text.grammar.schemas import MAX_PATTERNS
 from server.text.grammar.text import MAX_CALLS, MAX_RULES, TokenizerFacts, grammar_text
 from server.text.tokenizer import Tokenizer
 from tests.server.harness import token_id
