@@ -24,7 +24,7 @@ from structlog.contextvars import bind_contextvars, clear_contextvars, get_conte
 
 from engine.types import SamplingParams
 from server.config import LimitsSection
-from server.protocol.fields import SAMPLING_FIELDS, FieldRule, refuse_unsupported
+from server.protocol.fields import SAMPLING_REFUSED, RefusedFields, check_refused
 from server.protocol.wire_errors import ApiError, body_too_large, invalid, quoted
 from server.text.conversation import OutputFormat
 from server.text.json_object import MAX_VALUES, has_many_values, outside_texts
@@ -259,16 +259,24 @@ class StreamOptions(WireModel):
     include_usage: bool | None = None
 
 
-class SamplingFields(WireModel):
+class FieldsChecked(WireModel):
+    """Refuses unsupported fields by name. Fields that no model here has are kept aside for that."""
+
+    model_config = ConfigDict(extra="allow")
+    refused_fields: ClassVar[RefusedFields] = ()
+
+    def check(self, limits: LimitsSection) -> None:  # noqa: ARG002
+        """Check what the types cannot. Raises ApiError that names the parameter."""
+        check_refused(self.refused_fields, self.model_extra or {})
+
+
+class SamplingFields(FieldsChecked):
     """How tokens are drawn, in the names that all APIs use, and the extensions that local servers
     share.
 
-    null always means: as if it were not there. Fields that no model here has are kept aside:
-    ``rules`` says which of them are refused.
+    null always means: as if it were not there.
     """
 
-    model_config = ConfigDict(extra="allow")
-    rules: ClassVar[tuple[FieldRule, ...]] = ()
     stop_param: ClassVar[str] = "stop"
     """The wire's name of the stop strings, for errors."""
     stops_factor: ClassVar[int] = 1
@@ -298,8 +306,7 @@ class SamplingFields(WireModel):
     priority: Whole | None = Field(default=None, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
 
     def check(self, limits: LimitsSection) -> None:
-        """Check what the types cannot. Raises ApiError that names the parameter."""
-        refuse_unsupported(self.rules, self.model_extra or {})
+        super().check(limits)
         for stop in self.stop_strings():
             if not 0 < len(stop) <= MAX_STOP_STRING_CHARS:
                 raise invalid(
@@ -395,7 +402,7 @@ class SamplingFields(WireModel):
 class OpenAISamplingFields(SamplingFields):
     """Sampling parameters as OpenAI names them."""
 
-    rules: ClassVar[tuple[FieldRule, ...]] = SAMPLING_FIELDS
+    refused_fields: ClassVar[RefusedFields] = SAMPLING_REFUSED
 
     stream_options: StreamOptions | None = None
     max_tokens: Count | None = None

@@ -17,7 +17,7 @@ from server.protocol.answers import (
     usage_object,
 )
 from server.protocol.common import OpenAISamplingFields, ResponseOptions, TextsOrIds, Whole
-from server.protocol.fields import COMPLETION_FIELDS
+from server.protocol.fields import COMPLETION_REFUSED
 from server.protocol.wire_errors import ApiError, invalid
 from server.text.pieces import Delta, TextPiece, Usage
 from server.text.tokenizer import EncodedText
@@ -31,7 +31,7 @@ PromptText = str | list[int]
 class CompletionRequest(OpenAISamplingFields):
     """The body of a request."""
 
-    rules = COMPLETION_FIELDS
+    refused_fields = COMPLETION_REFUSED
 
     prompt: TextsOrIds
     logprobs: Whole | None = Field(default=None, ge=0, le=MAX_LOGPROBS)

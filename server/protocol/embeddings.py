@@ -2,15 +2,15 @@
 
 from base64 import b64encode
 from collections.abc import Iterator
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
-from pydantic import ConfigDict, Field
+from pydantic import Field
 from pydantic_core import to_json
 
 from server.config import LimitsSection
-from server.protocol.common import MAX_PRIORITY, CacheSalt, TextsOrIds, Whole, WireModel
-from server.protocol.fields import EMBEDDING_FIELDS, FieldRule, refuse_unsupported
+from server.protocol.common import MAX_PRIORITY, CacheSalt, FieldsChecked, TextsOrIds, Whole
+from server.protocol.fields import EMBEDDING_REFUSED
 from server.protocol.wire_errors import invalid
 
 MAX_DIMENSIONS = 2**31 - 1
@@ -19,11 +19,10 @@ Vectors = np.ndarray
 """float32 ``[inputs, dimensions]``, rows of length 1."""
 
 
-class EmbeddingRequest(WireModel):
+class EmbeddingRequest(FieldsChecked):
     """The body of a request. null always means: as if it were not there."""
 
-    model_config = ConfigDict(extra="allow")
-    rules: ClassVar[tuple[FieldRule, ...]] = EMBEDDING_FIELDS
+    refused_fields = EMBEDDING_REFUSED
 
     input: TextsOrIds
     model: str | None = None
@@ -36,7 +35,7 @@ class EmbeddingRequest(WireModel):
 
     def check(self, limits: LimitsSection) -> None:
         """Check what the types cannot. Raises ApiError that names the parameter."""
-        refuse_unsupported(self.rules, self.model_extra or {})
+        super().check(limits)
         if self.normalize is False:
             raise invalid("normalize is false; embeddings have length 1 here.", "normalize")
         if len(self.inputs) > MAX_INPUTS:

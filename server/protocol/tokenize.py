@@ -1,9 +1,9 @@
 """POST /tokenize and /detokenize: text and conversations -> token ids, and back."""
 
 from dataclasses import replace
-from typing import Annotated, ClassVar
+from typing import Annotated
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from server.config import LimitsSection
 from server.protocol.chat.request import (
@@ -13,23 +13,17 @@ from server.protocol.chat.request import (
     read_conversation,
 )
 from server.protocol.chat.tools import AsWord, WireTool, WireToolChoice
-from server.protocol.common import CacheSalt, ListOf, TokenIds, WireModel
-from server.protocol.fields import (
-    DETOKENIZE_FIELDS,
-    TOKENIZE_FIELDS,
-    FieldRule,
-    refuse_unsupported,
-)
+from server.protocol.common import CacheSalt, FieldsChecked, ListOf, TokenIds
+from server.protocol.fields import TOKENIZE_REFUSED
 from server.protocol.unseen import Unseen
 from server.protocol.wire_errors import invalid
 from server.text.conversation import Conversation
 
 
-class TokenizeRequest(ContinuationFields, ThinkingFields):
+class TokenizeRequest(ContinuationFields, ThinkingFields, FieldsChecked):
     """The body of a request: a text, as vLLM's or as llama.cpp's clients name it, or messages."""
 
-    model_config = ConfigDict(extra="allow")
-    rules: ClassVar[tuple[FieldRule, ...]] = TOKENIZE_FIELDS
+    refused_fields = TOKENIZE_REFUSED
 
     model: str | None = None
     prompt: str | None = None
@@ -43,7 +37,7 @@ class TokenizeRequest(ContinuationFields, ThinkingFields):
 
     def check(self, limits: LimitsSection) -> None:
         """Check what the types cannot. Raises ApiError that names the parameter."""
-        refuse_unsupported(self.rules, self.model_extra or {})
+        super().check(limits)
         if sum(one is not None for one in (self.prompt, self.content, self.messages)) != 1:
             raise invalid("One of prompt, content and messages must be there, and no more.")
         if self.tools and self.messages is None:
@@ -73,15 +67,8 @@ class TokenizeRequest(ContinuationFields, ThinkingFields):
         )
 
 
-class DetokenizeRequest(WireModel):
+class DetokenizeRequest(FieldsChecked):
     """The body of a request."""
-
-    model_config = ConfigDict(extra="allow")
-    rules: ClassVar[tuple[FieldRule, ...]] = DETOKENIZE_FIELDS
 
     model: str | None = None
     tokens: TokenIds
-
-    def check(self, _: LimitsSection) -> None:
-        """Check nothing: the types say all."""
-        refuse_unsupported(self.rules, self.model_extra or {})

@@ -25,8 +25,8 @@ from server.protocol.ollama.answer import (
     tags_answer,
     version_answer,
 )
-from server.protocol.ollama.options import LENGTH_PARAM
 from server.protocol.ollama.request import (
+    LENGTH_PARAM,
     AnswerFields,
     OllamaChatRequest,
     OllamaEmbeddingsRequest,

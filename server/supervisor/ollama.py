@@ -22,8 +22,12 @@ from server.protocol.ollama.answer import (
     tags_answer,
     version_answer,
 )
-from server.protocol.ollama.options import keep_alive_s
-from server.protocol.ollama.request import OllamaChatRequest, OllamaGenerateRequest, ShowRequest
+from server.protocol.ollama.request import (
+    OllamaChatRequest,
+    OllamaGenerateRequest,
+    ShowRequest,
+    keep_alive_s,
+)
 from server.protocol.wire_errors import from_validation, model_not_found
 from server.routes.answering import LineFraming
 from server.supervisor.errors import LoadError, not_loaded

@@ -25,7 +25,7 @@ from server.protocol.common import (
     Whole,
     WireModel,
 )
-from server.protocol.fields import CHAT_FIELDS
+from server.protocol.fields import CHAT_REFUSED
 from server.protocol.unseen import Unseen
 from server.protocol.wire_errors import invalid, quoted
 from server.text.conversation import Conversation, TemplateArguments, Thinking, ToolCall, Turn
@@ -267,9 +267,9 @@ def thinking(
 
 
 class ChatRequest(ContinuationFields, ThinkingFields, StructureFields, OpenAISamplingFields):
-    """The body of a request; server/protocol/fields.py says what becomes of each field."""
+    """The body of a request."""
 
-    rules = CHAT_FIELDS
+    refused_fields = CHAT_REFUSED
 
     messages: Annotated[ListOf[Message], Field(min_length=1)]
     max_completion_tokens: Count | None = None

@@ -20,12 +20,9 @@ from server.protocol.common import (
     WireModel,
 )
 from server.protocol.fields import (
-    ACCOUNT,
-    SAMPLING_FIELDS,
-    SPEED_ONLY,
-    STRUCTURE_FIELDS,
-    accepted,
-    ignored,
+    SAMPLING_REFUSED,
+    STRUCTURE_REFUSED,
+    overridden,
     refused,
 )
 from server.protocol.unseen import Unseen
@@ -314,36 +311,8 @@ def _spoken(blocks: list[tuple[str, Block]], unseen: Unseen) -> Turn:
     return Turn("assistant", "".join(texts), "\n\n".join(reasoning), tuple(calls))
 
 
-OTHER_NAMES = (
-    *("max_tokens", "stop", "n", "stream_options", "best_of", "use_beam_search"),
-    "return_token_ids",
-)
-
-
-MESSAGES_FIELDS = (
-    accepted("max_tokens", "required; more than fit is cut"),
-    accepted(
-        "messages",
-        "all blocks that Claude Code sends, loaded tools included; others are left out; an "
-        "assistant's message at the end is continued",
-    ),
-    accepted("system", "text; billing headers of Claude Code are left out"),
-    accepted("stop_sequences", "no part of one is sent"),
-    accepted(
-        "tools",
-        "custom ones, deferred ones where messages load them; Anthropic's server tools are left "
-        "out, its others refused",
-    ),
-    accepted("tool_choice", "auto, any, tool, none; disable_parallel_tool_use"),
-    accepted(
-        "thinking",
-        "enabled, disabled, adaptive (as if it were not there), between_tools (as disabled)",
-    ),
-    accepted("output_config", "effort: low and medium have budgets; format: json_schema"),
-    accepted("enable_thinking", "where thinking does not say it"),
-    accepted("chat_template_kwargs", "what the model's template takes; anything else is refused"),
-    *(field for field in SAMPLING_FIELDS if field.name not in OTHER_NAMES),
-    *STRUCTURE_FIELDS,
+MESSAGES_REFUSED = overridden(
+    (*SAMPLING_REFUSED, *STRUCTURE_REFUSED),
     refused("stop", "use stop_sequences"),
     refused("n", "an answer is one message", 1),
     refused("best_of", "an answer is one message", 1),
@@ -359,18 +328,6 @@ MESSAGES_FIELDS = (
     refused("container", "this server runs no code"),
     refused("mcp_servers", "offer their tools as tools"),
     refused("thread", "nothing is stored here: send the whole conversation"),
-    ignored("stream_options", "usage is always sent"),
-    ignored("cache_control", "prefixes are found by their tokens, and kept while there is room"),
-    ignored("context_management", "the prompt is what was sent; nothing is taken out of it"),
-    ignored("compaction", "the prompt is what was sent; nothing is taken out of it"),
-    ignored("metadata", ACCOUNT),
-    ignored("service_tier", SPEED_ONLY),
-    ignored("speed", SPEED_ONLY),
-    ignored("inference_geo", "the answer is made where the server is"),
-    ignored("diagnostics", "use cache_report"),
-    ignored("fallbacks", "there is one model"),
-    ignored("user_profile_id", ACCOUNT),
-    ignored("workspace_id", ACCOUNT),
 )
 
 
@@ -472,9 +429,9 @@ class ConversationFields(StructureFields):
 
 
 class MessagesRequest(ConversationFields, SamplingFields):
-    """The body of a request; server/protocol/messages/fields.py says what becomes of each field."""
+    """The body of a request."""
 
-    rules = MESSAGES_FIELDS
+    refused_fields = MESSAGES_REFUSED
     stop_param: ClassVar[str] = "stop_sequences"
     stops_factor: ClassVar[int] = MANY_STOPS
 

@@ -1,27 +1,32 @@
 """POST /api/chat and /api/generate: the requests as they come in."""
 
+import math
+import re
 from collections.abc import Iterator
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
-from pydantic import ConfigDict, Field
+from pydantic import Field
 from pydantic_core import to_json
 
 from server.config import LimitsSection
 from server.protocol.chat.request import CalledFunction, thinking
 from server.protocol.chat.tools import WireTool, read_tools
-from server.protocol.common import MAX_TOP_LOGPROBS, CacheSalt, ListOf, Whole, WireModel
-from server.protocol.embeddings import MAX_DIMENSIONS, EmbeddingRequest
-from server.protocol.fields import FieldRule, refuse_unsupported
-from server.protocol.ollama.options import (
-    OLLAMA_CHAT_FIELDS,
-    OLLAMA_EMBED_FIELDS,
-    OLLAMA_EMBEDDINGS_FIELDS,
-    OLLAMA_GENERATE_FIELDS,
-    SHOW_FIELDS,
-    Options,
-    keep_alive_s,
+from server.protocol.common import (
+    MANY_STOPS,
+    MAX_TOP_LOGPROBS,
+    CacheSalt,
+    FieldsChecked,
+    ListOf,
+    OpenAISamplingFields,
+    SamplingFields,
+    Seed,
+    TopK,
+    Whole,
+    WireModel,
 )
+from server.protocol.embeddings import MAX_DIMENSIONS, EmbeddingRequest
+from server.protocol.fields import SAMPLING_REFUSED, refused
 from server.protocol.unseen import Unseen
 from server.protocol.wire_errors import invalid
 from server.text.conversation import (
@@ -32,6 +37,143 @@ from server.text.conversation import (
     ToolChoice,
     Turn,
 )
+
+OPENAI = "/v1/chat/completions"
+ABOUT_THE_REQUEST = {"model", "stream", "stream_options"}
+
+OLLAMA_CHAT_REFUSED = (
+    refused("tool_choice", f"use {OPENAI}", "auto"),
+    refused("template", "the template is the model's"),
+)
+
+OLLAMA_GENERATE_REFUSED = (
+    refused("template", "the template is the model's"),
+    refused("suffix", "write the model's own tokens for it into a raw prompt"),
+    refused("context", "send the conversation to /api/chat"),
+    refused("width", "this model writes text"),
+    refused("height", "this model writes text"),
+    refused("steps", "this model writes text"),
+)
+
+SHOW_REFUSED = (
+    refused("system", "it is the model's own that is shown"),
+    refused("template", "it is the model's own that is shown"),
+)
+
+# Of Ollama's API page, of this year and of others: they are ignored.
+SAMPLERS = {"typical_p", "tfs_z", "mirostat", "mirostat_tau", "mirostat_eta"}
+INSTEAD = {
+    "max_tokens": "use num_predict",
+    "n_predict": "use num_predict",
+    "repetition_penalty": "use repeat_penalty",
+    "cache_salt": "it stands beside the options",
+}
+# The other APIs have or refuse these, and Ollama does not know them.
+OPTIONS_REFUSED = tuple(
+    refused(field.name, INSTEAD.get(field.name, field.remedy), *field.harmless)
+    for field in (
+        *(
+            refused(name, f"use {OPENAI}", *((1,) if name == "n" else ()))
+            for name in OpenAISamplingFields.model_fields
+        ),
+        *SAMPLING_REFUSED,
+    )
+    if field.name not in SAMPLERS | ABOUT_THE_REQUEST
+)
+
+
+# Go's durations: https://pkg.go.dev/time#ParseDuration.
+UNITS_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1, "m": 60, "h": 3600}
+NUMBER = r"(?:[0-9]{1,18}(?:\.[0-9]{0,18})?|\.[0-9]{1,18})"
+PART = re.compile(f"({NUMBER})(ns|us|µs|μs|ms|s|m|h)")
+DURATION = re.compile(f"([+-]?)((?:{PART.pattern})+|{NUMBER})", re.ASCII)
+
+
+def keep_alive_s(value: float | str | None) -> float | None:
+    """Return for how many seconds; infinity for ever, where it is below 0; 0 for not at all; None
+    where nothing is said. value: seconds, or a duration such as "10m" or "1h30m"; a text without
+    unit is seconds, too. Raises ApiError (400)."""
+    if value is None:
+        return None
+    seconds = _seconds(value) if isinstance(value, str) else value
+    return math.inf if seconds < 0 else seconds
+
+
+def _seconds(text: str) -> float:
+    found = DURATION.fullmatch(text.strip())
+    if found is None:
+        raise invalid(
+            'keep_alive is no duration: write seconds, or a text such as "10m"; -1 is for ever, 0 '
+            "is not at all.",
+            "keep_alive",
+        )
+    sign, whole = found[1], found[2]
+    parts = PART.findall(whole)
+    seconds = sum(float(number) * UNITS_S[unit] for number, unit in parts)
+    return (seconds if parts else float(whole)) * (-1 if sign == "-" else 1)
+
+
+LENGTH_PARAM = "options.num_predict"
+
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+
+
+class OllamaSampling(SamplingFields):
+    """The sampling fields of a request of Ollama's."""
+
+    stop_param: ClassVar[str] = "options.stop"
+    stops_factor: ClassVar[int] = MANY_STOPS
+
+    stop: tuple[str, ...] = ()
+
+    def stop_strings(self) -> tuple[str, ...]:
+        return self.stop
+
+
+class Options(FieldsChecked):
+    """How an answer is sampled."""
+
+    refused_fields = OPTIONS_REFUSED
+
+    temperature: float | None = Field(default=None, ge=0, le=2)
+    top_p: float | None = Field(default=None, ge=0, le=1)
+    top_k: TopK | None = None
+    min_p: float | None = Field(default=None, ge=0, le=1)
+    repeat_penalty: float | None = Field(default=None, ge=0.01, le=10)
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repeat_last_n: Whole | None = None
+    seed: Seed | None = None
+    stop: str | ListOf[str] | None = None
+    num_predict: Whole | None = Field(default=None, ge=-2, le=2**31 - 1)
+
+    def check(self, limits: LimitsSection) -> None:
+        """Check what the types cannot. Raises ApiError that names the option."""
+        super().check(limits)
+        self.sampling.check(limits)
+
+    @property
+    def sampling(self) -> OllamaSampling:
+        """The same in the names of all APIs."""
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        penalized = self.repeat_last_n != 0
+        return OllamaSampling(
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
+            repetition_penalty=self.repeat_penalty if penalized else 1.0,
+            presence_penalty=self.presence_penalty if penalized else None,
+            frequency_penalty=self.frequency_penalty if penalized else None,
+            seed=self.seed,
+            stop=stop,
+        )
+
+    @property
+    def max_tokens(self) -> int | None:
+        """The longest answer that is wanted; None: as long as fits."""
+        wanted = self.num_predict or 0
+        return wanted if wanted > 0 else None
 
 
 class ChatCall(WireModel):
@@ -78,11 +220,8 @@ Effort = Literal["low", "medium", "high", "max"]
 NEEDS_TEMPLATE = "a raw prompt is not put into the model's template, which that is for"
 
 
-class KeptFields(WireModel):
+class KeptFields(FieldsChecked):
     """What all requests have that a model answers."""
-
-    model_config = ConfigDict(extra="allow")
-    rules: ClassVar[tuple[FieldRule, ...]] = ()
 
     model: str | None = None
     keep_alive: float | str | None = None
@@ -90,8 +229,7 @@ class KeptFields(WireModel):
 
     def check(self, limits: LimitsSection) -> None:
         """Check what the types cannot. Raises ApiError that names the parameter."""
-        del limits
-        refuse_unsupported(self.rules, self.model_extra or {})
+        super().check(limits)
         keep_alive_s(self.keep_alive)
 
     @property
@@ -151,9 +289,9 @@ class AnswerFields(KeptFields):
 
 
 class OllamaChatRequest(AnswerFields):
-    """The body of /api/chat; server/protocol/ollama/fields.py says what becomes of each field."""
+    """The body of /api/chat."""
 
-    rules = OLLAMA_CHAT_FIELDS
+    refused_fields = OLLAMA_CHAT_REFUSED
 
     messages: ListOf[ChatMessage] | None = None
     tools: ListOf[WireTool] | None = None
@@ -190,7 +328,7 @@ class OllamaChatRequest(AnswerFields):
 class OllamaGenerateRequest(AnswerFields):
     """The body of /api/generate."""
 
-    rules = OLLAMA_GENERATE_FIELDS
+    refused_fields = OLLAMA_GENERATE_REFUSED
 
     prompt: str | None = None
     system: str | None = None
@@ -225,25 +363,17 @@ class OllamaGenerateRequest(AnswerFields):
         )
 
 
-class ShowRequest(WireModel):
+class ShowRequest(FieldsChecked):
     """The body of /api/show."""
 
-    model_config = ConfigDict(extra="allow")
-    rules: ClassVar[tuple[FieldRule, ...]] = SHOW_FIELDS
+    refused_fields = SHOW_REFUSED
 
     model: str | None = None
     name: str | None = None
 
-    def check(self, limits: LimitsSection) -> None:
-        """Check what the types cannot. Raises ApiError that names the parameter."""
-        del limits
-        refuse_unsupported(self.rules, self.model_extra or {})
-
 
 class OllamaEmbedRequest(KeptFields):
     """The body of /api/embed."""
-
-    rules = OLLAMA_EMBED_FIELDS
 
     input: str | ListOf[str] | None = None
     dimensions: Whole | None = Field(default=None, ge=1, le=MAX_DIMENSIONS)
@@ -260,8 +390,6 @@ class OllamaEmbedRequest(KeptFields):
 
 class OllamaEmbeddingsRequest(KeptFields):
     """The body of /api/embeddings, which is for older clients."""
-
-    rules = OLLAMA_EMBEDDINGS_FIELDS
 
     prompt: str | None = None
 

@@ -20,15 +20,7 @@ from server.protocol.common import (
     Whole,
     WireModel,
 )
-from server.protocol.fields import (
-    ACCOUNT,
-    CHAT_FIELDS,
-    NO_USE,
-    FieldRule,
-    accepted,
-    ignored,
-    refused,
-)
+from server.protocol.fields import CHAT_REFUSED, overridden, refused
 from server.protocol.responses.items import (
     Input,
     Item,
@@ -52,28 +44,8 @@ from server.protocol.unseen import Unseen
 from server.protocol.wire_errors import invalid, quoted
 from server.text.conversation import Conversation, OutputFormat, Turn
 
-OWN_FIELDS = (
-    accepted(
-        "input",
-        "text or items; items of one turn are one turn; prefix: true continues the last one, where "
-        "it is the assistant's",
-    ),
-    accepted("instructions", "said before the input; not taken over by the next response"),
-    accepted("previous_response_id", "of the same API key, while it is stored"),
-    accepted("store", "false: it cannot be asked for, or continued by its id"),
-    accepted("metadata", "strings by their names; repeated in the response"),
-    accepted("include", "log-probabilities and reasoning.encrypted_content; others say nothing"),
-    accepted("max_output_tokens", "-1 and null: as many as fit; more than fit is cut"),
-    accepted("max_tokens", "the same, where max_output_tokens says nothing"),
-    accepted("stream_options", "what is in it is ignored; usage is always there"),
-    accepted("n", "1"),
-    accepted("top_logprobs", "of what is said, not of thoughts and calls"),
-    accepted("tools", "functions, of namespaces too; the client's search; others are left out"),
-    accepted("tool_choice", "none, auto, required, a function, a namespace, allowed_tools"),
-    accepted("parallel_tool_calls", "false: the answer ends with its first call"),
-    accepted("reasoning", "effort; no summaries; other contexts and modes are refused"),
-    accepted("text", "format: text, json_object or json_schema; verbosity is ignored"),
-    accepted("reasoning_effort", "where reasoning.effort says nothing"),
+RESPONSES_REFUSED = overridden(
+    CHAT_REFUSED,
     refused("messages", "use input"),
     refused("max_completion_tokens", "use max_output_tokens"),
     refused("logprobs", "use include: message.output_text.logprobs"),
@@ -83,20 +55,7 @@ OWN_FIELDS = (
     refused("background", "the answer is made while the client waits"),
     refused("conversation", "use previous_response_id"),
     refused("prompt", "use instructions and input"),
-    ignored("truncation", "an input that is too long is refused, never cut"),
-    ignored("context_management", "the prompt is what was sent; nothing is taken out of it"),
-    ignored("max_tool_calls", "it bounds calls that a server makes, and this one makes none"),
-    ignored("client_metadata", ACCOUNT),
-    ignored("access_programs", ACCOUNT),
-    ignored("image", NO_USE),
 )
-_OWN_NAMES = frozenset(field.name for field in OWN_FIELDS)
-RESPONSES_FIELDS: tuple[FieldRule, ...] = (
-    *OWN_FIELDS,
-    *(field for field in CHAT_FIELDS if field.name not in _OWN_NAMES),
-)
-
-
 # OpenAI's own limit.
 MAX_METADATA = 16
 Metadata = Annotated[dict[str, str], Field(max_length=MAX_METADATA)]
@@ -168,14 +127,14 @@ class TextField(WireModel):
 
 
 class ResponsesRequest(ContinuationFields, ThinkingFields, StructureFields, OpenAISamplingFields):
-    """The body of a request; fields.py beside it says what becomes of each field."""
+    """The body of a request."""
 
     model_config = ConfigDict(
         json_schema_extra={
             "anyOf": [{"required": ["input"]}, {"required": ["previous_response_id"]}]
         }
     )
-    rules = RESPONSES_FIELDS
+    refused_fields = RESPONSES_REFUSED
 
     input: Input | None = None
     instructions: str | None = None

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from server.protocol.ollama.options import keep_alive_s
+from server.protocol.ollama.request import keep_alive_s
 from server.protocol.wire_errors import ApiError
 
 
