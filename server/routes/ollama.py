@@ -15,10 +15,9 @@ from server.protocol.ollama.answer import (
     Durations,
     Kind,
     Loaded,
-    ModelCard,
+    ModelInfo,
     OllamaAnswer,
     capabilities,
-    model_card,
     nanoseconds,
     ps_answer,
     show_answer,
@@ -50,10 +49,10 @@ def ollama_routes(service: Service) -> APIRouter:
     return router
 
 
-def card_of(service: Service) -> ModelCard:
-    """Return the card of the one model, which is loaded."""
+def info_of(service: Service) -> ModelInfo:
+    """Return what there is to say of the one model, which is loaded."""
     template, kv, facts = service.tokenizer.template, service.client.stats.kv, service.model.facts
-    return model_card(
+    return ModelInfo(
         service.model.id,
         facts,
         service.rules.max_model_len,
@@ -76,10 +75,10 @@ def _add_lists(router: APIRouter, service: Service) -> None:
         return version_answer()
 
     async def tags() -> dict[str, Any]:
-        return tags_answer([card_of(service)])
+        return tags_answer([info_of(service)])
 
     async def ps() -> dict[str, Any]:
-        return ps_answer([card_of(service)])
+        return ps_answer([info_of(service)])
 
     for path, answer in (("version", version), ("tags", tags), ("ps", ps)):
         router.add_api_route(f"/api/{path}", answer)
@@ -89,7 +88,7 @@ def _add_lists(router: APIRouter, service: Service) -> None:
     async def show(request: Request) -> dict[str, Any]:
         wire = await service.reader.read(request, ShowRequest)
         service.model.check(wire.name)
-        return show_answer(card_of(service))
+        return show_answer(info_of(service))
 
 
 def _add_answers(router: APIRouter, service: Service) -> None:

@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from server.chat.prompting import ChatSpec
-from server.chat.response_store import ResponseStore, TenantStore
+from server.chat.response_store import ResponseStore, StoredResponse, items_with_ids
 from server.protocol.answers import Json
 from server.protocol.responses.answer import ResponseAnswer
 from server.protocol.responses.items import Item
@@ -29,14 +29,14 @@ def response_routes(service: Service) -> APIRouter:
     limits = service.config.limits
     store = ResponseStore(limits.max_stored_response_bytes)
 
-    def store_of(request: Request) -> TenantStore:
-        return TenantStore(store, reader.salt(request).tenant)
+    def tenant_of(request: Request) -> bytes:
+        return reader.salt(request).tenant
 
     def conversation_of(
         request: Request, wire: ResponsesRequest
     ) -> tuple[tuple[Json, ...], list[Item], Conversation]:
         unseen = reader.unseen(request, "responses")
-        return store_of(request).conversation(wire, limits, unseen)
+        return store.conversation(tenant_of(request), wire, limits, unseen)
 
     @router.post("/v1/responses", openapi_extra=takes(ResponsesRequest))
     async def create_response(request: Request) -> Response:
@@ -48,7 +48,8 @@ def response_routes(service: Service) -> APIRouter:
 
         def keep(response: Json) -> None:
             if wire.store is not False:
-                store_of(request).keep(response, history, items)
+                stored = StoredResponse(response, history, items_with_ids(items))
+                store.keep(tenant_of(request), stored)
 
         answer = ResponseAnswer(
             model.new_metadata("resp", "_"),
@@ -69,28 +70,30 @@ def response_routes(service: Service) -> APIRouter:
         tokens = await prompts.count_tokens(conversation, "input", salt)
         return JSONResponse({"object": "response.input_tokens", "input_tokens": tokens})
 
-    _add_stored_routes(router, store_of)
+    _add_stored_routes(router, store, tenant_of)
     return router
 
 
-def _add_stored_routes(router: APIRouter, store_of: Callable[[Request], TenantStore]) -> None:
-    """Add the routes of responses that are stored. store_of: those that a request may see."""
+def _add_stored_routes(
+    router: APIRouter, store: ResponseStore, tenant_of: Callable[[Request], bytes]
+) -> None:
+    """Add the routes of responses that are stored."""
 
     @router.get("/v1/responses/{response_id}")
     async def get_response(request: Request, response_id: str) -> Response:
         if request.query_params.get("stream") == "true":
             raise invalid("A stored response is not streamed.", "stream")
-        stored = store_of(request).response(response_id)
+        stored = store.find(tenant_of(request), response_id)
         return await json_response(json_pieces(stored.response))
 
     @router.delete("/v1/responses/{response_id}")
     async def delete_response(request: Request, response_id: str) -> Response:
-        store_of(request).forget(response_id)
+        store.forget(tenant_of(request), response_id)
         return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 
     @router.get("/v1/responses/{response_id}/input_items")
     async def list_input_items(request: Request, response_id: str) -> Response:
-        stored = store_of(request).response(response_id)
+        stored = store.find(tenant_of(request), response_id)
         return await json_response(json_pieces(_page(stored.input, request)))
 
 

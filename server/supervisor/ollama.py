@@ -14,9 +14,8 @@ from server.protocol.ollama.answer import (
     Durations,
     Kind,
     Loaded,
-    ModelCard,
+    ModelInfo,
     OllamaAnswer,
-    model_card,
     ps_answer,
     show_answer,
     tags_answer,
@@ -52,10 +51,10 @@ def ollama_list_routes(front: Front, body_of: Body) -> APIRouter:
         return version_answer()
 
     async def tags() -> dict[str, Any]:
-        return tags_answer([await card_of(front, its) async for its in front.fitting()])
+        return tags_answer([await info_of(front, its) async for its in front.fitting()])
 
     async def ps() -> dict[str, Any]:
-        return ps_answer([await card_of(front, model) for model in front.models.loaded])
+        return ps_answer([await info_of(front, model) for model in front.models.loaded])
 
     for path, answer in (("version", version), ("tags", tags), ("ps", ps)):
         router.add_api_route(f"/api/{path}", answer, methods=["GET", "HEAD"])
@@ -76,14 +75,14 @@ def ollama_list_routes(front: Front, body_of: Body) -> APIRouter:
             abilities = await loop.run_in_executor(front.templates, model.source.abilities)
         except LoadError as error:
             raise not_loaded(model.name, error) from error
-        return show_answer(await card_of(front, model, abilities))
+        return show_answer(await info_of(front, model, abilities))
 
     return router
 
 
-async def card_of(
+async def info_of(
     front: Front, model: ManagedModel, abilities: Abilities = NO_ABILITIES
-) -> ModelCard:
+) -> ModelInfo:
     assert model.needs is not None
     facts = model.source.facts()
     loaded = None
@@ -91,7 +90,7 @@ async def card_of(
         wait_s = front.models.kept_for_s(model)
         until = None if wait_s is None else datetime.now(UTC) + timedelta(seconds=wait_s)
         loaded = Loaded(model.held_bytes, on_gpu=model.needs.on_gpu, expires_at=until)
-    return model_card(
+    return ModelInfo(
         model.name,
         facts,
         model.needs.max_model_len,

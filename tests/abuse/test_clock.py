@@ -32,7 +32,7 @@ ALLOWED = {
     ("engine/power.py", "__init__"),
     ("server/cli/running.py", "_stays"),
     ("server/protocol/ollama/answer.py", "OllamaAnswer"),
-    ("server/supervisor/ollama.py", "card_of"),
+    ("server/supervisor/ollama.py", "info_of"),
     ("server/ray/certificates.py", "_begun"),
 }
 

@@ -68,18 +68,11 @@ class Loaded:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelCard:
+class ModelInfo:
     """A model, for people and programs that choose one."""
 
     name: str
-    modified_at: datetime
-    size_bytes: int
-    """Of its weights as they are stored."""
-    digest: str
-    """64 hexadecimal digits."""
-    family: str
-    parameters: int
-    quantization: str
+    facts: ModelFacts
     context_length: int
     """Tokens of the longest sequence that this server would have of it, loaded or not."""
     capabilities: tuple[str, ...]
@@ -87,30 +80,6 @@ class ModelCard:
     loaded: Loaded | None = None
     template: str = ""
     """Of its conversations, as its makers wrote it."""
-
-
-def model_card(
-    name: str,
-    facts: ModelFacts,
-    context_length: int,
-    capabilities: tuple[str, ...],
-    *,
-    loaded: Loaded | None = None,
-    template: str = "",
-) -> ModelCard:
-    return ModelCard(
-        name=name,
-        modified_at=facts.modified_at,
-        size_bytes=facts.size_bytes,
-        digest=facts.digest,
-        family=facts.family,
-        parameters=facts.parameters,
-        quantization=facts.quantization,
-        context_length=context_length,
-        capabilities=capabilities,
-        loaded=loaded,
-        template=template,
-    )
 
 
 def capabilities(*, embeds: bool, calls: bool, thinks: bool) -> tuple[str, ...]:
@@ -121,45 +90,47 @@ def capabilities(*, embeds: bool, calls: bool, thinks: bool) -> tuple[str, ...]:
     return ("completion", *(["tools"] if calls else []), *(["thinking"] if thinks else []))
 
 
-def tags_answer(cards: Sequence[ModelCard]) -> Json:
+def tags_answer(models: Sequence[ModelInfo]) -> Json:
     """Return the models that there are, loaded or not."""
     return {
-        "models": [_named(card) | {"modified_at": _time(card.modified_at)} for card in cards],
+        "models": [
+            _named(model) | {"modified_at": _time(model.facts.modified_at)} for model in models
+        ],
     }
 
 
-def ps_answer(cards: Sequence[ModelCard]) -> Json:
+def ps_answer(models: Sequence[ModelInfo]) -> Json:
     return {
         "models": [
-            _named(card)
+            _named(model)
             | {
                 "size": loaded.size_bytes,
                 "size_vram": loaded.size_bytes if loaded.on_gpu else 0,
                 "expires_at": _time(loaded.expires_at or NEVER),
-                "context_length": card.context_length,
+                "context_length": model.context_length,
             }
-            for card in cards
-            if (loaded := card.loaded) is not None
+            for model in models
+            if (loaded := model.loaded) is not None
         ]
     }
 
 
-def show_answer(card: ModelCard) -> Json:
+def show_answer(model: ModelInfo) -> Json:
     info: Json = {
-        "general.architecture": card.family,
-        "general.basename": card.name,
-        "general.parameter_count": card.parameters,
-        f"{card.family}.context_length": card.context_length,
+        "general.architecture": model.facts.family,
+        "general.basename": model.name,
+        "general.parameter_count": model.facts.parameters,
+        f"{model.facts.family}.context_length": model.context_length,
     }
     return {
-        "modelfile": f"FROM {card.name}\n",
+        "modelfile": f"FROM {model.name}\n",
         "parameters": "",
         "license": "",
-        "template": card.template,
-        "details": _details(card),
+        "template": model.template,
+        "details": _details(model),
         "model_info": info,
-        "capabilities": list(card.capabilities),
-        "modified_at": _time(card.modified_at),
+        "capabilities": list(model.capabilities),
+        "modified_at": _time(model.facts.modified_at),
     }
 
 
@@ -168,24 +139,24 @@ def version_answer() -> Json:
     return {"version": API_VERSION}
 
 
-def _named(card: ModelCard) -> Json:
+def _named(model: ModelInfo) -> Json:
     return {
-        "name": card.name,
-        "model": card.name,
-        "size": card.size_bytes,
-        "digest": card.digest,
-        "details": _details(card),
+        "name": model.name,
+        "model": model.name,
+        "size": model.facts.size_bytes,
+        "digest": model.facts.digest,
+        "details": _details(model),
     }
 
 
-def _details(card: ModelCard) -> Json:
+def _details(model: ModelInfo) -> Json:
     return {
         "parent_model": "",
         "format": FORMAT,
-        "family": card.family,
-        "families": [card.family],
-        "parameter_size": _short(card.parameters),
-        "quantization_level": card.quantization,
+        "family": model.facts.family,
+        "families": [model.facts.family],
+        "parameter_size": _short(model.facts.parameters),
+        "quantization_level": model.facts.quantization,
     }
 
 

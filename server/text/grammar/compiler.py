@@ -4,7 +4,7 @@ next."""
 import asyncio
 import hashlib
 import weakref
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,31 +21,31 @@ from server.text.grammar.grammar_errors import GrammarError
 from server.text.grammar.judge import GrammarLimits, Judge
 from server.text.grammar.matcher import LEXER_BYTES, deep_threads, new_matcher
 from server.text.grammar.vocabulary import GrammarTokenizer, Vocabulary, VocabularyError
+from server.text.newest import Newest
 
 # What is known not to be enforceable costs next to nothing to keep.
 MAX_REFUSALS = 1024
 
 
+@dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a form cannot be enforced."""
+    """Why a grammar cannot be enforced."""
 
-    def __init__(self, message: str, param: str | None) -> None:
-        self.message = message
-        self.param = param
+    message: str
+    param: str | None
 
 
 class GrammarCache:
-    """Keep the newest grammars and refusals, by a digest of their form.
+    """Keep the newest grammars and refusals, by a digest of their spec.
 
-    Grammars count until nobody has them any more, kept or not.
+    A grammar's bytes count until no answer has it any more, kept or not.
     """
 
     def __init__(self, max_bytes: int, max_grammars: int) -> None:
         """max_bytes: of all grammars together. max_grammars: that are kept."""
         self._max_bytes = max_bytes
-        self._max_grammars = max_grammars
-        self._grammars: OrderedDict[bytes, CompiledGrammar] = OrderedDict()
-        self._refusals: OrderedDict[bytes, Refusal] = OrderedDict()
+        self._grammars: Newest[bytes, CompiledGrammar] = Newest(max_grammars)
+        self._refusals: Newest[bytes, Refusal] = Newest(MAX_REFUSALS)
         self._counted_bytes = 0
         # Answers end on other threads, which can do nothing but append.
         self._freed: deque[int] = deque()
@@ -57,23 +57,20 @@ class GrammarCache:
         return self._counted_bytes
 
     def get(self, digest: bytes) -> CompiledGrammar | Refusal | None:
-        """Return what is known of a form."""
-        found = self._grammars.get(digest)
-        if found is None:
-            return self._refusals.get(digest)
-        if found.is_spent:
-            del self._grammars[digest]
+        grammar = self._grammars.find(digest)
+        if grammar is None:
+            return self._refusals.find(digest)
+        if grammar.is_spent:
+            self._grammars.pop(digest)
             return None
-        self._grammars.move_to_end(digest)
-        return found
+        return grammar
 
     def reserve(self, memory_bytes: int) -> bool:
-        """Count memory for another grammar. Those that are only kept give way, the oldest first.
-        False where answers have too many."""
+        """Count memory for another grammar. Kept ones that no answer has give way, the oldest
+        first. False where answers have too many."""
         while self.used_bytes + memory_bytes > self._max_bytes:
-            if not self._grammars:
+            if not self._grammars.pop_oldest():
                 return False
-            self._grammars.popitem(last=False)
         self._counted_bytes += memory_bytes
         return True
 
@@ -82,21 +79,17 @@ class GrammarCache:
         self._counted_bytes -= memory_bytes
 
     def keep(self, digest: bytes, grammar: CompiledGrammar) -> None:
-        """Keep a grammar, for which memory was counted, for the next one who asks."""
+        """Keep a grammar, for which memory was counted, for later requests."""
         weakref.finalize(grammar, self._freed.append, grammar.memory_bytes).atexit = False
-        self._grammars[digest] = grammar
-        while len(self._grammars) > self._max_grammars:
-            self._grammars.popitem(last=False)
+        self._grammars.keep(digest, grammar)
 
     def forget(self) -> None:
         """Keep no grammar any longer; answers that have one go on."""
-        self._grammars.clear()
+        while self._grammars.pop_oldest():
+            pass
 
     def refuse(self, digest: bytes, refusal: Refusal) -> None:
-        """Remember why a form cannot be enforced."""
-        self._refusals[digest] = refusal
-        while len(self._refusals) > MAX_REFUSALS:
-            self._refusals.popitem(last=False)
+        self._refusals.keep(digest, refusal)
 
 
 THREADS = 2

@@ -6,8 +6,8 @@ import pytest
 from server.protocol.ollama.answer import (
     Loaded,
     ModelFacts,
+    ModelInfo,
     capabilities,
-    model_card,
     ps_answer,
     show_answer,
     tags_answer,
@@ -25,12 +25,12 @@ FACTS = ModelFacts(
     digest="ab" * 32,
     modified_at=datetime(2026, 11, 23, 15, 0, tzinfo=timezone(timedelta(hours=1))),
 )
-CARD = model_card("org/name", FACTS, 32_768, ("completion",), template="{{ messages }}")
+INFO = ModelInfo("org/name", FACTS, 32_768, ("completion",), template="{{ messages }}")
 
 
 def test_all_models_are_listed_loaded_or_not() -> None:
-    there = replace(CARD, name="other", loaded=Loaded(5))
-    first, second = tags_answer([CARD, there])["models"]
+    there = replace(INFO, name="other", loaded=Loaded(5))
+    first, second = tags_answer([INFO, there])["models"]
     assert first == {
         "name": "org/name",
         "model": "org/name",
@@ -51,9 +51,9 @@ def test_all_models_are_listed_loaded_or_not() -> None:
 
 def test_only_what_is_loaded_runs_and_says_until_when() -> None:
     until = datetime(2026, 11, 23, 15, 0, tzinfo=UTC)
-    on_gpu = replace(CARD, name="a", loaded=Loaded(7, on_gpu=True, expires_at=until))
-    stays = replace(CARD, name="b", loaded=Loaded(9))
-    first, second = ps_answer([CARD, on_gpu, stays])["models"]
+    on_gpu = replace(INFO, name="a", loaded=Loaded(7, on_gpu=True, expires_at=until))
+    stays = replace(INFO, name="b", loaded=Loaded(9))
+    first, second = ps_answer([INFO, on_gpu, stays])["models"]
     assert (first["name"], first["size"], first["size_vram"]) == ("a", 7, 7)
     assert (first["expires_at"], first["context_length"]) == ("2026-11-23T15:00:00.000000Z", 32_768)
     assert (second["size"], second["size_vram"]) == (9, 0)
@@ -61,7 +61,7 @@ def test_only_what_is_loaded_runs_and_says_until_when() -> None:
 
 
 def test_a_model_is_shown_with_the_context_that_it_would_have() -> None:
-    shown = show_answer(CARD)
+    shown = show_answer(INFO)
     assert shown["model_info"] == {
         "general.architecture": "qwen3",
         "general.basename": "org/name",
@@ -78,7 +78,7 @@ def test_a_model_is_shown_with_the_context_that_it_would_have() -> None:
     [(0, "0"), (999, "999"), (595_800_000, "595.8M"), (8_190_000_000, "8.2B"), (10**12, "1.0T")],
 )
 def test_numbers_are_said_as_people_say_them(number: int, said: str) -> None:
-    card = replace(CARD, parameters=number)
+    card = replace(INFO, facts=replace(FACTS, parameters=number))
     assert show_answer(card)["details"]["parameter_size"] == said
 
 
