@@ -22,11 +22,11 @@ from engine.types import (
 )
 from server.metrics.answer_times import AnswerTimes, Latencies, RequestTimes
 from server.protocol.common import current_request_id
+from server.text.conversation import Channel
 from server.text.detokenizer import Detokenizer
 from server.text.parser import AnswerParser, ParseOptions, StopStrings
 from server.text.pieces import (
     AnswerPiece,
-    Channel,
     Delta,
     TextPiece,
     TokenReport,

@@ -23,21 +23,14 @@ from server.text.calls.parser import ends_in_call
 from server.text.calls.tool_format import ToolFormat
 from server.text.calls.written import WrittenCalls
 from server.text.chat_template import ChatTemplate, TemplateError
-from server.text.conversation import Conversation, Tool
+from server.text.conversation import Channel, Conversation, Tool
 from server.text.grammar.compiler import GrammarCompiler, GrammarMemoryError
-from server.text.grammar.constraint_spec import ConstraintSpec, ThinkingStart
+from server.text.grammar.constraint_spec import ConstraintSpec
 from server.text.grammar.grammar_errors import GrammarError, UnfitBeginningError
 from server.text.grammar.judge import JudgeBusyError
 from server.text.parser import ParseOptions
-from server.text.pieces import Channel
 from server.text.reasoning_cache import ReasoningCache, Recalled
 from server.text.tokenizer import EncodedChat, TextTooLongError, Tokenizer
-
-START = {
-    Channel.CONTENT: ThinkingStart.SAYING,
-    Channel.REASONING: ThinkingStart.THINKING,
-    None: ThinkingStart.OPEN,
-}
 
 
 async def compiled_constraint(
@@ -78,16 +71,16 @@ def constraint_spec_of(conversation: Conversation, options: ParseOptions) -> Con
         tools = tuple(_only_named(tool) for tool in tools)
     if options.begun_content and conversation.output is not None:
         tools = ()  # what is begun is the answer of that form, and no call
-    start = START[options.first_channel]
+    start = options.first_channel
     if conversation.thinking.enabled is False:
-        start = ThinkingStart.SAYING
+        start = Channel.CONTENT
     return ConstraintSpec(
         conversation.output,
         tools,
         options.tool_format,
         must_call=conversation.must_call,
         parallel=conversation.max_calls is None,
-        thinking=start,
+        first_channel=start,
         thinking_budget=conversation.thinking.budget,
     )
 

@@ -10,7 +10,7 @@ from engine.types import EngineLimits, SamplingParams
 from server.protocol.answers import ResponseMetadata
 from server.protocol.common import MAX_BODY_TOKEN_IDS, SamplingFields
 from server.protocol.ollama.answer import NO_FACTS, ModelFacts
-from server.protocol.wire_errors import ContextOverflowError, invalid, model_not_found
+from server.protocol.wire_errors import ContextOverflowError, UnknownModelError, invalid
 
 ID_BYTES = 12
 # Of Ollama's names, where nobody has written another.
@@ -54,7 +54,7 @@ class ServedModel:
         """Check the name of a model; none, or an empty one, means ours. Raises ApiError (404) for
         a model that is not served."""
         if name and not self.is_called(name):
-            raise model_not_found(name)
+            raise UnknownModelError(name)
 
     def new_metadata(self, prefix: str, separator: str = "-") -> ResponseMetadata:
         return ResponseMetadata(
@@ -117,7 +117,6 @@ class PromptRules:
             vocab_size=self.engine.vocab_size,
             defaults=self.model.defaults,
             stop_token_ids=self.model.stop_token_ids,
-            fallback_seed=new_seed(),
         )
 
 
@@ -135,8 +134,3 @@ def answer_length(
     if asked < least:
         raise invalid(f"{param} is {asked}; it must be at least {least}.", param)
     return min(asked, room)
-
-
-def new_seed() -> int:
-    """Draw a seed for a request that names none."""
-    return secrets.randbits(63)

@@ -6,7 +6,7 @@ import re
 import secrets
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -349,7 +349,6 @@ class SamplingFields(FieldsChecked):
         vocab_size: int,
         defaults: dict[str, Any],
         stop_token_ids: frozenset[int],
-        fallback_seed: int,
     ) -> SamplingParams:
         """Return the engine's parameters. defaults: the model's own (generation_config.json), for
         what the request leaves out. stop_token_ids: those of the model. Raises ApiError for a token
@@ -369,7 +368,7 @@ class SamplingFields(FieldsChecked):
             raise invalid(f"Token ids go up to {vocab_size - 1}.", "stop_token_ids")
         own_stops = frozenset() if self.ignore_eos else stop_token_ids
         temperature = chosen("temperature", 1.0)
-        seed = fallback_seed if self.seed in (None, RANDOM_SEED) else self.seed
+        seed = secrets.randbits(63) if self.seed in (None, RANDOM_SEED) else self.seed
         return SamplingParams(
             max_tokens=max_tokens,
             temperature=temperature if temperature >= MIN_TEMPERATURE else 0.0,
@@ -430,8 +429,28 @@ class OpenAISamplingFields(SamplingFields):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
 
+class LogprobFields(WireModel):
+    """Log-probabilities of an answer's tokens."""
+
+    logprobs: bool | None = None
+    top_logprobs: Whole | None = Field(default=None, ge=0)
+
+    def check_logprobs(self) -> None:
+        """Raise ApiError that names the parameter."""
+        if self.top_logprobs and not self.logprobs:
+            raise invalid("top_logprobs needs logprobs: true.", "top_logprobs")
+        if (self.top_logprobs or 0) > MAX_TOP_LOGPROBS:
+            raise invalid(f"top_logprobs may be at most {MAX_TOP_LOGPROBS}.", "top_logprobs")
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Alternatives to report with each token; None: not even its own probability."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
 Schema = dict[str, Any] | bool
 SchemaOrText = dict[str, Any] | bool | str
+KINDS: tuple[Literal["regex", "choice", "grammar"], ...] = ("regex", "choice", "grammar")
 Answers = Annotated[ListOf[str], Field(min_length=1)]
 
 
@@ -471,18 +490,10 @@ class StructureFields(WireModel):
     guided_choice: Answers | None = None
     guided_grammar: str | None = None
 
-    def output_format(self) -> OutputFormat | None:
-        """Return the form that the answer must have; None: any text. Raises ApiError, also where
-        two forms are given."""
-        found = [*self._response_format(), *self._structured_outputs()]
-        if self.guided_json is not None:
-            found.append(_json(self.guided_json, "guided_json"))
-        if self.guided_regex is not None:
-            found.append(OutputFormat("regex", self.guided_regex, "guided_regex"))
-        if self.guided_choice is not None:
-            found.append(OutputFormat("choice", self.guided_choice, "guided_choice"))
-        if self.guided_grammar is not None:
-            found.append(OutputFormat("grammar", self.guided_grammar, "guided_grammar"))
+    def output_format(self, own: OutputFormat | None = None) -> OutputFormat | None:
+        """Return the form that the answer must have; None: any text. own: by a field of the
+        endpoint. Raises ApiError, also where two forms are given."""
+        found = [*([own] if own else []), *self._response_format(), *self._other_formats()]
         if len(found) > 1:
             raise invalid(
                 f"{found[0].param} and {found[1].param} both say what the answer must be.",
@@ -499,35 +510,32 @@ class StructureFields(WireModel):
                 f"response_format {quoted(response_format.type)} is not supported.",
                 "response_format.type",
             )
-        if (
-            response_format.json_schema is not None
-            and response_format.json_schema.schema_ is not None
+        named = response_format.json_schema or NamedSchema()
+        for schema, param in (
+            (named.schema_, "response_format.json_schema.schema"),
+            (response_format.schema_, "response_format.schema"),
         ):
-            place = "response_format.json_schema.schema"
-            return [OutputFormat("json_schema", response_format.json_schema.schema_, place)]
-        if response_format.schema_ is not None:
-            return [OutputFormat("json_schema", response_format.schema_, "response_format.schema")]
+            if schema is not None:
+                return [OutputFormat("json_schema", schema, param)]
         return [OutputFormat("json_object")]
 
-    def _structured_outputs(self) -> list[OutputFormat]:
-        structured = self.structured_outputs
-        if structured is None:
-            return []
-        place = "structured_outputs"
+    def _other_formats(self) -> Iterator[OutputFormat]:
+        structured, place = self.structured_outputs or StructuredOutputs(), "structured_outputs"
         if structured.structural_tag:
             raise invalid("structural_tag is not supported.", f"{place}.structural_tag")
-        found = []
-        if structured.json_ is not None:
-            found.append(_json(structured.json_, f"{place}.json"))
+        for schema, param in (
+            (structured.json_, f"{place}.json"),
+            (self.guided_json, "guided_json"),
+        ):
+            if schema is not None:
+                yield _json(schema, param)
         if structured.json_object:
-            found.append(OutputFormat("json_object", None, f"{place}.json_object"))
-        if structured.regex is not None:
-            found.append(OutputFormat("regex", structured.regex, f"{place}.regex"))
-        if structured.choice is not None:
-            found.append(OutputFormat("choice", structured.choice, f"{place}.choice"))
-        if structured.grammar is not None:
-            found.append(OutputFormat("grammar", structured.grammar, f"{place}.grammar"))
-        return found
+            yield OutputFormat("json_object", None, f"{place}.json_object")
+        for kind in KINDS:
+            if (value := getattr(structured, kind)) is not None:
+                yield OutputFormat(kind, value, f"{place}.{kind}")
+            if (value := getattr(self, f"guided_{kind}")) is not None:
+                yield OutputFormat(kind, value, f"guided_{kind}")
 
 
 def _json(schema: SchemaOrText, param: str) -> OutputFormat:

@@ -18,7 +18,7 @@ from server.protocol.answers import (
 )
 from server.protocol.common import OpenAISamplingFields, ResponseOptions, TextsOrIds, Whole
 from server.protocol.fields import COMPLETION_REFUSED
-from server.protocol.wire_errors import ApiError, invalid
+from server.protocol.wire_errors import ApiError, check_count, invalid
 from server.text.pieces import Delta, TextPiece, Usage
 from server.text.tokenizer import EncodedText
 
@@ -44,11 +44,7 @@ class CompletionRequest(OpenAISamplingFields):
         super().check(limits)
         if self.best_of not in (None, self.response_options.choices):
             raise invalid("best_of is not supported, unless it is n: use n.", "best_of")
-        if len(self.prompts) > limits.max_prompts:
-            raise invalid(
-                f"There are {len(self.prompts)} prompts; at most {limits.max_prompts} are read.",
-                "prompt",
-            )
+        check_count(len(self.prompts), limits.max_prompts, "prompts", "prompt")
         if not self.prompts:
             raise invalid("The prompt is empty.", "prompt")
         for number, prompt in enumerate(self.prompts):

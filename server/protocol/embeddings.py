@@ -1,8 +1,8 @@
 """POST /v1/embeddings: texts in, a vector for each out."""
 
 from base64 import b64encode
-from collections.abc import Iterator
-from typing import Literal
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field
@@ -77,10 +77,17 @@ def embedding_pieces(
 ) -> Iterator[bytes]:
     """Yield the answer as JSON, in pieces of a vector each. tokens: of all inputs."""
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-    yield to_json({"object": "list", "model": model, "usage": usage})[:-1] + b',"data":['
-    for index, vector in enumerate(vectors):
-        numbers = _encoded(vector, encoding_format)
-        entry = {"object": "embedding", "index": index, "embedding": numbers}
+    entries = (
+        {"object": "embedding", "index": index, "embedding": _encoded(vector, encoding_format)}
+        for index, vector in enumerate(vectors)
+    )
+    return list_pieces({"object": "list", "model": model, "usage": usage}, "data", entries)
+
+
+def list_pieces(head: dict[str, Any], name: str, entries: Iterable[Any]) -> Iterator[bytes]:
+    """Yield an object as JSON: the head, and a list of that name, an entry at a time."""
+    yield to_json(head)[:-1] + b',"%s":[' % name.encode()
+    for index, entry in enumerate(entries):
         yield (b"," if index else b"") + to_json(entry)
     yield b"]}"
 

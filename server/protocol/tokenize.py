@@ -63,7 +63,9 @@ class TokenizeRequest(ContinuationFields, ThinkingFields, FieldsChecked):
             conversation,
             thinking=self.thinking(),
             template_arguments=self.template_arguments,
-            continues=self.continues(conversation.turns[-1], marked=conversation.continues),
+            continues=self.continues(
+                conversation.turns[-1], marked=conversation.continues, needs_prompt=False
+            ),
         )
 
 

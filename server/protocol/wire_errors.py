@@ -77,6 +77,12 @@ def invalid(message: str, param: str | None = None, code: str | None = None) -> 
     return ApiError(400, message, param=param, code=code)
 
 
+def check_count(count: int, most: int, what: str, param: str | None = None) -> None:
+    """Raise ApiError (400) for too many. what: the noun. param: where it is not the noun."""
+    if count > most:
+        raise invalid(f"There are {count} {what}; at most {most} are read.", param or what)
+
+
 class ContextOverflowError(ApiError):
     """A prompt that can never fit: 400, in the words that agents look for."""
 
@@ -145,11 +151,6 @@ class UnknownModelError(ApiError):
         )
         self.ollama_message = f"model {quoted(name)} not found"
         """In the words that Ollama's clients look for."""
-
-
-def model_not_found(name: str) -> ApiError:
-    """Make the 404 for a model that is not served."""
-    return UnknownModelError(name)
 
 
 def come_back(status: int, message: str, code: str, retry_after_s: int = RETRY_AFTER_S) -> ApiError:

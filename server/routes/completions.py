@@ -68,7 +68,7 @@ def chat_routes(service: Service) -> APIRouter:
             wire,
             max_tokens,
             param,
-            (wire.top_logprobs or 0) if wire.logprobs else None,
+            wire.num_logprobs,
         )
         prompt = await prompts.prompt(chat, salt)
         answer = ChatAnswer(

@@ -11,6 +11,7 @@ from engine.types import PrefixSalt
 from server.chat.generation import Prompt
 from server.chat.prompting import ChatSpec
 from server.metrics.answer_times import RequestTimes
+from server.protocol.embeddings import Vectors, list_pieces
 from server.protocol.ollama.answer import (
     Durations,
     Kind,
@@ -32,7 +33,6 @@ from server.protocol.ollama.request import (
     OllamaEmbedRequest,
     OllamaGenerateRequest,
     ShowRequest,
-    embed_pieces,
 )
 from server.routes.answering import CLIENT_CLOSED_REQUEST, json_response
 from server.routes.completions import encoded_text
@@ -172,7 +172,7 @@ def _add_vectors(router: APIRouter, service: Service) -> None:
             "load_duration": 0,
             "prompt_eval_count": tokens,
         }
-        return await json_response(embed_pieces(vectors, head))
+        return await json_response(list_pieces(head, "embeddings", map(Vectors.tolist, vectors)))
 
     @router.post("/api/embeddings", openapi_extra=takes(OllamaEmbeddingsRequest))
     async def embeddings(request: Request) -> Response:

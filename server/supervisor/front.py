@@ -12,7 +12,7 @@ from engine.power import KeepAwake
 from server.catalogue.lookup import aliases
 from server.chat.drain import Drain
 from server.config import Config
-from server.protocol.wire_errors import ApiError, model_not_found
+from server.protocol.wire_errors import ApiError, UnknownModelError
 from server.supervisor.models import ManagedModel, ModelSource, ModelSupervisor
 
 LATEST = ":latest"
@@ -123,7 +123,7 @@ class Front:
             await self.refresh()
             found = self._names.find(name)
         if found is None:
-            raise model_not_found(name) if name else _no_model_named()
+            raise UnknownModelError(name) if name else _no_model_named()
         return self.models.models[found]
 
     async def keep_awake(self, awake: KeepAwake) -> None:

@@ -27,7 +27,7 @@ from server.protocol.ollama.request import (
     ShowRequest,
     keep_alive_s,
 )
-from server.protocol.wire_errors import from_validation, model_not_found
+from server.protocol.wire_errors import UnknownModelError, from_validation
 from server.routes.answering import LineFraming
 from server.supervisor.errors import LoadError, not_loaded
 from server.supervisor.front import Front
@@ -69,7 +69,7 @@ def ollama_list_routes(front: Front, body_of: Body) -> APIRouter:
         wire.check(front.config.limits)
         model = await front.model_of(wire.model or wire.name)
         if not await front.models.fits(model):
-            raise model_not_found(model.name)
+            raise UnknownModelError(model.name)
         try:
             loop = asyncio.get_running_loop()
             abilities = await loop.run_in_executor(front.templates, model.source.abilities)

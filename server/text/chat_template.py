@@ -21,12 +21,11 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from server.text.calls.tool_format import tool_format
 from server.text.calls.written import CallMarks, MarkError
-from server.text.conversation import Conversation, Thinking, ToolCall, Turn
+from server.text.conversation import Channel, Conversation, Thinking, ToolCall, Turn
 from server.text.encoder import SpecialTokens
 from server.text.json_object import json_object
 from server.text.limited_process import LimitedProcess
 from server.text.parser import CLOSE, OPEN, first_channel_of
-from server.text.pieces import Channel
 from server.text.template_trial import (
     ANSWER,
     SYSTEM,

@@ -4,12 +4,20 @@ Nothing here knows HTTP, tokens or templates, and nothing of ours is imported.
 """
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, Literal
 
 Role = Literal["system", "user", "assistant", "tool"]
 ANY_OBJECT = {"type": "object", "properties": {}}
 # Coding tools put what nobody has said between these, in messages of users.
 REMINDER_OPEN, REMINDER_CLOSE = "<system-reminder>", "</system-reminder>"
+
+
+class Channel(Enum):
+    """What a piece of text belongs to: the reasoning or the content."""
+
+    REASONING = "reasoning"
+    CONTENT = "content"
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from server.text.calls.parser import CallParser, ThoughtCalls, new_call_id
 from server.text.calls.tool_format import ToolFormat
 from server.text.calls.written import Remember
-from server.text.conversation import Tool
-from server.text.pieces import AnswerPiece, Channel, TextPiece, joined, longest_beginning
+from server.text.conversation import Channel, Tool
+from server.text.pieces import AnswerPiece, TextPiece, joined, longest_beginning
 
 OPEN, CLOSE = "<think>", "</think>"
 

@@ -1,16 +1,9 @@
 """What an answer is made of, as it streams."""
 
 from dataclasses import dataclass, field
-from enum import Enum
 
 from engine.types import PrefixReport, TokenLogprobs
-
-
-class Channel(Enum):
-    """What a piece of text belongs to: the reasoning or the content."""
-
-    REASONING = "reasoning"
-    CONTENT = "content"
+from server.text.conversation import Channel
 
 
 @dataclass(frozen=True, slots=True)

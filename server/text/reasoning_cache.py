@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from engine.types import PrefixSalt
-from server.text.conversation import Conversation, Turn
+from server.text.conversation import Channel, Conversation, Turn
 from server.text.newest import Newest
-from server.text.pieces import AnswerPiece, Channel, TextPiece, ToolCallStart
+from server.text.pieces import AnswerPiece, TextPiece, ToolCallStart
 
 LENGTH_BYTES = 8
 

@@ -14,11 +14,10 @@ from server.protocol.answers import ResponseMetadata
 from server.protocol.chat.answer import ChatAnswer
 from server.protocol.common import ResponseOptions
 from server.text.calls.tool_format import ToolFormat
-from server.text.conversation import Tool
+from server.text.conversation import Channel, Tool
 from server.text.parser import AnswerParser, ParseOptions
 from server.text.pieces import (
     AnswerPiece,
-    Channel,
     Delta,
     TextPiece,
     ToolCallArguments,

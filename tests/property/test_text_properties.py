@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from engine.types import FinishReason, TokenEvent
+from server.text.conversation import Channel
 from server.text.detokenizer import Detokenizer
 from server.text.parser import CLOSE, OPEN, ReasoningParser, StopStrings
-from server.text.pieces import AnswerPiece, Channel, TextPiece, joined
+from server.text.pieces import AnswerPiece, TextPiece, joined
 from server.text.tokenizer import Tokenizer
 from tests.engines import VOCAB
 from tests.models import write_sentencepiece_tokenizer, write_tokenizer

@@ -14,9 +14,9 @@ from server.protocol.answers import (
 )
 from server.protocol.common import ResponseOptions
 from server.protocol.wire_errors import ApiError
+from server.text.conversation import Channel
 from server.text.pieces import (
     AnswerPiece,
-    Channel,
     Delta,
     TextPiece,
     TokenReport,

@@ -16,9 +16,9 @@ from server.protocol.chat.tools import (
     read_tools,
 )
 from server.protocol.common import (
-    MAX_TOP_LOGPROBS,
     Count,
     ListOf,
+    LogprobFields,
     OpenAISamplingFields,
     StructureFields,
     TemplateValue,
@@ -27,7 +27,7 @@ from server.protocol.common import (
 )
 from server.protocol.fields import CHAT_REFUSED
 from server.protocol.unseen import Unseen
-from server.protocol.wire_errors import invalid, quoted
+from server.protocol.wire_errors import check_count, invalid, quoted
 from server.text.conversation import Conversation, TemplateArguments, Thinking, ToolCall, Turn
 
 NOT_CONTINUED = "Only the assistant's message can be continued, and only as the last one."
@@ -40,10 +40,16 @@ class ContinuationFields(WireModel):
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
 
-    def continues(self, last: Turn, *, marked: bool) -> bool:
-        """Return whether the answer goes on with the last message. marked: whether that says so
-        itself. Raises ApiError."""
+    def continues(self, last: Turn, *, marked: bool, needs_prompt: bool = True) -> bool:
+        """Return whether the answer continues the last message. marked: whether that says so
+        itself. needs_prompt: whether an answer must follow. Raises ApiError."""
         if not (marked or self.continue_final_message):
+            if needs_prompt and self.add_generation_prompt is False:
+                raise invalid(
+                    "add_generation_prompt: false is only supported with continue_final_message: "
+                    "the answer is the assistant's next turn.",
+                    "add_generation_prompt",
+                )
             return False
         if last.role != "assistant":
             raise invalid(NOT_CONTINUED, "continue_final_message")
@@ -54,15 +60,6 @@ class ContinuationFields(WireModel):
                 "add_generation_prompt",
             )
         return True
-
-    def check_answered(self, *, continues: bool) -> None:
-        """Raise ApiError where the prompt should end before the answer begins."""
-        if self.add_generation_prompt is False and not continues:
-            raise invalid(
-                "add_generation_prompt: false is only supported with continue_final_message: the "
-                "answer is the assistant's next turn.",
-                "add_generation_prompt",
-            )
 
 
 TEXT_PARTS = ("text", "input_text", "output_text")
@@ -266,7 +263,9 @@ def thinking(
     return Thinking(enabled, budget)
 
 
-class ChatRequest(ContinuationFields, ThinkingFields, StructureFields, OpenAISamplingFields):
+class ChatRequest(
+    ContinuationFields, ThinkingFields, StructureFields, LogprobFields, OpenAISamplingFields
+):
     """The body of a request."""
 
     refused_fields = CHAT_REFUSED
@@ -274,8 +273,6 @@ class ChatRequest(ContinuationFields, ThinkingFields, StructureFields, OpenAISam
     messages: Annotated[ListOf[Message], Field(min_length=1)]
     max_completion_tokens: Count | None = None
     return_token_ids: bool | None = None
-    logprobs: bool | None = None
-    top_logprobs: Whole | None = Field(default=None, ge=0)
     tools: ListOf[WireTool] | None = None
     tool_choice: Annotated[str | WireToolChoice | None, AsWord] = None
     parallel_tool_calls: bool | None = None
@@ -283,15 +280,8 @@ class ChatRequest(ContinuationFields, ThinkingFields, StructureFields, OpenAISam
     def check(self, limits: LimitsSection) -> None:
         """Check what the types cannot. Raises ApiError that names the parameter."""
         super().check(limits)
-        if len(self.messages) > limits.max_messages:
-            raise invalid(
-                f"There are {len(self.messages)} messages; at most {limits.max_messages} are read.",
-                "messages",
-            )
-        if self.top_logprobs and not self.logprobs:
-            raise invalid("top_logprobs needs logprobs: true.", "top_logprobs")
-        if (self.top_logprobs or 0) > MAX_TOP_LOGPROBS:
-            raise invalid(f"top_logprobs may be at most {MAX_TOP_LOGPROBS}.", "top_logprobs")
+        check_count(len(self.messages), limits.max_messages, "messages")
+        self.check_logprobs()
 
     @property
     def asked_length(self) -> tuple[int | None, str]:
@@ -307,7 +297,6 @@ class ChatRequest(ContinuationFields, ThinkingFields, StructureFields, OpenAISam
             self.messages, self.tools, self.tool_choice, limits, unseen
         )
         continues = self.continues(conversation.turns[-1], marked=conversation.continues)
-        self.check_answered(continues=continues)
         return replace(
             conversation,
             continues=continues,

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import BeforeValidator, Field
 
 from server.protocol.common import ListOf, WireModel
-from server.protocol.wire_errors import invalid, quoted
+from server.protocol.wire_errors import check_count, invalid, quoted
 from server.text.calls.tool_format import TOOL_NAME
 from server.text.conversation import Tool, ToolChoice
 
@@ -122,8 +122,7 @@ def with_loaded(
 def collected(tools: Sequence[PlacedTool]) -> tuple[Tool, ...]:
     """Return the tools of any API, in their order. Raises ApiError for too many, and for a name
     that two have, or that cannot stand in every model's format."""
-    if len(tools) > MAX_TOOLS:
-        raise invalid(f"There are {len(tools)} tools; at most {MAX_TOOLS} are read.", "tools")
+    check_count(len(tools), MAX_TOOLS, "tools")
     found: dict[str, Tool] = {}
     for tool, place in tools:
         if not all(TOOL_NAME.fullmatch(name) for name in tool.client_name if name is not None):

@@ -14,8 +14,9 @@ from server.protocol.answers import (
 )
 from server.protocol.common import current_request_id
 from server.protocol.wire_errors import ApiError, ContextOverflowError
+from server.text.conversation import Channel
 from server.text.json_object import json_object
-from server.text.pieces import AnswerPiece, Channel, Delta, ToolCallArguments, ToolCallStart, Usage
+from server.text.pieces import AnswerPiece, Delta, ToolCallArguments, ToolCallStart, Usage
 
 TYPES = {
     400: "invalid_request_error",

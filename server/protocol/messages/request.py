@@ -9,10 +9,11 @@ from pydantic import Field, model_validator
 
 from server.config import LimitsSection
 from server.protocol.chat.request import Budget, Effort, TemplateFields, thinking
-from server.protocol.chat.tools import PlacedTool, collected, with_loaded
+from server.protocol.chat.tools import PlacedTool, collected, read_tool_choice, with_loaded
 from server.protocol.common import (
     MANY_STOPS,
     CacheSalt,
+    FieldsChecked,
     ListOf,
     SamplingFields,
     StructureFields,
@@ -26,7 +27,7 @@ from server.protocol.fields import (
     refused,
 )
 from server.protocol.unseen import Unseen
-from server.protocol.wire_errors import invalid, quoted
+from server.protocol.wire_errors import check_count, invalid, quoted
 from server.text.conversation import (
     Conversation,
     OutputFormat,
@@ -88,12 +89,10 @@ class OfferedChoice(WireModel):
     def read(self, tools: tuple[Tool, ...]) -> ToolChoice:
         """Return the choice in the neutral form. Raises ApiError for a choice that cannot be
         made."""
-        if self.type in ("auto", "none"):
-            return ToolChoice("none" if self.type == "none" or not tools else "auto")
-        if not tools:
-            raise invalid("tool_choice asks for a call, but there are no tools.", "tool_choice")
-        if self.type == "any":
-            return ToolChoice("required")
+        required = self.type in ("any", "tool")
+        choice = read_tool_choice("required" if required else self.type, tools)
+        if self.type != "tool":
+            return choice
         if self.name not in {tool.name for tool in tools}:
             raise invalid(
                 "tool_choice names a tool that is not among the tools.", "tool_choice.name"
@@ -392,11 +391,7 @@ class ConversationFields(StructureFields):
         )
 
     def _turns(self, max_messages: int, unseen: Unseen) -> tuple[Turn, ...]:
-        if len(self.messages) > max_messages:
-            raise invalid(
-                f"There are {len(self.messages)} messages; at most {max_messages} are read.",
-                "messages",
-            )
+        check_count(len(self.messages), max_messages, "messages")
         system = system_texts(self.system or "", "system", unseen)
         turns = [Turn("system", text) for text in system]
         for number, message in enumerate(self.messages):
@@ -442,10 +437,7 @@ class MessagesRequest(ConversationFields, SamplingFields):
         return tuple(self.stop_sequences or ())
 
 
-class CountTokensRequest(ConversationFields):
+class CountTokensRequest(ConversationFields, FieldsChecked):
     """The same, of which only the conversation counts, and whose it is."""
 
     cache_salt: CacheSalt | None = None
-
-    def check(self, limits: LimitsSection) -> None:
-        """Check nothing: the types say it all."""

@@ -8,7 +8,8 @@ from typing import Any, ClassVar, Literal
 
 from server.protocol.answers import GatheredCall, Json, StreamForm, TokenText, token_objects
 from server.protocol.wire_errors import ApiError, UnknownModelError
-from server.text.pieces import AnswerPiece, Channel, Delta, ToolCallArguments, ToolCallStart, Usage
+from server.text.conversation import Channel
+from server.text.pieces import AnswerPiece, Delta, ToolCallArguments, ToolCallStart, Usage
 
 
 def ollama_error(error: ApiError) -> dict[str, Any]:

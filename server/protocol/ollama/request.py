@@ -2,22 +2,19 @@
 
 import math
 import re
-from collections.abc import Iterator
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-import numpy as np
 from pydantic import Field
-from pydantic_core import to_json
 
 from server.config import LimitsSection
 from server.protocol.chat.request import CalledFunction, thinking
 from server.protocol.chat.tools import WireTool, read_tools
 from server.protocol.common import (
     MANY_STOPS,
-    MAX_TOP_LOGPROBS,
     CacheSalt,
     FieldsChecked,
     ListOf,
+    LogprobFields,
     OpenAISamplingFields,
     SamplingFields,
     Seed,
@@ -28,7 +25,7 @@ from server.protocol.common import (
 from server.protocol.embeddings import MAX_DIMENSIONS, EmbeddingRequest
 from server.protocol.fields import SAMPLING_REFUSED, refused
 from server.protocol.unseen import Unseen
-from server.protocol.wire_errors import invalid
+from server.protocol.wire_errors import check_count, invalid
 from server.text.conversation import (
     Conversation,
     OutputFormat,
@@ -238,24 +235,19 @@ class KeptFields(FieldsChecked):
         return keep_alive_s(self.keep_alive) == 0
 
 
-class AnswerFields(KeptFields):
+class AnswerFields(LogprobFields, KeptFields):
     """What requests for an answer have."""
 
     stream: bool | None = None
     format: dict[str, object] | str | None = None
     think: bool | Effort | None = None
     options: Options | None = None
-    logprobs: bool | None = None
-    top_logprobs: Whole | None = Field(default=None, ge=0)
 
     def check(self, limits: LimitsSection) -> None:
         """Check what the types cannot. Raises ApiError that names the parameter."""
         super().check(limits)
         self.chosen_options.check(limits)
-        if self.top_logprobs and not self.logprobs:
-            raise invalid("top_logprobs needs logprobs: true.", "top_logprobs")
-        if (self.top_logprobs or 0) > MAX_TOP_LOGPROBS:
-            raise invalid(f"top_logprobs may be at most {MAX_TOP_LOGPROBS}.", "top_logprobs")
+        self.check_logprobs()
 
     @property
     def chosen_options(self) -> Options:
@@ -266,11 +258,6 @@ class AnswerFields(KeptFields):
     def streams(self) -> bool:
         """Whether the answer is streamed: it is, unless it is not wanted so."""
         return self.stream is not False
-
-    @property
-    def num_logprobs(self) -> int | None:
-        """Alternatives that are wanted with each token; None: not even its own probability."""
-        return (self.top_logprobs or 0) if self.logprobs else None
 
     def output(self) -> OutputFormat | None:
         """Return the form that the answer must have; None: any text. Raises ApiError."""
@@ -299,12 +286,7 @@ class OllamaChatRequest(AnswerFields):
     def check(self, limits: LimitsSection) -> None:
         """Check what the types cannot. Raises ApiError that names the parameter."""
         super().check(limits)
-        if len(self.messages or ()) > limits.max_messages:
-            raise invalid(
-                f"There are {len(self.messages or ())} messages; at most {limits.max_messages} are "
-                "read.",
-                "messages",
-            )
+        check_count(len(self.messages or ()), limits.max_messages, "messages")
 
     @property
     def only_loads(self) -> bool:
@@ -399,12 +381,3 @@ class OllamaEmbeddingsRequest(KeptFields):
         if not self.prompt:
             return None
         return EmbeddingRequest(input=self.prompt, cache_salt=self.cache_salt)
-
-
-def embed_pieces(vectors: np.ndarray, head: dict[str, Any]) -> Iterator[bytes]:
-    """Yield the answer of /api/embed as JSON, in pieces of a vector each. vectors: ``[inputs,
-    dimensions]``. head: all else that it has."""
-    yield to_json(head)[:-1] + b',"embeddings":['
-    for index, vector in enumerate(vectors):
-        yield (b"," if index else b"") + to_json(vector.tolist())
-    yield b"]}"

@@ -17,11 +17,10 @@ from server.protocol.answers import (
 from server.protocol.responses.items import packed_reasoning
 from server.protocol.responses.tools import name_object
 from server.protocol.wire_errors import ApiError
-from server.text.conversation import Tool
+from server.text.conversation import Channel, Tool
 from server.text.json_object import json_object
 from server.text.pieces import (
     AnswerPiece,
-    Channel,
     Delta,
     TextPiece,
     TokenReport,

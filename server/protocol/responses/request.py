@@ -41,7 +41,7 @@ from server.protocol.responses.tools import (
     tool_object,
 )
 from server.protocol.unseen import Unseen
-from server.protocol.wire_errors import invalid, quoted
+from server.protocol.wire_errors import check_count, invalid, quoted
 from server.text.conversation import Conversation, OutputFormat, Turn
 
 RESPONSES_REFUSED = overridden(
@@ -181,16 +181,6 @@ class ResponsesRequest(ContinuationFields, ThinkingFields, StructureFields, Open
         """Whether thoughts should also come in the form of which clients know nothing."""
         return PACKED_THOUGHTS in (self.include or ())
 
-    def output_format(self) -> OutputFormat | None:
-        other = super().output_format()
-        text_format = None if self.text is None or self.text.format is None else self.text.format
-        own = None if text_format is None else text_format.output()
-        if own is not None and other is not None:
-            raise invalid(
-                f"{own.param} and {other.param} both say what the answer must be.", other.param
-            )
-        return own or other
-
     def items(self, stored: Callable[[str], Item | None], unseen: Unseen) -> list[Placed]:
         """Return the new items. stored: finds the item of an id. Raises ApiError."""
         return [] if self.input is None else read_input(self.input, stored, unseen)
@@ -204,12 +194,7 @@ class ResponsesRequest(ContinuationFields, ThinkingFields, StructureFields, Open
     ) -> Conversation:
         """Return the request in the neutral form. history: the items before the new ones. Raises
         ApiError that names what cannot be part of it."""
-        if len(history) + len(items) > limits.max_messages:
-            raise invalid(
-                f"There are {len(history) + len(items)} items; at most {limits.max_messages} are "
-                "read.",
-                "input",
-            )
+        check_count(len(history) + len(items), limits.max_messages, "items", "input")
         placed = [*(("history", item) for item in history), *items]
         loads = [(place, item) for place, item in placed if isinstance(item, LoadedToolsItem)]
         loaded = chain.from_iterable(
@@ -223,13 +208,13 @@ class ResponsesRequest(ContinuationFields, ThinkingFields, StructureFields, Open
         if not merged:
             raise invalid(NOTHING, "input")
         continues = self.continues(merged[-1], marked=is_begun(placed[-1][1]))
-        self.check_answered(continues=continues)
+        text_format = None if self.text is None else self.text.format
         return Conversation(
             turns=(*instructions, *merged),
             tools=tools,
             tool_choice=read_tool_choice(self.tool_choice, tools),
             parallel_tool_calls=self.parallel_tool_calls is not False,
-            output=self.output_format(),
+            output=self.output_format(text_format.output() if text_format else None),
             thinking=self.thinking(),
             continues=continues,
             template_arguments=self.template_arguments,

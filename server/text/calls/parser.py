@@ -8,8 +8,8 @@ from server.text.calls.hermes import HermesCall
 from server.text.calls.tool_format import CALL_CLOSE, CALL_OPEN, OPENERS, OPENING, ToolFormat
 from server.text.calls.written import CallRecord, Remember
 from server.text.calls.xml import XmlCall
-from server.text.conversation import Tool
-from server.text.pieces import AnswerPiece, Channel, TextPiece, longest_beginning
+from server.text.conversation import Channel, Tool
+from server.text.pieces import AnswerPiece, TextPiece, longest_beginning
 
 CALL_ID_BYTES = 12
 # Of a call that a client has begun: what does not look like one within so many is none.

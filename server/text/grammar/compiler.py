@@ -10,7 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from engine.types import TokenConstraint
-from server.text.grammar.constraint_spec import ConstraintSpec, ThinkingStart, form_json
+from server.text.conversation import Channel
+from server.text.grammar.constraint_spec import ConstraintSpec, form_json
 from server.text.grammar.constraints import (
     CompiledGrammar,
     GrammarConstraint,
@@ -141,9 +142,11 @@ class GrammarCompiler:
         if not spec.has_form and not spec.has_budget:
             return None
         answer = await self._answer(spec, begun) if spec.has_form else None
-        if answer is not None and spec.thinking is ThinkingStart.SAYING:
+        if answer is not None and spec.first_channel is Channel.CONTENT:
             return answer
-        return ReasoningConstraint(answer, self._vocabulary, spec.thinking, spec.thinking_budget)
+        return ReasoningConstraint(
+            answer, self._vocabulary, spec.first_channel, spec.thinking_budget
+        )
 
     async def close(self) -> None:
         """End the process that judges. The next form begins anew."""

@@ -2,25 +2,13 @@
 
 import json
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 from server.text.calls.tool_format import ToolFormat
-from server.text.conversation import OutputFormat, Tool
+from server.text.conversation import Channel, OutputFormat, Tool
 from server.text.grammar.grammar_errors import GrammarError
 
 TOOLS_PARAM = "tools"
-
-
-class ThinkingStart(Enum):
-    """Whether the model reasons when its answer begins."""
-
-    SAYING = "saying"
-    """It does not reason, or has stopped."""
-    THINKING = "thinking"
-    """The prompt has opened the tag."""
-    OPEN = "open"
-    """It may open the tag itself, or answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +24,8 @@ class ConstraintSpec:
     """Whether nothing but calls is an answer."""
     parallel: bool = True
     """Whether there may be several calls."""
-    thinking: ThinkingStart = ThinkingStart.SAYING
+    first_channel: Channel | None = Channel.CONTENT
+    """What the answer begins with; None where the model decides."""
     thinking_budget: int | None = None
     """Most tokens of the reasoning; None: no limit."""
 
@@ -55,7 +44,7 @@ class ConstraintSpec:
     @property
     def has_budget(self) -> bool:
         """Whether reasoning has a budget that ends it."""
-        return self.thinking_budget is not None and self.thinking is not ThinkingStart.SAYING
+        return self.thinking_budget is not None and self.first_channel is not Channel.CONTENT
 
     @property
     def param(self) -> str:

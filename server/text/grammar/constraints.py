@@ -10,7 +10,7 @@ from llguidance import LLMatcher
 from engine.errors import FormLimitError
 from engine.types import TokenConstraint
 from server.text.calls.tool_format import CALL_OPEN
-from server.text.grammar.constraint_spec import ThinkingStart
+from server.text.conversation import Channel
 from server.text.grammar.grammar_errors import GrammarError, UnfitBeginningError, limit_of, meaning
 from server.text.grammar.vocabulary import Vocabulary, set_bits
 from server.text.parser import CLOSE, OPEN
@@ -191,9 +191,9 @@ class Phase(Enum):
 
 
 START = {
-    ThinkingStart.SAYING: Phase.SAYING,
-    ThinkingStart.THINKING: Phase.THINKING,
-    ThinkingStart.OPEN: Phase.BEGINNING,
+    Channel.CONTENT: Phase.SAYING,
+    Channel.REASONING: Phase.THINKING,
+    None: Phase.BEGINNING,
 }
 
 
@@ -208,7 +208,7 @@ class ReasoningConstraint:
         self,
         answer: TokenConstraint | None,
         vocabulary: Vocabulary,
-        start: ThinkingStart,
+        start: Channel | None,
         budget: int | None,
     ) -> None:
         """budget: tokens of the reasoning, without its tags; None: no limit."""
@@ -217,7 +217,7 @@ class ReasoningConstraint:
         self._start = start
         self._budget = budget
         self._phase = START[start]
-        if answer is not None and vocabulary.open_id is None and start is ThinkingStart.OPEN:
+        if answer is not None and vocabulary.open_id is None and start is None:
             self._phase = Phase.SAYING  # without a token for it the tag cannot be told from text
         self._begun = b""
         self._reasoning_tokens = 0

@@ -1,8 +1,8 @@
 import pytest
 
 from server.chat.prompting import constraint_spec_of
-from server.text.conversation import Conversation, OutputFormat, Thinking, Tool, ToolChoice
-from server.text.grammar.constraint_spec import ConstraintSpec, ThinkingStart
+from server.text.conversation import Channel, Conversation, OutputFormat, Thinking, Tool, ToolChoice
+from server.text.grammar.constraint_spec import ConstraintSpec
 from server.text.parser import ParseOptions
 from tests.server.harness import talk
 
@@ -55,17 +55,18 @@ def test_what_is_asked_becomes_what_the_answer_is_held_to(
 @pytest.mark.parametrize(
     ("prompt", "enabled", "start"),
     [
-        ("assistant\n", None, ThinkingStart.OPEN),
-        ("assistant\n", True, ThinkingStart.OPEN),
-        ("assistant\n", False, ThinkingStart.SAYING),
-        ("assistant\n<think>\n", None, ThinkingStart.THINKING),
-        (CLOSED, None, ThinkingStart.SAYING),
-        (CLOSED, True, ThinkingStart.SAYING),
+        ("assistant\n", None, None),
+        ("assistant\n", True, None),
+        ("assistant\n", False, Channel.CONTENT),
+        ("assistant\n<think>\n", None, Channel.REASONING),
+        (CLOSED, None, Channel.CONTENT),
+        (CLOSED, True, Channel.CONTENT),
     ],
 )
 def test_the_form_of_an_answer_holds_after_its_thoughts(
-    prompt: str, enabled: bool | None, start: ThinkingStart
+    prompt: str, enabled: bool | None, start: Channel | None
 ) -> None:
     assert (
-        constraint_spec_of(talk(thinking=Thinking(enabled)), ParseOptions(prompt)).thinking is start
+        constraint_spec_of(talk(thinking=Thinking(enabled)), ParseOptions(prompt)).first_channel
+        is start
     )

@@ -25,8 +25,9 @@ from server.chat.generation import (
     choice_params,
     prefix_of_all,
 )
+from server.text.conversation import Channel
 from server.text.parser import ParseOptions
-from server.text.pieces import Channel, Delta, TextPiece, ToolCallArguments, Usage, joined
+from server.text.pieces import Delta, TextPiece, ToolCallArguments, Usage, joined
 from server.text.tokenizer import Tokenizer
 from tests.server.harness import DEADLINE_S, Engine, decoded, ids_of, token_id
 from tests.server.streams import (

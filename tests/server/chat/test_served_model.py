@@ -1,7 +1,6 @@
 import pytest
 
-from server.chat.served_model import ServedModel, answer_length, new_seed
-from server.protocol.chat.request import ChatRequest
+from server.chat.served_model import ServedModel, answer_length
 from server.protocol.wire_errors import ApiError
 from server.routes.service import Service
 from tests.engines import VOCAB
@@ -73,13 +72,6 @@ def test_a_prompt_needs_a_token_and_leaves_room_for_one(service: Service) -> Non
         with pytest.raises(ApiError) as caught:
             service.rules.check_prompt(ids, "prompt")
         assert (caught.value.status, caught.value.param) == (400, "prompt")
-
-
-def test_seeds_differ_and_can_be_asked_for() -> None:
-    seeds = {new_seed() for _ in range(100)}
-    assert len(seeds) == 100
-    for seed in seeds:
-        ChatRequest.model_validate({"messages": [{"role": "user", "content": ""}], "seed": seed})
 
 
 @pytest.mark.parametrize(

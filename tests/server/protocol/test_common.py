@@ -34,7 +34,6 @@ def params(defaults: dict[str, Any] | None = None, **given: Any) -> SamplingPara
         vocab_size=VOCAB,
         defaults=defaults or {},
         stop_token_ids=frozenset({3}),
-        fallback_seed=11,
     )
 
 
@@ -171,7 +170,7 @@ def test_stop_strings_come_alone_or_as_a_list(stop: Any, strings: tuple[str, ...
 
 
 def test_a_request_that_says_nothing_gets_openais_defaults() -> None:
-    assert params() == SamplingParams(max_tokens=7, seed=11, stop_token_ids=frozenset({3}))
+    assert params(seed=11) == SamplingParams(max_tokens=7, seed=11, stop_token_ids=frozenset({3}))
 
 
 def test_a_request_that_says_everything_gets_it() -> None:
@@ -251,7 +250,7 @@ def test_values_that_float32_cannot_compute_with_are_taken_for_the_nearest_that_
 
 @pytest.mark.parametrize(
     ("seed", "used"),
-    [(0, 0), (-2, 2**64 - 2), (MAX_SEED, MAX_SEED), (7.0, 7), (-1, 11), (-1.0, 11)],
+    [(0, 0), (-2, 2**64 - 2), (MAX_SEED, MAX_SEED), (7.0, 7)],
 )
 def test_any_seed_becomes_a_number_without_a_sign(seed: int, used: int) -> None:
     assert params(seed=seed).seed == used
@@ -262,3 +261,11 @@ def test_a_bias_of_a_token_that_does_not_exist_is_refused(key: str) -> None:
     with pytest.raises(ApiError) as caught:
         params(logit_bias={key: 1})
     assert (caught.value.status, caught.value.param) == (400, "logit_bias")
+
+
+@pytest.mark.parametrize("named", [{}, {"seed": -1}, {"seed": -1.0}])
+def test_drawn_seeds_differ_and_can_be_sent(named: dict[str, Any]) -> None:
+    seeds = {params(**named).seed for _ in range(100)}
+    assert len(seeds) == 100
+    for seed in seeds:
+        assert params(seed=seed).seed == seed

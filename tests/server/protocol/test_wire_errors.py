@@ -9,11 +9,11 @@ from server.protocol.wire_errors import (
     REPLICAS_FULL,
     ApiError,
     ContextOverflowError,
+    UnknownModelError,
     from_validation,
     generation_failed,
     internal_error,
     invalid,
-    model_not_found,
     overloaded,
     quoted,
     unavailable,
@@ -50,7 +50,7 @@ def refusal(body: str) -> ApiError:
             "prompt",
             "context_length_exceeded",
         ),
-        (model_not_found("x"), 404, "not_found_error", "model", "model_not_found"),
+        (UnknownModelError("x"), 404, "not_found_error", "model", "model_not_found"),
         (overloaded(), 429, "rate_limit_error", None, "queue_full"),
         (unavailable("Later."), 503, "server_error", None, "unavailable"),
         (internal_error(), 500, "server_error", None, "internal_error"),
@@ -177,7 +177,7 @@ def test_a_name_that_a_client_chose_is_repeated_up_to_a_length() -> None:
     assert quoted("gpt-5") == "'gpt-5'"
     assert quoted("a'\n") == '"a\'\\n"'
     assert len(quoted("x" * 1_000_000)) < 300
-    assert len(model_not_found("x" * 1_000_000).message) < 500
+    assert len(UnknownModelError("x" * 1_000_000).message) < 500
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,9 @@
 from collections.abc import Callable
 from itertools import count
 
-from server.text.conversation import Tool
+from server.text.conversation import Channel, Tool
 from server.text.pieces import (
     AnswerPiece,
-    Channel,
     TextPiece,
     ToolCallArguments,
     ToolCallStart,

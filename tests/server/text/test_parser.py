@@ -1,6 +1,7 @@
 import pytest
 
 from server.text.calls.tool_format import ToolFormat
+from server.text.conversation import Channel
 from server.text.parser import (
     AnswerParser,
     ParseOptions,
@@ -8,7 +9,7 @@ from server.text.parser import (
     StopStrings,
     first_channel_of,
 )
-from server.text.pieces import AnswerPiece, Channel, joined, longest_beginning
+from server.text.pieces import AnswerPiece, joined, longest_beginning
 from tests.server.text.calling import LOOK, call, ids, in_pieces, said, thought
 
 OPENED = "<|im_start|>assistant\n<think>\n"

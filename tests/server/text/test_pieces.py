@@ -1,6 +1,6 @@
 from engine.types import TokenLogprobs
+from server.text.conversation import Channel
 from server.text.pieces import (
-    Channel,
     TextPiece,
     TokenReport,
     ToolCallArguments,

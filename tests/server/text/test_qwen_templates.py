@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from server.text.calls.tool_format import ToolFormat
-from server.text.conversation import Conversation, Thinking, Tool, ToolCall, Turn
+from server.text.conversation import Channel, Conversation, Thinking, Tool, ToolCall, Turn
 from server.text.limited_process import LimitedProcess
 from server.text.parser import AnswerParser, ParseOptions, first_channel_of
-from server.text.pieces import Channel, TextPiece, ToolCallArguments, ToolCallStart
+from server.text.pieces import TextPiece, ToolCallArguments, ToolCallStart
 from server.text.tokenizer import Tokenizer
 from tests.models import write_tokenizer
 from tests.server.harness import talk

@@ -1,6 +1,6 @@
 from engine.types import PrefixSalt
-from server.text.conversation import ToolCall, Turn
-from server.text.pieces import AnswerPiece, Channel, TextPiece, ToolCallArguments, ToolCallStart
+from server.text.conversation import Channel, ToolCall, Turn
+from server.text.pieces import AnswerPiece, TextPiece, ToolCallArguments, ToolCallStart
 from server.text.reasoning_cache import KeyOfAnswer, ReasoningCache
 from tests.server.harness import talk
 

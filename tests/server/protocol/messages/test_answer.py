@@ -9,9 +9,9 @@ import pytest
 from engine.types import MissReason, PrefixReport
 from server.protocol.messages.answer import MessageAnswer, add_events
 from server.protocol.wire_errors import internal_error
+from server.text.conversation import Channel
 from server.text.pieces import (
     AnswerPiece,
-    Channel,
     Delta,
     TextPiece,
     ToolCallArguments,

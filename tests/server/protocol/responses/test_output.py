@@ -7,7 +7,8 @@ from pydantic import TypeAdapter
 
 from server.protocol.responses.answer import Output
 from server.protocol.responses.items import packed_reasoning
-from server.text.pieces import AnswerPiece, Channel, TextPiece, ToolCallArguments
+from server.text.conversation import Channel
+from server.text.pieces import AnswerPiece, TextPiece, ToolCallArguments
 from tests.server.protocol.finished import BYTES, report
 from tests.server.text.calling import call, said, thought
 

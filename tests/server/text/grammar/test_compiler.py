@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher
 
-from server.text.conversation import OutputFormat, Tool
+from server.text.conversation import Channel, OutputFormat, Tool
 from server.text.grammar import compiler as module
 from server.text.grammar import fork_server
 from server.text.grammar import matcher as grammar_matcher
@@ -15,7 +15,7 @@ from server.text.grammar.compiler import (
     GrammarMemoryError,
     Refusal,
 )
-from server.text.grammar.constraint_spec import ConstraintSpec, ThinkingStart
+from server.text.grammar.constraint_spec import ConstraintSpec
 from server.text.grammar.constraints import CompiledGrammar, ReasoningConstraint
 from server.text.grammar.grammar_errors import GrammarError
 from server.text.grammar.matcher import LEXER_BYTES
@@ -62,7 +62,7 @@ class Watched:
         ConstraintSpec(tools=(Tool("a"),)),
         ConstraintSpec(must_call=True),
         ConstraintSpec(thinking_budget=3),
-        ConstraintSpec(thinking=ThinkingStart.THINKING),
+        ConstraintSpec(first_channel=Channel.REASONING),
     ],
 )
 async def test_where_nothing_is_wished_nothing_is_made(
@@ -77,7 +77,7 @@ async def test_where_nothing_is_wished_nothing_is_made(
 async def test_a_budget_of_thoughts_alone_needs_no_compiler(tokenizer: Tokenizer) -> None:
     made = Watched(tokenizer)
     constraint = await made.compiler.compile(
-        ConstraintSpec(thinking=ThinkingStart.THINKING, thinking_budget=1)
+        ConstraintSpec(first_channel=Channel.REASONING, thinking_budget=1)
     )
     assert constraint is not None
     assert allowed_ids(constraint) is None
@@ -85,7 +85,7 @@ async def test_a_budget_of_thoughts_alone_needs_no_compiler(tokenizer: Tokenizer
 
 
 async def test_thoughts_come_before_the_form(tokenizer: Tokenizer) -> None:
-    thinking = await compiler(tokenizer).compile(replace(NUMBER, thinking=ThinkingStart.THINKING))
+    thinking = await compiler(tokenizer).compile(replace(NUMBER, first_channel=Channel.REASONING))
     assert isinstance(thinking, ReasoningConstraint)
     assert takes(thinking, tokenizer, "well</think>\n12")
 
@@ -248,7 +248,7 @@ async def test_a_tokenizer_that_cannot_be_read_refuses_every_form(tokenizer: Tok
     assert made.load().startswith("no form of answers can be enforced: the model has")
     with pytest.raises(GrammarError, match="no form of answers can be enforced: the model has"):
         await made.compile(NUMBER)
-    budget = ConstraintSpec(thinking=ThinkingStart.THINKING, thinking_budget=1)
+    budget = ConstraintSpec(first_channel=Channel.REASONING, thinking_budget=1)
     assert await made.compile(budget) is not None
 
 

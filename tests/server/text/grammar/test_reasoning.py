@@ -3,7 +3,7 @@ from random import Random
 import pytest
 
 from engine.types import TokenConstraint
-from server.text.grammar.constraint_spec import ThinkingStart
+from server.text.conversation import Channel
 from server.text.grammar.constraints import ReasoningConstraint
 from server.text.grammar.vocabulary import Vocabulary
 from server.text.tokenizer import Tokenizer
@@ -30,7 +30,7 @@ def answer(tokenizer: Tokenizer) -> Scripted:
 def thinking(
     answer: TokenConstraint | None,
     words: Vocabulary,
-    start: ThinkingStart = ThinkingStart.THINKING,
+    start: Channel | None = Channel.REASONING,
     budget: int | None = None,
 ) -> ReasoningConstraint:
     return ReasoningConstraint(answer, words, start, budget)
@@ -74,7 +74,7 @@ def test_a_tag_may_be_spelt_and_what_only_begins_like_one_is_none(
 def test_a_prompt_that_leaves_it_open_may_be_answered_with_or_without_thoughts(
     words: Vocabulary, tokenizer: Tokenizer, answer: Scripted
 ) -> None:
-    constraint = thinking(answer, words, ThinkingStart.OPEN)
+    constraint = thinking(answer, words, None)
     assert set(allowed_ids(constraint) or ()) == {
         token_id(tokenizer, "a"),
         token_id(tokenizer, "<think>"),
@@ -88,7 +88,7 @@ def test_where_no_token_opens_thoughts_the_answer_begins_at_once(
     words: Vocabulary, tokenizer: Tokenizer, answer: Scripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(words, "open_id", None)
-    constraint = thinking(answer, words, ThinkingStart.OPEN)
+    constraint = thinking(answer, words, None)
     assert allowed_ids(constraint) == [token_id(tokenizer, "a")]
     assert takes(constraint, tokenizer, "aa")
 
@@ -96,7 +96,7 @@ def test_where_no_token_opens_thoughts_the_answer_begins_at_once(
 def test_a_model_that_does_not_think_is_held_to_its_answer(
     words: Vocabulary, tokenizer: Tokenizer, answer: Scripted
 ) -> None:
-    assert takes(thinking(answer, words, ThinkingStart.SAYING), tokenizer, "aa")
+    assert takes(thinking(answer, words, Channel.CONTENT), tokenizer, "aa")
 
 
 # --- budgets -----------------------------------------------------------------------------------
@@ -129,7 +129,7 @@ def test_a_tag_of_several_tokens_is_written_token_by_token(
 
 
 def test_without_a_form_only_the_budget_holds(words: Vocabulary, tokenizer: Tokenizer) -> None:
-    constraint = thinking(None, words, ThinkingStart.OPEN, budget=2)
+    constraint = thinking(None, words, None, budget=2)
     assert takes(constraint, tokenizer, "anything")
     assert takes(constraint, tokenizer, "\n <think>ab</think>anything")
     assert takes(constraint, tokenizer, "<think>a</think>anything")
