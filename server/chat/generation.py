@@ -8,17 +8,12 @@ from dataclasses import dataclass, replace
 from engine.client import TokenStream
 from engine.serving import ServingEngine
 from engine.types import (
-    NO_SALT,
-    NO_TURNS,
     FinishReason,
     PrefixReport,
-    PrefixSalt,
     SamplingParams,
     Submission,
-    TokenConstraint,
     TokenEvent,
     TokenLogprobs,
-    Turns,
 )
 from server.metrics.answer_times import AnswerTimes, Latencies, RequestTimes
 from server.protocol.common import current_request_id
@@ -46,24 +41,21 @@ class GenerationError(Exception):
 class Prompt:
     """A prompt to be answered, and how."""
 
-    ids: tuple[int, ...]
-    params: SamplingParams
+    submission: Submission
     stop: tuple[str, ...] = ()
     parse_options: ParseOptions | None = None
     """How a chat's answer is taken apart. None: all of it is content."""
-    choices: int = 1
-    """Number of answers."""
-    salt: PrefixSalt = NO_SALT
-    system_tokens: int = 0
-    """Leading tokens that belong to the system messages."""
-    turns: Turns = NO_TURNS
-    """Where the next prompt of the conversation may leave it."""
-    priority: int = 0
-    """Lower runs earlier."""
-    constraint: TokenConstraint | None = None
-    """What the answer must look like; each choice gets a copy."""
     new_recorder: Callable[[], ReasoningRecorder] | None = None
     """Makes the recorder of an answer's reasoning, for each choice; None: nothing is recorded."""
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        return self.submission.prompt_ids
+
+    @property
+    def params(self) -> SamplingParams:
+        """The parameters of the first choice; the others differ in their seeds."""
+        return self.submission.params[0]
 
 
 class Generation:
@@ -263,18 +255,9 @@ class Choices:
             raise
 
     def _submit(self, client: ServingEngine, tokenizer: Tokenizer, prompt: Prompt) -> None:
-        asked = Submission(
-            prompt.ids,
-            tuple(choice_params(prompt.params, index) for index in range(prompt.choices)),
-            priority=prompt.priority,
-            salt=prompt.salt,
-            system_tokens=prompt.system_tokens,
-            turns=prompt.turns,
-            constraint=prompt.constraint,
-            name=current_request_id(),
-        )
         read_with = self._firsts[0].stream if self._firsts else None
-        streams = client.submit_choices(asked, read_with)
+        submission = replace(prompt.submission, name=current_request_id())
+        streams = client.submit_choices(submission, read_with)
         answers = [
             Generation(stream, tokenizer, prompt, index)
             for index, stream in enumerate(streams, start=len(self._generations))
@@ -282,7 +265,7 @@ class Choices:
         self._firsts.append(answers[0])
         self._generations += answers
         self._times += self._request_times.answers_to(
-            len(prompt.ids), len(answers), prompt.salt.tenant
+            len(prompt.ids), len(answers), prompt.submission.salt.tenant
         )
 
     @property
@@ -365,7 +348,7 @@ def prefix_of_all(reports: list[PrefixReport]) -> PrefixReport | None:
     return replace(telling, cached_tokens=sum(report.cached_tokens for report in reports))
 
 
-def choice_params(params: SamplingParams, index: int) -> SamplingParams:
-    """Return the parameters of a choice. Choice 0 samples as a request for one choice does; each
+def choice_params(params: SamplingParams, choices: int) -> tuple[SamplingParams, ...]:
+    """Return the parameters of each choice. Choice 0 samples as a request for one choice does; each
     further one has the seed after."""
-    return replace(params, seed=(params.seed + index) % NUM_SEEDS)
+    return tuple(replace(params, seed=(params.seed + i) % NUM_SEEDS) for i in range(choices))

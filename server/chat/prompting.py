@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 
 import structlog
 
-from engine.types import PrefixSalt, TokenConstraint
+from engine.types import PrefixSalt, Submission, TokenConstraint
 from server.chat.admission import Admission
-from server.chat.generation import Prompt
+from server.chat.generation import Prompt, choice_params
 from server.chat.served_model import PromptRules
 from server.config import LimitsSection
 from server.protocol.common import SamplingFields
@@ -159,19 +159,16 @@ class ChatPrompts:
             ignores_eos=bool(sampling.ignore_eos),
             turns_param=param,
         )
-        return Prompt(
+        submission = Submission(
             encoded.ids,
-            params,
-            sampling.stop_strings(),
-            options,
-            choices=choices,
-            salt=salt,
-            system_tokens=encoded.system_tokens,
-            turns=encoded.turns,
-            priority=sampling.priority or 0,
-            constraint=constraint,
-            new_recorder=known.new_recorder,
+            choice_params(params, choices),
+            sampling.priority or 0,
+            salt,
+            encoded.system_tokens,
+            encoded.turns,
+            constraint,
         )
+        return Prompt(submission, sampling.stop_strings(), options, known.new_recorder)
 
     async def encode(
         self,

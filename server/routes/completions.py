@@ -8,8 +8,8 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from engine.types import PrefixSalt
-from server.chat.generation import Prompt
+from engine.types import PrefixSalt, Submission
+from server.chat.generation import Prompt, choice_params
 from server.chat.prompting import ChatSpec
 from server.chat.served_model import PromptRules
 from server.protocol.chat.answer import ChatAnswer
@@ -156,11 +156,6 @@ def _prompt(
     params = rules.sampling_params(
         wire, len(ids), wire.asked_length, "max_tokens", wire.logprobs, least=least
     )
-    return Prompt(
-        ids,
-        replace(params, prompt_logprobs=wire.prompt_logprobs),
-        wire.stop_strings(),
-        choices=wire.response_options.choices,
-        salt=salt,
-        priority=wire.priority or 0,
-    )
+    params = replace(params, prompt_logprobs=wire.prompt_logprobs)
+    choices = choice_params(params, wire.response_options.choices)
+    return Prompt(Submission(ids, choices, wire.priority or 0, salt), wire.stop_strings())

@@ -7,7 +7,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from engine.types import PrefixSalt
+from engine.types import PrefixSalt, Submission
 from server.chat.generation import Prompt
 from server.chat.prompting import ChatSpec
 from server.metrics.answer_times import RequestTimes
@@ -150,7 +150,7 @@ def _add_answers(router: APIRouter, service: Service) -> None:
         params = rules.sampling_params(
             sampling, len(ids), options.max_tokens, LENGTH_PARAM, wire.num_logprobs
         )
-        return Prompt(ids, params, sampling.stop_strings(), salt=salt)
+        return Prompt(Submission(ids, (params,), salt=salt), sampling.stop_strings())
 
 
 def _add_vectors(router: APIRouter, service: Service) -> None:

@@ -16,7 +16,7 @@ from engine.types import (
     TokenEvent,
     TokenLogprobs,
 )
-from server.chat.generation import Choices, Prompt
+from server.chat.generation import Choices, Prompt, choice_params
 from server.text.parser import ParseOptions
 from server.text.tokenizer import Tokenizer
 from tests.engines import VOCAB
@@ -156,6 +156,18 @@ def parse_options(chat: str | ParseOptions | None) -> ParseOptions | None:
     return ParseOptions(chat) if isinstance(chat, str) else chat
 
 
+def prompt_of(
+    ids: tuple[int, ...],
+    params: SamplingParams,
+    stop: tuple[str, ...] = (),
+    options: ParseOptions | None = None,
+    *,
+    choices: int = 1,
+    **submission: Any,
+) -> Prompt:
+    return Prompt(Submission(ids, choice_params(params, choices), **submission), stop, options)
+
+
 def prepared(
     tokenizer: Tokenizer,
     batches: Batches,
@@ -172,6 +184,6 @@ def prepared(
     found = Choices(
         cast(EngineClient, client),
         tokenizer,
-        Prompt((1, 2, 3), params, stop, parse_options(chat), choices=choices),
+        prompt_of((1, 2, 3), params, stop, parse_options(chat), choices=choices),
     )
     return found, client.streams

@@ -36,6 +36,7 @@ from tests.server.streams import (
     fault,
     parse_options,
     prepared,
+    prompt_of,
     said,
     scored,
     token,
@@ -57,7 +58,7 @@ def started(
     params = SamplingParams(max_tokens=max_tokens, stop_token_ids=stop_token_ids)
     stream = PreparedStream(Request(1, (1, 2, 3), params), lambda _: None, 1, asyncio.Event())
     return Generation(
-        stream, tokenizer, Prompt((1, 2, 3), params, stop, parse_options(chat)), index
+        stream, tokenizer, prompt_of((1, 2, 3), params, stop, parse_options(chat)), index
     ), stream
 
 
@@ -418,7 +419,7 @@ def of_two(
 async def test_the_answers_to_several_prompts_come_side_by_side(tokenizer: Tokenizer) -> None:
     client = PreparedClient(side_by_side(tokenizer, "ab", "c", "def", "gh"))
     params = SamplingParams(9, seed=5)
-    first, second = Prompt((1, 2), params, choices=2), Prompt((3,), params, choices=2)
+    first, second = prompt_of((1, 2), params, choices=2), prompt_of((3,), params, choices=2)
     choices, streams = of_two(tokenizer, client, first, second)
     steps = await all_of(choices)
     assert [[delta.index for delta in deltas] for deltas in steps] == [[0, 1, 2, 3], [0, 2, 3], [2]]
@@ -430,7 +431,7 @@ async def test_the_answers_to_several_prompts_come_side_by_side(tokenizer: Token
 
 async def test_a_fault_with_one_prompt_ends_the_answers_to_all(tokenizer: Tokenizer) -> None:
     client = PreparedClient([said(tokenizer, "a", None), [fault("broken")]])
-    one = Prompt((1,), SamplingParams(9))
+    one = prompt_of((1,), SamplingParams(9))
     choices, streams = of_two(tokenizer, client, one, one)
     with pytest.raises(GenerationError, match="broken"):
         await all_of(choices)
@@ -444,7 +445,7 @@ def test_prompts_are_handed_over_together_or_not_at_all(tokenizer: Tokenizer) ->
                 raise QueueFullError
             return super().submit_choices(*args, **how)
 
-    client, one = Full([]), Prompt((1,), SamplingParams(9))
+    client, one = Full([]), prompt_of((1,), SamplingParams(9))
     with pytest.raises(QueueFullError):
         of_two(tokenizer, client, one, one)
     assert [stream.closed for stream in client.streams] == [True]
@@ -474,7 +475,7 @@ async def test_the_answers_to_real_prompts_are_those_that_each_gets_alone(
 ) -> None:
     engine.client.attach()
     params = SamplingParams(12, temperature=2.0, seed=3)
-    prompts = [Prompt((1, 2, 3), params, choices=2), Prompt((4,) * 40, params, choices=2)]
+    prompts = [prompt_of((1, 2, 3), params, choices=2), prompt_of((4,) * 40, params, choices=2)]
 
     async def answers(*prompts: Prompt) -> list[str]:
         async with asyncio.timeout(DEADLINE_S):
@@ -493,7 +494,7 @@ async def test_the_engine_hears_with_whom_the_prompt_is_shared(tokenizer: Tokeni
     client = PreparedClient([])
     salt = PrefixSalt(b"tenant", b"client")
     params = SamplingParams(1, seed=7)
-    prompt = Prompt((1, 2), params, choices=3, salt=salt, system_tokens=2, priority=-4)
+    prompt = prompt_of((1, 2), params, choices=3, salt=salt, system_tokens=2, priority=-4)
     Choices(cast(EngineClient, client), tokenizer, prompt)
     requests = [stream.request for stream in client.streams]
     assert [(request.salt, request.system_tokens) for request in requests] == [(salt, 2)] * 3
@@ -504,8 +505,7 @@ async def test_the_engine_hears_with_whom_the_prompt_is_shared(tokenizer: Tokeni
 
 def test_the_seeds_of_choices_follow_each_other_and_wrap_around() -> None:
     params = SamplingParams(5, top_k=3, seed=2**64 - 1)
-    assert choice_params(params, 0) == params
-    assert choice_params(params, 1) == SamplingParams(5, top_k=3, seed=0)
+    assert choice_params(params, 2) == (params, SamplingParams(5, top_k=3, seed=0))
 
 
 async def test_sampled_choices_differ_and_each_is_what_its_seed_alone_gives(
@@ -515,10 +515,10 @@ async def test_sampled_choices_differ_and_each_is_what_its_seed_alone_gives(
     ids = tuple(ids_of(tokenizer, "Once upon"))
 
     async def answers(**how: Any) -> list[str]:
-        prompt = Prompt(ids, SamplingParams(12, temperature=2.0, seed=how.pop("seed")), **how)
+        prompt = prompt_of(ids, SamplingParams(12, temperature=2.0, seed=how.pop("seed")), **how)
         choices = Choices(engine.client, tokenizer, prompt)
         async with asyncio.timeout(DEADLINE_S):
-            return texts(await all_of(choices), prompt.choices)
+            return texts(await all_of(choices), len(prompt.submission.params))
 
     together = await answers(seed=40, choices=3)
     assert len(set(together)) == 3
@@ -527,7 +527,7 @@ async def test_sampled_choices_differ_and_each_is_what_its_seed_alone_gives(
 
 async def test_greedy_choices_are_equal(engine: Engine, tokenizer: Tokenizer) -> None:
     engine.client.attach()
-    prompt = Prompt((1, 2, 3), SamplingParams(8, temperature=0.0), choices=3)
+    prompt = prompt_of((1, 2, 3), SamplingParams(8, temperature=0.0), choices=3)
     found = texts(await all_of(Choices(engine.client, tokenizer, prompt)), 3)
     assert len(set(found)) == 1
     assert decoded(tokenizer, ids_of(tokenizer, found[0])) == found[0] != ""

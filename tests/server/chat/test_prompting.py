@@ -70,10 +70,11 @@ def test_a_conversation_becomes_a_prompt(service: Service, tokenizer: Tokenizer)
     found = prompt(service, conversation, max_tokens=5, stop=["a"], n=2, priority=-3, seed=7)
     assert tokenizer.fast.decode(list(found.ids), skip_special_tokens=False) == text
     assert found.parse_options == ParseOptions(text)
-    assert (found.stop, found.choices, found.priority) == (("a",), 2, -3)
+    submission = found.submission
+    assert (found.stop, len(submission.params), submission.priority) == (("a",), 2, -3)
     assert (found.params.max_tokens, found.params.seed) == (5, 7)
-    assert 0 < found.system_tokens < len(found.ids)
-    assert found.constraint is None
+    assert 0 < submission.system_tokens < len(found.ids)
+    assert submission.constraint is None
 
 
 def test_tools_and_how_they_are_called_go_with_the_prompt(service: Service) -> None:
@@ -93,7 +94,7 @@ def test_tools_and_how_they_are_called_go_with_the_prompt(service: Service) -> N
 
 def test_prefixes_are_shared_with_the_same_key_and_salt(service: Service) -> None:
     def salt(**fields: Any) -> PrefixSalt:
-        return prompt(service, talk(), **fields).salt
+        return prompt(service, talk(), **fields).submission.salt
 
     assert salt() == salt()
     assert salt(cache_salt="a") == salt(cache_salt="a") != salt()
@@ -158,9 +159,9 @@ def test_an_answer_of_a_form_is_held_to_it(service: Service) -> None:
         talk(tools=(LOOK,), tool_choice=ToolChoice("required")),
         talk(thinking=Thinking(budget=3)),
     ):
-        assert prompt(service, conversation).constraint is not None
+        assert prompt(service, conversation).submission.constraint is not None
         assert refusal(service, conversation, ignore_eos=True).param == "ignore_eos"
-    assert prompt(service, talk(tools=(LOOK,)), ignore_eos=True).constraint is None
+    assert prompt(service, talk(tools=(LOOK,)), ignore_eos=True).submission.constraint is None
 
 
 def test_a_form_that_cannot_be_enforced_is_refused_by_its_field(service: Service) -> None:

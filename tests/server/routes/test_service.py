@@ -9,10 +9,9 @@ import pytest
 from engine.client import EngineClient
 from engine.errors import EngineDeadError, QueueFullError
 from engine.types import SamplingParams
-from server.chat.generation import Prompt
 from server.protocol.wire_errors import ApiError
 from server.routes.service import Service
-from tests.server.streams import PreparedClient, PreparedStream
+from tests.server.streams import PreparedClient, PreparedStream, prompt_of
 
 
 @pytest.mark.parametrize(
@@ -25,7 +24,7 @@ def test_what_fills_up_or_ends_while_a_prompt_is_encoded_is_refused_as_well(
         def submit_choices(self, *_: Any, **__: Any) -> Sequence[PreparedStream]:
             raise refusal
 
-    prompt = Prompt((1,), SamplingParams(max_tokens=1))
+    prompt = prompt_of((1,), SamplingParams(max_tokens=1))
     with pytest.raises(ApiError) as caught:
         replace(service, client=cast(EngineClient, Refusing([]))).answering.start(prompt)
     assert caught.value.status == status
