@@ -6,11 +6,12 @@ nothing, all tests of the room run. A room is a folder of tests/. Tests of other
 `make test`, and are counted.
 """
 
+import ast
 import subprocess
 import sys
+from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
-
-import grimp
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("server", "engine", "kvcache", "metal_ext", "tests")
@@ -46,23 +47,49 @@ def mirror(module: str) -> str:
     return f"tests.{package}.test_{name}"
 
 
-def importers(module: str, graph: grimp.ImportGraph) -> set[str]:
+def module_of(path: str) -> str:
+    return path.removesuffix(".py").replace("/", ".")
+
+
+def imports_of(file: Path) -> Iterator[str]:
+    """Yield the names that a file imports, modules or not."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        match node:
+            case ast.Import(names=names):
+                yield from (alias.name for alias in names)
+            case ast.ImportFrom(module=str(module), names=names):
+                yield from (module, *(f"{module}.{alias.name}" for alias in names))
+
+
+def importers() -> dict[str, set[str]]:
+    """Return the modules that import each module directly."""
+    graph: dict[str, set[str]] = defaultdict(set)
+    for file in (file for package in PACKAGES for file in (ROOT / package).rglob("*.py")):
+        for name in imports_of(file):
+            graph[name].add(module_of(str(file.relative_to(ROOT))))
+    return graph
+
+
+def depending_on(module: str, graph: dict[str, set[str]]) -> set[str]:
     """Return the modules that may be wrong when this one is."""
     if module.startswith("tests."):
-        return {module, *graph.find_downstream_modules(module)}
+        seen, ahead = {module}, [module]
+        while ahead:
+            ahead += (new := graph[ahead.pop()] - seen)
+            seen |= new
+        return seen
     room = module.partition(".")[0]
-    direct = graph.find_modules_that_directly_import(module)
-    sources = {module, *(name for name in direct if name.startswith(f"{room}."))}
-    return direct | {mirror(source) for source in sources}
+    sources = {module, *(name for name in graph[module] if name.startswith(f"{room}."))}
+    return graph[module] | {mirror(source) for source in sources}
 
 
-def tests_of(path: str, graph: grimp.ImportGraph) -> set[str]:
+def tests_of(path: str, graph: dict[str, set[str]]) -> set[str]:
     """Return the files of tests, or the folder, that test a path."""
     room = room_of(path)
-    module = path.removesuffix(".py").replace("/", ".")
-    found = importers(module, graph) & graph.modules if module in graph.modules else set()
-    files = {name.replace(".", "/") + ".py" for name in found}
-    chosen = {file for file in files if room in Path(file).parents and is_test(file)}
+    modules = depending_on(module_of(path), graph) if path.endswith(".py") else set()
+    files = {name.replace(".", "/") + ".py" for name in modules}
+    tests = {file for file in files if room in Path(file).parents and is_test(file)}
+    chosen = {file for file in tests if (ROOT / file).exists()}
     if chosen or (is_test(path) and not (ROOT / path).exists()):
         return chosen
     return {str(room)} if room != Path("tests") else set()
@@ -77,7 +104,7 @@ def main(rooms: list[str]) -> int:
     chosen = {f"tests/{room}" for room in rooms}
     if unknown := [folder for folder in chosen if not (ROOT / folder).is_dir()]:
         sys.exit(f"make quick: there is no folder {unknown[0]}")
-    graph = grimp.build_graph(*PACKAGES, cache_dir=None)
+    graph = importers()
     for path in [] if rooms else touched():
         tests = tests_of(path, graph)
         print(f"{path}: {' '.join(sorted(tests)) or 'none'}")

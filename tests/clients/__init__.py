@@ -1,1 +1,0 @@
-"""What clients really use, client by client: ``make clients``."""

@@ -1,1 +1,0 @@
-"""Conversations as agents resend them, and what of each prompt was computed again."""

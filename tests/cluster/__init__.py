@@ -1,1 +1,0 @@
-"""Clusters of replicas, on clocks and for real."""

@@ -1,1 +1,0 @@
-"""Bodies whose sizes double, and a watch on the server that reads them."""

@@ -1,1 +1,0 @@
-"""The Metal kernels' texts as C++ for the CPU."""

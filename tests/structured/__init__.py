@@ -1,1 +1,0 @@
-"""Random-weight models that must answer as schemas and tools say."""
