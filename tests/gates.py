@@ -107,8 +107,7 @@ NIGHTLY = (
     Gate("abuse-soak", f"{PYTHON} tests.abuse.soak", cores=2, limit_min=60),
     Gate("abuse-costs", f"{PYTHON} tests.abuse.costs", cores=2),
     Gate("swaps", f"{PYTHON} tests.abuse.swaps", cores=2, limit_min=60),
-    Gate("bench-constraints", f"{PYTHON} tests.bench --quick --only constraints", cores=2),
-    Gate("bench-serving", f"{PYTHON} tests.bench --quick --only serving", cores=2),
+    Gate("bench", f"{PYTHON} tests.bench --quick", cores=2),
     # The last one: it installs Ray into .venv.
     Gate("cluster", f"make .venv/.cluster && {PYTHON} tests.cluster", cores=2),
 )

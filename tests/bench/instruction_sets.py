@@ -29,8 +29,7 @@ from tests.bench.compare import (
 )
 from tests.bench.limits import MEMORY_BYTES, Busy, ReadProbe, others_text
 from tests.bench.models import ModelStore, weight_bytes
-from tests.bench.peers import BrokenError, Contest, Server
-from tests.bench.programs import OURS, LlamaServer, Startable, quire
+from tests.bench.peers import OURS, BrokenError, Contest, LlamaServer, Server, Startable, quire
 from tests.bench.table import Part, Rounds, Row
 
 LLAMA_SERVER = "llama-server"

@@ -1,8 +1,15 @@
 """What figures are worth: how fast this machine reads memory, and what others take of it."""
 
 import ctypes
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -10,8 +17,42 @@ from pathlib import Path
 
 import psutil
 
-from tests.bench.libraries import compiled
-from tests.bench.peers import BrokenError
+BUILD = Path(__file__).parents[2] / "build" / "bench"
+COMPILER_OPTIONS = ("-O3", "-std=c++20", "-shared", "-fPIC")
+COMPILERS = ("c++", "g++", "clang++")
+COMPILE_TIMEOUT_S = 120.0
+
+
+class CompilerError(OSError):
+    """A library of the benchmark's cannot be compiled; a sentence."""
+
+
+def compiled(folder: Path, options: Sequence[str]) -> Path:
+    """A folder's texts as one library, compiled once for each text and each set of options. Raises
+    CompilerError."""
+    texts = [file.read_bytes() for file in sorted(folder.iterdir())]
+    text = b"".join([*texts, " ".join((*COMPILER_OPTIONS, *options)).encode()])
+    file = BUILD / f"{folder.name}-{hashlib.sha256(text).hexdigest()[:16]}.{sys.platform}"
+    if not file.exists():
+        _compile(file, sorted(folder.glob("*.cpp")), options)
+    return file
+
+
+def _compile(file: Path, sources: Sequence[Path], options: Sequence[str]) -> None:
+    """Whole or not at all: others may compile at the same time."""
+    names = [os.environ["CXX"]] if os.environ.get("CXX") else COMPILERS
+    compiler = next((found for name in names if (found := shutil.which(name))), None)
+    if compiler is None:
+        raise CompilerError(f"no C++ compiler of {', '.join(names)}: set CXX")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=file.parent) as folder:
+        made = Path(folder) / file.name
+        command = [compiler, *COMPILER_OPTIONS, "-o", str(made), *map(str, sources), *options]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S)
+        if done.returncode != 0:
+            raise CompilerError(f"{file.stem} does not compile:\n{done.stderr}")
+        made.replace(file)
+
 
 NATIVE = Path(__file__).parent / "native"
 OPTIONS = ("-Wno-psabi", "-ffp-contract=fast", "-pthread")
@@ -41,7 +82,7 @@ class ReadProbe:
         self._threads = threads
         self._memory = self._native.read_probe_new(size_bytes)
         if not self._memory:
-            raise BrokenError(f"no {size_bytes} bytes of memory to read")
+            raise MemoryError(f"no {size_bytes} bytes of memory to read")
         self.size_bytes: int = self._native.read_probe_bytes(self._memory)
         self._ways = list(range(self._native.read_ways()))
         self._best_s: dict[int, float] = defaultdict(lambda: float("inf"))

@@ -10,10 +10,166 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
-from tests.bench.gguf import EMBEDDING, write_gguf
 from tests.models import ModelSpec, write_model
 from tests.published import PUBLISHED, Published
+
+ARCHITECTURES = {"qwen3": "qwen3", "qwen3_moe": "qwen3moe", "qwen3_5": "qwen35"}
+"""What GGUF calls a family, by its model_type."""
+TENSORS = {
+    "self_attn.q_proj.weight": "attn_q.weight",
+    "self_attn.k_proj.weight": "attn_k.weight",
+    "self_attn.v_proj.weight": "attn_v.weight",
+    "self_attn.o_proj.weight": "attn_output.weight",
+    "self_attn.q_norm.weight": "attn_q_norm.weight",
+    "self_attn.k_norm.weight": "attn_k_norm.weight",
+    "linear_attn.in_proj_qkv.weight": "attn_qkv.weight",
+    "linear_attn.in_proj_z.weight": "attn_gate.weight",
+    "linear_attn.in_proj_a.weight": "ssm_alpha.weight",
+    "linear_attn.in_proj_b.weight": "ssm_beta.weight",
+    "linear_attn.conv1d.weight": "ssm_conv1d.weight",
+    "linear_attn.A_log": "ssm_a",
+    "linear_attn.dt_bias": "ssm_dt.bias",
+    "linear_attn.norm.weight": "ssm_norm.weight",
+    "linear_attn.out_proj.weight": "ssm_out.weight",
+    "mlp.gate_proj.weight": "ffn_gate.weight",
+    "mlp.up_proj.weight": "ffn_up.weight",
+    "mlp.down_proj.weight": "ffn_down.weight",
+    "mlp.gate.weight": "ffn_gate_inp.weight",
+    "mlp.switch_mlp.gate_proj.weight": "ffn_gate_exps.weight",
+    "mlp.switch_mlp.up_proj.weight": "ffn_up_exps.weight",
+    "mlp.switch_mlp.down_proj.weight": "ffn_down_exps.weight",
+    "input_layernorm.weight": "attn_norm.weight",
+    "post_attention_layernorm.weight": "ffn_norm.weight",
+}
+POST_NORM = {"qwen35": "post_attention_norm.weight"}
+"""Where the norm before the MLP is called otherwise."""
+EMBEDDING = "embed_tokens.weight"
+ENDS = {EMBEDDING: "token_embd.weight", "norm.weight": "output_norm.weight"}
+MODEL = "model."
+# How many pairs of a head turn by a token's place in time, height and width: Qwen3.5's.
+ROPE_SECTIONS = (11, 11, 10, 0)
+# A file has to have merges. This one joins bytes that no text has, to a token that there is not.
+NO_MERGE = "\u0100 \u0100"
+
+
+def write_gguf(model: Path, out: Path) -> None:
+    """Raises ImportError without the package ``gguf``, and KeyError for weights that are packed."""
+    from gguf import GGUFWriter
+
+    config = json.loads((model / "config.json").read_text())
+    weights = mx.load(str(model / "model.safetensors"))
+    assert isinstance(weights, dict)
+    architecture = ARCHITECTURES[config["model_type"]]
+    writer = GGUFWriter(str(out), architecture)
+    _add_dimensions(writer, config)
+    if architecture == "qwen3moe":
+        _add_experts(writer, config)
+    if architecture == "qwen35":
+        _add_recurrence(writer, config)
+    _add_tokenizer(writer, model, config["vocab_size"])
+    for name, array in sorted(weights.items()):
+        _add_tensor(writer, tensor_name(name, architecture), array)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def tensor_name(name: str, architecture: str) -> str:
+    """What GGUF calls a weight. Raises KeyError when it has no name for it."""
+    name = name.removeprefix("language_model.")
+    if not name.startswith(MODEL):
+        raise KeyError(name)
+    name = name.removeprefix(MODEL)
+    if name in ENDS:
+        return ENDS[name]
+    layers, number, rest = name.split(".", 2)
+    if layers != "layers":
+        raise KeyError(name)
+    its = TENSORS[rest]
+    if its == "ffn_norm.weight":
+        its = POST_NORM.get(architecture, its)
+    return f"blk.{number}.{its}"
+
+
+def _add_dimensions(writer: Any, config: dict[str, Any]) -> None:
+    from gguf import LlamaFileType
+
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_key_length(config["head_dim"])
+    writer.add_value_length(config["head_dim"])
+    writer.add_rope_freq_base(config.get("rope_parameters", config)["rope_theta"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_file_type(LlamaFileType.MOSTLY_BF16)
+
+
+def _add_experts(writer: Any, config: dict[str, Any]) -> None:
+    writer.add_expert_count(config["num_experts"])
+    writer.add_expert_used_count(config["num_experts_per_tok"])
+    writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+
+
+def _add_recurrence(writer: Any, config: dict[str, Any]) -> None:
+    keys, values = config["linear_num_key_heads"], config["linear_num_value_heads"]
+    assert keys == values, "llama.cpp has value heads in another order then"
+    factor = config["rope_parameters"]["partial_rotary_factor"]
+    writer.add_rope_dimension_count(int(config["head_dim"] * factor))
+    writer.add_rope_dimension_sections(ROPE_SECTIONS)
+    writer.add_full_attention_interval(config["full_attention_interval"])
+    writer.add_ssm_conv_kernel(config["linear_conv_kernel_dim"])
+    writer.add_ssm_state_size(config["linear_key_head_dim"])
+    writer.add_ssm_group_count(keys)
+    writer.add_ssm_time_step_rank(values)
+    writer.add_ssm_inner_size(values * config["linear_value_head_dim"])
+
+
+def _add_tokenizer(writer: Any, model: Path, vocab_size: int) -> None:
+    """Words that only fill the vocabulary are typed NORMAL: of others llama.cpp writes no text."""
+    from gguf import TokenType
+
+    tokenizer = json.loads((model / "tokenizer.json").read_text())
+    settings = json.loads((model / "tokenizer_config.json").read_text())
+    words = [""] * vocab_size
+    for word, number in tokenizer["model"]["vocab"].items():
+        words[number] = word
+    types = [TokenType.NORMAL] * vocab_size
+    for added in tokenizer["added_tokens"]:
+        words[added["id"]] = added["content"]
+        types[added["id"]] = TokenType.CONTROL if added["special"] else TokenType.USER_DEFINED
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen2")
+    writer.add_token_list(words)
+    writer.add_token_types(types)
+    writer.add_token_merges([NO_MERGE])
+    writer.add_eos_token_id(words.index(settings["eos_token"]))
+    writer.add_pad_token_id(words.index(settings["pad_token"]))
+    writer.add_add_bos_token(False)
+    writer.add_chat_template(settings["chat_template"])
+
+
+def _add_tensor(writer: Any, name: str, array: mx.array) -> None:
+    """Matrices in bfloat16; vectors, convolutions and routers in float32,
+    as llama.cpp wants them, and what a state decays by without its logarithm."""
+    from gguf import GGMLQuantizationType
+
+    if name.endswith(".ssm_a"):
+        array = -mx.exp(array.astype(mx.float32))
+    if name.endswith("ssm_conv1d.weight"):
+        array = array.squeeze(-1)
+    narrow = ("ssm_conv1d.weight", "ffn_gate_inp.weight")
+    if array.ndim < 2 or name.endswith(narrow):
+        writer.add_tensor(name, np.array(array.astype(mx.float32)))
+        return
+    bits = np.array(array.astype(mx.bfloat16).view(mx.uint16))
+    writer.add_tensor(name, bits.view(np.uint8), raw_dtype=GGMLQuantizationType.BF16)
+
 
 SERVING = ModelSpec(vocab_size=1024)
 # Huggingface's Qwen/Qwen3-0.6B.

@@ -1,13 +1,15 @@
-"""Servers that take part: child processes on free loopback ports, and those of other people."""
+"""The servers of a comparison: quire, mlx-lm's and llama.cpp's, any other command line, and servers
+that run already. What is started here is a child process on a free loopback port."""
 
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from http.client import HTTPConnection, HTTPException
@@ -16,10 +18,134 @@ from types import TracebackType
 from typing import IO
 
 from tests.bench.launch import PRODUCTS
-from tests.bench.libraries import fast_blas
+from tests.bench.limits import compiled
 from tests.bench.load import Target
-from tests.bench.programs import HOST, OURS, Command, LlamaServer, Program, Startable, named
 from tests.ports import HeldPort
+
+HOST = "127.0.0.1"
+OURS = "quire"
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A server that tests.bench.launch starts."""
+
+    label: str
+    name: str
+    """As tests.bench.launch knows it."""
+    arguments: tuple[str, ...]
+    model: str
+    proves_products: bool = False
+    """Whether it must multiply with the fast BLAS, or the comparison would say nothing."""
+    has_our_model: bool = True
+    """Whether the benchmark made its model, so that all lengths are known."""
+
+    def command(self, port: int, threads: int) -> list[str]:
+        """Through tests.bench.launch."""
+        command = [sys.executable, "-m", "tests.bench.launch", self.name]
+        return [*command, *self.arguments, "--host", HOST, "--port", str(port)]
+
+    def told(self, label: str, *arguments: str) -> "Program":
+        """The same by another name, with further arguments."""
+        return replace(self, label=label, arguments=(*self.arguments, *arguments))
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A server of somebody else's, by its command line. {port} and {threads} stand for themselves;
+    it has to listen on the loopback interface."""
+
+    label: str
+    line: str
+    model: None = None  # it is asked
+    proves_products: bool = False
+    has_our_model: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> "Command":
+        """Of NAME=COMMAND. Raises ValueError."""
+        label, line = named(text)
+        if "{port}" not in line:
+            raise ValueError(f"{text!r}: the command has no {{port}}")
+        return cls(label, line)
+
+    def command(self, port: int, threads: int) -> list[str]:
+        """The words of the line."""
+        values = {"{port}": str(port), "{threads}": str(threads)}
+        words = shlex.split(self.line)
+        for name, value in values.items():
+            words = [word.replace(name, value) for word in words]
+        return words
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaServer:
+    """A llama-server that was built here, on weights of the benchmark's."""
+
+    programs: Path
+    """The folder that it lies in."""
+    kernels: Path
+    """The folder whose libggml-cpu.so it multiplies by."""
+    weights: Path
+    """A GGUF file."""
+    slots: int
+    slot_tokens: int
+    """Of a prompt and its answer."""
+    label: str = "llama-server"
+    model: None = None
+    proves_products: bool = False
+    has_our_model: bool = True
+
+    @property
+    def variables(self) -> Mapping[str, str]:
+        """The loader looks there before it looks where the program was linked."""
+        before = os.environ.get("LD_LIBRARY_PATH")
+        return {"LD_LIBRARY_PATH": f"{self.kernels}:{before}" if before else str(self.kernels)}
+
+    def command(self, port: int, threads: int) -> list[str]:
+        """As many threads for prompts as for answers; no second cache of prompts, and no page."""
+        arguments = {
+            "-m": self.weights,
+            "--host": HOST,
+            "--port": port,
+            "-t": threads,
+            "-tb": threads,
+            "-np": self.slots,
+            "-c": self.slots * self.slot_tokens,
+            "--cache-ram": 0,
+        }
+        words = [str(word) for pair in arguments.items() for word in pair]
+        return [str(self.programs / "llama-server"), *words, "--jinja", "--no-webui"]
+
+
+Startable = Program | Command | LlamaServer
+
+
+def quire(folder: Path, threads: int) -> Program:
+    """Our own server, with its defaults."""
+    arguments = ["serve", str(folder), "--kv-backend", "posix", "--served-model-name", "bench"]
+    arguments += ["--threads", str(threads), "--log-level", "warning"]
+    return Program(OURS, "quire", tuple(arguments), "bench")
+
+
+def mlx_lm_server(folder: Path, concurrency: int) -> Program:
+    """mlx-lm's server on a float32 model, the only ones that it multiplies fast: it may batch as
+    many requests as there are streams, in both phases."""
+    arguments = ["--model", str(folder), "--log-level", "WARNING"]
+    arguments += ["--decode-concurrency", str(concurrency)]
+    arguments += ["--prompt-concurrency", str(concurrency)]
+    return Program(
+        "mlx_lm.server", "mlx_lm.server", tuple(arguments), "default_model", proves_products=True
+    )
+
+
+def named(text: str) -> tuple[str, str]:
+    """NAME=REST, taken apart. Raises ValueError."""
+    label, equals, rest = text.partition("=")
+    if not label or not equals or not rest:
+        raise ValueError(f"{text!r} is not NAME=...")
+    return label, rest
+
 
 ROOT = Path(__file__).parents[2]
 START_TIMEOUT_S = 180.0  # a model may have to be read from a disk
@@ -171,6 +297,27 @@ class Server:
 
 
 Contestant = Server | Remote
+
+
+def fast_blas(threads: int) -> dict[str, str]:
+    """Return the variables of a process whose MLX multiplies float32 by OpenBLAS: the BLAS of MLX's
+    Linux wheel reaches a few GFLOP/s, and mlx-lm is compared at its best. Raises CompilerError."""
+    if sys.platform != "linux":
+        return {}
+    import scipy_openblas32 as openblas
+
+    folder = openblas.get_lib_dir()
+    library = compiled(
+        Path(__file__).parent / "openblas",
+        [
+            "-fopenmp",
+            f"-I{openblas.get_include_dir()}",
+            f"-L{folder}",
+            f"-l{openblas.get_library()}",
+            f"-Wl,-rpath,{folder}",
+        ],
+    )
+    return {"LD_PRELOAD": str(library), "OMP_NUM_THREADS": str(threads)}
 
 
 def _environment(program: Startable, threads: int) -> dict[str, str]:

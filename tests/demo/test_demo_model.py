@@ -9,7 +9,7 @@ import pytest
 from openai import OpenAI
 
 from tests.bench.peers import ROOT, Server
-from tests.bench.programs import Program
+from tests.bench.peers import Program
 
 FOLDER = ROOT / "configs" / "demo"
 MODEL = FOLDER / "model"
