@@ -11,7 +11,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+from kvcache.memory_budget import BudgetError
 from tests.planted.table import PARTS, ROOT, Mistake
+from tests.simulation.faults import SeedFailedError, SimulationError
+from tests.simulation.mac import mac_hour
+from tests.simulation.seeds import run_seeds
 
 LIMIT_S = 1200
 # The tests of the core wait for events that a mistake may never let come.
@@ -20,14 +24,15 @@ LIVES_PERCENT = 5
 # A make for each mistake, beside the one that may have started this.
 ENVIRONMENT = {name: value for name, value in os.environ.items() if "MAKE" not in name}
 PACKAGES = ("engine", "kvcache")
+COPIED = tuple(f"{package}." for package in PACKAGES)
 SEEDS = 400  # most mistakes are found within ten
 # The installed project has a finder that would win against any path.
 HUNT = """
 import sys
 from importlib.machinery import PathFinder
 sys.meta_path.insert(0, PathFinder)
-from tests.planted.hunt import main
-main()
+from tests.planted.suites import hunt_in_copies
+hunt_in_copies()
 """
 # What is included is tried where it is used.
 LIBRARIES = {"rows": "gather"}
@@ -108,13 +113,13 @@ def try_simulation(mistake: Mistake, folder: Path) -> str:
     copy_packages(folder)
     copied = folder / mistake.file
     copied.write_text(mistake.plant(copied.read_text()))
-    found = [hunt(folder, mistake.seed, part) for part in mistake.parts]
+    found = [start_hunt(folder, mistake.seed, part) for part in mistake.parts]
     return "; ".join(found) if all(found) else ""
 
 
 def hunt_without_mistake(folder: Path) -> str:
     copy_packages(folder)
-    return "".join(hunt(folder, 0, part, seeds=20) for part in PARTS["simulation"])
+    return "".join(start_hunt(folder, 0, part, seeds=20) for part in PARTS["simulation"])
 
 
 def copy_packages(folder: Path) -> None:
@@ -123,8 +128,37 @@ def copy_packages(folder: Path) -> None:
         shutil.copytree(ROOT / package, folder / package, ignore=ignored)
 
 
-def hunt(folder: Path, first: int, part: str, seeds: int = SEEDS) -> str:
+def start_hunt(folder: Path, first: int, part: str, seeds: int = SEEDS) -> str:
     program = (sys.executable, "-c", HUNT, str(first), str(seeds), part)
     path = os.pathsep.join([str(folder), str(ROOT)])
     done = run(*program, cwd=folder, check=True, PYTHONPATH=path, PYTHONDONTWRITEBYTECODE="1")
     return done.stdout.strip()
+
+
+# --- in the process of a hunt, whose working folder has the copies ---------------------------
+
+
+def hunt(seeds: range, part: str) -> str:
+    """Run seeds until one fails, or an hour of a Mac; return what is wrong, or nothing."""
+    if part != "mac":
+        runs = (run_seeds([seed], states=part == "states")[1] for seed in seeds)
+        return next((failed[0].reason for failed in runs if failed), "")
+    try:
+        mac_hour()
+    except SeedFailedError as error:
+        return error.reason
+    except (BudgetError, SimulationError) as error:
+        return str(error)
+    return ""
+
+
+def hunt_in_copies() -> None:
+    """Print what was found. Exits where other files than the copies were run."""
+    first, seeds, part = sys.argv[1:]
+    print(hunt(range(int(first), int(first) + int(seeds)), part))
+    copied = [module for name, module in sys.modules.items() if name.startswith(COPIED)]
+    strangers = {module.__file__ for module in copied if module.__file__} - {
+        str(file) for file in Path.cwd().rglob("*.py")
+    }
+    if strangers:
+        sys.exit(f"not the copies were run: {strangers}")

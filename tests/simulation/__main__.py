@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.simulation.faults import SeedFailedError
 from tests.simulation.seeds import (
     SEEDS_FILE,
     add_up,
@@ -20,7 +21,6 @@ from tests.simulation.seeds import (
     silence,
 )
 from tests.simulation.simulator import Simulation
-from tests.simulation.trace import SeedFailedError
 
 MOST_SHOWN = 3
 

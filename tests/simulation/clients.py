@@ -7,8 +7,7 @@ import numpy as np
 from engine.client import TokenStream
 from engine.types import FinishReason, Request, TokenEvent
 from tests.simulation.faults import SimulationError
-from tests.simulation.recall import Recall, vector
-from tests.simulation.rules import Third
+from tests.simulation.recall import Recall, Third, vector
 
 ENDS_WITH_TOKEN = (FinishReason.STOP, FinishReason.LENGTH)
 

@@ -40,9 +40,9 @@ from tests.simulation.recall import (
     next_token,
     score,
     slots_after,
+    told,
     vector,
 )
-from tests.simulation.rules import told
 
 # Stands for the slot before rows that come out wrong.
 SPOILT = 0xBAD0_BAD0_BAD0_BAD0

@@ -10,8 +10,8 @@ from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
+from tests.simulation.faults import SeedFailedError
 from tests.simulation.simulator import Simulation
-from tests.simulation.trace import SeedFailedError
 
 SEEDS_FILE = Path(__file__).parent / "seeds.txt"
 SEEDS_PER_TASK = 50

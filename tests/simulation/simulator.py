@@ -17,11 +17,9 @@ from engine.step.loop import HEALTH_CHECK_ID, IDLE_POLL_S, STALLED_POLL_S, Model
 from engine.types import FinishReason, Request, TokenEvent
 from kvcache.backend import BackendFailedError, Releases
 from tests.simulation.clients import Client
-from tests.simulation.faults import SimulationError
+from tests.simulation.faults import SeedFailedError, SimulationError, TraceLine
 from tests.simulation.machine import Machine
-from tests.simulation.recall import Recall
-from tests.simulation.rules import Rules
-from tests.simulation.trace import SeedFailedError, TraceLine
+from tests.simulation.recall import Recall, Rules
 from tests.simulation.world import VOCAB, Traffic, World, draw_world
 
 TRACE_LINES = 24

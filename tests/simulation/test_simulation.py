@@ -1,17 +1,17 @@
-"""A short, fixed part of ``make simulate``; and that a seed is a life, and a failure is told."""
+"""A short, fixed part of ``make simulate``: seeds pass, a seed is the same life in any process, a
+failure is printed with its trace; and an hour of a Mac whose system warns all along."""
 
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 import tests.simulation.runner
+from kvcache.memory_budget import GIB
 from tests.simulation.__main__ import main
-from tests.simulation.faults import SimulationError
-from tests.simulation.runner import SlotRunner
-from tests.simulation.seeds import SEEDS_FILE, add_up, kept_seeds, run_seeds
+from tests.simulation.mac import AVAILABLE_BYTES, PEOPLE, WORKING_SET_BYTES, mac_hour, mac_plan
+from tests.simulation.seeds import SEEDS_FILE, kept_seeds, run_seeds
 
 SEEDS = 100
 EVENTS = (
@@ -83,24 +83,6 @@ def test_a_seed_is_the_same_life_in_any_process(seed: int) -> None:
     assert told == [str(sorted(counts.items()))] * 2
 
 
-def test_seeds_pass_on_the_command_line_too(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    kept = tmp_path / "seeds.txt"
-    kept.write_text("# a comment\n2  once it failed\n")
-    assert main(["--seeds", "2", "--first", "7", "--jobs", "1", "--kept", str(kept)]) == 0
-    assert "3 seeds in" in (told := capsys.readouterr().out)
-    assert "failed: none" in told
-    assert kept_seeds(kept) == [2]
-
-
-def test_one_seed_is_told_step_by_step(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--seed", "1"]) == 0
-    told = capsys.readouterr().out
-    assert "max_num_batched_tokens" in told
-    assert "  runs 1[0+" in told
-
-
 def test_a_failing_seed_is_told_with_its_trace_and_how_to_see_it_again(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -111,28 +93,21 @@ def test_a_failing_seed_is_told_with_its_trace_and_how_to_see_it_again(
     assert "again: python -m tests.simulation --seed 1" in told
 
 
-def test_one_failing_seed_is_kept_for_each_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from tests.simulation import __main__ as program
-
-    kept = tmp_path / "seeds.txt"
-    kept.write_text("# none yet\n")
-
-    def fail(_: SlotRunner) -> None:
-        raise SimulationError("planted")
-
-    monkeypatch.setattr(SlotRunner, "tick", fail)
-    monkeypatch.setattr(
-        program, "run_seeds_in_processes", lambda seeds, jobs, groups, states: [run_seeds(seeds)]
-    )
-    for _ in range(2):
-        assert main(["--seeds", "3", "--first", "1", "--kept", str(kept)]) == 1
-        assert kept_seeds(kept) == [1]
+# --- an hour of a Mac -----------------------------------------------------------------------------
 
 
-def test_longest_is_not_a_sum() -> None:
-    one, other = run_seeds([1])[0], run_seeds([2])[0]
-    both = add_up(one, other)
-    assert both["longest quiet"] == max(one["longest quiet"], other["longest quiet"]) > 0
-    assert both["steps"] == one["steps"] + other["steps"]
+def test_the_budget_is_the_working_sets_whatever_is_available() -> None:
+    memory = mac_plan()
+    taken = memory.demand.fixed_bytes + memory.kv_budget_bytes
+    left = WORKING_SET_BYTES - taken
+    assert 1.5 * GIB <= left < 1.5 * GIB + memory.layout.groups[0].heap_bytes
+    assert taken > 2 * AVAILABLE_BYTES
+    assert memory.warning is not None
+
+
+def test_fault_25_an_hour_of_warnings_makes_nobody_wait_and_loses_no_prefix() -> None:
+    counts = mac_hour()
+    assert counts["most at once"] >= PEOPLE
+    assert counts["prefix misses: evicted"] == 0
+    assert counts["prefix hits"] > 0.9 * counts["requests"]
+    assert counts["ends: length"] + counts["ends: stop"] == counts["requests"]

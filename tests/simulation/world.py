@@ -10,7 +10,7 @@ from kvcache.layout import KVFormat, KVLayout, KVShape, KVSpec, grouped_layout
 from kvcache.state_cache import CELLS_PER_SEQUENCE
 from tests.kvcache.strict_memory import Manners
 from tests.kvcache.strict_states import STATES
-from tests.simulation.rules import ruled
+from tests.simulation.recall import ruled
 from tests.simulation.runner import DeviceTraits
 
 VOCAB = 997
