@@ -18,7 +18,7 @@ PORT ?= 8000
 MAC_TESTS := tests/kvcache tests/metal_ext --ignore=tests/kvcache/selftest
 # Tests of the gates' own tools, and what a gate does at length: make nightly runs them. Clients and
 # fuzz are gates themselves.
-TOOL_TESTS := tests/bench tests/cluster tests/docker tests/install tests/metal tests/structured \
+TOOL_TESTS := tests/bench tests/docker tests/install tests/metal \
   $(patsubst %,tests/abuse/test_%.py,costs crowd soak)
 GATE_TESTS := tests/clients tests/fuzz
 COVERED := build/coverage

@@ -1,8 +1,10 @@
-"""Whole engines around RecallModel, small enough for a test."""
+"""Whole engines around RecallModel, small enough for a test, and constraints that tests foretell."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+import numpy as np
 
 import metal_ext
 from engine.build import assemble
@@ -16,6 +18,54 @@ from kvcache.memory_budget import CacheRequest, MemoryDemand, fit
 from kvcache.substrates import Substrate, SubstrateChoice
 from metal_ext import SYSTEM_PAGE_BYTES
 from tests.recall import RecallModel
+
+Allowed = Callable[[list[int]], set[int] | None]
+"""From the tokens that were accepted: which may follow; None: all."""
+
+
+@dataclass
+class Scripted:
+    """Follows a function of what was accepted."""
+
+    allowed: Allowed
+    accepted: list[int] = field(default_factory=list)
+    fills_until: int | None = None
+    """Its mask fails when so many tokens were accepted."""
+    accepts_until: int | None = None
+    """It fails on the token after so many."""
+    copies: "list[Scripted]" = field(default_factory=list)
+
+    def fill_mask(self, row: np.ndarray) -> bool:
+        if len(self.accepted) == self.fills_until:
+            raise ValueError("text of an answer")
+        tokens = self.allowed(self.accepted)
+        if tokens is None:
+            return False
+        row.fill(0)
+        for token in tokens:
+            row[token // 32] |= np.uint32(1 << token % 32)
+        return True
+
+    def accept(self, token_id: int) -> None:
+        if len(self.accepted) == self.accepts_until:
+            raise ValueError("text of an answer")
+        self.accepted.append(token_id)
+
+    def copy(self) -> "Scripted":
+        assert not self.accepted
+        made = Scripted(self.allowed, [], self.fills_until, self.accepts_until)
+        self.copies.append(made)
+        return made
+
+
+def every_third(vocab_size: int) -> Allowed:
+    """A third of all tokens; which of them depends on each token before, and on their number."""
+
+    def allowed(accepted: list[int]) -> set[int]:
+        return set(range((sum(accepted) + len(accepted)) % 3, vocab_size, 3))
+
+    return allowed
+
 
 MIB = 1024**2
 VOCAB = 1000

@@ -25,8 +25,7 @@ from pathlib import Path
 import httpx2
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.bench.peers import Server
-from tests.bench.peers import Program
+from tests.bench.peers import Program, Server
 from tests.models import TINY, write_model
 
 MIB = 1024**2

@@ -12,8 +12,8 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from tests.families import PUBLISHED, Published
 from tests.models import ModelSpec, write_model
-from tests.published import PUBLISHED, Published
 
 ARCHITECTURES = {"qwen3": "qwen3", "qwen3_moe": "qwen3moe", "qwen3_5": "qwen35"}
 """What GGUF calls a family, by its model_type."""

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
-from tests.bench.peers import ROOT, Server
-from tests.bench.peers import Program
+from tests.bench.peers import ROOT, Program, Server
 
 FOLDER = ROOT / "configs" / "demo"
 MODEL = FOLDER / "model"

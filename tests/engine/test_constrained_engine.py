@@ -12,9 +12,19 @@ from engine.messages import Abort
 from engine.step import sampler
 from engine.step.constraints import BROKEN
 from engine.types import FinishReason, Request, SamplingParams, Submission
-from tests.constraints import Allowed, Scripted, every_third
 from tests.engine.test_recall_engine import assert_empty, run_dry
-from tests.engines import BLOCK_BYTES, SHAPE, VOCAB, Answers, recall_client, recall_loop, steps
+from tests.engines import (
+    BLOCK_BYTES,
+    SHAPE,
+    VOCAB,
+    Allowed,
+    Answers,
+    Scripted,
+    every_third,
+    recall_client,
+    recall_loop,
+    steps,
+)
 from tests.recall import RecallModel, recall
 
 LAYERS = len(SHAPE.layers)

@@ -28,10 +28,9 @@ from kvcache.backend import BackendFailedError
 from kvcache.fault_memory import FaultMemory
 from kvcache.layout import LayoutError
 from kvcache.substrates import Substrate, SubstrateChoice
-from tests.constraints import Scripted, every_third
 from tests.engine.models.hybrids import write_hybrid
 from tests.engine.models.test_forward import LLAMA3, YARN
-from tests.engines import CONFIG, Answers, greedy, steps
+from tests.engines import CONFIG, Answers, Scripted, every_third, greedy, steps
 from tests.kvcache.managers import epochs_of
 from tests.kvcache.metal_double import Device, install
 from tests.models import ModelSpec, write_model

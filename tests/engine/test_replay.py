@@ -10,10 +10,9 @@ from pathlib import Path
 
 from engine.step.plan import Closed, Forked, Opened, PendingToken
 from engine.types import Request, SamplingParams, TokenEvent
-from tests.constraints import Scripted
 from tests.engine import replay
 from tests.engine.replay import Begun, Event, Record, RecordingRunner, Submitted, Tokens, built
-from tests.engines import CONFIG, steps
+from tests.engines import CONFIG, Scripted, steps
 
 PAGE_BYTES = 4096
 PROMPT = tuple(range(3, 90))

@@ -17,7 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from tests.planted import suites
-from tests.planted.table import ROOT, Mistake, read_mistakes
+from tests.planted.suites import ROOT, Mistake, read_mistakes
 
 SUITES = {
     "core": suites.try_core,

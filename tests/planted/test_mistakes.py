@@ -1,6 +1,6 @@
 import ast
 
-from tests.planted.table import ROOT, AnchorError, read_mistakes
+from tests.planted.suites import ROOT, AnchorError, read_mistakes
 
 
 def test_what_a_mistake_replaces_stands_in_its_function_once() -> None:

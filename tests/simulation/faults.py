@@ -1,4 +1,4 @@
-"""What goes wrong: steps that fail, promises that are broken, and the trace of a seed that failed."""
+"""What goes wrong: steps that fail, broken promises, and the trace of a seed that failed."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

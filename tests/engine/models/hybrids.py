@@ -11,10 +11,10 @@ from engine.models.forward import Forward
 from kvcache.layout import KVFormat
 from kvcache.manager import KVCacheManager
 from tests.engine.models.forwards import cache_for
-from tests.experts import names_apart, names_fused
-from tests.hybrids import FIELDS as FIELDS
-from tests.hybrids import QWEN3_5_MOE as QWEN3_5_MOE
-from tests.hybrids import QWEN3_NEXT as QWEN3_NEXT
+from tests.families import FIELDS as FIELDS
+from tests.families import QWEN3_5_MOE as QWEN3_5_MOE
+from tests.families import QWEN3_NEXT as QWEN3_NEXT
+from tests.families import names_apart, names_fused
 from tests.kvcache.managers import join
 from tests.models import ModelSpec, write_model
 

@@ -31,7 +31,7 @@ from tests.engine.models.hybrids import (
     write_hybrid,
 )
 from tests.engines import ON_CPU, Answers
-from tests.experts import QWEN3_MOE, ROUTERS, names_apart
+from tests.families import QWEN3_MOE, ROUTERS, names_apart
 from tests.models import write_model
 from tests.reference import load_reference
 

@@ -14,7 +14,7 @@ import pytest
 from engine.models.checkpoint import CheckpointError, read_checkpoint
 from engine.models.config import Quantization
 from engine.models.safetensors_headers import INDEX_FILE, MAX_HEADER_BYTES
-from tests.hybrids import HYBRID
+from tests.families import HYBRID
 from tests.models import TINY, ModelSpec, write_model
 from tests.reference import load_reference
 

@@ -13,7 +13,7 @@ from engine.models.expert_tensors import ExpertNames, find_expert_names
 from engine.models.safetensors_headers import CheckpointError
 from engine.models.weights import load_model
 from metal_ext import CpuWorkers
-from tests.experts import QWEN3_MOE, ROUTERS, names_apart, names_fused
+from tests.families import QWEN3_MOE, ROUTERS, names_apart, names_fused
 from tests.models import TINY, write_model
 
 

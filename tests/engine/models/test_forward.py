@@ -11,7 +11,7 @@ import pytest
 from engine.models.checkpoint import read_checkpoint
 from kvcache.layout import KVFormat
 from tests.engine.models.forwards import SPEC, cache_for, loaded, ours, prompt, spread, step
-from tests.experts import QWEN3_MOE
+from tests.families import QWEN3_MOE
 from tests.kvcache.managers import join
 from tests.models import write_model
 

@@ -13,7 +13,7 @@ from engine.models.families import read_spec
 from engine.models.rope import ORIGINAL, read_rope
 from engine.models.safetensors_headers import CheckpointError
 from engine.models.spec import Rope
-from tests.hybrids import EXPERTS, HYBRID, QWEN3_NEXT
+from tests.families import EXPERTS, HYBRID, QWEN3_NEXT
 from tests.models import TINY, write_config
 from tests.reference import classes_of, initialize_rope
 

@@ -26,8 +26,8 @@ from kvcache.block import Block, PageTable, SparseBuffer
 from kvcache.layout import KVShape, KVSpec, LayoutError, paged_layout
 from kvcache.substrates import Substrate, SubstrateChoice
 from tests.engines import CONFIG
+from tests.families import PUBLISHED
 from tests.models import QWEN3_4B, write_config
-from tests.published import PUBLISHED
 
 KIB = 1024
 MIB = 1024**2

@@ -15,7 +15,7 @@ from engine.step.plan import NOT_FINITE, RowError, Scores, Token
 from engine.step.sequence import Sequence
 from engine.types import Request, SamplingParams, TokenConstraint, TokenLogprobs
 from metal_ext import CpuWorkers
-from tests.constraints import Scripted
+from tests.engines import Scripted
 from tests.sampling import sample_next
 
 VOCAB = 50

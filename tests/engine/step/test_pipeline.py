@@ -21,13 +21,14 @@ from engine.step.plan import NO_STEP, InFlightStep, Outcome, PendingState, StepP
 from engine.step.runner import ModelRunner, ModelStep
 from engine.step.sampler import PendingSamples
 from engine.types import FinishReason, Request, SamplingParams, TokenEvent
-from tests.constraints import Scripted, every_third
 from tests.engines import (
     CONFIG,
     ON_CPU,
     SHAPE,
     VOCAB,
     Answers,
+    Scripted,
+    every_third,
     greedy,
     recall_loop,
     steps,

@@ -9,7 +9,7 @@ from engine.models.config import ModelConfig
 from engine.models.families import read_spec
 from engine.models.safetensors_headers import CheckpointError
 from engine.models.spec import DenseMlp, Experts
-from tests.experts import QWEN3_MOE
+from tests.families import QWEN3_MOE
 from tests.models import ModelSpec, write_config
 
 SIX_LAYERS = ModelSpec(num_hidden_layers=6)

@@ -10,7 +10,7 @@ from engine.planning.memory import read_shape
 from server.cli.plan.text import report_lines
 from server.cli.sentences import table
 from server.config import Config, engine_config
-from tests.published import PUBLISHED
+from tests.families import PUBLISHED
 
 GIB = 1024**3
 ROOT = Path(__file__).parents[4]

@@ -7,8 +7,7 @@ from server.text.conversation import Channel
 from server.text.grammar.constraints import ReasoningConstraint
 from server.text.grammar.vocabulary import Vocabulary
 from server.text.tokenizer import Tokenizer
-from tests.constraints import Scripted
-from tests.engines import VOCAB
+from tests.engines import VOCAB, Scripted
 from tests.server.harness import token_id
 from tests.server.text.grammars import allowed_ids, follows, stop_ids, takes, vocabulary, wander
 

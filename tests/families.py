@@ -1,0 +1,200 @@
+"""Fields of config.json that make a checkpoint of random weights a mixture of experts or a hybrid,
+the hub's names of experts' tensors, and the dimensions of published models."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from tests.models import ModelSpec, write_config
+
+DELTA: dict[str, Any] = {
+    "full_attention_interval": 3,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+    "linear_conv_kernel_dim": 4,
+}
+FIELDS: dict[str, Any] = DELTA | {
+    "model_type": "qwen3_5",
+    "architectures": ["Qwen3_5ForConditionalGeneration"],
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10_000_000.0,
+        "partial_rotary_factor": 0.25,
+    },
+    "rope_theta": ...,
+}
+HYBRID = FIELDS | {"num_hidden_layers": 3}
+EXPERTS: dict[str, Any] = {
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 64,
+    "shared_expert_intermediate_size": 128,
+}
+QWEN3_5_MOE: dict[str, Any] = (
+    FIELDS
+    | EXPERTS
+    | {
+        "model_type": "qwen3_5_moe",
+        "architectures": ["Qwen3_5MoeForConditionalGeneration"],
+        "intermediate_size": ...,
+    }
+)
+QWEN3_NEXT: dict[str, Any] = (
+    DELTA
+    | EXPERTS
+    | {
+        "model_type": "qwen3_next",
+        "architectures": ["Qwen3NextForCausalLM"],
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "partial_rotary_factor": 0.25,
+    }
+)
+
+
+QWEN3_MOE: dict[str, Any] = {
+    "model_type": "qwen3_moe",
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 64,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+}
+"""Fields of config.json."""
+ROUTERS = {"mlp.gate": {"bits": 8, "group_size": 64}}
+"""As mlx-lm packs them beside experts of 4 bits."""
+
+Arrays = dict[str, mx.array]
+
+
+def names_apart(folder: Path) -> Path:
+    """Qwen3's names on the hub: a tensor for each expert."""
+
+    def split(name: str, stack: mx.array) -> Arrays:
+        above, _, last = name.partition(".switch_mlp.")
+        return {f"{above}.experts.{e}.{last}": stack[e] for e in range(len(stack))}
+
+    return _renamed(folder, split)
+
+
+def names_fused(folder: Path) -> Path:
+    """Qwen3.5's names on the hub: gate and up in one tensor."""
+    kept: Arrays = {}
+
+    def joined(name: str, stack: mx.array) -> Arrays:
+        above, _, last = name.partition(".switch_mlp.")
+        if last.startswith("down"):
+            return {f"{above}.experts.down_proj": stack}
+        kept[name] = stack
+        both = [kept.get(f"{above}.switch_mlp.{which}_proj.weight") for which in ("gate", "up")]
+        if both[0] is None or both[1] is None:
+            return {}
+        return {f"{above}.experts.gate_up_proj": mx.concatenate([both[0], both[1]], axis=1)}
+
+    return _renamed(folder, joined)
+
+
+def _renamed(folder: Path, change: Callable[[str, mx.array], Arrays]) -> Path:
+    file = str(folder / "model.safetensors")
+    stored: Arrays = mx.load(file)  # type: ignore[assignment]
+    arrays: Arrays = {}
+    for name, array in stored.items():
+        arrays |= change(name, array) if ".switch_mlp." in name else {name: array}
+    mx.eval(arrays)
+    mx.save_safetensors(file, arrays, {"format": "pt"})
+    return folder
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A model."""
+
+    spec: ModelSpec
+    fields: dict[str, Any] = field(default_factory=dict)
+    """Of config.json, where it is no dense Qwen3."""
+
+    def write(self, folder: Path, **changes: Any) -> Path:
+        """Its folder without weights. changes: further fields."""
+        return write_config(folder, self.spec, **(self.fields | changes))
+
+
+PUBLISHED_DELTA = {
+    "full_attention_interval": 4,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+}
+QWEN3_5_4B = ModelSpec(
+    num_hidden_layers=32,
+    hidden_size=2560,
+    num_attention_heads=16,
+    num_key_value_heads=4,
+    head_dim=256,
+    intermediate_size=9216,
+    vocab_size=248320,
+    max_position_embeddings=262144,
+)
+PUBLISHED = {
+    "Qwen3-30B-A3B": Published(
+        ModelSpec(
+            num_hidden_layers=48,
+            hidden_size=2048,
+            num_attention_heads=32,
+            num_key_value_heads=4,
+            head_dim=128,
+            intermediate_size=6144,
+            vocab_size=151936,
+            tie_word_embeddings=False,
+        ),
+        QWEN3_MOE | {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
+    ),
+    "Qwen3.5-0.8B": Published(
+        replace(
+            QWEN3_5_4B,
+            num_hidden_layers=24,
+            hidden_size=1024,
+            num_attention_heads=8,
+            num_key_value_heads=2,
+            intermediate_size=3584,
+        ),
+        FIELDS | PUBLISHED_DELTA | {"linear_num_value_heads": 16},
+    ),
+    "Qwen3.5-4B": Published(QWEN3_5_4B, FIELDS | PUBLISHED_DELTA),
+    "Qwen3.6-27B": Published(
+        replace(
+            QWEN3_5_4B,
+            num_hidden_layers=64,
+            hidden_size=5120,
+            num_attention_heads=24,
+            intermediate_size=17408,
+            tie_word_embeddings=False,
+        ),
+        FIELDS | PUBLISHED_DELTA | {"linear_num_value_heads": 48},
+    ),
+    "Qwen3.6-35B-A3B": Published(
+        replace(
+            QWEN3_5_4B,
+            num_hidden_layers=40,
+            hidden_size=2048,
+            num_key_value_heads=2,
+            tie_word_embeddings=False,
+        ),
+        QWEN3_5_MOE
+        | PUBLISHED_DELTA
+        | {
+            "num_experts": 256,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 512,
+            "shared_expert_intermediate_size": 512,
+        },
+    ),
+}
