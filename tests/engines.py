@@ -1,4 +1,4 @@
-"""Whole engines around RecallModel, small enough for a test, and constraints that tests foretell."""
+"""Whole engines around RecallModel, small enough for a test, and scripted constraints."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace

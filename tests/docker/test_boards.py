@@ -1,13 +1,26 @@
+"""Boards, rules and alerts name series that quire shows, and say what they are for."""
+
 import re
 import subprocess
 import sys
-from typing import Any
+from dataclasses import fields
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+import yaml  # type: ignore[import-untyped]
 
+from engine.client import EngineClient
+from engine.types import EngineStats, KVStats
+from server.metrics import Metrics
+from server.ray.metrics import ClusterCollector
+from server.ray.remote_engine import RayReplicas, RemoteEngine
 from tests.docker.boards import (
     DOCKER,
+    ROOT,
+    Rule,
     Target,
+    alerts,
     boards,
     metrics_of,
     recorded_of,
@@ -15,7 +28,72 @@ from tests.docker.boards import (
     rules,
     targets,
 )
-from tests.docker.metrics import all_series
+
+PROMETHEUS = DOCKER / "prometheus"
+ALERTS = alerts()
+SETTING = re.compile(r"\b(?:server|access|limits|engine|cache|metrics|log)\.[a-z_]+")
+
+
+def is_actionable(alert: Rule) -> bool:
+    """Whether an alert says how bad it is, where, and what to do."""
+    says = alert.settings["annotations"]
+    is_graded = alert.settings["labels"]["severity"] in {"warning", "critical"}
+    is_said = "instance" in says["summary"] and says["description"].endswith(".")
+    return bool(alert.settings["for"] and is_graded and is_said)
+
+
+def is_tested(alert: Rule, tests: list[dict[str, Any]]) -> bool:
+    """Whether there is a test where the alert fires, and one where it does not."""
+    cases = [
+        case for test in tests if test["name"] == alert.name for case in test["promql_expr_test"]
+    ]
+    is_own = all(f'alertname="{alert.name}"' in case["expr"] for case in cases)
+    return is_own and {"exp_samples" in case for case in cases} == {True, False}
+
+
+def test_every_alert_says_how_bad_it_is_and_what_to_do() -> None:
+    assert [alert.name for alert in ALERTS if not is_actionable(alert)] == []
+
+
+def test_the_settings_that_alerts_name_exist() -> None:
+    text = (ROOT / "configs" / "quire.toml").read_text()
+    for alert in ALERTS:
+        for setting in SETTING.findall(alert.settings["annotations"]["description"]):
+            section, _, name = setting.partition(".")
+            table = re.split(rf"^\[{section}\]$", text, flags=re.MULTILINE)[1].split("\n[")[0]
+            assert re.search(rf"^(# )?{name} = ", table, re.MULTILINE), (alert.name, setting)
+
+
+def test_every_alert_has_a_test_where_it_fires_and_one_where_it_does_not() -> None:
+    tests = yaml.safe_load((PROMETHEUS / "tests" / "alerts.yml").read_text())["tests"]
+    assert [alert.name for alert in ALERTS if not is_tested(alert, tests)] == []
+
+
+def test_names_of_recorded_series_have_colons_and_those_of_metrics_have_not() -> None:
+    for rule in recordings():
+        assert re.fullmatch(r"quire:[a-z0-9_]+:[a-z0-9_]+", rule.name)
+
+
+def test_prometheus_shows_its_key_to_quire_alone() -> None:
+    jobs = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())["scrape_configs"]
+    keys = {job["job_name"]: job.get("authorization", {}).get("credentials_file") for job in jobs}
+    key = "/run/secrets/scrape_key"
+    assert keys == {"quire-native": key, "quire-container": key, "prometheus": None}
+
+
+SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "gauge": ("",)}
+
+
+def all_series() -> set[str]:
+    """Names as expressions have them, of an engine that has a pool and has done nothing, and of a
+    cluster's front."""
+    figures = {field.name: 0 for field in fields(KVStats) if field.name != "cells"}
+    stats = EngineStats(kv=KVStats(**figures))  # type: ignore[arg-type]
+    client = SimpleNamespace(stats=stats, alive=True, step_age_s=0.0, pressure=0)
+    replicas = ClusterCollector(RemoteEngine(cast(RayReplicas, None), max_backlog=1))
+    families = [*Metrics(cast(EngineClient, client)).registry.collect(), *replicas.collect()]
+    return {family.name + suffix for family in families for suffix in SUFFIXES[family.type]}
+
 
 TARGETS = list(targets())
 PANELS = [

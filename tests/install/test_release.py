@@ -6,8 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.install import formula
-from tests.install.release_notes import NOT_YET, ROOT, notes, version
+from tests.install.release import (
+    BUILD_ONLY,
+    MACS,
+    NOT_YET,
+    ROOT,
+    formula,
+    notes,
+    sha256,
+    version,
+)
 from tests.install.roots import HEADERS_OF, PYTHONS, RELEASES
 from tests.install.wheels import SOURCES
 
@@ -49,13 +57,13 @@ def test_a_tag_that_is_wrong_or_too_early_is_refused(of: str, tag: str, reason: 
 
 def test_the_formula_names_every_file_with_its_hash(tmp_path: Path) -> None:
     names = [f"quire-{version()}.tar.gz"]
-    names += [f"quire-{version()}-cp313-cp313-{platform}.whl" for platform in formula.MACS]
+    names += [f"quire-{version()}-cp313-cp313-{platform}.whl" for platform in MACS]
     for name in names:
         (tmp_path / name).write_text(name)
-    text = formula.formula(tmp_path, "https://files.example/v1", "https://quire.example")
+    text = formula(tmp_path, "https://files.example/v1", "https://quire.example")
     for name in names:
         file = re.escape(f'url "https://files.example/v1/{name}"')
-        hash_of = formula.sha256(tmp_path / name)
+        hash_of = sha256(tmp_path / name)
         assert re.search(rf'{file}(, using: :nounzip)?\n *sha256 "{hash_of}"', text), name
     assert 'homepage "https://quire.example"' in text
     assert "{" not in re.sub(r"#\{\w+\}|\{ system .* \}", "", text)
@@ -63,7 +71,7 @@ def test_the_formula_names_every_file_with_its_hash(tmp_path: Path) -> None:
 
 def test_what_is_only_for_builds_is_in_the_lock_that_the_formula_installs() -> None:
     lock = (ROOT / "configs/locks/requirements.lock").read_text()
-    for package in formula.BUILD_ONLY.split():
+    for package in BUILD_ONLY.split():
         assert f"\n{package}==" in "\n" + lock
 
 

@@ -1,20 +1,26 @@
-"""Prints the Homebrew formula of a release, from its files and pyproject.toml.
+"""Prints the texts of a release, from CHANGELOG.md, pyproject.toml and the files of build/wheels.
 
-    python -m tests.install.formula ADDRESS HOMEPAGE > quire.rb
+    python -m tests.install.release notes [v0.1.0]
+    python -m tests.install.release formula ADDRESS HOMEPAGE > quire.rb
 
-ADDRESS is where the files of build/wheels are downloaded from. The formula is for a tap of one's
-own: Homebrew's own collection takes no wheels. What it installs is what the lock in the archive of
-the sources names, by version and hash, and quire's wheel: nothing is compiled.
+notes: the section of a version. A tag must be that of pyproject.toml's version, and its section
+must not say that it is not released yet: a tag that was set too early is refused.
+
+formula: Homebrew's, for a tap of one's own, as Homebrew's collection takes no wheels. ADDRESS is
+where the files are downloaded from. It installs what the lock in the archive of the sources names,
+by version and hash, and quire's wheel: nothing is compiled.
 """
 
 import hashlib
+import re
 import sys
 import tomllib
 from pathlib import Path
 
-from tests.install.release_notes import ROOT, version
-
+ROOT = Path(__file__).parents[2]
 WHEELS = ROOT / "build" / "wheels"
+NOT_YET = "not released yet"
+HEADING = re.compile(r"^## (?P<version>\d+\.\d+\.\d+)(?:, (?P<when>.+))?$", re.MULTILINE)
 PYTHON = "3.13"
 # The oldest macOS of each wheel, by the name that Homebrew has for it.
 MACS = {"macosx_26_0_arm64": "on_tahoe :or_newer", "macosx_14_0_arm64": "on_sequoia :or_older"}
@@ -77,6 +83,26 @@ WHEEL = """\
 """
 
 
+def notes(changes: str, version: str, tag: str = "") -> str:
+    """The section of a version. Raises ValueError where there is none, or it cannot be released."""
+    if tag and tag != f"v{version}":
+        raise ValueError(f"the tag is {tag}, and pyproject.toml's version {version}")
+    headings = list(HEADING.finditer(changes))
+    heading = next((found for found in headings if found["version"] == version), None)
+    if heading is None:
+        raise ValueError(f"CHANGELOG.md has no section of {version}")
+    if tag and heading["when"] == NOT_YET:
+        raise ValueError(f"CHANGELOG.md says of {version} that it is {NOT_YET}")
+    following = [found.start() for found in headings if found.start() > heading.end()]
+    return changes[heading.end() : min(following, default=len(changes))].strip() + "\n"
+
+
+def version() -> str:
+    """The version of this checkout."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return str(project["version"])
+
+
 def formula(folder: Path, address: str, homepage: str) -> str:
     """The formula's text. Raises ValueError where a file is not there."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -112,12 +138,18 @@ def sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def main() -> int:
-    """The exit code."""
-    address, homepage = sys.argv[1:]
-    print(formula(WHEELS, address, homepage), end="")
+def main(command: str, *arguments: str) -> int:
+    try:
+        if command == "notes":
+            changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+            print(notes(changes, version(), *arguments), end="")
+        else:
+            print(formula(WHEELS, *arguments), end="")
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 1
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(*sys.argv[1:]))
