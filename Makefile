@@ -16,11 +16,11 @@ PORT ?= 8000
 # What continuous integration runs on a Mac, and the darwin rung under its rules. What a Mac charges
 # for shared memory that nobody has mapped, which the tests of self-tests ask for, is not known here.
 MAC_TESTS := tests/kvcache tests/metal_ext --ignore=tests/kvcache/selftest
-# Tests of the gates' own tools, and what a gate does at length: make nightly runs them. Clients and
-# fuzz are gates themselves.
-TOOL_TESTS := tests/bench tests/docker tests/install tests/metal \
+# Tests of the gates' own tools, and what a gate does at length: make nightly runs them. Clients are
+# a gate themselves.
+TOOL_TESTS := tests/bench tests/docker tests/fuzz tests/install tests/metal \
   $(patsubst %,tests/abuse/test_%.py,costs crowd soak)
-GATE_TESTS := tests/clients tests/fuzz
+GATE_TESTS := tests/clients
 COVERED := build/coverage
 OUTPUT_SYNC := $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 LEAST_COVERED := $(if $(filter Linux,$(shell uname -s)),100,0)

@@ -49,12 +49,12 @@ LANDING = (
     Gate("test", "make test", cores=2),
     # Tests fill more than two processors.
     Gate("page", "make page", cores=0, after=("test",)),
-    Gate("metal-kernels", "make -C tests/metal kernels PLANTED=today/9", after=("metal-lint",)),
     Gate(
-        "metal-core",
-        'make -C tests/metal core PLANTED=today/9 LIVES=8 BUILDS="plain asan"',
-        after=("metal-lint", "mac-wheels"),
+        "metal-kernels",
+        "make -C tests/metal kernels-plain kernels-asan kernels-races",
+        after=("metal-lint",),
     ),
+    Gate("metal-core", "make -C tests/metal/core run-asan", after=("metal-lint", "mac-wheels")),
     Gate(
         "metal-graph",
         "make -C tests/metal graph ARGUMENTS='-k \"not doctor\"'",
@@ -62,7 +62,7 @@ LANDING = (
     ),
     Gate("metal-darwin", "make -C tests/metal darwin", after=("metal-graph",)),
     Gate("clients", "make clients BODIES='--examples 12' AGENTS='messages responses'"),
-    Gate("fuzz", f"{PYTHON} pytest tests/fuzz && {PYTHON} tests.fuzz"),
+    Gate("fuzz", f"{PYTHON} tests.fuzz --minutes 2"),
     Gate("soak", f"{PYTHON} tests.soak --requests 400"),
 )
 NIGHTLY = (
@@ -92,6 +92,7 @@ NIGHTLY = (
     Gate("parity", "make parity"),
     Gate("structured", f"{PYTHON} tests.structured", limit_min=60),
     Gate("soak-all", "make soak"),
+    Gate("fuzz-all", f"{PYTHON} tests.fuzz --minutes 10"),
     Gate("clients-all", "make clients"),
     Gate(
         "clients-several",

@@ -14,7 +14,7 @@ from engine.planning.devices import (
     this_device,
 )
 from engine.planning.memory import BF16, Q4, ModelShape, read_shape, weights_bytes
-from tests.published import PUBLISHED
+from tests.families import PUBLISHED
 
 
 @pytest.mark.parametrize("name", ["M4 Pro", "m4-pro", "Apple M4 Pro"])
