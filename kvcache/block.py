@@ -220,28 +220,14 @@ class SparseBuffer:
         return regions * (len(self.table.runs) + 1) if self.table.blocks else 0
 
 
-@dataclass(slots=True)
-class PendingRelease:
-    """Blocks whose memory is being released to the system."""
-
-    ticket: int
-    blocks: list[Block]
-
-
-@dataclass(slots=True)
 class SparseHeap:
     """The blocks of one heap, in their order."""
 
-    blocks: list[Block]
-    free: int
-    free_map: bytearray
-    """1 for each block that can be taken. A search in bytes finds room for a run fast."""
-
-    @classmethod
-    def of(cls, number: int, blocks: int) -> "SparseHeap":
-        """Return a heap whose blocks are all free and hold no memory."""
-        records = [Block(number, place) for place in range(blocks)]
-        return cls(records, blocks, bytearray(b"\1") * blocks)
+    def __init__(self, number: int, blocks: int) -> None:
+        self.blocks = [Block(number, place) for place in range(blocks)]
+        self.free = blocks
+        self.free_map = bytearray(b"\1") * blocks
+        """1 for each block that can be taken. A search in bytes finds room for a run fast."""
 
     def note_free(self, block: Block, is_free: bool) -> None:
         self.free_map[block.place] = is_free

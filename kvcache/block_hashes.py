@@ -43,7 +43,9 @@ class BlockHashes:
         self.digests: list[bytes] = []
         self._packed = Struct(f">{tokens_per_block}I")
         self._tail: list[int] = []
-        self._root = _root(identity, salt.tenant, salt.client)
+        # Each part is hashed first, so that none can run into the next.
+        parts = (identity, salt.tenant, salt.client)
+        self._root = sha256(b"".join(sha256(part).digest() for part in parts)).digest()
 
     @property
     def shareable_blocks(self) -> int:
@@ -77,11 +79,6 @@ class BlockHashes:
     def _add(self, tokens: bytes) -> None:
         self.digests.append(sha256(self.parent(len(self.digests)) + tokens).digest())
         self.tokens.append(tokens)
-
-
-def _root(identity: bytes, *parts: bytes) -> bytes:
-    """Return the first block's parent. Each part is hashed first: none can run into the next."""
-    return sha256(b"".join(sha256(part).digest() for part in (identity, *parts))).digest()
 
 
 class Evictions:

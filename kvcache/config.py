@@ -1,5 +1,4 @@
-"""The settings of the cache, each with its default, its limits and its unit: table [cache] of the
-settings file."""
+"""Settings of the cache: the table [cache] of the settings file."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal, TypeVar

@@ -126,7 +126,9 @@ class FaultMemory:
             # The file has its lock before it has its name.
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.write(file, (json.dumps({"what": what, "at": at, **self._about}) + "\n").encode())
-            _sync(file)
+            os.fsync(file)
+            if FULL_SYNC is not None:
+                fcntl.fcntl(file, FULL_SYNC)
             os.replace(temporary, path)
         except OSError:
             os.close(file)
@@ -161,12 +163,6 @@ def _words(path: Path) -> str:
 def _shown(path: Path) -> str:
     """Return the path without the user's name: people give reports to others."""
     return str(path).replace(str(Path.home()), "~")
-
-
-def _sync(file: int) -> None:
-    os.fsync(file)
-    if FULL_SYNC is not None:
-        fcntl.fcntl(file, FULL_SYNC)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -21,7 +21,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 from kvcache.backend import Charge, PageBackend, Releases
-from kvcache.block import Block, BlockState, PendingRelease, SparseBuffer, SparseHeap, runs_of
+from kvcache.block import Block, BlockState, SparseBuffer, SparseHeap, runs_of
 from kvcache.layout import Group
 
 # Free blocks around a new run, so that its neighbours can grow: the largest room that there is.
@@ -38,7 +38,8 @@ class HeapPool:
         self.heaps: list[SparseHeap] = []
         self._by_free: defaultdict[int, dict[int, None]] = defaultdict(dict)
         """Heaps by the number of their blocks that can be taken, which is not 0."""
-        self._releases: list[PendingRelease] = []
+        self._releases: list[tuple[int, list[Block]]] = []
+        """``(ticket, blocks)`` whose memory is being released."""
         self._max_heaps = budget_bytes // group.heap_bytes
         if backend.heap_limit is not None:
             self._max_heaps = min(self._max_heaps, backend.heap_limit)
@@ -232,15 +233,14 @@ class HeapPool:
 
     def poll(self, completed_ticket: int) -> None:
         """Free the blocks whose memory has been released."""
-        waiting = []
-        for item in self._releases:
-            if item.ticket > completed_ticket:
-                waiting.append(item)
+        releases, self._releases = self._releases, []
+        for ticket, blocks in releases:
+            if ticket > completed_ticket:
+                self._releases.append((ticket, blocks))
                 continue
-            for block in item.blocks:
+            for block in blocks:
                 block.dirty = False
                 self._move(block, BlockState.FREE, BlockState.RELEASING)
-        self._releases = waiting
 
     def _release_heap(self, number: int, slack_bytes: int, max_blocks: int, whole: bool) -> int:
         """Start releasing memory of one heap; return the number of its blocks."""
@@ -254,7 +254,7 @@ class HeapPool:
             blocks = heap.blocks[first : first + count]
             for block in blocks:
                 self._move(block, BlockState.RELEASING, BlockState.FREE)
-            self._releases.append(PendingRelease(ticket, blocks))
+            self._releases.append((ticket, blocks))
             released += count
         return released
 
@@ -287,7 +287,7 @@ class HeapPool:
             return False
         blocks = self._group.blocks_per_heap
         self._by_free[blocks][len(self.heaps)] = None
-        self.heaps.append(SparseHeap.of(len(self.heaps), blocks))
+        self.heaps.append(SparseHeap(len(self.heaps), blocks))
         self._counts[BlockState.FREE] += blocks
         return True
 
@@ -363,5 +363,5 @@ class HeapPool:
         assert dirty_free == self._dirty_free
         users = (block.sequences for heap in self.heaps for block in heap.blocks)
         assert self.saved_blocks == sum(max(0, sequences - 1) for sequences in users)
-        releasing = sum(len(item.blocks) for item in self._releases)
+        releasing = sum(len(blocks) for _, blocks in self._releases)
         assert releasing == self._counts[BlockState.RELEASING]

@@ -81,12 +81,6 @@ class CacheRequest:
     max_buffer_bytes: int | None = None
     """The largest allocation of the device; None: no limit."""
 
-    @property
-    def largest_arena(self) -> int | None:
-        """Return the limit of all sequences together in bytes, where they are slices of one
-        allocation."""
-        return self.max_buffer_bytes if self.substrate is Substrate.METAL_DENSE else None
-
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
@@ -164,8 +158,13 @@ class MemoryPlan:
             ("  compiled grammars", demand.grammar_bytes),
             ("K and V, at most", self.kv_budget_bytes),
         ]
+        states = []
         if self.num_cells:
             sizes.append(("states, at most", self.state_bytes))
+            states.append(
+                f"states: {self.num_cells} cells of {gib(self.state_bytes // self.num_cells)}, "
+                f"{CELLS_PER_SEQUENCE} for each sequence that runs"
+            )
         tokens = self.kv_budget_bytes // layout.bytes_per_token
         notes = [] if self.note is None else [self.note]
         return [f"{label:<32}{gib(amount):>12}" for label, amount in sizes] + [
@@ -173,19 +172,9 @@ class MemoryPlan:
             f"{layout.tokens_per_block} tokens ({gib(layout.block_bytes)}), "
             f"{self.kv_budget_bytes // layout.heap_bytes} heaps of {gib(layout.heap_bytes)}"
             + (f" in {len(layout.groups)} groups" if len(layout.groups) > 1 else ""),
-            *self._of_states(),
+            *states,
             f"limits: {self.max_model_len} tokens per sequence, {self.max_num_seqs} sequences",
             *notes,
-        ]
-
-    def _of_states(self) -> list[str]:
-        """Return a line about the states, where there are any."""
-        if not self.num_cells:
-            return []
-        cell_bytes = self.state_bytes // self.num_cells
-        return [
-            f"states: {self.num_cells} cells of {gib(cell_bytes)}, {CELLS_PER_SEQUENCE} for each "
-            "sequence that runs"
         ]
 
 
@@ -221,7 +210,8 @@ def fit(
     if set_len is None and request.settings.kv_budget_bytes is not None:
         smallest = 1  # a budget that is set may be as small as the user likes
     budget = _budget(demand, request, shape.bytes_per_token, smallest)
-    arena = request.largest_arena
+    # Slices of one allocation, where the substrate has no pages.
+    arena = request.max_buffer_bytes if request.substrate is Substrate.METAL_DENSE else None
     num_cells, cell_bytes = 0, 0 if shape.cell is None else shape.cell.cell_bytes
     if cell_bytes:
         num_cells = cells_within(budget, cell_bytes, request.max_num_seqs, arena)

@@ -17,7 +17,6 @@ from kvcache.backend import (
     BackendFailedError,
     Charge,
     LayerRegions,
-    PageBackend,
     Releases,
     Segment,
     StateRows,
@@ -159,27 +158,37 @@ class MetalBackend(NativeMemory):
     def __init__(
         self,
         kind: str,
-        substrate: "metal_ext.MetalSubstrate",
+        group: Group,
         *,
-        arena_bytes: int | None,
+        max_buffers: int,
         release_heaps: bool,
-        maps_while_running: bool,
-        faults: FaultMemory,
+        maps_while_running: bool = False,
+        residency_keep_s: float = 0.0,
+        weights: Sequence[mx.array] = (),
     ) -> None:
-        """kind: the substrate's setting. arena_bytes: the size of the one allocation that heaps are
-        slices of; None where each heap has its own. release_heaps: whether this machine releases
-        heaps without harm. maps_while_running: as the substrate was made. faults: guards the first
-        act of each kind."""
-        super().__init__(substrate.new_heap, substrate.new_range)
+        """kind: "sparse", "paged" or "dense". max_buffers: the limit of buffers; those of "dense"
+        are slices of one allocation. The others are as in ``new_backends``.
+
+        Raises RuntimeError that names what the device lacks, OSError where it refuses memory.
+        """
+        self._substrate = metal_ext.MetalSubstrate(
+            kind,
+            native_geometry(group),
+            max_buffers,
+            timeout_s=MAPPING_LIMIT_S,
+            residency_keep_s=residency_keep_s,
+            maps_beside_steps=maps_while_running,
+        )
+        self._substrate.hold(list(weights))
+        super().__init__(self._substrate.new_heap, self._substrate.new_range)
+        is_dense = kind == "dense"
         self.name = kind
-        may_release = release_heaps and arena_bytes is None
-        self.releases = Releases.IDLE if may_release else Releases.NOTHING
-        self.charge = Charge.HEAPS if arena_bytes is None else Charge.ALL
-        self.shares_blocks = kind != "dense"
-        self.maps_while_running = maps_while_running
-        self._arena_bytes = arena_bytes
+        self.releases = Releases.IDLE if release_heaps and not is_dense else Releases.NOTHING
+        self.charge = Charge.ALL if is_dense else Charge.HEAPS
+        self.shares_blocks = not is_dense
+        self.maps_while_running = maps_while_running or kind != "sparse"
+        self._arena_bytes = max_buffers * group.heap_bytes if is_dense else None
         self._contiguous = kind != "paged"
-        self._substrate = substrate
         self._newest_ticket = 0
         self._finished_ticket = 0
         """The newest ticket that a mapping point has waited for."""
@@ -187,7 +196,7 @@ class MetalBackend(NativeMemory):
         """Tickets of maps at this mapping point."""
         self._released: set[int] = set()
         """Heaps that may have no memory."""
-        self._faults = faults
+        self._faults = FaultMemory(Substrate((kind, True)))
         self._survived: set[Act] = set()
 
     def commit_heap(self, heap: int) -> bool:
@@ -309,40 +318,3 @@ class MetalBackend(NativeMemory):
     def _finish(self, ticket: int, what: str) -> None:
         if not self.wait(ticket, MAPPING_LIMIT_S):
             raise BackendFailedError(f"{what} took over {MAPPING_LIMIT_S:.0f} s")
-
-
-def metal_backend(
-    kind: str,
-    group: Group,
-    *,
-    max_buffers: int,
-    release_heaps: bool,
-    maps_while_running: bool = False,
-    residency_keep_s: float = 0.0,
-    weights: Sequence[mx.array] = (),
-) -> PageBackend:
-    """Return the backend of a Metal substrate, "sparse", "paged" or "dense".
-
-    max_buffers: the limit of buffers; those of "dense" are slices of one allocation. The others are
-    as in ``new_backends``.
-
-    Raises RuntimeError that names what the device lacks, OSError where it refuses memory.
-    """
-    substrate = metal_ext.MetalSubstrate(
-        kind,
-        native_geometry(group),
-        max_buffers,
-        timeout_s=MAPPING_LIMIT_S,
-        residency_keep_s=residency_keep_s,
-        maps_beside_steps=maps_while_running,
-    )
-    substrate.hold(list(weights))
-    arena_bytes = max_buffers * group.heap_bytes if kind == "dense" else None
-    return MetalBackend(
-        kind,
-        substrate,
-        arena_bytes=arena_bytes,
-        release_heaps=release_heaps,
-        maps_while_running=maps_while_running or kind != "sparse",
-        faults=FaultMemory(Substrate((kind, True))),
-    )

@@ -7,7 +7,7 @@ import mlx.core as mx
 import metal_ext
 from kvcache.backend import PageBackend, StateMemory
 from kvcache.layout import CellLayout, Group
-from kvcache.metal_backend import MetalBackend, metal_backend
+from kvcache.metal_backend import MetalBackend
 from kvcache.native_backends import NativeStates, PosixBackend
 from kvcache.substrates import Substrate
 
@@ -36,7 +36,7 @@ def new_backends(
         # A buffer need not be unmapped before the next sequence takes one; but slices cost memory.
         max_buffers = max_sequences if substrate.is_dense else 2 * max_sequences
         return [
-            metal_backend(
+            MetalBackend(
                 substrate.setting,
                 group,
                 max_buffers=max_buffers,

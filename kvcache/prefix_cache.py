@@ -11,7 +11,7 @@ from kvcache.block import Block, BlockState
 from kvcache.block_hashes import BlockHashes
 from kvcache.heap_pool import HeapPool
 from kvcache.prefix_index import MissReason, PrefixIndex
-from kvcache.sequences import CachedSequence, FullBlock
+from kvcache.sequences import CachedSequence
 
 
 class PrefixCache:
@@ -24,7 +24,8 @@ class PrefixCache:
         self._pool = pool
         self._max_sharers = max_sharers
         self._enabled = enabled
-        self._full: deque[FullBlock] = deque()
+        self._full: deque[tuple[int, CachedSequence, int]] = deque()
+        """``(epoch, sequence, number)`` of blocks to be sealed when the epoch has passed."""
         self._pending_owners: dict[bytes, CachedSequence] = {}
         """The sequence that is going to compute a block, by the block's digest."""
         self.evicted_blocks = 0
@@ -117,18 +118,17 @@ class PrefixCache:
     # --- the life of a block --------------------------------------------------------------------
 
     def note_filled(self, epoch: int, sequence: CachedSequence, number: int) -> None:
-        self._full.append(FullBlock(epoch, sequence, number))
+        self._full.append((epoch, sequence, number))
 
     def seal(self, completed_epoch: int) -> None:
         """Seal the blocks that were filled up to that epoch: they can be shared from now on."""
-        while self._full and self._full[0].epoch <= completed_epoch:
-            full = self._full.popleft()
-            sequence = full.sequence
+        while self._full and self._full[0][0] <= completed_epoch:
+            _, sequence, number = self._full.popleft()
             if sequence.keeps_prefix:
-                blocks, number = sequence.buffer.table.blocks, full.number
+                blocks = sequence.buffer.table.blocks
                 assert not number or blocks[number - 1].state is not BlockState.OWNED
                 self._pool.seal(blocks[number])
-                self._publish(sequence, full.number)
+                self._publish(sequence, number)
 
     def _publish(self, sequence: CachedSequence, number: int) -> None:
         """Put a sealed block in the index. Not where the block before it is not there, or where

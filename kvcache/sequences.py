@@ -120,12 +120,3 @@ class ClosedSequence:
     sequence: CachedSequence
     epoch: int
     ticket: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class FullBlock:
-    """A block that a step of that epoch filled: it is sealed when the epoch has passed."""
-
-    epoch: int
-    sequence: CachedSequence
-    number: int

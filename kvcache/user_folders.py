@@ -1,5 +1,8 @@
-"""quire's folders among the files of its user, where the system wants them. XDG Base Directory
-Specification; on a Mac, Apple's File System Programming Guide, unless XDG's variables are set."""
+"""quire's folders among the files of its user: by the XDG Base Directory Specification, or on a Mac
+by Apple's File System Programming Guide where XDG's variables are not set.
+
+Each function raises RuntimeError where the user has no home.
+"""
 
 import os
 import sys
@@ -7,20 +10,17 @@ from pathlib import Path
 
 
 def cache_folder() -> Path:
-    """Return the folder for what can be found out again. Raises RuntimeError where the user has no
-    home."""
+    """Return the folder for files that quire can make again."""
     return _folder("XDG_CACHE_HOME", ".cache", on_a_mac="Library/Caches")
 
 
 def state_folder() -> Path:
-    """Return the folder for what must outlive a restart. Raises RuntimeError where the user has no
-    home."""
+    """Return the folder for files that must outlive a restart."""
     return _folder("XDG_STATE_HOME", ".local/state", on_a_mac="Library/Application Support")
 
 
 def config_folder() -> Path:
-    """Return the folder for settings: on a Mac, too, where people look for those of a command.
-    Raises RuntimeError where the user has no home."""
+    """Return the folder for settings, on a Mac too: people look there for those of a command."""
     return _folder("XDG_CONFIG_HOME", ".config", on_a_mac=".config")
 
 

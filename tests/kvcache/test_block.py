@@ -68,7 +68,7 @@ def test_blocks_that_are_being_mapped_cannot_be_used_yet() -> None:
 
 
 def test_a_new_heap_is_free_clean_and_nobodys() -> None:
-    heap = SparseHeap.of(7, 3)
+    heap = SparseHeap(7, 3)
     assert [(block.heap, block.place) for block in heap.blocks] == [(7, 0), (7, 1), (7, 2)]
     assert list(heap.states()) == [BlockState.FREE] * 3
     assert not any(block.dirty for block in heap.blocks)
@@ -77,7 +77,7 @@ def test_a_new_heap_is_free_clean_and_nobodys() -> None:
 
 
 def test_room_for_a_run_is_found_between_blocks_that_are_taken() -> None:
-    heap = SparseHeap.of(0, 6)
+    heap = SparseHeap(0, 6)
     for place in (0, 3):
         heap.note_free(heap.blocks[place], is_free=False)
     assert [heap.find_free(count) for count in (1, 2, 3)] == [1, 1, -1]

@@ -13,7 +13,7 @@ from kvcache.backend import BackendFailedError, Charge, PageBackend, Releases, S
 from kvcache.fault_memory import Act, FaultMemory
 from kvcache.layout import KVLayout, KVShape, KVSpec, dense_layout, paged_layout
 from kvcache.manager import KVCacheManager
-from kvcache.metal_backend import metal_backend
+from kvcache.metal_backend import MetalBackend
 from kvcache.substrates import Substrate
 from kvcache.views import layer_regions
 from tests.kvcache.managers import join, manager
@@ -43,7 +43,7 @@ def layout(kind: str) -> KVLayout:
 def ready(
     kind: str = "sparse", *, release_heaps: bool = False, maps_while_running: bool = True
 ) -> PageBackend:
-    backend = metal_backend(
+    backend = MetalBackend(
         kind,
         layout(kind).groups[0],
         max_buffers=3,
@@ -181,7 +181,7 @@ def test_a_heap_is_charged_in_full_from_when_it_is_made_and_kept(device: Device)
 
 
 def test_an_arena_is_charged_in_full_from_the_start(device: Device) -> None:
-    backend = metal_backend("dense", layout("dense").groups[0], max_buffers=3, release_heaps=True)
+    backend = MetalBackend("dense", layout("dense").groups[0], max_buffers=3, release_heaps=True)
     assert backend.committed_bytes() == 3 * layout("dense").groups[0].heap_bytes
     its = layout("dense")
     kv = manager(its, backend, budget_bytes=3 * its.groups[0].heap_bytes)
@@ -393,7 +393,7 @@ def test_a_gpu_that_failed_is_not_asked_any_more(
 
 def cache(kind: str) -> KVCacheManager:
     its = layout(kind)
-    backend = metal_backend(
+    backend = MetalBackend(
         kind, its.groups[0], max_buffers=8, release_heaps=False, maps_while_running=True
     )
     return manager(its, backend, budget_bytes=8 * its.groups[0].heap_bytes)
@@ -474,7 +474,7 @@ def test_a_wide_head_keeps_no_scores(device: Device, monkeypatch: pytest.MonkeyP
         its = paged_layout(
             shape, max_tokens=64, heap_bytes=65536, system_page_bytes=16384, page_bytes=16384
         )
-        backend = metal_backend("sparse", its.groups[0], max_buffers=1, release_heaps=False)
+        backend = MetalBackend("sparse", its.groups[0], max_buffers=1, release_heaps=False)
         assert backend.add_heap()
         assert backend.add_buffer()
         assert backend.map(0, 0, 0, 0, 1, writable=True)

@@ -8,7 +8,7 @@ import pytest
 
 import metal_ext
 from kvcache.layout import KVFormat, KVShape, KVSpec
-from kvcache.metal_backend import metal_backend
+from kvcache.metal_backend import MetalBackend
 from kvcache.native_backends import PosixBackend
 from kvcache.selftest.kernels import KernelChecks, kernel_specs, name_of, product_checks
 from kvcache.selftest.run import Result
@@ -59,7 +59,7 @@ def test_a_gpus_kernels_are_tried_with_norm_and_rope_in_one(
     device = install(monkeypatch)
 
     def make(group: Any) -> Any:
-        return metal_backend(substrate.setting, group, max_buffers=3, release_heaps=False)
+        return MetalBackend(substrate.setting, group, max_buffers=3, release_heaps=False)
 
     results = tried(substrate, shape, make)
     assert all(step.passed for step in results), results[-1]
@@ -112,7 +112,7 @@ def test_a_projection_that_is_off_is_noticed(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(metal_ext, "project_append", off)
 
     def make(group: Any) -> Any:
-        return metal_backend("sparse", group, max_buffers=3, release_heaps=False)
+        return MetalBackend("sparse", group, max_buffers=3, release_heaps=False)
 
     results = tried(Substrate.SPARSE, KVShape.uniform(1, KVSpec(2, 64, KVFormat.FLOAT32)), make)
     assert (results[-1].name, results[-1].passed) == ("project", False)
@@ -128,7 +128,7 @@ def test_states_are_tried_where_heads_have_the_width_of_a_gpus_kernels(
     device = install(monkeypatch)
 
     def make(group: Any) -> Any:
-        return metal_backend(substrate.setting, group, max_buffers=3, release_heaps=False)
+        return MetalBackend(substrate.setting, group, max_buffers=3, release_heaps=False)
 
     results = tried(substrate, WIDE, make)
     assert all(step.passed for step in results), results[-1]
@@ -151,7 +151,7 @@ def test_a_recurrence_that_is_off_is_noticed(monkeypatch: pytest.MonkeyPatch, wh
     monkeypatch.setattr(metal_ext, "gated_delta", off)
 
     def make(group: Any) -> Any:
-        return metal_backend("sparse", group, max_buffers=3, release_heaps=False)
+        return MetalBackend("sparse", group, max_buffers=3, release_heaps=False)
 
     results = tried(Substrate.SPARSE, WIDE, make)
     assert (results[-1].name, results[-1].passed) == ("states", False)
@@ -163,7 +163,7 @@ def test_a_gate_that_is_off_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metal_ext, "swiglu", lambda gate, up: swiglu(up, gate))
 
     def make(group: Any) -> Any:
-        return metal_backend("sparse", group, max_buffers=3, release_heaps=False)
+        return MetalBackend("sparse", group, max_buffers=3, release_heaps=False)
 
     results = tried(Substrate.SPARSE, SHAPE, make)
     assert (results[-1].name, results[-1].passed) == ("gate", False)

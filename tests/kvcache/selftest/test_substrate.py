@@ -8,7 +8,7 @@ import pytest
 
 import metal_ext
 from kvcache.layout import METAL_PAGES, KVShape, KVSpec
-from kvcache.metal_backend import metal_backend
+from kvcache.metal_backend import MetalBackend
 from kvcache.native_backends import PosixBackend
 from kvcache.selftest import substrate as pages
 from kvcache.selftest.run import Result
@@ -69,7 +69,7 @@ def test_a_metal_device_passes_too(
         substrate, pages.SHAPE, max_tokens=pages.MAX_TOKENS, system_page_bytes=4096
     )
     assert layout.groups[0].page_bytes in METAL_PAGES
-    backend = metal_backend(
+    backend = MetalBackend(
         substrate.setting, layout.groups[0], max_buffers=2, release_heaps=release_heaps
     )
     results = run_checks(SubstrateChecks(backend, layout).checks(), lambda _: None)

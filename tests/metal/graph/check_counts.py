@@ -27,7 +27,7 @@ from engine.models.stored import StoredWeights
 from kvcache.backend import Segment
 from kvcache.cell_pool import StateSegment
 from kvcache.layout import KVFormat, paged_layout
-from kvcache.metal_backend import MetalBackend, metal_backend
+from kvcache.metal_backend import MetalBackend
 from kvcache.views import KVViews, OrderingHandles, layer_regions
 from tests.engine.models.hybrids import FIELDS
 from tests.metal.graph import _standin
@@ -104,7 +104,7 @@ def views_of(spec: ModelSpec, tokens: int) -> Iterator[KVViews]:
     layout = paged_layout(
         shape, max_tokens=tokens, heap_bytes=1, system_page_bytes=PAGE, page_bytes=PAGE
     )
-    backend = metal_backend("sparse", layout.groups[0], max_buffers=1, release_heaps=False)
+    backend = MetalBackend("sparse", layout.groups[0], max_buffers=1, release_heaps=False)
     assert backend.add_buffer()
     for block in range(layout.blocks_for(tokens)):
         assert backend.add_heap()

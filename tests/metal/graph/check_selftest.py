@@ -7,7 +7,7 @@ import pytest
 
 import metal_ext
 from kvcache.layout import KVLayout
-from kvcache.metal_backend import metal_backend
+from kvcache.metal_backend import MetalBackend
 from kvcache.selftest import stress
 from kvcache.selftest import substrate as pages
 from kvcache.selftest.run import Result
@@ -45,7 +45,7 @@ def layout(substrate: Substrate) -> KVLayout:
 
 def tried(kind: Substrate, what: type[SubstrateChecks | ReleaseChecks]) -> list[Result]:
     its = layout(kind)
-    backend = metal_backend(
+    backend = MetalBackend(
         kind.setting, its.groups[0], max_buffers=3, release_heaps=what is ReleaseChecks
     )
     return run_checks(what(backend, its).checks(), lambda _: None)
@@ -64,7 +64,7 @@ def stressed(*, allowed: bool) -> list[str]:
     """What is reported of a stress test."""
     _standin.allow_maps_beside_commands(allowed)
     its = layout(Substrate.SPARSE)
-    backend = metal_backend(
+    backend = MetalBackend(
         "sparse", its.groups[0], max_buffers=3, release_heaps=False, maps_while_running=True
     )
     results = run_checks(StressChecks(backend, its, ROUNDS).checks(), lambda _: None)
