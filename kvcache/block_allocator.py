@@ -38,7 +38,6 @@ class BlockAllocator:
         *,
         maps_while_running: bool,
     ) -> None:
-        """maps_while_running: whether mappings may change while steps are in flight."""
         self._group = group
         self._pool = pool
         self._buffers = buffers
@@ -179,8 +178,7 @@ class BlockAllocator:
         cached = self._pool.count(BlockState.CACHED)
         held = self._pool.used_blocks - cached + self._reserved_blocks
         least = max(blocks, held, self._group.blocks_for(self._group.max_tokens))
-        for _ in range(min(self._pool.used_blocks - least, BLOCKS_EVICTED_AT_ONCE)):
-            self._prefixes.evict()
+        self._prefixes.evict(min(self._pool.used_blocks - least, BLOCKS_EVICTED_AT_ONCE))
         return self._pool.set_limit(least)
 
     def release_memory(self, slack_bytes: int) -> None:
@@ -234,8 +232,7 @@ class BlockAllocator:
         if self._buffers.unmap_free(idle=True):
             return True
         missing = max(1, count - self._pool.takeable_blocks)
-        evicted = sum(self._prefixes.evict() for _ in range(missing))
-        return evicted > 0 or self._buffers.unmap_free(idle=False)
+        return self._prefixes.evict(missing) > 0 or self._buffers.unmap_free(idle=False)
 
     def _spare_a_heap(self, count: int) -> None:
         """Evict prefixes that no sequence uses, and unmap free blocks, where made heaps then have
@@ -244,8 +241,7 @@ class BlockAllocator:
         missing = count - self._pool.count(BlockState.FREE)
         is_large = blocks >= SPARED_HEAPS_RATIO * self._pool.capacity_blocks
         if is_large and missing <= self._pool.count(BlockState.CACHED):
-            for _ in range(missing):
-                self._prefixes.evict()
+            self._prefixes.evict(missing)
             while self._pool.takeable_blocks < count and self._buffers.unmap_free(idle=False):
                 pass
 

@@ -19,7 +19,6 @@ class BufferPool:
         max_buffers: int,
         max_sharers: int,
     ) -> None:
-        """max_sharers: the limit of buffers in which one block is mapped."""
         # Mappings are counted in tables alone, and a limit on them is a CPU's.
         assert backend.maps_while_running or backend.mapping_limit is None
         self._regions = len(group.regions)

@@ -38,13 +38,7 @@ class CountingBackend:
         return True
 
     def map(
-        self,
-        buffer: int,
-        block: int,
-        heap: int,
-        heap_block: int,
-        count: int,
-        writable: bool,
+        self, buffer: int, block: int, heap: int, heap_block: int, count: int, writable: bool
     ) -> bool:
         self._committed.update((heap, heap_block + i) for i in range(count))
         return True

@@ -21,7 +21,6 @@ class GroupCache:
     def __init__(
         self, group: Group, backend: PageBackend, limits: CacheLimits, max_heaps: int
     ) -> None:
-        """max_heaps: the limit of the budget."""
         self.group = group
         self.backend = backend
         self.pool = HeapPool(group, backend, max_heaps * group.heap_bytes)
@@ -112,12 +111,6 @@ class GroupCache:
             self.buffers.free(buffer)
         self._closed = still_closed
         self.pool.poll(done)
-
-    def evict(self, max_blocks: int) -> None:
-        """Evict prefixes that no sequence uses, up to ``max_blocks`` blocks."""
-        for _ in range(max_blocks):
-            if not self.prefixes.evict():
-                break
 
     @property
     def may_release(self) -> bool:

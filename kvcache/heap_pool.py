@@ -243,7 +243,6 @@ class HeapPool:
                 self._move(block, BlockState.FREE, BlockState.RELEASING)
 
     def _release_heap(self, number: int, slack_bytes: int, max_blocks: int, whole: bool) -> int:
-        """Start releasing memory of one heap; return the number of its blocks."""
         heap = self.heaps[number]
         runs = [(0, self._group.blocks_per_heap)] if whole else runs_of(heap.free_and_dirty())
         released = 0
@@ -282,7 +281,6 @@ class HeapPool:
         return heap.blocks[place + (room - 1) // 2 if place else 0]
 
     def _make_heap(self) -> bool:
-        """Make a heap; False at the end of the budget, or when the system refuses."""
         if len(self.heaps) == self._max_heaps or not self._backend.add_heap():
             return False
         blocks = self._group.blocks_per_heap

@@ -333,7 +333,7 @@ class KVCacheManager:
     def evict_prefixes(self) -> None:
         """Evict a few prefixes that no sequence uses, so that no step has to wait."""
         for group in self._groups:
-            group.evict(BLOCKS_EVICTED_AT_ONCE)
+            group.prefixes.evict(BLOCKS_EVICTED_AT_ONCE)
         if self._states is not None:
             self._states.pool.evict()
         self._release_slack()

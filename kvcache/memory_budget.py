@@ -60,8 +60,8 @@ class MemoryDemand:
     @property
     def fixed_bytes(self) -> int:
         """Return all but K and V."""
-        held = self.mlx_cache_bytes + self.grammar_bytes
-        return self.weights_bytes + self.activation_bytes + held
+        working = self.activation_bytes + self.mlx_cache_bytes + self.grammar_bytes
+        return self.weights_bytes + working
 
     @property
     def usable_bytes(self) -> int:

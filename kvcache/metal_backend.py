@@ -124,7 +124,6 @@ class MetalStates:
     def __init__(
         self, layout: CellLayout, num_cells: int, substrate: "metal_ext.MetalSubstrate"
     ) -> None:
-        """Raises RuntimeError where a buffer cannot hold the cells, OSError without memory."""
         self.num_cells = num_cells
         self._layout = layout
         self._substrate = substrate
@@ -276,8 +275,8 @@ class MetalBackend(NativeMemory):
         return MetalStepRows(segments, self._ranges, self._substrate, contiguous=self._contiguous)
 
     def new_states(self, layout: CellLayout, num_cells: int) -> MetalStates:
-        """Make the cells of a model's recurrent layers, once, before the first step. Raises
-        RuntimeError where a buffer cannot hold them, OSError without memory."""
+        """Make the cells of recurrent layers, once, before the first step. Raises as ``new_states``
+        does."""
         return MetalStates(layout, num_cells, self._substrate)
 
     def shut_down(self) -> bool:

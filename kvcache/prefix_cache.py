@@ -178,13 +178,15 @@ class PrefixCache:
                     self._pool.cache(block)
                     self.index.note_cached(block)
 
-    def evict(self) -> bool:
-        """Evict the cached block that is likely to be missed least; False when there is none."""
-        block = self.index.evict()
-        if block is not None:
+    def evict(self, limit: int = 1) -> int:
+        """Evict up to ``limit`` cached blocks, those first that are likely to be missed least;
+        return their number."""
+        evicted = 0
+        while evicted < limit and (block := self.index.evict()) is not None:
             self._pool.free(block)
-            self.evicted_blocks += 1
-        return block is not None
+            evicted += 1
+        self.evicted_blocks += evicted
+        return evicted
 
     def check_invariants(self, open_sequences: Iterable[CachedSequence]) -> None:
         """Raise AssertionError."""

@@ -38,7 +38,6 @@ class PrefixIndex:
 
     def __init__(self) -> None:
         self._blocks: dict[bytes, Block] = {}
-        """Blocks by their digests."""
         self._children: dict[bytes, list[bytes]] = {}
         """Token ids of the blocks that follow one, sorted, by its digest."""
         self._evicted = Evictions()
@@ -154,7 +153,6 @@ class PrefixIndex:
     # --- inside ---------------------------------------------------------------------------------
 
     def _is_current(self, system: bool, last_use: int, digest: bytes) -> bool:
-        """Return whether an entry of a queue is up to date."""
         block = self._blocks.get(digest)
         if block is None or digest in self._children:
             return False

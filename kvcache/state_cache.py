@@ -104,7 +104,6 @@ class StateCache:
     """The cells of all sequences. Engine thread only."""
 
     def __init__(self, pool: CellPool, index: PrefixIndex, tokens_per_block: int) -> None:
-        """index: of the blocks after which cells are found."""
         self.pool = pool
         self._index = index
         self._size = tokens_per_block

@@ -23,7 +23,6 @@ class OrderingHandles:
     """
 
     def __init__(self, num_layers: int, num_states: int = 0) -> None:
-        """num_layers: layers that keep K and V. num_states: recurrent layers."""
         self.newest: list[mx.array] = [mx.zeros((1,)) for _ in range(num_layers)]
         self.newest_states: list[mx.array] = [mx.zeros((1,)) for _ in range(num_states)]
 
