@@ -33,7 +33,7 @@ ONLY_LINUX = {
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """On other systems, tests that need Linux are passed by, and say why."""
+    """Skip tests that need Linux on other systems, with the reason."""
     for item in items if sys.platform != "linux" else ():
         text = inspect.getsource(item.function) if isinstance(item, pytest.Function) else ""
         for sign, reason in ONLY_LINUX.items():
@@ -46,7 +46,7 @@ NUMBERS = itertools.count()
 
 @pytest.fixture(autouse=True)
 def own_numbers_and_level() -> Iterator[None]:
-    """MLX draws the same in every run, and the level of a test's log is its own."""
+    """Give each test the same random numbers of MLX, and its own level of the log."""
     mx.random.seed(0)
     level = logging.getLogger().level
     yield
@@ -55,8 +55,8 @@ def own_numbers_and_level() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def own_caches(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """What a test does to a substrate is remembered of no machine, and no secret or setting is the
-    user's. The folders are made when they are needed."""
+    """Give each test folders of its own for caches, settings and secrets. They are made when
+    needed."""
     unused = tmp_path_factory.getbasetemp() / f"caches-{next(NUMBERS)}"
     monkeypatch.setenv("XDG_CACHE_HOME", str(unused))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(unused / "config"))
@@ -70,13 +70,13 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """What fails is said at once: a later test may hang, and then nothing else is."""
+    """Print a failure at once: a later test may hang, and then nothing else does."""
     if report.failed:
         print(f"\n{report.nodeid}\n{report.longreprtext[-2000:]}", file=sys.stderr, flush=True)
 
 
 def pytest_collection_finish() -> None:
-    """What thousands of tests are made of lives to the end: the collector need not look at it after
-    each of them."""
+    """Freeze what was collected: the garbage collector need not look at thousands of tests
+    again."""
     gc.collect()
     gc.freeze()

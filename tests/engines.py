@@ -25,7 +25,7 @@ Allowed = Callable[[list[int]], set[int] | None]
 
 @dataclass
 class Scripted:
-    """Follows a function of what was accepted."""
+    """A constraint that follows a function of the accepted tokens."""
 
     allowed: Allowed
     accepted: list[int] = field(default_factory=list)
@@ -59,7 +59,7 @@ class Scripted:
 
 
 def every_third(vocab_size: int) -> Allowed:
-    """A third of all tokens; which of them depends on each token before, and on their number."""
+    """Allow a third of all tokens; which one depends on each token before, and on their number."""
 
     def allowed(accepted: list[int]) -> set[int]:
         return set(range((sum(accepted) + len(accepted)) % 3, vocab_size, 3))
@@ -111,8 +111,8 @@ def recall_loop(
     pools: bool = False,
     **changes: Any,
 ) -> EngineLoop:
-    """An engine of the calling thread. pools: for vectors, which are RecallModel's logits at length
-    1. changes: fields of EngineConfig."""
+    """Return an engine of the calling thread. pools: for vectors, which are RecallModel's logits at
+    length 1. changes: fields of EngineConfig."""
     config = replace(CONFIG, **changes)
     substrate = ON_CPU[config.substrate].substrate
     request = CacheRequest(
@@ -137,19 +137,19 @@ def recall_loop(
 
 
 def steps(loop: EngineLoop) -> Iterator[bool]:
-    """Runs it until nobody runs or waits. Yields whether a step did something: none does while the
-    memory that the next one needs is on its way back, on a thread of its own."""
+    """Run the loop until no request runs or waits. Yield whether a step did something: none does
+    while the memory of the next one is on its way back, on a thread of its own."""
     while (worked := loop.run_once()) or loop._scheduler.num_running + loop._scheduler.num_waiting:
         yield worked
 
 
 def use_clock(loop: EngineLoop, clock: Callable[[], float]) -> None:
-    """Let an engine that was built go by this clock."""
+    """Give a clock to an engine that was built."""
     loop._clock = loop._pipeline._clock = clock
 
 
 def recall_client(**changes: Any) -> EngineClient:
-    """A started engine on a thread of its own; stop it when done."""
+    """Return a started engine on a thread of its own; stop it when done."""
     client = EngineClient(
         lambda emit: recall_loop(emit, **changes),
         max_queue=64,
@@ -161,7 +161,7 @@ def recall_client(**changes: Any) -> EngineClient:
 
 @dataclass
 class Answers:
-    """Collects events of a loop that is stepped by hand."""
+    """The events of a loop that is stepped by hand."""
 
     tokens: dict[int, list[int]]
     finished: dict[int, FinishReason]
@@ -182,5 +182,4 @@ class Answers:
 
 
 def greedy(request_id: int, prompt: list[int], max_tokens: int) -> Request:
-    """A request for the likeliest tokens."""
     return Request(request_id, tuple(prompt), SamplingParams(max_tokens, temperature=0.0))

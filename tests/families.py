@@ -76,7 +76,7 @@ Arrays = dict[str, mx.array]
 
 
 def names_apart(folder: Path) -> Path:
-    """Qwen3's names on the hub: a tensor for each expert."""
+    """Store Qwen3's names of the hub: a tensor for each expert."""
 
     def split(name: str, stack: mx.array) -> Arrays:
         above, _, last = name.partition(".switch_mlp.")
@@ -86,7 +86,7 @@ def names_apart(folder: Path) -> Path:
 
 
 def names_fused(folder: Path) -> Path:
-    """Qwen3.5's names on the hub: gate and up in one tensor."""
+    """Store Qwen3.5's names of the hub: gate and up in one tensor."""
     kept: Arrays = {}
 
     def joined(name: str, stack: mx.array) -> Arrays:
@@ -115,14 +115,12 @@ def _renamed(folder: Path, change: Callable[[str, mx.array], Arrays]) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A model."""
-
     spec: ModelSpec
     fields: dict[str, Any] = field(default_factory=dict)
     """Of config.json, where it is no dense Qwen3."""
 
     def write(self, folder: Path, **changes: Any) -> Path:
-        """Its folder without weights. changes: further fields."""
+        """Write the model's folder without weights. changes: further fields."""
         return write_config(folder, self.spec, **(self.fields | changes))
 
 

@@ -26,12 +26,10 @@ DROPPED = ("MAKE", "PYTHONDONTWRITEBYTECODE")
 
 @dataclass(frozen=True)
 class Gate:
-    """A command of the shell, run where the checkout is.
-
-    cores: that it fills, of two; none, where it mostly waits. after: gates whose builds it uses, or
-    which must not run beside it; it also waits for those that stand before it and fill what it
-    needs. limit_min: a gate that takes longer hangs.
-    """
+    """A command of the shell, run where the checkout is. cores: how many of two it fills; 0 where
+    it mostly waits. after: gates whose builds it uses, or which must not run beside it; it also
+    waits for those that stand before it and fill the cores that it needs. limit_min: a gate that
+    takes longer hangs."""
 
     name: str
     command: str
@@ -140,7 +138,7 @@ class Run:
         return round(time.monotonic() - self._start)
 
     def has_ended(self) -> bool:
-        """Return whether it has; one that takes too long is killed."""
+        """Return whether it has ended; kill it when it takes too long."""
         if self._process.poll() is None and self.seconds > self.gate.limit_min * 60:
             self.kill()
         return self._process.poll() is not None
@@ -201,7 +199,6 @@ def choose(names: Sequence[str]) -> list[Gate]:
 
 
 def main(names: Sequence[str]) -> int:
-    """1 when a gate failed."""
     LOGS.mkdir(parents=True, exist_ok=True)
     stops = list[int]()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -15,7 +15,7 @@ MIB = 1 << 20
 
 
 def _edited(name: str, edit: Callable[[Any], object]) -> Spoil:
-    """With a file of JSON that is edited so."""
+    """Edit a file of JSON."""
 
     def change(folder: Path) -> None:
         values = json.loads((folder / name).read_text())
@@ -30,7 +30,7 @@ def _config(**changes: Any) -> Spoil:
 
 
 def _token_ids(*ids: int) -> Spoil:
-    """With tokens of such ids."""
+    """Add tokens of such ids."""
     more = {f"token {number}": number for number in ids}
     return _edited("tokenizer.json", lambda values: values["model"]["vocab"].update(more))
 
@@ -50,7 +50,7 @@ def _no_tokens(values: Any) -> None:
 
 
 def _tensors(count: int) -> Spoil:
-    """A header of so many."""
+    """Write a header of so many tensors."""
 
     def change(folder: Path) -> None:
         entry = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
@@ -70,7 +70,7 @@ def _instead(name: str, make: Callable[[Path], object]) -> Spoil:
 
 
 def _large(size_bytes: int) -> Callable[[Path], object]:
-    """A file of zeros that takes no room."""
+    """Write a file of zeros that takes no room."""
 
     def make(file: Path) -> None:
         file.touch()
@@ -121,7 +121,7 @@ READ_ELSEWHERE = frozenset({"a token of id 2**31", "10**9 layers", "300,000 tens
 
 
 def spoil(model: Path, folder: Path, kind: str) -> Path:
-    """A copy of a model's folder that is of that kind."""
+    """Copy a model's folder, and make it hostile."""
     shutil.copytree(model, folder)
     HOSTILE[kind](folder)
     return folder

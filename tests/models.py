@@ -55,7 +55,7 @@ XML_CALLS = """\
 
 
 def chat_template(calls: str, begin: str) -> str:
-    """begin: what tells a reader of the template how calls are written."""
+    """begin: the tag that tells a reader of the template how calls are written."""
     return TEMPLATE_FORM.replace("{calls}", calls).replace("{calls-begin}", begin)
 
 
@@ -65,7 +65,7 @@ XML_TEMPLATE = chat_template(XML_CALLS, "<tool_call><function=")
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """Dimensions as in config.json."""
+    """Dimensions in config.json."""
 
     num_hidden_layers: int = 2
     hidden_size: int = 64
@@ -106,10 +106,10 @@ def write_model(
     gain: float = 1.0,
     **changes: Any,
 ) -> Path:
-    """A whole model folder: config, weights, tokenizer, template. bits, group_size, mode: pack the
-    weights as MLX does. layers: how those are packed whose names end so; False: not at all. gain:
-    of the layers' matrices; with 3 an answer hardly says a token twice. changes: fields of
-    config.json, as mlx-lm knows them; a field that is ... is left out."""
+    """Write a whole model folder: config, weights, tokenizer, template. bits, group_size, mode:
+    pack the weights as MLX does. layers: the packing of layers by the end of their names; False:
+    none. gain: of the layers' matrices; with 3 an answer hardly says a token twice. changes: fields
+    of config.json, as mlx-lm knows them; a field that is ... is left out."""
     from tests.reference import classes_of
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -144,9 +144,9 @@ def write_model(
 def write_embedding_model(
     folder: Path, spec: ModelSpec = TINY, *, modules: bool = True, bare: bool = True, **how: Any
 ) -> Path:
-    """As Qwen3-Embedding is saved: no head, names without ``model.``, sentence-transformers' list
-    of modules, and a tokenizer that ends every text with <|endoftext|>. modules, bare: whether it
-    has that list and those names. how: as for write_model."""
+    """Write a model as Qwen3-Embedding is saved: no head, names without ``model.``, sentence-
+    transformers' list of modules, and a tokenizer that ends every text with <|endoftext|>. modules,
+    bare: whether it has that list and those names. how: as for write_model."""
     write_model(folder, spec, **how)
     file = str(folder / "model.safetensors")
     stored: dict[str, mx.array] = mx.load(file)  # type: ignore[assignment]
@@ -173,7 +173,7 @@ def write_modules(
     kinds: tuple[str, ...] = ("Transformer", "Pooling", "Normalize"),
     pooling: dict[str, Any] | None = None,
 ) -> None:
-    """modules.json, and the settings of the second one."""
+    """Write modules.json, and the settings of the second module."""
     modules = [
         {
             "idx": number,
@@ -191,7 +191,7 @@ def write_modules(
 
 
 def write_config(folder: Path, spec: ModelSpec, **changes: Any) -> Path:
-    """A model folder without weights. changes: fields of config.json; one that is ... is left
+    """Write a model folder without weights. changes: fields of config.json; one that is ... is left
     out."""
     folder.mkdir(parents=True, exist_ok=True)
     config = _config(spec, "bfloat16") | changes
@@ -208,8 +208,9 @@ def write_tokenizer(
     special: tuple[str, ...] = SPECIAL_TOKENS,
     plain: tuple[str, ...] = PLAIN_ADDED_TOKENS,
 ) -> None:
-    """Byte-level, one token per byte; tokens beyond those are words of their own number, so that
-    whatever a random model says is text. special, plain: tokens that are more than a byte."""
+    """Write a byte-level tokenizer, one token per byte. Tokens beyond those are words of their own
+    number, so that each token of a random model is text. special, plain: tokens of more than a
+    byte."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     words = [*alphabet, *special, *plain]
     words += [f"w{n}" for n in range(len(words), vocab_size)]
@@ -233,8 +234,8 @@ def write_tokenizer(
 
 
 def write_sentencepiece_tokenizer(folder: Path, *, leading_space: bool = True) -> None:
-    """As Llama 2's: signs for spaces, and byte tokens for what is no word. leading_space: whether
-    every text gets one, which decoding takes back; Gemma's get none."""
+    """Write a tokenizer like Llama 2's: signs for spaces, and byte tokens for unknown letters.
+    leading_space: whether every text gets one, which decoding takes back; Gemma's get none."""
     bytes_ = [f"<0x{byte:02X}>" for byte in range(BYTE_TOKENS)]
     merges = [("▁", "t"), ("▁t", "h"), ("▁th", "e"), ("▁", "▁"), ("▁▁", "▁▁"), ("e", "é")]
     letters = [*'▁theabcxyz{}":,.é你ши', "▁the!"]

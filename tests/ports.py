@@ -25,5 +25,4 @@ class HeldPort:
             self._socket.close()
 
     def close(self) -> None:
-        """Idempotent."""
         self._socket.close()

@@ -26,7 +26,7 @@ KINDS = ("keys", "values")
 
 
 def recall(token_ids: Sequence[int], num_layers: int, vocab_size: int) -> int:
-    """The token that follows these, without a cache."""
+    """Return the token that follows these, without a cache."""
     digest = hashlib.sha256()
     for layer in range(num_layers):
         for kind in range(2):
@@ -35,7 +35,6 @@ def recall(token_ids: Sequence[int], num_layers: int, vocab_size: int) -> int:
 
 
 def recall_many(prompt: Sequence[int], count: int, num_layers: int, vocab_size: int) -> list[int]:
-    """The next ``count`` tokens after a prompt."""
     tokens = list(prompt)
     for _ in range(count):
         tokens.append(recall(tokens, num_layers, vocab_size))
@@ -43,19 +42,19 @@ def recall_many(prompt: Sequence[int], count: int, num_layers: int, vocab_size: 
 
 
 def region_of(views: KVViews, layer: int, kind: str, number: int) -> mx.array:
-    """What stands in the keys or values of a segment's whole past, itself included: ``[start +
-    count, kv_heads, head_dim]``, read through the page map after the appends of the step."""
+    """Return the keys or values of a segment's whole past, itself included: ``[start + count,
+    kv_heads, head_dim]``, read through the page map after the appends of the step."""
     regions = views._layers[layer]
     return views._rows[regions.group].region(views._order.newest[layer], regions, kind, number)
 
 
 def positions_of(views: KVViews) -> np.ndarray:
-    """The positions of a step's rows in their sequences."""
+    """Return the positions of a step's rows in their sequences."""
     return np.concatenate([its.start + np.arange(its.count) for its in views.segments])
 
 
 def _slots(layer: int, kind: int, positions: np.ndarray, tokens: np.ndarray) -> bytes:
-    """What the slots of one region hold, as whole numbers ``[n, FIELDS]`` int32."""
+    """Return the content of a region's slots as whole numbers ``[n, FIELDS]`` int32."""
     columns = [np.full_like(positions, layer), np.full_like(positions, kind)]
     for values in (positions, tokens):
         columns += [values // DIGIT_BASE**d % DIGIT_BASE for d in range(DIGITS)]
@@ -78,7 +77,7 @@ class RecallModel:
     """Input tokens on which the forward raises."""
 
     def hidden(self, token_ids: mx.array, views: KVViews, rows: mx.array | None) -> mx.array | None:
-        """Its states are its logits."""
+        """Return logits: they stand for the states."""
         tokens, places = np.array(token_ids), positions_of(views)
         if self.failing_tokens & set(tokens.tolist()):
             raise RuntimeError("injected fault")
@@ -107,7 +106,7 @@ class RecallModel:
         return mx.array(rows.reshape(-1, spec.kv_heads, spec.head_dim))
 
     def _recalled(self, views: KVViews, segment: int, position: int) -> int:
-        """The hash of slots 0..position, as the cache has them."""
+        """Return the hash of slots 0..position, read from the cache."""
         digest = hashlib.sha256()
         for layer in range(len(self.shape.layers)):
             for kind, name in enumerate(KINDS):

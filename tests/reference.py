@@ -19,7 +19,7 @@ __all__ = ["classes_of", "initialize_rope", "lazy_reference", "load_model", "loa
 
 
 class Float32Embedding(nn.QuantizedEmbedding):  # type: ignore[misc]
-    """Rows in float32, whatever stands beside the codes."""
+    """An embedding whose rows are float32, whatever the type of its scales."""
 
     def __call__(self, ids: mx.array) -> mx.array:
         rows: mx.array = super().__call__(ids)
@@ -27,8 +27,8 @@ class Float32Embedding(nn.QuantizedEmbedding):  # type: ignore[misc]
 
 
 def load_reference(checkpoint: Checkpoint, *, stored: bool = False) -> Any:
-    """mlx-lm's model of that checkpoint, in float32, with codes as they are: unpacked they would be
-    rounded to the checkpoint's own 16 bits. stored: in the dtype that the checkpoint has."""
+    """Return mlx-lm's model in float32, with codes as they are: unpacked they would be rounded to
+    the checkpoint's own 16 bits. stored: in the checkpoint's own dtype."""
     model = lazy_reference(checkpoint)
     if not stored:
         model.set_dtype(mx.float32)
@@ -39,7 +39,7 @@ def load_reference(checkpoint: Checkpoint, *, stored: bool = False) -> Any:
 
 
 def lazy_reference(checkpoint: Checkpoint) -> Any:
-    """The same as it is stored, before its weights are read."""
+    """Return mlx-lm's model as it is stored, before its weights are read."""
     # Without a head of its own the model is built as if it were tied.
     config = {"tie_word_embeddings": checkpoint.spec.tied_embeddings or checkpoint.embeds}
     model, _ = load_model(

@@ -13,7 +13,7 @@ from metal_ext import CpuWorkers
 
 
 def sampling_of(sequence: Sequence) -> Sampling:
-    """How a sequence's next token is chosen, when all before the last one are computed."""
+    """Return how a sequence's next token is chosen, when all before the last one are computed."""
     sequence.progress.restart_at(sequence.num_tokens - 1)
     sampling = plan_entry(sequence, sequence.num_tokens, newest_plan=0).sampling
     assert sampling is not None
@@ -23,7 +23,7 @@ def sampling_of(sequence: Sequence) -> Sampling:
 def sample_next(
     logits: mx.array, sequences: SequenceOf[Sequence], workers: CpuWorkers | None = None
 ) -> list[Any]:
-    """The outcome of each sequence. logits: ``[R, vocab]``, one row for each."""
+    """Return the outcome of each sequence. logits: ``[R, vocab]``, one row for each."""
     state = sampling_state(sequences, logits.shape[-1])
     pending = sample(logits, [sampling_of(each) for each in sequences], state, workers)
     mx.eval(pending.arrays)

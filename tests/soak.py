@@ -60,7 +60,8 @@ class Pool:
 
     @property
     def excess(self) -> int:
-        """How much more is committed than the pool can account for; negative when there is room."""
+        """Return how much more is committed than the pool can account for; negative when there is
+        room."""
         known = self.live + self.partial_tail + self.mapped_ahead + self.cached
         known += self.quarantined + SLACK_BYTES
         return self.committed - known
@@ -68,8 +69,6 @@ class Pool:
 
 @dataclass
 class Outcome:
-    """What a run showed."""
-
     completed: int = 0
     aborted: int = 0
     errors: list[str] = field(default_factory=list)
@@ -84,7 +83,6 @@ class Outcome:
         return max(sample.committed for sample in self.samples)
 
     def problems(self) -> list[str]:
-        """What must not be."""
         found = list(self.errors)
         assert self.last is not None
         if self.last.live or self.last.quarantined:
@@ -102,7 +100,6 @@ class Outcome:
 
 
 async def read_pool(client: httpx2.AsyncClient) -> Pool:
-    """The pool's figures now."""
     text = (await client.get("/metrics")).text
     values = {
         sample.name: int(sample.value)
@@ -123,7 +120,7 @@ async def read_pool(client: httpx2.AsyncClient) -> Pool:
 
 
 async def one_request(client: httpx2.AsyncClient, rng: random.Random, outcome: Outcome) -> None:
-    """A streamed request that may be given up at any moment."""
+    """Send a streamed request that may be given up at any moment."""
     body = {
         "prompt": " ".join(rng.choices(WORDS, k=rng.randint(1, MAX_PROMPT_TOKENS // 7))),
         "max_tokens": rng.randint(1, MAX_NEW_TOKENS),
@@ -149,7 +146,7 @@ async def one_request(client: httpx2.AsyncClient, rng: random.Random, outcome: O
 
 
 async def send_all(url: str, requests: int, seed: int, outcome: Outcome) -> None:
-    """Keeps STREAMS requests under way until all have been sent and have ended."""
+    """Keep STREAMS requests under way until all have been sent and have ended."""
     numbers = iter(range(requests))
 
     async def stream(client: httpx2.AsyncClient) -> None:
@@ -173,7 +170,7 @@ async def send_all(url: str, requests: int, seed: int, outcome: Outcome) -> None
 
 
 async def settle(client: httpx2.AsyncClient, outcome: Outcome) -> None:
-    """Waits until memory has gone back, for as long as it may take."""
+    """Wait until memory has gone back, for as long as it may take."""
     ended = time.monotonic()
     while time.monotonic() - ended < RETURN_LIMIT_S:
         outcome.last = await read_pool(client)
@@ -185,7 +182,6 @@ async def settle(client: httpx2.AsyncClient, outcome: Outcome) -> None:
 
 
 def run(folder: Path, requests: int, seed: int) -> Outcome:
-    """One server, all requests."""
     outcome = Outcome()
     settings = folder / "soak.toml"
     settings.write_text(
@@ -204,7 +200,6 @@ def run(folder: Path, requests: int, seed: int) -> Outcome:
 
 
 def report(outcome: Outcome) -> str:
-    """The figures, as lines."""
     assert outcome.last is not None
     samples, last = outcome.samples, outcome.last
     busiest = max(samples, key=lambda sample: sample.live)
@@ -227,7 +222,6 @@ def report(outcome: Outcome) -> str:
 
 
 def main() -> int:
-    """1 when something was not as it must be."""
     parser = argparse.ArgumentParser(description="Random requests and aborts through the server.")
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)

@@ -80,7 +80,7 @@ NO_BSD_TOOL = {
 
 
 def faults(text: str) -> list[str]:
-    """What a Mac does not understand, line by line, of a Makefile or a script."""
+    """Return the lines of a Makefile or a script that a Mac does not understand."""
     found = []
     for number, line in enumerate(text.splitlines(), 1):
         code = re.sub(r"(^|\s)#.*", "", line)
@@ -96,7 +96,6 @@ def faults(text: str) -> list[str]:
 
 
 def commands_on_macos(workflow: Path) -> str:
-    """All that the jobs on macOS run."""
     jobs = yaml.safe_load(workflow.read_text())["jobs"].values()
     macs = [job for job in jobs if "macos" in str(job["runs-on"])]
     return "\n".join(step["run"] for job in macs for step in job["steps"] if "run" in step)

@@ -32,7 +32,7 @@ def arguments(folder: Path, program: str, *flags: str) -> list[str]:
 
 
 def at_a_terminal(command: list[str]) -> str:
-    """What the command says there."""
+    """Run a command at a terminal, and return its output."""
     leader, follower = pty.openpty()
     with subprocess.Popen(command, stdout=follower, stderr=follower) as process:
         os.close(follower)

@@ -31,7 +31,6 @@ class ToolUse:
     result: str
 
     def messages(self) -> list[dict[str, Any]]:
-        """The assistant's call and the tool's answer."""
         call = {"type": "function", "function": {"name": self.name, "arguments": self.arguments}}
         message: dict[str, Any] = {"role": "assistant", "content": None, "tool_calls": [call]}
         if self.thought:
@@ -226,7 +225,6 @@ class Corpus:
         return Exchange(question, rng.choice(topic.thoughts), rng.choice(topic.answers))
 
     def _fresh(self, rng: random.Random) -> Exchange:
-        """A question that stands alone."""
         if rng.random() < 0.06:
             return Exchange(*generated.exercise(rng, self.words), verbatim=True)
         topic = rng.choices(self.topics, self._weights)[0]
@@ -267,7 +265,6 @@ class Corpus:
         return [self._fresh(rng) for _ in range(rng.randint(2, 4))]
 
     def chat(self, rng: random.Random) -> Chat:
-        """A conversation of one to four exchanges."""
         exchanges = [self._worded(exchange, rng) for exchange in self._exchanges(rng)]
         thinking = bool(exchanges[-1].thought) and rng.random() < 0.5
         return Chat(exchanges, self._system(rng), thinking)

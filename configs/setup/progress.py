@@ -31,13 +31,12 @@ class State:
     """How far pip is, as one line."""
 
     def __init__(self, packages: int) -> None:
-        """packages: how many there are about; 0 where that is not known."""
+        """packages: about how many pip will collect; 0 where that is not known."""
         self._packages = packages
         self._begun = 0
         self.text = "begins"
 
     def read(self, line: str) -> None:
-        """Take a line of its output."""
         line = line.strip()
         if found := COLLECTING.match(line):
             self._begun += 1
@@ -59,7 +58,7 @@ class Display:
         self._began_s = self._shown_s = time.monotonic()
 
     def show(self, text: str) -> None:
-        """Show how far it is, where that is due."""
+        """Print the state, if it is time for that."""
         now_s = time.monotonic()
         line = f"  {now_s - self._began_s:4.0f} s  {text}"[:MAX_COLUMNS]
         if self._terminal:
@@ -69,7 +68,6 @@ class Display:
             self._write(f"{line}\n")
 
     def end(self, text: str) -> None:
-        """Write the last line."""
         begin = "\r\x1b[K" if self._terminal else ""
         self._write(f"{begin}  {time.monotonic() - self._began_s:4.0f} s  {text}\n")
 
@@ -124,7 +122,6 @@ def run(command: list[str], log: Path, packages: int) -> int:
 
 
 def main() -> int:
-    """Run what the command line names."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--log", type=Path, required=True)
     parser.add_argument("--lock", type=Path)

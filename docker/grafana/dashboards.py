@@ -15,12 +15,11 @@ BOARDS = {"service.json": service.BOARD, "memory.json": memory.BOARD}
 
 
 def texts() -> dict[str, str]:
-    """What each file holds, by its name."""
+    """Return the text of each file by its name."""
     return {name: json.dumps(board.json(), indent=2) + "\n" for name, board in BOARDS.items()}
 
 
 def main() -> int:
-    """All files."""
     stale = [name for name, text in texts().items() if _written(name) != text]
     if "--check" in sys.argv[1:]:
         print(f"not what the code makes: {stale}" if stale else "boards are what the code makes")

@@ -19,7 +19,7 @@ SYSTEM = f"max (quire_system_memory_total_bytes{{{CHOSEN}}})"
 
 
 def recorded(rule: str) -> str:
-    """A ratio that is recorded for each instance: the highest."""
+    """Return a panel's query for a recorded ratio: the highest of the instances."""
     return f"max (quire:{rule}{{{CHOSEN}}})"
 
 

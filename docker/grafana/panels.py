@@ -20,7 +20,7 @@ GOOD, WARNING, CRITICAL = "green", "orange", "red"
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """An expression, and what its series are called."""
+    """An expression, and the legend of its series."""
 
     expr: str
     legend: str = "__auto"
@@ -28,7 +28,7 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """What one picture shows. Thresholds go up: ``(from, colour)``; below the first is good."""
+    """A picture. Thresholds go up: ``(from, colour)``; below the first is good."""
 
     title: str
     description: str
@@ -63,7 +63,7 @@ class Board:
     rows: Sequence[Row]
 
     def json(self) -> Json:
-        """What Grafana is provisioned with."""
+        """Return the JSON that Grafana is provisioned with."""
         return {
             "annotations": {"list": [_alerts()]},
             "description": self.description,
@@ -82,7 +82,7 @@ class Board:
 
 
 def _laid_out(rows: Sequence[Row]) -> list[Json]:
-    """Panels from left to right, on the next line where there is no room."""
+    """Place panels from left to right, and on the next line where there is no room."""
     placed: list[Json] = []
     y = 0
     for row in rows:
@@ -153,7 +153,7 @@ def _stat(panel: Panel) -> Json:
 
 
 def _heatmap(panel: Panel) -> Json:
-    """Of a histogram's buckets, as Prometheus has them: cumulative, named by their upper bound."""
+    """Show a histogram's buckets as Prometheus has them: cumulative, named by their upper bound."""
     return {
         "fieldConfig": {"defaults": {}, "overrides": []},
         "options": {
@@ -192,7 +192,7 @@ def _field_config(panel: Panel, custom: Json) -> Json:
 
 
 def _variables() -> list[Json]:
-    """Which quire: natively on the host or in a container (job), and which of them (instance)."""
+    """Return the variables job (natively on the host, or in a container) and instance."""
     return [
         _variable("job", "Where", f"label_values({JOBS}, job)"),
         _variable("instance", "Instance", 'label_values(up{job=~"$job"}, instance)'),
@@ -214,7 +214,7 @@ def _variable(name: str, label: str, query: str) -> Json:
 
 
 def _alerts() -> Json:
-    """Marks on all panels where an alert fired."""
+    """Mark on all panels the times at which an alert fired."""
     return {
         "name": "Alerts",
         "datasource": DATASOURCE,

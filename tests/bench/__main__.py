@@ -60,7 +60,8 @@ class Size:
     sets_work: SetsWork
 
     def with_rounds(self, most: int) -> "Size":
-        """The same with so many rounds of every part, however long they take."""
+        """Return the same size with another number of rounds of every part, without a time
+        limit."""
         changed: dict[str, Any] = {
             field.name: Rounds(most, math.inf)
             for field in fields(self)
@@ -87,8 +88,6 @@ FULL = Size(
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """As they were given."""
-
     parts: tuple[str, ...]
     size: Size
     contest: Contest
@@ -102,17 +101,16 @@ class Options:
 
     @property
     def threads(self) -> int:
-        """Of all sides."""
         return self.contest.threads
 
     def instruction_set(self, part: str) -> str:
-        """What our side of a part runs with, where its rows do not say: what it chooses itself."""
+        """Return the set that our side of a part runs with by its own choice."""
         elsewhere = self.contest.ours_url is not None and part == "serving"
         return "not known" if elsewhere else metal_ext.instruction_sets()[0]
 
 
 def read_options(arguments: Sequence[str] | None, description: str | None) -> Options:
-    """Ends the program with a message when they make no sense."""
+    """Parse the command line; end the program with a message where it makes no sense."""
     asked = _parser(description).parse_args(arguments)
     parts = asked.only or DEFAULT_PARTS
     size = QUICK if asked.quick else FULL
@@ -211,7 +209,7 @@ def _url(text: str) -> str:
 
 
 def _checked(parse: Callable[[str], Parsed]) -> Callable[[str], Parsed]:
-    """The parser's own words about what is wrong."""
+    """Turn a parser's ValueError into argparse's own error."""
 
     def checked(text: str) -> Parsed:
         try:
@@ -223,7 +221,6 @@ def _checked(parse: Callable[[str], Parsed]) -> Callable[[str], Parsed]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs what was asked for; returns the exit code."""
     options = read_options(arguments, __doc__)
     # What Ctrl-C does ends every server that was started.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -249,7 +246,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: Options) -> list[Part]:
-    """The parts that were asked for."""
     size, contest, threads = options.size, options.contest, options.threads
     with tempfile.TemporaryDirectory(prefix="quire-bench-") as name:
         folder = Path(name)

@@ -33,23 +33,22 @@ class Case:
 
     @property
     def requests(self) -> int:
-        """In all streams together."""
         return self.streams * self.requests_per_stream
 
     def load(self, seed: int) -> Load:
-        """With prompts that no other seed gives."""
+        """Return the load of this case; no other seed gives its prompts."""
         chars = self.prompt_tokens - TEMPLATE_TOKENS  # a letter is a token
         return Load(self.streams, self.requests, chars, self.max_tokens, seed, self.time_limit_s)
 
     def warm_up(self) -> "Case":
-        """A short one, that nobody counts."""
+        """Return a short case whose figures are not kept."""
         prompt_tokens = min(self.prompt_tokens, WARM_UP_PROMPT_TOKENS)
         return Case(self.streams, prompt_tokens, WARM_UP_ANSWER_TOKENS, 1, self.time_limit_s)
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Of one server in one case: one entry per round."""
+    """The figures of one server in one case: one entry per round."""
 
     tokens_per_s: list[float] = field(default_factory=list)
     """Not a number where the server does not report usage: chunks are no tokens."""
@@ -64,7 +63,6 @@ class Measured:
     than once."""
 
     def note(self, result: LoadResult) -> None:
-        """Adds a round."""
         self.tokens_per_s.append(result.tokens_per_s)
         self.ttft_ms.append(1e3 * statistics.median(result.ttfts_s))
         self.decode_per_s.append(Figures.of([a.decode_per_s for a in result.answers]).median)
@@ -77,7 +75,6 @@ Seen = dict[tuple[str, Case], Measured]
 
 
 def nothing_seen() -> Seen:
-    """Before the first round."""
     return defaultdict(Measured)
 
 
@@ -88,7 +85,7 @@ def compare_round(
     number: int,
     seeds: Iterator[int],
 ) -> None:
-    """Every case on every server. Whoever goes first in one round goes last in the next."""
+    """Run every case on every server. The order of servers is reversed in every other round."""
     for case in cases:
         for contestant in contestants[:: -1 if number % 2 else 1]:
             run_case(contestant, case.warm_up(), next(seeds))
@@ -107,8 +104,8 @@ def run_case(contestant: Contestant, case: Case, seed: int) -> LoadResult:
 
 
 def check_whole(contestant: Contestant, result: LoadResult, case: Case) -> None:
-    """Raises BrokenError unless all were answered, and in full where the model is ours: servers
-    that do different work cannot be compared."""
+    """Raise BrokenError unless every request was answered, and in full where the model is ours:
+    servers that do different work cannot be compared."""
     label = contestant.label
     if result.errors:
         raise BrokenError(f"{label}: {len(result.errors)} requests failed: {result.errors[0]}")
@@ -131,8 +128,8 @@ LeastRatio = Callable[[str, Case], float | None]
 def rate_rows(
     name: str, seen: Seen, labels: Sequence[str], cases: Sequence[Case], least: LeastRatio
 ) -> list[Row]:
-    """Tokens per second, of the first label beside each of the others. least: the ratio that a row
-    should reach, by the peer's label and the case."""
+    """Compare tokens per second of the first label with each of the others. least: the ratio that a
+    row should reach, by the peer's label and the case."""
     rows = []
     for case in cases:
         for peer in labels[1:]:
@@ -152,7 +149,7 @@ def ttft_rows(
     least: LeastRatio,
     name: Callable[[Case], str],
 ) -> list[Row]:
-    """Medians of the times to the first text, as rate_rows."""
+    """Compare medians of the times to the first text. least: as for rate_rows."""
     return [
         Row.lower_is_better(
             f"time to first token, {name(case)}",
@@ -167,7 +164,7 @@ def ttft_rows(
 
 
 def facts(name: str, seen: Seen, cases: Sequence[Case]) -> list[tuple[str, str]]:
-    """How much was done, what each server counts, and what the load client took of a core."""
+    """Say how much was done, what each server counts, and what the load client took of a core."""
     rounds = max(len(measured.ttft_ms) for measured in seen.values())
     share = max(max(measured.client_share) for measured in seen.values())
     asked = cases[0]
@@ -192,5 +189,4 @@ def facts(name: str, seen: Seen, cases: Sequence[Case]) -> list[tuple[str, str]]
 
 
 def streams_text(streams: int) -> str:
-    """Singular and plural."""
     return "1 stream" if streams == 1 else f"{streams} streams"

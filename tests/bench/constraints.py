@@ -55,7 +55,7 @@ SCHEMA = {"type": "array", "items": PERSON, "minItems": 10**6}
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Of steps that decode one token of every stream: medians, microseconds per row."""
+    """Medians over steps that decode one token of every stream, microseconds per row."""
 
     free: float
     """A step without constraints."""
@@ -66,7 +66,7 @@ class StepTimes:
 
 
 class Timed:
-    """A constraint with a stopwatch, which all of a step share."""
+    """A constraint with a stopwatch, which all constraints of a step share."""
 
     def __init__(self, constraint: TokenConstraint, seconds: list[float]) -> None:
         self._constraint = constraint
@@ -88,7 +88,7 @@ class Timed:
 
 
 def run_constraints(rounds: Rounds, threads: int, folder: Path) -> Part:
-    """In this process. folder: where the model goes."""
+    """Run in this process. folder: where the model goes."""
     model = write_endless_model(folder / "constraints", SERVING)
     constraint = asyncio.run(compile_schema(model, SCHEMA))
     times = [_measure(model, threads, constraint) for _ in rounds]
@@ -96,7 +96,6 @@ def run_constraints(rounds: Rounds, threads: int, folder: Path) -> Part:
 
 
 async def compile_schema(model: Path, schema: dict[str, Any]) -> TokenConstraint:
-    """A schema for the tokens of a model."""
     tokenizer, checkpoint = Tokenizer(model), read_checkpoint(model)
     stops = frozenset(checkpoint.eos_token_ids)
     compiler = GrammarCompiler(
@@ -111,7 +110,7 @@ async def compile_schema(model: Path, schema: dict[str, Any]) -> TokenConstraint
 
 
 def rows(times: list[StepTimes]) -> list[Row]:
-    """One figure per round: what is judged, and how much of it is the grammar's."""
+    """Return a row for all that constraints cost, and one for the grammar's part of it."""
     step = ("2-layer step", [one.free for one in times])
     name = f"constraints, {STREAMS} streams"
     cost = Row.lower_is_better(name, "us/row", [one.cost for one in times], step)
@@ -120,7 +119,7 @@ def rows(times: list[StepTimes]) -> list[Row]:
 
 
 def _measure(folder: Path, threads: int, constraint: TokenConstraint) -> StepTimes:
-    """Steps of two engines take turns, so that both meet the same weather."""
+    """Let steps of two engines take turns, so that a busy machine slows both alike."""
     seconds = [0.0]
     free = _engine(folder, threads, None)
     bound = _engine(folder, threads, Timed(constraint, seconds))
@@ -141,7 +140,7 @@ def _timed(loop: EngineLoop) -> float:
 
 
 def _engine(model: Path, threads: int, constraint: TokenConstraint | None) -> EngineLoop:
-    """An engine whose streams are all being answered."""
+    """Return an engine whose streams are all being answered."""
     config = replace(
         CONFIG,
         page_bytes=None,

@@ -50,7 +50,7 @@ KERNELS = re.compile(r"kernels: (\w+)")
 
 @dataclass(frozen=True, slots=True)
 class SetsWork:
-    """How much a round asks of each server."""
+    """The cases that a round asks of each server."""
 
     prompts: tuple[int, ...]
     """Their tokens."""
@@ -61,16 +61,14 @@ class SetsWork:
 
 @dataclass(frozen=True, slots=True)
 class Cases:
-    """What every server is asked in a round."""
-
     prompts: list[Case]
     decodes: list[Case]
     whole: list[Case]
 
     @classmethod
     def of(cls, work: SetsWork) -> "Cases":
-        """A prompt's first token, since an answer needs a second one to be measured; answers to
-        short prompts; and both together."""
+        """Return prompts alone (two tokens each, as the first one's time needs a second one),
+        answers to short prompts, and both together."""
         return cls(
             [
                 Case(1, n, 2, SHORT_PROMPT_REQUESTS if n <= SHORT_PROMPT_TOKENS else 1, MAX_LOAD_S)
@@ -82,13 +80,12 @@ class Cases:
 
     @property
     def all(self) -> list[Case]:
-        """In their order."""
         return [*self.prompts, *self.decodes, *self.whole]
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """The same numbers, as either side has them."""
+    """The same numbers in the formats of either side."""
 
     ours: Path
     theirs: Path
@@ -98,7 +95,7 @@ class Weights:
 
     @classmethod
     def of(cls, store: ModelStore, programs: Path, *, quantised: bool) -> "Weights":
-        """programs: where llama-quantize is. Raises BrokenError."""
+        """programs: the folder of llama-quantize. Raises BrokenError."""
         try:
             if quantised:
                 theirs = store.gguf_quantised(programs / "llama-quantize")
@@ -110,7 +107,7 @@ class Weights:
             raise BrokenError(f"llama-quantize failed: {error.stderr.decode()[-200:]}") from error
 
     def text(self) -> str:
-        """How much both sides read for a token."""
+        """Say how many bytes each side reads for a token."""
         ours, theirs = (weight_bytes(model) / 1e9 for model in (self.ours, self.theirs))
         form = f"4 bits, but {LLAMA_SERVER}'s embedding has 6" if self.quantised else "bfloat16"
         return f"{form}: {ours:.3f} GB of quire, {theirs:.3f} GB of {LLAMA_SERVER}"
@@ -118,7 +115,7 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """Of one instruction set."""
+    """The figures of one instruction set."""
 
     seen: Seen
     read: list[float]
@@ -168,7 +165,8 @@ def run_instruction_sets(
 def _contestants(
     name: str, threads: int, weights: Weights, builds: llama.Builds
 ) -> list[Startable]:
-    """Of an instruction set, ours first. A log at its default level says what quire runs with."""
+    """Return the programs of an instruction set, ours first. quire's log at its default level names
+    the set that it runs with."""
     settings = ["--log-level", "info", "--set", f"engine.instruction_set={name}"]
     plain = quire(weights.ours, threads).told(OURS, *settings)
     ours = [plain]
@@ -182,7 +180,8 @@ def _contestants(
 
 
 def rounded_activations(name: str, *, quantised: bool) -> str | None:
-    """What an instruction set rounds x to as llama.cpp does; None where it has no use for it."""
+    """Return the type to which x is rounded as llama.cpp does; None where the set has no use for
+    it."""
     if quantised:
         return None if name == "amx" else "int8"
     return "bfloat16" if name == "bf16" else None
@@ -196,7 +195,7 @@ def _measure(
     number: int,
     contest: Contest,
 ) -> None:
-    """A round of one instruction set."""
+    """Run a round of one instruction set."""
     with ExitStack() as stack:
         servers = [stack.enter_context(Server(its, contest.threads)) for its in programs]
         for server in servers:
@@ -207,7 +206,7 @@ def _measure(
 
 
 def check_instruction_set(server: Server, name: str) -> None:
-    """Raises BrokenError when a server runs with another one."""
+    """Raise BrokenError when a server runs with another set."""
     if isinstance(server.program, LlamaServer):
         maps = Path(f"/proc/{server.pid}/maps").read_text()
         running, wanted = loaded_kernels(maps), str(server.program.kernels.resolve())
@@ -220,7 +219,8 @@ def check_instruction_set(server: Server, name: str) -> None:
 
 
 def loaded_kernels(maps: str) -> str:
-    """The folder of llama.cpp's kernels, by a process's map of its memory; empty without any."""
+    """Return the folder of llama.cpp's kernels by a process's map of its memory; empty without
+    any."""
     found = re.search(rf"(/.*)/{re.escape(llama.LIBRARY)}[.0-9]*$", maps, re.MULTILINE)
     return found[1] if found else ""
 
@@ -229,7 +229,7 @@ def loaded_kernels(maps: str) -> str:
 
 
 def _rows(found: Measurement, cases: Cases, weights: Weights, name: str) -> list[Row]:
-    """Of one instruction set: ours with float32 activations first."""
+    """Return the rows of one instruction set, those with float32 activations first."""
     rows: list[Row] = []
     rounded = rounded_activations(name, quantised=weights.quantised)
     sides = {OURS: ""} | ({} if rounded is None else {ROUNDED: f", {rounded} activations"})
@@ -256,7 +256,7 @@ def _prompt_rows(seen: Seen, label: str, ending: str, cases: Sequence[Case]) -> 
 
 
 def prompt_rates(tokens: int, ttft_ms: Sequence[float]) -> list[float]:
-    """Tokens of a prompt over the time to the first token, per second."""
+    """Return tokens of a prompt over the time to the first token, per second."""
     return [1e3 * tokens / ms for ms in ttft_ms]
 
 
@@ -273,7 +273,8 @@ def _decode_rows(seen: Seen, label: str, ending: str, cases: Sequence[Case]) -> 
 
 
 def _streaming_row(found: Measurement, label: str, ending: str, weights: Weights) -> Row:
-    """How fast a decode at batch 1 reads the weights, which it reads once for every token."""
+    """Compare how fast a decode at batch 1 reads the weights, once for every token, with the read
+    probe."""
     size = weight_bytes(weights.ours)
     streamed = [size * rate / 1e9 for rate in found.seen[label, ALONE].decode_per_s]
     least = LEAST_OF_READ_BANDWIDTH if weights.quantised else None
@@ -282,7 +283,6 @@ def _streaming_row(found: Measurement, label: str, ending: str, weights: Weights
 
 
 def _whole_rows(seen: Seen, label: str, ending: str, cases: Sequence[Case]) -> list[Row]:
-    """Tokens of answers per second, and times to the first ones."""
     labels, name = [label, LLAMA_SERVER], f"{PROMPT_TOKENS} in, {ANSWER_TOKENS} out{ending}"
     return [
         *rate_rows(name, seen, labels, cases, lambda _, case: LEAST_WHOLE.get(case.streams)),
@@ -297,7 +297,8 @@ def _whole_rows(seen: Seen, label: str, ending: str, cases: Sequence[Case]) -> l
 
 
 def sets_text(ran: Sequence[str]) -> str:
-    """What ran, what was not asked for, and what this processor does not have."""
+    """Name the sets that ran, those that were not asked for, and those that this processor
+    lacks."""
     has = llama.here()
     left = [name for name in has if name not in ran]
     missing = [name for name in llama.FLAGS if "dotprod" not in (name, *has) and name not in has]
@@ -310,7 +311,7 @@ def sets_text(ran: Sequence[str]) -> str:
 
 
 def _shares_text(found: Measurement, weights: Weights) -> str:
-    """Of every side at one stream, by its own weights' bytes."""
+    """Return each side's share of the read bandwidth at one stream, by its own weights' bytes."""
     read, shares = statistics.median(found.read), []
     for label in sorted({label for label, _ in found.seen}):
         size = weight_bytes(weights.theirs if label == LLAMA_SERVER else weights.ours)
@@ -320,7 +321,7 @@ def _shares_text(found: Measurement, weights: Weights) -> str:
 
 
 def _work_facts(found: Sequence[Measurement]) -> list[tuple[str, str]]:
-    """How much was done, and what the load client and other programs took of a core."""
+    """Say how much was done, and what the load client and other programs took of a core."""
     measured = [its for one in found for its in one.seen.values()]
     rounds = max(len(its.ttft_ms) for its in measured)
     share = max(max(its.client_share) for its in measured)

@@ -18,7 +18,6 @@ LAST_RESORT_S = 10.0
 
 
 def main() -> None:
-    """The command."""
     name, *arguments = sys.argv[1:]
     # What Ctrl-C does ends both servers in order.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -41,8 +40,8 @@ def _serve(name: str) -> None:
 
 
 def _obey() -> NoReturn:
-    """A byte on standard input asks how many products there have been. Its end means that the
-    starter is gone, and nobody needs a server."""
+    """Answer each byte on standard input with the number of products so far. At the input's end the
+    starter is gone: end the server."""
     while os.read(0, 1):
         os.write(1, f"\n{PRODUCTS} {fast_products()}\n".encode())
     os.kill(os.getpid(), signal.SIGTERM)
@@ -51,7 +50,7 @@ def _obey() -> NoReturn:
 
 
 def fast_products() -> int:
-    """How many products of this process have gone through the fast BLAS."""
+    """Return how many products of this process have gone through the fast BLAS."""
     try:
         count = ctypes.CDLL(None).bench_blas_calls
     except AttributeError:

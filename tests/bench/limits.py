@@ -24,12 +24,12 @@ COMPILE_TIMEOUT_S = 120.0
 
 
 class CompilerError(OSError):
-    """A library of the benchmark's cannot be compiled; a sentence."""
+    """A library of the benchmark's cannot be compiled; the message is a sentence."""
 
 
 def compiled(folder: Path, options: Sequence[str]) -> Path:
-    """A folder's texts as one library, compiled once for each text and each set of options. Raises
-    CompilerError."""
+    """Compile a folder's sources into one library, once for each text and each set of options.
+    Raises CompilerError."""
     texts = [file.read_bytes() for file in sorted(folder.iterdir())]
     text = b"".join([*texts, " ".join((*COMPILER_OPTIONS, *options)).encode()])
     file = BUILD / f"{folder.name}-{hashlib.sha256(text).hexdigest()[:16]}.{sys.platform}"
@@ -39,7 +39,7 @@ def compiled(folder: Path, options: Sequence[str]) -> Path:
 
 
 def _compile(file: Path, sources: Sequence[Path], options: Sequence[str]) -> None:
-    """Whole or not at all: others may compile at the same time."""
+    """Write the library whole or not at all: others may compile at the same time."""
     names = [os.environ["CXX"]] if os.environ.get("CXX") else COMPILERS
     compiler = next((found for name in names if (found := shutil.which(name))), None)
     if compiler is None:
@@ -65,7 +65,7 @@ CALM_CORES = 0.1
 
 
 def read_bandwidth_text(threads: int) -> str:
-    """As of now. Raises CompilerError without a compiler."""
+    """Measure now. Raises CompilerError without a compiler."""
     with ReadProbe(MEMORY_BYTES, threads) as probe:
         return f"{probe.best_bytes_per_s() / 1e9:.1f} GB/s of {MEMORY_BYTES >> 20} MiB"
 
@@ -95,7 +95,6 @@ class ReadProbe:
         self._memory = None
 
     def best_bytes_per_s(self) -> float:
-        """The best of some passes of each way that is left."""
         return max(self._pass_bytes_per_s() for _ in range(PASSES))
 
     def _pass_bytes_per_s(self) -> float:
@@ -116,7 +115,6 @@ class ReadProbe:
 
 @cache
 def library() -> ctypes.CDLL:
-    """The folder native."""
     native = ctypes.CDLL(str(compiled(NATIVE, OPTIONS)))
     size, seconds, pointer = ctypes.c_size_t, ctypes.c_double, ctypes.c_void_p
     signatures: dict[str, tuple[type, list[type]]] = {
@@ -134,7 +132,7 @@ def library() -> ctypes.CDLL:
 
 @dataclass(frozen=True, slots=True)
 class Busy:
-    """Processor time so far. Seconds."""
+    """Processor seconds so far."""
 
     at_s: float
     machine_s: float
@@ -144,7 +142,6 @@ class Busy:
 
     @classmethod
     def now(cls) -> "Busy":
-        """As the system counts it: in hundredths of a second."""
         times = psutil.cpu_times()._asdict()
         # The time of guests is in user and nice already.
         idle = sum(times.get(name, 0.0) for name in ("idle", "iowait", "guest", "guest_nice"))
@@ -156,12 +153,12 @@ class Busy:
         return cls(time.monotonic(), sum(times.values()) - idle, ours_s)
 
     def others_since(self, before: "Busy") -> float:
-        """How many cores others took, on average."""
+        """Return how many cores other programs took, on average."""
         others_s = (self.machine_s - before.machine_s) - (self.ours_s - before.ours_s)
         return max(0.0, others_s / (self.at_s - before.at_s))
 
 
 def others_text(cores: float) -> str:
-    """cores: the most that others ever took."""
+    """cores: the most that other programs took in a round."""
     advice = "" if cores <= CALM_CORES else ": NOT CALM, run it again"
     return f"at most {100 * cores:.0f} % of one core{advice}"

@@ -62,11 +62,10 @@ ASK = (
 
 
 class BuildError(OSError):
-    """There is no such llama-server; a sentence."""
+    """There is no such llama-server; the message is a sentence."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.bench.llama",
         description=__doc__,
@@ -88,8 +87,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def here() -> list[str]:
-    """The instruction sets of this processor that llama.cpp is built for, best first. Raises
-    BuildError for a processor without any."""
+    """Return this processor's instruction sets that llama.cpp is built for, best first. Raises
+    BuildError without any."""
     names = [name for name in metal_ext.instruction_sets() if name in FLAGS]
     if not names:
         raise BuildError(f"this processor has none of {', '.join(FLAGS)}")
@@ -97,21 +96,21 @@ def here() -> list[str]:
 
 
 class Builds:
-    """What lies below a folder. Everything raises BuildError where it is not there."""
+    """The builds below a folder. Everything raises BuildError where it is missing."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder.absolute()
 
     @property
     def programs(self) -> Path:
-        """The folder with llama-server and llama-quantize."""
         found = self.find_programs()
         if found is None:
             raise BuildError(f"none lies below {self._folder}: python -m tests.bench.llama")
         return found
 
     def find_programs(self) -> Path | None:
-        """The same, or None where they have not been built."""
+        """Return the folder with llama-server and llama-quantize, or None before they were
+        built."""
         for name in FLAGS:
             folder = self._folder / name / "bin"
             if all((folder / program).exists() for program in PROGRAMS):
@@ -120,8 +119,7 @@ class Builds:
         return None
 
     def kernels(self, name: str) -> Path:
-        """The folder with the kernels of an instruction set, which have been asked whether they
-        are."""
+        """Return the folder with the kernels of an instruction set, whose features were checked."""
         folder = self._folder / name / "bin"
         if not (folder / LIBRARY).exists():
             raise BuildError(
@@ -136,19 +134,19 @@ class Builds:
 
 
 def version() -> str:
-    """Of the package with the sources, and its name."""
+    """Return the name and version of the package with the sources."""
     name, number = LOCK.read_text().split(" ")[0].split("==")
     return f"{name} {number}"
 
 
 def features(name: str) -> set[str]:
-    """What the kernels of an instruction set answer yes to."""
+    """Return the features that the kernels of an instruction set must report."""
     flags = {flag.lower() for flag in FLAGS[name]}
     return flags & set(ASKED)
 
 
 def _check_sources(folder: Path) -> None:
-    """Raises BuildError when a folder was built from another version."""
+    """Raise BuildError when a folder was built from another version."""
     cache = (folder / "CMakeCache.txt").read_text()
     found = re.search(r"^CMAKE_HOME_DIRECTORY:INTERNAL=(.+)$", cache, re.MULTILINE)
     source = Path(found[1]).resolve() if found else Path()
@@ -157,7 +155,7 @@ def _check_sources(folder: Path) -> None:
 
 
 def _features(library: Path) -> set[str]:
-    """What a library of kernels answers yes to, in a process of its own."""
+    """Return the features that a library of kernels reports, in a process of its own."""
     command = [sys.executable, "-c", ASK, str(library), *ASKED]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
@@ -169,7 +167,7 @@ def _features(library: Path) -> set[str]:
 
 
 def build(folder: Path, names: Sequence[str]) -> None:
-    """Everything that is not there yet. names: instruction sets, best first. Raises BuildError."""
+    """Build whatever is missing. names: instruction sets, best first. Raises BuildError."""
     whole = names[0] if Builds(folder).find_programs() is None else ""
     has = _processor_flags()
     for name in names:
@@ -182,8 +180,8 @@ def build(folder: Path, names: Sequence[str]) -> None:
 
 
 def definitions(name: str, has: Collection[str]) -> list[str]:
-    """What cmake is told of the instructions: of every one that llama.cpp may be built with. has:
-    what Linux says that the processor has."""
+    """Return cmake's options for every instruction that llama.cpp may be built with. has: the
+    processor's flags by Linux."""
     wanted = {flag for flag in FLAGS[name] if flag not in SOMETIMES or SOMETIMES[flag] in has}
     known = dict.fromkeys(flag for flags in FLAGS.values() for flag in flags)
     return [f"-DGGML_{flag}={'ON' if flag in wanted else 'OFF'}" for flag in known]
@@ -192,14 +190,13 @@ def definitions(name: str, has: Collection[str]) -> list[str]:
 def commands(
     source: Path, folder: Path, defined: Sequence[str], targets: Sequence[str]
 ) -> list[list[str]]:
-    """What builds some targets into a folder."""
     cmake, ninja = _program("cmake"), _program("ninja")
     configure = [cmake, "-S", str(source), "-B", str(folder), *COMMON, *defined]
     return [[*configure, f"-DCMAKE_MAKE_PROGRAM={ninja}"], [ninja, "-C", str(folder), *targets]]
 
 
 def sources(folder: Path) -> Path:
-    """llama.cpp's, fetched and unpacked once: whole or not at all."""
+    """Return llama.cpp's sources, fetched and unpacked once: whole or not at all."""
     unpacked = folder / _unpacked()
     if not unpacked.is_dir():
         folder.mkdir(parents=True, exist_ok=True)
@@ -219,12 +216,11 @@ def sources(folder: Path) -> Path:
 
 
 def _unpacked() -> str:
-    """The archive's folder."""
     return version().replace("-", "_").replace(" ", "-")
 
 
 def _without_git(source: Path) -> None:
-    """The archive carries a part of a repository: ninja would wait for its index for ever."""
+    """Remove the archive's part of a repository: ninja would wait for its index for ever."""
     git = source / ".git"
     if git.is_dir():
         shutil.rmtree(git)
@@ -233,7 +229,7 @@ def _without_git(source: Path) -> None:
 
 
 def _program(name: str) -> str:
-    """Beside this Python, or on the path."""
+    """Find a program beside this Python, or on the path."""
     beside = str(Path(sys.executable).parent)
     found = shutil.which(name, path=os.pathsep.join([beside, os.environ.get("PATH", "")]))
     if found is None:
@@ -242,7 +238,7 @@ def _program(name: str) -> str:
 
 
 def _processor_flags() -> set[str]:
-    """Linux's list; everything where it has none."""
+    """Return Linux's list of the processor's flags; all that matter on other systems."""
     try:
         found = re.search(r"^flags\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     except OSError:
@@ -251,7 +247,7 @@ def _processor_flags() -> set[str]:
 
 
 def _run(command: Sequence[str]) -> None:
-    """With a low priority; what it says goes to the terminal."""
+    """Run with a low priority, its output on the terminal."""
     done = subprocess.run(["nice", "-n", str(NICE), *command], stdout=sys.stderr)
     if done.returncode != 0:
         raise BuildError(f"{Path(command[0]).name} ended with code {done.returncode}")

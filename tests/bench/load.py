@@ -36,7 +36,6 @@ class Unchunker:
         self._left = 0  # of the current chunk, with the line end that follows it
 
     def feed(self, data: bytes) -> bytes:
-        """What the bytes add to the body."""
         parts: list[bytes] = []
         while data:
             if self._left > 0:
@@ -56,7 +55,8 @@ class Unchunker:
 
 @dataclass(slots=True)
 class ReplyParser:
-    """A streamed answer as it comes in. Times are those of the reads that brought the events."""
+    """A streamed answer that is parsed as it comes in. Times are those of the reads that brought
+    events."""
 
     text_times_s: list[float] = field(default_factory=list)
     """One for each read that brought text."""
@@ -72,7 +72,7 @@ class ReplyParser:
     _rest: bytes = b""
 
     def feed(self, data: bytes, now_s: float) -> None:
-        """Takes in what one read brought. Nothing more is taken in after a fault."""
+        """Parse the bytes of one read. Nothing is parsed after a fault."""
         if self.fault is not None:
             return
         if not self._in_body:
@@ -90,7 +90,7 @@ class ReplyParser:
         self._take(self._rest + data, now_s)
 
     def error(self) -> str | None:
-        """Why the connection's end was not the answer's; None when all is well."""
+        """Return why the connection's end was not the answer's; None when all is well."""
         if self.fault is not None:
             return self.fault
         if self.status != 200:
@@ -109,7 +109,7 @@ class ReplyParser:
             self._unchunker = Unchunker()
 
     def _take(self, body: bytes, now_s: float) -> None:
-        """Looks at the events that are whole; an event ends with an empty line."""
+        """Parse the events that are whole; an event ends with an empty line."""
         end = max(body.rfind(b"\n\n"), body.rfind(b"\n\r\n"))
         if end < 0 or self.status != 200:
             self._rest = body
@@ -134,7 +134,7 @@ GRACE_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A server and the name it knows its model by."""
+    """A server, and its name of the model."""
 
     host: str
     port: int
@@ -150,8 +150,8 @@ class Target:
         return cls(url.hostname, url.port or 80, url.path.rstrip("/"), model)
 
     def request(self, prompt: str, max_tokens: int) -> bytes:
-        """A chat request of the likeliest answer. No seed: some servers do not batch requests with
-        one. One request per connection, so that a server without keep-alive is no exception."""
+        """Return a chat request for the likeliest answer. It has no seed, as some servers do not
+        batch requests with one, and a connection of its own."""
         fields = {
             "model": self.model,
             "messages": [{"role": "user", "content": prompt}],
@@ -171,7 +171,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one request was given, and when. Seconds of ``time.perf_counter``."""
+    """The answer to one request. Times are ``time.perf_counter`` seconds."""
 
     started_s: float
     ended_s: float
@@ -182,13 +182,13 @@ class Answer:
 
     @property
     def ttft_s(self) -> float | None:
-        """Time to the first text; None when there was none."""
+        """Return the time to the first text; None when there was none."""
         return self.text_times_s[0] - self.started_s if self.text_times_s else None
 
     @property
     def decode_per_s(self) -> float:
-        """Tokens after the first one, over the time between first and last text; not a number where
-        there is no such time, or no count."""
+        """Return tokens after the first one over the time between first and last text; not a number
+        where there is no such time, or no count."""
         if self.completion_tokens == 0 or len(self.text_times_s) < 2:
             return math.nan
         return (self.completion_tokens - 1) / (self.text_times_s[-1] - self.text_times_s[0])
@@ -206,29 +206,26 @@ class Exchange(asyncio.Protocol):
         self._closed: asyncio.Future[float] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Sends the request whole."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
-        """Hands a read to the parser. The end of the answer, or a fault, ends the exchange."""
+        """Give a read to the parser. The end of the answer, or a fault, ends the exchange."""
         self.parser.feed(data, time.perf_counter())
         if self.parser.done or self.parser.fault is not None:
             self.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Notes the end; what it means, the parser knows."""
         if not self._closed.done():
             self._closed.set_result(time.perf_counter())
 
     def abort(self) -> None:
-        """Leaves without waiting for the rest."""
         if self._transport is not None:
             self._transport.abort()
 
     async def answer(self, timeout_s: float) -> Answer:
-        """What came until the connection ended, or until the time was up."""
+        """Wait until the connection ends, or until the time is up."""
         error: str | None = None
         try:
             ended_s = await asyncio.wait_for(asyncio.shield(self._closed), timeout_s)
@@ -247,7 +244,7 @@ class Exchange(asyncio.Protocol):
 
 
 async def start(target: Target, prompt: str, max_tokens: int) -> Exchange:
-    """Sends a chat request. Raises OSError when nobody listens."""
+    """Send a chat request. Raises OSError where nothing listens."""
     loop = asyncio.get_running_loop()
     request, started_s = target.request(prompt, max_tokens), time.perf_counter()
     async with asyncio.timeout(CONNECT_TIMEOUT_S):
@@ -259,8 +256,6 @@ async def start(target: Target, prompt: str, max_tokens: int) -> Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How much to ask."""
-
     streams: int
     requests: int
     """In all streams together."""
@@ -273,44 +268,40 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class LoadResult:
-    """What a load was given."""
-
     answers: list[Answer]
     client_cpu_s: float
 
     @property
     def errors(self) -> list[str]:
-        """What went wrong."""
         return [answer.error for answer in self.answers if answer.error is not None]
 
     @property
     def seconds(self) -> float:
-        """From the first request to the last end."""
+        """Return the time from the first request to the last end."""
         started = min(answer.started_s for answer in self.answers)
         return max(answer.ended_s for answer in self.answers) - started
 
     @property
     def tokens_per_s(self) -> float:
-        """Generated tokens of all streams; not a number when a text came without a count."""
+        """Return generated tokens of all streams; not a number when a text came without a count."""
         if any(a.text_times_s and a.completion_tokens == 0 for a in self.answers):
             return math.nan
         return sum(answer.completion_tokens for answer in self.answers) / self.seconds
 
     @property
     def client_share(self) -> float:
-        """How much of one core the client itself used."""
+        """Return the share of one core that the client itself used."""
         return self.client_cpu_s / self.seconds
 
     @property
     def ttfts_s(self) -> list[float]:
-        """Times to the first text."""
         return [answer.ttft_s for answer in self.answers if answer.ttft_s is not None]
 
 
 def together_per_s(answers: Sequence[Answer]) -> float:
-    """Tokens of all streams per second while every stream is given some: from the last first text
-    to the first last one. A text counts as the tokens that usage says there are for each text after
-    the first. Not a number where there is no such time, or no count."""
+    """Return the tokens of all streams per second while every stream gets some: from the last first
+    text to the first last one. A text counts as the tokens that usage has for each text after the
+    first. Not a number where there is no such time, or no count."""
     if any(a.completion_tokens == 0 or len(a.text_times_s) < 2 for a in answers):
         return math.nan
     begun_s = max(a.text_times_s[0] for a in answers)
@@ -325,7 +316,8 @@ def together_per_s(answers: Sequence[Answer]) -> float:
 
 
 def make_prompt(seed: int, index: int, chars: int) -> str:
-    """Random words that no other seed and index give; they differ from the first letter on."""
+    """Return random words that no other seed and index give; they differ from the first letter
+    on."""
     draw = random.Random(f"{seed} {index}")
     letters = draw.choices(string.ascii_lowercase, k=chars)
     for place in range(7, chars - 1, 8):
@@ -334,7 +326,7 @@ def make_prompt(seed: int, index: int, chars: int) -> str:
 
 
 async def run_load(target: Target, load: Load) -> LoadResult:
-    """Runs a load to its end. What goes wrong is in the answers; raises OSError when nobody
+    """Run a load to its end. Failed requests are among the answers; raises OSError where nothing
     listens."""
     deadline_s = time.perf_counter() + load.time_limit_s
     prompts = (make_prompt(load.seed, i, load.prompt_chars) for i in range(load.requests))
@@ -347,7 +339,7 @@ async def run_load(target: Target, load: Load) -> LoadResult:
 async def _stream(
     target: Target, prompts: Iterator[str], max_tokens: int, deadline_s: float
 ) -> list[Answer]:
-    """One stream: takes prompts that no other stream has taken."""
+    """Send prompts that no other stream has taken, one after the other."""
     answers: list[Answer] = []
     for prompt in prompts:
         left_s = deadline_s - time.perf_counter()

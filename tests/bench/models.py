@@ -55,7 +55,6 @@ NO_MERGE = "\u0100 \u0100"
 
 
 def write_gguf(model: Path, out: Path) -> None:
-    """Raises ImportError without the package ``gguf``, and KeyError for weights that are packed."""
     from gguf import GGUFWriter
 
     config = json.loads((model / "config.json").read_text())
@@ -78,7 +77,7 @@ def write_gguf(model: Path, out: Path) -> None:
 
 
 def tensor_name(name: str, architecture: str) -> str:
-    """What GGUF calls a weight. Raises KeyError when it has no name for it."""
+    """Return GGUF's name of a weight. Raises KeyError when there is none."""
     name = name.removeprefix("language_model.")
     if not name.startswith(MODEL):
         raise KeyError(name)
@@ -131,7 +130,7 @@ def _add_recurrence(writer: Any, config: dict[str, Any]) -> None:
 
 
 def _add_tokenizer(writer: Any, model: Path, vocab_size: int) -> None:
-    """Words that only fill the vocabulary are typed NORMAL: of others llama.cpp writes no text."""
+    """Type words that only fill the vocabulary as NORMAL: llama.cpp writes no text of others."""
     from gguf import TokenType
 
     tokenizer = json.loads((model / "tokenizer.json").read_text())
@@ -155,8 +154,8 @@ def _add_tokenizer(writer: Any, model: Path, vocab_size: int) -> None:
 
 
 def _add_tensor(writer: Any, name: str, array: mx.array) -> None:
-    """Matrices in bfloat16; vectors, convolutions and routers in float32,
-    as llama.cpp wants them, and what a state decays by without its logarithm."""
+    """Store matrices in bfloat16, and vectors, convolutions and routers in float32, as llama.cpp
+    wants them. A state's decay is stored without its logarithm."""
     from gguf import GGMLQuantizationType
 
     if name.endswith(".ssm_a"):
@@ -227,7 +226,7 @@ def write_endless_model(
 
 
 class ModelStore:
-    """The same weights in several forms, below one folder: made once, used by every run after."""
+    """The same weights in several forms below one folder, made once and used by every run after."""
 
     def __init__(self, folder: Path, kind: Published) -> None:
         self._folder = folder
@@ -235,27 +234,24 @@ class ModelStore:
 
     @property
     def is_read_whole(self) -> bool:
-        """Whether a token's step reads all weights, and not those of chosen experts alone."""
+        """Return whether a token's step reads all weights, not those of chosen experts alone."""
         return "num_experts" not in self._kind.fields
 
     def bfloat16(self) -> Path:
-        """As published."""
-
         def write(folder: Path) -> None:
             write_endless_model(folder, self._kind.spec, "bfloat16", **self._kind.fields)
 
         return self._made("-bfloat16", write)
 
     def quantised(self) -> Path:
-        """MLX's 4 bits in groups of 64."""
         return self._made("-4-bit", lambda folder: quantise(self.bfloat16(), folder))
 
     def gguf(self) -> Path:
-        """As published, for llama.cpp. Raises ImportError without the package ``gguf``."""
+        """Raises ImportError without the package ``gguf``."""
         return self._made(".gguf", lambda file: write_gguf(self.bfloat16(), file))
 
     def gguf_quantised(self, llama_quantize: Path) -> Path:
-        """llama.cpp's 4 bits in groups of 32, as its own program makes them: an embedding that is
+        """Return llama.cpp's 4 bits in groups of 32, made by its own program: an embedding that is
         the head too has 6. Raises ImportError, and CalledProcessError."""
 
         def write(file: Path) -> None:
@@ -265,7 +261,8 @@ class ModelStore:
         return self._made("-q4_0.gguf", write)
 
     def _made(self, ending: str, write: Callable[[Path], object]) -> Path:
-        """Whole or not at all, so that an interrupted run leaves nothing that looks right."""
+        """Write a file whole or not at all, so that an interrupted run leaves nothing that looks
+        right."""
         dimensions = "-".join(str(number) for number in asdict(self._kind.spec).values())
         family = self._kind.fields.get("model_type", "qwen3")
         path = self._folder / f"{family}-{dimensions}{ending}"
@@ -278,7 +275,7 @@ class ModelStore:
 
 
 def quantise(source: Path, made: Path) -> Path:
-    """The same model with MLX's 4 bits, of every matrix."""
+    """Pack every matrix of a model in MLX's 4 bits."""
     shutil.copytree(source, made, ignore=shutil.ignore_patterns("*.safetensors"))
     config = json.loads((source / "config.json").read_text())
     weights = mx.load(str(source / "model.safetensors"))
@@ -290,8 +287,8 @@ def quantise(source: Path, made: Path) -> Path:
 
 
 def _quantised(weights: Weights, config: Config) -> Weights:
-    """Every matrix, the embedding among them; routers in 8 bits, as mlx-lm has them. config gets
-    what it takes to read them."""
+    """Pack every matrix, the embedding among them; routers in 8 bits, as mlx-lm has them. config
+    gets the fields for reading them."""
     quantization: Config = {"group_size": QUANTISED_GROUP, "bits": QUANTISED_BITS}
     packed: Weights = {}
     for name, array in weights.items():
@@ -310,13 +307,14 @@ def _quantised(weights: Weights, config: Config) -> Weights:
 
 
 def weight_bytes(model: Path) -> int:
-    """Of all weights: what a token's step reads once, since a tied embedding is the head too.
-    model: a folder, or a GGUF file."""
+    """Return the bytes of all weights, which a token's step reads once: a tied embedding is the
+    head too. model: a folder, or a GGUF file."""
     files = list(model.glob("*.safetensors")) if model.is_dir() else [model]
     return sum(file.stat().st_size for file in files)
 
 
 def _letters(vocab_size: int) -> list[bool]:
-    """Which tokens are printable ASCII: the byte-level alphabet, sorted, begins with them."""
+    """Return for each token whether it is printable ASCII: the sorted byte-level alphabet begins
+    with it."""
     printable = ASCII - ord("!") - 1
     return [number < printable for number in range(vocab_size)]

@@ -41,19 +41,18 @@ class Program:
     """Whether the benchmark made its model, so that all lengths are known."""
 
     def command(self, port: int, threads: int) -> list[str]:
-        """Through tests.bench.launch."""
         command = [sys.executable, "-m", "tests.bench.launch", self.name]
         return [*command, *self.arguments, "--host", HOST, "--port", str(port)]
 
     def told(self, label: str, *arguments: str) -> "Program":
-        """The same by another name, with further arguments."""
+        """Return the same program under another name, with further arguments."""
         return replace(self, label=label, arguments=(*self.arguments, *arguments))
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A server of somebody else's, by its command line. {port} and {threads} stand for themselves;
-    it has to listen on the loopback interface."""
+    """A server of another project, by its command line, which must listen on the loopback
+    interface. {port} and {threads} are replaced."""
 
     label: str
     line: str
@@ -63,14 +62,13 @@ class Command:
 
     @classmethod
     def parse(cls, text: str) -> "Command":
-        """Of NAME=COMMAND. Raises ValueError."""
+        """Parse NAME=COMMAND. Raises ValueError."""
         label, line = named(text)
         if "{port}" not in line:
             raise ValueError(f"{text!r}: the command has no {{port}}")
         return cls(label, line)
 
     def command(self, port: int, threads: int) -> list[str]:
-        """The words of the line."""
         values = {"{port}": str(port), "{threads}": str(threads)}
         words = shlex.split(self.line)
         for name, value in values.items():
@@ -80,7 +78,7 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class LlamaServer:
-    """A llama-server that was built here, on weights of the benchmark's."""
+    """A llama-server that llama.py built, on weights of the benchmark's."""
 
     programs: Path
     """The folder that it lies in."""
@@ -98,12 +96,13 @@ class LlamaServer:
 
     @property
     def variables(self) -> Mapping[str, str]:
-        """The loader looks there before it looks where the program was linked."""
+        """Return the loader's first folder, before those that the program was linked with."""
         before = os.environ.get("LD_LIBRARY_PATH")
         return {"LD_LIBRARY_PATH": f"{self.kernels}:{before}" if before else str(self.kernels)}
 
     def command(self, port: int, threads: int) -> list[str]:
-        """As many threads for prompts as for answers; no second cache of prompts, and no page."""
+        """Use as many threads for prompts as for answers, no second cache of prompts, and no
+        page."""
         arguments = {
             "-m": self.weights,
             "--host": HOST,
@@ -122,15 +121,14 @@ Startable = Program | Command | LlamaServer
 
 
 def quire(folder: Path, threads: int) -> Program:
-    """Our own server, with its defaults."""
     arguments = ["serve", str(folder), "--kv-backend", "posix", "--served-model-name", "bench"]
     arguments += ["--threads", str(threads), "--log-level", "warning"]
     return Program(OURS, "quire", tuple(arguments), "bench")
 
 
 def mlx_lm_server(folder: Path, concurrency: int) -> Program:
-    """mlx-lm's server on a float32 model, the only ones that it multiplies fast: it may batch as
-    many requests as there are streams, in both phases."""
+    """Return mlx-lm's server on a float32 model, the only ones that it multiplies fast. It may
+    batch as many requests as there are streams, in both phases."""
     arguments = ["--model", str(folder), "--log-level", "WARNING"]
     arguments += ["--decode-concurrency", str(concurrency)]
     arguments += ["--prompt-concurrency", str(concurrency)]
@@ -140,7 +138,7 @@ def mlx_lm_server(folder: Path, concurrency: int) -> Program:
 
 
 def named(text: str) -> tuple[str, str]:
-    """NAME=REST, taken apart. Raises ValueError."""
+    """Split NAME=REST. Raises ValueError."""
     label, equals, rest = text.partition("=")
     if not label or not equals or not rest:
         raise ValueError(f"{text!r} is not NAME=...")
@@ -161,7 +159,7 @@ class BrokenError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Remote:
-    """A server that somebody else has started, at an OpenAI base URL."""
+    """A server that runs already, at an OpenAI base URL."""
 
     label: str
     target: Target
@@ -169,7 +167,7 @@ class Remote:
 
     @classmethod
     def at(cls, label: str, url: str) -> "Remote":
-        """url: with or without its /v1. Raises BrokenError when nobody answers there."""
+        """url: with or without its /v1. Raises BrokenError where nothing answers."""
         base = url.rstrip("/")
         base = base if base.endswith("/v1") else f"{base}/v1"
         asked = Target.of(base, "")
@@ -178,13 +176,12 @@ class Remote:
 
     @classmethod
     def parse(cls, text: str) -> tuple[str, str]:
-        """NAME=URL, as label and URL. Raises ValueError."""
+        """Parse NAME=URL. Raises ValueError."""
         label, url = named(text)
         Target.of(url, "")
         return label, url
 
     def check(self) -> None:
-        """Asks for its models."""
         find_model(self.label, self.target)
 
 
@@ -236,23 +233,20 @@ class Server:
 
     @property
     def pid(self) -> int:
-        """Of the process that was started."""
         return self._process.pid
 
     def check(self) -> None:
-        """Raises BrokenError when the server has ended by itself."""
+        """Raise BrokenError when the server has ended by itself."""
         code = self._process.poll()
         if code is not None:
             raise BrokenError(f"{self.program.label} ended with code {code}:\n{self.log_tail()}")
 
     def log(self) -> str:
-        """All that the server wrote."""
         # The child shares this file's position: only reading at an offset leaves it where it is.
         size = os.fstat(self._log.fileno()).st_size
         return os.pread(self._log.fileno(), size, 0).decode(errors="replace")
 
     def log_tail(self) -> str:
-        """The last lines that the server wrote."""
         return "\n".join(self.log().splitlines()[-LOG_LINES:])
 
     def _wait_until_healthy(self) -> None:
@@ -267,7 +261,6 @@ class Server:
             time.sleep(POLL_S)
 
     def _end(self) -> None:
-        """Asks, waits, then insists."""
         if self._process.poll() is None:
             self._process.terminate()
             try:
@@ -280,7 +273,8 @@ class Server:
         self._held.close()
 
     def _check_products(self) -> None:
-        """A comparison where one side multiplies with another BLAS would say nothing."""
+        """Raise BrokenError where mlx-lm multiplied without the fast BLAS: the comparison would say
+        nothing."""
         if sys.platform != "linux":
             return
         assert self._process.stdin is not None
@@ -321,7 +315,7 @@ def fast_blas(threads: int) -> dict[str, str]:
 
 
 def _environment(program: Startable, threads: int) -> dict[str, str]:
-    """Only who must prove its products has the fast BLAS, as ours and others come without it."""
+    """Return a program's variables. A program that must prove its products gets the fast BLAS."""
     ours = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
     fast = fast_blas(threads) if program.proves_products else {}
     own = dict(program.variables) if isinstance(program, LlamaServer) else {}
@@ -329,13 +323,13 @@ def _environment(program: Startable, threads: int) -> dict[str, str]:
 
 
 def _healthy(port: int) -> bool:
-    """Whether a server answers, and has loaded its model. Not all have a page for that."""
+    """Return whether a server answers, and has loaded its model. Not all have a page for that."""
     status = _get(HOST, port, "/health")[0]
     return (_get(HOST, port, "/v1/models")[0] if status == 404 else status) == 200
 
 
 def find_model(label: str, target: Target) -> str:
-    """The name of the first model that a server offers. Raises BrokenError."""
+    """Return the name of the first model that a server offers. Raises BrokenError."""
     status, body = _get(target.host, target.port, f"{target.path}/models")
     if status != 200:
         raise BrokenError(f"{label}: no list of models: {status or 'no answer'}")
@@ -346,7 +340,7 @@ def find_model(label: str, target: Target) -> str:
 
 
 def _get(host: str, port: int, path: str) -> tuple[int, bytes]:
-    """Status, 0 when nobody answers, and body."""
+    """Return status, 0 when nothing answers, and body."""
     connection = HTTPConnection(host, port, timeout=REPLY_TIMEOUT_S)
     try:
         connection.request("GET", path)
@@ -360,7 +354,7 @@ def _get(host: str, port: int, path: str) -> tuple[int, bytes]:
 
 @dataclass(frozen=True, slots=True)
 class Contest:
-    """Who takes part in a comparison: quire, mlx-lm's server, and the peers that are named."""
+    """The servers of a comparison: quire, mlx-lm's server, and the peers that are named."""
 
     threads: int
     seeds: Iterator[int]
@@ -374,7 +368,8 @@ class Contest:
 
     @contextmanager
     def servers(self, ours: Program, mlx_lm: Program) -> Iterator[list[Contestant]]:
-        """All of them at once, ours first. What was started here ends here."""
+        """Start all servers at once and yield them, ours first; at the end, end those that were
+        started here."""
         with ExitStack() as stack:
 
             def start(program: Startable) -> Contestant:

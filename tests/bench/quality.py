@@ -61,27 +61,26 @@ HEADINGS = (
 
 
 def log_softmax(logits: Numbers) -> Numbers:
-    """Logarithms of probabilities, of each row."""
     shifted = logits - logits.max(axis=-1, keepdims=True)
     logs: Numbers = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
     return logs
 
 
 def kl(exact: Numbers, logits: Numbers) -> Numbers:
-    """KL(exact || logits) of each row of logits, in nats."""
+    """Return KL(exact || logits) of each row, in nats."""
     p, q = log_softmax(exact), log_softmax(logits)
     divergence: Numbers = (np.exp(p) * (p - q)).sum(axis=-1)
     return divergence
 
 
 def agreement(exact: Numbers, logits: Numbers) -> float:
-    """The share of rows with the same best token."""
+    """Return the share of rows with the same best token."""
     return float((exact.argmax(axis=-1) == logits.argmax(axis=-1)).mean())
 
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """Of one side."""
+    """The distance of one side from the exact logits."""
 
     positions: int
     mean: float
@@ -93,13 +92,11 @@ class Quality:
 
     @classmethod
     def of(cls, exact: Numbers, logits: Numbers) -> "Quality":
-        """Both have a row for each position."""
         found = kl(exact, logits)
         high = float(np.percentile(found, 99))
         return cls(len(found), float(found.mean()), high, agreement(exact, logits))
 
     def cells(self) -> tuple[str, ...]:
-        """As the table has them."""
         return (
             str(self.positions), f"{self.mean:.1e}", f"{self.high:.1e}", f"{100 * self.same:.2f} %"
         )  # fmt: skip
@@ -124,7 +121,7 @@ class ExactModel:
         self.vocab_size = len(self._embedding)
 
     def logits(self, prompts: Sequence[Sequence[int]]) -> Numbers:
-        """Of ``tokens``, at all positions of all prompts, one prompt after the other."""
+        """Return the logits of ``tokens`` at all positions, one prompt after the other."""
         positions = np.concatenate([np.arange(len(ids)) for ids in prompts])
         ends = [int(end) for end in np.cumsum([len(ids) for ids in prompts])[:-1]]
         x = self._embedding[np.concatenate(prompts)].astype(np.float64)
@@ -139,7 +136,7 @@ class ExactModel:
         return logits
 
     def _attended(self, layer: str, x: Numbers, positions: Ids, ends: list[int]) -> Numbers:
-        """ends: where each prompt but the last one ends."""
+        """ends: the end of each prompt but the last one."""
         its = f"{layer}.self_attn"
         size = self._config["head_dim"]
         q, k, v = (
@@ -169,7 +166,8 @@ class ExactModel:
         return self._stored(name).astype(np.float64)
 
     def _stored(self, name: str) -> npt.NDArray[np.float32]:
-        """In float32, which all stored numbers are, or codes times a scale rounded to it."""
+        """Return a matrix in float32, which holds all stored numbers; codes are multiplied by a
+        scale rounded to it."""
         weight = self._weights[f"{name}.weight"]
         if f"{name}.scales" in self._weights:
             scales, biases = (
@@ -181,7 +179,7 @@ class ExactModel:
 
 
 def turned(x: Numbers, positions: Ids, theta: float) -> Numbers:
-    """RoPE of [tokens, heads, size], whose pairs are a half of the size apart."""
+    """Apply RoPE to [tokens, heads, size], whose pairs are a half of the size apart."""
     half = x.shape[-1] // 2
     angles = np.outer(positions, theta ** (-np.arange(half) / half))[:, None]
     sin, cos = np.sin(angles), np.cos(angles)
@@ -190,7 +188,7 @@ def turned(x: Numbers, positions: Ids, theta: float) -> Numbers:
 
 
 def attention(q: Numbers, k: Numbers, v: Numbers) -> Numbers:
-    """Causal, of one prompt: [tokens, heads, size], of k and v fewer heads."""
+    """Attend causally within one prompt: [tokens, heads, size]; k and v may have fewer heads."""
     group = q.shape[1] // k.shape[1]
     k, v = (np.repeat(rows, group, axis=1).transpose(1, 0, 2) for rows in (k, v))
     scores = q.transpose(1, 0, 2) @ k.transpose(0, 2, 1) / np.sqrt(q.shape[-1])
@@ -205,8 +203,6 @@ def attention(q: Numbers, k: Numbers, v: Numbers) -> Numbers:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A model, and what it reads."""
-
     name: str
     weights: str
     folder: Path
@@ -221,7 +217,7 @@ def quire_logits(
     workers: metal_ext.CpuWorkers,
     kept: KVFormat,
 ) -> Numbers:
-    """Ours, each prompt in one step. kept: what K and V are kept in."""
+    """Compute each prompt in one step. kept: the format of K and V."""
     model = load_model(checkpoint, lambda *_: None, workers)
     found = []
     for ids in prompts:
@@ -235,14 +231,14 @@ def quire_logits(
 def mlx_logits(
     checkpoint: Checkpoint, prompts: Sequence[Sequence[int]], tokens: Ids, *, stored: bool
 ) -> Numbers:
-    """mlx-lm's. stored: in the dtype that the checkpoint has, else in float32."""
+    """stored: compute in the checkpoint's dtype, else in float32."""
     model = load_reference(checkpoint, stored=stored)
     found = [model(mx.array([ids]))[0].astype(mx.float32) for ids in prompts]
     return np.concatenate([np.array(its)[:, tokens] for its in found]).astype(np.float64)
 
 
 def side_text(ran: Sequence[tuple[str, str]]) -> str:
-    """Pairs of activations and an instruction set, as a row names them."""
+    """Name a row's pairs of activations and instruction set."""
     of_set: dict[str, list[str]] = {}
     for activations, name in ran:
         of_set.setdefault(name, []).append(activations)
@@ -258,8 +254,8 @@ Row = tuple[str, Quality]
 def quire_rows(
     subject: Subject, exact: Numbers, sets: Sequence[str], threads: int, kept: KVFormat
 ) -> list[Row]:
-    """Of all activations and sets; what is equal bit for bit is one row. kept: as for
-    quire_logits; where it is not float32, a last row shows what that would give."""
+    """Return a row for each result that differs in a bit, over all activations and sets. kept: as
+    for quire_logits; where it is not float32, a last row has K and V in float32."""
     checkpoint, tokens = read_checkpoint(subject.folder), subject.model.tokens
     rows: dict[bytes, Quality] = {}
     ran: dict[bytes, list[tuple[str, str]]] = {}
@@ -285,7 +281,8 @@ def quire_rows(
 
 
 def mlx_rows(subject: Subject, exact: Numbers) -> Iterator[Row]:
-    """In bfloat16, and in float32; of the first prompts, where all would take too long."""
+    """Yield mlx-lm in bfloat16 and in float32, on the first prompts where all would take too
+    long."""
     checkpoint, tokens = read_checkpoint(subject.folder), subject.model.tokens
     prompts = subject.prompts[: MLX_PROMPTS.get(subject.name)]
     first = exact[: sum(len(ids) for ids in prompts)]
@@ -298,7 +295,8 @@ def mlx_rows(subject: Subject, exact: Numbers) -> Iterator[Row]:
 
 
 def demo_prompts(tokenizer: Path, count: int, length: int) -> list[list[int]]:
-    """Conversations and prose that the demo model was made from, in turns. length: tokens."""
+    """Return conversations and prose that the demo model was made from, in turns. length:
+    tokens."""
     encoder = Tokenizer.from_file(str(tokenizer))
     texts = (conversations(DEMO / "text" / "dialogues.txt"), prose(DEMO / "text" / "prose.txt"))
     ids = [encoder.encode(text, add_special_tokens=False).ids for text in texts]
@@ -309,13 +307,12 @@ def demo_prompts(tokenizer: Path, count: int, length: int) -> list[list[int]]:
 
 
 def prose(file: Path) -> str:
-    """All paragraphs of a file."""
     lines = [line for line in file.read_text().splitlines() if not line.startswith("#")]
     return "\n".join(lines)
 
 
 def conversations(file: Path) -> str:
-    """All of a file, as the demo's template writes them without thoughts."""
+    """Return all conversations of a file, in the demo's template without thoughts."""
     turns = (line.partition(": ") for line in prose(file).splitlines())
     return "".join(
         f"<|im_start|>{ROLES[who]}\n{said}<|im_end|>\n" for who, _, said in turns if who in ROLES
@@ -323,14 +320,14 @@ def conversations(file: Path) -> str:
 
 
 def random_prompts(tokens: Ids, count: int, length: int) -> list[list[int]]:
-    """Of tokens that a model has an embedding for."""
+    """Draw prompts from the tokens that a model has an embedding for."""
     rng = np.random.default_rng(SEED)
     prompts: list[list[int]] = rng.choice(tokens, (count, length)).tolist()
     return prompts
 
 
 def demo_subject(form: str, made: Path) -> Subject:
-    """The demo model. made: an empty folder for other forms of it."""
+    """made: an empty folder for other forms of the demo model."""
     stored = DEMO / "model"
     folder = stored if form == "bfloat16" else quantise(stored, made / "demo-4-bit")
     prompts = demo_prompts(stored / "tokenizer.json", *PROMPTS["demo"])
@@ -338,7 +335,7 @@ def demo_subject(form: str, made: Path) -> Subject:
 
 
 def random_subject(form: str, folder: Path) -> Subject:
-    """The random model. folder: where it is, or goes."""
+    """folder: where the random model is, or goes."""
     store = ModelStore(folder, KINDS[RANDOM])
     path = store.bfloat16() if form == "bfloat16" else store.quantised()
     model = ExactModel(path)
@@ -350,14 +347,12 @@ def random_subject(form: str, folder: Path) -> Subject:
 
 
 def print_rows(subject: Subject, rows: Iterator[Row] | list[Row]) -> None:
-    """Lines of the table."""
     for side, its in rows:
         cells = (subject.name, subject.weights, side, *its.cells())
         print(f"| {' | '.join(cells)} |", flush=True)
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """What the command line asks for."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.bench.quality",
         description=__doc__,
@@ -377,7 +372,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit code."""
     asked = parse(arguments)
     has = metal_ext.instruction_sets()
     sets = asked.sets.split(",") if asked.sets else has
@@ -398,7 +392,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def measure(subject: Subject, sets: Sequence[str], asked: argparse.Namespace) -> None:
-    """Prints all sides of a model."""
     exact = subject.model.logits(subject.prompts)
     kept = KVFormat(asked.kv)
     print_rows(subject, quire_rows(subject, exact, sets, asked.threads, kept))

@@ -55,12 +55,11 @@ def run_serving(rounds: Rounds, requests_per_stream: int, folder: Path, contest:
 
 
 def cases_of(requests_per_stream: int) -> list[Case]:
-    """By the number of streams."""
     return [Case(n, PROMPT_TOKENS, MAX_TOKENS, requests_per_stream) for n in STREAMS]
 
 
 def least_ratio(peer: str, case: Case) -> float | None:
-    """What is promised beside mlx-lm's server; other peers have no target here."""
+    """Return the ratio that is promised beside mlx-lm's server; other peers have none."""
     return TARGETS[case.streams] if peer == MLX_LM else None
 
 
@@ -72,7 +71,8 @@ MAX_ADDED_MS = 2.0
 
 
 def run_front(rounds: Rounds, threads: int, folder: Path) -> Part:
-    """Of both, in pairs. folder: where the models go. Raises BrokenError."""
+    """Ask a model directly and behind the front of several models, in pairs. folder: where the
+    models go. Raises BrokenError."""
     model = write_endless_model(folder / "front" / "one", SERVING)
     shutil.copytree(model, folder / "front" / "two")
     # The first one that it lists is the one that is asked.

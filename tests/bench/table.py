@@ -11,13 +11,13 @@ HEADINGS = ("row", "instruction set", "quire", "peer", "ratio", "target", "")
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """Rounds that stop by themselves on a machine that is slower than expected."""
+    """Rounds that stop by themselves on a slow machine."""
 
     most: int
     limit_s: float
 
     def __iter__(self) -> Iterator[int]:
-        """Numbers from 0: at least one, and none that would begin after the limit."""
+        """Yield numbers from 0: at least one, and none that would begin after the limit."""
         deadline_s = time.monotonic() + self.limit_s
         for number in range(self.most):
             if number and time.monotonic() > deadline_s:
@@ -27,25 +27,21 @@ class Rounds:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What a row should reach, and whether it did."""
-
     text: str
     met: bool
 
     @classmethod
     def at_least(cls, ratio: float, least: float) -> "Goal":
-        """For a ratio."""
         return cls(f"ratio >= {least:g}", ratio >= least)
 
     @classmethod
     def at_most(cls, value: float, most: float, unit: str) -> "Goal":
-        """For our own figure."""
         return cls(f"<= {most:.0f} {unit}", value <= most)
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One per round."""
+    """The median, the lowest and the highest of the rounds."""
 
     median: float
     low: float
@@ -53,13 +49,12 @@ class Figures:
 
     @classmethod
     def of(cls, rounds: Sequence[float]) -> "Figures":
-        """Not a number if one of them is none."""
+        """Return nothing but NaN if one round is not a number."""
         if any(math.isnan(figure) for figure in rounds):
             return cls(math.nan, math.nan, math.nan)
         return cls(statistics.median(rounds), min(rounds), max(rounds))
 
     def text(self) -> str:
-        """With the lowest and the highest, where there are several."""
         if not self.low < self.high:
             return figure(self.median)
         return f"{figure(self.median)} ({figure(self.low)}..{figure(self.high)})"
@@ -67,7 +62,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """Of the medians; low and high are of single rounds and tell how steady the machine was."""
+    """A ratio of medians; low and high are of single rounds and show how steady the machine was."""
 
     value: float
     low: float
@@ -75,7 +70,6 @@ class Ratio:
 
     @classmethod
     def of(cls, over: Sequence[float], under: Sequence[float]) -> "Ratio":
-        """The two have one figure per round each."""
         rounds = Figures.of([a / b for a, b in zip(over, under, strict=True)])
         return cls(Figures.of(over).median / Figures.of(under).median, rounds.low, rounds.high)
 
@@ -96,7 +90,6 @@ class Row:
 
     @property
     def quire(self) -> float:
-        """Our median."""
         return self.ours.median
 
     @classmethod
@@ -138,15 +131,13 @@ class Row:
         return cls(name, unit, Figures.of(quire), peer[0], Figures.of(peer[1]), ratio, goal)
 
     def with_goal(self, goal: Goal) -> "Row":
-        """The same figures, judged."""
         return replace(self, goal=goal)
 
     def run_with(self, instruction_set: str) -> "Row":
-        """The same figures; a row that knows its instruction set keeps it."""
+        """Return the row with its instruction set, unless it has one."""
         return replace(self, instruction_set=self.instruction_set or instruction_set)
 
     def cells(self) -> tuple[str, ...]:
-        """The row as a person reads it."""
         verdict = "" if self.goal is None else "met" if self.goal.met else "MISSED"
         return (
             f"{self.name}, {self.unit}",
@@ -161,14 +152,14 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The rows of one part of the benchmark, and what it says below the table."""
+    """The rows of one part of the benchmark, and the facts below the table."""
 
     rows: list[Row]
     facts: list[tuple[str, str]] = field(default_factory=list)
 
 
 def figure(value: float) -> str:
-    """Three digits or more, without an exponent; a dash where there is none."""
+    """Format with three digits or more, without an exponent; a dash for NaN."""
     if math.isnan(value):
         return "-"
     if value >= 100:
@@ -177,7 +168,6 @@ def figure(value: float) -> str:
 
 
 def render(rows: Sequence[Row]) -> str:
-    """The table; what lies in a column is aligned."""
     lines = [HEADINGS, *(row.cells() for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(HEADINGS))]
     lines.insert(1, tuple("-" * width for width in widths))

@@ -31,7 +31,7 @@ SECRETS = {
 
 
 def check_files() -> tuple[int, int]:
-    """How many checks passed, and how many failed."""
+    """Return how many checks passed, and how many failed."""
     outcomes = [*_prometheus(), *_compose(), *_dockerfile(), *_boards()]
     for name, good in outcomes:
         print(f"{'ok  ' if good else 'FAIL'} {name}")
@@ -53,7 +53,7 @@ def _prometheus() -> Iterator[tuple[str, bool]]:
 
 
 def _compose() -> Iterator[tuple[str, bool]]:
-    """Docker Compose itself reads the file; it needs no engine for that."""
+    """Let Docker Compose itself read the files; it needs no engine for that."""
     compose = [str(BIN / "docker-compose"), "--file", str(DOCKER / "compose.yaml")]
     bare = {name: value for name, value in os.environ.items() if name not in SECRETS}
     full = bare | SECRETS
@@ -73,7 +73,7 @@ def _dockerfile() -> Iterator[tuple[str, bool]]:
 
 
 def _boards() -> Iterator[tuple[str, bool]]:
-    """Grafana's own model knows every field."""
+    """Let Grafana's own model read every field."""
     reader = [str(BIN / "python"), str(HERE / "schema.py")]
     for path in sorted(BOARDS.glob("*.json")):
         yield f"Grafana's model of {path.name}", _says_yes(*reader, str(path))
@@ -81,7 +81,7 @@ def _boards() -> Iterator[tuple[str, bool]]:
 
 @contextmanager
 def _copy() -> Iterator[Path]:
-    """docker/prometheus in a place where it may be changed."""
+    """Copy docker/prometheus to a folder where it may be changed."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "prometheus"
         shutil.copytree(PROMETHEUS, folder)
@@ -89,7 +89,7 @@ def _copy() -> Iterator[Path]:
 
 
 def _says_yes(*command: str | Path, env: dict[str, str] | None = None, quiet: bool = False) -> bool:
-    """Whether a tool ends with 0; what it says otherwise is shown."""
+    """Return whether a tool ends with 0; its output is shown otherwise."""
     done = subprocess.run(
         [str(word) for word in command], cwd=ROOT, env=env, timeout=TIMEOUT_S,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -100,7 +100,6 @@ def _says_yes(*command: str | Path, env: dict[str, str] | None = None, quiet: bo
 
 
 def main() -> int:
-    """Both; 0 if all is well."""
     begun = time.monotonic()
     passed = failed = 0
     for check in (check_files, check_live):

@@ -30,7 +30,7 @@ class Target:
 
     @property
     def executable(self) -> str:
-        """The expression as Grafana would send it, with everything chosen."""
+        """Return the expression as Grafana sends it, with everything chosen."""
         expr = self.expr
         for name, value in SUBSTITUTES.items():
             expr = expr.replace(name, value)
@@ -49,12 +49,10 @@ class Rule:
 
 
 def boards() -> dict[str, dict[str, Any]]:
-    """All that are committed, by file."""
     return {path.stem: json.loads(path.read_text()) for path in sorted(BOARDS.glob("*.json"))}
 
 
 def targets() -> Iterator[Target]:
-    """The queries of all panels."""
     for name, board in boards().items():
         for panel in board["panels"]:
             for target in panel.get("targets", []):
@@ -62,7 +60,6 @@ def targets() -> Iterator[Target]:
 
 
 def rules() -> Iterator[Rule]:
-    """Of all files."""
     for path in sorted(RULES.glob("*.yml")):
         for group in yaml.safe_load(path.read_text())["groups"]:
             for rule in group["rules"]:
@@ -71,20 +68,17 @@ def rules() -> Iterator[Rule]:
 
 
 def alerts() -> list[Rule]:
-    """Those that call somebody."""
     return [rule for rule in rules() if rule.is_alert]
 
 
 def recordings() -> list[Rule]:
-    """Those that only compute."""
     return [rule for rule in rules() if not rule.is_alert]
 
 
 def metrics_of(expr: str) -> set[str]:
-    """quire's own and the process's, as an expression names them: with _bucket and the like."""
+    """Return the names of quire's own and the process's metrics, with _bucket and the like."""
     return set(METRIC.findall(expr))
 
 
 def recorded_of(expr: str) -> set[str]:
-    """Series of recording rules that an expression names."""
     return set(RECORDED.findall(expr))

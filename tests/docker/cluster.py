@@ -70,7 +70,7 @@ exec setpriv --reuid="$user" --regid="$user" --clear-groups --no-new-privs \\
 
 
 def filled(text: str) -> str:
-    """Return a value of the file with its variables."""
+    """Replace the variables in a value of the file."""
     return re.sub(
         r"\$\{(\w+)(?::[-?]([^}]*))?\}",
         lambda found: VALUES.get(found[1], found[2] or ""),
@@ -79,8 +79,6 @@ def filled(text: str) -> str:
 
 
 class Machine:
-    """A service that runs."""
-
     def __init__(self, name: str, service: dict[str, Any], number: int, folder: Path) -> None:
         self.name = name
         self.address = f"{NETWORK}.{10 + number}"
@@ -113,7 +111,7 @@ class Machine:
         self.process.stdin.close()
 
     def has_begun(self) -> bool:
-        """Whether it has said how others join."""
+        """Return whether its log says how others join."""
         return "quire cluster join" in self.log.read_text()
 
     def end(self, sign: signal.Signals = signal.SIGTERM) -> int:
@@ -124,18 +122,17 @@ class Machine:
 
 
 def ip(*words: str) -> None:
-    """Change the network."""
     subprocess.run(["ip", *words], check=True)
 
 
 def check(name: str, good: bool, seen: object = "") -> None:
-    """Say what was found. Raises AssertionError."""
+    """Print a result. Raises AssertionError where it is bad."""
     print(f"{'ok  ' if good else 'FAIL'} {name} {seen}", flush=True)
     assert good, name
 
 
 def eventually(what: str, true: Callable[[], bool], machines: list[Machine]) -> None:
-    """Wait. Raises AssertionError."""
+    """Wait until it is true. Raises AssertionError."""
     began = time.monotonic()
     while time.monotonic() - began < UP_S:
         gone = [its.name for its in machines if its.process.poll() is not None]
@@ -151,7 +148,7 @@ def eventually(what: str, true: Callable[[], bool], machines: list[Machine]) -> 
 
 
 def run(folder: Path) -> None:
-    """Start all services, ask, and end them."""
+    """Start all services, use them, and end them."""
     ip("link", "set", "lo", "up")
     ip("link", "add", "bridge", "type", "bridge")
     ip("address", "add", f"{NETWORK}.1/24", "dev", "bridge")
@@ -185,7 +182,7 @@ def run(folder: Path) -> None:
 
 
 def ask(machines: list[Machine]) -> None:
-    """What clients, the page and Prometheus would."""
+    """Send what clients, the page and Prometheus send."""
     head = f"http://{machines[0].address}:8000"
     key = {"Authorization": f"Bearer {VALUES['QUIRE_API_KEYS']}", "Host": f"{HEAD}:8000"}
     with httpx2.Client(base_url=head, headers=key, timeout=30.0, trust_env=False) as client:
@@ -215,7 +212,7 @@ def ask(machines: list[Machine]) -> None:
 
 
 def load(client: httpx2.Client, ends_at: float) -> None:
-    """Prompts that begin alike, more at once than replicas take."""
+    """Send prompts that begin alike, more at once than replicas take."""
 
     def chat(number: int) -> None:
         text = f"{number % 6} {'What is a block of the cache, and who may share it? ' * 12}"
@@ -228,7 +225,7 @@ def load(client: httpx2.Client, ends_at: float) -> None:
 
 
 def main() -> int:
-    """Enter namespaces of our own first: nothing of it is in this machine's network."""
+    """Enter namespaces of our own first, so that nothing reaches this machine's network."""
     if not os.environ.get(INSIDE):
         spaces = ["--net", "--pid", "--fork", "--kill-child", "--mount", "--mount-proc"]
         shell = ["sh", "-c", '"$@"; exit $?', "sh"]

@@ -43,7 +43,8 @@ FAULTS: list[tuple[str, str, bytes]] = [
 
 
 class Load:
-    """Clients of one server for so many seconds, and what they were answered."""
+    """Load of every kind that a board shows: streams with common beginnings, errors, refusals,
+    clients that leave, answers beyond the first, bursts that fill the queue and the memory."""
 
     def __init__(self, address: str, key: str, seconds: float) -> None:
         self._headers = {"Authorization": f"Bearer {key}"}
@@ -56,7 +57,6 @@ class Load:
         """By status, or by what became of the client."""
 
     async def run(self) -> None:
-        """All of them at once, until the time is over."""
         async with self._client:
             chats = [self._again(self._chat) for _ in range(3)]
             others = (self._fault, self._leave, self._several, self._alien)
@@ -73,7 +73,6 @@ class Load:
             await asyncio.sleep(BURST_EVERY_S)
 
     async def _chat(self, tokens: int = 24) -> None:
-        """A stream, read to its end."""
         body = self._body(tokens)
         async with self._client.stream("POST", "/v1/chat/completions", json=body) as answer:
             self._count(answer)
@@ -81,7 +80,7 @@ class Load:
                 pass
 
     async def _leave(self) -> None:
-        """A stream whose reader goes away after its first bytes."""
+        """Open a stream, and leave after its first bytes."""
         body = self._body(400)
         async with self._client.stream("POST", "/v1/chat/completions", json=body) as answer:
             async for _ in answer.aiter_bytes():
@@ -89,18 +88,17 @@ class Load:
                 return
 
     async def _several(self) -> None:
-        """Answers beyond the first, which copy a partial block."""
+        """Ask for two answers: the second one copies a partial block."""
         body = self._body(16) | {"n": 2, "stream": False}
         self._count(await self._client.post("/v1/chat/completions", json=body))
 
     async def _fault(self) -> None:
-        """What can only be refused."""
         method, path, body = self._random.choice(FAULTS)
         headers = {"Content-Type": "application/json"}
         self._count(await self._client.request(method, path, content=body, headers=headers))
 
     async def _alien(self) -> None:
-        """A wrong key, a name that is not ours, and a page of somebody else's."""
+        """Send a wrong key, a wrong host name, and the origin of another page."""
         for headers in (
             {"Authorization": "Bearer the-key-of-nobody-here"},
             {"Host": "elsewhere.example"},
@@ -110,7 +108,8 @@ class Load:
                 self._count(await self._client.get("/v1/models", headers=headers))
 
     def _body(self, tokens: int) -> dict[str, object]:
-        """A long common beginning, one of a few questions, sometimes a number that nobody had."""
+        """Return a long common beginning, one of a few questions, and sometimes a number that is
+        new."""
         question = self._random.choice(QUESTIONS)
         system = SYSTEM
         if self._random.random() < 0.3:
@@ -151,7 +150,7 @@ OF_A_CLUSTER = "quire_replica"
 
 
 def check_live() -> tuple[int, int]:
-    """How many expressions passed, and how many failed."""
+    """Return how many expressions passed, and how many failed."""
     settings = [word for name, value in SETTINGS.items() for word in ("--set", f"{name}={value}")]
     limits = ["--kv-budget", "3MiB", "--heap-size", "1MiB", "--max-num-seqs", "12"]
     model = str(ROOT / "configs" / "demo" / "model")
@@ -174,7 +173,7 @@ def check_live() -> tuple[int, int]:
 
 
 def _metrics_are_sound(address: str) -> bool:
-    """promtool reads what is scraped, as the scraper gets it."""
+    """Let promtool read what the scraper gets."""
     connection = http.client.HTTPConnection(address[7:], timeout=QUERY_TIMEOUT_S)
     connection.request("GET", "/metrics", headers={"Authorization": f"Bearer {SCRAPE_KEY}"})
     answer = connection.getresponse()
@@ -187,8 +186,8 @@ def _metrics_are_sound(address: str) -> bool:
 
 
 def _is_scraped(prometheus: Prometheus) -> bool:
-    """With the scrape key, by both jobs. A scrape that a busy machine was too slow for is followed
-    by the next one."""
+    """Return whether both jobs scrape with the scrape key. A busy machine may miss a scrape, but
+    not the next one."""
     wanted = {"quire-native": "up", "prometheus": "up"}
     deadline_s = time.monotonic() + SCRAPED_WITHIN_S
     while (found := prometheus.targets()) != wanted and time.monotonic() < deadline_s:
@@ -198,8 +197,8 @@ def _is_scraped(prometheus: Prometheus) -> bool:
 
 
 def shows(prometheus: Prometheus, target: Target, start_s: float) -> bool:
-    """A query of a panel shows something over the time of the load: a series with numbers, and one
-    above zero but for those that cannot be here."""
+    """Return whether a query of a panel shows a series with numbers over the time of the load, one
+    of them above zero where that can be."""
     name = f"{target.board:8} {target.panel:32.32} {target.legend:18.18}"
     try:
         prometheus.query(target.executable)
@@ -214,7 +213,7 @@ def shows(prometheus: Prometheus, target: Target, start_s: float) -> bool:
 
 
 def _records(prometheus: Prometheus, rule: Rule, start_s: float) -> bool:
-    """A rule has recorded something, with the labels that it gives."""
+    """Return whether a rule has recorded something, with the labels that it gives."""
     labels = "".join(
         f',{name}="{value}"' for name, value in rule.settings.get("labels", {}).items()
     )
@@ -228,7 +227,7 @@ def _records(prometheus: Prometheus, rule: Rule, start_s: float) -> bool:
 
 
 def _is_taken(prometheus: Prometheus, expr: str) -> bool:
-    """An expression is one; it finds nothing here."""
+    """Return whether Prometheus takes an expression; it finds nothing here."""
     try:
         prometheus.query(expr)
     except QueryError as error:
@@ -237,7 +236,7 @@ def _is_taken(prometheus: Prometheus, expr: str) -> bool:
 
 
 def _is_evaluated(prometheus: Prometheus, rule: Rule) -> bool:
-    """An alert's expression is taken; what it finds here depends on this machine."""
+    """Return whether Prometheus takes an alert's expression; its result depends on this machine."""
     try:
         series = prometheus.query(rule.expr)
     except QueryError as error:
@@ -246,7 +245,7 @@ def _is_evaluated(prometheus: Prometheus, rule: Rule) -> bool:
 
 
 def _peak(series: Series) -> float:
-    """The greatest number of any of them at any time."""
+    """Return the greatest number of all series at any time."""
     numbers = [float(value) for one in series for _, value in one["values"]]
     return max((number for number in numbers if math.isfinite(number)), default=0.0)
 

@@ -29,31 +29,28 @@ Series = list[dict[str, Any]]
 
 
 class QueryError(Exception):
-    """Prometheus does not take an expression; its own words."""
+    """Prometheus does not take an expression; the message is its own."""
 
 
 class Prometheus:
-    """A running one."""
-
     def __init__(self, port: int) -> None:
         self._port = port
 
     def query(self, expr: str) -> Series:
-        """The value now. Raises QueryError."""
+        """Return the value now. Raises QueryError."""
         return self._ask("/api/v1/query", {"query": expr})
 
     def query_range(self, expr: str, start_s: float, end_s: float) -> Series:
-        """Values over time, as a panel wants them. Raises QueryError."""
+        """Return values over time, as a panel wants them. Raises QueryError."""
         span = {"start": f"{start_s:.3f}", "end": f"{end_s:.3f}", "step": "1s"}
         return self._ask("/api/v1/query_range", {"query": expr} | span)
 
     def targets(self) -> dict[str, str]:
-        """The health of what is scraped, by job."""
+        """Return the health of each scraped job."""
         found = json.loads(self._get("/api/v1/targets")[1])["data"]["activeTargets"]
         return {target["labels"]["job"]: target["health"] for target in found}
 
     def is_ready(self) -> bool:
-        """Whether it answers queries."""
         try:
             return self._get("/-/ready")[0] == 200
         except OSError:
@@ -78,7 +75,7 @@ class Prometheus:
 
 
 def finite(series: Series) -> Series:
-    """Those that have a number at any time."""
+    """Return the series that have a number at any time."""
     return [one for one in series if any(math.isfinite(float(v)) for v in _values(one))]
 
 
@@ -116,7 +113,7 @@ def configuration(quire: str, own_port: int, folder: Path, scrape_key: str) -> d
 
 @contextmanager
 def scraping(quire: str, scrape_key: str) -> Iterator[Prometheus]:
-    """One that scrapes a quire. Raises AssertionError where it does not start."""
+    """Start a Prometheus that scrapes a quire. Raises AssertionError where it does not start."""
     with tempfile.TemporaryDirectory() as name, closing(HeldPort()) as held:
         folder, port = Path(name), held.number
         file = folder / "prometheus.yml"

@@ -14,7 +14,7 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 
 
 def lost(before: object, after: object, path: str = "") -> list[str]:
-    """What is in the first and not, or not so, in the second."""
+    """Return the paths of the first that the second lacks, or has otherwise."""
     if isinstance(before, dict) and isinstance(after, dict):
         return [
             found
@@ -33,7 +33,6 @@ def lost(before: object, after: object, path: str = "") -> list[str]:
 
 
 def main() -> int:
-    """One board."""
     register_default_plugins()
     before = json.loads(Path(sys.argv[1]).read_text())
     after = json.loads(JSONEncoder().encode(Dashboard.from_json(before)))

@@ -41,24 +41,22 @@ HEALTH_COMMAND = re.compile(r"(?:--[a-z-]+=\S+ )*CMD (\[.*\])")
 
 
 class DockerfileError(ValueError):
-    """Something that is not read here; the message has the line."""
+    """An instruction that is not read here; the message has the line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """One of a stage."""
-
     keyword: str
     value: str
 
     @property
     def words(self) -> list[str]:
-        """The value as a shell would part it."""
+        """Split the value as a shell would."""
         return shlex.split(self.value)
 
     @property
     def command(self) -> list[str]:
-        """The value in its exec form, a JSON list of strings. Raises DockerfileError."""
+        """Return the value in its exec form, a JSON list of strings. Raises DockerfileError."""
         text = self.value
         if self.keyword == "HEALTHCHECK":
             found = HEALTH_COMMAND.fullmatch(text)
@@ -72,14 +70,14 @@ class Instruction:
 
 @dataclass(slots=True)
 class Stage:
-    """From one FROM to the next."""
+    """The instructions from one FROM to the next."""
 
     image: str
     name: str
     instructions: list[Instruction] = field(default_factory=list)
 
     def last(self, keyword: str) -> Instruction:
-        """The one that counts, of those of which only one does. Raises DockerfileError."""
+        """Return the last instruction of a keyword, which alone counts. Raises DockerfileError."""
         for instruction in reversed(self.instructions):
             if instruction.keyword == keyword:
                 return instruction
@@ -87,7 +85,8 @@ class Stage:
 
 
 def read_dockerfile(path: Path) -> list[Stage]:
-    """Its stages. Raises DockerfileError."""
+    """Return the stages of a Dockerfile of comments and instructions on one line or continued.
+    Heredocs, and options beside ``COPY --from``, raise DockerfileError."""
     stages: list[Stage] = []
     for line in _joined(path.read_text()):
         keyword, _, value = line.partition(" ")
@@ -106,7 +105,7 @@ def read_dockerfile(path: Path) -> list[Stage]:
 
 
 def _joined(text: str) -> list[str]:
-    """Instructions, each on one line; comments may stand between continued lines."""
+    """Join each instruction on one line; comments may stand between continued lines."""
     lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
     joined = re.sub(r"\\\n\s*", "", "\n".join(lines))
     return [line.strip() for line in joined.splitlines() if line.strip()]
@@ -138,7 +137,7 @@ class Image:
 
 
 def debian(release: str) -> Path:
-    """The base image of that release, as debootstrap makes it; made once."""
+    """Return the base image of that release, made once by debootstrap."""
     folder = BUILT / f"debian-{release}"
     if not (folder / "complete").is_file():
         shutil.rmtree(folder, ignore_errors=True)
@@ -149,7 +148,7 @@ def debian(release: str) -> Path:
 
 
 def build(stages: list[Stage]) -> Image:
-    """Follows all stages; the last one's image."""
+    """Follow all stages; return the last one's image."""
     images: dict[str, Image] = {}
     for stage in stages:
         name, _, tag = stage.image.partition(":")
@@ -167,7 +166,7 @@ def build(stages: list[Stage]) -> Image:
 
 
 def follow(instruction: Instruction, image: Image, others: dict[str, Image]) -> None:
-    """Changes the image as an instruction says; those about its start are for ``serve``."""
+    """Change the image as an instruction says; ``serve`` follows those about its start."""
     if instruction.keyword == "RUN":
         begun = time.monotonic()
         with machine_files(image.folder):
@@ -192,7 +191,7 @@ def follow(instruction: Instruction, image: Image, others: dict[str, Image]) -> 
 
 
 def copy(words: list[str], image: Image, others: dict[str, Image]) -> None:
-    """``COPY [--from=STAGE] SOURCE... TARGET``."""
+    """Follow ``COPY [--from=STAGE] SOURCE... TARGET``."""
     *sources, target = [word for word in words if not word.startswith("--")]
     stage = next((word[len("--from=") :] for word in words if word.startswith("--from=")), None)
     goal = inside(image, os.path.join(image.work_folder, target))
@@ -206,7 +205,7 @@ def copy(words: list[str], image: Image, others: dict[str, Image]) -> None:
 
 
 def context(source: str) -> list[str]:
-    """The files below a path that a build would be sent: those of the checkout that
+    """Return the files below a path that a build would be sent: those of the checkout that
     ``.dockerignore`` lets through."""
     allowed = (ROOT / ".dockerignore").read_text().splitlines()
     assert f"!{source}" in allowed, f"{source} is not in .dockerignore"
@@ -219,7 +218,7 @@ def context(source: str) -> list[str]:
 
 
 def serve(stage: Stage, image: Image) -> None:
-    """Starts the image as a container would be, asks it, and ends it. Raises AssertionError."""
+    """Start the image as a container would be, send a chat, and end it. Raises AssertionError."""
     command = stage.last("ENTRYPOINT").command + stage.last("CMD").command
     refused = subprocess.run(
         in_namespaces(image, command, offline=True), env=image.environment, timeout=START_TIMEOUT_S,
@@ -248,7 +247,7 @@ def serve(stage: Stage, image: Image) -> None:
 
 
 def ask() -> None:
-    """One chat, from inside the server's network."""
+    """Send one chat from inside the server's network."""
     connection = http.client.HTTPConnection("127.0.0.1", 8000, timeout=30)
     chat = {"messages": [{"role": "user", "content": "What is quire?"}], "temperature": 0}
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {KEY}"}
@@ -262,7 +261,7 @@ def ask() -> None:
 def wait_until_healthy(
     inner: int, stage: Stage, image: Image, outer: "subprocess.Popen[bytes]"
 ) -> None:
-    """Runs the image's own health check where a container's would run."""
+    """Run the image's own health check where a container's would run."""
     user, group = image.user.split(":")
     enter = ["nsenter", f"--target={inner}", "--net", "--pid", "--mount", "--root", "--wd"]
     check = [*enter, f"--setuid={user}", f"--setgid={group}", *stage.last("HEALTHCHECK").command]
@@ -278,7 +277,7 @@ def wait_until_healthy(
 
 
 def child_of(process: "subprocess.Popen[bytes]") -> int:
-    """The first process of the namespaces."""
+    """Return the first process of the namespaces."""
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     begun = time.monotonic()
     while time.monotonic() - begun < START_TIMEOUT_S:
@@ -292,8 +291,8 @@ def child_of(process: "subprocess.Popen[bytes]") -> int:
 
 
 def in_namespaces(image: Image, command: list[str], *, offline: bool = False) -> list[str]:
-    """A command as it runs in an image's root. offline: as the image's user, with a network of its
-    own and a root that cannot be written."""
+    """Wrap a command that runs in an image's root. offline: as the image's user, with a network of
+    its own and a root that cannot be written."""
     at = str(image.folder)
     entry = f"mount --bind '{at}' '{at}' && mount -t proc proc '{at}/proc'"
     if offline:
@@ -306,7 +305,7 @@ def in_namespaces(image: Image, command: list[str], *, offline: bool = False) ->
 
 @contextmanager
 def machine_files(folder: Path) -> Iterator[None]:
-    """Lays them in for as long as something is installed."""
+    """Lay this machine's files into the root while something is installed."""
     absent = []
     kept: dict[Path, bytes] = {}
     for name in MACHINE_FILES:
@@ -326,7 +325,7 @@ def machine_files(folder: Path) -> Iterator[None]:
 
 
 def machine_variables(image: Image) -> dict[str, str]:
-    """The image's environment and what leads to the registries."""
+    """Return the image's environment, and the variables that lead to the registries."""
     machine = {
         name: value for name, value in os.environ.items() if name.startswith(MACHINE_VARIABLES)
     }
@@ -334,24 +333,22 @@ def machine_variables(image: Image) -> dict[str, str]:
 
 
 def compilers_in(image: Image) -> list[str]:
-    """What its path has that builds programs or installs packages."""
+    """Return the programs of its path that build programs or install packages."""
     path = image.environment["PATH"].split(":")
     return [name for name in COMPILERS for at in path if inside(image, f"{at}/{name}").exists()]
 
 
 def inside(image: Image, path: str) -> Path:
-    """Where a path of the image is."""
     return image.folder / path.lstrip("/")
 
 
 def made(folder: Path) -> Path:
-    """A folder that is there now."""
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
 def run(command: list[str], variables: dict[str, str] | None = None) -> None:
-    """Raises CalledProcessError, with what was said on standard error."""
+    """Raises CalledProcessError; the command's output is printed then."""
     try:
         subprocess.run(
             command, env=variables, check=True, timeout=STEP_TIMEOUT_S,
@@ -363,7 +360,6 @@ def run(command: list[str], variables: dict[str, str] | None = None) -> None:
 
 
 def main() -> None:
-    """All stages, then the server."""
     if sys.argv[1:] == ["ask"]:
         ask()
         return

@@ -35,7 +35,7 @@ SETTING = re.compile(r"\b(?:server|access|limits|engine|cache|metrics|log)\.[a-z
 
 
 def is_actionable(alert: Rule) -> bool:
-    """Whether an alert says how bad it is, where, and what to do."""
+    """Return whether an alert says how bad it is, where, and what to do."""
     says = alert.settings["annotations"]
     is_graded = alert.settings["labels"]["severity"] in {"warning", "critical"}
     is_said = "instance" in says["summary"] and says["description"].endswith(".")
@@ -43,7 +43,7 @@ def is_actionable(alert: Rule) -> bool:
 
 
 def is_tested(alert: Rule, tests: list[dict[str, Any]]) -> bool:
-    """Whether there is a test where the alert fires, and one where it does not."""
+    """Return whether there is a test where the alert fires, and one where it does not."""
     cases = [
         case for test in tests if test["name"] == alert.name for case in test["promql_expr_test"]
     ]
@@ -85,8 +85,8 @@ SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), 
 
 
 def all_series() -> set[str]:
-    """Names as expressions have them, of an engine that has a pool and has done nothing, and of a
-    cluster's front."""
+    """Return the names of an idle engine's series and of a cluster's front, as expressions have
+    them."""
     figures = {field.name: 0 for field in fields(KVStats) if field.name != "cells"}
     stats = EngineStats(kv=KVStats(**figures))  # type: ignore[arg-type]
     client = SimpleNamespace(stats=stats, alive=True, step_age_s=0.0, pressure=0)
@@ -107,14 +107,14 @@ CHOSEN = 'job=~"$job",instance=~"$instance"'
 
 
 def is_clear(panel: dict[str, Any]) -> bool:
-    """Whether a panel says what it shows, and in which unit."""
+    """Return whether a panel has a description and a unit."""
     options, fields = panel["options"], panel["fieldConfig"]["defaults"]
     unit = options.get("yAxis", {}).get("unit") or fields["unit"]
     return bool(panel["title"] and panel["description"].endswith(".") and unit and panel["targets"])
 
 
 def is_of_the_chosen(target: Target) -> bool:
-    """Whether a query asks for series of the chosen instances alone, and leaves no variable."""
+    """Return whether a query asks for the chosen instances alone, and leaves no variable."""
     ends = [found.end() for found in SERIES.finditer(target.expr)]
     return "$" not in target.executable and all(
         target.expr[end:].startswith("{" + CHOSEN) for end in ends

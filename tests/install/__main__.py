@@ -27,7 +27,7 @@ PAUSE_S = 0.2
 
 
 def wheel_for(release: Release) -> Path:
-    """The wheel for that root's Python, built if it is not there."""
+    """Return the wheel for that root's Python, built if it is not there."""
     version = "cp" + release.python.replace(".", "")
     machine = platform.machine()
     found = sorted(wheels.WHEELS.glob(f"*-{version}-{version}-manylinux*_{machine}.whl"))
@@ -36,7 +36,7 @@ def wheel_for(release: Release) -> Path:
 
 
 def install(wheel: Path, release: Release) -> Image:
-    """A root with Python, and the wheel in an environment of its own."""
+    """Make a root with Python, and the wheel in an environment of its own."""
     image = fresh_root(release, release.name)
     shutil.copy(wheel, inside(image, "/tmp"))
     for what, command in (
@@ -54,7 +54,7 @@ def install(wheel: Path, release: Release) -> Image:
 
 
 def serve_demo(image: Image) -> None:
-    """Starts ``quire serve demo`` without a network, asks it and ends it. Raises AssertionError."""
+    """Start ``quire serve demo`` without a network, ask it and end it. Raises AssertionError."""
     begun = time.monotonic()
     variables = image.environment | {"HOME": "/tmp"}
     image.user = "65534:65534"
@@ -83,7 +83,6 @@ def serve_demo(image: Image) -> None:
 
 
 def main() -> int:
-    """A root each, the wheel, an answer."""
     names = sys.argv[1:] or ["bookworm"]
     for name in names:
         release = RELEASES[name]

@@ -36,7 +36,6 @@ EMULATED = 'PYTHONPATH=/site qemu-aarch64 -L /arm64 /arm64/usr/bin/python{python
 
 
 def main() -> int:
-    """The exit code."""
     assert MACHINE in MACHINES
     (wheel,) = WHEELS.glob(f"*-cp311-cp311-*_{MACHINE}.whl")
     image = Image(BUILT / "root-builder")

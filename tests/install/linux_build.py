@@ -34,7 +34,7 @@ CROSS = "{machine}-linux-gnu-{tool}"
 
 
 def build(python: str, machine: str, headers: str, mlx: str, wheels: Path) -> Path:
-    """The wheel, with its tags. Raises CalledProcessError where something refuses it."""
+    """Build the wheel, with its tags. Raises CalledProcessError."""
     os.environ["SETUPTOOLS_EXT_SUFFIX"] = suffix(python, machine)
     os.environ["_PYTHON_HOST_PLATFORM"] = f"linux-{machine}"
     os.environ["PYTHONPATH"] = mlx
@@ -61,8 +61,8 @@ def build(python: str, machine: str, headers: str, mlx: str, wheels: Path) -> Pa
 
 
 def audited(built: Path, folder: Path) -> Path:
-    """The wheel in a folder as auditwheel tags it. Raises ValueError for one that is for a newer C
-    library than MLX's."""
+    """Tag the wheel by auditwheel. Raises ValueError for one that needs a newer C library than
+    MLX's."""
     repair = [sys.executable, "-m", "auditwheel", "repair", "--plat=auto", "--only-plat"]
     subprocess.run(
         [*repair, f"--exclude={LIBMLX}", f"--wheel-dir={folder}", str(built)], check=True
@@ -75,19 +75,16 @@ def audited(built: Path, folder: Path) -> Path:
 
 
 def retagged(wheel: Path, tags: list[str], folder: Path) -> Path:
-    """The wheel in a folder under other tags."""
     command = [sys.executable, "-m", "wheel", "tags", "--remove", *tags, str(wheel)]
     said = subprocess.run(command, check=True, capture_output=True, text=True)
     return Path(shutil.move(wheel.with_name(said.stdout.split()[-1]), folder))
 
 
 def suffix(python: str, machine: str) -> str:
-    """Of the extension modules of that Python."""
     return f".cpython-{python.replace('.', '')}-{machine}-linux-gnu.so"
 
 
 def complaints(wheel: Path, module: str) -> list[str]:
-    """Everything that is wrong with the wheel's module, in sentences."""
     found = []
     with zipfile.ZipFile(wheel) as archive, tempfile.TemporaryDirectory() as folder:
         libraries = [name for name in archive.namelist() if re.search(r"\.so[.\d]*$", name)]
@@ -99,7 +96,7 @@ def complaints(wheel: Path, module: str) -> list[str]:
 
 
 def complaints_of_module(elf: ELFFile) -> list[str]:
-    """Everything that is wrong with an extension module, in sentences."""
+    """Return all that is wrong with an extension module, in sentences."""
     dynamic = elf.get_section_by_name(".dynamic")
     symbols = elf.get_section_by_name(".dynsym")
     assert isinstance(dynamic, DynamicSection)
@@ -132,7 +129,6 @@ def complaints_of_module(elf: ELFFile) -> list[str]:
 
 
 def main() -> int:
-    """The exit code."""
     python, machine, headers, mlx, wheels = sys.argv[1:]
     wheel = build(python, machine, headers, mlx, Path(wheels))
     wrong = complaints(wheel, f"metal_ext/_ext{suffix(python, machine)}")

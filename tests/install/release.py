@@ -84,7 +84,8 @@ WHEEL = """\
 
 
 def notes(changes: str, version: str, tag: str = "") -> str:
-    """The section of a version. Raises ValueError where there is none, or it cannot be released."""
+    """Return the section of a version. Raises ValueError where there is none, or it cannot be
+    released."""
     if tag and tag != f"v{version}":
         raise ValueError(f"the tag is {tag}, and pyproject.toml's version {version}")
     headings = list(HEADING.finditer(changes))
@@ -98,13 +99,12 @@ def notes(changes: str, version: str, tag: str = "") -> str:
 
 
 def version() -> str:
-    """The version of this checkout."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     return str(project["version"])
 
 
 def formula(folder: Path, address: str, homepage: str) -> str:
-    """The formula's text. Raises ValueError where a file is not there."""
+    """Raises ValueError where a file is missing."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     sources = only(folder, f"quire-{version()}.tar.gz")
     tag = "cp" + PYTHON.replace(".", "")
@@ -127,14 +127,13 @@ def formula(folder: Path, address: str, homepage: str) -> str:
 
 
 def only(folder: Path, name: str) -> Path:
-    """A file that must be there."""
+    """Raises ValueError where the file is missing."""
     if not (folder / name).is_file():
         raise ValueError(f"{folder / name} is missing")
     return folder / name
 
 
 def sha256(path: Path) -> str:
-    """Of a file, as Homebrew writes it."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 

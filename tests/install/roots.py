@@ -37,7 +37,7 @@ UNPACK = (
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """A Debian or an Ubuntu. python: the version that it is tried with; command: its name there."""
+    """A Debian or an Ubuntu. python: the version that is tried there; command: its name there."""
 
     name: str
     python: str
@@ -46,7 +46,6 @@ class Release:
 
     @property
     def python_packages(self) -> str:
-        """Of that Python, with venv."""
         return f"{self.command} {self.command}-venv"
 
 
@@ -67,7 +66,7 @@ PYTHONS = tuple(HEADERS_OF)
 
 
 def base_root(release: Release) -> Path:
-    """The root as debootstrap makes it; made once."""
+    """Return the root of debootstrap, made once."""
     if not release.is_ubuntu:
         return debian(release.name)
     folder = BUILT / f"base-{release.name}"
@@ -89,7 +88,7 @@ def base_root(release: Release) -> Path:
 
 
 def fresh_root(release: Release, name: str) -> Image:
-    """A copy of the base, to be changed."""
+    """Copy the base, to be changed."""
     image = Image(BUILT / f"root-{name}")
     shutil.rmtree(image.folder, ignore_errors=True)
     image.folder.parent.mkdir(parents=True, exist_ok=True)
@@ -98,7 +97,7 @@ def fresh_root(release: Release, name: str) -> Image:
 
 
 def run_in(image: Image, command: str) -> None:
-    """Runs a shell's command in the root, with this machine's way to its registries."""
+    """Run a shell's command in the root, with this machine's way to its registries."""
     with machine_files(image.folder):
         run(in_namespaces(image, ["/bin/sh", "-c", command]), machine_variables(image))
 
@@ -124,7 +123,7 @@ def headers(python: str) -> Path:
 
 
 def tracked(*paths: str) -> list[str]:
-    """The files of the checkout below these paths; new ones count too."""
+    """Return the files of the checkout below these paths, with new ones."""
     listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *paths]
     found = subprocess.run(listed, cwd=ROOT, check=True, capture_output=True, text=True)
     return [name for name in found.stdout.splitlines() if (ROOT / name).is_file()]

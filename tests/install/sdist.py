@@ -29,7 +29,7 @@ MUST_HAVE = {
 
 
 def complaints(archive: Path, expected: set[str]) -> list[str]:
-    """Everything that is wrong with the archive, in sentences."""
+    """Return all that is wrong with the archive, in sentences."""
     with tarfile.open(archive) as sources:
         names = [member.name.partition("/") for member in sources.getmembers() if member.isfile()]
     found = []
@@ -42,7 +42,6 @@ def complaints(archive: Path, expected: set[str]) -> list[str]:
 
 
 def main() -> int:
-    """The exit code."""
     os.chdir(ROOT)
     FOLDER.mkdir(parents=True, exist_ok=True)
     archive = FOLDER / scikit_build_core.build.build_sdist(str(FOLDER))

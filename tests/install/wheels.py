@@ -48,7 +48,7 @@ RUN = "cd /src && PATH=/opt/tools/bin:$PATH python -m {command}"
 
 
 def builder() -> Image:
-    """The root with compiler and tools, and the checkout as it is now."""
+    """Return the root with compiler and tools, and the checkout as it is now."""
     image = Image(BUILT / "root-builder")
     locks = [(ROOT / lock).read_text() for lock in (TOOLS_LOCK, MLX_LOCK)]
     of = "\n".join([COMPILERS, *locks])
@@ -67,7 +67,7 @@ def builder() -> Image:
 
 
 def lay_sources(image: Image) -> None:
-    """Copies what a wheel is made of to /src; what did not change keeps its time."""
+    """Copy the sources of a wheel to /src; unchanged ones keep their time."""
     shutil.rmtree(inside(image, "/src"), ignore_errors=True)
     for name in tracked(*SOURCES):
         target = inside(image, f"/src/{name}")
@@ -75,7 +75,7 @@ def lay_sources(image: Image) -> None:
 
 
 def build(image: Image, python: str, machine: str) -> Path:
-    """One wheel, checked. Raises AssertionError or CalledProcessError."""
+    """Build and check one wheel. Raises AssertionError or CalledProcessError."""
     begun = time.monotonic()
     target = f"{python}-{machine}"
     lay_headers(image, python)
@@ -95,25 +95,22 @@ def build(image: Image, python: str, machine: str) -> Path:
 
 
 def run_tool(image: Image, command: str) -> None:
-    """Runs a module in the root without a network: all that it uses is there."""
+    """Run a module in the root without a network: all that it uses is there."""
     shell = ["unshare", "--net", "/bin/sh", "-c", RUN.format(command=command)]
     run(in_namespaces(image, shell), image.environment)
 
 
 def suffix(python: str, machine: str) -> str:
-    """Of the extension modules of that Python."""
     return f".cpython-{python.replace('.', '')}-{machine}-linux-gnu.so"
 
 
 def lay_headers(image: Image, python: str) -> None:
-    """Copies the headers of a Python to /headers."""
     there = inside(image, f"/headers/{python}")
     if not there.is_dir():
         shutil.copytree(headers(python), there)
 
 
 def main() -> int:
-    """The exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pythons", nargs="+", choices=PYTHONS, default=list(HEADERS_OF))
     parser.add_argument("--machines", nargs="+", choices=MACHINES, default=list(MACHINES))

@@ -31,7 +31,7 @@ def part_of(mistakes: Sequence[Mistake], which: str) -> Sequence[Mistake]:
 
 
 def judge(mistake: Mistake) -> tuple[str, str]:
-    """Return what became of the mistake, and some words on it."""
+    """Return the verdict on the mistake, and some words on it."""
     with TemporaryDirectory() as folder:
         try:
             found = SUITES[mistake.suite](mistake, Path(folder))
@@ -43,7 +43,6 @@ def judge(mistake: Mistake) -> tuple[str, str]:
 
 
 def main(suite: str, which: str = "1/1") -> int:
-    """1 when a mistake was not found."""
     if suite not in SUITES:
         sys.exit(__doc__)
     every = [mistake for mistake in read_mistakes() if mistake.suite == suite]

@@ -37,7 +37,7 @@ class AnchorError(ValueError):
 
 @dataclass(frozen=True)
 class Mistake:
-    """A row of mistakes.toml, which says what it holds."""
+    """A row of mistakes.toml."""
 
     suite: str
     file: str
@@ -161,7 +161,7 @@ def run(
 
 
 def try_core(mistake: Mistake, folder: Path) -> str:
-    """The plain build of tests/metal/core with one file exchanged."""
+    """Build tests/metal/core with one file exchanged, and run it."""
     source = ROOT / mistake.file
     (folder / source.name).write_text(mistake.plant(source.read_text()))
     file = (f"FOLDER={folder}", f"FILE={source.name}")
@@ -184,7 +184,7 @@ def run_core(tests: Path, part: str) -> str:
 
 
 def try_kernels(mistake: Mistake, folder: Path) -> str:
-    """A library of tests/metal/kernels, with the text of one file exchanged."""
+    """Build a library of tests/metal/kernels with one file exchanged, and try it."""
     (rung,) = mistake.parts
     stem = Path(mistake.file).stem
     library = LIBRARIES.get(stem, stem)
@@ -208,7 +208,7 @@ def what_failed(output: str) -> str:
 
 
 def try_simulation(mistake: Mistake, folder: Path) -> str:
-    """The simulator over copies of the packages."""
+    """Run the simulator over copies of the packages."""
     copy_packages(folder)
     copied = folder / mistake.file
     copied.write_text(mistake.plant(copied.read_text()))
@@ -238,7 +238,7 @@ def start_hunt(folder: Path, first: int, part: str, seeds: int = SEEDS) -> str:
 
 
 def hunt(seeds: range, part: str) -> str:
-    """Run seeds until one fails, or an hour of a Mac; return what is wrong, or nothing."""
+    """Run seeds until one fails, or an hour of a Mac; return the reason, or nothing."""
     if part != "mac":
         runs = (run_seeds([seed], states=part == "states")[1] for seed in seeds)
         return next((failed[0].reason for failed in runs if failed), "")
@@ -252,7 +252,7 @@ def hunt(seeds: range, part: str) -> str:
 
 
 def hunt_in_copies() -> None:
-    """Print what was found. Exits where other files than the copies were run."""
+    """Print the reason. Exits where other files than the copies were run."""
     first, seeds, part = sys.argv[1:]
     print(hunt(range(int(first), int(first) + int(seeds)), part))
     copied = [module for name, module in sys.modules.items() if name.startswith(COPIED)]

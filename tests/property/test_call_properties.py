@@ -173,7 +173,7 @@ def test_hermes_calls_arrive_as_they_were_written(
 
 
 def typed(value: Any) -> dict[str, Any]:
-    """A schema that tells what the value is, as far as a template would show it."""
+    """Return a schema that tells the value's type, as far as a template would show it."""
     kinds = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array"}
     return {"type": kinds.get(type(value), "null" if value is None else "object")}
 
@@ -207,7 +207,7 @@ def test_xml_calls_arrive_with_the_types_of_their_schema(
 
 
 def gathered(chunks: list[dict[str, Any]]) -> dict[str, Any]:
-    """What a client makes of a stream: the message, and why it ended."""
+    """Put the message of a stream together as a client does, with its end."""
     message: dict[str, Any] = {"content": "", "reasoning": "", "tool_calls": []}
     finish = None
     for chunk in chunks:
@@ -288,7 +288,7 @@ def test_a_stream_and_a_whole_answer_are_one_answer(
 
 
 def before_a_stop(pieces: list[AnswerPiece], stops: tuple[str, ...]) -> list[AnswerPiece] | None:
-    """What comes before a stop string of the content; None where there is none."""
+    """Return the pieces before a stop string of the content; None where there is none."""
     for number, piece in enumerate(pieces):
         if isinstance(piece, TextPiece) and piece.channel is Channel.CONTENT:
             before = before_the_first_stop(piece.text, stops)
@@ -298,5 +298,4 @@ def before_a_stop(pieces: list[AnswerPiece], stops: tuple[str, ...]) -> list[Ans
 
 
 def without_id(piece: AnswerPiece) -> Any:
-    """Ids are drawn."""
     return (piece.index, piece.name) if isinstance(piece, ToolCallStart) else piece

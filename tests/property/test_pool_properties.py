@@ -85,7 +85,7 @@ class PoolMachine(RuleBasedStateMachine):
             self.sealed.discard(block)
 
     def waiting(self) -> list[Block]:
-        """Blocks that more buffers have than sequences."""
+        """Blocks with more buffers than sequences."""
         more = (b for b, count in self.buffers.items() if count > self.sequences[b])
         return sorted(more, key=in_order)
 
@@ -128,7 +128,7 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 class IndexMachine(RuleBasedStateMachine):
-    """The model: which pasts are kept, who uses them, and when they were used last."""
+    """The model: the pasts that are kept, their users, and their last use."""
 
     @initialize()
     def start(self) -> None:
@@ -140,7 +140,6 @@ class IndexMachine(RuleBasedStateMachine):
 
     @rule(tokens=st.lists(st.integers(0, 1), min_size=2, max_size=8), system=st.integers(0, 3))
     def keep(self, tokens: list[int], system: int) -> None:
-        """A sequence of two-token blocks takes what is there and adds the rest."""
         hashes = BlockHashes(b"", PrefixSalt(), 2)
         hashes.extend(tokens, 0)
         pasts = [tuple(tokens[: 2 * n + 2]) for n in range(len(hashes.digests))]

@@ -38,7 +38,7 @@ class RandomSchemas:
         self._definitions: dict[str, Schema] = {}
 
     def draw(self) -> Schema:
-        """A schema whose answers are short; some cannot be satisfied."""
+        """Return a schema whose answers are short; some cannot be satisfied."""
         self._definitions = {}
         schema = self._any(0)
         return {**schema, "$defs": self._definitions} if self._definitions else schema

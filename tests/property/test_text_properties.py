@@ -62,7 +62,6 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def sentencepiece(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Tokenizer, Any]]:
-    """By whose it is like: ours, and transformers'."""
     pairs = {}
     for kind in ("Llama 2", "Gemma"):
         folder = tmp_path_factory.mktemp("tokenizer")
@@ -72,7 +71,7 @@ def sentencepiece(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[T
 
 
 def cut(text: str, places: list[int]) -> list[str]:
-    """The text in pieces, some of them empty."""
+    """Cut the text into pieces, some of them empty."""
     ends = sorted(min(place, len(text)) for place in places)
     return [text[a:b] for a, b in zip([0, *ends], [*ends, len(text)], strict=True)]
 
@@ -125,7 +124,7 @@ def test_fault_14_a_sentencepiece_text_one_by_one_is_what_transformers_decode(
 
 
 def before_the_first_stop(text: str, stops: tuple[str, ...]) -> str | None:
-    """The text before the stop string that is complete first; None without any."""
+    """Return the text before the stop string that is complete first; None without any."""
     for end in range(len(text) + 1):
         starts = [end - len(stop) for stop in stops if text[:end].endswith(stop)]
         if starts:
@@ -171,7 +170,7 @@ def test_no_more_is_held_back_than_may_begin_a_stop_string(
 
 
 def split_at_once(prompt: str, text: str) -> list[TextPiece]:
-    """What a thought and an answer are, written down as a pattern of the whole text."""
+    """Split thoughts and answer by a pattern of the whole text."""
     pattern = {
         PLAIN: rf"\s*{OPEN}(?P<thought>.*?)(?:{CLOSE}(?P<answer>.*))?",
         OPENED: rf"(?P<thought>.*?)(?:{CLOSE}(?P<answer>.*))?",
@@ -200,7 +199,7 @@ def test_thoughts_are_split_off_wherever_the_text_is_cut(
 async def sent_in_steps(
     tokenizer: Tokenizer, steps: list[list[TokenEvent]], stops: tuple[str, ...], chat: str | None
 ) -> tuple[list[AnswerPiece], str | None, int]:
-    """All pieces of an answer, why it ended, and how many of its tokens were taken."""
+    """Return all pieces of an answer, its end, and how many of its tokens were taken."""
     choices, _ = prepared(tokenizer, steps, stop=stops, chat=chat)
     deltas = [delta async for step in choices.steps(1.0) for delta in step]
     pieces = joined([piece for delta in deltas for piece in delta.pieces])

@@ -26,7 +26,6 @@ MOST_SHOWN = 3
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs what was asked for; 1 when a seed failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     parser.add_argument("--seeds", type=int, default=10_000, help="how many")
     parser.add_argument("--first", type=int, default=0, help="the first of them")

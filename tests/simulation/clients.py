@@ -14,7 +14,7 @@ ENDS_WITH_TOKEN = (FinishReason.STOP, FinishReason.LENGTH)
 
 @dataclass(slots=True)
 class Client:
-    """One request from both ends: what the engine says of it, and what its reader sees."""
+    """One request from both ends: the engine's events, and its reader's view of them."""
 
     request: Request
     recall: Recall
@@ -44,23 +44,21 @@ class Client:
 
     @property
     def constraint(self) -> Third | None:
-        """What its answer is held to."""
         constraint = self.request.constraint
         assert constraint is None or isinstance(constraint, Third)
         return constraint
 
     @property
     def tokens(self) -> list[int]:
-        """The prompt and what was answered."""
         return self.recall.tokens(len(self.request.prompt_ids) + self.answered)
 
     @property
     def order(self) -> tuple[int, int]:
-        """Whose turn it is; ids rise with arrival."""
         return (self.request.priority, self.request.request_id)
 
     def take(self, event: TokenEvent) -> None:
-        """An event leaves the engine: it must be the right one, and none may follow the last."""
+        """Check an event that leaves the engine: it must be the right one, and none may follow the
+        last."""
         if self.finish is not None:
             raise SimulationError(f"{self._name} gets {event} after its end")
         if event.token_id is not None:
@@ -87,12 +85,11 @@ class Client:
         self.asked = self.constraint.asked if self.constraint is not None else 0
 
     def deliver(self, event: TokenEvent) -> None:
-        """The event reaches the stream."""
         self.unread += 1
         self.stream.deliver(event)
 
     def read_some(self, round_number: int) -> None:
-        """The reader reads, if it is its time and there is something."""
+        """Let the reader read, if it is its time and there is something."""
         if not self.unread or self.left or not self.pace or round_number % self.pace:
             return
         self.unread = 0
@@ -112,12 +109,11 @@ class Client:
             self.leave()
 
     def leave(self) -> None:
-        """The reader goes."""
         self.left = True
         self.stream.close()
 
     def check_end(self) -> None:
-        """Everything is over: engine and reader have each seen one end."""
+        """Check that engine and reader have each seen one end."""
         if self.finish is None:
             raise SimulationError(f"{self._name} never ended")
         if self.constraint is not None and self.constraint.asked != self.asked:
@@ -145,7 +141,7 @@ class Client:
             raise SimulationError(f"{self._name}: token {number} is {token}, not {want}")
 
     def _check_reading(self, event: TokenEvent) -> None:
-        """The first event has what was wanted of the prompt, unless it is a bad end."""
+        """Check that the first event has the results of the prompt, unless it is a bad end."""
         good = event.finish in (None, *ENDS_WITH_TOKEN) and not self.heard
         length, found = len(self.request.prompt_ids), event.prompt_logprobs
         wanted = good and self.request.params.prompt_logprobs is not None
@@ -158,7 +154,7 @@ class Client:
             raise SimulationError(f"{self._name} gets a vector of something else")
 
     def _due_end(self, event: TokenEvent) -> FinishReason | None:
-        """The end that comes with this event, unless it is a bad one."""
+        """Return the end that comes with this event, unless it is a bad one."""
         params, token = self.request.params, event.token_id
         if event.embedding is not None:
             return FinishReason.STOP
@@ -172,7 +168,7 @@ class Client:
 
 
 def _next_batch(stream: TokenStream) -> list[TokenEvent]:
-    """What the stream holds, without an event loop: it need not wait."""
+    """Return the stream's events without an event loop: it need not wait."""
     coroutine = stream.next_batch(0.0)
     try:
         coroutine.send(None)

@@ -11,7 +11,7 @@ from engine.types import TokenEvent
 
 @dataclass(frozen=True, slots=True)
 class TraceLine:
-    """A step, to be written down only when it matters."""
+    """A step, written as text only when a seed fails."""
 
     now: float
     live: int
@@ -28,7 +28,7 @@ class TraceLine:
 
 
 class SeedFailedError(Exception):
-    """A seed under which something went wrong, with what led to it."""
+    """A seed that failed, with the steps that led to it."""
 
     def __init__(self, seed: int, reason: str, trace: str) -> None:
         super().__init__(seed, reason, trace)
@@ -47,7 +47,7 @@ class SimulationError(AssertionError):
 
 @dataclass(slots=True)
 class DeviceFaults:
-    """Which steps fail, and which rows come out as not finite."""
+    """The steps that fail, and the rows that come out as not finite."""
 
     rng: Random
     clock: Callable[[], float]
@@ -63,13 +63,13 @@ class DeviceFaults:
 
     @property
     def ends_engine(self) -> bool:
-        """Whether the newest failure is the second within a minute."""
+        """Return whether the newest failure is the second within a minute."""
         *_, before, last = float("-inf"), float("-inf"), *self.failed_at
         return last - before < FAILURE_WINDOW_S
 
     def place_of_failure(self, entries: int) -> int | None:
-        """Before which entry of a step it fails, or after the last, or, beyond that, when it is
-        read; None when it does not."""
+        """Return the entry of a step before which it fails, or after the last, or, beyond that,
+        when it is read; None when it does not."""
         if self.rng.random() >= self.rate:
             return None
         now = self.clock()
@@ -80,10 +80,8 @@ class DeviceFaults:
         return self.rng.randint(0, 3 * entries + 1)
 
     def fail(self) -> None:
-        """A step fails now."""
         self.pending = False
         self.failed_at.append(self.clock())
 
     def is_bad_row(self) -> bool:
-        """Whether the next row is not finite."""
         return self.rng.random() < self.bad_row_rate

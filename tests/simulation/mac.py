@@ -34,7 +34,7 @@ CONFIG = engine_config(Config())
 
 
 def mac_plan() -> MemoryPlan:
-    """Qwen3-8B in 4 bits, all settings at their defaults. Raises BudgetError."""
+    """Plan Qwen3-8B in 4 bits with all settings at their defaults. Raises BudgetError."""
     with tempfile.TemporaryDirectory() as name:
         quantization = {"group_size": 64, "bits": 4}
         folder = write_config(Path(name), QWEN3_8B, quantization=quantization)
@@ -44,7 +44,7 @@ def mac_plan() -> MemoryPlan:
 
 
 def mac_world(memory: MemoryPlan) -> World:
-    """A friendly device under a system that warns from the first moment."""
+    """Return a friendly device under a system that warns from the first moment."""
     engine = EngineTraits(
         layout=memory.layout,
         budget_bytes=memory.kv_budget_bytes,
@@ -88,8 +88,9 @@ def mac_world(memory: MemoryPlan) -> World:
 
 
 def mac_hour(seed: int = 0) -> Counter[str]:
-    """What happened. Raises BudgetError where nothing starts, SeedFailedError for a wrong token or
-    a broken rule, and SimulationError where people wait for one another or lose a prefix."""
+    """Return the counts of an hour. Raises BudgetError where nothing starts, SeedFailedError for a
+    wrong token or a broken rule, and SimulationError where people wait for one another or lose a
+    prefix."""
     simulation = Simulation(seed, None, mac_world(mac_plan()))
     counts = simulation.run()
     running = max(len(line.plan.entries) for line in simulation.trace if line.plan is not None)

@@ -89,7 +89,7 @@ class Machine:
         )
 
     def check_returned(self) -> None:
-        """Nobody is there and everything is done: nothing is mapped, waits or leaks."""
+        """Check that nothing is mapped, waits or leaks when all requests have ended."""
         stats = self.kv.stats()
         left = stats.live_bytes + stats.quarantined_bytes + stats.mapped_ahead_bytes
         left += stats.cached_bytes
@@ -104,12 +104,12 @@ class Machine:
 
     @property
     def begun(self) -> int:
-        """Mappings that were begun."""
+        """Count the mappings that were begun."""
         return sum(memory.begun for memory in self.memories)
 
     @property
     def unfriendly(self) -> bool:
-        """Whether memory was refused, or may be."""
+        """Return whether memory was refused, or may be."""
         return any(memory.unfriendly for memory in self.memories)
 
 

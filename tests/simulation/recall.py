@@ -26,11 +26,11 @@ DENSE_STOPS = 4
 
 
 class Third:
-    """A constraint: every third token; which ones depends on all before."""
+    """A constraint to every third token; which ones depends on all tokens before."""
 
     def __init__(self, vocab_size: int, fails_at: int | None, fails_late: bool) -> None:
-        """fails_at: where it raises, in tokens of the answer; at its mask, or late, when it is told
-        which token was chosen."""
+        """fails_at: the token of the answer at which it raises, at its mask, or late, when it
+        accepts the chosen token."""
         self.fails_at = fails_at
         self.asked = 0
         """For masks."""
@@ -58,7 +58,7 @@ class Third:
 
 
 def ruled(request: Request, rng: Random, vocab_size: int) -> Request:
-    """The request, held to something."""
+    """Return the request with rules at random."""
     held_back = rng.choice((0, 0, 5))
     stops = frozenset(range(0, vocab_size, DENSE_STOPS))
     params = replace(
@@ -74,13 +74,13 @@ def ruled(request: Request, rng: Random, vocab_size: int) -> Request:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What a request is held to, from all of its tokens."""
+    """The rules of a request, applied to all of its tokens."""
 
     request: Request
     vocab_size: int
 
     def token(self, wanted: int, tokens: list[int]) -> int:
-        """What follows these tokens, where the model wants this one."""
+        """Return the token that follows these, where the model wants this one."""
         params = self.request.params
         answer = tokens[len(self.request.prompt_ids) :]
         if params.penalises:
@@ -94,7 +94,7 @@ class Rules:
 def told(
     wanted: int, history: TokenHistory | None, masks: Masks | None, row: int, vocab: int
 ) -> int:
-    """The same of a row, from what the engine says."""
+    """Return the same for a row, from the engine's own masks and histories."""
     if history is not None:
         wanted += int((history.ids * (1 + history.generated)).sum())
     if masks is None:
@@ -104,7 +104,7 @@ def told(
 
 
 def _first(allowed: list[int], wanted: int) -> int:
-    """The first allowed token from the wanted one on, in a circle."""
+    """Return the first allowed token from the wanted one on, in a circle."""
     return next((token for token in allowed if token >= wanted), allowed[0])
 
 
@@ -114,8 +114,8 @@ INCREMENT = 1442695040888963407
 
 
 def slots_after(last: int, token_ids: Iterable[int]) -> "array[int]":
-    """What stands in the slots of these tokens, when the slot before them holds ``last``; 0 before
-    the first."""
+    """Return the slots of these tokens, when the slot before them holds ``last``; 0 before the
+    first."""
     slots = array("Q")
     for token in token_ids:
         last = (last * MULTIPLIER + INCREMENT + token) & SLOT_MASK
@@ -124,19 +124,19 @@ def slots_after(last: int, token_ids: Iterable[int]) -> "array[int]":
 
 
 def next_token(slots: bytes, seed: int, vocab_size: int) -> int:
-    """The token that follows slots 0..p."""
+    """Return the token that follows slots 0..p."""
     digest = blake2b(slots, digest_size=8, salt=seed.to_bytes(8, "little")).digest()
     return int.from_bytes(digest, "little") % vocab_size
 
 
 def score(slots: bytes, token: int) -> TokenLogprobs:
-    """How likely the token is after slots 0..p."""
+    """Return the log probability of the token after slots 0..p."""
     digest = blake2b(slots, digest_size=6, salt=token.to_bytes(8, "little")).digest()
     return TokenLogprobs(-float(int.from_bytes(digest, "little")), ())
 
 
 def vector(slots: bytes) -> np.ndarray:
-    """What slots 0..p are pooled into."""
+    """Return the vector into which slots 0..p are pooled."""
     return np.frombuffer(blake2b(slots, digest_size=8).digest(), np.uint8).astype(np.float32)
 
 
@@ -153,22 +153,18 @@ class Recall:
         self._vocab_size = vocab_size
 
     def token(self, position: int) -> int:
-        """The token at a position, of the prompt or of the answer."""
         self._grow(position + 1)
         return self._tokens[position]
 
     def tokens(self, count: int) -> list[int]:
-        """The first ``count`` tokens."""
         self._grow(count)
         return self._tokens[:count]
 
     def slots(self, count: int) -> bytes:
-        """What the first ``count`` slots must hold."""
         self._grow(count)
         return self._slots[:count].tobytes()
 
     def scores(self, prompt_tokens: int) -> tuple[TokenLogprobs | None, ...]:
-        """How likely each token of the prompt was."""
         slots = self.slots(prompt_tokens)
         return (
             None,

@@ -54,7 +54,7 @@ class InjectedFaultError(RuntimeError):
 
 @dataclass(slots=True)
 class Clock:
-    """Seconds, which pass when somebody says so."""
+    """Seconds that pass only when they are added."""
 
     now: float = 0.0
 
@@ -64,8 +64,6 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class DeviceTraits:
-    """How a device behaves."""
-
     vocab_size: int
     longest_lag: int
     """Ticks until a step has completed, at most."""
@@ -79,7 +77,7 @@ class DeviceTraits:
 
 @dataclass(slots=True)
 class _Access:
-    """What a step saw behind the first tokens of a buffer."""
+    """The slots of a buffer behind its first tokens, at a step."""
 
     seq_id: int
     memory: StrictMemory
@@ -90,7 +88,6 @@ class _Access:
 
     @property
     def held(self) -> bytes:
-        """The slots of all its tokens."""
         return b"".join(part for _, part in self.blocks)
 
 
@@ -136,7 +133,6 @@ class SlotStep:
     """Whether the step before it has failed."""
 
     def submit(self, state: PendingState | None) -> None:
-        """Raises InjectedFaultError."""
         if (state is not None) != self.plan.needs_state:
             raise SimulationError(f"step {self.epoch} is told of {state}")
         if state is None:
@@ -152,14 +148,13 @@ class SlotStep:
         self.choose(made)
 
     def choose(self, state: SamplingState) -> None:
-        """Tokens are sampled, which the next step may read."""
+        """Sample tokens, which the next step may read."""
         rows = sum(entry.sampling is not None for entry in self.plan.entries)
         if len(state.histories) != rows or (state.masks and len(state.masks.words) != rows):
             raise SimulationError(f"step {self.epoch} samples {rows} rows, and is told of others")
         self.results = self.runner.results(self.plan, self.computed, state)
 
     def read(self) -> list[Outcome]:
-        """Raises InjectedFaultError."""
         if self.lost:
             raise SimulationError(f"step {self.epoch} is read, and the one before it failed")
         if self.results is None:
@@ -175,7 +170,6 @@ class SlotStep:
         return self.results
 
     def cancel(self) -> None:
-        """Nothing of it runs any more."""
         self.runner.flying.remove(self)
         self.runner.faults.pending = False
         self.runner.complete_up_to(self.epoch)
@@ -188,7 +182,7 @@ class SlotStep:
 
 @dataclass(slots=True)
 class SlotRunner:
-    """Runs plans like ModelRunner, on whole numbers."""
+    """A ModelRunner on whole numbers."""
 
     kv: KVCacheManager
     memories: list[StrictMemory]
@@ -240,12 +234,11 @@ class SlotRunner:
     _running: deque[_Step] = field(default_factory=deque)
 
     def tick(self) -> None:
-        """Time passes for the device."""
         self._ticks += 1
         self._complete()
 
     def begin(self, plan: StepPlan, *, overlapped: bool = False) -> SlotStep:
-        """Writes and reads every row's slots."""
+        """Write and read every row's slots."""
         self.newest = plan
         self.waited += overlapped and plan.needs_state
         for decision in plan.decisions:
@@ -278,13 +271,12 @@ class SlotRunner:
         return self.flying[-1]
 
     def fail(self) -> None:
-        """Raises InjectedFaultError."""
         self._spoilt = set()
         self.faults.fail()
         raise InjectedFaultError("the device refuses the step")
 
     def note(self, plan: StepPlan, results: list[Outcome]) -> None:
-        """The host reads a step: time has passed."""
+        """Note that the host reads a step: time has passed."""
         asked = [entry for entry in plan.entries if entry.has_outcome]
         for entry, result in zip(asked, results, strict=True):
             if not self.is_live(entry.seq_id):
@@ -298,20 +290,19 @@ class SlotRunner:
         self.clock.now += seconds * self.rng.uniform(0.5, 2.0)
 
     def has_ended(self, epoch: int) -> None:
-        """A step is read, or cannot be begun: nothing of it runs any more, and where memory is
-        mapped at mapping points, the host goes by that."""
+        """Note that a step was read or cannot begin: nothing of it runs any more, and where memory
+        is mapped at mapping points, the host goes by that."""
         if not self.memories[0].maps_while_running:
             self.complete_up_to(epoch)
 
     def complete_up_to(self, epoch: int) -> None:
-        """Nothing of these steps runs any more."""
         for step in self._running:
             step.due = self._ticks if step.epoch <= epoch else step.due
         self._complete()
 
     def goes_on_from(self, entry: PlanEntry) -> int:
-        """The token from which a dropped entry's sequence is computed again: one with states goes
-        back to its last boundary."""
+        """Return the token from which a dropped entry's sequence is computed again: one with states
+        goes back to its last boundary."""
         states = self.kv._states
         if states is None:
             return entry.start
@@ -323,7 +314,7 @@ class SlotRunner:
     # --- inside ---------------------------------------------------------------------------------
 
     def _complete(self) -> None:
-        """Steps that are due complete, in order."""
+        """Complete the steps that are due, in order."""
         while self._running and self._running[0].due <= self._ticks:
             step = self._running.popleft()
             for access in step.accesses:
@@ -342,7 +333,7 @@ class SlotRunner:
         fails_at: int | None,
         segments: Any,
     ) -> list[Computed]:
-        """Raises InjectedFaultError before, between or after the entries, unless the fault is seen
+        """Raise InjectedFaultError before, between or after the entries, unless the fault is seen
         when the step is submitted or read."""
         computed: list[Computed] = []
         fails = fails_at is not None
@@ -368,7 +359,7 @@ class SlotRunner:
     def results(
         self, plan: StepPlan, computed: list[Computed], state: SamplingState
     ) -> list[Outcome]:
-        """What comes of a step's entries; the next step may read its tokens from now on."""
+        """Return the results of a step's entries; the next step may read its tokens from now on."""
         results: list[Outcome] = []
         sampled: list[int | None] = []
         for each in computed:
@@ -379,7 +370,8 @@ class SlotRunner:
         return results
 
     def _is_bad(self, entry: PlanEntry) -> bool:
-        """A model that is broken gets nothing right; another one always knows what follows 0."""
+        """Return whether a row is wrong: a broken model has none right; another one always knows
+        what follows 0."""
         if self.traits.model_is_broken or entry.seq_id == HEALTH_CHECK_ID:
             return self.traits.model_is_broken
         return self.faults.is_bad_row()
@@ -387,8 +379,8 @@ class SlotRunner:
     def _compute(
         self, entry: PlanEntry, buffers: tuple[int, ...], epoch: int, spoilt: bool
     ) -> tuple[list[_Access], bool]:
-        """The rows of an entry: each slot follows from the one before it, as the cache has it.
-        spoilt: they come out wrong, and must not be seen by anybody; also what follows them."""
+        """Return the rows of an entry: each slot follows from the one before it, as the cache has
+        it. spoilt: the rows are wrong, and must be seen by no request; also what follows them."""
         seq_id, start, end = entry.seq_id, entry.start, entry.start + entry.count
         tokens = self._tokens(entry)
         spoilt = spoilt or None in tokens or seq_id in self._spoilt
@@ -406,8 +398,8 @@ class SlotRunner:
     def _recur(
         self, entry: PlanEntry, segment: StateSegment, access: _Access, is_spoilt: bool
     ) -> None:
-        """The states of an entry: after a token it is what its slot holds. Where rows come out
-        wrong, what is written is as well, and nobody may go on from it."""
+        """Write the states of an entry: after a token it is the content of its slot. Where rows are
+        wrong, the state is wrong as well, and no sequence may go on from it."""
         assert self.states is not None
         slots = array("Q", access.held)
 
@@ -421,7 +413,7 @@ class SlotRunner:
             self.states.advance(segment, entry.start, life, access.epoch, after)
 
     def _tokens(self, entry: PlanEntry) -> list[int | None]:
-        """An entry's tokens; None for one that is not finite."""
+        """Return an entry's tokens; None for one that is not finite."""
         if not isinstance(entry.tokens, PendingToken):
             return [*entry.tokens]
         if entry.tokens.step != self._sampled_by:
@@ -455,7 +447,7 @@ class SlotRunner:
                 raise SimulationError(f"{name} {block} was replaced or overwritten")
 
     def _result(self, computed: Computed, row: int, state: SamplingState) -> Outcome:
-        """row: of those that sample."""
+        """row: among those that sample."""
         entry, held, is_bad, pools = computed
         if is_bad:
             return NOT_FINITE
@@ -477,7 +469,7 @@ class SlotRunner:
 
 
 def _token_of(outcome: Outcome) -> int | None:
-    """The token that was sampled; None where there is none."""
+    """Return the token that was sampled; None where there is none."""
     if isinstance(outcome, Scores):
         return None if outcome.then is None else _token_of(outcome.then)
     return outcome.token_id if isinstance(outcome, Token) else None

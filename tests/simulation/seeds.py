@@ -20,8 +20,8 @@ Outcome = tuple[Counter[str], list[SeedFailedError]]
 
 
 def run_seeds(seeds: Iterable[int], groups: int = 1, *, states: bool = False) -> Outcome:
-    """Runs seeds one after the other: what happened, and what failed. groups: of the cache. states:
-    whether the model has recurrent layers."""
+    """Run seeds one after the other; return counts of events, and failures. groups: of the cache.
+    states: whether the model has recurrent layers."""
     counts: Counter[str] = Counter()
     failures = []
     with silence():
@@ -36,14 +36,14 @@ def run_seeds(seeds: Iterable[int], groups: int = 1, *, states: bool = False) ->
 def run_seeds_in_processes(
     seeds: list[int], jobs: int, groups: int, *, states: bool = False
 ) -> Iterator[Outcome]:
-    """The same, piece by piece, in order."""
+    """Yield the outcomes of pieces, in order."""
     tasks = [seeds[i : i + SEEDS_PER_TASK] for i in range(0, len(seeds), SEEDS_PER_TASK)]
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
         yield from pool.map(partial(run_seeds, groups=groups, states=states), tasks)
 
 
 def add_up(counts: Counter[str], more: Counter[str]) -> Counter[str]:
-    """Sums, and the longest of what is longest."""
+    """Add counts; of those named "longest" take the maximum."""
     total = counts + more
     for name in total:
         if name.startswith("longest"):
@@ -52,13 +52,13 @@ def add_up(counts: Counter[str], more: Counter[str]) -> Counter[str]:
 
 
 def kept_seeds(file: Path) -> list[int]:
-    """Seeds that once failed: the first word of each line."""
+    """Return the seeds that once failed: the first word of each line."""
     lines = file.read_text().splitlines()
     return [int(line.split()[0]) for line in lines if line and not line.startswith("#")]
 
 
 def keep(failures: Iterable[SeedFailedError], file: Path) -> None:
-    """They are run every time from now on: one for each reason, whatever its numbers."""
+    """Add failed seeds to the file, one for each reason without its numbers."""
     known = kept_seeds(file)
     by_reason = {re.sub(r"\d+", "", error.reason): error for error in reversed(list(failures))}
     with file.open("a") as text:
@@ -69,7 +69,7 @@ def keep(failures: Iterable[SeedFailedError], file: Path) -> None:
 
 @contextmanager
 def silence() -> Iterator[None]:
-    """The loop logs every injected fault."""
+    """Silence the loop, which logs every injected fault."""
     logging.disable(logging.ERROR)
     try:
         yield

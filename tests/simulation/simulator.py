@@ -44,7 +44,7 @@ class Simulation:
         states: bool = False,
     ) -> None:
         """trace_lines: of the newest steps; None keeps all. world: else one is drawn, whose model
-        has layers of so many kinds. states: and recurrent ones."""
+        has so many kinds of layers. states: and recurrent ones."""
         self.world = world or draw_world(Random(f"{seed} world"), groups, states=states)
         self.trace: deque[TraceLine] = deque(maxlen=trace_lines)
         self.counts: Counter[str] = Counter(seeds=1)
@@ -82,7 +82,7 @@ class Simulation:
     # --- a life ---------------------------------------------------------------------------------
 
     def run(self) -> Counter[str]:
-        """Until all requests have ended and all memory has gone back: what happened, counted.
+        """Run until all requests have ended and all memory has gone back; return counts of events.
         Raises SeedFailedError."""
         try:
             self._run()
@@ -113,7 +113,7 @@ class Simulation:
             self.counts["engines ended by their model"] += 1
 
     def _turn(self) -> None:
-        """What is due, a step, and what the readers make of it."""
+        """Do what is due: a step, and the reading of its events."""
         self._round += 1
         self._change_pressure()
         self._change_limit()
@@ -134,7 +134,7 @@ class Simulation:
             self._press(self._weather.choice(list(PressureLevel)))
 
     def _change_limit(self) -> None:
-        """Other models come and go, and take memory of K and V or give it back."""
+        """Let other models take memory of K and V, or give it back."""
         self._was_limited = self._company.random() < self._limit_rate
         if self._was_limited:
             self._limit(self._company.choice((0.0, 0.5, 1.0)))
@@ -155,7 +155,7 @@ class Simulation:
         self._machine.loop.mailbox.put(SetMemoryPressure(level))
 
     def _pass_time(self) -> None:
-        """Nothing was run: waits for memory, or until somebody comes."""
+        """Wait for memory or for a request, as nothing was run."""
         clock = self._machine.clock
         if self._live:
             clock.now += STALLED_POLL_S
@@ -167,7 +167,7 @@ class Simulation:
             clock.now = max(clock.now, self._agenda[0][0])
 
     def _step(self) -> bool:
-        """One step of the engine, and what must be true after it."""
+        """Run one step of the engine, and check it."""
         machine = self._machine
         refused = machine.memory.faults.refused
         told, self._told = self._told, set()
@@ -200,7 +200,7 @@ class Simulation:
         return worked
 
     def _drain(self) -> None:
-        """Nobody is left: late operations end, prefixes are forgotten, and memory goes back."""
+        """Check that late operations end, prefixes are forgotten, and memory goes back."""
         self._deliver()
         for memory in self._machine.memories:
             memory.slowness = 0.0
@@ -213,7 +213,7 @@ class Simulation:
 
     @property
     def _tries_model(self) -> bool:
-        """Whether the newest step was the engine's own."""
+        """Return whether the newest step was the engine's own."""
         plan = self._machine.runner.newest
         return plan is not None and all(e.seq_id == HEALTH_CHECK_ID for e in plan.entries)
 
@@ -254,14 +254,14 @@ class Simulation:
             heappush(self._agenda, (time, len(traits.arrivals) + number, number))
 
     def _abort(self, request_id: int) -> None:
-        """A stream was closed before its end."""
+        """Tell the engine that a stream was closed before its end."""
         self._clients[request_id].aborted = True
         if request_id in self._live:
             self._told.add(request_id)
         self._machine.loop.mailbox.put(Abort(request_id))
 
     def _hear(self, events: list[TokenEvent]) -> None:
-        """The engine speaks."""
+        """Check and deliver the engine's events."""
         for event in events:
             client = self._clients[event.request_id]
             client.take(event)
@@ -294,13 +294,13 @@ class Simulation:
 
     @property
     def _holds_back(self) -> bool:
-        """Whether nobody may come in beside those that run."""
+        """Return whether no request may join those that run."""
         keeps = self._machine.memory.releases is Releases.NOTHING
         return self._pressure >= (PressureLevel.CRITICAL if keeps else PressureLevel.WARNING)
 
     def _check_forgotten(self, evicted: int, idle_since: float | None) -> None:
-        """Where no memory goes back, a prefix is forgotten because nothing has run for long, or for
-        a block that is mapped at once. evicted: blocks, in a step that mapped none."""
+        """Check that, where no memory goes back, a prefix is forgotten only after a pause, or for a
+        block that is mapped at once. evicted: blocks, in a step that mapped none."""
         machine = self._machine
         kept = self.world.engine.prefix_keep_s
         was_idle = idle_since is not None and machine.clock.now - idle_since >= kept
@@ -308,7 +308,7 @@ class Simulation:
             raise SimulationError("prefixes were forgotten, and no memory goes back for it")
 
     def _check_failed(self) -> None:
-        """A failed step ends its requests, a row that is not finite its own."""
+        """Check that a failed step ends its requests, and a row that is not finite its own."""
         runner = self._machine.runner
         spared = runner.bad_rows & self._live.keys()
         if runner.failed is not None:
@@ -319,7 +319,7 @@ class Simulation:
             raise SimulationError(f"requests {sorted(spared)} outlive a fault of theirs")
 
     def _check_error(self, event: TokenEvent) -> None:
-        """An error needs a reason."""
+        """Check that an error has a reason."""
         runner, number = self._machine.runner, event.request_id
         if event.finish is not FinishReason.ERROR:
             return
@@ -339,7 +339,7 @@ class Simulation:
             raise SimulationError(f"request {number} fails without a fault: {event.message}")
 
     def _check_report(self, event: TokenEvent, client: Client) -> None:
-        """What a request is told that it shared is what was not computed for it."""
+        """Check that a request is told of as many shared tokens as were not computed for it."""
         number, report = event.request_id, event.prefix
         computed_from = self._machine.runner.computed_from.get(number)
         is_due = event.finish is not None or client.answered == 1
@@ -349,7 +349,7 @@ class Simulation:
             raise SimulationError(f"{report}, and token {computed_from} was computed first")
 
     def _check_progress(self) -> None:
-        """Something is said from time to time, as long as somebody waits for it."""
+        """Check that the engine emits something from time to time while a request waits."""
         self._quiet = 0 if self._said or not self._live else self._quiet + 1
         self.counts["longest quiet"] = max(self.counts["longest quiet"], self._quiet)
         chunks = 1 + self._limits.max_model_len // self.world.engine.min_budget_tokens
@@ -357,7 +357,7 @@ class Simulation:
             raise SimulationError(f"{self._quiet} steps and no event")
 
     def _check_end(self) -> None:
-        """All have left: each has had one end, and nothing of them remains."""
+        """Check that each request had one end, and that nothing of it remains."""
         for client in self._clients.values():
             client.check_end()
         self._machine.check_returned()
@@ -371,8 +371,8 @@ class Simulation:
             raise SimulationError(f"{counters}: there were {tokens} tokens, {bad_rows} bad rows")
 
     def _check_waste(self) -> None:
-        """One row at most for each request that ended, and none for an end that could be seen
-        coming."""
+        """Check that at most one row was wasted for each request that ended, and none for an end
+        that could be seen coming."""
         wasted = self._machine.runner.wasted
         known = [n for n in wasted if n in self._clients]
         ends = [n for n in known if self._clients[n].finish is FinishReason.LENGTH]

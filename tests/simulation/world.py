@@ -54,7 +54,7 @@ class MemoryTraits:
 
 @dataclass(frozen=True, slots=True)
 class TrafficTraits:
-    """Who comes, and how they behave."""
+    """The arrival and manners of requests."""
 
     arrivals: tuple[float, ...]
     """When requests come, in seconds, rising."""
@@ -81,7 +81,7 @@ class TrafficTraits:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Everything but the draws that depend on what happens."""
+    """Everything but the draws that depend on events."""
 
     engine: EngineTraits
     memory: MemoryTraits
@@ -96,8 +96,8 @@ class World:
 
 
 def draw_world(rng: Random, groups: int = 1, *, states: bool = False) -> World:
-    """A small engine on a more or less unfriendly machine. groups: kinds of layers of its model.
-    states: whether it has recurrent layers as well."""
+    """Draw a small engine on a more or less unfriendly machine. groups: kinds of layers of its
+    model. states: whether it has recurrent layers as well."""
     engine = _draw_engine(rng, groups)
     if states:
         engine = _with_cells(engine, Random(engine.budget_bytes))
@@ -122,8 +122,8 @@ def draw_world(rng: Random, groups: int = 1, *, states: bool = False) -> World:
 
 
 def _layout(groups: int, tokens_per_block: int, heap_blocks: int, buffer_blocks: int) -> KVLayout:
-    """A layer of each kind; the rows of the next kind are twice as wide, and its pages half as long
-    where that can be."""
+    """Return a layout with a layer of each kind; the rows of the next kind are twice as wide, and
+    its pages half as long where that can be."""
     shape = KVShape(tuple(KVSpec(1, 2**kind, KVFormat.FLOAT32) for kind in range(groups)))
     divisor = 2 if tokens_per_block % 2 == 0 else 1
     pages = {
@@ -169,7 +169,7 @@ def _draw_engine(rng: Random, groups: int) -> EngineTraits:
 
 
 def _with_cells(engine: EngineTraits, rng: Random) -> EngineTraits:
-    """The same with a recurrent layer, and cells for one sequence at least."""
+    """Add a recurrent layer, and cells for one sequence at least."""
     shape = replace(engine.layout.shape, states=STATES)
     most = CELLS_PER_SEQUENCE * engine.limits.max_num_seqs
     few = CELLS_PER_SEQUENCE + rng.randrange(3)
@@ -228,7 +228,7 @@ def _draw_traffic(rng: Random, engine: EngineTraits) -> TrafficTraits:
 
 
 def _draw_arrivals(rng: Random) -> tuple[float, ...]:
-    """A few bursts; between them the engine may fall idle, or a minute may pass."""
+    """Draw a few bursts; between them the engine may fall idle, or a minute may pass."""
     now = 0.0
     arrivals = []
     for _ in range(rng.randint(1, 3)):
@@ -241,8 +241,8 @@ def _draw_arrivals(rng: Random) -> tuple[float, ...]:
 
 
 def _draw_turns(rng: Random, prompt: int, system: int) -> Turns:
-    """Where others may leave a prompt; sometimes nobody knows. From a seed of its own: where there
-    are no states it changes nothing."""
+    """Draw the places where others may leave a prompt; sometimes there are none. The seed is its
+    own: without states it changes nothing."""
     if rng.random() < 0.3:
         return NO_TURNS
     user_end = rng.randint(system, prompt)
@@ -254,7 +254,7 @@ def _draw_tokens(rng: Random, count: int) -> tuple[int, ...]:
 
 
 class Traffic:
-    """Draws requests, which may take up what others began."""
+    """Draws requests, which may go on from earlier ones."""
 
     def __init__(self, traits: TrafficTraits, rng: Random, max_model_len: int) -> None:
         self._traits = traits
@@ -263,8 +263,8 @@ class Traffic:
         self._last_id = 0
 
     def draw(self, past: Sequence[tuple[Request, list[int]]]) -> list[Request]:
-        """One request, or several that fork. past: earlier ones, with all tokens that they have by
-        now."""
+        """Return one request, or several that fork. past: earlier ones, with all tokens that they
+        have by now."""
         rng, traits = self._rng, self._traits
         if past and rng.random() < traits.turn_rate:
             request = self._draw_turn(*rng.choice(past[-8:]))
@@ -287,7 +287,7 @@ class Traffic:
         return self._request(prompt, self._rng.choice(self._traits.salts), len(system))
 
     def _draw_turn(self, before: Request, tokens: list[int]) -> Request:
-        """The conversation goes on; or the same prompt comes once more."""
+        """Go on with the conversation, or repeat the same prompt."""
         prompt = before.prompt_ids
         if self._rng.random() < 0.8:
             prompt = (*tokens, *_draw_tokens(self._rng, self._rng.randint(0, 8)))
@@ -313,9 +313,8 @@ class Traffic:
         return self._of_some_kind(request)
 
     def _of_some_kind(self, request: Request) -> Request:
-        """The request, or one for something else than tokens, or one that is held to something.
-        Drawn from its seed, so that lives in which nobody asks for that are what they always
-        were."""
+        """Return the request as it is, for something else than tokens, or with rules. It is drawn
+        from a seed of its own, so that lives without such requests stay the same."""
         rng, traits = Random(request.params.seed), self._traits
         if rng.random() < traits.pooling_rate:
             params = replace(request.params, max_tokens=0)

@@ -57,7 +57,7 @@ MORE_CALLS = {LINE_BREAK: 3}
 
 @dataclass
 class Outcome:
-    """What became of the answers."""
+    """Counts of the answers of a part."""
 
     name: str
     asked: int = 0
@@ -85,7 +85,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Question:
-    """A request and what its answer must be."""
+    """A request and the schemas of its answer."""
 
     body: Json
     schemas: dict[str, Any]
@@ -95,7 +95,7 @@ class Question:
 
 
 def form_questions(count: int) -> list[Question]:
-    """Schemas in turn; every other answer is streamed, every fifth comes after thoughts."""
+    """Use the schemas in turn; every other answer is streamed, every fifth comes after thoughts."""
     names = list(SCHEMAS)
     return [
         Question(
@@ -115,7 +115,7 @@ def form_questions(count: int) -> list[Question]:
 
 
 def call_questions(count: int) -> list[Question]:
-    """All tools, one of them by its name, or three that are allowed; one call or several."""
+    """Offer all tools, one of them by its name, or three that are allowed; one call or several."""
     names = list(TOOLS)
     questions = []
     for number in range(count):
@@ -147,7 +147,7 @@ def allowed(names: list[str]) -> Json:
 
 
 def body(number: int) -> Json:
-    """Half of the answers are streamed, in no step with the schemas."""
+    """Stream half of the answers, in no step with the schemas."""
     thinks = number % 5 == 0
     thoughts = {"thinking_token_budget": THOUGHT_TOKENS} if thinks else {"enable_thinking": False}
     return {
@@ -161,7 +161,6 @@ def body(number: int) -> Json:
 
 
 async def prove(name: str, folder: Path, tool_format: str, questions: list[Question]) -> Outcome:
-    """Asks them all."""
     outcome = Outcome(name, len(questions))
     turns = asyncio.Semaphore(AT_A_TIME)
     async with server(folder, tool_format) as http:
@@ -175,7 +174,7 @@ async def prove(name: str, folder: Path, tool_format: str, questions: list[Quest
 
 
 async def ask(http: httpx2.AsyncClient, question: Question, outcome: Outcome) -> None:
-    """One request; its answer is whole or in events, and is judged alike."""
+    """Send one request; its answer is whole or in events, and is judged alike."""
     try:
         reason, message = await answer(http, question.body, outcome)
     except RefusedError as error:
@@ -201,7 +200,7 @@ class RefusedError(Exception):
 
 
 async def answer(http: httpx2.AsyncClient, body: Json, outcome: Outcome) -> tuple[str, Json]:
-    """The finish reason and the message, in the same form both ways. Raises RefusedError."""
+    """Return the finish reason and the message, in the same form both ways. Raises RefusedError."""
     response = await http.post(CHAT, json=body, timeout=None)
     if response.status_code != 200:
         raise RefusedError(f"{response.status_code}: {response.text[:300]}")
@@ -216,7 +215,7 @@ async def answer(http: httpx2.AsyncClient, body: Json, outcome: Outcome) -> tupl
 
 
 def joined(chunks: list[Json]) -> tuple[str, Json]:
-    """The finish reason and the message of a stream."""
+    """Return the finish reason and the message of a stream."""
     calls: dict[int, Json] = {}
     reason = ""
     for chunk in chunks:
@@ -231,7 +230,7 @@ def joined(chunks: list[Json]) -> tuple[str, Json]:
 
 
 def judge(question: Question, reason: str, message: Json, outcome: Outcome) -> str | None:
-    """What is wrong with an answer."""
+    """Return the fault of an answer, or None."""
     if not question.calls:
         if reason != "stop":
             return f"it ends with {reason}: ...{message['content'][-80:]!r}"
@@ -252,7 +251,7 @@ def judge(question: Question, reason: str, message: Json, outcome: Outcome) -> s
 
 
 def invalid(text: str, schema: Any) -> str | None:
-    """Why a text is no JSON that satisfies a schema."""
+    """Return why a text is no JSON that satisfies a schema, or None."""
     try:
         value = json.loads(text)
     except ValueError as error:
@@ -308,7 +307,6 @@ MOST_SHOWN = 10
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """1 when an answer was not what it must be."""
     parser = argparse.ArgumentParser(prog="python -m tests.structured", description=__doc__)
     parser.add_argument("--answers", type=int, default=500, help="of each part")
     answers = parser.parse_args(arguments).answers

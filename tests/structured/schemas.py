@@ -10,7 +10,7 @@ def text(most: int, **more: Any) -> Schema:
 
 
 def closed(properties: Schema, *optional: str, **more: Any) -> Schema:
-    """An object of these properties and no others."""
+    """Return the schema of an object of these properties and no others."""
     required = [name for name in properties if name not in optional]
     return {
         "type": "object",
