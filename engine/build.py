@@ -14,11 +14,10 @@ from engine.models.identity import ModelIdentity
 from engine.models.spec import ModelSpec
 from engine.models.weights import Progress, compute_itemsize, load_model
 from engine.planning.memory import Q4, memory_demand
-from engine.step.loop import Emit, EngineLoop
+from engine.step.loop import Emit, EngineLoop, SubstrateFaults
 from engine.step.runner import Model, ModelRunner
 from engine.step.scheduler import Scheduler
 from engine.step.token_budget import GPU_TILE_ROWS, TokenBudget
-from engine.substrate_faults import SubstrateFaults
 from engine.types import EngineLimits
 from kvcache.backend import PageBackend
 from kvcache.fault_memory import FaultMemory

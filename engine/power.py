@@ -1,8 +1,8 @@
 """Keeps a Mac awake while there is something to answer, and reads how it is powered.
 
-macOS sends a machine to sleep that nobody touches, and does not see that a program's answers are
-waited for. Its assertions are Apple's IOPMLib.h; what it names is in `pmset -g assertions`. Systems
-other than macOS are left alone: a server that sleeps there was told to.
+macOS puts an untouched machine to sleep, although clients wait for a program's answers. Assertions
+prevent that (Apple's IOPMLib.h); `pmset -g assertions` lists them. Systems other than macOS are
+left alone: a server that sleeps there was told to.
 """
 
 import ctypes
@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import psutil
 
@@ -20,36 +20,21 @@ log = logging.getLogger(__name__)
 
 IOKIT = "/System/Library/Frameworks/IOKit.framework/IOKit"
 CORE_FOUNDATION = "/System/Library/Frameworks/CoreFoundation.framework/CoreFoundation"
-# kIOPMAssertionTypePreventUserIdleSystemSleep and kIOPMAssertionLevelOn. A lid that is closed is
-# stronger, and so is an empty battery.
+# kIOPMAssertionTypePreventUserIdleSystemSleep and kIOPMAssertionLevelOn. A closed lid and an empty
+# battery are stronger.
 NO_IDLE_SLEEP = b"PreventUserIdleSystemSleep"
 LEVEL_ON = 255
 UTF8 = 0x08000100  # kCFStringEncodingUTF8
 PMSET = "/usr/bin/pmset"
-# Of `pmset -g`; Macs that have a high power mode, too, call it powermode, where 2 is high.
+# A line of `pmset -g`. Macs with a high power mode call it powermode, where 2 is high.
 LOW_POWER = re.compile(r"^\s*(?:lowpowermode|powermode)\s+1\s*$", re.MULTILINE)
 PMSET_TIMEOUT_S = 5.0
-# The clock of the day is set by less.
+# Adjustments of the time of day are smaller.
 SHORTEST_SLEEP_S = 10.0
 
 
-class Power(Protocol):
-    """How a machine is powered, and what keeps it awake."""
-
-    def hold(self, reason: str) -> int:
-        """Keep the machine from sleeping by itself; return what releases it. Raises OSError."""
-
-    def release(self, assertion: int) -> None: ...
-
-    def on_mains(self) -> bool:
-        """Return whether no battery is being emptied."""
-
-    def saves(self) -> bool:
-        """Return whether the machine is in its low power mode."""
-
-
 class MacPower:
-    """A Mac's, by IOKit."""
+    """The power of a Mac, by IOKit."""
 
     def __init__(self, load: Callable[[str], Any] = ctypes.CDLL) -> None:
         """load: opens a library. Raises OSError where one is not there, AttributeError where a
@@ -72,6 +57,8 @@ class MacPower:
         self._release.argtypes = (ctypes.c_uint32,)
 
     def hold(self, reason: str) -> int:
+        """Keep the machine from sleeping by itself; return what ``release`` takes. Raises
+        OSError."""
         kind, name = (
             self._make_text(None, text, UTF8) for text in (NO_IDLE_SLEEP, reason.encode())
         )
@@ -89,21 +76,23 @@ class MacPower:
         self._release(assertion)
 
     def on_mains(self) -> bool:
+        """Return whether no battery is being emptied."""
         battery = psutil.sensors_battery()
         return battery is None or bool(battery.power_plugged)
 
     def saves(self) -> bool:
+        """Return whether the machine is in its low power mode."""
         try:
-            said = subprocess.run(
+            output = subprocess.run(
                 [PMSET, "-g"], capture_output=True, text=True, timeout=PMSET_TIMEOUT_S, check=False
-            )
+            ).stdout
         except (OSError, subprocess.TimeoutExpired):
             return False
-        return LOW_POWER.search(said.stdout) is not None
+        return LOW_POWER.search(output) is not None
 
 
-def power_of(platform: str = sys.platform) -> Power | None:
-    """Return this machine's; None where it is left alone."""
+def power_of(platform: str = sys.platform) -> MacPower | None:
+    """Return None where the machine is left alone."""
     if platform != "darwin":
         return None
     try:
@@ -114,11 +103,11 @@ def power_of(platform: str = sys.platform) -> Power | None:
 
 
 class KeepAwake:
-    """Holds a machine awake while it is busy; on mains, also while others than its own programs may
-    ask. To be asked regularly."""
+    """Keeps a machine awake while it is busy; on mains also while it listens to other machines.
+    Call ``update`` regularly."""
 
-    def __init__(self, power: Power, *, others_may_ask: bool) -> None:
-        """others_may_ask: whether it listens to other machines, which cannot wake this one."""
+    def __init__(self, power: MacPower, *, others_may_ask: bool) -> None:
+        """others_may_ask: whether other machines, which cannot wake this one, may send requests."""
         self._power = power
         self._others_may_ask = others_may_ask
         self._assertion: int | None = None
@@ -143,8 +132,8 @@ class KeepAwake:
 
 
 class SleepDetector:
-    """Finds out that a machine slept: its clock of the day has gone on, the monotonic one has not.
-    To be asked regularly. Somebody who sets the clock forward is taken for a sleep, too."""
+    """Finds out that a machine slept: its time of day has gone on, its monotonic clock has not. A
+    clock that somebody sets forward counts as a sleep, too."""
 
     def __init__(
         self,

@@ -1,10 +1,12 @@
-"""The one thread that touches MLX."""
+"""The engine's loop, on the one thread that touches MLX: it receives messages, runs steps and emits
+events; around them it checks the model and releases idle memory."""
 
 import logging
 import queue
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 
 from engine.config import EngineConfig
 from engine.figures import MlxMemory, SchedulerCounters, StepMeter
@@ -19,7 +21,13 @@ from engine.messages import (
     SetMemoryPressure,
 )
 from engine.step.constraints import MaskThread
-from engine.step.pipeline import CancelledStep, CompletedStep, RetiredStep, StepPipeline
+from engine.step.pipeline import (
+    CancelledStep,
+    CompletedStep,
+    MappingPoints,
+    RetiredStep,
+    StepPipeline,
+)
 from engine.step.plan import (
     NO_STEP,
     NOT_FINITE,
@@ -30,55 +38,56 @@ from engine.step.plan import (
     StepRunner,
 )
 from engine.step.scheduler import Scheduler
-from engine.substrate_faults import SubstrateFaults
 from engine.types import EngineLimits, EngineStats, Request, SamplingParams, TokenEvent
+from kvcache.backend import BackendFailedError
 from kvcache.manager import KVCacheManager
 
-# A sequence that is to join waits for PATIENCE times the length of the newest mapping point, and at
-# most LONGEST_PATIENCE_S: others may come meanwhile, or running ones may need a point themselves.
-PATIENCE = 20
-LONGEST_PATIENCE_S = 0.15
+log = logging.getLogger(__name__)
 
-
-class MappingPoints:
-    """Measures mapping points: no step is in flight then, and the device has nothing to do."""
-
-    def __init__(self, kv: KVCacheManager, clock: Callable[[], float]) -> None:
-        self._kv = kv
-        self._clock = clock
-        self._took_s = 0.0
-        """The newest one."""
-        self._wanted_s: float | None = None
-        """Since when one is wanted."""
-        self._began_s: float | None = None
-
-    def is_due(self) -> bool:
-        """Return whether no further step may be begun before the next point. A step is in
-        flight."""
-        if not self._kv.wants_mapping_point:
-            self._wanted_s = None
-            return False
-        now = self._clock()
-        if self._wanted_s is None:
-            self._wanted_s = now
-        return now - self._wanted_s >= min(PATIENCE * self._took_s, LONGEST_PATIENCE_S)
-
-    def begin(self) -> None:
-        """Note that no step is in flight."""
-        if self._kv.wants_mapping_point:
-            self._began_s, self._wanted_s = self._clock(), None
-
-    def end(self) -> None:
-        """Note that a step was begun."""
-        if self._began_s is not None:
-            self._took_s = self._clock() - self._began_s
-            self._began_s = None
-
-
+# While nothing runs, the loop checks this often whether memory has come back.
+IDLE_POLL_S = 0.1
+# A plan may be empty although sequences wait for memory that is on its way back.
+STALLED_POLL_S = 0.001
+# Snapshots for metrics are made this often, and in every step that begins requests.
+STATS_INTERVAL_S = 0.02
+WARM_UP_TOKENS = 4
+STEP_FAILED = "a step of the engine failed"
+Emit = Callable[[list[TokenEvent]], None]
 # Requests of clients have numbers from 1 on.
 HEALTH_CHECK_ID = 0
 # Before all others.
 HEALTH_CHECK_PRIORITY = -(2**31)
+
+
+@dataclass(frozen=True, slots=True)
+class SubstrateFaults:
+    """Records faults of the memory of K and V at once, because no engine survives them."""
+
+    require: Callable[[], object] = lambda: None
+    """Raises BackendFailedError where something has failed already. Any thread."""
+    remember: Callable[[str], None] = lambda _: None
+    """Takes a fault, as half a sentence."""
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Record the faults of steps that run inside."""
+        try:
+            yield
+        except BackendFailedError as error:
+            self.remember(f"serving failed: {error}")
+            raise
+
+    def find(self) -> BackendFailedError | None:
+        """Return the fault behind which a step may hang. Any thread."""
+        try:
+            with self.recording():
+                self.require()
+        except BackendFailedError as error:
+            return error
+        return None
+
+
+NO_FAULTS = SubstrateFaults()
 
 
 class ModelFailedError(RuntimeError):
@@ -130,20 +139,6 @@ class ModelHealthCheck:
         return [event for event in events if event.request_id != HEALTH_CHECK_ID]
 
 
-log = logging.getLogger(__name__)
-
-# While nothing runs, the loop checks this often whether memory has come back.
-IDLE_POLL_S = 0.1
-# A plan may be empty although sequences wait for memory that is on its way back.
-STALLED_POLL_S = 0.001
-# Snapshots for metrics are made this often, and in every step that begins requests.
-STATS_INTERVAL_S = 0.02
-WARM_UP_TOKENS = 4
-STEP_FAILED = "a step of the engine failed"
-Emit = Callable[[list[TokenEvent]], None]
-NO_FAULTS = SubstrateFaults()
-
-
 class EngineLoop:
     """Runs steps, and what stands around them: health of the model, idle memory, statistics."""
 
@@ -171,8 +166,7 @@ class EngineLoop:
         self._clock = clock
         self._mlx_memory = mlx_memory
         self.faults = faults
-        self._pipeline = StepPipeline(runner, clock)
-        self._points = MappingPoints(kv, clock)
+        self._pipeline = StepPipeline(runner, clock, MappingPoints(kv, clock))
         self._mask_thread = MaskThread()
         self._woken_by: Message | None = None
         self._stopping = False
@@ -195,9 +189,7 @@ class EngineLoop:
         False when there was nothing to run or to read."""
         events = self._receive()
         plan = self._next_plan()
-        self._pipeline.launch(plan)
-        retired = self._pipeline.retire(1 if plan.entries else 0)
-        self._note_point(plan)
+        retired = self._pipeline.advance(plan)
         events += self._commit(retired)
         state = self._begin_state(plan)
         self._publish([*plan.refused, *events])
@@ -219,7 +211,7 @@ class EngineLoop:
 
     def run(self) -> None:
         """Run steps until told to stop; sleep while there is nothing to do."""
-        with self.faults.noticed():
+        with self.faults.recording():
             while not self._stopping:
                 if not self.run_once() and not self._stopping:
                     self._wait()
@@ -244,7 +236,7 @@ class EngineLoop:
         events: list[TokenEvent] = []
         emit, self._emit = self._emit, events.extend
         # Until its memory is free as well: what is freed later would be kept as a prefix.
-        with self.faults.noticed():
+        with self.faults.recording():
             while self.run_once() or self._kv.recovering:
                 pass
         self._emit = emit
@@ -262,12 +254,6 @@ class EngineLoop:
     def _stalled(self) -> bool:
         """Return whether there are sequences, though they may only wait for memory."""
         return self._scheduler.num_running + self._scheduler.num_waiting > 0
-
-    def _note_point(self, plan: StepPlan) -> None:
-        if plan.entries:
-            self._points.end()
-        if not self._pipeline.depth:
-            self._points.begin()
 
     # --- the parts of a step --------------------------------------------------------------------
 
@@ -301,12 +287,10 @@ class EngineLoop:
             return None
 
     def _next_plan(self) -> StepPlan:
-        """Return the next step's plan; an empty one where a step has failed that was not read, or
-        the one in flight must end before memory is mapped."""
-        in_flight = self._pipeline.depth > 0
-        if self._pipeline.has_failed_step or (in_flight and self._points.is_due()):
+        """Return the next step's plan; an empty one where none may be launched now."""
+        if not self._pipeline.may_launch():
             return NO_STEP
-        plan = self._scheduler.schedule(overlapped=in_flight)
+        plan = self._scheduler.schedule(overlapped=self._pipeline.depth > 0)
         if plan.begun:
             # If this step hangs, these are the stats that are shown.
             self.stats = self._snapshot()

@@ -11,6 +11,7 @@ from engine.errors import EngineFailedError
 from engine.figures import StepMeter
 from engine.step.plan import InFlightStep, Outcome, PendingState, StepPlan, StepRunner
 from kvcache.backend import BackendFailedError
+from kvcache.manager import KVCacheManager
 
 log = logging.getLogger(__name__)
 
@@ -18,6 +19,10 @@ log = logging.getLogger(__name__)
 FAILURE_WINDOW_S = 60.0
 # What no engine survives.
 FATAL = (AssertionError, BackendFailedError, EngineFailedError)
+# A sequence that joins waits for PATIENCE times the length of the newest mapping point, and at most
+# LONGEST_PATIENCE_S: others may come meanwhile, or running ones may need a point themselves.
+PATIENCE = 20
+LONGEST_PATIENCE_S = 0.15
 
 
 class CompletedStep(NamedTuple):
@@ -53,10 +58,46 @@ class _Launched:
     started_s: float
 
 
+class MappingPoints:
+    """Measures mapping points: no step is in flight then, and the device has nothing to do."""
+
+    def __init__(self, kv: KVCacheManager, clock: Callable[[], float]) -> None:
+        self._kv = kv
+        self._clock = clock
+        self._took_s = 0.0
+        """The length of the newest one."""
+        self._wanted_s: float | None = None
+        """When the next one was first wanted."""
+        self._began_s: float | None = None
+
+    def is_due(self) -> bool:
+        """Return whether the next point comes before the next step. A step is in flight."""
+        if not self._kv.wants_mapping_point:
+            self._wanted_s = None
+            return False
+        now = self._clock()
+        if self._wanted_s is None:
+            self._wanted_s = now
+        return now - self._wanted_s >= min(PATIENCE * self._took_s, LONGEST_PATIENCE_S)
+
+    def begin(self) -> None:
+        """Note that no step is in flight."""
+        if self._kv.wants_mapping_point:
+            self._began_s, self._wanted_s = self._clock(), None
+
+    def end(self) -> None:
+        """Note that a step was begun."""
+        if self._began_s is not None:
+            self._took_s = self._clock() - self._began_s
+            self._began_s = None
+
+
 class StepPipeline:
     """Launches steps and retires them, in order, and measures how long each took."""
 
-    def __init__(self, runner: StepRunner, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, runner: StepRunner, clock: Callable[[], float], points: MappingPoints
+    ) -> None:
         self.meter = StepMeter()
         self.num_retired = 0
         """Steps that have been read, or have failed."""
@@ -64,6 +105,7 @@ class StepPipeline:
         """Of the newest completed step."""
         self._runner = runner
         self._clock = clock
+        self._points = points
         self._launched: deque[_Launched] = deque()
         self._retired_s = float("-inf")
         self._failed_s: float | None = None
@@ -73,10 +115,23 @@ class StepPipeline:
         """Return how many steps are in flight."""
         return len(self._launched)
 
-    @property
-    def has_failed_step(self) -> bool:
-        """Return whether a step has failed that was not retired: no other may follow it."""
-        return any(launched.step is None for launched in self._launched)
+    def may_launch(self) -> bool:
+        """Return whether another step may follow: not behind a failed one that was not retired, nor
+        where those in flight must end before memory is mapped."""
+        if any(launched.step is None for launched in self._launched):
+            return False
+        return not (self._launched and self._points.is_due())
+
+    def advance(self, plan: StepPlan) -> list[RetiredStep]:
+        """Launch the plan's step and retire all before it; where it has no entries, all steps.
+        Raises what ``launch`` raises."""
+        self.launch(plan)
+        retired = self.retire(1 if plan.entries else 0)
+        if plan.entries:
+            self._points.end()
+        if not self._launched:
+            self._points.begin()
+        return retired
 
     def launch(self, plan: StepPlan) -> None:
         """Build the plan's step, if it has any entries; behind a step in flight, submit what the

@@ -4,6 +4,7 @@ A plan can be recorded, replayed, and sent to another process.
 """
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -176,11 +177,8 @@ class SamplingState(NamedTuple):
     """Where there are penalties."""
 
 
-class PendingState(Protocol):
-    """A state that is being made while the device computes."""
-
-    def result(self) -> SamplingState:
-        """Wait for it."""
+PendingState = Future[SamplingState]
+"""A state that is being made while the device computes."""
 
 
 # --- what comes of it ---------------------------------------------------------------------------

@@ -78,14 +78,10 @@ class Record:
     events: list[Event] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class MadeState:
-    """A state that is there already."""
-
-    state: SamplingState
-
-    def result(self) -> SamplingState:
-        return self.state
+def made(state: SamplingState) -> PendingState:
+    pending = PendingState()
+    pending.set_result(state)
+    return pending
 
 
 @dataclass(slots=True)
@@ -97,9 +93,9 @@ class RecordedStep:
     record: Record
 
     def submit(self, state: PendingState | None) -> None:
-        made = None if state is None else state.result()
-        self.record.events.append(Submitted(self.number, made))
-        self.step.submit(None if made is None else MadeState(made))
+        known = None if state is None else state.result()
+        self.record.events.append(Submitted(self.number, known))
+        self.step.submit(None if known is None else made(known))
 
     def read(self) -> Sequence[Outcome]:
         self.record.events.append(Read(self.number))
@@ -165,7 +161,7 @@ class Replay:
                 self._begin(event)
             elif isinstance(event, Submitted):
                 _, step = self._begun[event.number]
-                step.submit(None if event.state is None else MadeState(event.state))
+                step.submit(None if event.state is None else made(event.state))
             else:
                 self._read(event.number)
         return self.tokens

@@ -2,7 +2,7 @@
 
 from typing import cast
 
-from engine.step.loop import LONGEST_PATIENCE_S, PATIENCE, MappingPoints
+from engine.step.pipeline import LONGEST_PATIENCE_S, PATIENCE, MappingPoints
 from kvcache.manager import KVCacheManager
 from tests.engine.step.test_scheduler import CountingKV
 from tests.simulation.runner import Clock

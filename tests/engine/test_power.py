@@ -61,8 +61,8 @@ class Mac:
         return self.libraries[path]
 
 
-class Machine:
-    """A Power that notes what is held."""
+class Machine(MacPower):
+    """A machine's power that notes what is held."""
 
     def __init__(self, *, low: bool = False) -> None:
         """low: whether it is in its low power mode."""

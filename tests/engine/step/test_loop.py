@@ -13,7 +13,7 @@ from engine.figures import MlxMemory
 from engine.machine import MachineMemory
 from engine.messages import Abort, SetMemoryPressure, Stop
 from engine.models.checkpoint import read_checkpoint
-from engine.step.loop import EngineLoop
+from engine.step.loop import EngineLoop, SubstrateFaults
 from engine.step.pipeline import FAILURE_WINDOW_S
 from engine.step.plan import NO_STEP, InFlightStep, StepPlan
 from engine.step.scheduler import Scheduler
@@ -453,3 +453,24 @@ def test_fault_25_when_it_is_over_all_come_in_together_again() -> None:
     loop.run_once()
     assert (loop._scheduler.num_running, loop._scheduler.num_waiting) == (4, 0)
     assert loop._kv._first.allocator.keeps_slack
+
+
+def fail() -> None:
+    raise BackendFailedError("no answer")
+
+
+def test_a_fault_is_remembered_where_it_ends_the_engine_and_where_it_is_looked_for() -> None:
+    told: list[str] = []
+    faults = SubstrateFaults(fail, told.append)
+    with pytest.raises(BackendFailedError), faults.recording():
+        fail()
+    assert isinstance(faults.find(), BackendFailedError)
+    assert told == ["serving failed: no answer"] * 2
+
+
+def test_other_failures_are_none_of_the_substrates() -> None:
+    told: list[str] = []
+    with pytest.raises(ValueError, match="own"), SubstrateFaults(fail, told.append).recording():
+        raise ValueError("a request's own")
+    assert SubstrateFaults().find() is None
+    assert told == []

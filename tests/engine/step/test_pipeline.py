@@ -616,7 +616,7 @@ def test_an_engine_that_fails_waits_for_what_is_in_flight_before_its_memory_goes
 
 def test_nothing_is_retired_where_nothing_was_launched() -> None:
     loop = recall_loop(Answers.empty(), overlap=True)
-    pipeline = StepPipeline(loop._runner, lambda: 0.0)
+    pipeline = StepPipeline(loop._runner, lambda: 0.0, loop._pipeline._points)
     pipeline.launch(NO_STEP)
     pipeline.flush(None)
     assert pipeline.retire(0) == []
