@@ -132,10 +132,10 @@ def unserved(spec: ModelSpec, substrate: Substrate) -> str | None:
     """Return why a model does not run there, however much memory there is; None where it does."""
     if not substrate.on_gpu:
         return None
-    if unknown := {its.head_dim for its in spec.attentions}.difference(GPU_HEAD_DIMS):
+    if unknown := {attention.head_dim for attention in spec.attentions}.difference(GPU_HEAD_DIMS):
         known = ", ".join(map(str, GPU_HEAD_DIMS))
         return f"the model's head_dim is {min(unknown)}, and the GPU's kernels know {known}"
-    dims = {dim for its in spec.recurrences for dim in (its.key_dim, its.value_dim)}
+    dims = {dim for net in spec.recurrences for dim in (net.key_dim, net.value_dim)}
     if others := dims.difference((GPU_DELTA_DIM,)):
         return (
             f"the model's gated delta nets have heads of {min(others)} dimensions, and the GPU's "
@@ -280,17 +280,17 @@ def assemble(
     if (cell := memory.layout.shape.cell) is not None:
         states = new_states(cell, memory.num_cells, backends[0], workers)
     kv = KVCacheManager(memory.layout, backends, cache_limits, identity=identity, states=states)
-    limits = _limits(memory, kv, vocab_size, embedding_size, shares)
-    max_batched_tokens = config.max_num_batched_tokens
-    budget = TokenBudget(
-        target_s=config.step_time_target_ms / 1000,
-        minimum=min(MIN_BUDGET_TOKENS, max_batched_tokens),
-        maximum=max_batched_tokens,
-        tokens=min(FIRST_BUDGET_TOKENS, max_batched_tokens),
-        tile=GPU_TILE_ROWS if substrate.on_gpu else 1,
+    limits = EngineLimits(
+        max_model_len=min(memory.max_model_len, kv.max_tokens),
+        max_num_seqs=memory.max_num_seqs,
+        vocab_size=vocab_size,
+        embedding_size=embedding_size,
+        shared_block_tokens=memory.layout.tokens_per_block if shares else None,
+        keeps_states=memory.layout.shape.cell is not None,
     )
+    budget = first_budget(config, GPU_TILE_ROWS if substrate.on_gpu else 1)
     loop = EngineLoop(
-        Scheduler(kv, limits, budget, max_batched_tokens, config.max_step_mask_s),
+        Scheduler(kv, limits, budget, config.max_num_batched_tokens, config.max_step_mask_s),
         kv,
         ModelRunner(
             model,
@@ -312,21 +312,16 @@ def assemble(
     return loop
 
 
-def _limits(
-    memory: MemoryPlan,
-    kv: KVCacheManager,
-    vocab_size: int,
-    embedding_size: int | None,
-    shares: bool,
-) -> EngineLimits:
-    """Return what requests are checked against. shares: whether others get whole blocks."""
-    return EngineLimits(
-        max_model_len=min(memory.max_model_len, kv.max_tokens),
-        max_num_seqs=memory.max_num_seqs,
-        vocab_size=vocab_size,
-        embedding_size=embedding_size,
-        shared_block_tokens=memory.layout.tokens_per_block if shares else None,
-        keeps_states=memory.layout.shape.cell is not None,
+def first_budget(config: EngineConfig, tile: int = 1) -> TokenBudget:
+    """Return the budget that an engine starts with. tile: rows that the device computes
+    together."""
+    maximum = config.max_num_batched_tokens
+    return TokenBudget(
+        target_s=config.step_time_target_ms / 1000,
+        minimum=min(MIN_BUDGET_TOKENS, maximum),
+        maximum=maximum,
+        tokens=min(FIRST_BUDGET_TOKENS, maximum),
+        tile=tile,
     )
 
 

@@ -306,7 +306,7 @@ class EngineClient:
             raise EngineDeadError
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._asked.add(future)
-        self._loop.mailbox.put(question(lambda made: self._call_soon(_answer, future, made)))
+        self._loop.mailbox.put(question(lambda answer: self._call_soon(_answer, future, answer)))
         try:
             return await future
         finally:
@@ -322,7 +322,7 @@ class EngineClient:
         return stream
 
     def submit_choices(
-        self, asked: Submission, read_with: TokenStream | None = None
+        self, submission: Submission, read_with: TokenStream | None = None
     ) -> list[TokenStream]:
         """Hand over one request for each of ``asked.params``; or none of them. The first is an
         ordinary request, the others are forks of it.
@@ -333,32 +333,32 @@ class EngineClient:
         """
         if self._closed or not self.alive or self._loop is None:
             raise EngineDeadError
-        self.limits.check_length(asked.prompt_ids, asked.params)
-        if not asked.beyond_queue:
-            self.check_room(len(asked.params), asked.salt.tenant)
+        self.limits.check_length(submission.prompt_ids, submission.params)
+        if not submission.beyond_queue:
+            self.check_room(len(submission.params), submission.salt.tenant)
         self.notice_sleep()
         wake = asyncio.Event() if read_with is None else read_with.wake
         streams: list[TokenStream] = []
-        for number, params in enumerate(asked.params, start=self._last_id + 1):
+        for number, params in enumerate(submission.params, start=self._last_id + 1):
             request = Request(
                 number,
-                asked.prompt_ids,
+                submission.prompt_ids,
                 params,
-                asked.priority,
-                asked.salt,
-                asked.system_tokens,
+                submission.priority,
+                submission.salt,
+                submission.system_tokens,
                 fork_of=streams[0].request.request_id if streams else None,
-                constraint=None if asked.constraint is None else asked.constraint.copy(),
-                pooling=asked.pooling,
+                constraint=None if submission.constraint is None else submission.constraint.copy(),
+                pooling=submission.pooling,
                 submitted_s=time.monotonic(),
-                name=asked.name,
-                turns=asked.turns,
+                name=submission.name,
+                turns=submission.turns,
             )
             streams.append(TokenStream(request, self._abort, self._max_backlog, wake))
             self._streams[number] = streams[-1]
             self._loop.mailbox.put(request)
         self._last_id += len(streams)
-        self._slots.take(len(streams), asked.salt.tenant)
+        self._slots.take(len(streams), submission.salt.tenant)
         return streams
 
     def _abort(self, request_id: int) -> None:
@@ -414,7 +414,7 @@ class EngineClient:
             log.debug("the event loop has closed: events dropped")
 
 
-def _answer(future: "asyncio.Future[T]", made: T) -> None:
+def _answer(future: "asyncio.Future[T]", answer: T) -> None:
     """Set the result, unless nobody waits for it any more."""
     if not future.done():
-        future.set_result(made)
+        future.set_result(answer)

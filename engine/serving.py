@@ -47,7 +47,7 @@ class ServingEngine(Protocol):
         ``submit_choices`` does."""
 
     def submit_choices(
-        self, asked: Submission, read_with: TokenStream | None = None
+        self, submission: Submission, read_with: TokenStream | None = None
     ) -> list[TokenStream]:
         """Hand over one request for each of ``asked.params``; or none of them. read_with: a stream
         that these are read together with. Raises PromptTooLongError, QueueFullError,

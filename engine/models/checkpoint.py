@@ -47,7 +47,7 @@ def is_embedding_checkpoint(path: Path, names: Collection[str], *, tied: bool) -
     if (path / MODULES_FILE).is_file():
         check_modules(path)
         return True
-    return BARE_NAME in names or not (tied or any(its.endswith(HEAD_NAME) for its in names))
+    return BARE_NAME in names or not (tied or any(name.endswith(HEAD_NAME) for name in names))
 
 
 def check_modules(path: Path) -> None:
@@ -162,11 +162,11 @@ def read_checkpoint(path: Path, *, embeds: bool | None = None) -> Checkpoint:
         if packing := check_tensor(config, name, shape, tensors):
             packings[name.removesuffix(".weight")] = packing
     tolerated = {f"{naming.head}.weight"} if model.head is None else set()
-    for name, its in read.items():
+    for name, tensor in read.items():
         of_groups = name.endswith((".scales", ".biases"))
         if not (name in model.shapes or of_groups or name in tolerated):
             raise CheckpointError(
-                f"{path / its.file}: the tensor {name} has no place in a {spec.family} model"
+                f"{path / tensor.file}: the tensor {name} has no place in a {spec.family} model"
             )
     return checkpoint_of(config, spec, read, packings, embeds=embeds, naming=naming, unread=unread)
 
@@ -208,12 +208,12 @@ def tensors_of(spec: ModelSpec, naming: Naming = NAMINGS[0], *, embeds: bool) ->
 def _eos_token_ids(path: Path, config: ModelConfig) -> tuple[int, ...]:
     """Return the tokens that end a generation: generation_config.json's, else config.json's."""
     generation = path / "generation_config.json"
-    found = read_json(generation).get("eos_token_id") if generation.exists() else None
-    if found is None:
-        found = config.text.values.get("eos_token_id")
-    ids = found if isinstance(found, list) else [] if found is None else [found]
+    eos = read_json(generation).get("eos_token_id") if generation.exists() else None
+    if eos is None:
+        eos = config.text.values.get("eos_token_id")
+    ids = eos if isinstance(eos, list) else [] if eos is None else [eos]
     if not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
-        raise CheckpointError(f"{config.file}: eos_token_id is {found!r}; it must be token ids")
+        raise CheckpointError(f"{config.file}: eos_token_id is {eos!r}; it must be token ids")
     return tuple(ids)
 
 

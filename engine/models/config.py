@@ -51,9 +51,9 @@ class ModelConfig:
         nested = self.values.get("text_config", {})
         if not isinstance(nested, dict):
             raise self._wrong("text_config", nested, "an object")
-        found = copy(self)
-        found.values = self.values | nested
-        return found
+        text = copy(self)
+        text.values = self.values | nested
+        return text
 
     def count(self, field: str, default: int | None = None) -> int:
         """Return a number above 0. default: where nothing is said, if that is allowed."""
@@ -107,17 +107,17 @@ class ModelConfig:
         if not isinstance(mode, str) or mode not in MODES:
             raise self._wrong("quantization.mode", mode, f"one of {', '.join(MODES)}")
         try:
-            found = Quantization(int(chosen["bits"]), int(chosen["group_size"]), mode)
+            packing = Quantization(int(chosen["bits"]), int(chosen["group_size"]), mode)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise CheckpointError(
                 f"{self.file}: quantization needs the numbers bits and group_size"
             ) from error
         bits, group_sizes = MODES[mode]
-        if found.bits not in bits:
-            raise self._wrong("quantization.bits", found.bits, _any_of(bits))
-        if found.group_size not in group_sizes:
-            raise self._wrong("quantization.group_size", found.group_size, _any_of(group_sizes))
-        return found
+        if packing.bits not in bits:
+            raise self._wrong("quantization.bits", packing.bits, _any_of(bits))
+        if packing.group_size not in group_sizes:
+            raise self._wrong("quantization.group_size", packing.group_size, _any_of(group_sizes))
+        return packing
 
     def names_layer(self, layer: str) -> bool:
         """Return whether a layer is packed in its own way by its name in the files."""

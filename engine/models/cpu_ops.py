@@ -146,8 +146,8 @@ class CpuOps:
             if (bias := _bias(matrices)) is not None:
                 biases[name] = bias
             del matrices  # before the next ones are read
-        vectors = {its.name: _float32(stored.vector(its)) for its in tensors.vectors}
-        vectors |= {its.name: _float32(stored.constant(its)) for its in tensors.constants}
+        vectors = {vector.name: _float32(stored.vector(vector)) for vector in tensors.vectors}
+        vectors |= {each.name: _float32(stored.constant(each)) for each in tensors.constants}
         transforms = iter(qk_transforms(spec, tensors, vectors))
 
         def packed_mixer(
@@ -174,12 +174,12 @@ class CpuOps:
 
         self._layers = [
             PackedLayer(
-                vectors[its.mixer_norm.name],
-                packed_mixer(layer.mixer, its.mixer),
-                vectors[its.mlp_norm.name],
-                _packed_mlp(layer.mlp, its.mlp, products, stacks),
+                vectors[at.mixer_norm.name],
+                packed_mixer(layer.mixer, at.mixer),
+                vectors[at.mlp_norm.name],
+                _packed_mlp(layer.mlp, at.mlp, products, stacks),
             )
-            for layer, its in zip(spec.layers, tensors.layers, strict=True)
+            for layer, at in zip(spec.layers, tensors.layers, strict=True)
         ]
         self._embedding = products[tensors.embedding.name]
         self._norm = vectors[tensors.norm.name]
@@ -191,40 +191,40 @@ class CpuOps:
 
     def project(self, number: int, x: mx.array, views: KVViews) -> tuple[mx.array, mx.array | None]:
         layer, bias = self._layers[number], None
-        its = layer.mixer
-        assert isinstance(its, PackedAttention)
-        if its.bias is not None:
-            bias = mx.broadcast_to(its.bias, (len(x), its.queries_keys_values.outputs))
+        attention = layer.mixer
+        assert isinstance(attention, PackedAttention)
+        if attention.bias is not None:
+            bias = mx.broadcast_to(attention.bias, (len(x), attention.queries_keys_values.outputs))
         queries, keys, values = metal_ext.linear_heads(
             x,
-            its.queries_keys_values,
+            attention.queries_keys_values,
             self._workers,
-            its.heads,
+            attention.heads,
             norm=layer.mixer_norm,
             eps=self._eps,
             residual=bias,
         )
         gate = None
-        if its.gated:
+        if attention.gated:
             queries, gate = split_gate(queries)
-        return views.append(self._places[number], queries, keys, values, its.transform), gate
+        return views.append(self._places[number], queries, keys, values, attention.transform), gate
 
     def recur(self, number: int, x: mx.array, views: KVViews) -> mx.array:
         layer = self._layers[number]
-        its = layer.mixer
-        assert isinstance(its, PackedDelta)
+        net = layer.mixer
+        assert isinstance(net, PackedDelta)
         projected = metal_ext.linear(
-            x, its.inputs, self._workers, norm=layer.mixer_norm, eps=self._eps
+            x, net.inputs, self._workers, norm=layer.mixer_norm, eps=self._eps
         )
-        qkv, z, b, a = mx.split(projected, its.ends, axis=1)
-        return views.recur(self._places[number], qkv, z, a, b, its.delta)
+        qkv, z, b, a = mx.split(projected, net.ends, axis=1)
+        return views.recur(self._places[number], qkv, z, a, b, net.delta)
 
     def add_mixed(self, number: int, x: mx.array, mixed: mx.array) -> mx.array:
         return metal_ext.linear(mixed, self._layers[number].mixer.output, self._workers, residual=x)
 
     def add_mlp(self, number: int, x: mx.array) -> mx.array:
-        its = self._layers[number]
-        return its.mlp.added(x, its.mlp_norm, self._eps, self._workers)
+        layer = self._layers[number]
+        return layer.mlp.added(x, layer.mlp_norm, self._eps, self._workers)
 
     def norm(self, x: mx.array) -> mx.array:
         return metal_ext.rms_norm(x, self._norm, self._eps, self._workers)
@@ -241,8 +241,8 @@ def _packed_mlp(
 ) -> PackedMlp:
     """products, stacks: all that is packed, by the name of the first matrix."""
 
-    def dense(its: DenseTensors) -> PackedDense:
-        return PackedDense(products[its.gate_up[0].name], products[its.down.name])
+    def dense(mlp_tensors: DenseTensors) -> PackedDense:
+        return PackedDense(products[mlp_tensors.gate_up[0].name], products[mlp_tensors.down.name])
 
     if isinstance(tensors, DenseTensors):
         return dense(tensors)
@@ -260,7 +260,7 @@ def _routers(tensors: ModelTensors) -> set[str]:
     """Return the names of the matrices that choose experts: what they multiply is never rounded,
     or a row would go elsewhere."""
     mlps = (layer.mlp for layer in tensors.layers)
-    return {its.router[0].name for its in mlps if isinstance(its, MixtureTensors)}
+    return {mlp.router[0].name for mlp in mlps if isinstance(mlp, MixtureTensors)}
 
 
 def _bias(matrices: Sequence[StoredMatrix]) -> mx.array | None:

@@ -102,13 +102,13 @@ def qk_transforms(
         )
         for its in spec.attentions
     }
-    places = [its.mixer for its in tensors.layers if isinstance(its.mixer, AttentionTensors)]
+    places = [layer.mixer for layer in tensors.layers if isinstance(layer.mixer, AttentionTensors)]
     transforms = []
-    for its, at in zip(spec.attentions, places, strict=True):
+    for attention, at in zip(spec.attentions, places, strict=True):
         norms = None
         if at.query_norm is not None and at.key_norm is not None:
             norms = (vectors[at.query_norm.name], vectors[at.key_norm.name], spec.norm_eps)
-        transforms.append(metal_ext.QKTransform(norms, ropes[its.rope, its.head_dim]))
+        transforms.append(metal_ext.QKTransform(norms, ropes[attention.rope, attention.head_dim]))
     return transforms
 
 
@@ -118,22 +118,22 @@ def split_gate(projected: mx.array) -> tuple[mx.array, mx.array]:
     return projected[:, ::2], projected[:, 1::2]
 
 
-def conv_by_taps(its: GatedDeltaNet, conv: mx.array) -> mx.array:
+def conv_by_taps(net: GatedDeltaNet, conv: mx.array) -> mx.array:
     """Return the weights of a convolution as kernels read them, ``[taps, conv_width]``, of what is
     stored."""
-    return mx.contiguous(conv.reshape(its.conv_width, its.taps).T)
+    return mx.contiguous(conv.reshape(net.conv_width, net.taps).T)
 
 
 def gated_delta(
-    its: GatedDeltaNet, eps: float, at: DeltaTensors, arrays: Mapping[str, mx.array]
+    net: GatedDeltaNet, eps: float, at: DeltaTensors, arrays: Mapping[str, mx.array]
 ) -> metal_ext.GatedDelta:
     """Return a layer's constants. eps: of its norm. arrays: norms and constants by name, those of
     this layer in float32, and its convolution by taps."""
     return metal_ext.GatedDelta(
-        key_heads=its.key_heads,
-        value_heads=its.value_heads,
-        key_dim=its.key_dim,
-        value_dim=its.value_dim,
+        key_heads=net.key_heads,
+        value_heads=net.value_heads,
+        key_dim=net.key_dim,
+        value_dim=net.value_dim,
         conv=arrays[at.conv.name],
         a_log=arrays[at.a_log.name],
         dt_bias=arrays[at.dt_bias.name],

@@ -84,10 +84,10 @@ def _record(file: Path) -> Path:
 
 def _read_record(file: Path) -> dict[str, object]:
     try:
-        found = json.loads(_record(file).read_text())
+        record = json.loads(_record(file).read_text())
     except (OSError, ValueError, RuntimeError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return record if isinstance(record, dict) else {}
 
 
 def _write_record(file: Path, record: dict[str, object]) -> None:

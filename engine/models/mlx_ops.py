@@ -27,7 +27,7 @@ Gate = Callable[[mx.array, mx.array], mx.array]
 """``silu(gates) * up``."""
 
 
-def route(logits: mx.array, its: Experts) -> tuple[mx.array, mx.array]:
+def route(logits: mx.array, spec: Experts) -> tuple[mx.array, mx.array]:
     """Return experts and their weights ``[T, chosen]`` of logits ``[T, experts]``, the best ones
     first.
 
@@ -35,9 +35,9 @@ def route(logits: mx.array, its: Experts) -> tuple[mx.array, mx.array]:
     does not say which it takes.
     """
     shares = mx.softmax(logits, axis=-1, precise=True)
-    experts = mx.argsort(-shares, axis=-1)[:, : its.chosen]
+    experts = mx.argsort(-shares, axis=-1)[:, : spec.chosen]
     weights = mx.take_along_axis(shares, experts, axis=-1)
-    if its.normalised:
+    if spec.normalised:
         weights = weights / mx.sum(weights, axis=-1, keepdims=True)
     return experts, weights
 
@@ -61,37 +61,37 @@ def mix(
         order = mx.argsort(numbers)
         numbers, pairs = numbers[order], pairs[order]
     given = x[pairs]
-    both = [_multiply_chosen(given, its, numbers, ordered=ordered) for its in gate_up]
+    both = [_multiply_chosen(given, matrix, numbers, ordered=ordered) for matrix in gate_up]
     gates, up = both if len(both) == 2 else mx.split(both[0], 2, axis=-1)
-    made = _multiply_chosen(gate(gates, up), down, numbers, ordered=ordered)
+    outputs = _multiply_chosen(gate(gates, up), down, numbers, ordered=ordered)
     if order is not None:
-        made = made[mx.argsort(order)]
-    parts = made.reshape(rows, chosen, -1) * weights[..., None]
-    return parts.sum(axis=-2).astype(made.dtype)
+        outputs = outputs[mx.argsort(order)]
+    parts = outputs.reshape(rows, chosen, -1) * weights[..., None]
+    return parts.sum(axis=-2).astype(outputs.dtype)
 
 
 def _multiply_chosen(
-    x: mx.array, its: StoredMatrix, experts: mx.array, *, ordered: bool
+    x: mx.array, stack: StoredMatrix, experts: mx.array, *, ordered: bool
 ) -> mx.array:
     """Return every row of x ``[P, inputs]`` times the matrix of its own expert, ``[P, outputs]``.
 
     ordered: whether experts ``[P]`` rise.
     """
     rows = x[:, None]
-    if its.packing is None:
-        stack = its.weight.swapaxes(-1, -2)
-        return mx.gather_mm(rows, stack, rhs_indices=experts, sorted_indices=ordered)[:, 0]
-    assert its.scales is not None
+    if stack.packing is None:
+        transposed = stack.weight.swapaxes(-1, -2)
+        return mx.gather_mm(rows, transposed, rhs_indices=experts, sorted_indices=ordered)[:, 0]
+    assert stack.scales is not None
     return mx.gather_qmm(
         rows,
-        its.weight,
-        its.scales,
-        its.biases,
+        stack.weight,
+        stack.scales,
+        stack.biases,
         rhs_indices=experts,
         transpose=True,
-        group_size=its.packing.group_size,
-        bits=its.packing.bits,
-        mode=its.packing.mode,
+        group_size=stack.packing.group_size,
+        bits=stack.packing.bits,
+        mode=stack.packing.mode,
         sorted_indices=ordered,
     )[:, 0]
 
@@ -104,22 +104,22 @@ class MlxOps:
         self._eps = spec.norm_eps
         self._tensors = tensors
         self._layers = list(zip(spec.layers, tensors.layers, strict=True))
-        self._matrices = {its.name: stored.matrix(its) for its in tensors.matrices}
-        self._vectors = {its.name: stored.vector(its) for its in tensors.vectors}
-        self._vectors |= {its.name: stored.constant(its) for its in tensors.constants}
-        for norm in (norm for its in tensors.layers for norm in _head_norms(its.mixer)):
+        self._matrices = {matrix.name: stored.matrix(matrix) for matrix in tensors.matrices}
+        self._vectors = {vector.name: stored.vector(vector) for vector in tensors.vectors}
+        self._vectors |= {each.name: stored.constant(each) for each in tensors.constants}
+        for norm in (norm for layer in tensors.layers for norm in _head_norms(layer.mixer)):
             # read in float32, whatever the heads are
             self._vectors[norm.name] = self._vectors[norm.name].astype(mx.float32)
         self._places = spec.places
         self._transforms = qk_transforms(spec, tensors, self._vectors)
         self._deltas: list[metal_ext.GatedDelta] = []
-        for layer, its in self._layers:
-            if isinstance(layer.mixer, GatedDeltaNet) and isinstance(its.mixer, DeltaTensors):
-                name = its.mixer.conv.name
+        for layer, at in self._layers:
+            if isinstance(layer.mixer, GatedDeltaNet) and isinstance(at.mixer, DeltaTensors):
+                name = at.mixer.conv.name
                 self._vectors[name] = conv_by_taps(layer.mixer, self._vectors[name])
-                delta = gated_delta(layer.mixer, spec.norm_eps, its.mixer, self._vectors)
+                delta = gated_delta(layer.mixer, spec.norm_eps, at.mixer, self._vectors)
                 self._deltas.append(delta)
-        self.weights = [array for its in self._matrices.values() for array in its.arrays()]
+        self.weights = [array for matrix in self._matrices.values() for array in matrix.arrays()]
         self.weights += self._vectors.values()
 
     def embed(self, token_ids: mx.array) -> mx.array:
@@ -176,9 +176,9 @@ class MlxOps:
         gate, up = (self._multiply(x, matrix) for matrix in tensors.gate_up)
         return self._multiply(_swiglu(gate, up), tensors.down)
 
-    def _mixture(self, x: mx.array, its: Experts, tensors: MixtureTensors) -> mx.array:
+    def _mixture(self, x: mx.array, spec: Experts, tensors: MixtureTensors) -> mx.array:
         router, *shared_gate = tensors.router
-        experts, weights = route(self._multiply(x, router), its)
+        experts, weights = route(self._multiply(x, router), spec)
         gate_up = [self._matrices[stack.name] for stack in tensors.gate_up]
         down = self._matrices[tensors.down.name]
         mixed = mix(x, experts, weights, gate_up, down, _swiglu)

@@ -162,4 +162,5 @@ def _proportional(periods: list[float], fields: _Fields) -> tuple[float, ...]:
     """Only the first part of the pairs turns."""
     factor = fields.number("factor", 1.0)
     turning = int(2 * len(periods) * fields.number("partial_rotary_factor", 1.0)) // 2
-    return (*(factor * its for its in periods[:turning]), *[math.inf] * (len(periods) - turning))
+    still = len(periods) - turning
+    return (*(factor * period for period in periods[:turning]), *[math.inf] * still)

@@ -161,33 +161,33 @@ class ModelSpec:
 
     @property
     def attentions(self) -> tuple[Attention, ...]:
-        return tuple(its.mixer for its in self.layers if isinstance(its.mixer, Attention))
+        return tuple(layer.mixer for layer in self.layers if isinstance(layer.mixer, Attention))
 
     @property
     def recurrences(self) -> tuple[GatedDeltaNet, ...]:
-        return tuple(its.mixer for its in self.layers if isinstance(its.mixer, GatedDeltaNet))
+        return tuple(layer.mixer for layer in self.layers if isinstance(layer.mixer, GatedDeltaNet))
 
     @property
     def places(self) -> list[int]:
         """Return the number of each layer among those of its kind: those that attend, and those
         that keep a state."""
-        kinds = [type(its.mixer) for its in self.layers]
+        kinds = [type(layer.mixer) for layer in self.layers]
         return [kinds[:number].count(kind) for number, kind in enumerate(kinds)]
 
     def kv_shape(self, format: KVFormat, computed: KVFormat = KVFormat.FLOAT32) -> KVShape:
         """Return what is kept of a sequence. format: of K and V. computed: what the model computes
         with, and what convolutions keep."""
         return KVShape(
-            tuple(KVSpec(its.kv_heads, its.head_dim, format) for its in self.attentions),
+            tuple(KVSpec(each.kv_heads, each.head_dim, format) for each in self.attentions),
             tuple(
                 StateSpec(
-                    its.key_heads,
-                    its.value_heads,
-                    its.key_dim,
-                    its.value_dim,
-                    its.taps - 1,
+                    net.key_heads,
+                    net.value_heads,
+                    net.key_dim,
+                    net.value_dim,
+                    net.taps - 1,
                     computed,
                 )
-                for its in self.recurrences
+                for net in self.recurrences
             ),
         )

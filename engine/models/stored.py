@@ -42,8 +42,8 @@ class StoredMatrix:
             return weight
         assert scales is not None
         bits, group_size, mode = self.packing.bits, self.packing.group_size, self.packing.mode
-        said = dtype if biases is None else scales.dtype
-        return mx.dequantize(weight, scales, biases, group_size, bits, mode, dtype=said)
+        scale_dtype = dtype if biases is None else scales.dtype
+        return mx.dequantize(weight, scales, biases, group_size, bits, mode, dtype=scale_dtype)
 
     def by_parts(self, parts: Sequence[int]) -> "StoredMatrix":
         """Return the same with its outputs part by part: see Matrix. It has no bias then."""
@@ -58,7 +58,7 @@ class StoredMatrix:
             split = mx.split(groups, list(accumulate(parts))[:-1], axis=1)
             return mx.concatenate([part.flatten(0, 1) for part in split])
 
-        weight, scales, biases = (ordered(its) for its in (self.weight, self.scales, self.biases))
+        weight, scales, biases = map(ordered, (self.weight, self.scales, self.biases))
         assert weight is not None
         return StoredMatrix(weight, scales, biases, self.packing)
 
@@ -75,14 +75,14 @@ class StoredWeights:
         """Take a matrix, or that of every expert as one."""
         name, has_bias = matrix.name, isinstance(matrix, Matrix) and matrix.has_bias
         grouped = f"{name}.scales" in self._arrays
-        found = StoredMatrix(
+        stored = StoredMatrix(
             self._weight(matrix),
             self._arrays.pop(f"{name}.scales") if grouped else None,
             self._arrays.pop(f"{name}.biases", None) if grouped else None,
             self._packing_of(name) if grouped else None,
             self._arrays.pop(f"{name}.bias") if has_bias else None,
         )
-        return found.by_parts(matrix.parts) if isinstance(matrix, Matrix) else found
+        return stored.by_parts(matrix.parts) if isinstance(matrix, Matrix) else stored
 
     def _weight(self, matrix: AnyMatrix) -> mx.array:
         if isinstance(matrix, Matrix):

@@ -201,8 +201,8 @@ class LayerTensors:
     @property
     def parts(self) -> list[Part]:
         """Return all, in the order in which files list them."""
-        found: list[Part] = [self.mixer_norm, *self.mixer.parts]
-        return [*found, self.mlp_norm, *(its for made in self.mlp.products for its in made)]
+        mlp = [matrix for product in self.mlp.products for matrix in product]
+        return [self.mixer_norm, *self.mixer.parts, self.mlp_norm, *mlp]
 
 
 @dataclass(frozen=True)
@@ -248,8 +248,8 @@ class ModelTensors:
     def count(self, dimensions: int) -> int:
         """Return how many numbers all tensors of so many dimensions have: 1 for norms, biases and
         convolutions, 2 for matrices, stacks of them included."""
-        stacks = [its for its in self.matrices if isinstance(its, ExpertMatrix)]
-        stacked = {name for its in stacks for name in its.shapes()}
+        stacks = [matrix for matrix in self.matrices if isinstance(matrix, ExpertMatrix)]
+        stacked = {name for stack in stacks for name in stack.shapes()}
         return sum(
             math.prod(shape)
             for name, shape in self.shapes.items()
@@ -283,32 +283,34 @@ def _layer_tensors(layer: LayerSpec, hidden: int, name: str, naming: Naming) -> 
     )
 
 
-def _attention_tensors(its: Attention, hidden: int, at: str, naming: Naming) -> AttentionTensors:
-    head, less_one = its.head_dim, naming.zero_centred
-    rows, kv_rows, bias = its.heads * head, its.kv_heads * head, its.qkv_bias
+def _attention_tensors(
+    attention: Attention, hidden: int, at: str, naming: Naming
+) -> AttentionTensors:
+    head, less_one = attention.head_dim, naming.zero_centred
+    rows, kv_rows, bias = attention.heads * head, attention.kv_heads * head, attention.qkv_bias
     return AttentionTensors(
         queries_keys_values=(
-            Matrix(f"{at}.q_proj", 2 * rows if its.output_gate else rows, hidden, bias),
+            Matrix(f"{at}.q_proj", 2 * rows if attention.output_gate else rows, hidden, bias),
             Matrix(f"{at}.k_proj", kv_rows, hidden, bias),
             Matrix(f"{at}.v_proj", kv_rows, hidden, bias),
         ),
         output=Matrix(f"{at}.o_proj", hidden, rows),
-        query_norm=Vector(f"{at}.q_norm", head, less_one) if its.qk_norm else None,
-        key_norm=Vector(f"{at}.k_norm", head, less_one) if its.qk_norm else None,
+        query_norm=Vector(f"{at}.q_norm", head, less_one) if attention.qk_norm else None,
+        key_norm=Vector(f"{at}.k_norm", head, less_one) if attention.qk_norm else None,
     )
 
 
-def _delta_tensors(its: GatedDeltaNet, hidden: int, at: str, naming: Naming) -> DeltaTensors:
-    width, heads = its.conv_width, its.value_heads
-    shared = heads // its.key_heads
-    values = shared * its.value_dim
+def _delta_tensors(net: GatedDeltaNet, hidden: int, at: str, naming: Naming) -> DeltaTensors:
+    width, heads = net.conv_width, net.value_heads
+    shared = heads // net.key_heads
+    values = shared * net.value_dim
     inputs: Product = tuple(
         Matrix(f"{at}.in_proj_{which}", outputs, hidden)
-        for which, outputs in zip(("qkv", "z", "b", "a"), its.widths, strict=True)
+        for which, outputs in zip(("qkv", "z", "b", "a"), net.widths, strict=True)
     )
     if naming.joined_deltas:
-        both = width + its.values_width
-        parts = (its.key_dim, its.key_dim, values, values)
+        both = width + net.values_width
+        parts = (net.key_dim, net.key_dim, values, values)
         inputs = (
             Matrix(f"{at}.in_proj_qkvz", both, hidden, parts=parts),
             Matrix(f"{at}.in_proj_ba", 2 * heads, hidden, parts=(shared, shared)),
@@ -317,12 +319,12 @@ def _delta_tensors(its: GatedDeltaNet, hidden: int, at: str, naming: Naming) -> 
         inputs=inputs,
         conv=Constant(
             f"{at}.conv1d.weight",
-            (width, 1, its.taps) if naming.zero_centred else (width, its.taps, 1),
+            (width, 1, net.taps) if naming.zero_centred else (width, net.taps, 1),
         ),
         a_log=Constant(f"{at}.A_log", (heads,)),
         dt_bias=Constant(f"{at}.dt_bias", (heads,)),
-        norm=Vector(f"{at}.norm", its.value_dim),
-        output=Matrix(f"{at}.out_proj", hidden, its.values_width),
+        norm=Vector(f"{at}.norm", net.value_dim),
+        output=Matrix(f"{at}.out_proj", hidden, net.values_width),
     )
 
 
@@ -349,9 +351,9 @@ def _dense_tensors(inner: int, hidden: int, at: str) -> DenseTensors:
 
 def naming_of(tensors: Mapping[str, Tensor]) -> Naming:
     """Return how a folder's files name what they hold."""
-    known = (its for its in NAMINGS if f"{its.prefix}{EMBEDDING}.weight" in tensors)
+    known = (naming for naming in NAMINGS if f"{naming.prefix}{EMBEDDING}.weight" in tensors)
     centred = any(
-        name.endswith(".conv1d.weight") and its.shape[-1] != 1 for name, its in tensors.items()
+        name.endswith(".conv1d.weight") and each.shape[-1] != 1 for name, each in tensors.items()
     )
     return replace(
         next(known, NAMINGS[0]),

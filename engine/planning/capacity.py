@@ -28,7 +28,6 @@ from engine.planning.memory import (
 from engine.planning.simulator import (
     Arrival,
     Simulation,
-    SimulationLimits,
     SimulationReport,
     random_arrivals,
 )
@@ -153,9 +152,9 @@ class Room:
     def total_bytes(self) -> int:
         return self.kv_bytes + self.num_cells * self.cell_bytes
 
-    def sequences(self, most: int) -> int:
-        """Return how many sequences run at once. most: by their K and V."""
-        return min(most, self.num_cells // CELLS_PER_SEQUENCE) if self.cell_bytes else most
+    def sequences(self, by_kv: int) -> int:
+        """Return how many sequences run at once. by_kv: how many, if they had no states."""
+        return min(by_kv, self.num_cells // CELLS_PER_SEQUENCE) if self.cell_bytes else by_kv
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,14 +379,17 @@ def _crowd(
             break
     else:
         return None
-    limits = SimulationLimits(
-        kv_budget_bytes=room.kv_bytes,
-        max_model_len=context,
-        max_num_seqs=len(arrivals),
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        step_time_target_s=config.step_time_target_ms / 1000,
-        num_cells=room.num_cells,
-    )
     cost = CostModel.of(shape, device, weights, BF16)
-    reports = [Simulation(a.layout, cost, limits, arrivals).run() for a in allocations]
+    reports = [
+        Simulation(
+            allocation.layout,
+            cost,
+            replace(config, max_num_seqs=len(arrivals)),
+            arrivals,
+            max_model_len=context,
+            kv_budget_bytes=room.kv_bytes,
+            num_cells=room.num_cells,
+        ).run()
+        for allocation in allocations
+    ]
     return Crowd(weights, room, len(arrivals), tuple(reports))

@@ -173,10 +173,10 @@ class CostModel:
         spec = shape.spec
         embedding = spec.vocab_size * spec.hidden_size
         layers = shape.matrix_numbers - embedding * (1 if spec.tied_embeddings else 2)
-        mixtures = [its.mlp for its in spec.layers if isinstance(its.mlp, Experts)]
-        one = [3 * its.inner_size * spec.hidden_size for its in mixtures]
-        experts = sum(its.experts * size for its, size in zip(mixtures, one, strict=True))
-        active = sum(its.chosen * size for its, size in zip(mixtures, one, strict=True))
+        mixtures = [layer.mlp for layer in spec.layers if isinstance(layer.mlp, Experts)]
+        one = [3 * mixture.inner_size * spec.hidden_size for mixture in mixtures]
+        experts = sum(mixture.experts * size for mixture, size in zip(mixtures, one, strict=True))
+        active = sum(mixture.chosen * size for mixture, size in zip(mixtures, one, strict=True))
         return cls(
             device=device,
             # Of an embedding that is not the output matrix as well, a step reads a few rows.
@@ -184,18 +184,23 @@ class CostModel:
             + VECTOR_BYTES * shape.vector_numbers,
             kv_bytes_per_token=kv_bytes_per_token(shape, kv),
             ops_per_token=2 * (layers - experts + active)
-            + sum(STATE_OPS * its.values_width * its.key_dim for its in spec.recurrences),
+            + sum(STATE_OPS * net.values_width * net.key_dim for net in spec.recurrences),
             ops_per_row=2 * embedding,
-            ops_per_pair=sum(4 * its.heads * its.head_dim for its in spec.attentions),
-            mixtures=tuple(
-                (its, weights.bytes_of(size)) for its, size in zip(mixtures, one, strict=True)
+            ops_per_pair=sum(
+                4 * attention.heads * attention.head_dim for attention in spec.attentions
             ),
-            state_bytes=sum(its.state_bytes for its in kv_shape(shape).states),
+            mixtures=tuple(
+                (mixture, weights.bytes_of(size))
+                for mixture, size in zip(mixtures, one, strict=True)
+            ),
+            state_bytes=sum(state.state_bytes for state in kv_shape(shape).states),
         )
 
     def weights_read(self, tokens: int) -> float:
         """Return the bytes of weights that a step of so many tokens reads."""
-        return self.weights_bytes + sum(its.distinct(tokens) * size for its, size in self.mixtures)
+        return self.weights_bytes + sum(
+            mixture.distinct(tokens) * size for mixture, size in self.mixtures
+        )
 
     def step_seconds(self, plan: Sequence[tuple[int, int]]) -> float:
         """Return the seconds of a step that computes tokens [start, start + count) of each

@@ -7,16 +7,15 @@ give the same result to the last digit, on any machine, as fast as the scheduler
 import math
 from collections import deque
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
-from engine.build import FIRST_BUDGET_TOKENS, MIN_BUDGET_TOKENS
+from engine.build import first_budget
 from engine.config import EngineConfig
 from engine.planning.devices import CostModel
 from engine.step.loop import EngineLoop
 from engine.step.plan import Outcome, PendingState, StepPlan, Token
 from engine.step.scheduler import Scheduler
-from engine.step.token_budget import TokenBudget
 from engine.types import (
     EngineLimits,
     PrefixSalt,
@@ -129,20 +128,6 @@ class SimulatedRunner:
 
 
 @dataclass(frozen=True, slots=True)
-class SimulationLimits:
-    """What the engine would be configured with."""
-
-    kv_budget_bytes: int
-    max_model_len: int
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    step_time_target_s: float
-    num_cells: int = 0
-    """For states of recurrent layers, beside the budget of K and V."""
-    check_every_step: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Moment:
     """What was going on during a step."""
 
@@ -196,16 +181,21 @@ class Simulation:
         self,
         layout: KVLayout,
         cost: CostModel,
-        limits: SimulationLimits,
+        config: EngineConfig,
         arrivals: SequenceOf[Arrival],
+        *,
+        max_model_len: int,
+        kv_budget_bytes: int,
+        num_cells: int = 0,
     ) -> None:
-        """arrivals: in the order of their times, each shorter than the context."""
-        config = EngineConfig(
+        """config: for the limits of a step. arrivals: in the order of their times, each shorter
+        than the context. num_cells: for states of recurrent layers, beside the budget."""
+        config = replace(
+            config,
             free_slack_bytes=0,
-            max_sharers=limits.max_num_seqs,
+            max_sharers=config.max_num_seqs,
             idle_release_s=math.inf,
             prefix_keep_s=math.inf,
-            check_every_step=limits.check_every_step,
             overlap=False,
             max_step_mask_s=math.inf,
             grammar_bytes=0,
@@ -214,25 +204,19 @@ class Simulation:
         self.backends = [CountingBackend(group) for group in layout.groups]
         self.states: CountingStates | None = None
         if (cell := layout.shape.cell) is not None:
-            self.states = CountingStates(limits.num_cells, cell.cell_bytes)
+            self.states = CountingStates(num_cells, cell.cell_bytes)
         self.kv = KVCacheManager(
             layout,
             self.backends,
-            CacheLimits(limits.kv_budget_bytes, limits.max_num_seqs, config),
+            CacheLimits(kv_budget_bytes, config.max_num_seqs, config),
             identity=b"simulated",
             states=self.states,
         )
-        most = limits.max_num_batched_tokens
         self.scheduler = Scheduler(
             self.kv,
-            EngineLimits(limits.max_model_len, limits.max_num_seqs, VOCAB_SIZE),
-            TokenBudget(
-                target_s=limits.step_time_target_s,
-                minimum=min(MIN_BUDGET_TOKENS, most),
-                maximum=most,
-                tokens=min(FIRST_BUDGET_TOKENS, most),
-            ),
-            most,
+            EngineLimits(max_model_len, config.max_num_seqs, VOCAB_SIZE),
+            first_budget(config),
+            config.max_num_batched_tokens,
         )
         self.loop = EngineLoop(
             self.scheduler,

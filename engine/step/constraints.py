@@ -7,7 +7,6 @@ What a constraint raises ends its own request and nothing else.
 import logging
 import time
 from collections.abc import Sequence as SequenceOf
-from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 
@@ -21,24 +20,13 @@ BROKEN = "the rules for the answer's form could not be followed"
 ALL = np.uint32(0xFFFFFFFF)
 
 
-class MaskThread:
-    """Makes masks and histories while the device computes. It never touches MLX; between ``begin``
-    and the result nobody else may touch the sequences and their constraints."""
-
-    def __init__(self) -> None:
-        """The thread begins with the first masks, and ends when this object does."""
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="masks")
-
-    def begin(
-        self, sequences: SequenceOf[Sequence | None], vocab_size: int
-    ) -> Future[SamplingState]:
-        """Begin to make the state of a batch. sequences: one for each row, all of whose tokens are
-        known; None where it has ended."""
-        return self._executor.submit(sampling_state, sequences, vocab_size)
-
-
 def sampling_state(sequences: SequenceOf[Sequence | None], vocab_size: int) -> SamplingState:
-    """Return the state of a batch, as ``MaskThread.begin`` is told."""
+    """Return the state of a batch. sequences: one for each row, all of whose tokens are known; None
+    where it has ended.
+
+    It may run on another thread, while the device computes: it never touches MLX, and until it
+    returns no other thread may touch the sequences and their constraints.
+    """
     is_masked = any(sequence is not None and _is_masked(sequence) for sequence in sequences)
     masks = _masks(sequences, vocab_size) if is_masked else None
     return SamplingState(masks, [None if each is None else each.history for each in sequences])

@@ -5,6 +5,7 @@ import logging
 import queue
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
@@ -20,7 +21,7 @@ from engine.messages import (
     SetKVLimit,
     SetMemoryPressure,
 )
-from engine.step.constraints import MaskThread
+from engine.step.constraints import sampling_state
 from engine.step.pipeline import (
     CancelledStep,
     CompletedStep,
@@ -167,7 +168,7 @@ class EngineLoop:
         self._mlx_memory = mlx_memory
         self.faults = faults
         self._pipeline = StepPipeline(runner, clock, MappingPoints(kv, clock))
-        self._mask_thread = MaskThread()
+        self._mask_thread = ThreadPoolExecutor(1, thread_name_prefix="masks")
         self._woken_by: Message | None = None
         self._stopping = False
         self._idle_since: float | None = None
@@ -301,7 +302,8 @@ class EngineLoop:
         known. None where there is nothing to wait for, or the step is not in flight any more."""
         if not plan.needs_state or not self._pipeline.depth:
             return None
-        return self._mask_thread.begin(self._scheduler.sampling_rows(plan), self.limits.vocab_size)
+        rows, vocab_size = self._scheduler.sampling_rows(plan), self.limits.vocab_size
+        return self._mask_thread.submit(sampling_state, rows, vocab_size)
 
     def _commit(self, retired: list[RetiredStep]) -> list[TokenEvent]:
         """Tell the scheduler what became of steps; return the events."""

@@ -176,8 +176,10 @@ def _adjust(
         return logits
     where = mx.array(changing)
     changed = logits[where]
-    its = [params[i] for i in changing]
-    changed = _bias(_penalise(changed, its, [histories[i] for i in changing]), its)
+    changing_params = [params[i] for i in changing]
+    changed = _bias(
+        _penalise(changed, changing_params, [histories[i] for i in changing]), changing_params
+    )
     if len(changing) == len(params):
         return changed
     result = logits * 1
@@ -333,11 +335,11 @@ def pool(states: mx.array) -> PendingSamples:
     vectors = wide / lengths
 
     def read() -> list[Vector | RowError]:
-        found = np.array(vectors)
+        values = np.array(vectors)
         # One non-finite number makes the sum non-finite.
-        good = np.isfinite(found.sum(axis=-1))
+        good = np.isfinite(values.sum(axis=-1))
         return [
-            Vector(vector) if ok else NOT_FINITE for vector, ok in zip(found, good, strict=True)
+            Vector(vector) if ok else NOT_FINITE for vector, ok in zip(values, good, strict=True)
         ]
 
     return PendingSamples([vectors], read)
@@ -391,10 +393,10 @@ def joined(
     outcomes: list[Outcome] = []
     for entry in entries:
         then = next(samples) if entry.sampling is not None else None
-        found = next(scores) if entry.scoring is not None else None
-        if isinstance(found, Scores) and isinstance(then, Token | RowError):
-            found = found._replace(then=then)
-        outcome = then if found is None else found
+        row_scores = next(scores) if entry.scoring is not None else None
+        if isinstance(row_scores, Scores) and isinstance(then, Token | RowError):
+            row_scores = row_scores._replace(then=then)
+        outcome = then if row_scores is None else row_scores
         if outcome is not None:
             outcomes.append(outcome)
     return outcomes
@@ -411,7 +413,7 @@ def _score(logits: mx.array, tokens: list[int], num_tops: list[int]) -> list[Tok
     return [value if ok else None for value, ok in zip(logprobs.read(), good, strict=True)]
 
 
-def _scores(found: list[TokenLogprobs | None]) -> Scores | RowError:
+def _scores(scores: list[TokenLogprobs | None]) -> Scores | RowError:
     """Return all scores of an entry; an error where one of them is missing."""
-    finite = tuple(value for value in found if value is not None)
-    return Scores(finite) if len(finite) == len(found) else NOT_FINITE
+    finite = tuple(value for value in scores if value is not None)
+    return Scores(finite) if len(finite) == len(scores) else NOT_FINITE

@@ -75,8 +75,8 @@ class TokenBudget:
             budget = max(prefill_tokens, self.minimum) * ratio
         elif prefill_tokens > tokens - self.tile and ratio > 1 / CALM_FRACTION:
             # A small budget grows by a tile.
-            most = max(tokens * MAX_GROWTH, tokens + self.tile)
-            budget = min(tokens * ratio * CALM_FRACTION, most)
+            longest = max(tokens * MAX_GROWTH, tokens + self.tile)
+            budget = min(tokens * ratio * CALM_FRACTION, longest)
         return self._bounded(budget)
 
     def _bounded(self, tokens: float) -> int:

@@ -50,7 +50,7 @@ def _mixers(text: ModelConfig, parameters_first: bool) -> list[Mixer]:
         interval = text.count("full_attention_interval")
     layers = range(1, text.count("num_hidden_layers") + 1)
     mixers: list[Mixer] = [delta if number % interval else attention for number in layers]
-    kinds = ["linear_attention" if its is delta else "full_attention" for its in mixers]
+    kinds = ["linear_attention" if mixer is delta else "full_attention" for mixer in mixers]
     if text.values.get("layer_types", kinds) != kinds:
         raise CheckpointError(
             f"{text.file}: layer_types are not those of full_attention_interval {interval}"

@@ -46,5 +46,5 @@ def mlps_of(config: ModelConfig, experts: Experts) -> Sequence[Mlp]:
 
 def qwen3_moe(config: ModelConfig) -> ModelSpec:
     dense, mlps = qwen3(config), mlps_of(config, read_experts(config))
-    layers = (replace(its, mlp=mlp) for its, mlp in zip(dense.layers, mlps, strict=True))
+    layers = (replace(layer, mlp=mlp) for layer, mlp in zip(dense.layers, mlps, strict=True))
     return replace(dense, family="Qwen3 MoE", layers=tuple(layers))

@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import pytest
 
+from engine.config import EngineConfig
 from engine.planning.capacity import Allocation, allocations_of
 from engine.planning.devices import CostModel, Device, find_device
 from engine.planning.memory import BF16, ModelShape
@@ -11,22 +12,28 @@ from engine.planning.simulator import (
     Moment,
     SimulatedClock,
     Simulation,
-    SimulationLimits,
     SimulationReport,
     random_arrivals,
 )
 from engine.types import Request, SamplingParams
+from kvcache.layout import KVLayout
 from tests.engines import CONFIG
 
 GIB = 1024**3
 CONTEXT = 2048
-LIMITS = SimulationLimits(
-    kv_budget_bytes=2 * GIB,
-    max_model_len=CONTEXT,
-    max_num_seqs=64,
-    max_num_batched_tokens=2048,
-    step_time_target_s=0.1,
-)
+KV_BUDGET_BYTES = 2 * GIB
+SIMULATED = EngineConfig(max_num_seqs=64)
+
+
+def simulation_of(
+    layout: KVLayout,
+    cost: CostModel,
+    arrivals: list[Arrival],
+    kv_budget_bytes: int = KV_BUDGET_BYTES,
+    config: EngineConfig = SIMULATED,
+) -> Simulation:
+    sizes = {"max_model_len": CONTEXT, "kv_budget_bytes": kv_budget_bytes}
+    return Simulation(layout, cost, config, arrivals, **sizes)
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +77,7 @@ def test_a_simulation_follows_its_arrivals(
     allocations: tuple[Allocation, ...], cost: CostModel
 ) -> None:
     def run(seed: int) -> SimulationReport:
-        return Simulation(allocations[2].layout, cost, LIMITS, crowd(seed)).run()
+        return simulation_of(allocations[2].layout, cost, crowd(seed)).run()
 
     assert run(1) == run(1)
     assert run(1) != run(2)
@@ -81,11 +88,11 @@ def test_more_sequences_run_at_once_the_smaller_the_unit_of_allocation(
     allocations: tuple[Allocation, ...], cost: CostModel, seed: int
 ) -> None:
     dense, chunks, sparse = (
-        Simulation(allocation.layout, cost, LIMITS, crowd(seed)).run() for allocation in allocations
+        simulation_of(allocation.layout, cost, crowd(seed)).run() for allocation in allocations
     )
     assert dense.mean_running < chunks.mean_running < sparse.mean_running
     assert dense.peak_running < chunks.peak_running < sparse.peak_running
-    assert dense.peak_running == LIMITS.kv_budget_bytes // (CONTEXT * 144 * 1024)
+    assert dense.peak_running == KV_BUDGET_BYTES // (CONTEXT * 144 * 1024)
     assert dense.mean_wait_s > sparse.mean_wait_s
     assert dense.preemptions == 0, "dense sequences never grow"
 
@@ -94,13 +101,13 @@ def test_every_answer_is_complete_and_no_byte_is_over_budget(
     allocations: tuple[Allocation, ...], cost: CostModel
 ) -> None:
     arrivals = crowd()
-    tight = replace(LIMITS, kv_budget_bytes=GIB // 2, check_every_step=True)
-    simulation = Simulation(allocations[2].layout, cost, tight, arrivals)
+    config = replace(SIMULATED, check_every_step=True)
+    simulation = simulation_of(allocations[2].layout, cost, arrivals, GIB // 2, config)
     report = simulation.run()
     assert report.generated_tokens == sum(a.request.params.max_tokens for a in arrivals)
     assert report.preemptions > 0
     assert len(report.waits_s) == len(arrivals)
-    assert 0 < report.peak_committed_bytes <= tight.kv_budget_bytes
+    assert 0 < report.peak_committed_bytes <= GIB // 2
     assert simulation.scheduler.num_running == simulation.scheduler.num_waiting == 0
 
 
@@ -108,7 +115,7 @@ def test_steps_take_the_time_that_the_cost_model_says(
     allocations: tuple[Allocation, ...], cost: CostModel
 ) -> None:
     request = Request(1, (1,) * 10, SamplingParams(3, temperature=0.0))
-    report = Simulation(allocations[2].layout, cost, LIMITS, [Arrival(5.0, request)]).run()
+    report = simulation_of(allocations[2].layout, cost, [Arrival(5.0, request)]).run()
     steps = [[(0, 10)], [(10, 1)], [(11, 1)]]
     seconds = [cost.step_seconds(step) for step in steps]
     assert [m.end_s - m.start_s for m in report.moments] == pytest.approx(seconds)
@@ -133,7 +140,7 @@ def test_the_mean_counts_the_time_in_which_others_wait() -> None:
 def test_an_engine_that_stands_still_is_a_bug(
     allocations: tuple[Allocation, ...], cost: CostModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    simulation = Simulation(allocations[2].layout, cost, LIMITS, crowd())
+    simulation = simulation_of(allocations[2].layout, cost, crowd())
     monkeypatch.setattr(simulation.loop, "step", lambda: False)
     for _ in range(MAX_IDLE_STEPS - 1):
         simulation.step()
