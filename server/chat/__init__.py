@@ -1,1 +1,1 @@
-"""From a conversation or a prompt to its answers, whatever API it came by."""
+"""Turn a conversation or a prompt of any API into its answers."""

@@ -1,4 +1,4 @@
-"""Admission: whether the engine takes a request, and has a place for each of its answers."""
+"""Admission and readiness: whether the engine takes a request, and whether it still generates."""
 
 import time
 from dataclasses import dataclass
@@ -23,8 +23,8 @@ CANARY_POLL_S = 0.1
 
 
 async def generates(client: ServingEngine, timeout_s: float) -> bool:
-    """Return whether the engine can generate one token now, ahead of all others; or make one
-    vector."""
+    """Return whether the engine generates a token, or makes a vector, ahead of all other
+    requests."""
     pooling = client.limits.embedding_size is not None
     params = SamplingParams(max_tokens=0 if pooling else 1, temperature=0.0)
     computed = _computed_tokens(client)
@@ -39,7 +39,7 @@ async def generates(client: ServingEngine, timeout_s: float) -> bool:
         while time.monotonic() < deadline:
             if events := await stream.next_batch(CANARY_POLL_S):
                 return any(map(_is_alive, events))
-            # While every slot is taken the canary waits; the others' tokens prove the same.
+            # While all slots are taken, the probe waits; tokens of other requests prove the same.
             if _computed_tokens(client) > computed:
                 return True
         return False
@@ -48,7 +48,7 @@ async def generates(client: ServingEngine, timeout_s: float) -> bool:
 
 
 def _computed_tokens(client: ServingEngine) -> int:
-    """Return how many tokens the engine has generated or prefilled since it started."""
+    """Return the number of tokens that the engine has generated or prefilled since its start."""
     stats = client.stats
     return stats.generated_tokens + stats.prompt_tokens
 
@@ -62,16 +62,15 @@ ENGINE_ENDED = "The engine has ended; the server must be restarted."
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Lets requests in before work is spent on them, and counts those that it refuses."""
+    """Admits requests before work is spent on them, and counts refusals."""
 
     client: ServingEngine
     metrics: Metrics
     drain: Drain
 
     def check_answers(self, tenant: bytes, choices: int = 1, prompts: int = 1) -> None:
-        """Check that answers can be generated and have room. choices: answers to each prompt.
-        tenant: whose they are, as a salt names it. Raises ApiError (400, 429 or 503); also where
-        the model generates nothing."""
+        """Check that answers can be generated and have room. tenant: of the request's salt.
+        choices: answers to each prompt. Raises ApiError (400, 429 or 503)."""
         if not self.client.alive:
             raise self.no_engine()
         if self.client.limits.embedding_size is not None:
@@ -80,20 +79,20 @@ class Admission:
                 "model that generates.",
                 "model",
             )
-        most = self.client.max_share
-        if choices * prompts > most:
+        max_share = self.client.max_share
+        if choices * prompts > max_share:
             counts = f"n is {choices}" + (
                 f" and there are {prompts} prompts" if prompts > 1 else ""
             )
             raise invalid(
-                f"{counts}; this server has room for {most} answers to one client at most.",
+                f"{counts}; this server has room for {max_share} answers to one client at most.",
                 "prompt" if prompts > 1 else "n",
             )
         self._check_places(tenant, choices * prompts)
 
     def check_vectors(self, tenant: bytes, dimensions: int | None) -> None:
-        """Check that vectors can be made and have room. dimensions: of the vectors; None: as many
-        as the model has. Raises ApiError as ``check_answers`` does."""
+        """Check that vectors can be made and have room. dimensions: of the vectors; None: the
+        model's own. Raises ApiError as ``check_answers`` does."""
         if not self.client.alive:
             raise self.no_engine()
         size = self.client.limits.embedding_size
@@ -108,12 +107,12 @@ class Admission:
         self._check_places(tenant, 1)
 
     def no_engine(self) -> ApiError:
-        """Make the 503 for requests that the engine does not take any more."""
+        """Make the 503 for an engine that takes no more requests."""
         if self.drain.draining:
             return shutting_down()
         return unavailable(ENGINE_ENDED)
 
-    def refused(self, error: QueueFullError) -> ApiError:
+    def count_refusal(self, error: QueueFullError) -> ApiError:
         """Count a refusal for lack of room, and make its error."""
         of_the_key = isinstance(error, ShareFullError)
         self.metrics.count_refusal(Refusal.KEY_SHARE if of_the_key else Refusal.QUEUE_FULL)
@@ -123,4 +122,4 @@ class Admission:
         try:
             self.client.check_room(places, tenant)
         except QueueFullError as error:
-            raise self.refused(error) from error
+            raise self.count_refusal(error) from error

@@ -1,4 +1,4 @@
-"""The neutral form between wire formats and the engine: a prompt in, deltas of text out."""
+"""Generate answers: prompts in, deltas of text out. No wire format is known here."""
 
 import math
 import time
@@ -27,14 +27,14 @@ from server.text.pieces import (
     TokenReport,
     ToolCallStart,
     Usage,
-    joined,
+    join_pieces,
 )
 from server.text.reasoning_cache import ReasoningRecorder
 from server.text.tokenizer import Tokenizer
 
 
 class GenerationError(Exception):
-    """The engine ended a request with a fault; the message is fit for clients."""
+    """A fault of the engine that ended a request. Clients may read the message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +44,9 @@ class Prompt:
     submission: Submission
     stop: tuple[str, ...] = ()
     parse_options: ParseOptions | None = None
-    """How a chat's answer is taken apart. None: all of it is content."""
+    """How to parse a chat's answer. None: all of it is content."""
     new_recorder: Callable[[], ReasoningRecorder] | None = None
-    """Makes the recorder of an answer's reasoning, for each choice; None: nothing is recorded."""
+    """Makes a recorder of the reasoning for each choice; None: nothing is recorded."""
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -64,7 +64,7 @@ class Generation:
     def __init__(
         self, stream: TokenStream, tokenizer: Tokenizer, prompt: Prompt, index: int = 0
     ) -> None:
-        """stream: of the request for the choice ``index``."""
+        """stream: the tokens of choice ``index``."""
         self.stream = stream
         self._index = index
         options = prompt.parse_options
@@ -92,11 +92,8 @@ class Generation:
         self.finished = False
 
     def take(self, events: list[TokenEvent]) -> Delta:
-        """Take in events of the stream, and return what they add to the answer; its end closes the
-        stream.
-
-        Raises GenerationError for a fault of the engine.
-        """
+        """Take in events of the stream and return the delta that they make. The end closes the
+        stream. Raises GenerationError for a fault of the engine."""
         pieces: list[AnswerPiece] = []
         tokens: list[TokenReport] = []
         scored: tuple[TokenLogprobs | None, ...] = ()
@@ -113,20 +110,19 @@ class Generation:
                 end = self._end(event.finish, pieces, tokens)
                 return replace(end, prompt=scored, token_ids=ids)
         self._note(pieces)
-        return Delta(joined(pieces), tokens, None, self._index, prompt=scored, token_ids=ids)
+        return Delta(join_pieces(pieces), tokens, None, self._index, prompt=scored, token_ids=ids)
 
     def cut_off(self) -> Delta:
-        """End an answer whose time is over, as at its greatest length, and return its last delta.
-
-        Raises GenerationError where an answer without its beginning would be none.
-        """
+        """End an answer whose time is over as if it had reached its maximum length, and return its
+        last delta. Raises GenerationError if the prompt's log-probabilities are wanted and have not
+        come."""
         if self._scores_prompt and not self._begun:
             raise GenerationError("the time of the request was over before it was read")
         return self._end(FinishReason.LENGTH, [], [])
 
     def _held_back(self, *, cut: bool) -> list[AnswerPiece]:
-        """Return the text that was held back because it might have begun a stop string or a tag.
-        cut: whether the model would go on."""
+        """Return the text that was held back because it might begin a stop string or a tag. cut:
+        whether the model would go on."""
         pieces = self._split(self._detokenizer.flush())
         if self._parser is not None:
             pieces += self._before_stop(self._parser.flush(cut=cut))
@@ -135,8 +131,8 @@ class Generation:
     def _end(
         self, finish: FinishReason | None, pieces: list[AnswerPiece], tokens: list[TokenReport]
     ) -> Delta:
-        """End the answer and return its last delta. finish: the engine's reason, unless it was cut
-        before."""
+        """End the answer and return its last delta. finish: the engine's reason; None where the
+        text ended first."""
         self.finished = True
         self.stream.close()
         stopped = self._cut or finish is FinishReason.STOP
@@ -150,7 +146,7 @@ class Generation:
         self._note(pieces)
         if self._recorder is not None:
             self._recorder.end()
-        return Delta(joined(pieces), tokens, reason, self._index, self._stop.matched)
+        return Delta(join_pieces(pieces), tokens, reason, self._index, self._stop.matched)
 
     def _note(self, pieces: list[AnswerPiece]) -> None:
         if self._recorder is not None:
@@ -158,12 +154,12 @@ class Generation:
 
     @property
     def _cut(self) -> bool:
-        """Whether what the model has said ends the answer, before the engine does."""
+        """Whether the text has ended the answer before the engine does."""
         done = self._parser is not None and self._parser.done
         return done or self._stop.matched is not None
 
     def _take_token(self, event: TokenEvent, tokens: list[TokenReport]) -> str:
-        """Take in a token, and return the text that may be sent because of it."""
+        """Take in a token and return the text that may be sent after it."""
         if event.token_id is None:
             assert self._max_tokens == 0, "only a fault comes without a token"
             return ""
@@ -171,7 +167,7 @@ class Generation:
         self.completion_tokens += 1
         self.reasoning_tokens += thinking
         if event.token_id in self._stop_token_ids:
-            # It ends the answer and is no part of it. Who reads the tokens of a text counts it.
+            # A stop token is no part of the answer, but a client that reads tokens counts it.
             if event.logprobs is not None and self._parser is None:
                 report = TokenReport(event.token_id, event.logprobs, self._detokenizer.chars)
                 tokens.append(report)
@@ -183,11 +179,10 @@ class Generation:
         return text
 
     def _with_tokens(self, pieces: list[AnswerPiece]) -> list[AnswerPiece]:
-        """Give the first of the pieces that a token has let out the tokens that were held back for
-        it, however steps come together."""
+        """Attach the held tokens to the first piece that they produced."""
         if self._parser is not None and self._parser.calls > self._calls:
             self._calls = self._parser.calls
-            # They closed a call, but for what the last one may say behind it.
+            # The held tokens closed a call; only the last one may have text behind it.
             self._held = self._held[-1:] if pieces else []
         if not pieces or not self._held:
             return pieces
@@ -204,7 +199,7 @@ class Generation:
         return self._before_stop(pieces)
 
     def _before_stop(self, pieces: list[AnswerPiece]) -> list[AnswerPiece]:
-        """Return the pieces up to a stop string, which only the content can have."""
+        """Return the pieces up to a stop string. Only content can have one."""
         before: list[AnswerPiece] = []
         for piece in pieces:
             if isinstance(piece, TextPiece) and piece.channel is Channel.CONTENT:
@@ -222,8 +217,7 @@ NUM_SEEDS = 2**64
 
 
 class Choices:
-    """All answers to the prompts while they are generated; those to one prompt after those to the
-    one before. They end together when one has a fault."""
+    """The answers to all prompts of a request, ordered by prompt. They end together at a fault."""
 
     def __init__(
         self,
@@ -234,8 +228,8 @@ class Choices:
         max_s: float = math.inf,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Submit all prompts to the engine, or none. times: those of the request, where they are
-        measured. max_s: seconds by ``clock`` after which running answers are cut off. Raises what
+        """Submit all prompts to the engine, or none. times: measurements of the request. max_s:
+        seconds by ``clock`` after which running answers are cut off. Raises what
         ``ServingEngine.submit_choices`` raises."""
         self._request_times = times or RequestTimes(Latencies(client.limits.max_model_len))
         self._times: list[AnswerTimes] = []
@@ -270,7 +264,7 @@ class Choices:
 
     @property
     def usage(self) -> Usage:
-        """Tokens so far. Each prompt counts once, by what its first answer found in the cache."""
+        """Token counts so far. A prompt counts once, with the cached tokens of its first answer."""
         return Usage(
             self._prompt_tokens,
             sum(generation.completion_tokens for generation in self._generations),
@@ -281,17 +275,15 @@ class Choices:
 
     @property
     def finished(self) -> bool:
-        """Whether all choices have had their last deltas."""
         return all(generation.finished for generation in self._generations)
 
     async def steps(self, ping_s: float) -> AsyncIterator[list[Delta]]:
-        """Yield what each step adds: one delta for every choice that grew, in the order of the
-        choices, until each has had one with ``finish``. Yield an empty list whenever ``ping_s``
-        pass without a delta. When the time is over all running choices end as if they had reached
-        their lengths.
+        """Yield the deltas of each step, in the order of the choices, until each choice has had one
+        with ``finish``. Yield an empty list after ``ping_s`` without a delta. When the time is
+        over, end all running choices as if they had reached their lengths.
 
-        Raises GenerationError for a fault of the engine. Leaving the iteration early aborts what
-        still runs.
+        Raises GenerationError for a fault of the engine. Leaving the iteration early aborts running
+        requests.
         """
         timed = self._timed
         try:
@@ -303,7 +295,7 @@ class Choices:
                 streams = [choice.stream for choice, _ in running]
                 batches = await TokenStream.next_batches(streams, min(ping_s, left_s))
                 yield [
-                    _taken(choice, times, events)
+                    _take(choice, times, events)
                     for (choice, times), events in zip(running, batches, strict=True)
                     if events
                 ]
@@ -315,7 +307,7 @@ class Choices:
             self.close()
 
     def close(self) -> None:
-        """Abort what has not ended. Idempotent."""
+        """Abort running requests. Idempotent."""
         for generation, times in self._timed:
             generation.stream.close()
             times.end("aborted")
@@ -331,7 +323,7 @@ def _cut_off(choice: Generation, times: AnswerTimes) -> Delta:
     return delta
 
 
-def _taken(choice: Generation, times: AnswerTimes, events: list[TokenEvent]) -> Delta:
+def _take(choice: Generation, times: AnswerTimes, events: list[TokenEvent]) -> Delta:
     delta = choice.take(events)
     if choice.prefix is not None:
         times.cached_tokens = choice.prefix.cached_tokens
@@ -340,8 +332,7 @@ def _taken(choice: Generation, times: AnswerTimes, events: list[TokenEvent]) -> 
 
 
 def prefix_of_all(reports: list[PrefixReport]) -> PrefixReport | None:
-    """Return what the cache had of all prompts together, with the miss of the first one that lacked
-    something; None where nothing is known."""
+    """Sum the cached tokens of all prompts, with the first cache miss; None without reports."""
     if not reports:
         return None
     telling = next((report for report in reports if report.miss is not None), reports[0])
@@ -349,6 +340,6 @@ def prefix_of_all(reports: list[PrefixReport]) -> PrefixReport | None:
 
 
 def choice_params(params: SamplingParams, choices: int) -> tuple[SamplingParams, ...]:
-    """Return the parameters of each choice. Choice 0 samples as a request for one choice does; each
-    further one has the seed after."""
+    """Return the parameters of each choice. Choice 0 samples like a request for one; each further
+    one has the next seed."""
     return tuple(replace(params, seed=(params.seed + i) % NUM_SEEDS) for i in range(choices))

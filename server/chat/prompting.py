@@ -1,4 +1,5 @@
-"""Make the engine's prompt of a conversation. All chat APIs share this step."""
+"""Make the engine's prompt of a conversation, with the constraint of its answer. All chat APIs
+share this step."""
 
 import asyncio
 from dataclasses import dataclass, replace
@@ -27,7 +28,7 @@ from server.text.conversation import Channel, Conversation, Tool
 from server.text.grammar.compiler import GrammarCompiler, GrammarMemoryError
 from server.text.grammar.constraint_spec import ConstraintSpec
 from server.text.grammar.grammar_errors import GrammarError, UnfitBeginningError
-from server.text.grammar.judge import JudgeBusyError
+from server.text.grammar.worker import WorkerBusyError
 from server.text.parser import ParseOptions
 from server.text.reasoning_cache import ReasoningCache, Recalled
 from server.text.tokenizer import EncodedChat, TextTooLongError, Tokenizer
@@ -41,9 +42,9 @@ async def compiled_constraint(
     ignores_eos: bool,
     turns_param: str,
 ) -> TokenConstraint | None:
-    """Compile the constraint of the answer; None where anything may be said. options: how it is
-    taken apart. ignores_eos: whether the request wants an answer without end. turns_param: the
-    wire's name of the conversation. Raises ApiError for what cannot be enforced."""
+    """Compile the constraint of the answer; None where any text is allowed. options: how the answer
+    is parsed. ignores_eos: whether the request wants an answer without end. turns_param: the wire's
+    name of the conversation. Raises ApiError for a constraint that cannot be enforced."""
     spec = constraint_spec_of(conversation, options)
     try:
         constraint = await grammars.compile(spec, options.begun_content)
@@ -53,7 +54,7 @@ async def compiled_constraint(
         ) from error
     except GrammarError as error:
         raise invalid(f"This form cannot be enforced: {error}.", error.param) from error
-    except (JudgeBusyError, GrammarMemoryError) as error:
+    except (WorkerBusyError, GrammarMemoryError) as error:
         raise grammars_full() from error
     if constraint is not None and ignores_eos:
         raise invalid(
@@ -64,7 +65,7 @@ async def compiled_constraint(
 
 
 def constraint_spec_of(conversation: Conversation, options: ParseOptions) -> ConstraintSpec:
-    """Return what the answer must be like. options: how it is taken apart."""
+    """Return the constraint of the answer. options: how the answer is parsed."""
     tools = conversation.callable_tools
     choice = conversation.tool_choice
     if choice.mode == "auto" and choice.allowed is not None:
@@ -86,7 +87,7 @@ def constraint_spec_of(conversation: Conversation, options: ParseOptions) -> Con
 
 
 def _only_named(tool: Tool) -> Tool:
-    """Return the tool so that calls are held to its name, even where its schema is not enforced."""
+    """Make calls use the tool's exact name, even where its schema is not enforced."""
     return tool if tool.strict else replace(tool, strict=True, parameters=None)
 
 
@@ -97,17 +98,16 @@ log = structlog.get_logger("quire")
 
 @dataclass(frozen=True, slots=True)
 class ChatSpec:
-    """A request for an answer to a conversation, whatever API it came by."""
+    """A request for the answer to a conversation, from any API."""
 
     conversation: Conversation
     sampling: SamplingFields
-    """The sampling fields of the request."""
     max_tokens: int | None = None
     """The longest answer; None and -1: as long as fits."""
     max_tokens_param: str = "max_tokens"
-    """The wire's name of that, for errors."""
+    """The wire's name of ``max_tokens``, for errors."""
     logprobs: int | None = None
-    """How many alternatives to report with each token; None: not even its own probability."""
+    """Alternatives to report with each token; None: not even its own log-probability."""
     turns_param: str = "messages"
     """The wire's name of the conversation, for errors."""
 
@@ -123,27 +123,25 @@ class ChatPrompts:
     written_calls: WrittenCalls
     reasoning_cache: ReasoningCache
     encoding: asyncio.Semaphore
-    """Held while a prompt is made. A request that has waited for it checks again for room: of a
-    crowd only those are encoded that find a place."""
+    """Held while a prompt is encoded. Requests that waited check again for room, so that a crowd is
+    encoded only as far as it finds places."""
     limits: LimitsSection
 
     async def prompt(self, chat: ChatSpec, salt: PrefixSalt) -> Prompt:
-        """Make the engine's prompt. salt: with whom it is shared.
-
-        Raises ApiError that names what cannot be done; 429 where places were taken in the meantime.
-        """
+        """Make the engine's prompt. Raises ApiError that names the field at fault; 429 where other
+        requests took the places meanwhile."""
         sampling, param = chat.sampling, chat.turns_param
-        conversation, tool_format = self._checked(chat.conversation, param)
+        conversation, tool_format = self._check(chat.conversation, param)
         choices = sampling.response_options.choices
         async with self.encoding:
             self.admission.check_answers(salt.tenant, choices)
-            known = await self._recalled(conversation, salt)
-            encoded = await self._fitting(known.conversation, param)
+            known = await self._recall(conversation, salt)
+            encoded = await self._encode_fitting(known.conversation, param)
         options = ParseOptions(
             encoded.opening,
             conversation.offered_tools,
             tool_format,
-            # Llama's templates write one call a turn.
+            # Llama's templates write one call per turn.
             1 if tool_format is ToolFormat.LLAMA else conversation.max_calls,
             self.written_calls.remember,
             encoded.begun,
@@ -178,23 +176,22 @@ class ChatPrompts:
         *,
         add_generation_prompt: bool = True,
     ) -> EncodedChat:
-        """Make the prompt of a conversation, also where it does not fit. param: the wire's name of
-        it. salt: of the request. add_generation_prompt: whether an answer is to follow. Raises
-        ApiError for what cannot be rendered."""
-        conversation, _ = self._checked(conversation, param)
+        """Encode a conversation, even one that does not fit. param: the wire's name of it.
+        add_generation_prompt: whether an answer follows. Raises ApiError where the template
+        fails."""
+        conversation, _ = self._check(conversation, param)
         async with self.encoding:
-            known = await self._recalled(conversation, salt)
+            known = await self._recall(conversation, salt)
             return await self._encode(
                 known.conversation, param, None, add_generation_prompt=add_generation_prompt
             )
 
     async def count_tokens(self, conversation: Conversation, param: str, salt: PrefixSalt) -> int:
-        """Count the tokens of a conversation's prompt, roughly where they are far more than fit.
-        param: the wire's name of it. salt: of the request. Raises ApiError for what cannot be
-        rendered."""
-        conversation, _ = self._checked(conversation, param)
+        """Count the tokens of a conversation, roughly where they are far too many. param: the
+        wire's name of it. Raises ApiError where the template fails."""
+        conversation, _ = self._check(conversation, param)
         async with self.encoding:
-            known = await self._recalled(conversation, salt)
+            known = await self._recall(conversation, salt)
             try:
                 return await self.tokenizer.count_chat(
                     known.conversation,
@@ -204,10 +201,10 @@ class ChatPrompts:
             except TemplateError as error:
                 raise _not_rendered(error, param) from error
 
-    def _checked(self, conversation: Conversation, param: str) -> tuple[Conversation, ToolFormat]:
-        """Return the conversation with its effort in the template's terms, and how calls will be
-        written. Raises ApiError where the model cannot chat or call; and for what its template does
-        not take, or no prompt can end with."""
+    def _check(self, conversation: Conversation, param: str) -> tuple[Conversation, ToolFormat]:
+        """Return the conversation with its effort in the template's terms, and the format of calls.
+        Raises ApiError for a model that cannot chat or call, for arguments that its template does
+        not take, and for a begun answer that no prompt can end with."""
         template = self.tokenizer.template
         if not template.exists:
             raise invalid("This model has no chat template; use /v1/completions.", param)
@@ -226,18 +223,18 @@ class ChatPrompts:
         _check_begun(conversation, param)
         return template.with_effort(conversation), template.tool_format or ToolFormat.HERMES
 
-    async def _recalled(self, conversation: Conversation, salt: PrefixSalt) -> Recalled:
-        """Add the model's reasoning, and its calls as it wrote them, where they are known."""
+    async def _recall(self, conversation: Conversation, salt: PrefixSalt) -> Recalled:
+        """Add the reasoning and the text of calls that the caches know."""
 
         def both() -> Recalled:
-            known = self.reasoning_cache.recalled(conversation, salt)
-            return replace(known, conversation=self.written_calls.recalled(known.conversation))
+            known = self.reasoning_cache.recall(conversation, salt)
+            return replace(known, conversation=self.written_calls.recall(known.conversation))
 
         return await asyncio.to_thread(both)
 
-    async def _fitting(self, conversation: Conversation, param: str) -> EncodedChat:
-        """Encode the prompt. Raises ApiError where it does not fit; says so where it would without
-        tools."""
+    async def _encode_fitting(self, conversation: Conversation, param: str) -> EncodedChat:
+        """Encode the prompt. Raises ApiError where it does not fit; the error tells if it would fit
+        without tools."""
         try:
             encoded = await self._encode(conversation, param, self.rules.max_model_len)
             self.rules.check_prompt(encoded.ids, param)
@@ -246,7 +243,7 @@ class ChatPrompts:
             if not tools:
                 raise
             try:
-                bare = await self._fitting(replace(conversation, tools=()), param)
+                bare = await self._encode_fitting(replace(conversation, tools=()), param)
             except ContextOverflowError:
                 raise error from None
             they = f"the definitions of its {len(tools)} tools"
@@ -264,7 +261,8 @@ class ChatPrompts:
         *,
         add_generation_prompt: bool = True,
     ) -> EncodedChat:
-        """Encode the prompt. What cannot have so few tokens is refused before that work."""
+        """Encode the prompt. Raises ApiError before encoding where it surely has too many
+        tokens."""
         try:
             return await self.tokenizer.encode_chat(
                 conversation,
@@ -280,7 +278,7 @@ class ChatPrompts:
 
 
 def _check_begun(conversation: Conversation, param: str) -> None:
-    """Raise ApiError for the beginning of an answer that no prompt can end with."""
+    """Raise ApiError for a begun answer that no prompt can end with."""
     if not conversation.continues:
         return
     if len(conversation.turns) == 1:
@@ -290,7 +288,7 @@ def _check_begun(conversation: Conversation, param: str) -> None:
 
 
 def _check_no_call_begun(conversation: Conversation, options: ParseOptions, param: str) -> None:
-    """Raise ApiError where the begun answer ends within a call, or must be one."""
+    """Raise ApiError where the begun answer ends within a call, or must be a call."""
     if options.begun_content and conversation.must_call:
         raise invalid("An answer that must be a call cannot be begun with a text.", param)
     if options.tools and ends_in_call(options.begun_content, options.tools, options.tool_format):
@@ -298,7 +296,7 @@ def _check_no_call_begun(conversation: Conversation, options: ParseOptions, para
 
 
 def _check_arguments(template: ChatTemplate, conversation: Conversation) -> None:
-    """Raise ApiError for arguments that the template would not read."""
+    """Raise ApiError for arguments that the template does not read."""
     for name, _ in conversation.template_arguments:
         if name not in template.arguments:
             taken = ", ".join(sorted(template.arguments)) or "none"

@@ -1,4 +1,5 @@
-"""Responses that clients read or continue by id, in memory, within a bound of bytes."""
+"""Keep responses in memory, within a bound of bytes, for clients that read or continue them by
+id."""
 
 import secrets
 from collections.abc import Iterable
@@ -13,7 +14,7 @@ from server.config import LimitsSection
 from server.protocol.answers import Json
 from server.protocol.responses.items import Item, WireItem
 from server.protocol.responses.request import ResponsesRequest
-from server.protocol.unseen import Unseen
+from server.protocol.unsupported import Unsupported
 from server.protocol.wire_errors import ApiError, invalid
 from server.text.conversation import Conversation
 from server.text.newest import Newest
@@ -24,7 +25,7 @@ WIRE_ITEM: TypeAdapter[Any] = TypeAdapter(WireItem)
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """A response and what it answered."""
+    """A response with the items that it answered."""
 
     response: Json
     history: tuple[Json, ...]
@@ -34,28 +35,27 @@ class StoredResponse:
 
     @property
     def own_items(self) -> Iterable[Json]:
-        """The items of its request and its output."""
         return (*self.input, *self.response["output"])
 
     @property
     def items(self) -> tuple[Json, ...]:
-        """The conversation, its own answer included."""
+        """The whole conversation, with the answer."""
         return (*self.history, *self.own_items)
 
 
 class ResponseStore:
-    """The newest responses of every API key; none of them sees another's. The least recently used
-    one goes first. tenant: the key, as a salt names it."""
+    """The newest responses of all API keys; no key sees another's. The least recently used one is
+    dropped first. tenant: of the request's salt."""
 
     def __init__(self, max_bytes: int) -> None:
-        """max_bytes: of all keys together. 0 keeps nothing."""
+        """max_bytes: of all keys together; 0 keeps nothing."""
         self._responses: Newest[tuple[bytes, str], tuple[bytes, list[str]]] = Newest(max_bytes)
-        """Responses as JSON, so that their bytes can be counted, with the ids of their items."""
+        """Responses as JSON, with the ids of their items."""
         self._items: dict[tuple[bytes, str], tuple[str, bytes]] = {}
-        """Items by their ids, each with the id of the newest response that it came with."""
+        """Items by their ids, each with the id of the newest response that has it."""
 
     def keep(self, tenant: bytes, stored: StoredResponse) -> None:
-        """Keep a response, and drop others for it. One that is too large alone is not kept."""
+        """Keep a response and drop old ones for it. One that is too large alone is not kept."""
         key = (tenant, stored.response["id"])
         text = to_json((stored.response, stored.history, stored.input))
         item_ids = [item["id"] for item in stored.own_items]
@@ -67,7 +67,7 @@ class ResponseStore:
                 self._items[tenant, item["id"]] = (key[1], to_json(item))
 
     def find(self, tenant: bytes, response_id: str) -> StoredResponse:
-        """Return a stored response. Raises ApiError (404)."""
+        """Raises ApiError (404) for an unknown id."""
         kept = self._responses.find((tenant, response_id))
         if kept is None:
             raise _not_stored()
@@ -79,7 +79,7 @@ class ResponseStore:
         return None if item is None else read_item(from_json(item))
 
     def forget(self, tenant: bytes, response_id: str) -> None:
-        """Drop a response. Raises ApiError (404) where it is not stored."""
+        """Drop a response. Raises ApiError (404) for an unknown id."""
         kept = self._responses.pop((tenant, response_id))
         if kept is None:
             raise _not_stored()
@@ -92,14 +92,14 @@ class ResponseStore:
                 del self._items[tenant, item_id]
 
     def conversation(
-        self, tenant: bytes, wire: ResponsesRequest, limits: LimitsSection, unseen: Unseen
+        self, tenant: bytes, wire: ResponsesRequest, limits: LimitsSection, unsupported: Unsupported
     ) -> tuple[tuple[Json, ...], list[Item], Conversation]:
-        """Return the items before the request, its new items, and both in the neutral form. Raises
-        ApiError. A begun answer is marked in the items, for requests that continue it."""
+        """Return the items before the request, its new items, and the neutral form of both. A begun
+        answer is marked in the items, for requests that continue it. Raises ApiError."""
         history = self._history(tenant, wire.previous_response_id)
-        placed = wire.items(partial(self.find_item, tenant), unseen)
+        placed = wire.items(partial(self.find_item, tenant), unsupported)
         before = [read_item(item) for item in history]
-        conversation = wire.conversation(before, placed, limits, unseen)
+        conversation = wire.conversation(before, placed, limits, unsupported)
         items = [item for _, item in placed]
         if conversation.continues and items:
             items = [*items[:-1], items[-1].model_copy(update={"prefix": True})]
@@ -108,7 +108,7 @@ class ResponseStore:
         return history, items, conversation
 
     def _history(self, tenant: bytes, response_id: str | None) -> tuple[Json, ...]:
-        """Return all items of the conversation that a response has ended. Raises ApiError (400)."""
+        """Return the items of the conversation that ends with a response. Raises ApiError (400)."""
         if response_id is None:
             return ()
         try:
@@ -128,8 +128,8 @@ def read_item(item: Json) -> Item:
 
 
 def items_with_ids(items: Iterable[Item]) -> tuple[Json, ...]:
-    """Return items in full, each with an id."""
-    return tuple(item.kept(secrets.token_hex(ID_BYTES)) for item in items)
+    """Return complete items, each with an id."""
+    return tuple(item.stored_form(secrets.token_hex(ID_BYTES)) for item in items)
 
 
 def _not_stored() -> ApiError:

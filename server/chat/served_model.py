@@ -1,4 +1,4 @@
-"""The model that is served: what clients may call it, and what its makers recommend."""
+"""The served model: its names, its recommended parameters, and the prompts that it takes."""
 
 import secrets
 import time
@@ -13,7 +13,7 @@ from server.protocol.ollama.answer import NO_FACTS, ModelFacts
 from server.protocol.wire_errors import ContextOverflowError, UnknownModelError, invalid
 
 ID_BYTES = 12
-# Of Ollama's names, where nobody has written another.
+# Ollama's clients add this tag to names without one.
 DEFAULT_TAG = ":latest"
 
 
@@ -24,24 +24,23 @@ class ServedModel:
     names: tuple[str, ...]
     """Names that match; the first one is the id."""
     defaults: dict[str, Any]
-    """Sampling parameters of generation_config.json, for what a request leaves out."""
+    """Sampling parameters of generation_config.json, for fields that a request leaves out."""
     stop_token_ids: frozenset[int]
     any_name: bool = False
-    """Whether every name means this model: somebody else has chosen it by the client's name."""
+    """Whether every name means this model, because a supervisor has chosen it by the client's
+    name."""
     facts: ModelFacts = NO_FACTS
-    """What its files say, for people and programs that choose a model."""
+    """Facts of its files, for people and programs that choose a model."""
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property
     def id(self) -> str:
-        """What the model is called in answers."""
         return self.names[0]
 
     def is_called(self, name: str) -> bool:
-        """Return whether a client's name means this model. Slashes at the end do not count, nor
-        does the tag that Ollama's clients add. An organisation before the name counts only if both
-        names have one: ``name`` is ``org/name`` and ``org/alias`` is ``alias``, but ``mine/name``
-        is not ``yours/name``."""
+        """Return whether a client's name means this model. Trailing slashes and the tag of Ollama's
+        clients do not count. An organisation counts only if both names have one: ``name`` is
+        ``org/name`` and ``org/alias`` is ``alias``, but ``mine/name`` is not ``yours/name``."""
         if self.any_name:
             return True
         requested = _without_end(name)
@@ -51,8 +50,7 @@ class ServedModel:
         return bool(requested) and (requested in names or base in names or requested in bases)
 
     def check(self, name: str | None) -> None:
-        """Check the name of a model; none, or an empty one, means ours. Raises ApiError (404) for
-        a model that is not served."""
+        """Raise ApiError (404) for another model's name. An empty name means ours."""
         if name and not self.is_called(name):
             raise UnknownModelError(name)
 
@@ -68,29 +66,28 @@ def _without_end(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PromptRules:
-    """What the model and the settings ask of prompts."""
+    """The model's and the server's rules for prompts."""
 
     model: ServedModel
     engine: EngineLimits
 
     @property
     def max_model_len(self) -> int:
-        """Tokens of a prompt and its answer together."""
         return self.engine.max_model_len
 
     @property
     def max_total_tokens(self) -> int:
-        """Most tokens that all texts of one body may have together, as its token ids may."""
+        """Bound of the tokens of all texts in one body."""
         return max(MAX_BODY_TOKEN_IDS, self.max_model_len)
 
     def check_token_ids(self, ids: Sequence[int], param: str) -> None:
-        """Check token ids. Raises ApiError for ids that the model does not have."""
-        most = self.engine.vocab_size - 1
-        if max(ids, default=0) > most:
-            raise invalid(f"The {param} has a token id above {most}.", param)
+        """Raise ApiError for ids that the model does not have."""
+        last_id = self.engine.vocab_size - 1
+        if max(ids, default=0) > last_id:
+            raise invalid(f"The {param} has a token id above {last_id}.", param)
 
     def check_prompt(self, ids: tuple[int, ...], param: str) -> None:
-        """Check a prompt. Raises ApiError for one that is empty or can never fit."""
+        """Raise ApiError for a prompt that is empty or can never fit."""
         if not ids:
             raise invalid(f"The {param} has no tokens.", param)
         if len(ids) >= self.max_model_len:
@@ -106,9 +103,9 @@ class PromptRules:
         *,
         least: int = 1,
     ) -> SamplingParams:
-        """Return the engine's parameters for a prompt of so many tokens. fields: of the request.
-        max_tokens, least: the longest answer that is asked for, and the shortest that may be; None
-        and -1 are as long as fits. param: the wire's name of max_tokens. Raises ApiError."""
+        """Return the engine's parameters. max_tokens: the longest answer that is wanted; None and
+        -1: as long as fits. least: the shortest that may be wanted. param: the wire's name of
+        max_tokens. Raises ApiError."""
         return fields.sampling_params(
             max_tokens=answer_length(
                 max_tokens, prompt_tokens, self.max_model_len, param, least=least
@@ -121,16 +118,13 @@ class PromptRules:
 
 
 def answer_length(
-    asked: int | None, prompt_tokens: int, max_model_len: int, param: str, *, least: int = 1
+    wanted: int | None, prompt_tokens: int, max_model_len: int, param: str, *, least: int = 1
 ) -> int:
-    """Return how many tokens may be generated. None and -1 mean: as many as fit; more than fit is
-    cut.
-
-    Raises ApiError for less than ``least``, -1 aside.
-    """
+    """Return how many tokens may be generated. None and -1 mean as many as fit; a larger number is
+    cut. Raises ApiError for fewer than ``least``."""
     room = max_model_len - prompt_tokens
-    if asked is None or asked == -1:
+    if wanted is None or wanted == -1:
         return room
-    if asked < least:
-        raise invalid(f"{param} is {asked}; it must be at least {least}.", param)
-    return min(asked, room)
+    if wanted < least:
+        raise invalid(f"{param} is {wanted}; it must be at least {least}.", param)
+    return min(wanted, room)

@@ -36,8 +36,8 @@ from server.metrics.registry import About
 from server.routes.service import Service
 from server.text.calls.written import WrittenCalls
 from server.text.grammar.compiler import GrammarCompiler
-from server.text.grammar.judge import GrammarLimits, Judge
 from server.text.grammar.vocabulary import Vocabulary
+from server.text.grammar.worker import GrammarLimits, GrammarWorker
 from server.text.limited_process import LimitedProcess
 from server.text.reasoning_cache import ReasoningCache
 from server.text.tokenizer import Tokenizer
@@ -208,7 +208,7 @@ def grammar_compiler(
     limits = GrammarLimits.of(settings.limits)
     return kind(
         Vocabulary(tokenizer, vocab_size, model.stop_token_ids),
-        lambda made: Judge(made.text, made.facts, limits),
+        lambda made: GrammarWorker(made.text, made.facts, limits),
         limits,
     )
 

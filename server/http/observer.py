@@ -9,7 +9,7 @@ from server.http.errors import REQUEST_ID_HEADER
 from server.metrics import HttpMetrics
 from server.metrics.answer_times import RecentRequests, RequestTimes
 from server.protocol.common import HEADER, bind_request_id
-from server.protocol.unseen import Unseen
+from server.protocol.unsupported import Unsupported
 from server.routes.openapi import speaks_anthropic
 
 NOT_SHOWN_HEADER, LEFT_OUT_HEADER = b"X-Images-Not-Shown", b"X-History-Left-Out"
@@ -150,9 +150,9 @@ class Exchange:
         """Send to the client, with the headers of every response."""
         if message["type"] == "http.response.start":
             self._status = message["status"]
-            unseen = self._unseen
-            kinds = ", ".join(f"{kind}={count}" for kind, count in sorted(unseen.left_out.items()))
-            own = [*self._headers, (NOT_SHOWN_HEADER, str(unseen.count or "").encode())]
+            content = self._unsupported
+            kinds = ", ".join(f"{kind}={count}" for kind, count in sorted(content.left_out.items()))
+            own = [*self._headers, (NOT_SHOWN_HEADER, str(content.count or "").encode())]
             own = [field for field in (*own, (LEFT_OUT_HEADER, kinds.encode())) if field[1]]
             message["headers"] = [*message.get("headers", ()), *own]
             if self.forwarded is None:
@@ -186,16 +186,16 @@ class Exchange:
                 "generated_tokens": times.generated_tokens,
                 "finish": times.finish,
             }
-        unseen = self._unseen
-        counts = {"images_not_shown": unseen.count, "history_left_out": unseen.left_out.total()}
+        content = self._unsupported
+        counts = {"images_not_shown": content.count, "history_left_out": content.left_out.total()}
         fields |= {name: count for name, count in counts.items() if count}
         return fields | {"client_left": self.left}
 
     @property
-    def _unseen(self) -> Unseen:
-        """What the model does not read of a conversation. Routes say it: request.state.unseen."""
-        unseen: Unseen = self._scope["state"].get("unseen") or Unseen("refuse", "")
-        return unseen
+    def _unsupported(self) -> Unsupported:
+        """Unread content of the conversation, which routes put into the state."""
+        content: Unsupported = self._scope["state"].get("unsupported") or Unsupported("refuse", "")
+        return content
 
 
 def places_of(error: BaseException) -> list[str]:

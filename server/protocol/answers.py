@@ -1,4 +1,4 @@
-"""What the objects that clients read have in common."""
+"""Parts that the answers of several endpoints share."""
 
 import json
 from collections.abc import Callable, Iterable
@@ -24,18 +24,18 @@ class StreamForm(Enum):
     NAMED_EVENTS = auto()
     """Server-sent events that are named by their objects' type."""
     LINES = auto()
-    """An object in each line. What is sent first means nothing, and may come again."""
+    """One object in each line. The first one says nothing and may be repeated."""
 
 
 Json = dict[str, Any]
-# Of a context: one part in so many for an answer, and no more tokens than this.
+# An answer may take one ANSWER_PART-th of the context, up to MAX_ANSWER_TOKENS.
 ANSWER_PART = 4
 MAX_ANSWER_TOKENS = 16384
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseMetadata:
-    """What all objects of one response repeat: its id, time and model."""
+    """The id, time and model that all objects of one response repeat."""
 
     id: str
     created: int
@@ -53,8 +53,8 @@ class ResponseMetadata:
 
 
 def advised_answer_tokens(context: int) -> int:
-    """Return how long an answer agents should ask for: what they ask for is missing to the prompt.
-    context: tokens of both."""
+    """Return the length of answer that agents should ask for: the prompt gets the rest of the
+    context."""
     return min(context // ANSWER_PART, MAX_ANSWER_TOKENS)
 
 
@@ -77,8 +77,7 @@ def token_objects(tokens: Iterable[TokenReport], token_bytes: TokenText) -> list
 
 
 def usage_object(usage: Usage, cache_report: bool) -> Json:
-    """Return token counts as JSON. cache_report: with what the cache lacked, where it lacked
-    anything."""
+    """Return token counts as JSON. cache_report: also report the cache miss, if there was one."""
     details: Json = {"cached_tokens": usage.prefix.cached_tokens if usage.prefix else 0}
     if cache_report:
         details["cache_miss"] = cache_miss(usage.prefix)
@@ -92,15 +91,14 @@ def usage_object(usage: Usage, cache_report: bool) -> Json:
 
 
 def written_tokens(usage: Usage) -> int:
-    """Return how many tokens of the prompt are new in the cache; none while it is not known what
-    the cache had."""
+    """Return how many tokens of the prompt are new in the cache; 0 while the cache has not
+    reported."""
     cached = usage.prefix.cached_tokens if usage.prefix else usage.kept_tokens
     return max(0, usage.kept_tokens - cached)
 
 
 def cache_miss(prefix: PrefixReport | None) -> Json | None:
-    """Return where a prompt left the cached prefix, and why, as JSON; None where nothing more could
-    be shared."""
+    """Return where and why a prompt left the cached prefix, as JSON; None where it did not."""
     if prefix is None or prefix.miss is None:
         return None
     return {"left_at": prefix.left_at, "reason": prefix.miss.value}
@@ -109,7 +107,6 @@ def cache_miss(prefix: PrefixReport | None) -> Json | None:
 def usage_chunks(
     metadata: ResponseMetadata, kind: str, usage: Usage, response_options: ResponseOptions
 ) -> list[Json]:
-    """Return the chunk with usage that ends a stream, where it was asked for."""
     if not response_options.include_usage:
         return []
     return [
@@ -123,19 +120,19 @@ class Answer(Protocol):
     stream_form: ClassVar[StreamForm]
 
     def first_chunks(self) -> list[Json]:
-        """Return what is streamed before anything is generated."""
+        """Return the chunks to stream before anything is generated."""
 
     def chunks(self, delta: Delta) -> list[Json]:
-        """Return what is streamed of a delta."""
+        """Return the chunks to stream for a delta."""
 
     def last_chunks(self, usage: Usage) -> list[Json]:
-        """Return what is streamed at the end."""
+        """Return the chunks to stream at the end."""
 
     def failure(self, error: ApiError) -> Json:
-        """Return what is streamed instead of the rest, when the engine fails."""
+        """Return the chunk to stream instead of the rest when the engine fails."""
 
     def add(self, delta: Delta) -> None:
-        """Gather a delta for ``whole``."""
+        """Collect a delta for ``whole``."""
 
     def whole(self, usage: Usage) -> Json:
         """Return the answer in one object."""
@@ -143,14 +140,13 @@ class Answer(Protocol):
 
 @dataclass(slots=True)
 class GatheredCall:
-    """A call that is not all there: what follows may show that it is none."""
+    """A call whose arguments are still arriving: they may turn out to be no JSON object."""
 
     start: ToolCallStart
     arguments: str = ""
 
     @property
     def input(self) -> Json | None:
-        """The arguments; None where they are no object."""
         return json_object(self.arguments)
 
     @property

@@ -1,4 +1,4 @@
-"""What the requests of all endpoints share: fields, limits of bodies, ids, formats of output."""
+"""Fields, limits and ids that the requests of several endpoints share."""
 
 import asyncio
 import json
@@ -29,37 +29,37 @@ from server.protocol.wire_errors import ApiError, body_too_large, invalid, quote
 from server.text.conversation import OutputFormat
 from server.text.json_object import MAX_VALUES, has_many_values, outside_texts
 
-# What the reader of JSON goes down to (jiter, in pydantic-core).
+# The nesting limit of pydantic-core's JSON reader (jiter).
 MAX_DEPTH = 200
 MAX_BODY_VALUES = 32_768
-# Where token ids may be sent.
+# For routes that take token ids.
 MAX_BODY_TOKEN_IDS = 327_680
 MAX_TOKENIZE_BYTES = 512 * 1024
 MAX_STOP_STRING_CHARS = 256
 MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIASES = 1024
 MAX_TOP_LOGPROBS = 20
-# Looked at without a pause: some milliseconds.
+# Scanning so many bytes takes some milliseconds without a pause.
 PIECE_BYTES = 65536
 
 
 @dataclass(frozen=True, slots=True)
 class BodyLimits:
-    """Of one route."""
+    """The limits of one route's body."""
 
     max_bytes: int
     max_values: int
-    """Numbers, texts, lists, objects and the like, wherever they are."""
+    """Every number, text, list, object, true, false and null counts."""
     max_containers: int
-    """The lists and objects among them, and the names in objects: they take most."""
+    """The lists and objects among them; and the names in objects, which take the most memory."""
     max_depth: int = MAX_DEPTH
-    """Lists and objects around a value; the reader refuses more."""
+    """The JSON reader refuses deeper nesting."""
 
     async def check(self, body: bytes) -> None:
-        """Check a body. Raises ApiError for one that has too much. Other tasks run meanwhile."""
+        """Raise ApiError for a body above the limits. Other tasks run meanwhile."""
         if len(body) > self.max_bytes:
             raise body_too_large(self.max_bytes)
-        # A list has two characters, and one between it and the next.
+        # Short bodies pass unread: each list takes two characters and a comma.
         if len(body) <= 2 * min(self.max_values, self.max_containers):
             return
         values, containers, names, in_text = 1, 0, 0, False
@@ -77,9 +77,9 @@ class BodyLimits:
 
 
 def limits_by_path(limits: LimitsSection) -> dict[str, BodyLimits]:
-    most_bytes, most = limits.max_body_bytes, MAX_BODY_VALUES
-    texts = BodyLimits(most_bytes, most, most)
-    ids = BodyLimits(most_bytes, MAX_BODY_TOKEN_IDS, most)
+    max_bytes, max_values = limits.max_body_bytes, MAX_BODY_VALUES
+    texts = BodyLimits(max_bytes, max_values, max_values)
+    ids = BodyLimits(max_bytes, MAX_BODY_TOKEN_IDS, max_values)
     return {
         "/v1/chat/completions": texts,
         "/chat/completions": texts,
@@ -87,7 +87,7 @@ def limits_by_path(limits: LimitsSection) -> dict[str, BodyLimits]:
         "/v1/messages/count_tokens": texts,
         "/v1/responses": texts,
         "/v1/responses/input_tokens": texts,
-        "/tokenize": BodyLimits(MAX_TOKENIZE_BYTES, most, most),
+        "/tokenize": BodyLimits(MAX_TOKENIZE_BYTES, max_values, max_values),
         "/api/chat": texts,
         "/api/generate": texts,
         "/api/embed": texts,
@@ -105,7 +105,7 @@ def _too_many(what: str) -> ApiError:
 
 
 def _pieces(body: bytes) -> Iterator[bytes]:
-    """Yield the body in pieces of which none ends within an escape."""
+    """Yield the body in pieces, none of which ends within an escape."""
     start = 0
     while start < len(body):
         end = start + PIECE_BYTES
@@ -120,13 +120,12 @@ CLIENTS_IDS = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 def new_request_id() -> str:
-    """Make an id that no other request has; nothing here remembers it."""
     return f"req_{secrets.token_hex(REQUEST_ID_BYTES)}"
 
 
 def bind_request_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
-    """Name the request that begins now: as its client does, if it does so once and in plain
-    letters; else anew. All that this request logs carries the name from now on."""
+    """Give the current request an id: the client's, if it sends exactly one of plain letters, or a
+    new one. Every line that the request logs carries the id."""
     given = [value.decode("latin-1") for name, value in headers if name.lower() == HEADER.encode()]
     taken = len(given) == 1 and CLIENTS_IDS.fullmatch(given[0])
     request_id = given[0] if taken else new_request_id()
@@ -136,38 +135,37 @@ def bind_request_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
 
 
 def current_request_id() -> str:
-    """Return the id of the request that is being answered; a new one where there is none."""
     bound = get_contextvars().get("request_id")
     return bound if isinstance(bound, str) else new_request_id()
 
 
 MAX_SEED = 2**63 - 1
-# Stands for one that is drawn, as in Ollama, llama.cpp and vLLM.
+# Draw a seed, as in Ollama, llama.cpp and vLLM.
 RANDOM_SEED = -1
 MAX_TOP_K = 2**31 - 1
 
-# Below these, float32 has no difference left to compute with.
+# float32 cannot compute with smaller values.
 MIN_TEMPERATURE = 1e-5
 MIN_TOP_P = 1e-6
 MIN_BIAS, MAX_BIAS = -100, 100
-# Anthropic and Ollama name no limit, and clients of theirs send a dozen. But each stop string is
-# looked for with every token, before other requests go on.
+# Anthropic and Ollama name no limit, and their clients send a dozen. But every stop string is
+# searched for with every token, which delays other requests.
 MANY_STOPS = 128
 BIAS_SCHEMA: JsonDict = {"type": "number", "minimum": MIN_BIAS, "maximum": MAX_BIAS}
 MAX_CACHE_SALT_CHARS = 1024
 MAX_TEMPLATE_VALUE_CHARS = 256
 MAX_TEMPLATE_NUMBER = 2**31 - 1
-# The lowest of all is the readiness probe's own.
+# The readiness probe alone uses the lowest priority.
 MAX_PRIORITY = 2**31 - 1
 
 
 def _whole(value: Any) -> Any:
-    """Return a whole number as an int: JSON has one kind of numbers, and some clients write 8.0."""
+    """Convert a whole float to int: JSON has one kind of numbers, and some clients write 8.0."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _whole_list(values: Any) -> Any:
-    """See ``_whole``. There may be many, and as a rule none is a float."""
+    """See ``_whole``. Long lists rarely have floats, so look at the types first."""
     is_mixed = isinstance(values, list) and float in set(map(type, values))
     return [_whole(value) for value in values] if is_mixed else values
 
@@ -179,13 +177,13 @@ TopK = Annotated[Whole, Field(ge=-1, le=MAX_TOP_K)]
 CacheSalt = Annotated[str, Field(min_length=1, max_length=MAX_CACHE_SALT_CHARS)]
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 ItemT = TypeVar("ItemT")
-# There may be many: one that is wrong is enough.
+# Lists may be long: report one error and stop.
 ListOf = Annotated[list[ItemT], Field(fail_fast=True)]
 TokenIds = Annotated[ListOf[TokenId], BeforeValidator(_whole_list)]
 
 
 def _kind_of_input(value: Any) -> str | None:
-    """Return which form an input has, by its first part: trying all forms takes as many times as
+    """Return the form of an input by its first part: trying every form would take several times as
     long. Tags begin with capitals, so that errors leave them out."""
     if isinstance(value, str):
         return "Text"
@@ -198,7 +196,8 @@ def _kind_of_input(value: Any) -> str | None:
 
 
 def _template_value(value: Any) -> Any:
-    """Check a value: only what a template can compare or write, and not much of it."""
+    """Check that a template argument is small, and of a type that a template can compare or
+    write."""
     if isinstance(value, str) and len(value) <= MAX_TEMPLATE_VALUE_CHARS:
         return value
     # A bool is an int.
@@ -232,17 +231,17 @@ TextsOrIds = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class ResponseOptions:
-    """What a response should have besides one text."""
+    """Options of a response besides its text."""
 
     choices: int = 1
     include_usage: bool = False
     """At the end of a stream."""
     cache_report: bool = False
-    """In the token counts: why not more of the prompt came from the cache."""
+    """Report in the token counts why the cache had no more of the prompt."""
 
 
 class WireModel(BaseModel):
-    """Strict about types, open to unknown fields; inputs are never repeated in errors."""
+    """Strict about types, open to unknown fields. Errors never repeat inputs."""
 
     model_config = ConfigDict(
         strict=True,
@@ -254,13 +253,13 @@ class WireModel(BaseModel):
 
 
 class StreamOptions(WireModel):
-    """What a stream should carry."""
+    """What a stream carries besides the answer."""
 
     include_usage: bool | None = None
 
 
 class FieldsChecked(WireModel):
-    """Refuses unsupported fields by name. Fields that no model here has are kept aside for that."""
+    """Refuses unsupported fields by name, and keeps unknown fields aside for that."""
 
     model_config = ConfigDict(extra="allow")
     refused_fields: ClassVar[RefusedFields] = ()
@@ -271,16 +270,13 @@ class FieldsChecked(WireModel):
 
 
 class SamplingFields(FieldsChecked):
-    """How tokens are drawn, in the names that all APIs use, and the extensions that local servers
-    share.
-
-    null always means: as if it were not there.
-    """
+    """Sampling fields by the names that all APIs use, with the extensions that local servers share.
+    null means: as if the field were not there."""
 
     stop_param: ClassVar[str] = "stop"
     """The wire's name of the stop strings, for errors."""
     stops_factor: ClassVar[int] = 1
-    """How many times as many stop strings there may be as in OpenAI's APIs."""
+    """How many times more stop strings are allowed than in OpenAI's APIs."""
 
     model: str | None = None
     stream: bool | None = None
@@ -294,12 +290,12 @@ class SamplingFields(FieldsChecked):
     logit_bias: dict[str, Any] | None = Field(
         default=None, json_schema_extra={"additionalProperties": BIAS_SCHEMA}
     )
-    """Checked by hand, which ends at the first that is wrong."""
+    """Checked by hand, because pydantic would collect every error of a long list."""
     seed: Seed | None = None
     cache_salt: CacheSalt | None = None
-    """Only requests with the same one share what the cache keeps."""
+    """Only requests with the same salt share cached prefixes."""
     cache_report: bool | None = None
-    """Whether usage says why not more of the prompt came from the cache."""
+    """Whether usage reports why the cache had no more of the prompt."""
     min_tokens: Whole | None = Field(default=None, ge=0, le=2**31 - 1)
     ignore_eos: bool | None = None
     stop_token_ids: TokenIds | None = None
@@ -334,11 +330,10 @@ class SamplingFields(FieldsChecked):
 
     @property
     def num_prompts(self) -> int:
-        """How many prompts there are; each has all the answers."""
+        """Each prompt gets all the answers."""
         return 1
 
     def stop_strings(self) -> tuple[str, ...]:
-        """Return the stop strings, however they were given."""
         return ()
 
     def sampling_params(
@@ -351,8 +346,8 @@ class SamplingFields(FieldsChecked):
         stop_token_ids: frozenset[int],
     ) -> SamplingParams:
         """Return the engine's parameters. defaults: the model's own (generation_config.json), for
-        what the request leaves out. stop_token_ids: those of the model. Raises ApiError for a token
-        that does not exist, and for a least number of tokens above the most."""
+        fields that the request leaves out. stop_token_ids: the model's. Raises ApiError for an
+        unknown token id, and for a minimum length above the maximum."""
 
         def chosen(field: str, otherwise: float) -> float:
             value = getattr(self, field)
@@ -409,7 +404,6 @@ class OpenAISamplingFields(SamplingFields):
     n: Whole | None = None
 
     def check(self, limits: LimitsSection) -> None:
-        """Check what the types cannot. Raises ApiError that names the parameter."""
         if not 1 <= self.response_options.choices <= limits.max_choices:
             raise invalid(f"n is {self.n}; it must be from 1 to {limits.max_choices}.", "n")
         super().check(limits)
@@ -425,7 +419,6 @@ class OpenAISamplingFields(SamplingFields):
         )
 
     def stop_strings(self) -> tuple[str, ...]:
-        """Return the stop strings, however they were given."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
 
@@ -436,7 +429,6 @@ class LogprobFields(WireModel):
     top_logprobs: Whole | None = Field(default=None, ge=0)
 
     def check_logprobs(self) -> None:
-        """Raise ApiError that names the parameter."""
         if self.top_logprobs and not self.logprobs:
             raise invalid("top_logprobs needs logprobs: true.", "top_logprobs")
         if (self.top_logprobs or 0) > MAX_TOP_LOGPROBS:
@@ -444,7 +436,7 @@ class LogprobFields(WireModel):
 
     @property
     def num_logprobs(self) -> int | None:
-        """Alternatives to report with each token; None: not even its own probability."""
+        """Alternatives to report with each token; None: not even its own log-probability."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
@@ -455,7 +447,7 @@ Answers = Annotated[ListOf[str], Field(min_length=1)]
 
 
 class NamedSchema(WireModel):
-    """A schema with its name, which no model sees."""
+    """A schema with a name. The model does not see the name."""
 
     schema_: Schema | None = Field(default=None, alias="schema")
 
@@ -466,11 +458,11 @@ class ResponseFormat(WireModel):
     type: str
     json_schema: NamedSchema | None = None
     schema_: Schema | None = Field(default=None, alias="schema")
-    """Where some clients put it."""
+    """Some clients send the schema here."""
 
 
 class StructuredOutputs(WireModel):
-    """The form of other local servers."""
+    """The form that other local servers use."""
 
     json_: SchemaOrText | None = Field(default=None, alias="json")
     json_object: bool | None = None
@@ -481,7 +473,7 @@ class StructuredOutputs(WireModel):
 
 
 class StructureFields(WireModel):
-    """The fields of a request that say so."""
+    """The fields that constrain the form of an answer."""
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -491,15 +483,15 @@ class StructureFields(WireModel):
     guided_grammar: str | None = None
 
     def output_format(self, own: OutputFormat | None = None) -> OutputFormat | None:
-        """Return the form that the answer must have; None: any text. own: by a field of the
-        endpoint. Raises ApiError, also where two forms are given."""
-        found = [*([own] if own else []), *self._response_format(), *self._other_formats()]
-        if len(found) > 1:
+        """Return the form that the answer must have; None: any text. own: a form that the
+        endpoint's own field sets. Raises ApiError for two forms."""
+        formats = [*([own] if own else []), *self._response_format(), *self._other_formats()]
+        if len(formats) > 1:
             raise invalid(
-                f"{found[0].param} and {found[1].param} both say what the answer must be.",
-                found[1].param,
+                f"{formats[0].param} and {formats[1].param} both say what the answer must be.",
+                formats[1].param,
             )
-        return found[0] if found else None
+        return formats[0] if formats else None
 
     def _response_format(self) -> list[OutputFormat]:
         response_format = self.response_format
@@ -539,8 +531,8 @@ class StructureFields(WireModel):
 
 
 def _json(schema: SchemaOrText, param: str) -> OutputFormat:
-    """Return the form of a schema, which may come as its text. Raises ApiError for a text that is
-    none."""
+    """Return the format of a schema, which may come as text. Raises ApiError for text that is no
+    schema."""
     if isinstance(schema, str):
         if has_many_values(schema):
             raise invalid(f"The text has more than {MAX_VALUES} values.", param)

@@ -40,7 +40,6 @@ class CompletionRequest(OpenAISamplingFields):
     best_of: Whole | None = None
 
     def check(self, limits: LimitsSection) -> None:
-        """Check what the types cannot. Raises ApiError that names the parameter."""
         super().check(limits)
         if self.best_of not in (None, self.response_options.choices):
             raise invalid("best_of is not supported, unless it is n: use n.", "best_of")
@@ -53,50 +52,49 @@ class CompletionRequest(OpenAISamplingFields):
 
     @property
     def prompts(self) -> Sequence[PromptText]:
-        """What is to be continued, each as text or as ids; none for an empty list."""
+        """The prompts, each as text or as ids."""
         prompt = self.prompt
         is_one = isinstance(prompt, str) or (len(prompt) > 0 and isinstance(prompt[0], int))
         return cast(Sequence[PromptText], [prompt] if is_one else prompt)
 
     @property
     def num_prompts(self) -> int:
-        """How many prompts there are; each has all the answers."""
         return len(self.prompts)
 
     def place(self, number: int) -> str:
-        """Return how errors name a prompt."""
+        """Return the name of a prompt in errors."""
         return "prompt" if len(self.prompts) == 1 else f"prompt[{number}]"
 
     @property
     def asked_length(self) -> int:
-        """The longest answer that is wanted; OpenAI's default where none is named."""
+        """The longest answer that is wanted; OpenAI's default where the request sets none."""
         return DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
 
     @property
     def prompt_logprobs(self) -> int | None:
-        """Alternatives that are wanted with each token of the prompt. They are also how a prompt is
-        computed that nothing is to be said after."""
+        """Alternatives to report with each token of the prompt. A request for no answer at all
+        still needs the prompt computed: 0."""
         if not self.echo:
             return None
         return 0 if self.logprobs is None and self.max_tokens == 0 else self.logprobs
 
 
 Row = tuple[int, TokenLogprobs | None, int]
-"""A token, its log-probabilities, and the characters before the one that it begins in."""
+"""A token, its log-probabilities, and the offset of its first character in the text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """The prompts, each of which stands before its answers."""
+    """The prompts to repeat before their answers."""
 
     prompts: tuple[EncodedText, ...]
     logprobs: bool
-    """Whether log-probabilities of their tokens are reported."""
+    """Whether to report the log-probabilities of their tokens."""
 
 
 @dataclass(slots=True)
 class _TextChoice:
-    """What has been gathered of a choice."""
+    """The collected parts of a choice."""
 
     begun: bool = False
     """Whether its prompt has been echoed."""
@@ -108,7 +106,7 @@ class _TextChoice:
 
 @dataclass(slots=True)
 class TextAnswer:
-    """One text completion, streamed or whole, ``response_options.choices`` of each prompt."""
+    """Text completions, streamed or whole: ``response_options.choices`` for each prompt."""
 
     stream_form: ClassVar[StreamForm] = StreamForm.EVENTS
 
@@ -118,20 +116,19 @@ class TextAnswer:
     prompts: int = 1
     echo: Echo | None = None
     prompt_ids: tuple[tuple[int, ...], ...] = ()
-    """The tokens of each prompt, where they and the answers' are to be told."""
+    """The tokens of each prompt, where the response should repeat them and the answers'."""
     _choices: list[_TextChoice] = field(init=False)
 
     def __post_init__(self) -> None:
         self._choices = [_TextChoice() for _ in range(self.prompts * self.response_options.choices)]
 
     def first_chunks(self) -> list[Json]:
-        """Return nothing: no chunk comes before the first delta."""
         return []
 
     def chunks(self, delta: Delta) -> list[Json]:
-        """Return one chunk, or none when there is nothing to send."""
+        """Return one chunk, or none where nothing is to send."""
         begun = self._choices[delta.index].begun
-        text, logprobs = self._grown(delta)
+        text, logprobs = self._grow(delta)
         if not text and logprobs is None and delta.finish is None and not self.prompt_ids:
             return []
         choice = _text_choice(delta.index, text, logprobs, delta.finish)
@@ -140,16 +137,13 @@ class TextAnswer:
         return [chunk | {"usage": None} if self.response_options.include_usage else chunk]
 
     def last_chunks(self, usage: Usage) -> list[Json]:
-        """Return usage, where it was asked for."""
         return usage_chunks(self.metadata, "text_completion", usage, self.response_options)
 
     def failure(self, error: ApiError) -> Json:
-        """Return the error alone."""
         return error.late_body()
 
     def add(self, delta: Delta) -> None:
-        """Gather a delta for ``whole``."""
-        text, more = self._grown(delta)
+        text, more = self._grow(delta)
         choice = self._choices[delta.index]
         choice.text += text
         if more is not None:
@@ -159,7 +153,6 @@ class TextAnswer:
         choice.token_ids += delta.token_ids
 
     def whole(self, usage: Usage) -> Json:
-        """Return the answers in one object."""
         choices = [
             _text_choice(index, choice.text, choice.logprobs, choice.finish)
             | self._ids(index, choice.token_ids)
@@ -173,15 +166,14 @@ class TextAnswer:
         )
 
     def _ids(self, index: int, ids: Sequence[int], *, with_prompt: bool = True) -> Json:
-        """Return the tokens of a choice, and of its prompt, where they are to be told."""
         if not self.prompt_ids:
             return {}
         prompt = self.prompt_ids[index // self.response_options.choices]
         return {"token_ids": ids} | ({"prompt_token_ids": prompt} if with_prompt else {})
 
-    def _grown(self, delta: Delta) -> tuple[str, Json | None]:
-        """Return what a delta adds to its choice; the first one, where prompts are echoed, the
-        prompt."""
+    def _grow(self, delta: Delta) -> tuple[str, Json | None]:
+        """Return the text and log-probabilities that a delta adds to its choice. The first delta
+        brings the echoed prompt."""
         text = "".join(piece.text for piece in delta.pieces if isinstance(piece, TextPiece))
         rows = list(self._rows(delta))
         choice = self._choices[delta.index]
@@ -213,8 +205,8 @@ class TextAnswer:
         }
 
     def _top(self, token_id: int, logprobs: TokenLogprobs) -> dict[str, float]:
-        """Return the likeliest tokens and the token itself. Of several with the same text the
-        likeliest counts."""
+        """Return the likeliest tokens and the token itself. The likeliest counts among tokens of
+        one text."""
         best: dict[str, float] = {}
         for token, value in (*logprobs.top, (token_id, logprobs.logprob)):
             best.setdefault(self._text_of(token), value)

@@ -1,4 +1,4 @@
-"""POST /v1/embeddings: texts in, a vector for each out."""
+"""POST /v1/embeddings: one vector for each text."""
 
 from base64 import b64encode
 from collections.abc import Iterable, Iterator
@@ -20,7 +20,7 @@ Vectors = np.ndarray
 
 
 class EmbeddingRequest(FieldsChecked):
-    """The body of a request. null always means: as if it were not there."""
+    """The body of a request. null means: as if the field were not there."""
 
     refused_fields = EMBEDDING_REFUSED
 
@@ -34,7 +34,6 @@ class EmbeddingRequest(FieldsChecked):
     cache_salt: CacheSalt | None = None
 
     def check(self, limits: LimitsSection) -> None:
-        """Check what the types cannot. Raises ApiError that names the parameter."""
         super().check(limits)
         if self.normalize is False:
             raise invalid("normalize is false; embeddings have length 1 here.", "normalize")
@@ -51,20 +50,20 @@ class EmbeddingRequest(FieldsChecked):
 
     @property
     def inputs(self) -> "list[str] | list[list[int]]":
-        """One text, or the ids of one, for each vector."""
+        """The text or the ids of each vector."""
         if isinstance(self.input, str):
             return [self.input]
         first = self.input[0] if self.input else None
         return [self.input] if isinstance(first, int) else self.input  # type: ignore[return-value]
 
     def name_of(self, number: int) -> str:
-        """Return how errors name an input."""
+        """Return the name of an input in errors."""
         whole = isinstance(self.input, str) or self.inputs is not self.input
         return "input" if whole else f"input[{number}]"
 
 
-def cut(vectors: Vectors, dimensions: int | None) -> Vectors:
-    """Cut vectors to their first numbers, at length 1 again; those that are all 0 stay so."""
+def shorten(vectors: Vectors, dimensions: int | None) -> Vectors:
+    """Cut vectors to their first numbers and scale them to length 1. Zero vectors stay zero."""
     if dimensions is None or dimensions == vectors.shape[1]:
         return vectors
     short = vectors[:, :dimensions]
@@ -75,7 +74,7 @@ def cut(vectors: Vectors, dimensions: int | None) -> Vectors:
 def embedding_pieces(
     vectors: Vectors, encoding_format: str | None, model: str, tokens: int
 ) -> Iterator[bytes]:
-    """Yield the answer as JSON, in pieces of a vector each. tokens: of all inputs."""
+    """Yield the answer as JSON, one vector at a time. tokens: of all inputs."""
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     entries = (
         {"object": "embedding", "index": index, "embedding": _encoded(vector, encoding_format)}
@@ -85,7 +84,7 @@ def embedding_pieces(
 
 
 def list_pieces(head: dict[str, Any], name: str, entries: Iterable[Any]) -> Iterator[bytes]:
-    """Yield an object as JSON: the head, and a list of that name, an entry at a time."""
+    """Yield an object as JSON: the head and a list of the given name, one entry at a time."""
     yield to_json(head)[:-1] + b',"%s":[' % name.encode()
     for index, entry in enumerate(entries):
         yield (b"," if index else b"") + to_json(entry)

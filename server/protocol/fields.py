@@ -1,7 +1,7 @@
-"""Fields that would change the answer and are not supported: a request that has one is refused.
+"""Unsupported fields that would change the answer: a request with one of them is refused.
 
-The wire models have the accepted fields, and all others are ignored; FIELDS.md lists those that
-clients send. null always means: as if the field were not there.
+The wire models have the accepted fields; every other field is ignored. FIELDS.md lists the fields
+that clients send. null means: as if the field were not there.
 """
 
 from dataclasses import dataclass
@@ -34,14 +34,14 @@ def refused(name: str, remedy: str, *harmless: Any) -> RefusedField:
 
 
 def overridden(fields: RefusedFields, *own: RefusedField) -> RefusedFields:
-    """Return the fields, those of the same names replaced by the endpoint's own."""
+    """Return the fields; the endpoint's own replace those of the same names."""
     names = {field.name for field in own}
     return (*own, *(field for field in fields if field.name not in names))
 
 
 def check_refused(fields: RefusedFields, given: dict[str, Any]) -> None:
-    """Raise ApiError (400) for the first of the fields that is given. given: the fields that no
-    wire model has."""
+    """Raise ApiError (400) for the first field that is set. given: fields that the wire model
+    lacks."""
     for field in fields:
         if not field.is_harmless(given.get(field.name)):
             raise invalid(f"{field.name} is not supported: {field.remedy}.", field.name)

@@ -15,13 +15,13 @@ from server.protocol.chat.request import (
 from server.protocol.chat.tools import AsWord, WireTool, WireToolChoice
 from server.protocol.common import CacheSalt, FieldsChecked, ListOf, TokenIds
 from server.protocol.fields import TOKENIZE_REFUSED
-from server.protocol.unseen import Unseen
+from server.protocol.unsupported import Unsupported
 from server.protocol.wire_errors import invalid
 from server.text.conversation import Conversation
 
 
 class TokenizeRequest(ContinuationFields, ThinkingFields, FieldsChecked):
-    """The body of a request: a text, as vLLM's or as llama.cpp's clients name it, or messages."""
+    """The body of a request: a text by vLLM's or llama.cpp's name of it, or messages."""
 
     refused_fields = TOKENIZE_REFUSED
 
@@ -36,7 +36,6 @@ class TokenizeRequest(ContinuationFields, ThinkingFields, FieldsChecked):
     cache_salt: CacheSalt | None = None
 
     def check(self, limits: LimitsSection) -> None:
-        """Check what the types cannot. Raises ApiError that names the parameter."""
         super().check(limits)
         if sum(one is not None for one in (self.prompt, self.content, self.messages)) != 1:
             raise invalid("One of prompt, content and messages must be there, and no more.")
@@ -51,13 +50,11 @@ class TokenizeRequest(ContinuationFields, ThinkingFields, FieldsChecked):
 
     @property
     def text(self) -> str | None:
-        """The text; None for messages."""
         return self.content if self.prompt is None else self.prompt
 
-    def conversation(self, limits: LimitsSection, unseen: Unseen) -> Conversation:
-        """Return the messages, as /v1/chat/completions reads them. Raises ApiError."""
+    def conversation(self, limits: LimitsSection, unsupported: Unsupported) -> Conversation:
         conversation = read_conversation(
-            self.messages or (), self.tools, self.tool_choice, limits, unseen
+            self.messages or (), self.tools, self.tool_choice, limits, unsupported
         )
         return replace(
             conversation,

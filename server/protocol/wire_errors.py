@@ -1,4 +1,4 @@
-"""Wire errors, as OpenAI clients expect them: one object, always the same shape."""
+"""Errors as OpenAI clients expect them: one object, always of the same shape."""
 
 import json
 import re
@@ -12,17 +12,17 @@ from engine.errors import FORM_LIMITS
 MAX_NAMED_PROBLEMS = 3
 SURROGATE = re.compile("[\ud800-\udfff]")
 MAX_NAME_CHARS = 200
-# When to ask again, of a client that others leave no room.
+# The wait that a 429 asks for when other clients take all room.
 RETRY_AFTER_S = 1
-# Why the engine's requests end where the server does.
+# The engine's reason for ending requests at shutdown.
 SHUTTING_DOWN = "the server is shutting down"
-# Why those of a cluster end that may be sent again.
+# A cluster's reasons for ending requests that may be sent again.
 REPLICA_LOST = "the replica that answered is gone"
 REPLICAS_FULL = "all replicas are full"
 
 
 class ApiError(Exception):
-    """An answer that is an error."""
+    """A response with an error."""
 
     def __init__(
         self,
@@ -55,42 +55,42 @@ class ApiError(Exception):
 
     @property
     def late_fields(self) -> dict[str, int]:
-        """Return what the error of an answer that has begun says in its own object: headers were
-        sent before. ``retry_after_s``, in seconds, where it passes by itself; else nothing."""
+        """The fields that an error adds to its own object in a stream, where headers are sent
+        already: ``retry_after_s``, in seconds, where trying again helps."""
         after = self.headers.get("Retry-After")
         return {} if after is None else {"retry_after_s": int(after)}
 
     def late_body(self) -> dict[str, Any]:
-        """Return the body with ``late_fields`` in it, as the last event of a stream has it."""
+        """Return the body with ``late_fields`` in it, as the last event of a stream."""
         body = self.body()
         body["error"] |= self.late_fields
         return body
 
 
 def quoted(name: str) -> str:
-    """Quote a name that a client chose, for an error: a short one whole."""
+    """Quote a client's name for an error, cut to MAX_NAME_CHARS."""
     return repr(name if len(name) <= MAX_NAME_CHARS else name[:MAX_NAME_CHARS] + "...")
 
 
 def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
-    """Make the 400 for a request that is wrong."""
+    """Make the 400 for an invalid request."""
     return ApiError(400, message, param=param, code=code)
 
 
-def check_count(count: int, most: int, what: str, param: str | None = None) -> None:
-    """Raise ApiError (400) for too many. what: the noun. param: where it is not the noun."""
-    if count > most:
-        raise invalid(f"There are {count} {what}; at most {most} are read.", param or what)
+def check_count(count: int, max_count: int, what: str, param: str | None = None) -> None:
+    """Raise ApiError (400) for too many. what: the noun. param: if it is not the noun."""
+    if count > max_count:
+        raise invalid(f"There are {count} {what}; at most {max_count} are read.", param or what)
 
 
 class ContextOverflowError(ApiError):
-    """A prompt that can never fit: 400, in the words that agents look for."""
+    """A prompt that can never fit: 400, in words that agents search for."""
 
     def __init__(
         self, tokens: int | None, max_model_len: int, param: str, reason: str = ""
     ) -> None:
-        """tokens: of the prompt; None where all that is known is that they are too many. reason:
-        what makes it so long, as a sentence, where that is known."""
+        """tokens: of the prompt; None where only the excess is known. reason: a sentence on why it
+        is so long."""
         self.tokens = tokens
         self.max_model_len = max_model_len
         had = "more tokens than that" if tokens is None else f"{tokens} tokens"
@@ -105,20 +105,19 @@ class ContextOverflowError(ApiError):
         self.reason = reason
 
     def because(self, reason: str) -> "ContextOverflowError":
-        """Return the same error with a reason."""
         assert self.param is not None
         return ContextOverflowError(self.tokens, self.max_model_len, self.param, reason)
 
     @property
     def anthropic_message(self) -> str:
-        """In the words that Anthropic's clients look for."""
-        most = self.max_model_len - 1
-        had = f"more than {most}" if self.tokens is None else f"{self.tokens}"
-        return f"prompt is too long: {had} tokens > {most} maximum {self.reason}".rstrip()
+        """The message in the words that Anthropic's clients search for."""
+        max_tokens = self.max_model_len - 1
+        had = f"more than {max_tokens}" if self.tokens is None else f"{self.tokens}"
+        return f"prompt is too long: {had} tokens > {max_tokens} maximum {self.reason}".rstrip()
 
 
 def input_too_long(tokens: int | None, max_model_len: int, param: str) -> ApiError:
-    """Make the 400 for a text that can never fit, where there is no answer, in the same words."""
+    """Make the 400 for a text that can never fit, at endpoints without an answer."""
     had = "more tokens than that" if tokens is None else f"{tokens} tokens"
     return invalid(
         f"This model's maximum context length is {max_model_len} tokens; your {param} has {had}. "
@@ -128,20 +127,19 @@ def input_too_long(tokens: int | None, max_model_len: int, param: str) -> ApiErr
     )
 
 
-def too_many_tokens(most: int, param: str) -> ApiError:
-    """Make the 400 for texts of one body that have too many tokens together."""
+def too_many_tokens(max_tokens: int, param: str) -> ApiError:
     return invalid(
-        f"The texts of your {param} have more than {most} tokens together; send fewer at a time.",
+        f"The texts of your {param} have more than {max_tokens} tokens together; send fewer at a "
+        "time.",
         param,
         "too_many_values",
     )
 
 
 class UnknownModelError(ApiError):
-    """A model that is not served: 404."""
+    """404: no such model is served."""
 
     def __init__(self, name: str) -> None:
-        """name: as the client wrote it."""
         super().__init__(
             404,
             f"The model {quoted(name)} does not exist here; GET /v1/models lists those that do.",
@@ -150,11 +148,11 @@ class UnknownModelError(ApiError):
             code="model_not_found",
         )
         self.ollama_message = f"model {quoted(name)} not found"
-        """In the words that Ollama's clients look for."""
+        """The message in the words that Ollama's clients search for."""
 
 
 def come_back(status: int, message: str, code: str, retry_after_s: int = RETRY_AFTER_S) -> ApiError:
-    """Make a 429 or 503 that passes by itself, with the time after which to try again."""
+    """Make a 429 or 503 that tells the client when to try again."""
     return ApiError(
         status,
         f"{message}; try again later.",
@@ -165,24 +163,20 @@ def come_back(status: int, message: str, code: str, retry_after_s: int = RETRY_A
 
 
 def overloaded() -> ApiError:
-    """Make the 429 for a full queue."""
     return come_back(429, "The queue is full", "queue_full")
 
 
 def key_share_full() -> ApiError:
-    """Make the 429 for one of several keys that has its share."""
     message = "This API key has all the places that one key may have"
     return come_back(429, message, "key_share_full")
 
 
 def grammars_full() -> ApiError:
-    """Make the 429 for forms of answers that no other request has had yet."""
     message = "Too many forms of answers are being compiled or in use"
     return come_back(429, message, "grammars_full")
 
 
 def out_of_time() -> ApiError:
-    """Make the 503 for requests that cannot end early."""
     return ApiError(
         503,
         "The server did not get to it in the time that a request may take (limits.max_request_s).",
@@ -192,12 +186,11 @@ def out_of_time() -> ApiError:
 
 
 def body_too_large(max_bytes: int) -> ApiError:
-    """Make the 413 for a body that is too large."""
     return ApiError(413, f"The body is larger than {max_bytes} bytes.", code="body_too_large")
 
 
 def not_json() -> ApiError:
-    """Make the 415 for a body that does not say that it is JSON, with what curl has to be told."""
+    """Make the 415 for a body without JSON's content type, with the header that curl needs."""
     return ApiError(
         415,
         "The body must be JSON, and say so: send the header `Content-Type: application/json`.",
@@ -206,23 +199,20 @@ def not_json() -> ApiError:
 
 
 def unavailable(message: str) -> ApiError:
-    """Make the 503 of a server that cannot answer."""
     return ApiError(503, message, type="server_error", code="unavailable")
 
 
 def shutting_down() -> ApiError:
-    """Make the 503 of a server that shuts down; another one may take its place."""
+    """Make the 503 of a server that shuts down. The connection closes: another server may take
+    over."""
     error = come_back(503, "The server is shutting down", "shutting_down")
     error.headers["Connection"] = "close"
     return error
 
 
 def generation_failed(reason: str, what: str = "Generation") -> ApiError:
-    """Make the error for a fault of the engine: 500; 400 where the answer's form is at fault; 503
-    where the server shuts down, or a replica of several is gone.
-
-    reason: the engine's.
-    """
+    """Make the error for a fault of the engine: 500; 400 where the form of the answer is at fault;
+    503 where the server shuts down, or a replica is gone. reason: the engine's."""
     if reason == SHUTTING_DOWN:
         return shutting_down()
     if reason in (REPLICA_LOST, REPLICAS_FULL):
@@ -234,7 +224,7 @@ def generation_failed(reason: str, what: str = "Generation") -> ApiError:
 
 
 def internal_error(message: str = "The server failed to answer.") -> ApiError:
-    """Make the 500, which clients should not repeat."""
+    """Make the 500. Clients should not repeat the request."""
     return ApiError(
         500,
         message,
@@ -245,7 +235,7 @@ def internal_error(message: str = "The server failed to answer.") -> ApiError:
 
 
 def from_validation(error: ValidationError, body: bytes = b"") -> ApiError:
-    """Make the 400 that names the parameter. Never repeats the input, which is ``body``."""
+    """Make the 400 that names the parameter. body: the input, which the error never repeats."""
     problems = error.errors(include_url=False, include_context=False, include_input=False)
     first = problems[0]
     if first["type"] == "json_invalid":
@@ -259,11 +249,11 @@ def from_validation(error: ValidationError, body: bytes = b"") -> ApiError:
 
 
 def _half_a_character(body: bytes) -> ApiError | None:
-    """Make the 400 that names the parameter whose text has half of a surrogate pair; None where
-    none has.
+    """Make the 400 that names the parameter with half of a surrogate pair; None where there is
+    none.
 
-    JSON allows such a text, Unicode does not, and our parser ends at it without a place. RFC 8259,
-    section 8.2.
+    JSON allows such a text, Unicode does not, and pydantic's reader stops there without naming the
+    place. RFC 8259, section 8.2.
     """
     try:
         root = json.loads(body)
@@ -286,8 +276,8 @@ def _half_a_character(body: bytes) -> ApiError | None:
 
 
 def _place(location: tuple[int | str, ...]) -> str:
-    """Write messages[0].content from ("messages", 0, "content"); names of union branches are left
-    out."""
+    """Write ("messages", 0, "content") as messages[0].content, without the names of union
+    branches."""
     place = ""
     for part in location:
         if isinstance(part, int):
@@ -297,5 +287,5 @@ def _place(location: tuple[int | str, ...]) -> str:
     return place
 
 
-# How pydantic names the branches of a union in an error's location.
+# pydantic's names of union branches in an error's location.
 TYPE_NAMES = frozenset({"str", "int", "float", "bool", "none", "list", "dict"})

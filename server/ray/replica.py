@@ -22,7 +22,7 @@ from server.ray.guard import Guard
 from server.ray.messages import Numbered, Refusal, ReplicaReport, Route, SentForm
 from server.text.grammar.compiler import GrammarCompiler, GrammarMemoryError
 from server.text.grammar.grammar_errors import GrammarError
-from server.text.grammar.judge import JudgeBusyError
+from server.text.grammar.worker import WorkerBusyError
 
 # The front hears from an answer this often, whether there is a token or not.
 SIGN_OF_LIFE_S = 1.0
@@ -53,7 +53,7 @@ class EngineReplica:
         yield []
         try:
             streams = await self._submit(submission)
-        except (QueueFullError, JudgeBusyError, GrammarMemoryError):
+        except (QueueFullError, WorkerBusyError, GrammarMemoryError):
             yield Refusal.FULL
             return
         except EngineDeadError:

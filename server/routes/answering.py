@@ -74,7 +74,7 @@ class Answering:
                 clock=self.clock,
             )
         except QueueFullError as error:
-            raise self.admission.refused(error) from error
+            raise self.admission.count_refusal(error) from error
         except EngineDeadError as error:
             raise self.admission.no_engine() from error
 

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from engine.errors import EngineDeadError
 from engine.types import PrefixSalt, SamplingParams, TokenEvent
 from server.metrics.answer_times import RequestTimes
-from server.protocol.embeddings import EmbeddingRequest, Vectors, cut, embedding_pieces
+from server.protocol.embeddings import EmbeddingRequest, Vectors, embedding_pieces, shorten
 from server.protocol.wire_errors import (
     generation_failed,
     input_too_long,
@@ -60,7 +60,7 @@ async def vectors_of(
     vectors = await unless_left(request, batch.vectors())
     if vectors is None:
         return None
-    return cut(vectors, wire.dimensions), sum(len(ids) for ids in inputs)
+    return shorten(vectors, wire.dimensions), sum(len(ids) for ids in inputs)
 
 
 async def _inputs(service: Service, wire: EmbeddingRequest) -> Inputs:

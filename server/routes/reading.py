@@ -13,7 +13,7 @@ from server.chat.salts import Salts, request_key
 from server.chat.served_model import ServedModel
 from server.config import Config, LimitsSection
 from server.protocol.common import SamplingFields, limits_by_path
-from server.protocol.unseen import Api, Unseen
+from server.protocol.unsupported import Api, Unsupported
 from server.protocol.wire_errors import from_validation, not_json
 from server.text.conversation import Conversation
 
@@ -39,7 +39,7 @@ class Body(Protocol):
 class ConversationBody(Protocol):
     """What the wire models of conversations have."""
 
-    def conversation(self, limits: LimitsSection, unseen: Unseen) -> Conversation:
+    def conversation(self, limits: LimitsSection, unsupported: Unsupported) -> Conversation:
         """Translate into the neutral form. Raises ApiError."""
 
 
@@ -90,11 +90,11 @@ class RequestReader:
     def conversation(self, request: Request, body: ConversationBody, api: Api) -> Conversation:
         """Return a body's conversation. Raises ApiError."""
         config = self.config
-        return body.conversation(config.limits, self.unseen(request, api))
+        return body.conversation(config.limits, self.unsupported(request, api))
 
-    def unseen(self, request: Request, api: Api) -> Unseen:
+    def unsupported(self, request: Request, api: Api) -> Unsupported:
         """Return what becomes of what is no text in a request of that API. The response's headers
         and the line in the log say how much there was."""
-        found = Unseen(getattr(self.config.images, api), f"images.{api}", api)
-        request.state.unseen = found
+        found = Unsupported(getattr(self.config.images, api), f"images.{api}", api)
+        request.state.unsupported = found
         return found

@@ -35,8 +35,8 @@ def response_routes(service: Service) -> APIRouter:
     def conversation_of(
         request: Request, wire: ResponsesRequest
     ) -> tuple[tuple[Json, ...], list[Item], Conversation]:
-        unseen = reader.unseen(request, "responses")
-        return store.conversation(tenant_of(request), wire, limits, unseen)
+        unsupported = reader.unsupported(request, "responses")
+        return store.conversation(tenant_of(request), wire, limits, unsupported)
 
     @router.post("/v1/responses", openapi_extra=takes(ResponsesRequest))
     async def create_response(request: Request) -> Response:

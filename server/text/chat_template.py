@@ -1,4 +1,4 @@
-"""A conversation -> the text of its prompt, by the model's own template."""
+"""Render a conversation as the text of a prompt, by the model's own template."""
 
 import re
 from bisect import bisect_left
@@ -42,12 +42,12 @@ LINE = "\n"
 
 @dataclass(frozen=True, slots=True)
 class BegunAnswer:
-    """What follows the generation prompt."""
+    """The text behind the generation prompt, for an answer that a client has begun."""
 
     opening: str = ""
-    """Tags, and reasoning that is over."""
+    """Tags and completed reasoning."""
     text: str = ""
-    """The text that the model goes on with."""
+    """The text that the model continues."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,18 +55,15 @@ class _Parts:
     """A turn, split into reasoning and content."""
 
     reasoning: str | None
-    """None where there is none."""
     is_over: bool
-    """Whether the model has stopped thinking."""
+    """Whether the reasoning has ended."""
     content: str
 
 
 def begun_answer(turn: Turn, prompt: str, *, closed: str, thinks: bool) -> BegunAnswer:
-    """Write a begun turn as the model would have written it, less what the prompt has opened.
-
-    prompt: as it was rendered for an answer. closed: what the template adds where the model
-    must not reason. thinks: whether the model may reason.
-    """
+    """Write a begun turn as the model would have written it, without the parts that the prompt has
+    opened. prompt: rendered for an answer. closed: the template's text that forbids reasoning.
+    thinks: whether the model may reason."""
     parts, start = _parts(turn), first_channel_of(prompt)
     if start is Channel.CONTENT or not thinks:
         parts = _Parts(None, True, parts.content)
@@ -84,7 +81,7 @@ def begun_answer(turn: Turn, prompt: str, *, closed: str, thinks: bool) -> Begun
 
 
 def _parts(turn: Turn) -> _Parts:
-    """Split a turn: some clients leave reasoning in the text, between its tags."""
+    """Split a turn. Some clients leave reasoning in the text, between its tags."""
     text = turn.text.lstrip()
     if turn.reasoning or not text.startswith(OPEN):
         return _Parts(turn.reasoning or None, bool(turn.text), turn.text)
@@ -92,7 +89,7 @@ def _parts(turn: Turn) -> _Parts:
     return _Parts(reasoning, bool(close), content.lstrip(LINE))
 
 
-# What transformers gives to every template, and the names that mean something to itself.
+# Names that transformers gives to every template, or uses itself.
 SUPPLIED = frozenset(
     {"messages", "raise_exception", "strftime_now"}
     | signature(PreTrainedTokenizerFast.apply_chat_template).parameters.keys()
@@ -101,34 +98,34 @@ SUPPLIED = frozenset(
 
 
 class Generation(Extension):
-    """The tag that transformers adds: what is within is the assistant's."""
+    """The tag that transformers adds around the assistant's text."""
 
     tags = {"generation"}  # noqa: RUF012 - as jinja2 declares it
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
-        """Parse what is within the tag, as if there were no tag."""
+        """Parse the content of the tag, as if there were no tag."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 def template_arguments(texts: Iterable[str], special_tokens: Iterable[str]) -> frozenset[str]:
-    """Return the variables that templates look up before they set them, and that nobody here
-    supplies. A template that cannot be parsed has none. special_tokens: the names by which
-    templates get them."""
+    """Return the variables that templates read before they set them, except those that transformers
+    supplies. special_tokens: their names in templates. A template that cannot be parsed has no
+    variables."""
     environment = Environment(autoescape=True, extensions=["jinja2.ext.loopcontrols", Generation])
-    found: set[str] = set()
+    variables: set[str] = set()
     for text in texts:
         try:
             tree = environment.parse(text)
         except TemplateSyntaxError:
             continue
-        found |= find_undeclared_variables(tree) & _looked_up(tree, set())
-    return frozenset(found - environment.globals.keys() - SUPPLIED - set(special_tokens))
+        variables |= find_undeclared_variables(tree) & _unset_variables(tree, set())
+    return frozenset(variables - environment.globals.keys() - SUPPLIED - set(special_tokens))
 
 
-def _looked_up(node: nodes.Node, known: set[str]) -> set[str]:
-    """Return the variables that a template looks up before it sets them. known: those that it has
-    set; what it sets is added."""
+def _unset_variables(node: nodes.Node, known: set[str]) -> set[str]:
+    """Return the variables that a template reads before it sets them. known: variables that are
+    set; the template's own are added."""
     if isinstance(node, nodes.Name):
         if node.ctx == "load":
             return {node.name} - known
@@ -138,47 +135,47 @@ def _looked_up(node: nodes.Node, known: set[str]) -> set[str]:
     parts = list(node.iter_child_nodes())
     if isinstance(node, nodes.Assign):
         parts.reverse()
-    return set().union(*(_looked_up(part, known) for part in parts))
+    return set().union(*(_unset_variables(part, known) for part in parts))
 
 
 Message = dict[str, Any]
 GuardedT = TypeVar("GuardedT")
-# The arguments by which templates take an effort, and efforts from the least on.
+# Template arguments for an effort, and efforts in ascending order.
 EFFORT_NAMES = ("reasoning_effort", "effort", "thinking_effort")
 EFFORTS = ("minimal", "low", "medium", "high", "xhigh", "max")
 MARK = "A message in the middle."
 STRANGE = "\U0010fffc"  # for private use: no message begins with it
-# A user's message that is no question to templates.
+# Templates do not count such a user's message as a question.
 RESULT_OPEN, RESULT_CLOSE = "<tool_response>", "</tool_response>"
 MAX_WORDS_CHARS = 200
 REFUSED = "chats, messages and responses are refused, completions are not"
 
 
 class PromptEnds(NamedTuple):
-    """Where other prompts may leave a prompt, in leading characters; 0 where nobody knows."""
+    """Where other prompts may leave a prompt, in leading characters; 0 where that is unknown."""
 
     system: int
-    """After the leading system messages and the tools: other conversations begin with these."""
+    """Behind the tools and the leading system messages: other conversations begin with them."""
     person: int
-    """After the newest message of a person: templates drop thoughts that were behind it."""
+    """Behind the newest message of a person: templates drop reasoning that came after it."""
     messages: int
-    """After the last message, before the beginning of an answer."""
+    """Behind the last message, before the generation prompt."""
 
 
 class TemplateError(ValueError):
     """A conversation that the model's template cannot render."""
 
     def __init__(self, message: str, reason: str) -> None:
-        """reason: for the log; it repeats nothing of the conversation."""
+        """reason: for the log, without text of the conversation."""
         super().__init__(message)
         self.reason = reason
 
 
 class ChatTemplate:
-    """The template in a model's folder. It is a program of the model's makers, run in a sandbox."""
+    """The template in a model's folder: a program by the model's makers, run in a sandbox."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, special_tokens: SpecialTokens) -> None:
-        """special_tokens: those that mean nothing where texts spell them."""
+        """special_tokens: those without a meaning where texts spell them."""
         self._tokenizer = tokenizer
         self._special_tokens = special_tokens
         text = self._text(tools=[])
@@ -186,15 +183,13 @@ class ChatTemplate:
         self.tool_format = tool_format(text or "")
         """How the model writes calls; None where its template knows no tools."""
         self.text = text or ""
-        """As its makers wrote it."""
         self.knows_thoughts = OPEN in self.text or CLOSE in self.text
-        """Whether it writes thoughts."""
+        """Whether it writes reasoning."""
         self.unusable = ""
-        """Why it must not be rendered in this process; empty where it may be."""
+        """Why the template must not be rendered in this process; "" where it may."""
 
     def try_out(self, process: LimitedProcess) -> str:
-        """Try the template in a process. Return what people should know of it before they chat, or
-        nothing."""
+        """Try the template in a process. Return a warning for people, or ""."""
         if not self.exists:
             return f"the model has no chat template: {REFUSED}"
         trial = try_template(process, self._texts, self._tokenizer.special_tokens_map)
@@ -215,10 +210,10 @@ class ChatTemplate:
 
     @cached_property
     def takes_late_system(self) -> bool:
-        """Whether system messages may stand anywhere. Found by trying: some templates refuse such
-        messages, others leave them out."""
+        """Whether system messages may stand anywhere. Found by trying: some templates refuse them,
+        others leave them out."""
         talk = [USER, ANSWER, {"role": "system", "content": MARK}, USER]
-        return MARK in self._tried(talk)
+        return MARK in self._render_or_nothing(talk)
 
     @cached_property
     def takes_several_calls(self) -> bool:
@@ -230,23 +225,22 @@ class ChatTemplate:
             {"role": "assistant", "content": "", "tool_calls": calls},
             *results,
         ]
-        return bool(self._tried(talk))
+        return bool(self._render_or_nothing(talk))
 
     @cached_property
     def takes_no_user(self) -> bool:
-        """Whether there need be no message of a user's. Found by trying."""
-        return bool(self._tried([SYSTEM, ANSWER]))
+        """Whether a conversation needs no user's message. Found by trying."""
+        return bool(self._render_or_nothing([SYSTEM, ANSWER]))
 
     @cached_property
     def keeps_marks(self) -> bool:
-        """Whether the marks in special tokens that texts spell come through. Found by trying: what
-        it does not render is refused."""
+        """Whether marks in special tokens that texts spell survive rendering. Found by trying."""
         guarded = "".join(map(self._special_tokens.guarded_text, self._special_tokens.contents))
-        prompt = self._tried([{"role": "user", "content": guarded}])
+        prompt = self._render_or_nothing([{"role": "user", "content": guarded}])
         return not prompt or guarded in prompt
 
-    def _tried(self, messages: list[Message]) -> str:
-        """Return the prompt of messages; empty where they are refused."""
+    def _render_or_nothing(self, messages: list[Message]) -> str:
+        """Return the prompt of messages; "" where the template refuses them."""
         try:
             return self._render(messages, add_generation_prompt=True)
         except Exception:
@@ -254,13 +248,13 @@ class ChatTemplate:
 
     @cached_property
     def arguments(self) -> frozenset[str]:
-        """What it takes besides the conversation, by name."""
+        """Names of the arguments that it takes besides the conversation."""
         return template_arguments(self._texts, self._tokenizer.special_tokens_map)
 
     def with_effort(self, conversation: Conversation) -> Conversation:
-        """Return the conversation with its effort as an argument, where the template takes one;
-        else its budget stands for it. An effort that the template does not spell becomes the
-        nearest that it does."""
+        """Return the conversation with its effort as a template argument, where the template takes
+        one; otherwise the budget remains. An effort that the template does not spell becomes the
+        nearest one."""
         thinking, given = conversation.thinking, dict(conversation.template_arguments)
         name = next((name for name in EFFORT_NAMES if name in self.arguments), None)
         if thinking.effort is None or name is None or name in given:
@@ -284,13 +278,9 @@ class ChatTemplate:
         finds_turns: bool = True,
         limit: TimeLimit | None = None,
     ) -> tuple[str, PromptEnds]:
-        """Return the prompt, and where others may leave it. An answer that is begun is no part of
-        it. Special tokens that texts spell have marks: ``special_tokens.pieces_of`` cuts there.
-
-        add_generation_prompt: whether the beginning of the answer is part of it. finds_turns:
-        whether all ends are looked for, and not the system's alone; each is rendered. limit: for
-        the template's time. Raises TemplateError.
-        """
+        """Return the prompt without a begun answer, and where other prompts may leave it. Special
+        tokens that texts spell have marks: ``pieces_of`` cuts there. finds_turns: whether to find
+        all ends, and not the system's alone; each is rendered. Raises TemplateError."""
         if conversation.continues:
             conversation = replace(conversation, turns=conversation.turns[:-1], continues=False)
         arguments = _arguments(conversation) | {"add_generation_prompt": add_generation_prompt}
@@ -301,7 +291,8 @@ class ChatTemplate:
             message = "the model's chat template takes too long to render these messages"
             raise TemplateError(message, "it takes longer than limits.max_template_s") from None
         except Exception as error:
-            # The template is the model's own program: whatever it raises, the input was not for it.
+            # The template is the model's own program: any error means that it does not take the
+            # input.
             message = "the model's chat template cannot render these messages"
             words = " ".join(str(error).split())[:MAX_WORDS_CHARS].rstrip(".")
             if type(error) is jinja2.TemplateError and words:
@@ -312,8 +303,8 @@ class ChatTemplate:
     def begun(
         self, conversation: Conversation, prompt: str, *, limit: TimeLimit | None = None
     ) -> BegunAnswer:
-        """Return what follows the prompt, as ``render`` made it, of a begun answer; nothing where
-        none is. Raises as ``render`` does."""
+        """Return the text of a begun answer behind the prompt that ``render`` made. Raises as
+        ``render`` does."""
         if not conversation.continues:
             return BegunAnswer()
         turn, thinking = conversation.turns[-1], conversation.thinking
@@ -338,13 +329,13 @@ class ChatTemplate:
         alone = self.takes_no_user
         messages = self._guarded(template_messages(conversation, late, alone, marks))
         try:
-            # Calls stand there as the model wrote them, where that is known.
+            # Write calls as the model wrote them, where that is known.
             written = self._render(messages, **arguments)
-            prompt = marks.replaced(written)
+            prompt = marks.replace(written)
         except Exception:
             if not marks:
                 raise
-            # The template does more with calls than to write them.
+            # The template changes calls beyond writing them.
             marks = CallMarks(self._guarded)
             messages = self._guarded(template_messages(conversation, late, alone))
             prompt = written = self._render(messages, **arguments)
@@ -352,19 +343,18 @@ class ChatTemplate:
         after = conversation.turns_after_person
         person = 0 if after is None else len(messages) - after
         counts = (len(system), person, len(messages)) if finds_turns else (len(system), 0, 0)
-        # The newest message of a person is the last one of many conversations.
+        # Often the newest message of a person is also the last message.
         ends = {n: self._end_of(messages[:n], written, marks, arguments) for n in set(counts)}
         return prompt, PromptEnds(*(ends[n] for n in counts))
 
     def _end_of(
         self, part: list[Message], written: str, marks: CallMarks, arguments: dict[str, Any]
     ) -> int:
-        """Return how many leading characters of a prompt the first messages have, as a prompt of
-        their own; 0 where the template does not render them. written: the prompt, with marks for
-        calls."""
+        """Return the number of leading characters that the first messages take in the prompt; 0
+        where the template cannot render them alone. written: the prompt, with marks for calls."""
         try:
             end = common_chars(self._part_text(part, arguments), written)
-            return len(marks.replaced(written[:end], is_whole=False))
+            return len(marks.replace(written[:end], is_whole=False))
         except MarkError:
             return 0
 
@@ -379,7 +369,7 @@ class ChatTemplate:
 
     def _text(self, tools: list[Any] | None = None) -> str | None:
         """Return the template for conversations with tools, or without; None where there is none,
-        or none of several is the default."""
+        or no default among several."""
         try:
             text: str = self._tokenizer.get_chat_template(tools=tools)
         except ValueError:
@@ -387,9 +377,9 @@ class ChatTemplate:
         return text
 
     def _part_text(self, part: list[Message], arguments: dict[str, Any]) -> str:
-        """Return the first messages as a prompt of their own; empty where there are none, or where
-        the template wants others than those."""
-        # Some templates want a user behind the system message.
+        """Return the first messages as a prompt of their own; "" where there are none, or where the
+        template refuses them."""
+        # Some templates need a user's message behind the system's.
         for more in ((), ({"role": "user", "content": STRANGE},)) if part else ():
             with suppress(Exception):
                 return self._render([*part, *more], **arguments | {"add_generation_prompt": False})
@@ -401,8 +391,8 @@ class ChatTemplate:
 
 
 def _arguments(conversation: Conversation) -> dict[str, Any]:
-    """Return what the template gets besides the messages. What nobody asked for is left out:
-    templates tell that from False."""
+    """Return the template's arguments besides the messages. Unset ones are left out, because
+    templates distinguish them from False."""
     arguments: dict[str, Any] = dict(conversation.template_arguments)
     if conversation.thinking.enabled is not None:
         arguments["enable_thinking"] = conversation.thinking.enabled
@@ -436,12 +426,10 @@ def template_messages(
     takes_no_user: bool = True,
     marks: CallMarks | None = None,
 ) -> list[Message]:
-    """Return the turns as templates want them: one system message, first.
-
-    takes_late_system: whether system messages may come later as well; else the user says them.
-    takes_no_user: whether no user need ask; else a lone system message is the question, and others
-    have an empty one before them. marks: stand for calls whose text is known.
-    """
+    """Return the turns as messages with one system message, first. takes_late_system: whether
+    system messages may come later; otherwise they become a user's. takes_no_user: whether no user's
+    message is needed; otherwise a lone system message becomes the question, or an empty question is
+    added. marks: stand for calls with known text."""
     leading = list(takewhile(lambda turn: turn.role == "system", conversation.turns))
     messages = [_message(turn, marks) for turn in conversation.turns[len(leading) :]]
     for message in messages:
@@ -476,8 +464,8 @@ def _message(turn: Turn, marks: CallMarks | None) -> Message:
 
 
 def _call(call: ToolCall, marks: CallMarks | None) -> Message:
-    """Return a call as templates want it: its arguments are an object, which they write in the
-    model's own form."""
+    """Return a call with its arguments as an object, which the template writes in the model's
+    format."""
     if marks is not None and call.written is not None:
         function = {"name": marks.add(call.written), "arguments": {}}
     else:
@@ -486,14 +474,15 @@ def _call(call: ToolCall, marks: CallMarks | None) -> Message:
 
 
 def arguments_object(text: str) -> dict[str, Any]:
-    """Parse arguments that were sent back. What is no object, the model is shown as it wrote it."""
+    """Parse arguments that a client sends back. The model is shown a text that is no object as it
+    is."""
     if not text.strip():
         return {}
-    found = json_object(text)
-    return {"arguments": text} if found is None else found
+    arguments = json_object(text)
+    return {"arguments": text} if arguments is None else arguments
 
 
 def common_chars(one: str, other: str) -> int:
-    """Return how many characters both texts begin with."""
+    """Return the number of characters that both texts begin with."""
     lengths = range(1, min(len(one), len(other)) + 1)
     return bisect_left(lengths, True, key=lambda length: one[:length] != other[:length])

@@ -1,7 +1,5 @@
-"""The neutral form of a request, that all APIs translate into.
-
-Nothing here knows HTTP, tokens or templates, and nothing of ours is imported.
-"""
+"""The neutral form of a request, into which all APIs translate. This module knows no HTTP, tokens
+or templates."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -9,12 +7,12 @@ from typing import Any, Literal
 
 Role = Literal["system", "user", "assistant", "tool"]
 ANY_OBJECT = {"type": "object", "properties": {}}
-# Coding tools put what nobody has said between these, in messages of users.
+# Coding tools put notes that no person has written between these tags, in messages of users.
 REMINDER_OPEN, REMINDER_CLOSE = "<system-reminder>", "</system-reminder>"
 
 
 class Channel(Enum):
-    """What a piece of text belongs to: the reasoning or the content."""
+    """The part of an answer that a text belongs to."""
 
     REASONING = "reasoning"
     CONTENT = "content"
@@ -30,24 +28,24 @@ class Tool:
     parameters: dict[str, Any] | None = None
     """JSON Schema of the object of arguments; None: any object."""
     strict: bool = False
-    """Whether arguments must satisfy the schema also where nobody asked for the call."""
+    """Whether arguments must satisfy the schema even where no call is required."""
     deferred: bool = False
-    """Whether the model reads of it where the conversation loads it, and not before."""
+    """Whether the prompt describes the tool only where the conversation loads it."""
     searches: bool = False
-    """Whether its calls are searches for tools, which a client may tell from others."""
+    """Whether its calls are searches for tools."""
     namespace: str | None = None
-    """The client's group of tools that it belongs to."""
+    """The client's group of tools."""
     own_name: str | None = None
-    """What the client calls it within its namespace."""
+    """The client's name of it within the namespace."""
 
     @property
     def client_name(self) -> tuple[str | None, str]:
-        """Its namespace, and its name within that."""
+        """The namespace, and the name within it."""
         return self.namespace, self.own_name or self.name
 
     @property
     def described(self) -> dict[str, Any]:
-        """The object that describes it, as chat templates take it."""
+        """The tool's description as chat templates take it."""
         described = {} if self.description is None else {"description": self.description}
         parameters = ANY_OBJECT if self.parameters is None else self.parameters
         function = {"name": self.name, **described, "parameters": parameters}
@@ -72,9 +70,9 @@ class ToolCall:
     id: str
     name: str
     arguments: str
-    """As the model wrote them: JSON, of an object, unless the model got it wrong."""
+    """As the model wrote them: a JSON object, unless the model erred."""
     written: str | None = None
-    """All of the call as the model wrote it, tags and all, where that is known."""
+    """The whole call as the model wrote it, with tags, where that is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,40 +86,41 @@ class Turn:
     tool_calls: tuple[ToolCall, ...] = ()
     """An assistant's, after the text."""
     tool_call_id: str | None = None
-    """Which call a tool answers."""
+    """The call that a tool's result answers."""
 
     @property
     def is_a_persons(self) -> bool:
-        """Whether a person says something here: it is no tool's result, and not only reminders."""
+        """Whether a person speaks here: the turn is no tool's result, and has more than
+        reminders."""
         first, *others = self.text.split(REMINDER_OPEN)
-        said = [first, *(other.partition(REMINDER_CLOSE)[2] for other in others)]
-        return self.role == "user" and any(map(str.strip, said))
+        outside_reminders = [first, *(other.partition(REMINDER_CLOSE)[2] for other in others)]
+        return self.role == "user" and any(map(str.strip, outside_reminders))
 
 
 @dataclass(frozen=True, slots=True)
 class OutputFormat:
-    """What the whole answer, after its reasoning, must be."""
+    """The form of the whole answer behind its reasoning."""
 
     kind: Literal["json_object", "json_schema", "regex", "choice", "grammar"]
     value: Any = None
     """json_schema: the schema, a dict or a bool. regex: the pattern. choice: a list of strings.
     grammar: its text, Lark or GBNF. json_object: None."""
     param: str = "response_format"
-    """The wire's name of the field that it came from, for errors."""
+    """The wire's name of the field that sets it, for errors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Thinking:
-    """How much the model may think before it answers."""
+    """How much the model may reason before it answers."""
 
     enabled: bool | None = None
     """None leaves it to the model's template."""
     budget: int | None = None
     """Tokens; None: no limit but the answer's own."""
     effort: str | None = None
-    """Where one is asked for: for templates that know efforts."""
+    """For templates that take an effort."""
     budget_is_efforts: bool = False
-    """Whether the budget stands for the effort."""
+    """Whether the budget was derived from the effort."""
 
 
 TemplateArguments = tuple[tuple[str, str | float | bool], ...]
@@ -139,49 +138,45 @@ class Conversation:
     output: OutputFormat | None = None
     thinking: Thinking = Thinking()
     continues: bool = False
-    """Whether the last turn, which is the assistant's, is the beginning of the answer."""
+    """Whether the last turn, an assistant's, is the beginning of the answer."""
     template_arguments: TemplateArguments = ()
-    """Further arguments of the model's template, by its own names for them."""
+    """Further arguments of the model's template, by its own names."""
 
     def __post_init__(self) -> None:
-        """Check that only the assistant's turn is continued."""
         assert not self.continues or self.turns[-1].role == "assistant"
 
     @property
     def offered_tools(self) -> tuple[Tool, ...]:
-        """The tools that the model may know: none where it must not call any.
-
-        Where only some may be called it is told of all, so that prompts begin alike.
-        """
+        """The tools that the model may know: none where it must not call. Where only some may be
+        called it still sees all, so that prompts begin alike."""
         return () if self.tool_choice.mode == "none" else self.tools
 
     @property
     def shown_tools(self) -> tuple[Tool, ...]:
-        """The offered tools that the prompt begins with: those that are not deferred. Where all
-        are, the first: templates say how to call only beside a tool."""
+        """The offered tools that the prompt begins with: those that are not deferred. If all are,
+        the first: templates explain calls only beside a tool."""
         offered = self.offered_tools
         return tuple(tool for tool in offered if not tool.deferred) or offered[:1]
 
     @property
     def turns_after_person(self) -> int | None:
-        """How many turns follow the newest one of a person; None where there is none."""
+        """Number of turns behind the newest one of a person; None without one."""
         turns = enumerate(reversed(self.turns))
         return next((number for number, turn in turns if turn.is_a_persons), None)
 
     @property
     def must_call(self) -> bool:
-        """Whether nothing but calls is an answer."""
+        """Whether the answer must be calls."""
         return self.tool_choice.mode in ("required", "named")
 
     @property
     def max_calls(self) -> int | None:
-        """How many calls the answer may have: one, where one tool is asked for by its name."""
+        """Maximum number of calls; None: no limit."""
         is_one = self.tool_choice.mode == "named" or not self.parallel_tool_calls
         return 1 if is_one else None
 
     @property
     def callable_tools(self) -> tuple[Tool, ...]:
-        """The tools that may be called."""
         choice = self.tool_choice
         names = choice.allowed if choice.name is None else {choice.name}
         return tuple(tool for tool in self.offered_tools if names is None or tool.name in names)

@@ -1,4 +1,4 @@
-"""Token ids -> text as it grows: whole characters only."""
+"""Decode token ids to text as it grows, in whole characters."""
 
 from codecs import getincrementaldecoder
 from collections.abc import Sequence
@@ -7,9 +7,9 @@ from server.text.tokenizer import EncodedText, Tokenizer
 
 
 class Detokenizer:
-    """Text of one answer. What ``feed`` and ``flush`` return, joined, is what the tokenizer decodes
-    from all ids at once, without special tokens; but that it keeps the whole characters beside a
-    broken one of byte tokens."""
+    """The text of one answer. The results of ``feed`` and ``flush`` join to the tokenizer's
+    decoding of all ids, without special tokens. Only beside a broken character of byte tokens this
+    keeps more."""
 
     def __init__(
         self,
@@ -19,24 +19,24 @@ class Detokenizer:
         with_special: bool = False,
         continues: bool = False,
     ) -> None:
-        """with_tags: whether tags around reasoning and calls are text although they are special.
-        with_special: whether all special tokens are. continues: whether another text comes before,
-        so that a space at the beginning belongs to it."""
+        """with_tags: keep tags around reasoning and calls, even special ones. with_special: keep
+        all special tokens. continues: whether another text comes before, so that a leading space
+        stays."""
         self.chars = 0
-        """Characters that have come out."""
+        """Characters so far."""
         self.offset = 0
-        """Where the newest token begins: the characters before the one that it begins in."""
+        """The newest token's offset: the characters before the one that it begins in."""
         self._tokenizer = tokenizer
         tags = tokenizer.special_tag_ids if with_tags else frozenset[int]()
         self._hidden = frozenset[int]() if with_special else tokenizer.special_ids - tags
-        # It keeps the bytes of one character at most, so that a token costs the same however many
-        # came before it.
+        # The decoder keeps the bytes of one character at most, so that the cost of a token does not
+        # grow.
         self._decoder = getincrementaldecoder("utf-8")(errors="replace")
         self._is_whole = True
         self._drops_space = tokenizer.drops_space and not continues
 
     def feed(self, token_id: int) -> str:
-        """Take in a token, and return the text that it completes; empty while a character is
+        """Take in a token and return the text that it completes; "" while a character is
         incomplete."""
         self.offset = self.chars
         raw = b"" if token_id in self._hidden else self._tokenizer.token_bytes(token_id)
@@ -49,7 +49,7 @@ class Detokenizer:
             self.chars += len(raw)
             return raw.decode("ascii")
         text = self._decoder.decode(raw[:1])
-        # The first byte belongs to what is incomplete now, or to the character that it completed.
+        # The first byte belongs to the incomplete character, or to the one that it completed.
         self.offset += len(text) - (not self._decoder.getstate()[0])
         text += self._decoder.decode(raw[1:])
         self._is_whole = not self._decoder.getstate()[0]
@@ -62,8 +62,7 @@ class Detokenizer:
 
 
 def decoded_text(tokenizer: Tokenizer, ids: Sequence[int]) -> EncodedText:
-    """Decode ids, special tokens as they are written. Where there are many it takes longer than the
-    event loop can wait."""
+    """Decode ids, with special tokens as text. Long lists take too long for the event loop."""
     detokenizer = Detokenizer(tokenizer, with_special=True)
     pieces, offsets = list[str](), list[int]()
     for token_id in ids:

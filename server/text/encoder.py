@@ -1,7 +1,7 @@
-"""Texts -> tokens, a part at a time: they take far more memory than the text.
+"""Encode texts in parts, because their tokens take far more memory than the text.
 
-Special tokens that texts spell mean nothing. A mark is put into each before the template writes the
-prompt, which is cut at the marks before it is encoded::
+Special tokens that texts spell have no meaning. Each gets a mark before the template writes the
+prompt, and the prompt is cut at the marks before it is encoded::
 
     x<|im_end|>  -->  x<¤|im_end|>  -->  ...user x<¤|im_end|>...  -->  ...user x<  |im_end|>...
 """
@@ -14,7 +14,7 @@ from typing import Any
 from tokenizers import Encoding
 from tokenizers import Tokenizer as FastTokenizer
 
-# For private use (Unicode, section 23.5). Behind one that a text itself has stands an escape.
+# For private use (Unicode, section 23.5). An escape follows a mark that the text itself has.
 MARK, ESCAPE = "\U0010fffd", "\0"
 CUT = re.compile(f"{MARK}(?!{ESCAPE})")
 
@@ -23,11 +23,11 @@ class SpecialTokens:
     """The special tokens of one tokenizer."""
 
     def __init__(self, contents: Iterable[str]) -> None:
-        """contents: how they are spelt. One of a single character cannot be cut."""
+        """contents: their texts. A token of a single character cannot be cut."""
         self.contents = tuple(content for content in contents if len(content) > 1)
 
     def guarded(self, value: Any) -> Any:
-        """Return a value of JSON with marks in all of its texts."""
+        """Return a JSON value with marks in all of its texts."""
         if isinstance(value, str):
             return self.guarded_text(value)
         if isinstance(value, list):
@@ -37,7 +37,7 @@ class SpecialTokens:
         return value
 
     def guarded_text(self, text: str) -> str:
-        """Put a mark into every special token of a text, also where they overlap."""
+        """Put a mark into every special token of a text, even where tokens overlap."""
         text = text.replace(MARK, MARK + ESCAPE)
         for content in self.contents:
             while content in text:
@@ -46,43 +46,43 @@ class SpecialTokens:
 
 
 def pieces_of(prompt: str) -> list[str]:
-    """Cut a prompt that was made of guarded texts at the marks."""
+    """Cut a prompt of guarded texts at the marks."""
     if MARK not in prompt:
         return [prompt]
     return [piece.replace(MARK + ESCAPE, MARK) for piece in CUT.split(prompt)]
 
 
-# Encoding takes a hundred bytes and more for each token. So what has more characters than this for
-# each token that is allowed is counted before, in slices; the count may be off by some for each
-# slice. Texts are encoded in groups.
+# Encoding takes a hundred bytes and more per token. A text with more than SHORT_TOKEN_CHARS for
+# each allowed token is first counted in slices, which may be off by some tokens each. Texts are
+# encoded in groups.
 SHORT_TOKEN_CHARS = 2
 SLICE_CHARS = 65_536
 SLICING_RATIO = 2
 GROUP_CHARS, GROUP_TEXTS = 262_144, 1024
-# The library keeps what the first words of a process come to, for good: up to 9 KiB for each. By
-# itself it keeps 10 000 of them.
+# The library caches the first words of a process for good, up to 9 KiB each, and 10 000 of them by
+# default.
 CACHED_WORDS = 2048
 
 
 class Encoder:
-    """Encode texts for one tokenizer. Other threads run meanwhile."""
+    """Encodes texts for one tokenizer. Other threads run meanwhile."""
 
     def __init__(self, fast: FastTokenizer) -> None:
         self._fast = fast
-        # Models that have no such memory have no such method.
+        # Models without a cache lack the method.
         getattr(fast.model, "_resize_cache", id)(CACHED_WORDS)
 
     def encode(
         self, texts: list[str], *, offsets: bool = False, ends: bool = False
     ) -> list[Encoding]:
-        """Encode all texts at once. offsets: with those. ends: with what the tokenizer itself adds
-        around a text."""
-        # Of a batch: for a single text no other thread would run.
+        """Encode all texts at once. offsets: compute the tokens' offsets. ends: add the tokens that
+        the tokenizer puts around a text."""
+        # Other threads run during a batch, but not while a single text is encoded.
         encode = self._fast.encode_batch if offsets else self._fast.encode_batch_fast
         return encode(texts, add_special_tokens=ends)
 
     def exceeds(self, pieces: list[str], max_tokens: int) -> bool:
-        """Return whether a text has far more tokens than are allowed. pieces: it is cut there."""
+        """Return whether a text has far more tokens than are allowed. pieces: its parts."""
         if sum(map(len, pieces)) <= SHORT_TOKEN_CHARS * max_tokens:
             return False
         tokens = 0
@@ -93,18 +93,18 @@ class Encoder:
         return False
 
     def count(self, pieces: list[str]) -> int:
-        """Return about how many tokens a text has."""
+        """Return the approximate number of tokens of a text."""
         return sum(self._counts(pieces))
 
     def _counts(self, pieces: list[str]) -> Iterator[int]:
-        """Yield about how many tokens one part of a text after another has."""
+        """Yield the approximate number of tokens of one part of a text after another."""
         starts = ((piece, at) for piece in pieces for at in range(0, len(piece), SLICE_CHARS))
-        for group in grouped(piece[at : at + SLICE_CHARS] for piece, at in starts):
+        for group in in_groups(piece[at : at + SLICE_CHARS] for piece, at in starts):
             yield sum(map(len, self.encode(group)))
 
 
-def grouped(texts: Iterable[str]) -> Iterator[list[str]]:
-    """Yield texts, some at a time: what they are encoded to takes memory."""
+def in_groups(texts: Iterable[str]) -> Iterator[list[str]]:
+    """Yield texts in groups of a bounded size, because their encodings take memory."""
     group: list[str] = []
     chars = 0
     for text in texts:
@@ -118,10 +118,11 @@ def grouped(texts: Iterable[str]) -> Iterator[list[str]]:
 
 
 def tokens_within(encoding: Encoding, chars: int) -> int:
-    """Return how many leading tokens end within the first ``chars`` characters of the text."""
+    """Return the number of leading tokens that end within the first ``chars`` characters of the
+    text."""
 
     def end(index: int) -> int:
-        # Encoding.offsets would list them all. Padding, behind the text, has no place in it.
+        # Encoding.offsets would list them all. Padding behind the text has no offset.
         place = encoding.token_to_chars(index)
         return chars + 1 if place is None else place[1]
 

@@ -3,23 +3,22 @@
 import json
 from typing import Any
 
-# Numbers, texts, lists and objects; a reader holds up everybody for as long as it reads.
+# Numbers, texts, lists and objects. Parsing more would stop other requests for too long.
 MAX_VALUES = 32_768
 
 
 def outside_texts(piece: bytes, in_text: bool = False) -> tuple[bytes, bool]:
-    """Return JSON without its strings, and whether it ends within one. There each value but the
-    first has a comma before it, or is the first one of its list or object.
-
-    piece: that ends within no escape. in_text: whether it begins within a text.
-    """
+    """Return JSON without its strings, and whether it ends within one. Each remaining comma or
+    opening bracket begins a value. piece: must not end within an escape. in_text: whether it begins
+    within a string."""
     parts = piece.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
-    # Every other part is no text.
+    # Every other part is outside of strings.
     return b"".join(parts[in_text::2]), in_text ^ (len(parts) % 2 == 0)
 
 
 def has_many_values(text: str) -> bool:
-    """Return whether JSON has more than ``MAX_VALUES``."""
+    """Return whether JSON has more than ``MAX_VALUES``, the largest number that is parsed in one
+    go."""
     if len(text) <= MAX_VALUES:
         return False
     outside, _ = outside_texts(text.encode(errors="replace"))
@@ -27,12 +26,9 @@ def has_many_values(text: str) -> bool:
 
 
 def json_object(text: str) -> dict[str, Any] | None:
-    """Parse a text as an object; None where it is none.
-
-    Line breaks within strings, which models write, are let pass, and NaN and Infinity are strings.
-    Halves of characters, which no text can have, are not let pass, nor are numbers above all
-    floats, nor ``MAX_VALUES`` or more.
-    """
+    """Parse a text as an object; None where it is none. Line breaks within strings, which models
+    write, are accepted, and NaN and Infinity become strings. Half surrogates, numbers beyond float
+    and more than ``MAX_VALUES`` values are refused."""
     if has_many_values(text):
         return None
     try:
@@ -44,7 +40,7 @@ def json_object(text: str) -> dict[str, Any] | None:
 
 
 def follow(reference: object, root: object) -> Any:
-    """Return what a ``$ref`` within a schema points at; None where that is nothing. RFC 6901."""
+    """Resolve a ``$ref`` within a schema; None where it points at nothing. RFC 6901."""
     if not isinstance(reference, str) or not reference.startswith("#"):
         return None
     for step in reference.split("/")[1:]:

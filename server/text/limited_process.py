@@ -1,10 +1,9 @@
-"""Work on files and programs of others, in a process of its own with little time and memory.
+"""Run work on foreign files and programs in a process of its own, with little time and memory.
 
 ``python -m server.text.limited_process MODULE...`` is that process; it imports the modules first. A
 call is a line of JSON: a function of this code base, its arguments and its limits. The answer is a
-line of JSON, behind the line ``ready``, which says that all is imported and the call's own time
-begins. A process takes call after call; one that exceeds a limit is killed, and the next call has a
-new one.
+line of JSON behind the line ``ready``, which starts the call's time. A process takes call after
+call; one that exceeds a limit is killed, and the next call starts another.
 """
 
 import json
@@ -24,17 +23,17 @@ from typing import Any, Self
 
 import psutil
 
-# Until a call can begin, most of it imports.
+# For starting, most of it imports.
 START_LIMIT_S = 60.0
 POLL_S = 0.02
 MAX_ANSWER_BYTES = 4 << 20
 CHUNK_BYTES = 1 << 16
-# Programs and libraries reserve more addresses than they touch.
+# Programs and libraries reserve more addresses than they use.
 ADDRESSES_PER_BYTE = 4
 READY = b"ready\n"
-# How the process ends that had no memory left.
+# Exit status after a MemoryError.
 NO_MEMORY_CODE = 12
-# What Python may need to start as this one did.
+# Variables that Python may need to start as this process did.
 KEPT_VARIABLES = (
     "PATH",
     "HOME",
@@ -46,29 +45,30 @@ KEPT_VARIABLES = (
 
 
 class LimitError(Exception):
-    """A call that came to no answer; why."""
+    """A call without an answer; the message tells the reason."""
 
     def __init__(self, fault: str, *, begun: bool) -> None:
-        """begun: whether it had begun, so that its own work is at fault."""
+        """begun: whether the call had begun, so that its own work is at fault."""
         super().__init__(fault)
         self.begun = begun
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one call may take."""
+    """Limits of one call."""
 
     seconds: float
-    """Of time, and of the processor's time."""
+    """Of wall time, and of processor time."""
     memory_bytes: int
 
 
 @dataclass(slots=True)
 class LimitedProcess:
-    """Calls functions in a process with limits. It starts with the first call, if not before."""
+    """Calls functions in a process with limits. The process starts with the first call, or with
+    ``start``."""
 
     variables: Mapping[str, str] = field(default_factory=dict)
-    """Of its environment."""
+    """Of the process's environment."""
     modules: Sequence[str] = ()
     """Imported before the first call."""
     _process: "subprocess.Popen[bytes] | None" = None
@@ -83,8 +83,8 @@ class LimitedProcess:
                 self._process = None
 
     def call(self, limits: Limits, work: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a function of a module. Arguments and result are what JSON has. Raises LimitError;
-        the process has ended then."""
+        """Call a function of a module. Arguments and result must be JSON values. Raises LimitError,
+        and has ended the process then."""
         call = (work.__module__, work.__qualname__, arguments, astuple(limits))
         request = json.dumps(call, default=str).encode() + b"\n"
         try:
@@ -96,9 +96,9 @@ class LimitedProcess:
             raise
 
     def start(self) -> None:
-        """Start the process, if there is none: it imports its modules beside what goes on here."""
+        """Start the process unless it runs. It imports its modules in the background."""
         if self._process is None:
-            # There may be keys in the environment, and modules of others in the working directory.
+            # The environment may have keys, and the working directory foreign modules.
             kept = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "server.text.limited_process", *self.modules],
@@ -111,7 +111,7 @@ class LimitedProcess:
             os.set_blocking(self._process.stdin.fileno(), False)
 
     def _answer(self, request: bytes, limits: Limits) -> bytes:
-        """Send a request, and return the line that answers it. Raises LimitError."""
+        """Send a request and return its line of answer. Raises LimitError."""
         self.start()
         process = self._process
         assert process is not None
@@ -157,7 +157,7 @@ def _end_of(process: "subprocess.Popen[bytes]", limits: Limits) -> str:
 
 
 def _sent(pipe: int, request: bytes) -> bytes:
-    """Send what fits, and return the rest; nothing where nobody reads any more."""
+    """Send as much as fits and return the rest; nothing where the process has closed its input."""
     try:
         return request[os.write(pipe, request) :]
     except BrokenPipeError:
@@ -173,8 +173,7 @@ def _beyond_size(size_bytes: int, what: str) -> str:
 
 
 def limit_this_process(limits: Limits) -> None:
-    """Limit what this process may take from now on, where the system can; whoever waits for it may
-    have gone."""
+    """Limit this process from now on, where the system can, because its parent may have died."""
     own = psutil.Process()
     times, addresses = own.cpu_times(), own.memory_info().vms
     for kind, limit in (
@@ -186,7 +185,7 @@ def limit_this_process(limits: Limits) -> None:
 
 
 def main() -> None:
-    """Run the process until nobody calls any more."""
+    """Serve calls until the input is closed."""
     for module in sys.argv[1:]:
         import_module(module)
     answers = sys.stdout.buffer

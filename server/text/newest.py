@@ -1,4 +1,4 @@
-"""Keep values that may be asked for again: the newest, up to a total size."""
+"""A bounded cache that drops the least recently used values."""
 
 import threading
 from collections import OrderedDict
@@ -10,10 +10,10 @@ ValueT = TypeVar("ValueT")
 
 
 class Newest(Generic[KeyT, ValueT]):
-    """Keep values by their keys; the least recently used ones make room."""
+    """Keeps values by their keys, up to a total size. The least recently used ones make room."""
 
     def __init__(self, max_size: int) -> None:
-        """max_size: of all values together, in the unit of their sizes; 0: none is kept."""
+        """max_size: of all values together, in the unit of their sizes; 0 keeps none."""
         self._max_size = max_size
         self._entries: OrderedDict[KeyT, tuple[ValueT, int]] = OrderedDict()
         self.size = 0
@@ -21,8 +21,8 @@ class Newest(Generic[KeyT, ValueT]):
         self._lock = threading.Lock()
 
     def keep(self, key: KeyT, value: ValueT, size: int = 1) -> list[tuple[KeyT, ValueT]]:
-        """Keep a value instead of the one of its key. Return what made room; the value itself
-        where it is too large alone."""
+        """Keep a value, replacing that of the same key. Return the entries that were dropped for
+        it; or itself where it is too large alone."""
         with self._lock:
             self._pop(key)
             if size > self._max_size:
@@ -37,7 +37,6 @@ class Newest(Generic[KeyT, ValueT]):
             return dropped
 
     def find(self, key: KeyT) -> ValueT | None:
-        """Return the value of a key; None where it is not kept."""
         with self._lock:
             if key not in self._entries:
                 return None
@@ -45,12 +44,11 @@ class Newest(Generic[KeyT, ValueT]):
             return self._entries[key][0]
 
     def pop(self, key: KeyT) -> ValueT | None:
-        """Return the value of a key and keep it no longer; None where it is not kept."""
         with self._lock:
             return self._pop(key)
 
     def pop_oldest(self) -> bool:
-        """Keep the least recently used value no longer. Return False where there is none."""
+        """Drop the least recently used value. Return False where there is none."""
         with self._lock:
             return bool(self._entries) and self._pop(next(iter(self._entries))) is not None
 

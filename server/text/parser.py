@@ -1,4 +1,5 @@
-"""Split an answer's text into reasoning and content."""
+"""Split an answer's text, as it streams in, into reasoning, content and calls; and end it at stop
+strings."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -7,15 +8,15 @@ from server.text.calls.parser import CallParser, ThoughtCalls, new_call_id
 from server.text.calls.tool_format import ToolFormat
 from server.text.calls.written import Remember
 from server.text.conversation import Channel, Tool
-from server.text.pieces import AnswerPiece, TextPiece, joined, longest_beginning
+from server.text.pieces import AnswerPiece, TextPiece, join_pieces, longest_beginning
 
 OPEN, CLOSE = "<think>", "</think>"
 
 
 def first_channel_of(prompt: str, begun: str = "") -> Channel | None:
-    """Return the channel that an answer begins with, where the template has opened or closed the
-    tag already; None where the model decides. prompt: rendered. begun: what a client has begun of
-    that channel."""
+    """Return the channel that an answer begins with; None where the model decides. prompt:
+    rendered; its end tells if the template has opened or closed the tag. begun: the client's
+    beginning of that channel."""
     ending = prompt.rstrip()
     if ending.endswith(CLOSE):
         return Channel.CONTENT
@@ -25,32 +26,31 @@ def first_channel_of(prompt: str, begun: str = "") -> Channel | None:
 
 
 class ReasoningParser:
-    """Split ``<think>...</think>`` off the beginning of an answer, as it streams in.
+    """Split ``<think>...</think>`` off the beginning of an answer.
 
-    White space around the tags belongs to neither channel. An answer that does not begin with the
-    tag is content; one that never closes it is reasoning.
+    White space around the tags belongs to neither channel. An answer without the opening tag is
+    content; without the closing tag it is reasoning.
     """
 
     def __init__(self, prompt: str, begun: str = "") -> None:
-        """prompt: its end tells whether the template has opened or closed the tag already. begun:
-        the text of that channel before what is fed."""
+        """prompt, begun: see ``first_channel_of``."""
         self._state = first_channel_of(prompt, begun)
         self._begun = self._state is Channel.CONTENT or bool(begun.strip())
         self._held = ""
 
     @property
     def reasoning(self) -> bool:
-        """Whether the model is thinking now."""
+        """Whether the model reasons now."""
         return self._state is Channel.REASONING
 
     def feed(self, text: str) -> list[AnswerPiece]:
-        """Take in text, and return the pieces that are certain now, in order; neighbours belong to
+        """Take in text and return the pieces that are certain now, in order; neighbours belong to
         different channels."""
         self._held += text
-        return joined(self._advance(final=False))
+        return join_pieces(self._advance(final=False))
 
     def flush(self) -> list[AnswerPiece]:
-        return joined(self._advance(final=True))
+        return join_pieces(self._advance(final=True))
 
     def _advance(self, final: bool) -> list[AnswerPiece]:
         pieces: list[AnswerPiece] = []
@@ -92,8 +92,8 @@ class ReasoningParser:
 
 
 def _uncertain_end(text: str) -> int:
-    """Return the length of the end of the text that may be white space before the closing tag, or
-    the tag's beginning."""
+    """Return the length of the text's end that may be white space before the closing tag, or the
+    tag's beginning."""
     for length in range(min(len(text), len(CLOSE) - 1), 0, -1):
         if CLOSE.startswith(text[-length:]):
             before = text[:-length]
@@ -103,35 +103,32 @@ def _uncertain_end(text: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ParseOptions:
-    """How the answer to a chat is taken apart."""
+    """How to parse the answer to a chat."""
 
     prompt: str
-    """The rendered prompt: its end tells whether the model is reasoning already."""
+    """The rendered prompt: its end tells if the model reasons already."""
     tools: tuple[Tool, ...] = ()
-    """Those that may be called; where there are none, calls are content."""
+    """Tools that may be called; without any, calls are content."""
     tool_format: ToolFormat = ToolFormat.HERMES
     max_calls: int | None = None
-    """The number of calls after which the answer ends."""
+    """The answer ends after so many calls."""
     remember: Remember | None = field(default=None, compare=False)
     """Called with every call as it was written."""
     begun: str = ""
-    """What a client has begun of the answer's first channel. It belongs to that channel alone,
-    whatever it ends with, and is no piece of the answer."""
+    """The client's beginning of the answer's first channel. It is no piece of the answer."""
 
     @property
     def first_channel(self) -> Channel | None:
-        """What the answer begins with; None where the model decides."""
         return first_channel_of(self.prompt, self.begun)
 
     @property
     def begun_content(self) -> str:
-        """The text of the content that a client has begun; empty where it has begun reasoning."""
+        """The client's beginning of the content; "" where it has begun reasoning."""
         return self.begun if self.first_channel is Channel.CONTENT else ""
 
 
 class AnswerParser:
-    """Split an answer while it streams in. However its text is cut, the pieces, joined, are the
-    same."""
+    """Splits an answer. The joined pieces do not depend on how the text is cut."""
 
     def __init__(self, options: ParseOptions, new_id: Callable[[], str] = new_call_id) -> None:
         self._reasoning_parser = ReasoningParser(options.prompt, options.begun)
@@ -151,12 +148,11 @@ class AnswerParser:
 
     @property
     def reasoning(self) -> bool:
-        """Whether the model is thinking now."""
         return self._reasoning_parser.reasoning
 
     @property
     def done(self) -> bool:
-        """Whether the answer has ended, whatever else the model says."""
+        """Whether the answer has ended, whatever the model adds."""
         return self._calls is not None and self._calls.done
 
     @property
@@ -165,34 +161,35 @@ class AnswerParser:
 
     @property
     def ended_with_calls(self) -> bool:
-        """Once the answer has ended: whether somebody is to make calls for it."""
+        """At the end of the answer: whether the client is to make calls."""
         return self._calls is not None and self._calls.ended_with_calls
 
     def feed(self, text: str) -> list[AnswerPiece]:
-        """Take in text, and return the pieces that are certain now, in order."""
-        return joined(self._split(self._reasoning_parser.feed(text)))
+        """Take in text and return the pieces that are certain now, in order."""
+        return join_pieces(self._split(self._reasoning_parser.feed(text)))
 
     def flush(self, *, cut: bool = False) -> list[AnswerPiece]:
-        """Return the other pieces, when the answer ends. cut: whether the model would go on."""
+        """Return the remaining pieces at the end of the answer. cut: whether the model would go
+        on."""
         pieces = self._split(self._reasoning_parser.flush())
         if self._calls is not None:
             thoughts, calls = self._thought_calls.flush(cut=cut)
             pieces += _thought(thoughts) + self._calls.feed(calls) + self._calls.flush(cut=cut)
-        return joined(pieces)
+        return join_pieces(pieces)
 
     def _split(self, pieces: list[AnswerPiece]) -> list[AnswerPiece]:
         if self._calls is None:
             return pieces
-        found: list[AnswerPiece] = []
+        split: list[AnswerPiece] = []
         for piece in pieces:
             assert isinstance(piece, TextPiece), "calls are found here"
             if piece.channel is Channel.REASONING:
-                found += _thought(self._thought_calls.feed(piece.text))
+                split += _thought(self._thought_calls.feed(piece.text))
             else:
-                # Those before what is said are a draft.
-                found += _thought(self._thought_calls.flush(cut=True)[0])
-                found += self._calls.feed(piece.text)
-        return found
+                # Calls in reasoning before content were a draft.
+                split += _thought(self._thought_calls.flush(cut=True)[0])
+                split += self._calls.feed(piece.text)
+        return split
 
 
 def _thought(text: str) -> list[AnswerPiece]:
@@ -200,7 +197,7 @@ def _thought(text: str) -> list[AnswerPiece]:
 
 
 class StopStrings:
-    """Hold back text that may be the beginning of a stop string."""
+    """Holds back text that may begin a stop string, so that no part of one is ever sent."""
 
     def __init__(self, stops: tuple[str, ...]) -> None:
         """stops: none of them empty."""
@@ -211,15 +208,16 @@ class StopStrings:
         """The stop string that ended the answer."""
 
     def feed(self, text: str) -> str:
-        """Take in text, and return what may be sent. After a match that is nothing."""
+        """Take in text and return the part that may be sent; nothing after a match."""
         if self.matched is not None or not self._stops:
             return text if self.matched is None else ""
         held = self._held + text
         places = [(held.find(stop), stop) for stop in self._stops]
-        found = [(place + len(stop), place, stop) for place, stop in places if place >= 0]
-        if found:
-            # The one that is complete first, so that it does not matter how the text is cut.
-            _, place, self.matched = min(found)
+        matches = [(place + len(stop), place, stop) for place, stop in places if place >= 0]
+        if matches:
+            # Prefer the string that is complete first, so that the result does not depend on how
+            # the text is cut.
+            _, place, self.matched = min(matches)
             self._held = ""
             return held[:place]
         keep = longest_beginning(held, *self._stops)
@@ -227,6 +225,6 @@ class StopStrings:
         return held[: len(held) - keep]
 
     def flush(self) -> str:
-        """Return what was held back, when the answer ends otherwise."""
+        """Return the held text, when the answer ends otherwise."""
         rest, self._held = self._held, ""
         return rest

@@ -1,4 +1,4 @@
-"""What an answer is made of, as it streams."""
+"""The pieces of a streamed answer."""
 
 from dataclasses import dataclass, field
 
@@ -13,22 +13,22 @@ class TokenReport:
     token_id: int
     logprobs: TokenLogprobs
     offset: int = 0
-    """Where it begins: the characters of the answer before the one that it begins in."""
+    """The characters of the answer before the one that the token begins in."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextPiece:
-    """Some text of one channel."""
+    """A text of one channel."""
 
     channel: Channel
     text: str
     tokens: tuple[TokenReport, ...] = ()
-    """What made it, as far as that is content and was reported."""
+    """The tokens of a content's text, where they are reported."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCallStart:
-    """A call begins. What follows with its index are its arguments."""
+    """The beginning of a call. Its arguments follow with the same index."""
 
     index: int
     """Counts the calls of one answer, from 0."""
@@ -38,19 +38,19 @@ class ToolCallStart:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallArguments:
-    """Some text of a call's arguments; joined they are JSON, of an object, unless the model got it
-    wrong or the answer was cut off."""
+    """A text of a call's arguments. Joined, they are a JSON object, unless the model erred or the
+    answer was cut off."""
 
     index: int
     text: str
 
 
 AnswerPiece = TextPiece | ToolCallStart | ToolCallArguments
-"""A call has ended when another piece than its arguments comes, or the answer's end."""
+"""A call ends with the next piece that is not its arguments, or with the answer."""
 
 
-def joined(pieces: list[AnswerPiece]) -> list[AnswerPiece]:
-    """Join neighbours of one channel, or of one call's arguments, to one piece."""
+def join_pieces(pieces: list[AnswerPiece]) -> list[AnswerPiece]:
+    """Join neighbours of one channel, or of one call's arguments."""
     if len(pieces) < 2:
         return pieces
     result: list[AnswerPiece] = []
@@ -75,8 +75,8 @@ def joined(pieces: list[AnswerPiece]) -> list[AnswerPiece]:
 
 
 def longest_beginning(text: str, *starts: str) -> int:
-    """Return the length of the longest end of the text that begins one of the strings, but is not
-    all of it."""
+    """Return the length of the longest end of the text that begins one of the strings without
+    completing it."""
     longest = 0
     for each in starts:
         place = text.find(each[0], max(0, len(text) - len(each) + 1))
@@ -89,31 +89,31 @@ def longest_beginning(text: str, *starts: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens so far: the prompt's once, those of all choices together."""
+    """Token counts so far, of the prompt and of all choices together."""
 
     prompt_tokens: int
     completion_tokens: int
     reasoning_tokens: int
     prefix: PrefixReport | None = None
-    """What the cache had of the prompt; None while it is not known."""
+    """The cache's report on the prompt; None before it comes."""
     kept_tokens: int = 0
-    """Tokens of the prompt that the cache has from now on, whether it had them before or not."""
+    """Tokens of the prompt that the cache keeps from now on, old and new ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What a step added to an answer."""
+    """The part of an answer that one step adds."""
 
     pieces: list[AnswerPiece] = field(default_factory=list)
     tokens: list[TokenReport] = field(default_factory=list)
     finish: str | None = None
-    """"stop", "length", or "tool_calls" where the answer ended with calls; with the last delta."""
+    """"stop", "length", or "tool_calls" where the answer ended with calls; in the last delta."""
     index: int = 0
-    """Which of the choices it belongs to."""
+    """The choice that it belongs to."""
     stop_string: str | None = None
-    """With the last delta: the one that ended the answer."""
+    """The stop string that ended the answer; in the last delta."""
     token_ids: tuple[int, ...] = ()
-    """All that were generated, those of thoughts, stop strings and ends included."""
+    """All generated tokens, those of reasoning, stop strings and ends included."""
     prompt: tuple[TokenLogprobs | None, ...] = ()
-    """With the first delta, where they are wanted: log-probabilities of the prompt's tokens; None
-    for the first one."""
+    """Log-probabilities of the prompt's tokens, where they are wanted, in the first delta; None for
+    the first token."""

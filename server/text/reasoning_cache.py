@@ -1,12 +1,11 @@
 """Keep the reasoning of the newest answers, for clients that do not send it back.
 
-Some templates keep earlier reasoning: that since the last question, or all. Where a client leaves
-it out, the model is shown less than it knew, and the prompt leaves the cached prefix at its first
-answer. So the reasoning of the newest answers is kept, and put back into their turns.
+Some templates show earlier reasoning: since the last question, or all of it. Without it the model
+sees less than it knew, and the prompt leaves the cached prefix at its first answer. So the
+reasoning of the newest answers is kept, and put back into their turns.
 
-An answer with calls is found by the id of the first one, which is random. One without is found by
-its text and all that came before it, because short answers are alike. Both are found only by the
-tenant that they were made for.
+The key of an answer with calls is the random id of its first call. The key of another answer is its
+text with all turns before it, because short answers are alike. Keys differ between tenants.
 """
 
 import hashlib
@@ -22,7 +21,7 @@ LENGTH_BYTES = 8
 
 
 class ReasoningRecorder:
-    """Gather the reasoning of one answer while it streams."""
+    """Collects the reasoning of one answer while it streams."""
 
     def __init__(self, key_of: "KeyOfAnswer", keep: Callable[[bytes, str], None]) -> None:
         """keep: called with the key of the answer and its reasoning."""
@@ -33,7 +32,6 @@ class ReasoningRecorder:
         self._first_call = ""
 
     def add(self, pieces: Sequence[AnswerPiece]) -> None:
-        """Take in what the answer has grown by."""
         for piece in pieces:
             if isinstance(piece, TextPiece):
                 into = self._reasoning if piece.channel is Channel.REASONING else self._content
@@ -42,28 +40,28 @@ class ReasoningRecorder:
                 self._first_call = self._first_call or piece.id
 
     def end(self) -> None:
-        """End the answer. Nothing is kept of one that clients would not send back."""
+        """Keep the reasoning, unless clients would not send the answer back."""
         content = "".join(self._content)
         if self._reasoning and (self._first_call or content.strip()):
             self._keep(self._key_of(content, self._first_call), "".join(self._reasoning))
 
 
 class KeyOfAnswer:
-    """Make keys for the answers to a conversation that grows turn by turn."""
+    """Makes keys of answers in a conversation that grows turn by turn."""
 
     def __init__(self, salt: PrefixSalt) -> None:
-        """salt: of the request; no other tenant's answers have the same keys."""
+        """salt: of the request; other tenants' keys differ."""
         self._own = hashlib.sha256(salt.tenant + salt.client)
         self._history = self._own.copy()
 
     def __call__(self, text: str, first_call: str) -> bytes:
-        """Return the key of an answer. first_call: its id; empty where there is none."""
+        """Return the key of an answer. first_call: the call's id; "" without one."""
         digest = (self._own if first_call else self._history).copy()
         _add(digest, first_call or text.strip())
         return digest.digest()
 
     def add_turn(self, turn: Turn) -> None:
-        """Add a turn to what comes before later answers."""
+        """Add a turn that precedes later answers."""
         calls = (call.id for call in turn.tool_calls)
         for part in (turn.role, turn.text.strip(), turn.tool_call_id or "", *calls):
             _add(self._history, part)
@@ -78,21 +76,21 @@ def _add(digest: "hashlib._Hash", text: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Recalled:
-    """A conversation with the reasoning that is known."""
+    """A conversation with its known reasoning."""
 
     conversation: Conversation
     new_recorder: Callable[[], ReasoningRecorder] | None
-    """Makes the recorder of an answer to it; None where its reasoning continues an older one."""
+    """Makes the recorder of an answer; None where the answer continues an older one."""
 
 
 class ReasoningCache:
-    """The reasoning of the newest answers, up to so many bytes."""
+    """The reasoning of the newest answers, up to a number of bytes."""
 
     def __init__(self, max_bytes: int) -> None:
-        """max_bytes: of all together; 0: none is kept."""
+        """max_bytes: of all together; 0 keeps none."""
         self._kept: Newest[bytes, str] = Newest(max_bytes)
 
-    def recalled(self, conversation: Conversation, salt: PrefixSalt) -> Recalled:
+    def recall(self, conversation: Conversation, salt: PrefixSalt) -> Recalled:
         """Put reasoning into turns of the assistant that have none. salt: of the request."""
         key_of = KeyOfAnswer(salt)
         turns = []
@@ -110,8 +108,8 @@ class ReasoningCache:
         first_call = turn.tool_calls[0].id if turn.tool_calls else ""
         if turn.tool_calls and not first_call:
             return turn
-        found = self._kept.find(key_of(turn.text, first_call))
-        return turn if found is None else replace(turn, reasoning=found)
+        reasoning = self._kept.find(key_of(turn.text, first_call))
+        return turn if reasoning is None else replace(turn, reasoning=reasoning)
 
     def _keep(self, key: bytes, reasoning: str) -> None:
         self._kept.keep(key, reasoning, len(key) + len(reasoning.encode()))

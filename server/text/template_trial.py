@@ -1,7 +1,5 @@
-"""Try a chat template, which is a program of others, in a process of its own before anybody chats.
-
-The process has little time and memory, and gets nothing of this one but the template.
-"""
+"""Chat templates are programs by others: try them in a process of their own before the first chat,
+and end them when they take too long."""
 
 import asyncio
 import ctypes
@@ -17,24 +15,23 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from server.text.limited_process import LimitedProcess, LimitError, Limits
 
 T = TypeVar("T")
-# More than it takes until an error that was sent to a thread is raised there.
+# An error that is sent to a thread is raised there within fewer lines.
 LINES = 100
 
 
 class TimeUp(BaseException):
-    """The code took too long. No Exception: code that was not written here must not catch it."""
+    """The code took too long. It is no Exception, because foreign code must not catch it."""
 
 
 class TimeLimit:
-    """End code within ``with limit:`` by TimeUp, at its next line.
+    """Ends code within ``with limit:`` by TimeUp, at its next line.
 
-    An operation of C has no lines: it is over when it is over, and while it holds the interpreter
-    nobody else runs. TimeUp may be raised at the end of the ``with`` statement, too: whoever
-    catches it stands around that.
+    An operation in C has no lines and cannot be ended. TimeUp may also be raised at the end of the
+    ``with`` statement, so catch it outside of that.
     """
 
     def __init__(self, seconds: float) -> None:
-        """seconds: that the code may take, from when it begins."""
+        """seconds: allowed for the code, from the ``with`` statement on."""
         self._seconds = seconds
         self._lock = threading.Lock()
         self._thread: int | None = None
@@ -42,8 +39,8 @@ class TimeLimit:
         self._ended = False
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Run work, which has the ``with`` statement in it, in a worker thread; end what stands
-        within when its time is up, or when nobody waits for it any more."""
+        """Run work, which has the ``with`` statement in it, in a worker thread. End the code within
+        when its time is up, or when this task is cancelled."""
         self._look()
         try:
             return await asyncio.to_thread(work)
@@ -54,7 +51,7 @@ class TimeLimit:
             self._watching.cancel()
 
     def _look(self) -> None:
-        """End what is over its time, and come back for what is not."""
+        """End code that is over its time, or look again later."""
         left = self._deadline - time.monotonic()
         if left <= 0:
             self.end()
@@ -63,7 +60,7 @@ class TimeLimit:
             self._watching = loop.call_later(wait_s, self._look)
 
     def end(self) -> None:
-        """End what stands within, now or as soon as it begins; once."""
+        """End the code within, now or as soon as it begins; once."""
         if self._ended:
             return  # and asks for no lock: TimeUp may have come to who had it
         with self._lock:
@@ -83,8 +80,8 @@ class TimeLimit:
         with self._lock:
             self._thread, self._deadline = None, float("inf")
         if self._ended and kind is not TimeUp:
-            # It is on its way, and must reach nobody else: it comes at one of the next lines. (It
-            # cannot be taken back: that would leave the interpreter looking for it for ever.)
+            # The error is on its way and must reach no other code: it comes at one of the next
+            # lines. (Taking it back would leave the interpreter looking for it for ever.)
             for _ in range(LINES):
                 time.sleep(0)
             raise TimeUp
@@ -92,14 +89,14 @@ class TimeLimit:
 
 LIMITS = Limits(5.0, 1 << 30)
 MAX_FAULT_CHARS = 300
-# What jinja calls the text of a template in tracebacks.
+# jinja's name of a template in tracebacks.
 TEMPLATE_FILE = "<template>"
 
 USER, ANSWER = {"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hello"}
 SYSTEM = {"role": "system", "content": "Be brief."}
 TOOL = {"name": "look", "description": "Looks.", "parameters": {"type": "object", "properties": {}}}
 PLAIN: dict[str, Any] = {"messages": [USER]}
-# What some templates refuse; but they come to an end.
+# Some templates refuse these, but must end.
 OTHERS: tuple[dict[str, Any], ...] = (
     {"messages": [SYSTEM, USER, ANSWER, USER]},
     {"messages": [USER, ANSWER, SYSTEM, USER]},
@@ -115,16 +112,15 @@ class TemplateTrial:
     """The result of a trial."""
 
     fault: str
-    """Why a plain conversation was not rendered; empty where it was."""
+    """Why a plain conversation was not rendered; "" where it was."""
     ends: bool = True
-    """Whether the template comes to an end, within time and memory."""
+    """Whether the template ends within time and memory."""
 
 
 def try_template(
     process: LimitedProcess, texts: Sequence[str], special_tokens: Mapping[str, Any]
 ) -> TemplateTrial:
-    """Try templates in a process. texts: the model's templates. special_tokens: by the names that
-    templates have for them."""
+    """Try templates in a process. special_tokens: by their names in templates."""
     try:
         return TemplateTrial(process.call(LIMITS, render_all, list(texts), dict(special_tokens)))
     except LimitError as error:
@@ -132,8 +128,8 @@ def try_template(
 
 
 def fault_of(error: Exception, *, with_message: bool) -> str:
-    """Return what went wrong in a template, and where. with_message: also what the error says,
-    which may repeat what was to be rendered."""
+    """Return an error of a template and its line. with_message: add the error's message, which may
+    quote the conversation."""
     line = getattr(error, "lineno", None)
     for frame in traceback.extract_tb(error.__traceback__):
         if frame.filename == TEMPLATE_FILE:
@@ -144,7 +140,7 @@ def fault_of(error: Exception, *, with_message: bool) -> str:
 
 
 def render_all(texts: Sequence[str], special_tokens: Mapping[str, Any]) -> str:
-    """Render conversations of all kinds. Return why a plain one could not be rendered, or ""."""
+    """Render conversations of all kinds. Return the error of a plain one, or ""."""
     fault = ""
     for text in texts:
         for request in (PLAIN, *OTHERS):

@@ -1,4 +1,5 @@
-"""Chat template and encoding, off the event loop; token ids back to text and bytes."""
+"""A model's tokenizer and chat template: encode conversations and texts off the event loop, and
+turn ids back to bytes."""
 
 import asyncio
 import json
@@ -18,37 +19,39 @@ from server.config import PromptsSection
 from server.text.calls.tool_format import CALL_CLOSE, CALL_OPEN
 from server.text.chat_template import ChatTemplate, PromptEnds
 from server.text.conversation import Conversation
-from server.text.encoder import Encoder, SpecialTokens, grouped, pieces_of, tokens_within
+from server.text.encoder import Encoder, SpecialTokens, in_groups, pieces_of, tokens_within
 from server.text.parser import CLOSE, OPEN
 from server.text.template_trial import TimeLimit
 
 # A byte of a character that is no token.
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 BYTE_LEVEL = "ByteLevel"
-# SentencePiece's: signs for spaces, byte tokens, and a space at the beginning of a text.
+# SentencePiece's decoders: signs for spaces, byte tokens, and a leading space.
 SENTENCE_PIECE = re.compile(r"(Replace )*(ByteFallback )?(Fuse (Strip )?)?")
 STRIP = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
 
 
 class DecoderError(ValueError):
-    """A decoder whose text of a token depends on the tokens around it; says what it is."""
+    """A decoder whose text of a token depends on the tokens around it; the message has the
+    decoder."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenDecoder:
-    """A decoder whose text, but for its beginning, is what the tokens say one after the other."""
+    """The decoder of a ``tokenizer.json`` whose text, apart from its beginning, is the tokens'
+    texts one after the other. Decoders: huggingface.co/docs/tokenizers, Components."""
 
     is_byte_level: bool = False
-    """Whether tokens are written in the alphabet of byte-level BPE."""
+    """Whether tokens use the alphabet of byte-level BPE."""
     has_byte_tokens: bool = False
     """Whether ``<0x0A>`` is a byte."""
     replacements: tuple[tuple[str, str], ...] = ()
-    """What stands in tokens, and what it stands for."""
+    """Strings in tokens, with the texts that they stand for."""
     drops_space: bool = False
-    """Whether a space at the beginning of a text is no part of it."""
+    """Whether a leading space of a text is dropped."""
 
     def bytes_of(self, token: str) -> bytes:
-        """Return the bytes of a token, which need not be whole characters."""
+        """Return the bytes of a token, which may not be whole characters."""
         if self.is_byte_level and all(character in BYTE_OF for character in token):
             return bytes(BYTE_OF[character] for character in token)
         if self.has_byte_tokens and (byte := BYTE_TOKEN.fullmatch(token)):
@@ -59,7 +62,7 @@ class TokenDecoder:
 
 
 def read_decoder(decoder: Decoder | None) -> TokenDecoder:
-    """Return what a tokenizer's decoder does. Raises DecoderError."""
+    """Raises DecoderError for a decoder of another kind."""
     state = {"decoders": []} if decoder is None else json.loads(decoder.__getstate__())
     steps: list[dict[str, Any]] = state.get("decoders", [state])
     kinds = [step["type"] for step in steps]
@@ -82,7 +85,7 @@ def read_decoder(decoder: Decoder | None) -> TokenDecoder:
 
 def _byte_alphabet() -> dict[str, int]:
     """Return the alphabet of byte-level BPE, which writes every byte as a visible character:
-    printable Latin-1 as itself, the others, in order, from U+0100 up (openai/gpt-2, encoder.py)."""
+    printable Latin-1 as itself, the others in order from U+0100 up (openai/gpt-2, encoder.py)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in printable]
     alphabet = {chr(byte): byte for byte in printable}
@@ -98,20 +101,20 @@ PROMPTS = PromptsSection()
 
 
 class TokenizerError(ValueError):
-    """A model folder without a tokenizer that can be used; names the file."""
+    """A model folder without a usable tokenizer; the message names the file."""
 
 
 class TextTooLongError(ValueError):
-    """A text that has more tokens than are allowed, whatever they are."""
+    """A text with more tokens than are allowed."""
 
     def __init__(self, number: int = 0) -> None:
-        """number: of the text, where there are several."""
+        """number: of the text, among several."""
         super().__init__(f"text {number} is too long")
         self.number = number
 
 
 class TextsTooLongError(ValueError):
-    """Texts that have more tokens than are allowed together."""
+    """Texts with more tokens than are allowed together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +124,7 @@ class EncodedText:
     text: str
     ids: tuple[int, ...]
     offsets: tuple[int, ...]
-    """For each of the ids: the characters before the one that it begins in. Empty where nobody has
-    asked for them."""
+    """For each id: the characters before the one that it begins in. Empty unless wanted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,16 +134,16 @@ class EncodedChat:
     text: str
     ids: tuple[int, ...]
     system_tokens: int
-    """Leading ids that belong to the leading system messages: other conversations that begin with
-    the same messages begin with these ids."""
+    """Leading ids of the leading system messages. Other conversations with the same messages begin
+    with these ids."""
     turns: Turns = NO_TURNS
     """Where the next prompt of the conversation may leave this one."""
     begun: str = ""
-    """What the text ends with of an answer that is begun: of its reasoning, or of its content."""
+    """The begun reasoning or content at the end of the text."""
 
     @property
     def opening(self) -> str:
-        """The text before that."""
+        """The text before ``begun``."""
         return self.text.removesuffix(self.begun)
 
 
@@ -158,17 +160,17 @@ class Tokenizer:
     """A model's tokenizer and chat template."""
 
     def __init__(self, path: Path, settings: PromptsSection = PROMPTS) -> None:
-        """path: the model's folder. Nothing is downloaded and no code of the model is run.
-        settings: what special tokens are that texts of conversations spell."""
+        """path: the model's folder. Nothing is downloaded, and no code of the model is run.
+        settings: the meaning of special tokens that conversations spell."""
         if not (path / TOKENIZER_FILE).is_file():
-            # Of a folder without one an empty tokenizer would be made.
+            # transformers would make an empty tokenizer of a folder without the file.
             raise TokenizerError(f"{path / TOKENIZER_FILE}: the file does not exist")
         try:
             loaded = AutoTokenizer.from_pretrained(
                 path, local_files_only=True, trust_remote_code=False
             )
         except Exception as error:
-            # Whatever transformers stumbles over is what these files hold.
+            # Whatever error transformers raises, these files cause it.
             raise TokenizerError(
                 f"{path}: its tokenizer.json and tokenizer_config.json make no tokenizer"
             ) from error
@@ -177,13 +179,13 @@ class Tokenizer:
                 f"{path / TOKENIZER_FILE}: tokenizer_config.json names another kind"
             )
         self.fast: FastTokenizer = loaded.backend_tokenizer
-        # What a maker's last program left switched on would change prompts without a word.
+        # Settings that the maker's last program saved would silently change prompts.
         self.fast.no_padding()
         self.fast.no_truncation()
         self._encoder = Encoder(self.fast)
         end_id = loaded.eos_token_id
         self.end_ids: tuple[int, ...] = () if end_id is None else (end_id,)
-        """The token that ends an answer, as far as the tokenizer says."""
+        """The tokenizer's token at the end of an answer."""
         added = self.fast.get_added_tokens_decoder()
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
         self.special_tag_ids = frozenset(i for i in self.special_ids if added[i].content in TAGS)
@@ -205,8 +207,8 @@ class Tokenizer:
                 "SentencePiece's Replace, ByteFallback, Fuse, Strip"
             ) from error
         self.drops_space = decoder.drops_space
-        """Whether a space at the beginning of a text is no part of it."""
-        # Looked up for every token that is said. Ids may have gaps, of any size.
+        """Whether a leading space of a text is dropped."""
+        # Looked up for every token. Ids may have gaps of any size.
         self._bytes = {i: decoder.bytes_of(token) for token, i in vocabulary.items()}
 
     async def encode_chat(
@@ -218,13 +220,10 @@ class Tokenizer:
         finds_turns: bool = True,
         max_template_s: float = inf,
     ) -> EncodedChat:
-        """Encode a conversation as a prompt, to which an answer is generated unless
-        ``add_generation_prompt`` is False. finds_turns: whether its turns are found, which takes
-        twice as long to render. max_template_s: what the chat template may take.
-
-        Raises TemplateError; TextTooLongError, before the work of encoding, for what cannot have
-        ``max_prompt_tokens`` or less.
-        """
+        """Encode a conversation as a prompt. finds_turns: whether to find its turns, which doubles
+        the time of rendering. max_template_s: for the chat template. Raises TemplateError;
+        TextTooLongError, before encoding, for a prompt that surely exceeds
+        ``max_prompt_tokens``."""
 
         limit = TimeLimit(max_template_s)
 
@@ -232,8 +231,8 @@ class Tokenizer:
             rendered = self._rendered(
                 conversation, limit, add_generation_prompt, finds_turns=finds_turns
             )
-            most = max_prompt_tokens
-            if most is not None and self._encoder.exceeds(rendered.pieces, most):
+            max_tokens = max_prompt_tokens
+            if max_tokens is not None and self._encoder.exceeds(rendered.pieces, max_tokens):
                 raise TextTooLongError
             return self._encode_rendered(rendered)
 
@@ -242,9 +241,8 @@ class Tokenizer:
     async def count_chat(
         self, conversation: Conversation, max_prompt_tokens: int, *, max_template_s: float
     ) -> int:
-        """Count the ids that ``encode_chat`` makes of a conversation. What has far more than
-        ``max_prompt_tokens`` is counted in slices, which may be off by some for each. Raises
-        TemplateError."""
+        """Count the ids of a conversation's prompt. One far beyond ``max_prompt_tokens`` is counted
+        in slices, which may be off by some tokens each. Raises TemplateError."""
         limit = TimeLimit(max_template_s)
 
         def count() -> int:
@@ -263,12 +261,9 @@ class Tokenizer:
         add_special_tokens: bool = False,
         offsets: bool = False,
     ) -> EncodedText:
-        """Encode a text. add_special_tokens: with those that the tokenizer puts around one; special
-        tokens in the text are recognised in any case. offsets: with those.
-
-        Raises TextTooLongError, before the work of encoding, for what has far more tokens than
-        ``max_tokens``.
-        """
+        """Encode a text; special tokens in it are recognised. add_special_tokens: add the tokens
+        that the tokenizer puts around a text. offsets: compute them. Raises TextTooLongError,
+        before encoding, for a text far beyond ``max_tokens``."""
 
         def encode() -> EncodedText:
             if max_tokens is not None and self._encoder.exceeds([text], max_tokens):
@@ -282,26 +277,23 @@ class Tokenizer:
     async def encode_texts(
         self, texts: Sequence[str], max_tokens: int, max_total: int, *, ends: bool
     ) -> list[tuple[int, ...]]:
-        """Encode texts for their vectors. ends: with what the tokenizer itself adds, the token at
-        the end whose state is the vector.
-
-        Raises TextTooLongError, before the work of encoding, for one that has far more than
-        ``max_tokens``; TextsTooLongError where all together have more than ``max_total``.
-        """
+        """Encode texts for their vectors. ends: add the tokenizer's end token, whose state is the
+        vector. Raises TextTooLongError, before encoding, for one far beyond ``max_tokens``;
+        TextsTooLongError where all together exceed ``max_total``."""
 
         def encode() -> list[tuple[int, ...]]:
             for number, text in enumerate(texts):
                 if self._encoder.exceeds([text], max_tokens):
                     raise TextTooLongError(number)
-            found: list[tuple[int, ...]] = []
+            ids: list[tuple[int, ...]] = []
             total = 0
-            for group in grouped(texts):
+            for group in in_groups(texts):
                 encodings = self._encoder.encode(group, ends=ends)
-                found += [tuple(encoding.ids) for encoding in encodings]
+                ids += [tuple(encoding.ids) for encoding in encodings]
                 total += sum(map(len, encodings))
                 if total > max_total:
                     raise TextsTooLongError
-            return found
+            return ids
 
         return await asyncio.to_thread(encode)
 
@@ -328,7 +320,7 @@ class Tokenizer:
         ids: list[int] = []
         tokens = [0] * len(rendered.ends)
         start = 0
-        for group in grouped(rendered.pieces):
+        for group in in_groups(rendered.pieces):
             encodings = self._encoder.encode(group, offsets=start < max(rendered.ends))
             for piece, encoding in zip(group, encodings, strict=True):
                 ids += encoding.ids
@@ -341,6 +333,6 @@ class Tokenizer:
         return EncodedChat(text, tuple(ids), system, turns, rendered.begun)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return the bytes of one token, which need not be whole characters; none for an unknown
+        """Return the bytes of one token, which may not be whole characters; none for an unknown
         id."""
         return self._bytes.get(token_id, b"")

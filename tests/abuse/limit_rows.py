@@ -19,7 +19,7 @@ from server.protocol.common import (
     limits_by_path,
 )
 from server.protocol.embeddings import MAX_INPUTS
-from server.text.grammar.judge import MAX_FORM_BYTES
+from server.text.grammar.worker import MAX_SPEC_BYTES
 from tests.abuse.clients import request
 from tests.fuzz.watch import CLOSE
 
@@ -256,8 +256,8 @@ def _of_forms() -> Iterator[Row]:
         ("schema, names", lambda mark, n: schema({"properties": _names(mark, n)})),
         ("schema, description", lambda mark, n: schema({"description": mark * n})),
     ):
-        most, grain = MAX_FORM_BYTES, 3 * FORM_BYTES
-        yield Row("max_form_bytes", "bytes", most, CHAT, of(make), what, grain)
+        most, grain = MAX_SPEC_BYTES, 3 * FORM_BYTES
+        yield Row("max_spec_bytes", "bytes", most, CHAT, of(make), what, grain)
 
 
 def _names(mark: str, n: int) -> dict[str, Any]:

@@ -17,8 +17,8 @@ from engine.types import Request, SamplingParams, TokenConstraint
 from server.text.conversation import OutputFormat
 from server.text.grammar.compiler import GrammarCompiler
 from server.text.grammar.constraint_spec import ConstraintSpec
-from server.text.grammar.judge import GrammarLimits, Judge
 from server.text.grammar.vocabulary import Vocabulary
+from server.text.grammar.worker import GrammarLimits, GrammarWorker
 from server.text.tokenizer import Tokenizer
 from tests.bench.models import SERVING, write_endless_model
 from tests.bench.table import Goal, Part, Rounds, Row
@@ -100,7 +100,7 @@ async def compile_schema(model: Path, schema: dict[str, Any]) -> TokenConstraint
     stops = frozenset(checkpoint.eos_token_ids)
     compiler = GrammarCompiler(
         Vocabulary(tokenizer, checkpoint.vocab_size, stops),
-        lambda made: Judge(made.text, made.facts, LIMITS),
+        lambda made: GrammarWorker(made.text, made.facts, LIMITS),
         LIMITS,
     )
     constraint = await compiler.compile(ConstraintSpec(OutputFormat("json_schema", schema)))

@@ -21,7 +21,7 @@ Json = dict[str, Any]
 BODY_BYTES = 2**23
 """``limits.max_body_bytes``."""
 GRAMMAR_BYTES = 2**20
-"""Four times MAX_FORM_BYTES: whether the limit holds is seen, too."""
+"""Four times MAX_SPEC_BYTES: whether the limit holds is seen, too."""
 HEAD_BYTES = 2**17
 """Twice MAX_HEADER_BYTES."""
 FIRST_SIZE, LAST_SIZE = 16, 2**40

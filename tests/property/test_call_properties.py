@@ -23,7 +23,7 @@ from server.text.pieces import (
     ToolCallArguments,
     ToolCallStart,
     Usage,
-    joined,
+    join_pieces,
 )
 from server.text.tokenizer import Tokenizer
 from tests.engines import VOCAB
@@ -96,7 +96,7 @@ def parsed(
     """goes_on: whether the answer was cut off."""
     parser = AnswerParser(parse_options, ids())
     found = [piece for part in parts for piece in parser.feed(part)]
-    return joined(found + parser.flush(cut=goes_on)), parser.ended_with_calls, parser.done
+    return join_pieces(found + parser.flush(cut=goes_on)), parser.ended_with_calls, parser.done
 
 
 @given(parse_options=OPTIONS, text=answers, places=cuts, goes_on=st.booleans())
@@ -281,7 +281,7 @@ def test_a_stream_and_a_whole_answer_are_one_answer(
     if before is not None:
         pieces, ended = before, any(isinstance(piece, ToolCallStart) for piece in before)
     nameless = [piece for delta in found for piece in delta.pieces]
-    assert [without_id(piece) for piece in joined(nameless)] == [without_id(p) for p in pieces]
+    assert [without_id(piece) for piece in join_pieces(nameless)] == [without_id(p) for p in pieces]
     stopped = before is not None or done or finish is FinishReason.STOP
     wanted = ("tool_calls" if ended else "stop") if stopped else "length"
     assert found[-1].finish == wanted

@@ -14,7 +14,7 @@ from engine.types import FinishReason, TokenEvent
 from server.text.conversation import Channel
 from server.text.detokenizer import Detokenizer
 from server.text.parser import CLOSE, OPEN, ReasoningParser, StopStrings
-from server.text.pieces import AnswerPiece, TextPiece, joined
+from server.text.pieces import AnswerPiece, TextPiece, join_pieces
 from server.text.tokenizer import Tokenizer
 from tests.engines import VOCAB
 from tests.models import write_sentencepiece_tokenizer, write_tokenizer
@@ -190,7 +190,7 @@ def test_thoughts_are_split_off_wherever_the_text_is_cut(
 ) -> None:
     parser = ReasoningParser(prompt)
     pieces = [piece for part in cut(text, places) for piece in parser.feed(part)]
-    assert joined(pieces + parser.flush()) == [*split_at_once(prompt, text)]
+    assert join_pieces(pieces + parser.flush()) == [*split_at_once(prompt, text)]
 
 
 # --- all of them -----------------------------------------------------------------------------
@@ -202,7 +202,7 @@ async def sent_in_steps(
     """Return all pieces of an answer, its end, and how many of its tokens were taken."""
     choices, _ = prepared(tokenizer, steps, stop=stops, chat=chat)
     deltas = [delta async for step in choices.steps(1.0) for delta in step]
-    pieces = joined([piece for delta in deltas for piece in delta.pieces])
+    pieces = join_pieces([piece for delta in deltas for piece in delta.pieces])
     return pieces, deltas[-1].finish, choices.usage.completion_tokens
 
 

@@ -27,7 +27,7 @@ from server.text.pieces import (
 
 @dataclass(slots=True)
 class _ChatChoice:
-    """What has been gathered of a choice."""
+    """The collected parts of a choice."""
 
     content: str = ""
     reasoning: str = ""
@@ -73,21 +73,20 @@ class ChatAnswer:
     token_bytes: TokenText
     response_options: ResponseOptions
     prompt_ids: tuple[int, ...] | None = None
-    """The prompt's tokens, where they and the answer's are to be told."""
+    """The prompt's tokens, where the response should repeat them and the answer's."""
     _choices: list[_ChatChoice] = field(init=False)
 
     def __post_init__(self) -> None:
         self._choices = [_ChatChoice() for _ in range(self.response_options.choices)]
 
     def first_chunks(self) -> list[Json]:
-        """Say who speaks; sent before anything is generated."""
         return [
             self._chunk(index, {"role": "assistant", "content": ""}, None, None) | self._prompt
             for index in range(self.response_options.choices)
         ]
 
     def chunks(self, delta: Delta) -> list[Json]:
-        """Return the chunks of a delta, with the finish reason in one of its own."""
+        """Return the chunks of a delta; the finish reason has a chunk of its own."""
         chunks: list[Json] = []
         index = delta.index
         logprobs = _chat_logprobs(delta.tokens, self.token_bytes)
@@ -105,15 +104,12 @@ class ChatAnswer:
         return chunks
 
     def last_chunks(self, usage: Usage) -> list[Json]:
-        """Return usage, where it was asked for."""
         return usage_chunks(self.metadata, "chat.completion.chunk", usage, self.response_options)
 
     def failure(self, error: ApiError) -> Json:
-        """Return the error alone."""
         return error.late_body()
 
     def add(self, delta: Delta) -> None:
-        """Gather a delta for ``whole``."""
         choice = self._choices[delta.index]
         for piece in delta.pieces:
             choice.add(piece)
@@ -143,8 +139,8 @@ class ChatAnswer:
 
 
 def _chat_fields(piece: AnswerPiece) -> Json:
-    """Return the fields of a piece. Reasoning goes out under both names that clients read; a call
-    names itself once."""
+    """Return the fields of a piece. Reasoning has both names that clients read; a call is named
+    once."""
     if isinstance(piece, ToolCallStart):
         function = {"name": piece.name, "arguments": ""}
         call = {"index": piece.index, "id": piece.id, "type": "function", "function": function}

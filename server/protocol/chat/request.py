@@ -26,7 +26,7 @@ from server.protocol.common import (
     WireModel,
 )
 from server.protocol.fields import CHAT_REFUSED
-from server.protocol.unseen import Unseen
+from server.protocol.unsupported import Unsupported
 from server.protocol.wire_errors import check_count, invalid, quoted
 from server.text.conversation import Conversation, TemplateArguments, Thinking, ToolCall, Turn
 
@@ -34,15 +34,15 @@ NOT_CONTINUED = "Only the assistant's message can be continued, and only as the 
 
 
 class ContinuationFields(WireModel):
-    """What says so for the whole request, by the names that vLLM has for it. ``prefix`` on the
-    message itself says it, too."""
+    """vLLM's fields for an answer that continues the last message. ``prefix`` on that message asks
+    for the same."""
 
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
 
     def continues(self, last: Turn, *, marked: bool, needs_prompt: bool = True) -> bool:
-        """Return whether the answer continues the last message. marked: whether that says so
-        itself. needs_prompt: whether an answer must follow. Raises ApiError."""
+        """Return whether the answer continues the last message. marked: whether its ``prefix`` is
+        set. needs_prompt: whether an answer must follow. Raises ApiError."""
         if not (marked or self.continue_final_message):
             if needs_prompt and self.add_generation_prompt is False:
                 raise invalid(
@@ -74,7 +74,8 @@ ROLES: dict[str, Literal["system", "user", "assistant", "tool"]] = {
 
 
 class ContentPart(WireModel):
-    """A part of a message's content; as in vLLM a string is one, and its text may be null."""
+    """A part of a message's content. As in vLLM, a part may be a string, and its text may be
+    null."""
 
     type: str
     text: str | None = None
@@ -87,35 +88,34 @@ class ContentPart(WireModel):
 
     @property
     def is_text(self) -> bool:
-        """Whether it says something, and does not show it."""
+        """Whether the part is text, and no image or file."""
         return self.type in (*TEXT_PARTS, "refusal")
 
-    def text_for_model(self, place: str, unseen: Unseen) -> str:
-        """Return what the model reads of it. Raises ApiError."""
+    def text_for_model(self, place: str, unsupported: Unsupported) -> str:
         if not self.is_text:
-            return unseen.note(self.type, place)
+            return unsupported.note(self.type, place)
         return (self.refusal if self.type == "refusal" else self.text) or ""
 
 
-def content_text(content: str | Sequence[ContentPart], place: str, unseen: Unseen) -> str:
-    """Return content as one string. place: how errors name it. Raises ApiError for what is no
-    text."""
+def content_text(content: str | Sequence[ContentPart], place: str, unsupported: Unsupported) -> str:
+    """Join content to one string. place: its name in errors. Raises ApiError for content that
+    cannot be read."""
     if isinstance(content, str):
         return content
     texts = []
     for number, part in enumerate(content):
-        texts.append(part.text_for_model(f"{place}[{number}]", unseen))
+        texts.append(part.text_for_model(f"{place}[{number}]", unsupported))
     return "".join(texts)
 
 
 class CalledFunction(WireModel):
-    """Which function was called, and with what."""
+    """A function's name and the arguments of a call."""
 
     name: str
     arguments: str | dict[str, Any] | None = None
 
-    def made(self, call_id: str) -> ToolCall:
-        """Return the call in the neutral form. Some clients send the arguments as an object."""
+    def to_call(self, call_id: str) -> ToolCall:
+        """Return the neutral form. Some clients send the arguments as an object."""
         arguments = self.arguments or ""
         if isinstance(arguments, dict):
             arguments = json.dumps(arguments, ensure_ascii=False)
@@ -123,7 +123,7 @@ class CalledFunction(WireModel):
 
 
 class MadeCall(WireModel):
-    """A call that an earlier answer made."""
+    """A call of an earlier answer."""
 
     id: str | None = None
     type: str | None = None
@@ -131,13 +131,13 @@ class MadeCall(WireModel):
 
 
 class AudioReference(WireModel):
-    """Earlier audio, which no answer of this server has."""
+    """Audio of an earlier answer, which this server never makes."""
 
     id: str | None = None
 
 
 class Message(WireModel):
-    """One message of a conversation. ``name`` and whatever else it has is ignored."""
+    """One message of a conversation. ``name`` and unknown fields are ignored."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | ListOf[ContentPart] | None = None
@@ -149,25 +149,24 @@ class Message(WireModel):
     function_call: CalledFunction | None = None
     audio: AudioReference | None = None
     prefix: bool | None = None
-    """Whether the answer goes on with it."""
+    """Whether the answer continues this message."""
 
-    def turn(self, place: str, unseen: Unseen) -> Turn:
-        """Return the message in the neutral form. place: how errors name the message. Raises
-        ApiError."""
+    def turn(self, place: str, unsupported: Unsupported) -> Turn:
+        """Return the neutral form. place: the message's name in errors. Raises ApiError."""
         if self.audio is not None:
             raise invalid("Audio is not supported: this model reads text.", f"{place}.audio")
         return Turn(
             ROLES[self.role],
-            self._text(place, unseen),
+            self._text(place, unsupported),
             self.reasoning_content or self.reasoning or "",
             self._calls(place),
             self.tool_call_id,
         )
 
-    def _text(self, place: str, unseen: Unseen) -> str:
+    def _text(self, place: str, unsupported: Unsupported) -> str:
         if self.content is None:
             return self.refusal or ""
-        return content_text(self.content, f"{place}.content", unseen)
+        return content_text(self.content, f"{place}.content", unsupported)
 
     def _calls(self, place: str) -> tuple[ToolCall, ...]:
         calls = []
@@ -178,20 +177,20 @@ class Message(WireModel):
                     "can be called.",
                     f"{place}.tool_calls[{number}]",
                 )
-            calls.append(call.function.made(call.id or ""))
+            calls.append(call.function.to_call(call.id or ""))
         if self.function_call is not None:
-            calls.append(self.function_call.made(""))
+            calls.append(self.function_call.to_call(""))
         return tuple(calls)
 
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Budget = Annotated[Whole, Field(ge=0, le=2**31 - 1)]
-# How long a model may think; from "high" on there is no limit but the answer's.
+# Budgets of reasoning by effort. From "high" on only the answer's own length limits it.
 EFFORT_TOKENS: dict[Effort, int] = {"minimal": 512, "low": 2048, "medium": 8192}
 
 
 class TemplateFields(WireModel):
-    """Arguments of the chat template that a request sets. Which there are the template says."""
+    """Arguments of the chat template. The template decides which ones exist."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -200,14 +199,13 @@ class TemplateFields(WireModel):
 
     @property
     def others(self) -> TemplateArguments:
-        """All but whether to think; without those that say nothing."""
+        """Every argument that is set, except ``enable_thinking``."""
         given = self.__pydantic_extra__
         return tuple((name, value) for name, value in given.items() if value is not None)
 
 
 class ReasoningField(WireModel):
-    """OpenRouter's field for how much the model may think. A request for a summary has no effect:
-    quire makes none."""
+    """OpenRouter's field for the length of reasoning. A request for a summary has no effect."""
 
     effort: Effort | None = None
     enabled: bool | None = None
@@ -215,7 +213,7 @@ class ReasoningField(WireModel):
 
 
 class ThinkingFields(WireModel):
-    """How much the model may think, in every form that clients say it."""
+    """The length of reasoning, in every form that clients send."""
 
     reasoning: ReasoningField | None = None
     reasoning_effort: Effort | None = None
@@ -226,16 +224,14 @@ class ThinkingFields(WireModel):
 
     @property
     def template_arguments(self) -> TemplateArguments:
-        """What the template is told besides."""
         return (self.chat_template_kwargs or TemplateFields()).others
 
     @property
     def effort(self) -> Effort | None:
-        """How much the model should think, in one place or the other."""
         return (self.reasoning and self.reasoning.effort) or self.reasoning_effort
 
     def thinking(self) -> Thinking:
-        """Return the fields in the neutral form. What is said plainly wins over an effort."""
+        """Return the neutral form. An explicit switch or budget wins over an effort."""
         arguments = self.chat_template_kwargs or TemplateFields()
         reasoning = self.reasoning or ReasoningField()
         enabled = (arguments.enable_thinking, self.enable_thinking, reasoning.enabled)
@@ -253,7 +249,7 @@ def thinking(
     enabled: bool | None = None,
     budget: int | None = None,
 ) -> Thinking:
-    """Return what an effort means, where nothing plainer is said."""
+    """Return the neutral form of an effort. enabled, budget: explicit values, which win."""
     if effort is not None:
         enabled = effort != "none" if enabled is None else enabled
         if effort != "none":
@@ -278,23 +274,21 @@ class ChatRequest(
     parallel_tool_calls: bool | None = None
 
     def check(self, limits: LimitsSection) -> None:
-        """Check what the types cannot. Raises ApiError that names the parameter."""
         super().check(limits)
         check_count(len(self.messages), limits.max_messages, "messages")
         self.check_logprobs()
 
     @property
     def asked_length(self) -> tuple[int | None, str]:
-        """The longest answer that is wanted, and the field that says so."""
+        """The longest answer that is wanted, and the field that sets it."""
         if self.max_completion_tokens is not None:
             return self.max_completion_tokens, "max_completion_tokens"
         return self.max_tokens, "max_tokens"
 
-    def conversation(self, limits: LimitsSection, unseen: Unseen) -> Conversation:
-        """Return the request in the neutral form. Raises ApiError that names what cannot be part of
-        it."""
+    def conversation(self, limits: LimitsSection, unsupported: Unsupported) -> Conversation:
+        """Return the neutral form. Raises ApiError that names the field at fault."""
         conversation = read_conversation(
-            self.messages, self.tools, self.tool_choice, limits, unseen
+            self.messages, self.tools, self.tool_choice, limits, unsupported
         )
         continues = self.continues(conversation.turns[-1], marked=conversation.continues)
         return replace(
@@ -312,15 +306,16 @@ def read_conversation(
     tools: list[WireTool] | None,
     tool_choice: str | WireToolChoice | None,
     limits: LimitsSection,
-    unseen: Unseen,
+    unsupported: Unsupported,
 ) -> Conversation:
-    """Return these fields in the neutral form. Raises ApiError."""
     offered = read_tools(tools or [])
     for number, message in enumerate(messages, start=1):
         if message.prefix and (number < len(messages) or message.role != "assistant"):
             raise invalid(NOT_CONTINUED, f"messages[{number - 1}].prefix")
     return Conversation(
-        turns=tuple(message.turn(f"messages[{n}]", unseen) for n, message in enumerate(messages)),
+        turns=tuple(
+            message.turn(f"messages[{n}]", unsupported) for n, message in enumerate(messages)
+        ),
         tools=offered,
         tool_choice=read_tool_choice(tool_choice, offered),
         continues=bool(messages[-1].prefix),

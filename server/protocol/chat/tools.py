@@ -1,4 +1,4 @@
-"""The tools of a chat, and which of them must or may be called: wire -> neutral form."""
+"""The tools of a chat and the choice among them: wire -> neutral form."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -12,13 +12,12 @@ from server.text.calls.tool_format import TOOL_NAME
 from server.text.conversation import Tool, ToolChoice
 
 PlacedTool = tuple[Tool, str]
-"""A tool, and how errors name its name."""
+"""A tool, and the name of its place in errors."""
 MAX_TOOLS = 256
-# Names stand in the model's own formats, between quotes or tags.
 
 
 class FunctionTool(WireModel):
-    """What a function is for, and what it takes."""
+    """A function's name, description and parameters."""
 
     name: str
     description: str | None = None
@@ -27,19 +26,18 @@ class FunctionTool(WireModel):
 
     @property
     def tool(self) -> Tool:
-        """The neutral form."""
         return Tool(self.name, self.description, self.parameters, bool(self.strict))
 
 
 class WireTool(WireModel):
-    """A tool of any type; in vLLM and Ollama, too, one that does not say it is a function."""
+    """A tool of any type. As in vLLM and Ollama, the type may be missing."""
 
     type: str = "function"
     function: FunctionTool | None = None
 
 
 class NamedTool(WireModel):
-    """A tool that a choice names."""
+    """A tool that a tool choice names."""
 
     type: str | None = None
     name: str | None = None
@@ -47,7 +45,7 @@ class NamedTool(WireModel):
     namespace: str | None = None
 
     def meant(self, tools: Sequence[Tool], place: str) -> frozenset[str]:
-        """Return the names of the tools that it means: a function, or all of a namespace. Raises
+        """Return the names of the matching tools: one function, or all of a namespace. Raises
         ApiError."""
         name = self.name if self.function is None else self.function.name
         if self.type not in ("function", "namespace", None) or name is None:
@@ -62,25 +60,25 @@ class NamedTool(WireModel):
 
 
 class AllowedTools(WireModel):
-    """Some of the tools."""
+    """A subset of the tools."""
 
     mode: str | None = None
     tools: ListOf[NamedTool] = Field(default_factory=list)
 
 
 class WireToolChoice(NamedTool):
-    """A choice that is more than a word."""
+    """A tool choice that is an object."""
 
     allowed_tools: AllowedTools | None = None
 
     @property
     def allowed(self) -> tuple[AllowedTools, str]:
-        """Some of the tools, and how errors name what says so."""
+        """The subset of tools, and its name in errors."""
         return self.allowed_tools or AllowedTools(), "tool_choice.allowed_tools"
 
 
 def _as_word(choice: Any) -> Any:
-    """Return the word of a choice that is nothing but a word, which Cursor sends as an object."""
+    """Return the type of a choice that has nothing else; Cursor sends such objects."""
     match choice:
         case {"type": "auto" | "none" | "required" as word}:
             return word
@@ -91,9 +89,8 @@ AsWord = BeforeValidator(_as_word)
 
 
 def read_tools(tools: list[WireTool]) -> tuple[Tool, ...]:
-    """Return the tools, in their order. Raises ApiError that names the one at fault."""
     placed = ((tool, f"tools[{number}]") for number, tool in enumerate(tools))
-    return collected([_read(tool, place) for tool, place in placed])
+    return collect_tools([_read(tool, place) for tool, place in placed])
 
 
 def _read(tool: WireTool, place: str) -> tuple[Tool, str]:
@@ -111,34 +108,33 @@ def with_loaded(
     tools: Iterable[PlacedTool], loaded: Iterable[PlacedTool], *, searched: bool
 ) -> list[PlacedTool]:
     """Add the tools that a conversation loads, unless they are offered from the start. searched:
-    whether a client leaves it to the server to search for tools. This one does not: the model is
-    told of all from the start."""
+    whether the client expects the server to search for tools. This server does not search, so the
+    prompt then begins with all of them."""
     first = [(replace(it, deferred=it.deferred and not searched), place) for it, place in tools]
     names = {tool.name for tool, _ in first}
     late = {tool.name: (replace(tool, deferred=True), place) for tool, place in loaded}
     return first + [placed for name, placed in late.items() if name not in names]
 
 
-def collected(tools: Sequence[PlacedTool]) -> tuple[Tool, ...]:
-    """Return the tools of any API, in their order. Raises ApiError for too many, and for a name
-    that two have, or that cannot stand in every model's format."""
+def collect_tools(tools: Sequence[PlacedTool]) -> tuple[Tool, ...]:
+    """Return the tools of any API, in their order. Raises ApiError for too many, for two of one
+    name, and for a name that some model's format cannot hold."""
     check_count(len(tools), MAX_TOOLS, "tools")
-    found: dict[str, Tool] = {}
+    by_name: dict[str, Tool] = {}
     for tool, place in tools:
         if not all(TOOL_NAME.fullmatch(name) for name in tool.client_name if name is not None):
             raise invalid(
                 "A tool's name must have 1 to 128 letters of ASCII, digits or characters of _.:/-",
                 place,
             )
-        if tool.name in found:
+        if tool.name in by_name:
             raise invalid("Two tools have this name.", place)
-        found[tool.name] = tool
-    return tuple(found.values())
+        by_name[tool.name] = tool
+    return tuple(by_name.values())
 
 
 def read_tool_choice(choice: str | WireToolChoice | None, tools: tuple[Tool, ...]) -> ToolChoice:
-    """Return whether and what the model must call. Raises ApiError for a choice that cannot be
-    made."""
+    """Return the neutral form. Raises ApiError for a choice that the tools do not allow."""
     if choice is None or choice in ("none", "auto"):
         return ToolChoice("none" if choice == "none" or not tools else "auto")
     if isinstance(choice, str) and choice != "required":

@@ -31,8 +31,8 @@ TYPES = {
 
 
 def message_error(error: ApiError, request_id: str) -> dict[str, Any]:
-    """Return ``{"type": "error", "error": {type, message}, "request_id"}``. There is no place for
-    the parameter but the message."""
+    """Return ``{"type": "error", "error": {type, message}, "request_id"}``. The message names the
+    parameter, for which Anthropic has no field."""
     otherwise = "invalid_request_error" if error.status < 500 else "api_error"
     message = error.message
     if isinstance(error, ContextOverflowError):
@@ -47,14 +47,13 @@ def message_error(error: ApiError, request_id: str) -> dict[str, Any]:
 
 
 def late_message_error(error: ApiError, request_id: str) -> dict[str, Any]:
-    """Return the same with ``ApiError.late_fields``, as the last event of a stream has it."""
+    """Return the error with ``ApiError.late_fields``, as the last event of a stream."""
     body = message_error(error, request_id)
     body["error"] |= error.late_fields
     return body
 
 
-# Thoughts come back as they are, and nothing has to be proved of them. But clients drop those that
-# have no signature.
+# quire verifies no reasoning that comes back, but clients drop reasoning without a signature.
 SIGNATURE = "quire"
 STOP_REASONS = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens"}
 PING: Json = {"type": "ping"}
@@ -62,9 +61,9 @@ PING: Json = {"type": "ping"}
 
 @dataclass(slots=True)
 class _Blocks:
-    """Pieces -> the events of content blocks, of which one is open at a time.
+    """Converts pieces to events of content blocks. One block is open at a time.
 
-    A call is sent when it is all there. One whose arguments are no JSON object is text.
+    A call is sent when it is complete; a call whose arguments are no JSON object becomes text.
     """
 
     used_tools: bool = False
@@ -74,7 +73,7 @@ class _Blocks:
     _call: GatheredCall | None = None
 
     def feed(self, piece: AnswerPiece) -> list[Json]:
-        """Return the events that are certain with that piece."""
+        """Return the events that the piece completes."""
         if isinstance(piece, ToolCallArguments):
             assert self._call is not None, "arguments follow the start of their call"
             self._call.arguments += piece.text
@@ -88,7 +87,6 @@ class _Blocks:
         return events + self._text(piece.text)
 
     def end(self) -> list[Json]:
-        """Return the other events, when the answer ends."""
         return self._end_call() + self._close()
 
     def _end_call(self) -> list[Json]:
@@ -112,7 +110,7 @@ class _Blocks:
         return [*self._open("text", block), self._delta({"type": "text_delta", "text": text})]
 
     def _open(self, kind: str, block: Json) -> list[Json]:
-        """Open a block; return no event where such a block is open already and goes on."""
+        """Open a block, unless one of the kind is open and goes on."""
         if kind == self._kind != "tool_use":
             return []
         events = self._close()
@@ -136,22 +134,22 @@ class _Blocks:
 
 @dataclass(slots=True)
 class MessageAnswer:
-    """One message, streamed or whole. Whole it is what the events of its stream add up to."""
+    """One message, streamed or whole. The whole message is what the events add up to."""
 
     stream_form: ClassVar[StreamForm] = StreamForm.NAMED_EVENTS
 
     metadata: ResponseMetadata
     prompt_tokens: int
     context_ends_it: bool = False
-    """Whether the model's context has less room than was asked for."""
+    """Whether the model's context has less room than the request asks for."""
     cache_report: bool = False
     _blocks: _Blocks = field(default_factory=_Blocks)
     _content: list[Json] = field(default_factory=list)
     _end: Json = field(default_factory=lambda: {"stop_reason": None, "stop_sequence": None})
 
     def first_chunks(self) -> list[Json]:
-        """Return the message without content. What of the prompt came from the cache is not known
-        yet: message_delta has the final counts."""
+        """Return the message without content. The cache has not reported yet: message_delta has the
+        final counts."""
         usage = self._usage(Usage(self.prompt_tokens, 0, 0))
         return [{"type": "message_start", "message": self._message([], usage)}, PING]
 
@@ -176,11 +174,9 @@ class MessageAnswer:
         return [end, {"type": "message_stop"}]
 
     def failure(self, error: ApiError) -> Json:
-        """Return the error alone."""
         return late_message_error(error, current_request_id())
 
     def add(self, delta: Delta) -> None:
-        """Gather a delta for ``whole``."""
         add_events(self._content, self.chunks(delta))
 
     def whole(self, usage: Usage) -> Json:
@@ -198,7 +194,8 @@ class MessageAnswer:
         }
 
     def _usage(self, usage: Usage) -> Json:
-        """Return usage. input_tokens leaves out what came from the cache and what is new in it."""
+        """Return usage. input_tokens excludes tokens that are read from the cache or written to
+        it."""
         cached = usage.prefix.cached_tokens if usage.prefix else 0
         written = written_tokens(usage)
         counts: Json = {

@@ -1,4 +1,5 @@
-"""POST /v1/messages and /v1/messages/count_tokens: the requests as they come in."""
+"""POST /v1/messages and /v1/messages/count_tokens: wire -> neutral form. One file, because tools,
+blocks and messages refer to each other."""
 
 import json
 import re
@@ -9,7 +10,7 @@ from pydantic import Field, model_validator
 
 from server.config import LimitsSection
 from server.protocol.chat.request import Budget, Effort, TemplateFields, thinking
-from server.protocol.chat.tools import PlacedTool, collected, read_tool_choice, with_loaded
+from server.protocol.chat.tools import PlacedTool, collect_tools, read_tool_choice, with_loaded
 from server.protocol.common import (
     MANY_STOPS,
     CacheSalt,
@@ -26,7 +27,7 @@ from server.protocol.fields import (
     overridden,
     refused,
 )
-from server.protocol.unseen import Unseen
+from server.protocol.unsupported import Unsupported
 from server.protocol.wire_errors import check_count, invalid, quoted
 from server.text.conversation import (
     Conversation,
@@ -38,8 +39,8 @@ from server.text.conversation import (
     Turn,
 )
 
-# Anthropic's servers run these themselves. The model is not told of them, so that a client that
-# always offers some of them gets answers.
+# Anthropic's servers run these tools. The model does not see them, so that clients which always
+# offer some still get answers.
 SEARCH_TOOLS = "tool_search_tool_"
 SERVER_TOOLS = (
     "web_search_",
@@ -52,7 +53,7 @@ SERVER_TOOLS = (
 
 
 class OfferedTool(WireModel):
-    """A tool of any type. Of Anthropic's own types nobody here knows what they take."""
+    """A tool of any type. The parameters of Anthropic's own types are unknown here."""
 
     type: str | None = None
     name: str | None = None
@@ -66,7 +67,7 @@ class OfferedTool(WireModel):
         return self.type is not None and self.type.startswith(SERVER_TOOLS)
 
     def tool(self, place: str) -> Tool:
-        """Return the tool in the neutral form. Raises ApiError."""
+        """Return the neutral form. Raises ApiError."""
         if self.type not in (None, "custom"):
             raise invalid(
                 f"A tool of type {quoted(self.type or '')} is not supported: describe it with an "
@@ -87,8 +88,7 @@ class OfferedChoice(WireModel):
     disable_parallel_tool_use: bool | None = None
 
     def read(self, tools: tuple[Tool, ...]) -> ToolChoice:
-        """Return the choice in the neutral form. Raises ApiError for a choice that cannot be
-        made."""
+        """Return the neutral form. Raises ApiError for a choice that the tools do not allow."""
         required = self.type in ("any", "tool")
         choice = read_tool_choice("required" if required else self.type, tools)
         if self.type != "tool":
@@ -100,14 +100,14 @@ class OfferedChoice(WireModel):
         return ToolChoice("named", self.name)
 
 
-def read_offered_tools(
+def read_custom_tools(
     tools: Sequence[OfferedTool], added: Iterable[tuple[OfferedTool, str]]
 ) -> tuple[Tool, ...]:
-    """Return the tools that a client runs, in their order. added: those that messages define, each
-    with how errors name it. Raises ApiError that names the one at fault."""
+    """Return the tools that the client runs, in their order. added: tools that messages define,
+    with their places in errors. Raises ApiError that names the tool at fault."""
     placed = ((tool, f"tools[{number}]") for number, tool in enumerate(tools))
     searched = any((tool.type or "").startswith(SEARCH_TOOLS) for tool in tools)
-    return collected(with_loaded(_read(placed), _read(added), searched=searched))
+    return collect_tools(with_loaded(_read(placed), _read(added), searched=searched))
 
 
 def _read(tools: Iterable[tuple[OfferedTool, str]]) -> list[PlacedTool]:
@@ -115,11 +115,11 @@ def _read(tools: Iterable[tuple[OfferedTool, str]]) -> list[PlacedTool]:
     return [(tool.tool(place), f"{place}.name") for tool, place in own]
 
 
-# Claude Code's first line, which differs from one request to the next: with it nothing that
-# follows could come from the cache.
+# Claude Code's first line differs in every request, so that nothing after it could come from the
+# cache.
 BILLING = re.compile(r"\s*x-anthropic-billing-header:[^\n]*\n*")
 FAILED = "Error: "
-# The types of blocks that are read; server/protocol/unseen.py has what becomes of the others.
+# Types of blocks that are read; server/protocol/unsupported.py handles the others.
 READ = frozenset(
     {
         *("text", "thinking", "redacted_thinking", "compaction", "image", "document"),
@@ -129,7 +129,7 @@ READ = frozenset(
 
 
 class TextBlock(WireModel):
-    """A block where there is nothing but text. ``cache_control`` and whatever else is ignored."""
+    """A block where only text is expected. ``cache_control`` and unknown fields are ignored."""
 
     type: str
     text: str | None = None
@@ -137,32 +137,31 @@ class TextBlock(WireModel):
     @model_validator(mode="before")
     @classmethod
     def _type_alone(cls, block: Any) -> Any:
-        """Drop all but the type of a block that is not read: nothing is known of its fields."""
+        """Drop all fields but the type of a block that is not read: their types are unknown."""
         kind = block.get("type") if isinstance(block, dict) else None
         return {"type": kind} if isinstance(kind, str) and kind not in READ else block
 
-    def text_for_model(self, place: str, unseen: Unseen) -> str:
-        """Return the text that the model reads; see ``Unseen.note``."""
+    def text_for_model(self, place: str, unsupported: Unsupported) -> str:
+        """Return the text that the model reads; see ``Unsupported.note``."""
         if self.type == "text":
             return self.text or ""
-        # What may stand elsewhere alone is left out here, too.
-        return unseen.note(self.type, place)
+        # Some blocks that are read elsewhere are unsupported here.
+        return unsupported.note(self.type, place)
 
 
 class Source(WireModel):
-    """What an image or a document is. Only text is looked at."""
+    """The source of an image or a document. Only text is read."""
 
     type: str | None = None
     data: str | None = None
     content: str | ListOf[TextBlock] | None = None
 
-    def text_for_model(self, place: str, unseen: Unseen) -> str | None:
-        """Return the text; None where it is none."""
+    def text_for_model(self, place: str, unsupported: Unsupported) -> str | None:
         if self.type == "text":
             return self.data
         if self.type != "content" or self.content is None:
             return None
-        return joined_text(self.content, f"{place}.content", unseen)
+        return joined_text(self.content, f"{place}.content", unsupported)
 
 
 class ShownBlock(TextBlock):
@@ -173,22 +172,22 @@ class ShownBlock(TextBlock):
     content: "str | ListOf[ShownBlock] | None" = None
     tool_name: str | None = None
 
-    def text_for_model(self, place: str, unseen: Unseen) -> str:
-        """See TextBlock. A document of text is its text."""
+    def text_for_model(self, place: str, unsupported: Unsupported) -> str:
+        """See TextBlock. A document of text becomes its text."""
         if self.type == "document" and isinstance(self.source, Source):
-            text = self.source.text_for_model(f"{place}.source", unseen)
+            text = self.source.text_for_model(f"{place}.source", unsupported)
             if text is not None:
                 return text
         if self.type == "search_result":
-            text = joined_text(self.content or "", f"{place}.content", unseen)
+            text = joined_text(self.content or "", f"{place}.content", unsupported)
             return f"{self.title or ''}\n{self.source or ''}\n{text}\n"
         if self.type == "tool_reference" and self.tool_name is not None:
-            return unseen.loaded(self.tool_name)
-        return super().text_for_model(place, unseen)
+            return unsupported.loaded(self.tool_name)
+        return super().text_for_model(place, unsupported)
 
 
 class AddedTool(WireModel):
-    """A tool that is offered from here on, by its name or as it is."""
+    """A tool that the client offers from this message on, by name or by definition."""
 
     name: str | None = None
     definition: OfferedTool | None = None
@@ -201,33 +200,36 @@ class Block(ShownBlock):
     id: str | None = None
     name: str | None = None
     input: dict[str, Any] | list[Any] | str | None = None
-    """Agents keep what was no object, if a model has called so."""
+    """Agents send back arguments that were no object."""
     tool_use_id: str | None = None
     is_error: bool | None = None
     tool: AddedTool | None = None
 
-    def text_for_model(self, place: str, unseen: Unseen) -> str:
-        """See TextBlock. A compaction is the summary of what it stands for."""
+    def text_for_model(self, place: str, unsupported: Unsupported) -> str:
+        """See TextBlock. A compaction becomes its summary."""
         if self.type == "compaction":
-            return joined_text(self.content or "", f"{place}.content", unseen)
+            return joined_text(self.content or "", f"{place}.content", unsupported)
         if self.type == "tool_addition":
             tool = self.tool or AddedTool()
             name = tool.name if tool.definition is None else tool.definition.name
-            return unseen.leave_out(self.type, place) if name is None else unseen.loaded(name)
-        return super().text_for_model(place, unseen)
+            return (
+                unsupported.leave_out(self.type, place)
+                if name is None
+                else unsupported.loaded(name)
+            )
+        return super().text_for_model(place, unsupported)
 
     def call(self, place: str) -> ToolCall:
-        """Return a tool_use in the neutral form, with the arguments written as the models write
-        them."""
+        """Return the neutral form of a tool_use, with arguments written as models write them."""
         if self.name is None:
             raise invalid("The tool has no name.", f"{place}.name")
         given = self.input or {}
         arguments = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
         return ToolCall(self.id or "", self.name, arguments)
 
-    def result(self, place: str, unseen: Unseen) -> Turn:
-        """Return the text of a tool_result. One that is an error says so."""
-        text = joined_text(self.content or "", f"{place}.content", unseen)
+    def result(self, place: str, unsupported: Unsupported) -> Turn:
+        """Return the turn of a tool_result. An error is marked as one."""
+        text = joined_text(self.content or "", f"{place}.content", unsupported)
         if self.is_error and not text.lower().startswith("error"):
             text = FAILED + text
         return Turn("tool", text, tool_call_id=self.tool_use_id)
@@ -240,73 +242,76 @@ class InputMessage(WireModel):
     content: str | ListOf[Block]
 
     def added_tools(self, place: str) -> Iterator[tuple[OfferedTool, str]]:
-        """Yield the tools that are defined here, each with how errors name it."""
+        """Yield the tools that the message defines, with their places in errors."""
         for number, block in enumerate(self.content if isinstance(self.content, list) else ()):
             if block.tool is not None and block.tool.definition is not None:
                 yield block.tool.definition, f"{place}.content[{number}].tool.definition"
 
-    def turns(self, place: str, unseen: Unseen) -> list[Turn]:
-        """Return the message in the neutral form: an assistant's message is one turn; a user's is
-        one for every result of a tool and every run of text. place: how errors name it. Raises
+    def turns(self, place: str, unsupported: Unsupported) -> list[Turn]:
+        """Return the neutral form. An assistant's message is one turn; a user's has a turn for each
+        tool result and for each run of text. place: the message's name in errors. Raises
         ApiError."""
         if self.role == "system":
-            text = "\n\n".join(system_texts(self.content, f"{place}.content", unseen))
+            text = "\n\n".join(system_texts(self.content, f"{place}.content", unsupported))
             return [Turn("system", text)] if text else []
         if isinstance(self.content, str):
             return [Turn(self.role, self.content)]
         blocks = [(f"{place}.content[{n}]", block) for n, block in enumerate(self.content)]
-        return _heard(blocks, unseen) if self.role == "user" else [_spoken(blocks, unseen)]
+        return (
+            _heard(blocks, unsupported) if self.role == "user" else [_spoken(blocks, unsupported)]
+        )
 
 
-def system_texts(content: str | Sequence[TextBlock], place: str, unseen: Unseen) -> list[str]:
-    """Return the parts of a system prompt, without what is billed to whom. Raises ApiError."""
-    blocks = [content] if isinstance(content, str) else _texts(content, place, unseen)
+def system_texts(
+    content: str | Sequence[TextBlock], place: str, unsupported: Unsupported
+) -> list[str]:
+    """Return the parts of a system prompt without billing headers. Raises ApiError."""
+    blocks = [content] if isinstance(content, str) else _texts(content, place, unsupported)
     texts = [_without_billing(text) for text in blocks]
     return [text for text in texts if text]
 
 
-def joined_text(content: str | Sequence[TextBlock], place: str, unseen: Unseen) -> str:
-    """Join content to one string. Raises ApiError."""
-    return content if isinstance(content, str) else "".join(_texts(content, place, unseen))
+def joined_text(content: str | Sequence[TextBlock], place: str, unsupported: Unsupported) -> str:
+    return content if isinstance(content, str) else "".join(_texts(content, place, unsupported))
 
 
-def _texts(blocks: Sequence[TextBlock], place: str, unseen: Unseen) -> list[str]:
+def _texts(blocks: Sequence[TextBlock], place: str, unsupported: Unsupported) -> list[str]:
     return [
-        block.text_for_model(f"{place}[{number}]", unseen) for number, block in enumerate(blocks)
+        block.text_for_model(f"{place}[{number}]", unsupported)
+        for number, block in enumerate(blocks)
     ]
 
 
 def _without_billing(text: str) -> str:
-    found = BILLING.match(text)
-    return text if found is None else text[found.end() :]
+    header = BILLING.match(text)
+    return text if header is None else text[header.end() :]
 
 
-def _heard(blocks: list[tuple[str, Block]], unseen: Unseen) -> list[Turn]:
-    """Return the turns of a user's message: results of tools, and text."""
+def _heard(blocks: list[tuple[str, Block]], unsupported: Unsupported) -> list[Turn]:
+    """Return the turns of a user's message: tool results and text."""
     turns: list[Turn] = []
     texts: list[str] = []
     for place, block in blocks:
         if block.type != "tool_result":
-            texts.append(block.text_for_model(place, unseen))
+            texts.append(block.text_for_model(place, unsupported))
             continue
         if texts:
             turns.append(Turn("user", "".join(texts)))
             texts = []
-        turns.append(block.result(place, unseen))
+        turns.append(block.result(place, unsupported))
     return [*turns, Turn("user", "".join(texts))] if texts or not turns else turns
 
 
-def _spoken(blocks: list[tuple[str, Block]], unseen: Unseen) -> Turn:
-    """Return the turn of an assistant's message: reasoning, text and calls."""
+def _spoken(blocks: list[tuple[str, Block]], unsupported: Unsupported) -> Turn:
     reasoning, texts, calls = [], [], []
     for place, block in blocks:
         if block.type == "thinking":
             reasoning.append(block.thinking or "")
         elif block.type == "tool_use":
             calls.append(block.call(place))
-        # What is redacted is a cipher of Anthropic's, which nobody else can read.
+        # Only Anthropic can decipher redacted blocks.
         elif block.type != "redacted_thinking":
-            texts.append(block.text_for_model(place, unseen))
+            texts.append(block.text_for_model(place, unsupported))
     return Turn("assistant", "".join(texts), "\n\n".join(reasoning), tuple(calls))
 
 
@@ -335,7 +340,7 @@ SCHEMA_PARAM = "output_config.format.schema"
 
 
 class ThinkingConfig(WireModel):
-    """Whether and how much to think. ``display`` is ignored: thoughts are sent as they are."""
+    """The switch and the budget of reasoning. ``display`` is ignored: reasoning is always sent."""
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: Budget | None = None
@@ -349,14 +354,14 @@ class JsonFormat(WireModel):
 
 
 class OutputConfig(WireModel):
-    """How much effort an answer is worth, and what form it has."""
+    """The effort of an answer, and its form."""
 
     effort: Effort | None = None
     format: JsonFormat | None = None
 
 
 class ConversationFields(StructureFields):
-    """All that becomes part of the prompt, and the form of the answer."""
+    """The fields that become the prompt or the answer's form."""
 
     model: str | None = None
     messages: Annotated[ListOf[InputMessage], Field(min_length=1)]
@@ -368,19 +373,18 @@ class ConversationFields(StructureFields):
     enable_thinking: bool | None = None
     chat_template_kwargs: TemplateFields | None = None
 
-    def conversation(self, limits: LimitsSection, unseen: Unseen) -> Conversation:
-        """Return the request in the neutral form. Raises ApiError that names what cannot be part of
-        it."""
+    def conversation(self, limits: LimitsSection, unsupported: Unsupported) -> Conversation:
+        """Return the neutral form. Raises ApiError that names the field at fault."""
         added = [
             tool
             for number, message in enumerate(self.messages)
             for tool in message.added_tools(f"messages[{number}]")
         ]
-        tools = read_offered_tools(self.tools or [], added)
-        unseen.offer(tools)
+        tools = read_custom_tools(self.tools or [], added)
+        unsupported.offer(tools)
         choice = self.tool_choice or OfferedChoice(type="auto")
         return Conversation(
-            turns=self._turns(limits.max_messages, unseen),
+            turns=self._turns(limits.max_messages, unsupported),
             tools=tools,
             tool_choice=choice.read(tools),
             parallel_tool_calls=choice.disable_parallel_tool_use is not True,
@@ -390,28 +394,28 @@ class ConversationFields(StructureFields):
             template_arguments=(self.chat_template_kwargs or TemplateFields()).others,
         )
 
-    def _turns(self, max_messages: int, unseen: Unseen) -> tuple[Turn, ...]:
+    def _turns(self, max_messages: int, unsupported: Unsupported) -> tuple[Turn, ...]:
         check_count(len(self.messages), max_messages, "messages")
-        system = system_texts(self.system or "", "system", unseen)
+        system = system_texts(self.system or "", "system", unsupported)
         turns = [Turn("system", text) for text in system]
         for number, message in enumerate(self.messages):
-            turns += message.turns(f"messages[{number}]", unseen)
+            turns += message.turns(f"messages[{number}]", unsupported)
         return tuple(turns)
 
     def _output(self) -> OutputFormat | None:
-        found = self.output_format()
+        other = self.output_format()
         config = self.output_config or OutputConfig()
         if config.format is None:
-            return found
-        if found is not None:
+            return other
+        if other is not None:
             raise invalid(
-                f"{found.param} and output_config both say what the answer must be.", found.param
+                f"{other.param} and output_config both say what the answer must be.", other.param
             )
         return OutputFormat("json_schema", config.format.schema_, SCHEMA_PARAM)
 
     def _thinking(self) -> Thinking:
-        """Return how much to think. What is said plainly wins over an effort; Anthropic's field
-        wins over the others."""
+        """Return the neutral form. An explicit switch or budget wins over an effort, and
+        Anthropic's field wins over the others."""
         thinking_field = self.thinking
         if thinking_field is not None and thinking_field.type in ("disabled", "between_tools"):
             return Thinking(False)
@@ -438,6 +442,6 @@ class MessagesRequest(ConversationFields, SamplingFields):
 
 
 class CountTokensRequest(ConversationFields, FieldsChecked):
-    """The same, of which only the conversation counts, and whose it is."""
+    """Of a body that has the same fields only the conversation and the salt count."""
 
     cache_salt: CacheSalt | None = None

@@ -13,7 +13,8 @@ from server.text.pieces import AnswerPiece, Delta, ToolCallArguments, ToolCallSt
 
 
 def ollama_error(error: ApiError) -> dict[str, Any]:
-    """Return ``{"error": message}``. There is no place for the parameter but the message."""
+    """Return ``{"error": message}``. The message names the parameter, for which Ollama has no
+    field."""
     message = error.message
     if isinstance(error, UnknownModelError):
         message = error.ollama_message
@@ -22,12 +23,12 @@ def ollama_error(error: ApiError) -> dict[str, Any]:
     return {"error": message}
 
 
-# Clients refuse servers that are older than what they need. This is the first version of Ollama
-# that has OpenAI's chat and responses and Anthropic's messages beside its own API, as quire has.
+# Clients refuse older servers. 0.14.0 is the first version of Ollama with the OpenAI and Anthropic
+# APIs that quire has.
 API_VERSION = "0.14.0"
 UNKNOWN = "unknown"
 FORMAT = "safetensors"
-# So far away that clients show it as "forever", and near enough for every calendar.
+# Clients show a time this far away as "forever", and every calendar can hold it.
 NEVER = datetime(2300, 1, 1, tzinfo=UTC)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 UNITS = ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K"))
@@ -35,23 +36,23 @@ UNITS = ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K"))
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What a model's files say of it."""
+    """Facts from a model's files."""
 
     family: str = UNKNOWN
     """``model_type`` of its config.json."""
     parameters: int = 0
-    """Numbers of its weight matrices, however they are packed."""
+    """Number of weights, however they are packed."""
     quantization: str = UNKNOWN
-    """Of its weights: ``BF16``, ``4bit``."""
+    """Of the weights: ``BF16``, ``4bit``."""
     size_bytes: int = 0
-    """Of its weights as they are stored."""
+    """Of the weights as they are stored."""
     digest: str = "0" * 64
-    """64 hexadecimal digits that differ where its files do."""
+    """64 hexadecimal digits that differ where the files do."""
     modified_at: datetime = EPOCH
     weights_bytes: int = 0
-    """Of its weights in memory."""
+    """Of the weights in memory."""
     on_gpu: bool = False
-    """Whether they are memory of a GPU."""
+    """Whether the weights are in memory of a GPU."""
 
 
 NO_FACTS = ModelFacts()
@@ -62,10 +63,10 @@ class Loaded:
     """A model in memory."""
 
     size_bytes: int
-    """All that it takes: weights, and the K and V that it has now."""
+    """Weights and the K and V that exist now."""
     on_gpu: bool = False
     expires_at: datetime | None = None
-    """When it will be unloaded if nobody asks it; None: never."""
+    """The time at which the idle model is unloaded; None: never."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,24 +76,23 @@ class ModelInfo:
     name: str
     facts: ModelFacts
     context_length: int
-    """Tokens of the longest sequence that this server would have of it, loaded or not."""
+    """Longest sequence in tokens that this server allows, whether the model is loaded or not."""
     capabilities: tuple[str, ...]
     """As ``capabilities`` gives them."""
     loaded: Loaded | None = None
     template: str = ""
-    """Of its conversations, as its makers wrote it."""
+    """The chat template as its authors wrote it."""
 
 
 def capabilities(*, embeds: bool, calls: bool, thinks: bool) -> tuple[str, ...]:
-    """Return what a model can do, in Ollama's words. embeds: it makes vectors and no text. calls,
-    thinks: its template knows tools and thoughts."""
+    """Return a model's capabilities in Ollama's words. embeds: the model makes vectors and no text.
+    calls, thinks: the template writes tools and reasoning."""
     if embeds:
         return ("embedding",)
     return ("completion", *(["tools"] if calls else []), *(["thinking"] if thinks else []))
 
 
 def tags_answer(models: Sequence[ModelInfo]) -> Json:
-    """Return the models that there are, loaded or not."""
     return {
         "models": [
             _named(model) | {"modified_at": _time(model.facts.modified_at)} for model in models
@@ -136,7 +136,6 @@ def show_answer(model: ModelInfo) -> Json:
 
 
 def version_answer() -> Json:
-    """Return which version of Ollama's API this is."""
     return {"version": API_VERSION}
 
 
@@ -162,7 +161,7 @@ def _details(model: ModelInfo) -> Json:
 
 
 def _short(parameters: int) -> str:
-    """Write a number as people say it: 4.0B."""
+    """Shorten a number: 4.0B."""
     for size, unit in UNITS:
         if parameters >= size:
             return f"{parameters / size:.1f}{unit}"
@@ -170,12 +169,12 @@ def _short(parameters: int) -> str:
 
 
 def _time(moment: datetime) -> str:
-    """Write a time as RFC 3339 has it, with microseconds."""
+    """Format a time as RFC 3339 has it, with microseconds."""
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def time_from_ns(nanoseconds: int) -> str:
-    """Write a time since 1970 as RFC 3339 has it, with nanoseconds."""
+    """Format a time since 1970 as RFC 3339 has it, with nanoseconds."""
     seconds, rest = divmod(nanoseconds, 10**9)
     whole = EPOCH + timedelta(seconds=seconds)
     return f"{whole:%Y-%m-%dT%H:%M:%S}.{rest:09}Z"
@@ -187,12 +186,12 @@ TEXT = {"chat": "content", "generate": "response"}
 
 @dataclass(frozen=True, slots=True)
 class Durations:
-    """How long an answer took, in seconds."""
+    """The time that an answer took, in seconds."""
 
     total_s: float
     """From the request to now."""
     prompt_s: float
-    """From the request to the first token: in the queue, too."""
+    """From the request to the first token, the queue included."""
     answer_s: float
     """From the first token to the last."""
 
@@ -216,11 +215,10 @@ class OllamaAnswer:
     _finish: str = "stop"
 
     def first_chunks(self) -> list[Json]:
-        """Return an object without text."""
         return [self._object({})]
 
     def chunks(self, delta: Delta) -> list[Json]:
-        """Return the objects of a delta; a call is in one when it is all there."""
+        """Return the objects of a delta. A call is sent in one object when it is complete."""
         parts = self._parts(delta)
         logprobs = token_objects(delta.tokens, self.token_bytes)
         if logprobs and not parts:
@@ -231,15 +229,12 @@ class OllamaAnswer:
         return chunks
 
     def last_chunks(self, usage: Usage) -> list[Json]:
-        """Return the end: why, how many tokens, how long."""
         return [self._object({}) | self._end(usage)]
 
     def failure(self, error: ApiError) -> Json:
-        """Return the error alone."""
         return ollama_error(error) | error.late_fields
 
     def add(self, delta: Delta) -> None:
-        """Gather a delta for ``whole``."""
         for part in self._parts(delta):
             self._calls += part.pop("tool_calls", [])
             for name, text in part.items():
@@ -247,17 +242,17 @@ class OllamaAnswer:
         self._logprobs += token_objects(delta.tokens, self.token_bytes)
 
     def whole(self, usage: Usage) -> Json:
-        said: Json = {name: "".join(texts) for name, texts in self._texts.items()}
+        message: Json = {name: "".join(texts) for name, texts in self._texts.items()}
         calls: Json = {"tool_calls": self._calls} if self._calls else {}
         logprobs: Json = {"logprobs": self._logprobs} if self._logprobs else {}
-        return self._object(said | calls) | logprobs | self._end(usage)
+        return self._object(message | calls) | logprobs | self._end(usage)
 
     def nothing(self, *, unloads: bool) -> Json:
-        """Return the answer to a request that only wants the model to be there, or not."""
+        """Return the answer to a request that only loads or unloads the model."""
         return self._object({}) | {"done": True, "done_reason": "unload" if unloads else "load"}
 
     def _object(self, part: Json) -> Json:
-        """Make an object. part: of the message."""
+        """Make an object around a part of the message."""
         head = {"model": self.model, "created_at": time_from_ns(self.now_ns())}
         text = {TEXT[self.kind]: ""}
         if self.kind == "generate":
@@ -278,18 +273,18 @@ class OllamaAnswer:
         }
 
     def _parts(self, delta: Delta) -> list[Json]:
-        parts = [part for piece in delta.pieces for part in self._fed(piece)]
+        parts = [part for piece in delta.pieces for part in self._feed(piece)]
         if delta.finish is not None:
             self._finish = delta.finish
-            parts += self._ended_call()
+            parts += self._end_call()
         return parts
 
-    def _fed(self, piece: AnswerPiece) -> list[Json]:
+    def _feed(self, piece: AnswerPiece) -> list[Json]:
         if isinstance(piece, ToolCallArguments):
             assert self._call is not None, "arguments follow the start of their call"
             self._call.arguments += piece.text
             return []
-        before = self._ended_call()
+        before = self._end_call()
         if isinstance(piece, ToolCallStart):
             self._call = GatheredCall(piece)
             return before
@@ -297,8 +292,8 @@ class OllamaAnswer:
             return [*before, {"thinking": piece.text}]
         return [*before, self._text(piece.text)]
 
-    def _ended_call(self) -> list[Json]:
-        """Return the call that is open, which has ended; one that nobody could make is text."""
+    def _end_call(self) -> list[Json]:
+        """End the open call. One whose arguments are no object becomes text."""
         call, self._call = self._call, None
         if call is None:
             return []
@@ -313,5 +308,4 @@ class OllamaAnswer:
 
 
 def nanoseconds(seconds: float) -> int:
-    """Return a duration as Ollama writes it."""
     return round(seconds * 10**9)

@@ -1,4 +1,5 @@
-"""POST /api/chat and /api/generate: the requests as they come in."""
+"""The requests of Ollama's API: wire -> neutral form. One file, because all of them share their
+fields."""
 
 import math
 import re
@@ -24,7 +25,7 @@ from server.protocol.common import (
 )
 from server.protocol.embeddings import MAX_DIMENSIONS, EmbeddingRequest
 from server.protocol.fields import SAMPLING_REFUSED, refused
-from server.protocol.unseen import Unseen
+from server.protocol.unsupported import Unsupported
 from server.protocol.wire_errors import check_count, invalid
 from server.text.conversation import (
     Conversation,
@@ -57,7 +58,7 @@ SHOW_REFUSED = (
     refused("template", "it is the model's own that is shown"),
 )
 
-# Of Ollama's API page, of this year and of others: they are ignored.
+# Samplers of Ollama's API page, of this year and earlier, which are ignored.
 SAMPLERS = {"typical_p", "tfs_z", "mirostat", "mirostat_tau", "mirostat_eta"}
 INSTEAD = {
     "max_tokens": "use num_predict",
@@ -65,7 +66,7 @@ INSTEAD = {
     "repetition_penalty": "use repeat_penalty",
     "cache_salt": "it stands beside the options",
 }
-# The other APIs have or refuse these, and Ollama does not know them.
+# Fields that the other APIs accept or refuse, and Ollama does not know.
 OPTIONS_REFUSED = tuple(
     refused(field.name, INSTEAD.get(field.name, field.remedy), *field.harmless)
     for field in (
@@ -87,9 +88,9 @@ DURATION = re.compile(f"([+-]?)((?:{PART.pattern})+|{NUMBER})", re.ASCII)
 
 
 def keep_alive_s(value: float | str | None) -> float | None:
-    """Return for how many seconds; infinity for ever, where it is below 0; 0 for not at all; None
-    where nothing is said. value: seconds, or a duration such as "10m" or "1h30m"; a text without
-    unit is seconds, too. Raises ApiError (400)."""
+    """Return the seconds to keep the model: infinity for a negative value, 0 to unload it, None
+    where the request does not say. value: seconds as a number or text, or a duration such as "10m"
+    or "1h30m". Raises ApiError (400)."""
     if value is None:
         return None
     seconds = _seconds(value) if isinstance(value, str) else value
@@ -97,14 +98,14 @@ def keep_alive_s(value: float | str | None) -> float | None:
 
 
 def _seconds(text: str) -> float:
-    found = DURATION.fullmatch(text.strip())
-    if found is None:
+    duration = DURATION.fullmatch(text.strip())
+    if duration is None:
         raise invalid(
             'keep_alive is no duration: write seconds, or a text such as "10m"; -1 is for ever, 0 '
             "is not at all.",
             "keep_alive",
         )
-    sign, whole = found[1], found[2]
+    sign, whole = duration[1], duration[2]
     parts = PART.findall(whole)
     seconds = sum(float(number) * UNITS_S[unit] for number, unit in parts)
     return (seconds if parts else float(whole)) * (-1 if sign == "-" else 1)
@@ -116,7 +117,7 @@ Penalty = Annotated[float, Field(ge=-2, le=2)]
 
 
 class OllamaSampling(SamplingFields):
-    """The sampling fields of a request of Ollama's."""
+    """The sampling fields of Ollama's options, by the names of all APIs."""
 
     stop_param: ClassVar[str] = "options.stop"
     stops_factor: ClassVar[int] = MANY_STOPS
@@ -128,7 +129,7 @@ class OllamaSampling(SamplingFields):
 
 
 class Options(FieldsChecked):
-    """How an answer is sampled."""
+    """Ollama's options for sampling."""
 
     refused_fields = OPTIONS_REFUSED
 
@@ -145,13 +146,11 @@ class Options(FieldsChecked):
     num_predict: Whole | None = Field(default=None, ge=-2, le=2**31 - 1)
 
     def check(self, limits: LimitsSection) -> None:
-        """Check what the types cannot. Raises ApiError that names the option."""
         super().check(limits)
         self.sampling.check(limits)
 
     @property
     def sampling(self) -> OllamaSampling:
-        """The same in the names of all APIs."""
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         penalized = self.repeat_last_n != 0
         return OllamaSampling(
@@ -174,14 +173,14 @@ class Options(FieldsChecked):
 
 
 class ChatCall(WireModel):
-    """A call that an earlier answer made."""
+    """A call of an earlier answer."""
 
     id: str | None = None
     function: CalledFunction
 
 
 class ChatMessage(WireModel):
-    """One message of a conversation. ``tool_name`` and whatever else it has is ignored."""
+    """One message of a conversation. ``tool_name`` and unknown fields are ignored."""
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = None
@@ -190,12 +189,11 @@ class ChatMessage(WireModel):
     tool_calls: ListOf[ChatCall] | None = None
     tool_call_id: str | None = None
 
-    def turn(self, place: str, unseen: Unseen) -> Turn:
-        """Return the message in the neutral form. place: how errors name the message. Raises
-        ApiError."""
+    def turn(self, place: str, unsupported: Unsupported) -> Turn:
+        """Return the neutral form. place: the message's name in errors. Raises ApiError."""
         return Turn(
             self.role,
-            with_images(self.content or "", self.images, place, unseen),
+            with_images(self.content or "", self.images, place, unsupported),
             self.thinking or "",
             self._calls,
             self.tool_call_id,
@@ -203,13 +201,13 @@ class ChatMessage(WireModel):
 
     @property
     def _calls(self) -> tuple[ToolCall, ...]:
-        return tuple(call.function.made(call.id or "") for call in self.tool_calls or ())
+        return tuple(call.function.to_call(call.id or "") for call in self.tool_calls or ())
 
 
-def with_images(text: str, images: list[str] | None, place: str, unseen: Unseen) -> str:
-    """Return what the model reads of a text and the images before it. place: how errors name what
-    has both. Raises ApiError."""
-    notes = [unseen.note("image", f"{place}images[{n}]") for n in range(len(images or ()))]
+def with_images(text: str, images: list[str] | None, place: str, unsupported: Unsupported) -> str:
+    """Return a text with notes for the images before it. place: its name in errors. Raises
+    ApiError."""
+    notes = [unsupported.note("image", f"{place}images[{n}]") for n in range(len(images or ()))]
     return "\n".join([*notes, text])
 
 
@@ -218,25 +216,23 @@ NEEDS_TEMPLATE = "a raw prompt is not put into the model's template, which that 
 
 
 class KeptFields(FieldsChecked):
-    """What all requests have that a model answers."""
+    """Fields of every request to a model."""
 
     model: str | None = None
     keep_alive: float | str | None = None
     cache_salt: CacheSalt | None = None
 
     def check(self, limits: LimitsSection) -> None:
-        """Check what the types cannot. Raises ApiError that names the parameter."""
         super().check(limits)
         keep_alive_s(self.keep_alive)
 
     @property
     def unloads(self) -> bool:
-        """Whether the model is not to stay in memory."""
         return keep_alive_s(self.keep_alive) == 0
 
 
 class AnswerFields(LogprobFields, KeptFields):
-    """What requests for an answer have."""
+    """Fields of requests for an answer."""
 
     stream: bool | None = None
     format: dict[str, object] | str | None = None
@@ -244,19 +240,17 @@ class AnswerFields(LogprobFields, KeptFields):
     options: Options | None = None
 
     def check(self, limits: LimitsSection) -> None:
-        """Check what the types cannot. Raises ApiError that names the parameter."""
         super().check(limits)
         self.chosen_options.check(limits)
         self.check_logprobs()
 
     @property
     def chosen_options(self) -> Options:
-        """The options, which may be none."""
         return self.options or Options()
 
     @property
     def streams(self) -> bool:
-        """Whether the answer is streamed: it is, unless it is not wanted so."""
+        """Whether to stream: the default in this API."""
         return self.stream is not False
 
     def output(self) -> OutputFormat | None:
@@ -284,21 +278,19 @@ class OllamaChatRequest(AnswerFields):
     tools: ListOf[WireTool] | None = None
 
     def check(self, limits: LimitsSection) -> None:
-        """Check what the types cannot. Raises ApiError that names the parameter."""
         super().check(limits)
         check_count(len(self.messages or ()), limits.max_messages, "messages")
 
     @property
     def only_loads(self) -> bool:
-        """Whether there is nothing to answer."""
+        """Whether the request only loads the model."""
         return not self.messages
 
-    def conversation(self, limits: LimitsSection, unseen: Unseen) -> Conversation:
-        """Return the request in the neutral form. Raises ApiError that names what cannot be part of
-        it."""
+    def conversation(self, limits: LimitsSection, unsupported: Unsupported) -> Conversation:
+        """Return the neutral form. Raises ApiError that names the field at fault."""
         tools, messages = read_tools(self.tools or []), self.messages or []
         return Conversation(
-            turns=tuple(one.turn(f"messages[{n}].", unseen) for n, one in enumerate(messages)),
+            turns=tuple(one.turn(f"messages[{n}].", unsupported) for n, one in enumerate(messages)),
             tools=tools,
             tool_choice=ToolChoice("auto" if tools else "none"),
             output=self.output(),
@@ -318,7 +310,6 @@ class OllamaGenerateRequest(AnswerFields):
     images: ListOf[str] | None = None
 
     def check(self, limits: LimitsSection) -> None:
-        """Check what the types cannot. Raises ApiError that names the parameter."""
         super().check(limits)
         if not self.raw:
             return
@@ -328,17 +319,15 @@ class OllamaGenerateRequest(AnswerFields):
 
     @property
     def only_loads(self) -> bool:
-        """Whether there is nothing to answer."""
+        """Whether the request only loads the model."""
         return not self.prompt
 
-    def conversation(self, limits: LimitsSection, unseen: Unseen) -> Conversation:
-        """Return the request in the neutral form. Raises ApiError that names what cannot be part of
-        it."""
+    def conversation(self, limits: LimitsSection, unsupported: Unsupported) -> Conversation:
         del limits
         system = [Turn("system", self.system)] if self.system else []
-        asked = Turn("user", with_images(self.prompt or "", self.images, "", unseen))
+        question = Turn("user", with_images(self.prompt or "", self.images, "", unsupported))
         return Conversation(
-            turns=(*system, asked),
+            turns=(*system, question),
             tool_choice=ToolChoice("none"),
             output=self.output(),
             thinking=self.thinking(),
@@ -362,7 +351,7 @@ class OllamaEmbedRequest(KeptFields):
 
     @property
     def neutral(self) -> EmbeddingRequest | None:
-        """The same as /v1/embeddings has it; None where there is nothing to embed."""
+        """The request by the fields of /v1/embeddings; None where it only loads the model."""
         if not self.input:
             return None
         return EmbeddingRequest(
@@ -371,13 +360,13 @@ class OllamaEmbedRequest(KeptFields):
 
 
 class OllamaEmbeddingsRequest(KeptFields):
-    """The body of /api/embeddings, which is for older clients."""
+    """The body of /api/embeddings, for older clients."""
 
     prompt: str | None = None
 
     @property
     def neutral(self) -> EmbeddingRequest | None:
-        """The same as /v1/embeddings has it; None where there is nothing to embed."""
+        """See OllamaEmbedRequest."""
         if not self.prompt:
             return None
         return EmbeddingRequest(input=self.prompt, cache_salt=self.cache_salt)

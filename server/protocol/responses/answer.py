@@ -32,7 +32,7 @@ Status = Literal["in_progress", "completed", "incomplete"]
 
 
 class TextItem:
-    """What is thought, or what is said: an item with one part, which grows."""
+    """A growing item of reasoning or text, with one part."""
 
     def __init__(
         self, id: str, channel: Channel, token_bytes: TokenText, packs_reasoning: bool
@@ -48,21 +48,20 @@ class TextItem:
     def takes(self, piece: AnswerPiece) -> bool:
         return isinstance(piece, TextPiece) and (piece.channel is Channel.REASONING) == self._thinks
 
-    def opened(self) -> list[Json]:
+    def open(self) -> list[Json]:
         item = self._object("in_progress", [])
         return [
             {"type": "response.output_item.added", "item": item},
             self._of_part("response.content_part.added") | {"part": self._part()},
         ]
 
-    def grown(self, piece: AnswerPiece) -> list[Json]:
-        """Return the events of some text."""
+    def grow(self, piece: AnswerPiece) -> list[Json]:
         assert isinstance(piece, TextPiece)
         self._text += piece.text
         delta = self._of_part(f"response.{self._event}.delta") | {"delta": piece.text}
         return [self._with_logprobs(delta, piece.tokens)]
 
-    def closed(self, status: Status) -> list[Json]:
+    def close(self, status: Status) -> list[Json]:
         """Return the events that close the text, the part and the item."""
         done = self._of_part(f"response.{self._event}.done") | {"text": self._text}
         if not self._thinks:
@@ -103,10 +102,10 @@ class TextItem:
 
 
 class CallItem:
-    """A call, whose arguments grow."""
+    """A call with growing arguments."""
 
     def __init__(self, id: str, start: ToolCallStart, names: Json) -> None:
-        """names: what the client calls the function."""
+        """names: the client's names of the function."""
         self._id = id
         self._start = start
         self._names = names
@@ -115,18 +114,16 @@ class CallItem:
     def takes(self, piece: AnswerPiece) -> bool:
         return not isinstance(piece, TextPiece | ToolCallStart)
 
-    def opened(self) -> list[Json]:
-        """Return the event that opens the call, without its arguments."""
+    def open(self) -> list[Json]:
         return [{"type": "response.output_item.added", "item": self.object("in_progress")}]
 
-    def grown(self, piece: AnswerPiece) -> list[Json]:
-        """Return the event of some of the arguments."""
+    def grow(self, piece: AnswerPiece) -> list[Json]:
         assert not isinstance(piece, TextPiece | ToolCallStart)
         self._arguments += piece.text
         kind = "response.function_call_arguments.delta"
         return [{"type": kind, "item_id": self._id, "delta": piece.text}]
 
-    def closed(self, status: Status) -> list[Json]:
+    def close(self, status: Status) -> list[Json]:
         done = {
             "type": "response.function_call_arguments.done",
             "item_id": self._id,
@@ -147,14 +144,14 @@ class CallItem:
 
 
 class SearchItem(CallItem):
-    """A search for tools that the client makes: it is told of it when it is all there."""
+    """A search for tools that the client makes. Its only events are the first and the last."""
 
-    def grown(self, piece: AnswerPiece) -> list[Json]:
-        super().grown(piece)
+    def grow(self, piece: AnswerPiece) -> list[Json]:
+        super().grow(piece)
         return []
 
-    def closed(self, status: Status) -> list[Json]:
-        return super().closed(status)[1:]
+    def close(self, status: Status) -> list[Json]:
+        return super().close(status)[1:]
 
     def object(self, status: Status) -> Json:
         return {
@@ -168,13 +165,13 @@ class SearchItem(CallItem):
 
 
 class Output:
-    """The items of a response as they come into being, one after the other."""
+    """The items of a response, one after the other."""
 
     def __init__(
         self, key: str, token_bytes: TokenText, packs_reasoning: bool, tools: Iterable[Tool] = ()
     ) -> None:
-        """key: what the items' ids have in common, and with those of no other response. tools:
-        those that may be called."""
+        """key: a prefix of the items' ids, different for every response. tools: that may be
+        called."""
         self._key = key
         self._tools = {tool.name: tool for tool in tools}
         self._token_bytes = token_bytes
@@ -184,7 +181,7 @@ class Output:
 
     @property
     def items(self) -> list[Json]:
-        """All of them; the last one is incomplete unless it has been closed."""
+        """All items; the last one is incomplete unless it is closed."""
         return self._done + ([self._open.object("incomplete")] if self._open else [])
 
     def take(self, piece: AnswerPiece) -> list[Json]:
@@ -192,17 +189,17 @@ class Output:
         if self._open is None or not self._open.takes(piece):
             events = self._close("completed")
             item = self._open = self._new(piece)
-            events += self._numbered(item.opened())
+            events += self._numbered(item.open())
         if not isinstance(piece, ToolCallStart):
-            events += self._numbered(self._open.grown(piece))
+            events += self._numbered(self._open.grow(piece))
         return events
 
     def end(self, finish: str) -> list[Json]:
-        """End the output, and return its events. finish: why it ended."""
+        """End the output and return its events. finish: the reason."""
         events: list[Json] = []
         if not self.items:
             events = self.take(TextPiece(Channel.CONTENT, ""))
-        # An answer that ends by itself with a complete call ends with "tool_calls".
+        # A complete call at the end finishes with "tool_calls".
         cut = finish == "length" or (finish == "stop" and isinstance(self._open, CallItem))
         return events + self._close("incomplete" if cut else "completed")
 
@@ -220,7 +217,7 @@ class Output:
     def _close(self, status: Status) -> list[Json]:
         if self._open is None:
             return []
-        events = self._numbered(self._open.closed(status))
+        events = self._numbered(self._open.close(status))
         self._done.append(self._open.object(status))
         self._open = None
         return events
@@ -236,16 +233,16 @@ class ResponseAnswer:
     stream_form: ClassVar[StreamForm] = StreamForm.NAMED_EVENTS
 
     metadata: ResponseMetadata
-    """Its id is ``resp_`` and what no other response has."""
+    """Its id is ``resp_`` and a key that no other response has."""
     token_bytes: TokenText
     repeated: Json
-    """What the response repeats of its request."""
+    """Fields of the request that the response repeats."""
     cache_report: bool = False
     packs_reasoning: bool = False
     tools: tuple[Tool, ...] = ()
-    """Those that may be called."""
+    """The tools that may be called."""
     keep: Callable[[Json], None] = lambda _: None
-    """Gets the response when it has ended, unless the engine has failed."""
+    """Receives the response at its end, unless the engine has failed."""
     _output: Output = field(init=False)
     _events: int = 0
     _finish: str = "stop"
@@ -255,7 +252,6 @@ class ResponseAnswer:
         self._output = Output(key, self.token_bytes, self.packs_reasoning, self.tools)
 
     def first_chunks(self) -> list[Json]:
-        """Return the events of a response without output: created and in progress."""
         return [
             self._numbered({"type": f"response.{kind}", "response": self._object("in_progress")})
             for kind in ("created", "in_progress")
@@ -282,7 +278,6 @@ class ResponseAnswer:
         return self._numbered({"type": "response.failed", "response": response})
 
     def add(self, delta: Delta) -> None:
-        """Gather a delta for ``whole``."""
         self.chunks(delta)
 
     def whole(self, usage: Usage) -> Json:
@@ -317,7 +312,6 @@ class ResponseAnswer:
 
 
 def response_usage(usage: Usage, cache_report: bool) -> Json:
-    """Return token counts by this API's names."""
     counts = usage_object(usage, cache_report)
     return {
         "input_tokens": counts["prompt_tokens"],

@@ -1,4 +1,9 @@
-"""The items of /v1/responses: wire -> parts of turns, and the form in which they are kept."""
+"""The items of /v1/responses: wire -> turns, and the form in which they are stored.
+
+An assistant's turn comes as several items: reasoning, text and each call. They become one turn
+again, so that the template writes what the model wrote, and the prompt begins with the tokens of
+the answered one.
+"""
 
 import base64
 import binascii
@@ -19,24 +24,23 @@ from server.protocol.chat.request import (
 )
 from server.protocol.common import ListOf, WireModel
 from server.protocol.responses.tools import FlatTool, functions, joined_name
-from server.protocol.unseen import FILES, IMAGES, Unseen, description
+from server.protocol.unsupported import FILES, IMAGES, Unsupported, description
 from server.protocol.wire_errors import ApiError, invalid
 from server.text.conversation import Role, ToolCall, Turn
 
-# Marks reasoning that is packed for clients that send back nothing else. It is no secret.
+# Marks packed reasoning, for clients that send back nothing else. It is no secret.
 REASONING_MARK = "quire1."
-# How the ciphers of OpenAI's servers begin.
+# The beginning of OpenAI's encrypted strings.
 CIPHER_BEGIN = "gAAAA"
 SHOWN = IMAGES | FILES
 
 
 def packed_reasoning(text: str) -> str:
-    """Pack reasoning into the one string that ``read_reasoning`` reads."""
     return REASONING_MARK + base64.b64encode(text.encode()).decode()
 
 
 def read_reasoning(packed: str) -> str | None:
-    """Unpack reasoning; None where it was not packed here."""
+    """Unpack reasoning; None for a string that quire did not pack."""
     if not packed.startswith(REASONING_MARK):
         return None
     try:
@@ -46,26 +50,26 @@ def read_reasoning(packed: str) -> str | None:
 
 
 class MessageItem(WireModel):
-    """Something that was said, whoever said it."""
+    """A message of any role."""
 
     type: Literal["message"] | None = None
     id: str | None = None
     role: Literal["user", "assistant", "system", "developer"]
     content: str | ListOf[ContentPart] | None = None
     prefix: bool | None = None
-    """Whether the answer goes on with it, or the next item does."""
+    """Whether the answer or the next item continues this one."""
 
-    def turn(self, place: str, unseen: Unseen) -> Turn:
-        """Return the turn that the item is, or is a part of. place: how errors name the item.
-        Raises ApiError."""
+    def turn(self, place: str, unsupported: Unsupported) -> Turn:
+        """Return the turn that the item is a part of. place: the item's name in errors. Raises
+        ApiError."""
         if self.prefix and self.role != "assistant":
             raise invalid(NOT_CONTINUED, f"{place}.prefix")
-        text = content_text(self.content or "", f"{place}.content", unseen)
+        text = content_text(self.content or "", f"{place}.content", unsupported)
         return Turn(ROLES[self.role], text)
 
-    def kept(self, key: str) -> Json:
-        """Return the item in full, as the SDKs type it; ``turn`` must have let it pass. key: makes
-        an id that no other item has, for one without."""
+    def stored_form(self, key: str) -> Json:
+        """Return the complete item as the SDKs type it. ``turn`` must have accepted it. key: makes
+        the id of an item without one."""
         kind = "output_text" if self.role == "assistant" else "input_text"
         return {
             "type": "message",
@@ -78,18 +82,18 @@ class MessageItem(WireModel):
 
 
 class CallItem(CalledFunction):
-    """A call that the model made."""
+    """A call by the model."""
 
     type: Literal["function_call"]
     id: str | None = None
     call_id: str | None = None
     namespace: str | None = None
 
-    def turn(self, place: str, _: Unseen) -> Turn:
+    def turn(self, place: str, _: Unsupported) -> Turn:
         name = joined_name(self.namespace, self.name) if self.namespace else self.name
         return Turn("assistant", tool_calls=(replace(self._call, name=name),))
 
-    def kept(self, key: str) -> Json:
+    def stored_form(self, key: str) -> Json:
         return {
             "type": "function_call",
             "id": self.id or f"fc_{key}",
@@ -102,22 +106,22 @@ class CallItem(CalledFunction):
 
     @property
     def _call(self) -> ToolCall:
-        return self.made(self.call_id or "")
+        return self.to_call(self.call_id or "")
 
 
 class CallOutputItem(WireModel):
-    """What came of a call."""
+    """The result of a call."""
 
     type: Literal["function_call_output"]
     id: str | None = None
     call_id: str | None = None
     output: str | ListOf[ContentPart] | None = None
 
-    def turn(self, place: str, unseen: Unseen) -> Turn:
-        text = content_text(self.output or "", f"{place}.output", unseen)
+    def turn(self, place: str, unsupported: Unsupported) -> Turn:
+        text = content_text(self.output or "", f"{place}.output", unsupported)
         return Turn("tool", text, tool_call_id=self.call_id)
 
-    def kept(self, key: str) -> Json:
+    def stored_form(self, key: str) -> Json:
         output = self.output or ""
         return {
             "type": "function_call_output",
@@ -129,13 +133,13 @@ class CallOutputItem(WireModel):
 
 
 class ThoughtPart(WireModel):
-    """A part of what was thought."""
+    """A part of reasoning."""
 
     text: str = ""
 
 
 class ReasoningItem(WireModel):
-    """What the model thought before it said something."""
+    """Reasoning before a text or a call."""
 
     type: Literal["reasoning"]
     id: str | None = None
@@ -145,12 +149,12 @@ class ReasoningItem(WireModel):
     prefix: bool | None = None
     """See MessageItem."""
 
-    def turn(self, _place: str, _: Unseen) -> Turn:
+    def turn(self, _place: str, _: Unsupported) -> Turn:
         return Turn("assistant", reasoning=self._reasoning)
 
     @property
     def is_unread(self) -> bool:
-        """Whether all that it has was encrypted elsewhere."""
+        """Whether the item has nothing but reasoning that another server encrypted."""
         return (
             not self._reasoning and read_reasoning(self.encrypted_content or REASONING_MARK) is None
         )
@@ -162,7 +166,7 @@ class ReasoningItem(WireModel):
         text = text or read_reasoning(self.encrypted_content or "") or ""
         return text or "\n\n".join(part.text for part in self.summary or ())
 
-    def kept(self, key: str) -> Json:
+    def stored_form(self, key: str) -> Json:
         return {
             "type": "reasoning",
             "id": self.id or f"rs_{key}",
@@ -174,38 +178,38 @@ class ReasoningItem(WireModel):
 
 
 class LoadedToolsItem(WireModel):
-    """Tools that are offered from here on: what came of a search, or what a client adds."""
+    """Tools that are offered from here on: the result of a search, or additions of the client."""
 
     type: Literal["tool_search_output", "additional_tools"]
     id: str | None = None
     call_id: str | None = None
     tools: ListOf[FlatTool] | None = None
 
-    def turn(self, _place: str, _: Unseen) -> Turn:
+    def turn(self, _place: str, _: Unsupported) -> Turn:
         text = "".join(description(tool) for tool, _ in functions(self.tools, "tools"))
         if self.type == "additional_tools":
             return Turn("system", text)
         return Turn("tool", text, tool_call_id=self.call_id or self.id)
 
-    def kept(self, key: str) -> Json:
+    def stored_form(self, key: str) -> Json:
         return self.model_dump(exclude_none=True) | {"id": self.id or f"tso_{key}"}
 
 
 class ReferenceItem(WireModel):
-    """An item of a response that is stored."""
+    """A reference to a stored item."""
 
     type: Literal["item_reference"] | None = None
     id: str
 
 
 class OtherItem(WireModel):
-    """What no model here makes or reads."""
+    """An item that no model here makes or reads."""
 
     type: str
 
 
 Item = MessageItem | CallItem | CallOutputItem | ReasoningItem | LoadedToolsItem
-# The types of items that are read; server/protocol/unseen.py has what becomes of the others.
+# Types of items that are read; server/protocol/unsupported.py handles the others.
 TAGS = {
     "message": "Message",
     "function_call": "Call",
@@ -218,15 +222,15 @@ TAGS = {
 
 
 def _readable(part: Any) -> Any:
-    """Return a part of an agent's message. Clients call it encrypted also where no server has
-    done so."""
+    """Make readable parts of an agent's message text: clients call them encrypted even where no
+    server has encrypted them."""
     text = part.get("encrypted_content") if isinstance(part, dict) else part
     is_text = isinstance(text, str) and not text.startswith(CIPHER_BEGIN)
     return {"type": "input_text", "text": text} if is_text else part
 
 
 def _in_common_types(item: Any) -> Any:
-    """Write what only some clients' tools and agents have in the types that all clients have."""
+    """Convert types that only some clients' tools and agents use to the common ones."""
     match item:
         case {"type": "custom_tool_call" | "local_shell_call" | "tool_search_call" as kind}:
             name, given = item.get("name"), item.get("arguments") or item.get("action")
@@ -245,7 +249,8 @@ def _in_common_types(item: Any) -> Any:
 
 
 def _tag(item: Any) -> str:
-    """Return which model reads an item. Tags begin with capitals, so that errors leave them out."""
+    """Return the tag of an item's model. Tags begin with capitals, so that errors leave them
+    out."""
     if not isinstance(item, dict):
         return "Message"
     if item.get("type") is None:
@@ -265,7 +270,7 @@ WireItem = Annotated[
     BeforeValidator(_in_common_types),
 ]
 Placed = tuple[str, Item]
-"""An item, and how errors name it."""
+"""An item, and its name in errors."""
 Input = Annotated[
     Annotated[str, Tag("Text")] | Annotated[ListOf[WireItem], Tag("Items")],
     Discriminator(lambda value: "Text" if isinstance(value, str) else "Items"),
@@ -273,22 +278,22 @@ Input = Annotated[
 
 
 def read_input(
-    value: str | list[WireItem], stored: Callable[[str], Item | None], unseen: Unseen
+    value: str | list[WireItem], stored: Callable[[str], Item | None], unsupported: Unsupported
 ) -> list[Placed]:
-    """Return the items that are read, references followed. stored: finds the item of an id. Raises
-    ApiError for an id that is not stored."""
+    """Return the items to read, with references resolved. stored: finds an item by its id. Raises
+    ApiError for an unknown id."""
     if isinstance(value, str):
         return [("input", MessageItem(role="user", content=value))]
     items: list[Placed] = []
     for number, item in enumerate(value):
         place = f"input[{number}]"
-        found = stored(item.id) if isinstance(item, ReferenceItem) else item
-        if found is None:
+        read = stored(item.id) if isinstance(item, ReferenceItem) else item
+        if read is None:
             raise _unknown_reference(place)
-        if isinstance(found, OtherItem) or (isinstance(found, ReasoningItem) and found.is_unread):
-            unseen.leave_out(found.type, place)
+        if isinstance(read, OtherItem) or (isinstance(read, ReasoningItem) and read.is_unread):
+            unsupported.leave_out(read.type, place)
         else:
-            items.append((place, found))
+            items.append((place, read))
     return items
 
 
@@ -315,7 +320,7 @@ def _kept_part(kind: str, part: ContentPart) -> Json:
         return {"type": "refusal", "refusal": part.refusal}
     if part.is_text:
         return _kept_text(kind, part.text or "")
-    # That there was one, for the conversation's next turn; not what nobody sees.
+    # Store that there was an image or a file, for the next turn, but not its data.
     if part.type in IMAGES:
         return {"type": "input_image", "detail": "auto", "image_url": None, "file_id": None}
     return {"type": "input_file", "file_id": None}
@@ -328,23 +333,23 @@ def _kept_text(kind: str, text: str) -> Json:
 NOTHING_SAID = Turn("system")
 
 
-def turns(items: Iterable[Placed], unseen: Unseen) -> tuple[Turn, ...]:
-    """Merge items to turns, each with the place by which errors name it. Raises ApiError."""
-    made: list[Turn] = []
+def turns(items: Iterable[Placed], unsupported: Unsupported) -> tuple[Turn, ...]:
+    """Merge items to turns. Raises ApiError."""
+    merged: list[Turn] = []
     last: Item | None = None
     for place, item in items:
-        if (turn := item.turn(place, unseen)) == NOTHING_SAID:
+        if (turn := item.turn(place, unsupported)) == NOTHING_SAID:
             continue
-        if last is not None and _goes_on(made[-1].role, last, turn.role, item):
-            made[-1] = _together(made[-1], turn, is_begun(last))
+        if last is not None and _goes_on(merged[-1].role, last, turn.role, item):
+            merged[-1] = _together(merged[-1], turn, is_begun(last))
         else:
-            made.append(turn)
+            merged.append(turn)
         last = item
-    return tuple(made)
+    return tuple(merged)
 
 
 def check_begun(items: Sequence[Placed]) -> None:
-    """Raise ApiError for an item that is to be continued while another one follows it."""
+    """Raise ApiError for an item with ``prefix`` that nothing continues."""
     for (place, item), (_, after) in pairwise(items):
         by_the_model = isinstance(after, CallItem | ReasoningItem) or (
             isinstance(after, MessageItem) and after.role == "assistant"
@@ -359,8 +364,8 @@ def is_begun(item: Item) -> bool:
 
 
 def _goes_on(last_role: Role, last: Item, role: Role, item: Item) -> bool:
-    """Return whether an item belongs to the same turn as the one before. A model thinks before it
-    says or calls anything, and says nothing twice in a row."""
+    """Return whether an item belongs to the turn before it. A model reasons before it says or calls
+    anything, and says nothing twice in a row."""
     if (last_role, role) != ("assistant", "assistant"):
         return False
     if is_begun(last):
@@ -371,7 +376,7 @@ def _goes_on(last_role: Role, last: Item, role: Role, item: Item) -> bool:
 
 
 def _together(one: Turn, more: Turn, is_one: bool) -> Turn:
-    """Merge two turns. is_one: whether both have the same reasoning."""
+    """Merge two turns. is_one: whether the second continues the text of the first."""
     between = "\n" if one.reasoning and more.reasoning and not is_one else ""
     return replace(
         one,

@@ -1,4 +1,4 @@
-"""POST /v1/responses: the request as it comes in."""
+"""POST /v1/responses: wire -> neutral form."""
 
 from collections.abc import Callable, Sequence
 from itertools import chain
@@ -40,7 +40,7 @@ from server.protocol.responses.tools import (
     tool_choice_object,
     tool_object,
 )
-from server.protocol.unseen import Unseen
+from server.protocol.unsupported import Unsupported
 from server.protocol.wire_errors import check_count, invalid, quoted
 from server.text.conversation import Conversation, OutputFormat, Turn
 
@@ -59,7 +59,7 @@ RESPONSES_REFUSED = overridden(
 # OpenAI's own limit.
 MAX_METADATA = 16
 Metadata = Annotated[dict[str, str], Field(max_length=MAX_METADATA)]
-# What says nothing here, and is repeated all the same.
+# Fields that have no effect, and that the response repeats.
 REPEATED = ("max_tool_calls", "safety_identifier", "prompt_cache_key")
 LOGPROBS = "message.output_text.logprobs"
 PACKED_THOUGHTS = "reasoning.encrypted_content"
@@ -68,13 +68,13 @@ NOTHING = "There is nothing to answer."
 
 
 class ResponsesReasoning(ReasoningField):
-    """The same, as OpenAI has it."""
+    """OpenAI's fields of reasoning."""
 
     context: str | None = None
     mode: str | None = None
 
     def check(self) -> None:
-        """Raise ApiError for what would change the answer and is not supported."""
+        """Raise ApiError for values that would change the answer and are not supported."""
         if self.context not in (None, "auto"):
             raise invalid(
                 "Only auto is supported: the model's template says which thoughts it is shown.",
@@ -85,14 +85,15 @@ class ResponsesReasoning(ReasoningField):
 
 
 class TextFormat(WireModel):
-    """What the answer must be. Schemas are always strict here; no model sees their names."""
+    """The form of the answer. Schemas are always strict here, and the model does not see their
+    names."""
 
     type: str
     name: str | None = None
     schema_: Json | None = Field(default=None, alias="schema")
 
     def output(self) -> OutputFormat | None:
-        """Return the format in the neutral form; None: any text. Raises ApiError."""
+        """Return the neutral form; None: any text. Raises ApiError."""
         match self.type:
             case "text":
                 return None
@@ -105,7 +106,6 @@ class TextFormat(WireModel):
         raise invalid(f"A format {quoted(self.type)} is not supported.", "text.format.type")
 
     def object(self) -> Json:
-        """Return the format as responses repeat it."""
         if self.schema_ is None:
             return {"type": self.type}
         name = self.name or DEFAULT_FORMAT_NAME
@@ -113,14 +113,13 @@ class TextFormat(WireModel):
 
 
 class TextField(WireModel):
-    """The form of what is said."""
+    """The form and the verbosity of the text."""
 
     format: TextFormat | None = None
     verbosity: str | None = None
-    """A hint that the served models were not trained on."""
+    """Ignored: the served models were not trained on it."""
 
     def object(self) -> Json:
-        """Return the field as responses repeat it."""
         text_format = self.format or TextFormat(type="text")
         verbosity = {} if self.verbosity is None else {"verbosity": self.verbosity}
         return {"format": text_format.object(), **verbosity}
@@ -151,7 +150,6 @@ class ResponsesRequest(ContinuationFields, ThinkingFields, StructureFields, Open
     text: TextField | None = None
 
     def check(self, limits: LimitsSection) -> None:
-        """Check what the types cannot. Raises ApiError that names the parameter."""
         super().check(limits)
         if self.n not in (None, 1):
             raise invalid("A response is one answer.", "n")
@@ -164,36 +162,35 @@ class ResponsesRequest(ContinuationFields, ThinkingFields, StructureFields, Open
 
     @property
     def asked_length(self) -> tuple[int | None, str]:
-        """The longest answer that is wanted, and the field that says so."""
+        """The longest answer that is wanted, and the field that sets it."""
         if self.max_output_tokens is not None:
             return self.max_output_tokens, "max_output_tokens"
         return self.max_tokens, "max_tokens"
 
     @property
     def logprobs(self) -> int | None:
-        """How many alternatives to report with each token; None: not even its own probability."""
+        """Alternatives to report with each token; None: not even its own log-probability."""
         if self.top_logprobs or LOGPROBS in (self.include or ()):
             return self.top_logprobs or 0
         return None
 
     @property
     def packs_reasoning(self) -> bool:
-        """Whether thoughts should also come in the form of which clients know nothing."""
+        """Whether to send reasoning as one opaque string, too."""
         return PACKED_THOUGHTS in (self.include or ())
 
-    def items(self, stored: Callable[[str], Item | None], unseen: Unseen) -> list[Placed]:
-        """Return the new items. stored: finds the item of an id. Raises ApiError."""
-        return [] if self.input is None else read_input(self.input, stored, unseen)
+    def items(self, stored: Callable[[str], Item | None], unsupported: Unsupported) -> list[Placed]:
+        return [] if self.input is None else read_input(self.input, stored, unsupported)
 
     def conversation(
         self,
         history: Sequence[Item],
         items: Sequence[Placed],
         limits: LimitsSection,
-        unseen: Unseen,
+        unsupported: Unsupported,
     ) -> Conversation:
-        """Return the request in the neutral form. history: the items before the new ones. Raises
-        ApiError that names what cannot be part of it."""
+        """Return the neutral form. history: items before the new ones. Raises ApiError that names
+        the field at fault."""
         check_count(len(history) + len(items), limits.max_messages, "items", "input")
         placed = [*(("history", item) for item in history), *items]
         loads = [(place, item) for place, item in placed if isinstance(item, LoadedToolsItem)]
@@ -201,10 +198,10 @@ class ResponsesRequest(ContinuationFields, ThinkingFields, StructureFields, Open
             functions(item.tools, f"{place}.tools") for place, item in loads
         )
         tools = read_flat_tools(self.tools or [], loaded)
-        # Each response has instructions of its own.
+        # Earlier responses' instructions are not part of the conversation.
         instructions = (Turn("system", self.instructions),) if self.instructions else ()
         check_begun(items)
-        merged = turns(placed, unseen)
+        merged = turns(placed, unsupported)
         if not merged:
             raise invalid(NOTHING, "input")
         continues = self.continues(merged[-1], marked=is_begun(placed[-1][1]))
@@ -221,8 +218,8 @@ class ResponsesRequest(ContinuationFields, ThinkingFields, StructureFields, Open
         )
 
     def repeated(self, conversation: Conversation, params: SamplingParams) -> Json:
-        """Return what the response repeats of the request, with what is in force where the request
-        left it out."""
+        """Return the fields that the response repeats, with the values in force where the request
+        sets none."""
         choice: str | Json = "auto"
         if isinstance(self.tool_choice, str):
             choice = self.tool_choice

@@ -1,4 +1,4 @@
-"""The tools of /v1/responses, which are flat: wire -> neutral form, and back."""
+"""The flat tools of /v1/responses: wire -> neutral form, and back."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,7 +14,7 @@ from server.protocol.chat.tools import (
     NamedTool,
     PlacedTool,
     WireToolChoice,
-    collected,
+    collect_tools,
     with_loaded,
 )
 from server.protocol.common import ListOf, WireModel
@@ -36,7 +36,7 @@ class FlatFunction(FunctionTool):
 
 
 class SearchTool(WireModel):
-    """A search for tools that the client makes: the model calls it as it calls functions."""
+    """A search for tools that the client makes. The model calls it like a function."""
 
     type: Literal["tool_search"]
     execution: Literal["client"]
@@ -49,7 +49,7 @@ class SearchTool(WireModel):
 
 
 class OtherTool(WireModel):
-    """Something that is to happen at the server, or a form that no model here was taught."""
+    """A tool that the server should run, or a type that no model here was taught."""
 
     type: str
 
@@ -72,7 +72,7 @@ GroupedTool = Annotated[
 
 
 class Namespace(WireModel):
-    """Functions that a client groups, such as those of one MCP server."""
+    """A client's group of functions, such as those of one MCP server."""
 
     type: Literal["namespace"]
     name: str
@@ -90,7 +90,7 @@ FlatTool = Annotated[
 
 
 class FlatToolChoice(WireToolChoice):
-    """A choice that is more than a word, with its parts at the top."""
+    """A tool choice that is an object, with its parts at the top."""
 
     mode: str | None = None
     tools: ListOf[NamedTool] | None = None
@@ -101,14 +101,14 @@ class FlatToolChoice(WireToolChoice):
 
 
 def read_flat_tools(tools: Sequence[FlatTool], loaded: Iterable[PlacedTool]) -> tuple[Tool, ...]:
-    """Return the functions, in their order; other tools are left out. loaded: those that the input
-    loads. Raises ApiError that names the one at fault."""
+    """Return the functions, in their order; other tools are left out. loaded: tools that the input
+    loads. Raises ApiError that names the tool at fault."""
     searched = any(isinstance(tool, OtherTool) and tool.type == SEARCH for tool in tools)
-    return collected(with_loaded(functions(tools, "tools"), loaded, searched=searched))
+    return collect_tools(with_loaded(functions(tools, "tools"), loaded, searched=searched))
 
 
 def functions(tools: Sequence[FlatTool] | None, place: str) -> Iterator[PlacedTool]:
-    """Yield the functions among tools. place: how errors name the list."""
+    """Yield the functions among tools. place: the list's name in errors."""
     for number, wire in enumerate(tools or ()):
         if isinstance(wire, FlatFunction | SearchTool):
             yield wire.tool, f"{place}[{number}].name"
@@ -119,13 +119,12 @@ def functions(tools: Sequence[FlatTool] | None, place: str) -> Iterator[PlacedTo
 
 
 def joined_name(namespace: str, name: str) -> str:
-    """Join both to the one name that the model reads. What separates them is marked in a namespace
-    that has it, so that different pairs have different names."""
+    """Join both to the one name that the model reads. Separators within a namespace are marked, so
+    that different pairs have different names."""
     return f"{SEPARATORS.sub(MARK, namespace)}.{name}"
 
 
 def tool_object(tool: FlatFunction | Namespace | SearchTool) -> Json:
-    """Return a tool as responses repeat it."""
     if isinstance(tool, SearchTool):
         return tool.model_dump()
     if isinstance(tool, Namespace):
@@ -136,7 +135,7 @@ def tool_object(tool: FlatFunction | Namespace | SearchTool) -> Json:
 
 
 def name_object(tool: Tool) -> Json:
-    """Return the names of a function as calls and choices have them."""
+    """Return the names of a function, as calls and choices have them."""
     namespace, name = tool.client_name
     return {"name": name} | ({} if namespace is None else {"namespace": namespace})
 

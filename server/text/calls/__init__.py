@@ -1,1 +1,1 @@
-"""Calls of tools: what a model writes -> calls, and back."""
+"""Tool calls: read them from a model's text, and write them back."""

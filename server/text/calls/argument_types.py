@@ -1,4 +1,5 @@
-"""What a tool's schema says about one argument, for formats that write values without quotes."""
+"""The JSON types that a tool's schema allows for an argument, for formats that write values without
+quotes."""
 
 import ast
 import json
@@ -12,16 +13,14 @@ ALL_TYPES = frozenset({"string", "number", "integer", "boolean", "null", "object
 STRING = frozenset({"string"})
 MAX_DEPTH = 16
 INFINITY = float("inf")
-# Models write these as Python does.
+# Models write these words as Python does.
 PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
 JSON_WORDS = {"true": True, "false": False, "null": None}
 
 
 def argument_types(parameters: dict[str, Any] | None, name: str) -> frozenset[str]:
     """Return the JSON types that an argument may have; all of them where the schema does not say.
-
-    parameters: JSON Schema of the object of arguments.
-    """
+    parameters: JSON Schema of the object of arguments."""
     properties = (parameters or {}).get("properties")
     schema = properties.get(name) if isinstance(properties, dict) else None
     return _types(schema, parameters, MAX_DEPTH)
@@ -92,7 +91,8 @@ def as_json(text: str, types: frozenset[str]) -> str:
 
 
 def _lenient_value(text: str, types: frozenset[str]) -> Any:
-    """Read a value that is no JSON as other servers do. Raises what Python's readers raise."""
+    """Read a value that is not JSON, as leniently as other servers. Raises what Python's parsers
+    raise."""
     if text.lower() in JSON_WORDS:
         return JSON_WORDS[text.lower()]
     if types & {"integer", "number"}:

@@ -1,4 +1,4 @@
-"""One call in JSON: ``{"name": "f", "arguments": {"x": 1}}`` between two tags, or Llama's."""
+"""Read calls in JSON: ``{"name": "f", "arguments": {"x": 1}}`` between two tags, or Llama's."""
 
 import json
 import re
@@ -20,7 +20,7 @@ BEGUN_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?")
 
 
 class Next(Enum):
-    """What has to follow."""
+    """The token that must follow."""
 
     KEY = auto()
     COLON = auto()
@@ -29,24 +29,28 @@ class Next(Enum):
 
 
 class JsonMender:
-    """Take an object in character by character."""
+    """Make a model's JSON object valid as it streams in.
+
+    Valid JSON comes out unchanged. Mended are common slips: line breaks and odd escapes within
+    strings, Python's quotes, words that JSON lacks, missing or doubled commas and colons, and
+    missing brackets.
+    """
 
     def __init__(self) -> None:
         self._closing: list[str] = []
-        """Brackets that close those that are open."""
+        """Closing brackets of the open ones, outermost first."""
         self._next = Next.VALUE
         self._held = ""
-        """A comma and what is blank behind it, until another value follows."""
+        """A comma and blanks behind it, until another value follows."""
         self._word = ""
-        """A value that is neither a string nor a bracket, as far as it has come."""
+        """The beginning of a value that is neither a string nor a bracket."""
         self._quote = ""
-        """What ends the string that is open."""
+        """The quote that ends the open string."""
         self._escape = ""
-        """An escape within it, as far as it has come."""
+        """The beginning of an escape in the open string."""
 
     @property
     def in_string(self) -> bool:
-        """Whether a string is open."""
         return bool(self._quote)
 
     @property
@@ -56,11 +60,12 @@ class JsonMender:
 
     @property
     def unread(self) -> str:
-        """What has come and is not certain."""
+        """Text that is not certain yet."""
         return self._held + self._escape + self._word
 
     def feed(self, character: str) -> str:
-        """Take in a character of an object that has not ended. Return what is certain now."""
+        """Take in a character of an object that has not ended. Return the text that is certain
+        now."""
         if self._quote:
             return self._in_string(character)
         if character not in PUNCTUATION and (character != "'" or self._word):
@@ -93,7 +98,7 @@ class JsonMender:
         return text
 
     def end(self) -> str:
-        """Return what the object lacks."""
+        """Return the text that the object lacks."""
         text = ""
         if self._quote:
             text = self._in_string(" ").removesuffix(" ") if self._escape else ""
@@ -105,7 +110,7 @@ class JsonMender:
 
     @property
     def _first(self) -> Next:
-        """What the innermost bracket begins with, and goes on with behind a comma."""
+        """The token that the innermost bracket begins with, and goes on with behind a comma."""
         return Next.KEY if self._closing[-1] == "}" else Next.VALUE
 
     def _in_string(self, character: str) -> str:
@@ -138,7 +143,8 @@ class JsonMender:
         return text + as_json(word, WORD_TYPES)
 
     def _begin_value(self, *, is_string: bool) -> str:
-        """Return what has to stand before a value. is_string: so that it can be a key."""
+        """Return the text that must stand before a value. is_string: whether the value can be a
+        key."""
         text, self._held = self._held, ""
         if self._next is Next.COMMA:
             text, self._next = ",", self._first
@@ -157,39 +163,40 @@ class JsonMender:
         return f"{colon}null"
 
     def _close(self) -> str:
-        """Close the innermost bracket. A comma behind its last value is left out."""
+        """Close the innermost bracket, without a comma behind its last value."""
         text = self._missing_value()
         self._held, self._next = "", Next.COMMA
         return text + self._closing.pop()
 
 
-# By which names models give arguments, the usual one first.
+# The names that models use for arguments, the usual one first.
 ARGUMENTS = ("arguments", "parameters", "args", "input")
 BESIDES = {"name", "type", "id"}
-# No name has what could begin the closing tag, so that it does not matter how the text is cut.
+# No name contains the beginning of the closing tag, so that the result does not depend on how the
+# text is cut.
 NAMED = r'\s*\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"([^"\\<\x00-\x1f]+)"'
 NAME = re.compile(NAMED)
-# Where arguments begin that are sent as they come.
+# From here on arguments are sent as they come.
 HEAD = re.compile(NAMED + r'\s*,\s*"(arguments|parameters)"\s*:\s*(?=\{)')
 NO_CALL = {
     ToolFormat.HERMES: re.compile(r"\s*[^\s{]"),
-    # Other JSON is an answer, and need not wait for its end.
+    # Other JSON is an answer and need not wait for its end.
     ToolFormat.LLAMA: re.compile(
         rf'\s*(?:[^\s{{]|\{{\s*(?:[^\s"]|"(?!(?:name|type|{"|".join(ARGUMENTS)})")[^"]*"))'
     ),
 }
 ENDS = {ToolFormat.HERMES: CALL_CLOSE, ToolFormat.LLAMA: ";"}
-# What comes after more than this is read when it is whole.
+# A longer head is read when the call is complete.
 MAX_HEAD_CHARS = 1024
-# Behind arguments: brackets, and what else the call has.
+# Brackets and other fields behind the arguments.
 FILLING = re.compile(r'\s*(?:,\s*(?:"[^<]*|$))?[\s}]*')
 
 
 class HermesCall:
-    """Read what follows an opening tag, as it streams in.
+    """Read the text behind an opening tag as it streams in.
 
-    The arguments are sent as they are written, but for what JSON does not allow. A call that does
-    not come in the usual order is read when it is whole. What is neither is no call.
+    Arguments are sent as written, apart from mended JSON. A call in an unusual order is read when
+    it is complete. Any other text is no call.
     """
 
     def __init__(
@@ -197,37 +204,37 @@ class HermesCall:
         index: int,
         new_id: Callable[[], str],
         tools: tuple[Tool, ...],
-        form: ToolFormat = ToolFormat.HERMES,
+        tool_format: ToolFormat = ToolFormat.HERMES,
     ) -> None:
         self.started = False
         self.complete = False
-        """Whether all of the arguments are there."""
+        """Whether all arguments have come."""
         self.rest: str | None = None
-        """What follows the call, or all of it when it has turned out not to be one; None: it goes
+        """The text behind the call, or all text where it is no call; None while the call goes
         on."""
         self._index = index
         self._new_id = new_id
         self._tools = tools
-        self._form = form
-        self._end = ENDS[form]
+        self._tool_format = tool_format
+        self._end = ENDS[tool_format]
         self._held = ""
         self._searched = 0
-        """So much of what is held does not begin with the closing tag: it is not read again with
-        every token."""
+        """The closing tag does not begin in so many leading characters: they are not searched
+        again."""
         self._json = JsonMender()
 
     @property
     def unread(self) -> str:
-        """Text that has come and belongs to nothing yet."""
+        """Text that belongs to nothing yet."""
         return self._held
 
     @property
     def closing(self) -> str:
-        """What follows arguments that are complete; "" where no tag does."""
+        """Text that follows complete arguments; "" where no tag does."""
         return f"}}\n{CALL_CLOSE}" if self._end == CALL_CLOSE else ""
 
     def feed(self, text: str) -> list[AnswerPiece]:
-        """Take in text, and return the pieces of the call that are certain now."""
+        """Take in text and return the pieces of the call that are certain now."""
         self._held += text
         pieces: list[AnswerPiece] = []
         if not self.started:
@@ -239,8 +246,8 @@ class HermesCall:
         return pieces
 
     def flush(self, *, cut: bool) -> list[AnswerPiece]:
-        """Return the other pieces, when the answer ends here. cut: what is missing stays missing,
-        because the model would go on."""
+        """Return the remaining pieces at the end of the answer. cut: whether the model would go on,
+        so that nothing is added."""
         if not self.started:
             return self._take_whole(self._held, "")
         if self.complete:
@@ -253,14 +260,14 @@ class HermesCall:
     def _take_head(self) -> list[AnswerPiece]:
         name = NAME.match(self._held, 0, MAX_HEAD_CHARS)
         is_other = name is not None and not is_called(name[1], self._tools)
-        if is_other or NO_CALL[self._form].match(self._held, 0, MAX_HEAD_CHARS):
+        if is_other or NO_CALL[self._tool_format].match(self._held, 0, MAX_HEAD_CHARS):
             self.rest = self._held
             return []
-        found = HEAD.match(self._held, 0, MAX_HEAD_CHARS)
-        # With parameters there may be arguments as well, further on.
-        if found and (found[2] == ARGUMENTS[0] or self._form is ToolFormat.LLAMA):
-            self._held = self._held[found.end() :]
-            return self._start(found[1])
+        head = HEAD.match(self._held, 0, MAX_HEAD_CHARS)
+        # "parameters" may stand before "arguments".
+        if head and (head[2] == ARGUMENTS[0] or self._tool_format is ToolFormat.LLAMA):
+            self._held = self._held[head.end() :]
+            return self._start(head[1])
         place = self._held.find(CALL_CLOSE, self._searched)
         if place >= 0 and self._end == CALL_CLOSE:
             return self._take_whole(self._held[:place], self._held[place + len(CALL_CLOSE) :])
@@ -268,17 +275,17 @@ class HermesCall:
         return []
 
     def _take_whole(self, text: str, rest: str) -> list[AnswerPiece]:
-        found = whole_call(text)
-        if found is None or not is_called(found[0], self._tools):
+        call = whole_call(text)
+        if call is None or not is_called(call[0], self._tools):
             self.rest = self._held
             return []
-        name, arguments = found
+        name, arguments = call
         self.complete, self._held, self.rest = True, rest, rest
         return [*self._start(name), *self._arguments(arguments)]
 
     def _take_arguments(self) -> list[AnswerPiece]:
-        """Take text up to the bracket that closes the first one; or to the closing tag, where it
-        comes first and outside of strings: then the model has forgotten brackets."""
+        """Take text up to the bracket that closes the first one; or up to a closing tag outside of
+        strings: then the model has forgotten brackets."""
         text: list[str] = []
         taken = len(self._held)
         for place, character in enumerate(self._held):
@@ -315,11 +322,8 @@ class HermesCall:
 
 
 def whole_call(text: str) -> tuple[str, str] | None:
-    """Return name and arguments of a call that is all there; None where it is none.
-
-    The arguments may be an object, the same as a string, or left out, where nothing else may be
-    them.
-    """
+    """Return name and arguments of a complete call; None where it is none. The arguments may be an
+    object, the same as a string, or be missing, unless another field may stand for them."""
     call = json_object(text) or {}
     name = call.get("name")
     arguments = next((call[key] for key in ARGUMENTS if call.get(key)), None)

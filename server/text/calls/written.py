@@ -1,8 +1,8 @@
-"""Calls as models wrote them, for prompts that repeat them.
+"""Keep calls as models wrote them, for prompts that repeat them.
 
-Agents send a call back as its name and arguments, written anew, and the model's template writes
-them a third time. Where that gives other text than the model's own, the prompt leaves what is in
-the cache with the first call. So the text of the newest calls is kept, by their ids.
+Agents send a call back as name and arguments, and the model's template writes it anew. Where that
+differs from the model's own text, the prompt leaves the cached prefix at its first call. So the
+text of the newest calls is kept by id.
 """
 
 import secrets
@@ -18,7 +18,7 @@ from server.text.newest import Newest
 from server.text.pieces import AnswerPiece, ToolCallArguments, ToolCallStart
 
 NONCE_BYTES = 12
-# What templates write between a tag and the name, and behind it where there are no arguments.
+# Templates write up to so many characters between a tag and the name, and behind it.
 MAX_AROUND_CHARS = 64
 
 
@@ -27,28 +27,27 @@ class MarkError(ValueError):
 
 
 class CallMarks:
-    """A call whose text is known gets a name that stands nowhere else; what the template has made
-    of it is found by that name, and replaced."""
+    """Marks that stand for calls while a template renders. The template's text of a mark is found
+    by its random name, and the call's own text replaces it."""
 
     def __init__(self, guarded: Callable[[str], str]) -> None:
-        """guarded: how a call's text goes into a prompt."""
+        """guarded: protects special tokens in a call's text."""
         self._guarded = guarded
         self._nonce = secrets.token_hex(NONCE_BYTES)
         self._texts: list[str] = []
 
     def __bool__(self) -> bool:
-        """Return whether there are any calls."""
         return bool(self._texts)
 
     def add(self, text: str) -> str:
-        """Return the name that stands for a call, which must have no arguments. text: with its
-        tags."""
+        """Return the name that stands for a call. text: the call with its tags. The call in the
+        template must have no arguments."""
         self._texts.append(self._guarded(text))
         return self._mark(len(self._texts) - 1)
 
-    def replaced(self, prompt: str, *, is_whole: bool = True) -> str:
-        """Replace the names in the prompt with the calls' texts. is_whole: whether all calls must
-        be there, and not only the first ones. Raises MarkError."""
+    def replace(self, prompt: str, *, is_whole: bool = True) -> str:
+        """Replace the marks in the prompt by the calls' texts. is_whole: whether all calls must be
+        there, or only the first ones. Raises MarkError."""
         calls = prompt.count(self._nonce)
         if calls > len(self._texts) or (is_whole and calls < len(self._texts)):
             raise MarkError("there are more calls, or fewer")
@@ -77,13 +76,13 @@ class WrittenCall:
     id: str
     name: str
     arguments: str
-    """As they were sent to the client."""
+    """As sent to the client."""
     text: str
-    """As the model wrote it, with the tags around."""
+    """As the model wrote it, with its tags."""
 
     @property
     def size(self) -> int:
-        """Bytes that it takes, nearly."""
+        """Approximate bytes."""
         return len((self.id + self.name + self.arguments + self.text).encode())
 
 
@@ -91,7 +90,7 @@ Remember = Callable[[WrittenCall], None]
 
 
 class CallRecord:
-    """Gather one call while it is read."""
+    """Collects one call while it is read."""
 
     def __init__(self, opener: str) -> None:
         """opener: the tag that it began with."""
@@ -100,7 +99,7 @@ class CallRecord:
         self._arguments = ""
 
     def add(self, text: str, pieces: list[AnswerPiece]) -> None:
-        """Take in text. text: what the model has written on. pieces: what became of it."""
+        """Take in text of the model, and the pieces that the parser made of it."""
         self._text += text
         for piece in pieces:
             if isinstance(piece, ToolCallStart):
@@ -110,9 +109,9 @@ class CallRecord:
                 self._arguments += piece.text
 
     def call(self, behind: str, closing: str) -> WrittenCall | None:
-        """Return the call. behind: how the text goes on behind its arguments, or, where its closing
-        tag was read, behind that. closing: what would follow the arguments; "" where nobody has cut
-        the answer off there. None where the call is not as calls are written."""
+        """Return the call; None where it is not written as calls are. behind: text that was read
+        behind the call. closing: text that would follow the arguments; "" where the answer was not
+        cut off there."""
         assert self._start is not None, "only a call that has begun is one"
         text = self._text[: len(self._text) - len(behind)]
         if not text.endswith(CALL_CLOSE):
@@ -123,30 +122,29 @@ class CallRecord:
 
 
 class WrittenCalls:
-    """The newest calls, up to so many bytes.
+    """The newest calls, up to a number of bytes.
 
-    It knows nothing of API keys: ids are random, and cannot be guessed. Whoever had one would have
-    to know name and arguments as well, and would then learn nothing but the white space between.
+    API keys are not separated: ids are random and cannot be guessed. A stranger with an id would
+    also need name and arguments, and would learn nothing but white space.
     """
 
     def __init__(self, max_bytes: int) -> None:
-        """max_bytes: of all calls together; 0: none is kept."""
+        """max_bytes: of all calls together; 0 keeps none."""
         self._calls: Newest[str, WrittenCall] = Newest(max_bytes)
 
     def remember(self, call: WrittenCall) -> None:
-        """Keep a call; the least recently used ones make room."""
         self._calls.keep(call.id, call, call.size)
 
-    def recalled(self, conversation: Conversation) -> Conversation:
+    def recall(self, conversation: Conversation) -> Conversation:
         """Return the conversation with the text of its calls, where it is known."""
         tools = {tool.name: tool for tool in conversation.tools}
         turns = tuple(
-            replace(turn, tool_calls=tuple(self._recalled(call, tools) for call in turn.tool_calls))
+            replace(turn, tool_calls=tuple(self._recall(call, tools) for call in turn.tool_calls))
             for turn in conversation.turns
         )
         return replace(conversation, turns=turns)
 
-    def _recalled(self, call: ToolCall, tools: Mapping[str, Tool]) -> ToolCall:
+    def _recall(self, call: ToolCall, tools: Mapping[str, Tool]) -> ToolCall:
         known = self._calls.find(call.id)
         if known is None or known.name != call.name:
             return call
@@ -156,8 +154,8 @@ class WrittenCalls:
 
 
 def defaults_of(tool: Tool) -> dict[str, Any]:
-    """Return what a tool takes for arguments that are left out. Claude Code writes them into the
-    calls that it sends back: an Edit gets ``replace_all: false``."""
+    """Return the default values of a tool's arguments. Claude Code adds them to the calls that it
+    sends back: an Edit gets ``replace_all: false``."""
     properties = (tool.parameters or {}).get("properties")
     named = properties.items() if isinstance(properties, dict) else ()
     return {name: it["default"] for name, it in named if isinstance(it, dict) and "default" in it}
@@ -166,8 +164,8 @@ def defaults_of(tool: Tool) -> dict[str, Any]:
 def same_arguments(
     one: str, other: str, defaults: Mapping[str, Any] = MappingProxyType({})
 ) -> bool:
-    """Return whether two texts are the same object, or the same text where they are none.
-    defaults: of what either may have left out."""
+    """Return whether two texts are the same object, or the same text where they are none. defaults:
+    values of missing arguments."""
     if one == other:
         return True
     left, right = json_object(one), json_object(other)

@@ -1,4 +1,4 @@
-"""One call in Qwen3-Coder's format, which writes values as they are::
+"""Read calls in Qwen3-Coder's format, which writes values without quotes::
 
 <tool_call>
 <function=look>
@@ -20,7 +20,7 @@ from server.text.conversation import Tool
 from server.text.pieces import AnswerPiece, ToolCallArguments, ToolCallStart
 
 FUNCTION_CLOSE, PARAMETER_OPEN = "</function>", "<parameter="
-# Models write the closing tag as </parameter/> and </parameter=name> as well.
+# Models also write </parameter/> and </parameter=name>.
 TAG = re.compile(
     r"(?P<close></parameter[ \t]*(?:=[^<>\n]*)?/?>)"
     r"|<parameter=(?P<parameter>[ \t]*[^<>\s][^<>\n]*)>"
@@ -34,25 +34,30 @@ LINE_END = re.compile(r"[ \t\r]*\n")
 
 
 class ParameterValue:
-    """Holds back what may be the end of the value."""
+    """The value of one parameter, as it streams in.
+
+    It ends at ``</parameter>`` on a line of its own, or before another tag of the call; within a
+    line that tag belongs to the value. Where models leave it out, the value ends at the next
+    parameter, or at the tag that ends the call.
+    """
 
     def __init__(self, parameters: Container[str], tools: Container[str]) -> None:
-        """parameters: names of the tool's own. tools: names of the tools that are offered."""
+        """parameters: names of the tool's parameters. tools: names of the offered tools."""
         self.rest: str | None = None
-        """What follows the value; None: it goes on."""
+        """The text behind the value; None while it goes on."""
         self._parameters = parameters
         self._tools = tools
         self._held = ""
         self._is_block: bool | None = None
-        """Whether it begins on a line of its own; None before its first character."""
+        """Whether the value begins on a line of its own; None before its first character."""
         self._has_sent = False
         self._searched = 0
-        """So much of what is held has no tag that is still to be judged."""
+        """Index from which tags are still to be examined."""
         self._unclosed: tuple[int, int] | None = None
-        """Where the value ends if no closing tag comes, and where the rest begins."""
+        """The end of the value and the start of the rest, should no closing tag come."""
 
     def feed(self, text: str) -> str:
-        """Take in text, and return the text of the value that is certain now."""
+        """Take in text and return the part of the value that is certain now."""
         self._held += text
         if self._is_block is None and self._held:
             self._is_block = self._held.startswith("\n")
@@ -62,7 +67,7 @@ class ParameterValue:
             return self._end_at(*end)
         if self._unclosed is not None:
             return ""
-        # A line break before a tag is no part of the value, nor is the tag's indentation.
+        # A line break before a tag, and the tag's indentation, are no part of the value.
         text = self._held[: self._searched].rstrip(" \t").removesuffix("\n")
         self._held = self._held[len(text) :]
         self._searched -= len(text)
@@ -70,8 +75,8 @@ class ParameterValue:
         return text
 
     def flush(self, *, cut: bool) -> str:
-        """Return the other text, when the answer ends here. cut: whether the model would go on:
-        then a value that has no end yet gets none."""
+        """Return the remaining text at the end of the answer. cut: whether the model would go on:
+        then an open value stays open."""
         end = self._find_end(final=True) or self._unclosed
         if end is None and cut:
             return self._held
@@ -82,7 +87,7 @@ class ParameterValue:
         return self._held[:end].removesuffix("\n")
 
     def _find_end(self, *, final: bool) -> tuple[int, int] | None:
-        """Return where the value ends, and where the rest begins; None while that is open."""
+        """Return where the value ends and the rest begins; None while that is open."""
         held = self._held
         for tag in TAG.finditer(held, self._searched):
             start = tag.start()
@@ -120,15 +125,15 @@ def _may_be_tag(text: str) -> bool:
 
 
 NAME = re.compile(r"[^<>\n]*")
-# Of a text; what is longer is sent as it comes.
+# Longer texts are sent as they come.
 MAX_HELD_CHARS = 128
 
 
 class Stage(Enum):
-    """Where in a call its reader is."""
+    """The reader's place in a call."""
 
     HEAD = 0
-    """Before it is certain that this is a call."""
+    """Before the call is certain."""
     BETWEEN = 1
     """Between two parameters."""
     VALUE = 2
@@ -138,17 +143,16 @@ class Stage(Enum):
 
 
 class XmlCall:
-    """Reads what follows an opening tag, as it streams in, and writes the arguments as JSON, with
-    the types that the tool's schema gives them. Values wait for the end of the call, because the
-    last one of a name counts; but a long text is sent as it comes."""
+    """Read the text behind an opening tag as it streams in, and write the arguments as JSON of the
+    types in the tool's schema. Values wait for the end of the call, because the last one of a name
+    counts; but a long text is sent as it comes."""
 
     def __init__(
         self, index: int, new_id: Callable[[], str], tools: tuple[Tool, ...], opener: str
     ) -> None:
         """opener: the tag; some models leave ``<tool_call>`` out."""
         self.rest: str | None = None
-        """What follows the call, or all of it when it has turned out not to be one; None: it goes
-        on."""
+        """See HermesCall."""
         self._index = index
         self._new_id = new_id
         self._offered = tools
@@ -159,38 +163,35 @@ class XmlCall:
         self._schema: dict[str, object] | None = None
         self._is_closed = False
         self._waiting: dict[str, str] = {}
-        """Values that are not sent yet, by name, as JSON."""
+        """Values to send, by name, as JSON."""
         self._separator = ""
         self._name = ""
         self._types: frozenset[str] = STRING
         self._value = ParameterValue((), ())
         self._text = ""
-        """The value's text, as far as it has come and is not sent."""
+        """The unsent text of the open value."""
         self._is_sent = False
-        """Whether the value is sent as it comes."""
+        """Whether the open value is sent as it comes."""
 
     @property
     def started(self) -> bool:
-        """Whether the call has been announced."""
         return self._stage is not Stage.HEAD
 
     @property
     def complete(self) -> bool:
-        """Whether all of the arguments are there."""
         return self._stage is Stage.TAIL
 
     @property
     def unread(self) -> str:
-        """Text that has come and belongs to nothing yet."""
         return self._held
 
     @property
     def closing(self) -> str:
-        """What follows arguments that are complete; "" where they did not end as they should."""
+        """Text that follows complete arguments; "" where they did not end properly."""
         return f"\n{CALL_CLOSE}" if self._is_closed else ""
 
     def feed(self, text: str) -> list[AnswerPiece]:
-        """Take in text, and return the pieces of the call that are certain now."""
+        """See HermesCall."""
         self._held += text
         pieces: list[AnswerPiece] = []
         stage = None
@@ -200,8 +201,7 @@ class XmlCall:
         return pieces
 
     def flush(self, *, cut: bool) -> list[AnswerPiece]:
-        """Return the other pieces, when the answer ends here. cut: whether the model would go on:
-        then what is missing stays missing."""
+        """See HermesCall."""
         pieces: list[AnswerPiece] = []
         if self._stage is Stage.VALUE:
             pieces = self._add(self._value.flush(cut=cut)) + self.feed("")
@@ -227,7 +227,7 @@ class XmlCall:
         return self._add(self._value.feed(held))
 
     def _take_head(self) -> list[AnswerPiece]:
-        """Take the name. It is that of a call where a parameter or the call's end follows."""
+        """Take the name. A call's name is followed by a parameter or by the call's end."""
         name, rest = _named(self._held.lstrip(), FUNCTION_OPEN) or ("", "")
         if rest is None:
             return []
@@ -247,9 +247,9 @@ class XmlCall:
 
     def _take_between(self) -> list[AnswerPiece]:
         self._held = self._held.lstrip()
-        found = _named(self._held, PARAMETER_OPEN)
-        if found is not None:
-            name, rest = found
+        parameter = _named(self._held, PARAMETER_OPEN)
+        if parameter is not None:
+            name, rest = parameter
             if rest is not None:
                 self._begin_parameter(name, rest)
             return []
@@ -258,7 +258,7 @@ class XmlCall:
             self._is_closed = True
         elif FUNCTION_CLOSE.startswith(self._held):
             return []
-        # Whatever else it is, it ends the call.
+        # Any other text ends the call.
         return self._end()
 
     def _begin_parameter(self, name: str, rest: str) -> None:
@@ -270,7 +270,7 @@ class XmlCall:
         self._text, self._is_sent = "", False
 
     def _add(self, text: str) -> list[AnswerPiece]:
-        """Add text to the value, and end it where that is all of it."""
+        """Add text to the value, and end it at its end."""
         written = ""
         if not self._is_sent:
             self._text += text
@@ -293,7 +293,7 @@ class XmlCall:
         return self._json(self._fields() + "}")
 
     def _fields(self) -> str:
-        """Write the values that wait."""
+        """Return the waiting values as JSON fields."""
         fields = ""
         for name, value in self._waiting.items():
             fields += self._key(name) + value
@@ -317,15 +317,13 @@ class XmlCall:
 
 
 def _named(text: str, opener: str) -> tuple[str, str | None] | None:
-    """Return the name in a tag that begins so, and what follows the tag: None while it may go on.
-
-    None where the text does not begin with such a tag.
-    """
+    """Return the name in the opening tag and the text behind the tag, which is None while the tag
+    may go on. None without such a tag."""
     if not text.startswith(opener):
         return ("", None) if opener.startswith(text) else None
-    found = NAME.match(text, len(opener))
-    assert found is not None
-    name, after = found[0].strip(), text[found.end() :]
+    name_match = NAME.match(text, len(opener))
+    assert name_match is not None
+    name, after = name_match[0].strip(), text[name_match.end() :]
     if not after:
         return name, None
     return (name, after[1:]) if name and after.startswith(">") else None

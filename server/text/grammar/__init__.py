@@ -1,1 +1,1 @@
-"""Forms of answers -> constraints of the engine."""
+"""Compile the required forms of answers to constraints for the engine."""

@@ -1,5 +1,5 @@
-"""Compile constraint specs: judged by another process, compiled in this one, and kept for the
-next."""
+"""Compile constraint specs: another process estimates their cost, this one compiles and caches
+them."""
 
 import asyncio
 import hashlib
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from engine.types import TokenConstraint
 from server.text.conversation import Channel
-from server.text.grammar.constraint_spec import ConstraintSpec, form_json
+from server.text.grammar.constraint_spec import ConstraintSpec, spec_json
 from server.text.grammar.constraints import (
     CompiledGrammar,
     GrammarConstraint,
@@ -19,12 +19,12 @@ from server.text.grammar.constraints import (
     ReasoningConstraint,
 )
 from server.text.grammar.grammar_errors import GrammarError
-from server.text.grammar.judge import GrammarLimits, Judge
 from server.text.grammar.matcher import LEXER_BYTES, deep_threads, new_matcher
 from server.text.grammar.vocabulary import GrammarTokenizer, Vocabulary, VocabularyError
+from server.text.grammar.worker import GrammarLimits, GrammarWorker
 from server.text.newest import Newest
 
-# What is known not to be enforceable costs next to nothing to keep.
+# Refusals cost next to nothing.
 MAX_REFUSALS = 1024
 
 
@@ -43,12 +43,12 @@ class GrammarCache:
     """
 
     def __init__(self, max_bytes: int, max_grammars: int) -> None:
-        """max_bytes: of all grammars together. max_grammars: that are kept."""
+        """max_bytes: of all grammars together. max_grammars: maximum number to keep."""
         self._max_bytes = max_bytes
         self._grammars: Newest[bytes, CompiledGrammar] = Newest(max_grammars)
         self._refusals: Newest[bytes, Refusal] = Newest(MAX_REFUSALS)
         self._counted_bytes = 0
-        # Answers end on other threads, which can do nothing but append.
+        # Answers end on other threads, which may do nothing but append.
         self._freed: deque[int] = deque()
 
     @property
@@ -67,8 +67,8 @@ class GrammarCache:
         return grammar
 
     def reserve(self, memory_bytes: int) -> bool:
-        """Count memory for another grammar. Kept ones that no answer has give way, the oldest
-        first. False where answers have too many."""
+        """Count memory for another grammar. Unused grammars give way, the oldest first. Return
+        False where running answers have too many."""
         while self.used_bytes + memory_bytes > self._max_bytes:
             if not self._grammars.pop_oldest():
                 return False
@@ -76,16 +76,16 @@ class GrammarCache:
         return True
 
     def release(self, memory_bytes: int) -> None:
-        """Give back what was counted for a grammar that was not made."""
+        """Return the memory of a grammar that was not made."""
         self._counted_bytes -= memory_bytes
 
     def keep(self, digest: bytes, grammar: CompiledGrammar) -> None:
-        """Keep a grammar, for which memory was counted, for later requests."""
+        """Keep a grammar whose memory was reserved."""
         weakref.finalize(grammar, self._freed.append, grammar.memory_bytes).atexit = False
         self._grammars.keep(digest, grammar)
 
     def forget(self) -> None:
-        """Keep no grammar any longer; answers that have one go on."""
+        """Keep no grammar any longer. Answers go on with theirs."""
         while self._grammars.pop_oldest():
             pass
 
@@ -94,12 +94,12 @@ class GrammarCache:
 
 
 THREADS = 2
-# Whose memory is in use waits for answers to end: so long, and looks so often.
+# How long a grammar waits for the memory of ending answers, and how often it looks.
 MEMORY_WAIT_S, MEMORY_POLL_S = 30.0, 0.02
 
 
 class GrammarMemoryError(Exception):
-    """The memory for grammars is in use."""
+    """Answers use all memory for grammars."""
 
 
 class GrammarCompiler:
@@ -108,12 +108,12 @@ class GrammarCompiler:
     def __init__(
         self,
         vocabulary: Vocabulary,
-        judge: Callable[[GrammarTokenizer], Judge],
+        worker: Callable[[GrammarTokenizer], GrammarWorker],
         limits: GrammarLimits,
     ) -> None:
-        """judge: called once, when there is something to judge."""
+        """worker: makes the worker, called once with the first grammar."""
         self._vocabulary = vocabulary
-        self._make_judge = judge
+        self._make_worker = worker
         self._limits = limits
         self._loaded: _Loaded | None = None
         self._cache = GrammarCache(limits.max_kept_bytes, limits.max_kept)
@@ -121,9 +121,8 @@ class GrammarCompiler:
         self._making: dict[bytes, asyncio.Task[CompiledGrammar | Refusal]] = {}
 
     def load(self) -> str:
-        """Read the tokenizer, which takes a second for a large one and lets nobody else run: a
-        server does it before it listens. Returns why forms of answers will be refused, or nothing.
-        """
+        """Read the tokenizer. A large one takes a second and stops all other threads, so a server
+        does it before it listens. Return the reason why all grammars will be refused, or ""."""
         try:
             self._load()
         except GrammarError as error:
@@ -132,16 +131,16 @@ class GrammarCompiler:
         return ""
 
     async def compile(self, spec: ConstraintSpec, begun: str = "") -> TokenConstraint | None:
-        """Compile the constraint of an answer; None where there is nothing to hold it to. begun:
-        the content that it has begun with.
+        """Compile the constraint of an answer; None where any text is allowed. begun: the beginning
+        of the content, from the client.
 
-        Raises GrammarError that names what cannot be enforced, and the request's field;
-        UnfitBeginningError where the form does not allow what was begun; JudgeBusyError and
-        GrammarMemoryError where there is no room for it now.
+        Raises GrammarError that names the unsupported part and the request's field;
+        UnfitBeginningError where the grammar does not allow the beginning; WorkerBusyError and
+        GrammarMemoryError where there is no room now.
         """
-        if not spec.has_form and not spec.has_budget:
+        if not spec.has_grammar and not spec.has_budget:
             return None
-        answer = await self._answer(spec, begun) if spec.has_form else None
+        answer = await self._answer(spec, begun) if spec.has_grammar else None
         if answer is not None and spec.first_channel is Channel.CONTENT:
             return answer
         return ReasoningConstraint(
@@ -149,11 +148,11 @@ class GrammarCompiler:
         )
 
     async def close(self) -> None:
-        """End the process that judges. The next form begins anew."""
+        """End the worker. The next grammar starts another."""
         loaded, self._loaded = self._loaded, None
         if loaded is not None:
             loaded.threads.shutdown(wait=False, cancel_futures=True)
-            await loaded.judge.close()
+            await loaded.worker.close()
 
     async def _answer(self, spec: ConstraintSpec, begun: str) -> TokenConstraint:
         grammar = await self._grammar(spec)
@@ -163,12 +162,12 @@ class GrammarCompiler:
         return await self._after(constraint, begun) if begun else constraint
 
     def forget(self) -> None:
-        """Keep no compiled form any longer: nobody has asked for one for long."""
+        """Drop all compiled grammars, because none was used for long."""
         self._cache.forget()
 
     async def _after(self, constraint: GrammarConstraint, begun: str) -> GrammarConstraint:
-        """Return the constraint where the form goes on. A text that spells an added token is text
-        to it."""
+        """Return the constraint behind the begun text. Added tokens that the text spells are plain
+        text."""
         loaded = self._load()
 
         def after() -> GrammarConstraint:
@@ -178,41 +177,41 @@ class GrammarCompiler:
         return await asyncio.get_running_loop().run_in_executor(loaded.threads, after)
 
     async def _grammar(self, spec: ConstraintSpec) -> CompiledGrammar:
-        form = await asyncio.to_thread(form_json, spec, self._limits.max_form_bytes)
-        digest = hashlib.sha256(form.encode()).digest()
-        found = self._cache.get(digest)
-        if found is None:
-            found = await self._made(digest, form)
-        if isinstance(found, Refusal):
-            raise GrammarError(found.message, found.param or spec.param)
-        return found
+        spec_text = await asyncio.to_thread(spec_json, spec, self._limits.max_spec_bytes)
+        digest = hashlib.sha256(spec_text.encode()).digest()
+        grammar = self._cache.get(digest)
+        if grammar is None:
+            grammar = await self._compile_once(digest, spec_text)
+        if isinstance(grammar, Refusal):
+            raise GrammarError(grammar.message, grammar.param or spec.param)
+        return grammar
 
-    async def _made(self, digest: bytes, form: str) -> CompiledGrammar | Refusal:
-        """Return what becomes of a form, found out once for all who ask meanwhile, and also when
-        the first of them leaves."""
+    async def _compile_once(self, digest: bytes, spec_text: str) -> CompiledGrammar | Refusal:
+        """Compile a spec once for all requests that wait for it, even if the first of them
+        leaves."""
         making = self._making.get(digest)
         if making is None:
-            making = self._making[digest] = asyncio.create_task(self._make(digest, form))
-            making.add_done_callback(lambda made: self._end_making(digest, made))
+            making = self._making[digest] = asyncio.create_task(self._make(digest, spec_text))
+            making.add_done_callback(lambda task: self._end_making(digest, task))
         return await asyncio.shield(making)
 
-    def _end_making(self, digest: bytes, made: "asyncio.Task[CompiledGrammar | Refusal]") -> None:
+    def _end_making(self, digest: bytes, task: "asyncio.Task[CompiledGrammar | Refusal]") -> None:
         del self._making[digest]
-        # It has been looked at, also where nobody waits any more.
-        _ = made.cancelled() or made.exception()
+        # Retrieve the error, so that asyncio does not log it when all clients have left.
+        _ = task.cancelled() or task.exception()
 
-    async def _make(self, digest: bytes, form: str) -> CompiledGrammar | Refusal:
+    async def _make(self, digest: bytes, spec_text: str) -> CompiledGrammar | Refusal:
         loaded = self._load()
-        verdict = await loaded.judge.verdict(form)
-        if verdict.refusal is not None:
-            refusal = Refusal(verdict.refusal, verdict.param)
+        estimate = await loaded.worker.estimate(spec_text)
+        if estimate.refusal is not None:
+            refusal = Refusal(estimate.refusal, estimate.param)
             self._cache.refuse(digest, refusal)
             return refusal
-        memory_bytes = verdict.memory_bytes + LEXER_BYTES
+        memory_bytes = estimate.memory_bytes + LEXER_BYTES
         await self._reserve(memory_bytes)
         try:
             matcher = await asyncio.get_running_loop().run_in_executor(
-                loaded.threads, new_matcher, loaded.tokenizer.engine, verdict.grammar
+                loaded.threads, new_matcher, loaded.tokenizer.engine, estimate.grammar
             )
         except BaseException:
             self._cache.release(memory_bytes)
@@ -222,11 +221,11 @@ class GrammarCompiler:
         return grammar
 
     async def _reserve(self, memory_bytes: int) -> None:
-        """Count memory for another grammar, in the order in which it is asked for. Raises
-        GrammarMemoryError when no answer gives any back."""
+        """Reserve memory in the order of the calls. Raises GrammarMemoryError when no answer gives
+        memory back."""
         try:
             async with asyncio.timeout(MEMORY_WAIT_S), self._reserving:
-                # Answers end on other threads, which can set no event of this loop.
+                # Answers end on other threads, which cannot set an event of this loop.
                 while not self._cache.reserve(memory_bytes):  # noqa: ASYNC110
                     await asyncio.sleep(MEMORY_POLL_S)
         except TimeoutError as error:
@@ -238,15 +237,15 @@ class GrammarCompiler:
                 tokenizer = GrammarTokenizer(self._vocabulary)
             except VocabularyError as error:
                 raise GrammarError(f"no form of answers can be enforced: {error}") from error
-            self._loaded = _Loaded(tokenizer, self._make_judge(tokenizer), deep_threads(THREADS))
+            self._loaded = _Loaded(tokenizer, self._make_worker(tokenizer), deep_threads(THREADS))
         return self._loaded
 
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
-    """What compiling needs of the tokenizer."""
+    """The tokenizer and the processes that compile for it."""
 
     tokenizer: GrammarTokenizer
-    judge: Judge
+    worker: GrammarWorker
     threads: ThreadPoolExecutor
-    """Where this process compiles."""
+    """Compiles in this process."""

@@ -1,4 +1,4 @@
-"""What an answer must be like, gathered from all parts of a request that say so."""
+"""The constraint of an answer, gathered from all fields of a request."""
 
 import json
 from dataclasses import dataclass
@@ -13,51 +13,49 @@ TOOLS_PARAM = "tools"
 
 @dataclass(frozen=True, slots=True)
 class ConstraintSpec:
-    """What an answer must be like."""
+    """The constraint of an answer."""
 
     output: OutputFormat | None = None
     """The form of an answer that is no call."""
     tools: tuple[Tool, ...] = ()
-    """Tools that may be called."""
     tool_format: ToolFormat = ToolFormat.HERMES
     must_call: bool = False
-    """Whether nothing but calls is an answer."""
+    """Whether the answer must be calls."""
     parallel: bool = True
-    """Whether there may be several calls."""
+    """Whether several calls are allowed."""
     first_channel: Channel | None = Channel.CONTENT
-    """What the answer begins with; None where the model decides."""
+    """The channel that the answer begins with; None where the model decides."""
     thinking_budget: int | None = None
-    """Most tokens of the reasoning; None: no limit."""
+    """Maximum tokens of reasoning; None: no limit."""
 
     @property
-    def has_form(self) -> bool:
-        """Whether what is said has a form. Where calls may be made, a strict tool gives it one."""
+    def has_grammar(self) -> bool:
+        """Whether a grammar constrains the content. Where calls are optional, a strict tool needs
+        one."""
         strict = any(tool.strict for tool in self.tools)
         return self.output is not None or bool(self.tools and (self.must_call or strict))
 
     @property
     def is_lazy(self) -> bool:
-        """Whether the form is that of calls, which the model need not make, between tags."""
+        """Whether the grammar starts at the opening tag of an optional call."""
         is_optional = not self.must_call and self.output is None
         return is_optional and self.tool_format is not ToolFormat.LLAMA
 
     @property
     def has_budget(self) -> bool:
-        """Whether reasoning has a budget that ends it."""
+        """Whether a budget may end the reasoning."""
         return self.thinking_budget is not None and self.first_channel is not Channel.CONTENT
 
     @property
     def param(self) -> str:
-        """The request's field that a fault of the form is of, as far as can be said."""
+        """The request's field to name in errors of the grammar."""
         return TOOLS_PARAM if self.output is None or self.must_call else self.output.param
 
 
-def form_json(spec: ConstraintSpec, max_bytes: int) -> str:
-    """Write the form of what is said as JSON: the same for the same form.
-
-    Raises GrammarError, before more than ``max_bytes`` are written, for what is too long, or no
-    JSON.
-    """
+def spec_json(spec: ConstraintSpec, max_bytes: int) -> str:
+    """Serialise the part of the spec that the grammar depends on. Equal constraints have equal
+    texts. Raises GrammarError, before writing more than ``max_bytes``, for a spec that is too long
+    or no JSON."""
     output = spec.output
     form = {
         "output": None if output is None else [output.kind, output.value, output.param],
@@ -68,7 +66,7 @@ def form_json(spec: ConstraintSpec, max_bytes: int) -> str:
     }
     pieces, size = list[str](), 0
     try:
-        # Halves of characters become escapes, as JSON's other users have it.
+        # Half surrogates become escapes, as other readers of JSON expect.
         for piece in json.JSONEncoder(allow_nan=False).iterencode(form):
             size += len(piece)
             if size > max_bytes:
@@ -81,8 +79,8 @@ def form_json(spec: ConstraintSpec, max_bytes: int) -> str:
     return "".join(pieces)
 
 
-def form_of_json(text: str) -> ConstraintSpec:
-    """Read what ``form_json`` has written."""
+def spec_of_json(text: str) -> ConstraintSpec:
+    """Read a spec that ``spec_json`` has written."""
     form: dict[str, Any] = json.loads(text)
     return ConstraintSpec(
         output=None if form["output"] is None else OutputFormat(*form["output"]),

@@ -1,4 +1,4 @@
-"""Follow a grammar as a TokenConstraint, and find tags among tokens."""
+"""Constraints of answers: a grammar, calls that may begin anywhere, and the budget of reasoning."""
 
 import time
 from collections.abc import Sequence
@@ -16,32 +16,32 @@ from server.text.grammar.vocabulary import Vocabulary, set_bits
 from server.text.parser import CLOSE, OPEN
 
 READ_TOGETHER = 16  # tokens
-# Of an answer's masks, those that may take too long: the collector may run on the engine's thread
-# meanwhile, and its time is no form's fault.
+# Slow masks that an answer is allowed: Python's garbage collector may have run on the engine's
+# thread.
 SLOW_MASKS_SPARED = 1
 
 
 class ConstraintError(RuntimeError):
-    """A grammar that does not go on as it should; the message has none of the answer."""
+    """A grammar that fails without having reached a limit. The message does not quote the
+    answer."""
 
 
 class CompiledGrammar:
-    """A grammar that any number of answers may be held to at once."""
+    """A grammar that any number of answers may follow at once."""
 
     def __init__(self, matcher: LLMatcher, memory_bytes: int) -> None:
-        """matcher: at its beginning; answers get copies of it."""
+        """matcher: at its beginning; answers get copies."""
         self.matcher = matcher
         self.memory_bytes = memory_bytes
         self.is_spent = False
-        """Whether an answer has come to its limits: its copies share what they have learnt, so that
-        no other one would get on either."""
+        """Whether an answer has reached the grammar's limits. Copies share the lexer's states, so
+        no other answer would get further."""
 
 
 class GrammarConstraint:
-    """Allow what a grammar allows.
+    """Allow the tokens that a grammar allows.
 
-    A token that was accepted is taken in when the next mask is asked for: that is while the device
-    computes, and until then nobody has to know.
+    An accepted token is consumed when the next mask is computed, while the device is busy.
     """
 
     def __init__(
@@ -51,20 +51,20 @@ class GrammarConstraint:
         max_mask_s: float,
         start: LLMatcher | None = None,
     ) -> None:
-        """words: of a mask. max_mask_s: the second mask that takes more processor time ends the
-        request. start: where answers begin, if not where the grammar does."""
+        """words: of a mask. max_mask_s: processor time; the second slower mask ends the request.
+        start: the matcher at the beginning of answers, if not the grammar's own."""
         self._grammar = grammar
         self._start = start or grammar.matcher
         self._matcher = self._start.deep_copy()
         self._max_mask_s = max_mask_s
         self._slow_masks = 0
-        # Asking for an array's address takes longer than copying it.
+        # Reading an array's address takes longer than copying the array.
         self._mask = np.empty(words, np.uint32)
         self._address, self._bytes = self._mask.ctypes.data, self._mask.nbytes
         self._accepted: list[int] = []
 
     def fill_mask(self, row: np.ndarray) -> bool:
-        """See TokenConstraint. Raises ConstraintError, and FormLimitError."""
+        """See TokenConstraint. Raises ConstraintError and FormLimitError."""
         started_s = time.thread_time()
         self._take_in()
         self._matcher.unsafe_compute_mask_ptr(self._address, self._bytes)
@@ -77,12 +77,12 @@ class GrammarConstraint:
         return True
 
     def accept(self, token_id: int) -> None:
-        """See TokenConstraint. What it does not allow is found with the next mask."""
+        """See TokenConstraint. A forbidden token fails with the next mask."""
         self._accepted.append(token_id)
 
     @property
     def complete(self) -> bool:
-        """Whether nothing can follow any more. Raises as ``fill_mask`` does."""
+        """Whether nothing can follow. Raises as ``fill_mask`` does."""
         self._take_in()
         return bool(self._matcher.is_stopped())
 
@@ -93,7 +93,7 @@ class GrammarConstraint:
         self._accepted.clear()
 
     def _check(self, fault: str) -> None:
-        """fault: of a grammar that cannot go on without having come to its limits."""
+        """Raise for a matcher with an error. fault: for an error that is no limit."""
         if self._matcher.is_error():
             self._grammar.is_spent = True
             limit = limit_of(self._matcher.get_error())
@@ -103,14 +103,12 @@ class GrammarConstraint:
         return GrammarConstraint(self._grammar, self._mask.size, self._max_mask_s, self._start)
 
     def after(self, token_ids: Sequence[int], max_s: float) -> "GrammarConstraint":
-        """Return a constraint for answers that have begun with these tokens.
-
-        max_s: processor time that reading them may take. Raises UnfitBeginningError where they are
-        not allowed, and GrammarError where they are too much.
-        """
+        """Return a constraint for answers that begin with the tokens. max_s: processor time to read
+        them. Raises UnfitBeginningError where the grammar does not allow them, and GrammarError
+        where they take too long."""
         start = self._start.deep_copy()
         ends_s = time.thread_time() + max_s
-        # The engine's own loop over all of them would let nobody else run.
+        # llguidance's loop over all of them would block other threads.
         for place in range(0, len(token_ids), READ_TOGETHER):
             some = token_ids[place : place + READ_TOGETHER]
             taken = start.try_consume_tokens(list(some))
@@ -127,13 +125,13 @@ class TagWatch:
     """Find a tag in a text that comes in pieces."""
 
     def __init__(self, tag: bytes) -> None:
-        """tag: its first byte must not come again in it."""
+        """tag: its first byte must not occur again in it."""
         self._tag = tag
         self.matched = 0
-        """How many bytes of the tag the text ends with."""
+        """Number of the tag's bytes that the text ends with."""
 
     def feed(self, text: bytes) -> bool:
-        """Take in text, and return whether it completes the tag."""
+        """Take in text and return whether it completes the tag."""
         window = self._tag[: self.matched] + text
         if self._tag in window:
             return True
@@ -148,10 +146,10 @@ CALL_OPEN_TAG = CALL_OPEN.encode()
 
 
 class LazyCalls:
-    """Watch for the opening tag of a call; from there on its grammar holds, until it is over."""
+    """Allow any text, and hold each call to a grammar from its opening tag to its end."""
 
     def __init__(self, call: GrammarConstraint, vocabulary: Vocabulary) -> None:
-        """call: what follows the opening tag, up to and with the closing one."""
+        """call: the grammar behind the opening tag, closing tag included."""
         self._call = call
         self._vocabulary = vocabulary
         self._open = TagWatch(CALL_OPEN_TAG)
@@ -181,12 +179,12 @@ OPEN_TAG, CLOSE_TAG = OPEN.encode(), CLOSE.encode()
 
 
 class Phase(Enum):
-    """How far an answer has come."""
+    """The current part of an answer."""
 
     BEGINNING = 0
     THINKING = 1
     BREAKING = 2
-    """Behind the closing tag, where line breaks may follow that are no part of the answer."""
+    """Behind the closing tag, where line breaks that are no part of the answer may follow."""
     SAYING = 3
 
 
@@ -198,10 +196,11 @@ START = {
 
 
 class ReasoningConstraint:
-    """Leave reasoning free until its closing tag, or until its budget of tokens is spent: then the
-    constraint writes the tag. After it the answer's own constraint holds, if there is one.
+    """Leave reasoning free until its closing tag. When its budget of tokens is spent, write the
+    tag. Behind it the answer's own constraint holds, if there is one.
 
-    With one, reasoning cannot end the answer, and the tag that closes it is a token's last text.
+    With such a constraint, reasoning cannot end the answer, and no text may follow the closing tag
+    within its token.
     """
 
     def __init__(
@@ -211,7 +210,7 @@ class ReasoningConstraint:
         start: Channel | None,
         budget: int | None,
     ) -> None:
-        """budget: tokens of the reasoning, without its tags; None: no limit."""
+        """budget: tokens of reasoning without its tags; None: no limit."""
         self._answer = answer
         self._vocabulary = vocabulary
         self._start = start

@@ -1,12 +1,12 @@
-"""The process that judges forms: it forks a child for each, and ends a child that takes too much.
+"""The grammar worker: a process that forks a child for each spec, and bounds what a child takes.
 
 It reads frames from standard input and writes frames to standard output. A frame is four bytes, its
-length (big-endian), and so many bytes. The first one in is the text of a tokenizer, which is read
-once: every child begins with it. All others are JSON: forms go in, and what becomes of each comes
-out as soon as it is known, in any order.
+length (big-endian), and so many bytes. The first frame is the text of a tokenizer, which is read
+once: every child begins with it. All others are JSON: specs come in, and cost estimates go out as
+soon as they are known, in any order.
 
-A child is ended by the kernel when its processor time is over, and by this process when it takes
-too much memory, or too long. It has one thread, and never imports numpy, MLX or the engine.
+The kernel ends a child when its processor time is over, and this process ends it when it takes too
+much memory, or too long. It has one thread, and never imports numpy, MLX or the engine.
 """
 
 import json
@@ -23,65 +23,61 @@ from typing import Any, NoReturn
 import psutil
 from llguidance import LLTokenizer
 
-from server.text.grammar.constraint_spec import ConstraintSpec, form_of_json
+from server.text.grammar.constraint_spec import ConstraintSpec, spec_of_json
 from server.text.grammar.grammar_errors import GrammarError
 from server.text.grammar.matcher import deep_threads, new_matcher, try_matcher, warm_up
 from server.text.grammar.text import TokenizerFacts, grammar_text
 
-# What getrusage counts memory in.
+# The unit of getrusage's memory.
 MAXRSS_BYTES = 1 if sys.platform == "darwin" else 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """The tokenizer that forms are judged for."""
+    """The tokenizer of the worker."""
 
     engine: LLTokenizer
     facts: TokenizerFacts
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """The verdict on a form."""
+class CostEstimate:
+    """The cost of a grammar, or the reason why it is refused."""
 
     grammar: str = ""
-    """As the grammar engine takes it."""
+    """In llguidance's format."""
     memory_bytes: int = 0
-    """The most memory that it took."""
+    """Peak memory of compiling it."""
     refusal: str | None = None
-    """Why it cannot be enforced; fit for clients."""
+    """Why it cannot be enforced, in words fit for clients."""
     param: str | None = None
-    """The request's field that the refusal is of."""
+    """The request's field at fault."""
 
     def to_json(self) -> bytes:
-        """Write it for the process that asked."""
         return json.dumps(asdict(self)).encode()
 
     @classmethod
-    def of_json(cls, text: str) -> "Verdict":
-        """Read what ``to_json`` has written."""
+    def of_json(cls, text: str) -> "CostEstimate":
         return cls(**json.loads(text))
 
 
-def judge(form: str, tokens: Tokens, max_mask_s: float) -> Verdict:
-    """Compile a form, and follow it over the first tokens of some answers.
-
-    form: of ``form_json``. max_mask_s: processor time that each of the tokens may take.
-    """
-    spec = form_of_json(form)
+def estimate_cost(spec_text: str, tokens: Tokens, max_mask_s: float) -> CostEstimate:
+    """Compile a spec, and follow its grammar over the first tokens of some answers. spec_text: of
+    ``spec_json``. max_mask_s: processor time allowed for each token."""
+    spec = spec_of_json(spec_text)
     try:
         with deep_threads(1) as thread:
-            # Pages that a child only reads count as its own: they are read before.
+            # Pages that a child only reads count as its own, so touch them before measuring.
             thread.submit(warm_up, tokens.engine).result()
             before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-            grammar = thread.submit(_tried, spec, tokens, max_mask_s).result()
+            grammar = thread.submit(_try_grammar, spec, tokens, max_mask_s).result()
     except GrammarError as error:
-        return Verdict(refusal=str(error), param=error.param or spec.param)
+        return CostEstimate(refusal=str(error), param=error.param or spec.param)
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    return Verdict(grammar, grown * MAXRSS_BYTES)
+    return CostEstimate(grammar, grown * MAXRSS_BYTES)
 
 
-def _tried(spec: ConstraintSpec, tokens: Tokens, max_mask_s: float) -> str:
+def _try_grammar(spec: ConstraintSpec, tokens: Tokens, max_mask_s: float) -> str:
     grammar = grammar_text(spec, tokens.facts)
     try_matcher(tokens.engine, new_matcher(tokens.engine, grammar), max_mask_s)
     return grammar
@@ -89,29 +85,29 @@ def _tried(spec: ConstraintSpec, tokens: Tokens, max_mask_s: float) -> str:
 
 LENGTH = struct.Struct(">I")
 READ_BYTES = 65536
-# Children are looked at so often.
+# Interval of looking at the children.
 LOOK_S = 0.01
 OVER_TIME, OVER_MEMORY, DIED = "over_time", "over_memory", "died"
 STARVED = "starved"
-"""It got too little of the processor to come to an end."""
+"""The child got too little processor time to finish in time."""
 
 
 @dataclass(slots=True)
 class Child:
-    """A process that judges one form."""
+    """A process that compiles one spec."""
 
     number: int
-    """The number of the form."""
+    """The number of the request."""
     pid: int
     most_bytes: int
-    """Most bytes of its memory, what it began with included."""
+    """Limit of its memory, inherited pages included."""
     ends_at: float
     output: bytearray = field(default_factory=bytearray)
     killed_for: str = ""
 
 
 class ForkServer:
-    """Fork children, and read their verdicts."""
+    """Forks children and reads their estimates."""
 
     def __init__(self, source: int, sink: int, facts: TokenizerFacts) -> None:
         """source, sink: file descriptors of the frames."""
@@ -124,7 +120,7 @@ class ForkServer:
         self._received = bytearray()
 
     def run(self) -> None:
-        """Serve until nobody is left to ask."""
+        """Serve until the input is closed."""
         self._selector.register(self._source, selectors.EVENT_READ)
         while True:
             for key, _ in self._selector.select(LOOK_S if self._children else None):
@@ -137,7 +133,7 @@ class ForkServer:
                 end_excess(child)
 
     def _receive(self) -> bool:
-        """Take in a request; False when nobody will ask any more."""
+        """Take in requests; return False when the input is closed."""
         read = os.read(self._source, READ_BYTES)
         self._received += read
         while len(self._received) >= LENGTH.size:
@@ -166,7 +162,7 @@ class ForkServer:
         self._selector.register(out, selectors.EVENT_READ)
 
     def _listen(self, out: int) -> None:
-        """Take in what a child has written, or that it has ended."""
+        """Take in output of a child, or its end."""
         child = self._children[out]
         data = os.read(out, READ_BYTES)
         child.output += data
@@ -181,7 +177,7 @@ class ForkServer:
             over_time = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF
             answer["ended"] = child.killed_for or (OVER_TIME if over_time else DIED)
         else:
-            answer["verdict"] = child.output.decode()
+            answer["estimate"] = child.output.decode()
         write_frame(self._sink, json.dumps(answer).encode())
 
     def _end(self) -> None:
@@ -191,12 +187,12 @@ class ForkServer:
 
 
 def run_child(request: dict[str, Any], tokens: Tokens, into: int) -> NoReturn:
-    """Judge a form, write the verdict, and end the process. into: a file descriptor."""
-    # Whose processor time is over is ended by the kernel, whatever it is doing.
+    """Estimate a spec's cost, write the estimate, and end the process. into: a file descriptor."""
+    # The kernel ends a child whose processor time is over.
     signal.setitimer(signal.ITIMER_PROF, request["cpu_s"])
     os.nice(request["nice"])
     with open(into, "wb") as sink:
-        sink.write(judge(request["form"], tokens, request["max_mask_s"]).to_json())
+        sink.write(estimate_cost(request["spec"], tokens, request["max_mask_s"]).to_json())
     os._exit(0)
 
 
@@ -228,7 +224,7 @@ def end_excess(child: Child) -> None:
 
 
 def main(facts: str) -> None:
-    """Serve the process that has started this one. facts: of the tokenizer, as JSON."""
+    """Serve the parent process. facts: of the tokenizer, as JSON."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is for that one, which says when to end
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     ForkServer(sys.stdin.fileno(), sys.stdout.fileno(), TokenizerFacts.of_json(facts)).run()

@@ -1,4 +1,4 @@
-"""Grammar errors: why a constraint cannot be enforced, without repeating the request."""
+"""Errors of grammars, which never repeat the request."""
 
 import re
 from collections.abc import Iterator
@@ -6,17 +6,17 @@ from contextlib import contextmanager
 
 
 class GrammarError(ValueError):
-    """A form that cannot be enforced. The message names the keyword or the limit, and nothing that
-    came with the request; it is fit for clients."""
+    """A grammar that cannot be enforced. The message names the keyword or the limit, in words fit
+    for clients."""
 
     def __init__(self, message: str, param: str | None = None) -> None:
-        """param: the request's field that has the form."""
+        """param: the request's field."""
         super().__init__(message)
         self.param = param
 
 
 class UnfitBeginningError(ValueError):
-    """A begun answer that the form does not allow."""
+    """A begun answer that the grammar does not allow."""
 
 
 @contextmanager
@@ -29,7 +29,7 @@ def errors_of(param: str) -> Iterator[None]:
         raise
 
 
-# What the grammar engine says, and what that means. The first that matches counts.
+# Patterns of llguidance's messages, and their translations. The first match counts.
 MEANINGS = (
     (r"^NoExtension", "no answer can satisfy it"),
     (r"oneOf", "oneOf is not supported where more than one branch may match; anyOf is"),
@@ -46,7 +46,7 @@ MEANINGS = (
     (r"[Rr]egex|Regex", "a pattern cannot be used"),
     (r"nested|recursion", "it is nested too deeply"),
 )
-# The same where it has come to its limits.
+# The same for messages about limits.
 LIMITS = (
     (r"items; max is|Too many items", "it leaves too many ways to go on at once"),
     (r"too (large|big|complex|many)|limit|fuel", "it is too large"),
@@ -54,14 +54,14 @@ LIMITS = (
 
 
 def meaning(complaint: str) -> str:
-    """Translate the grammar engine's complaint to fixed words: it may quote the request."""
-    return _translated(complaint, MEANINGS) or limit_of(complaint) or "it is not valid"
+    """Translate llguidance's message, which may quote the request, to fixed words."""
+    return _translate(complaint, MEANINGS) or limit_of(complaint) or "it is not valid"
 
 
 def limit_of(complaint: str) -> str | None:
-    """Translate a complaint about a limit; None for another complaint."""
-    return _translated(complaint, LIMITS)
+    """Translate a message about a limit; None for any other message."""
+    return _translate(complaint, LIMITS)
 
 
-def _translated(complaint: str, meanings: tuple[tuple[str, str], ...]) -> str | None:
+def _translate(complaint: str, meanings: tuple[tuple[str, str], ...]) -> str | None:
     return next((text for pattern, text in meanings if re.search(pattern, complaint)), None)

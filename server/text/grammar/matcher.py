@@ -1,4 +1,4 @@
-"""A grammar's text -> the grammar engine's matcher of it, within limits."""
+"""Compile a grammar's text to llguidance's matcher, within limits."""
 
 import json
 import math
@@ -11,21 +11,21 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from server.text.grammar.grammar_errors import GrammarError, meaning
 
-# The grammar engine recurses along references and rules, up to the limits of what is compiled.
+# llguidance recurses along references and rules.
 STACK_BYTES = 256 * 1024**2
-# All answers that are held to a grammar share these; real schemas and tools need up to 3000.
+# All answers of a grammar share these states. Real schemas and tools need up to 3000.
 MAX_LEXER_STATES = 8192
-# Measured: half a KiB for each of a hard pattern's.
+# Measured: half a KiB per state of a hard pattern.
 LEXER_BYTES = MAX_LEXER_STATES * 512
-# How far a grammar is tried before anybody's answer is held to it: some answers for each of some
-# beginnings, and some more that go on for longer. Tokens of each.
+# The extent of the trial: some answers from each of several beginnings, and some longer ones. In
+# tokens.
 TRIED_BEGINNINGS, SHORT_TOKENS = 16, 4
 TRIED_ANSWERS, LONG_TOKENS = 4, 16
 FIRST_GRAMMAR = json.dumps({"grammars": [{"json_schema": {"type": "object"}}]})
 
 
 def new_matcher(tokenizer: LLTokenizer, text: str) -> LLMatcher:
-    """Compile a grammar, and make its first mask. Raises GrammarError."""
+    """Compile a grammar and compute its first mask. Raises GrammarError."""
     limits = LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
     matcher = LLMatcher(tokenizer, text, log_level=0, limits=limits)
     _mask(matcher)
@@ -33,11 +33,8 @@ def new_matcher(tokenizer: LLTokenizer, text: str) -> LLMatcher:
 
 
 def try_matcher(tokenizer: LLTokenizer, matcher: LLMatcher, max_mask_s: float) -> None:
-    """Follow a grammar over the first tokens of some answers, always the same ones.
-
-    max_mask_s: processor time that each token may take. Raises GrammarError where it comes to its
-    limits.
-    """
+    """Follow a grammar over the first tokens of some answers, always the same ones. max_mask_s:
+    processor time allowed for each token. Raises GrammarError where it reaches a limit."""
     rng = random.Random(0)  # noqa: S311
     mask = _mask(matcher)
     letters = [token for byte in range(256) for token in tokenizer.tokenize_bytes(bytes([byte]))]
@@ -49,7 +46,7 @@ def try_matcher(tokenizer: LLTokenizer, matcher: LLMatcher, max_mask_s: float) -
 
 
 def warm_up(tokenizer: LLTokenizer) -> None:
-    """Take what the first grammar of a process takes beside its own."""
+    """Allocate the memory that the first grammar of a process takes besides its own."""
     try_matcher(tokenizer, new_matcher(tokenizer, FIRST_GRAMMAR), math.inf)
 
 
@@ -69,7 +66,7 @@ def _follow(
 
 
 def deep_threads(count: int) -> ThreadPoolExecutor:
-    """Make threads with a stack for the grammar engine."""
+    """Make threads with a stack large enough for llguidance."""
     executor = ThreadPoolExecutor(count, thread_name_prefix="grammar")
     all_here = threading.Barrier(count + 1)
     before = threading.stack_size(STACK_BYTES)
@@ -83,7 +80,8 @@ def deep_threads(count: int) -> ThreadPoolExecutor:
 
 
 def _mask(matcher: LLMatcher) -> bytes:
-    """Return one bit for each token that may come next. Raises GrammarError where there is none."""
+    """Return one bit for each token, set where it may come next. Raises GrammarError where none
+    may."""
     mask = b"" if matcher.is_error() else matcher.compute_bitmask()
     if matcher.is_error():
         raise GrammarError(meaning(matcher.get_error()))
@@ -91,11 +89,10 @@ def _mask(matcher: LLMatcher) -> bytes:
 
 
 def _any_token(mask: bytes, rng: random.Random) -> int:
-    """Return one of the tokens that may come next: one of the first eight from a random place
-    on."""
+    """Return a token that may come next: one of the first eight allowed from a random place on."""
     start = rng.randrange(len(mask))
     around = mask[start:] + mask[:start]
-    found = around.lstrip(b"\0")
-    assert found, "a mask without a token is an error"
-    place = (start + len(around) - len(found)) % len(mask)
-    return 8 * place + rng.choice([bit for bit in range(8) if found[0] >> bit & 1])
+    from_token = around.lstrip(b"\0")
+    assert from_token, "a mask without a token is an error"
+    place = (start + len(around) - len(from_token)) % len(mask)
+    return 8 * place + rng.choice([bit for bit in range(8) if from_token[0] >> bit & 1])

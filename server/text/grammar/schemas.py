@@ -1,8 +1,8 @@
-"""JSON Schema -> what the grammar engine enforces of it, or the keyword that it would not.
+"""Reduce a JSON Schema to the keywords that llguidance enforces, or refuse it by the first keyword
+that llguidance does not.
 
-The engine ignores some of what it does not know, and some that old drafts did not know. Here
-every keyword that says something about the answer is supported or refused by its name. What is left
-out of the result says nothing about the answer, or nothing that could fail.
+llguidance ignores unknown keywords. Here every keyword that constrains the answer is supported or
+refused by name; a keyword that is left out constrains nothing, or nothing that could fail.
 """
 
 import math
@@ -20,18 +20,22 @@ ALTERNATIVES = ("anyOf", "oneOf")
 
 
 def check_patterns(schema: Any) -> None:
-    """Raise GrammarError for a schema with more patterns on one string than can be merged."""
+    """Raise GrammarError where one string must match more patterns than can be merged.
+
+    llguidance checks that some string matches them all, and each further pattern doubles the time:
+    16 take a tenth of a second, 24 half a minute.
+    """
     counter = _Counter(schema)
     try:
-        most = max(map(counter.count, _parts(schema)), default=0)
+        max_count = max(map(counter.count, _parts(schema)), default=0)
     except RecursionError as error:
         raise GrammarError("it is nested too deeply") from error
-    if most > MAX_PATTERNS:
+    if max_count > MAX_PATTERNS:
         raise GrammarError(f"pattern is supported up to {MAX_PATTERNS} times for one value")
 
 
 def _parts(schema: Any) -> Iterator[dict[str, Any]]:
-    """Yield the schema and all that is in it; maps of schemas, too, in which nothing is counted."""
+    """Yield the schema and all objects in it. Maps of schemas among them count nothing."""
     waiting = [schema]
     while waiting:
         part = waiting.pop()
@@ -43,16 +47,16 @@ def _parts(schema: Any) -> Iterator[dict[str, Any]]:
 
 
 class _Counter:
-    """Count patterns that hold for one value; each part of a schema is visited once."""
+    """Counts patterns of one value, visiting each part of a schema once."""
 
     def __init__(self, root: Any) -> None:
         self._root = root
         self._known: dict[int, int] = {}
 
     def count(self, schema: Any) -> int:
-        """Count patterns of a part of the schema, with those of what it refers to."""
+        """Count the patterns of a part of the schema and of its references."""
         chain = []
-        # Chains of references are as long as a schema: they are followed without recursion.
+        # Chains of references may be as long as a schema, so follow them without recursion.
         while isinstance(schema, dict) and id(schema) not in self._known:
             self._known[id(schema)] = 0  # until it is known: a chain may be a circle
             chain.append(schema)
@@ -75,7 +79,7 @@ def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-# JSON Schema 2020-12, and what older drafts had. Each keyword with the types of its value.
+# Keywords of JSON Schema 2020-12 and older drafts, with the types of their values.
 SCHEMA = (dict, bool)
 VALUES: dict[str, tuple[type[Any], ...]] = {
     "$ref": (str,),
@@ -115,7 +119,7 @@ REFUSED = frozenset(
         "then", "unevaluatedItems", "unevaluatedProperties", "uniqueItems",
     }
 )  # fmt: skip
-# Values of refused keywords that ask for nothing. Generators of schemas like to write them.
+# Values of refused keywords that constrain nothing, as generators of schemas write them.
 ASKS_NOTHING: dict[str, tuple[Any, ...]] = {
     "uniqueItems": (False,),
     "propertyNames": (True, {}, {"type": "string"}),
@@ -130,7 +134,7 @@ FORMATS = frozenset(
         "date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid",
     }
 )  # fmt: skip
-# Formats that JSON Schema defines as well. Whatever else stands there is a note for people.
+# Other formats of JSON Schema. Unknown formats are notes for people.
 REFUSED_FORMATS = frozenset(
     {
         "idn-email", "idn-hostname", "iri", "iri-reference", "json-pointer", "regex",
@@ -145,14 +149,15 @@ PROPERTIES = frozenset({"properties", "patternProperties"})
 LITERALS = frozenset({"const", "enum", "required"})
 SUBSCHEMA_LISTS = frozenset({"anyOf", "oneOf", "allOf", "prefixItems", "items"})
 SUBSCHEMA_MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions"})
-# The grammar engine's numbers are float64.
+# llguidance's numbers are float64.
 LARGEST_EXACT = 2**53
-# How far from a bound a number is that is not the bound; and bounds to which that can be added.
+# The distance from an exclusive bound to the nearest allowed number, and the largest bound to which
+# it can be added.
 BESIDE = 1e-9
 LARGEST_CLOSED = 10**6
-# Escapes that it may write; other control characters it cannot.
+# Control characters that llguidance can write.
 WRITABLE_CONTROLS = frozenset("\b\f\n\r\t")
-# It recurses on its own stack, and takes time with the square of the number of properties.
+# llguidance recurses, and takes time with the square of the number of properties.
 MAX_DEPTH = 50
 MAX_SUBSCHEMAS = 5000
 MAX_PROPERTIES = 1000
@@ -163,8 +168,8 @@ REPEAT = re.compile(r"\{([0-9]*)(?:,([0-9]*))?\}")
 Schema = dict[str, Any] | bool
 
 
-def checked_schema(schema: Any) -> dict[str, Any]:
-    """Return the schema with nothing in it that would be ignored. Raises GrammarError."""
+def check_schema(schema: Any) -> dict[str, Any]:
+    """Return the schema with enforced keywords only. Raises GrammarError."""
     cleaned = _Checker().clean(schema, 0)
     if cleaned is False:
         raise GrammarError("no answer can satisfy it")
@@ -174,7 +179,7 @@ def checked_schema(schema: Any) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class _Checker:
-    """Check a schema in one pass."""
+    """Checks a schema in one pass."""
 
     subschemas: int = 0
 
@@ -202,7 +207,7 @@ class _Checker:
             cleaned.pop("format", None)
         _close_bounds(cleaned)
         if cleaned.get("minProperties", 0) > len(set(cleaned.get("required", ()))) + 1:
-            # The engine does not see that two of the free names are the same.
+            # llguidance does not see that two additional names may be the same.
             raise GrammarError("minProperties is supported up to one more than are required")
         return cleaned
 
@@ -217,8 +222,8 @@ class _Checker:
 
 
 def _close_bounds(schema: dict[str, Any]) -> None:
-    """Make exclusive bounds that are whole numbers inclusive: the engine lets an exclusive bound
-    itself through where the other bound is less than 1 away."""
+    """Turn exclusive bounds that are whole numbers into inclusive ones: llguidance allows an
+    exclusive bound itself where the other bound is less than 1 away."""
     for inclusive, exclusive, sign in (
         ("minimum", "exclusiveMinimum", 1),
         ("maximum", "exclusiveMaximum", -1),
@@ -248,7 +253,7 @@ def _typed(keyword: str, value: Any) -> Any:
 
 
 def _check(keyword: str, value: Any) -> None:
-    """Check a keyword by itself. Raises GrammarError."""
+    """Raise GrammarError for an unsupported value of a keyword."""
     named = [value] if isinstance(value, str) else value
     if keyword == "type" and not all(isinstance(n, str) and n in TYPES for n in named):
         raise GrammarError("type names a type that JSON does not have")
@@ -269,15 +274,15 @@ def _check(keyword: str, value: Any) -> None:
 
 
 def check_repeats(pattern: str) -> None:
-    """Raise GrammarError for a pattern, or a grammar, that counts further than can be followed."""
+    """Raise GrammarError for a pattern or a grammar with a repeat count beyond the limit."""
     for counts in REPEAT.findall(pattern):
-        # Digits are enough: a number of many is not made.
+        # Compare digits: a number with very many of them is never converted.
         if any(len(count) > 9 or int(count or 0) > MAX_LEXER_STATES for count in counts):
             raise GrammarError(f"a repeat of more than {MAX_LEXER_STATES} is not supported")
 
 
 def _check_literal(keyword: str, value: Any, depth: int) -> None:
-    """Check that the engine can write a value, exactly. Raises GrammarError."""
+    """Raise GrammarError for a value that llguidance cannot write exactly."""
     if depth > MAX_DEPTH:
         raise GrammarError(f"{keyword} is nested more than {MAX_DEPTH} deep")
     if isinstance(value, str) and any(is_control(character) for character in value):
@@ -293,5 +298,5 @@ def _check_literal(keyword: str, value: Any, depth: int) -> None:
 
 
 def is_control(character: str) -> bool:
-    """Return whether JSON can write a character only as an escape with its number."""
+    """Return whether JSON can write a character only as a numbered escape."""
     return (character < " " or character == "\x7f") and character not in WRITABLE_CONTROLS

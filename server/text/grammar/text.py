@@ -1,5 +1,4 @@
-"""Write the grammar of a constraint spec in the grammar engine's own form: a list of grammars that
-refer to each other."""
+"""Write a constraint spec as llguidance's grammar: a list of grammars that refer to each other."""
 
 import json
 import re
@@ -13,69 +12,67 @@ from server.text.calls.tool_format import CALL_CLOSE, CALL_OPEN, ToolFormat
 from server.text.conversation import OutputFormat, Tool
 from server.text.grammar.constraint_spec import TOOLS_PARAM, ConstraintSpec
 from server.text.grammar.grammar_errors import GrammarError, errors_of
-from server.text.grammar.schemas import MAX_PATTERNS, check_repeats, checked_schema
+from server.text.grammar.schemas import MAX_PATTERNS, check_repeats, check_schema
 from server.text.grammar.xml_values import JsonText, Parameter, lark_string, xml_parameters
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFacts:
-    """Plain values, that can be sent to another process."""
+    """Facts of a tokenizer as plain values, for another process."""
 
     size: int
-    """Logits of the model's output."""
+    """Number of the model's logits."""
     stop_ids: list[int]
     """Tokens that end an answer."""
     tags: dict[str, list[int]]
     """The tokens of the tags around calls."""
     names: dict[str, int]
-    """Added tokens, as grammars may name them."""
+    """Added tokens, by the names that grammars may use."""
 
     def to_json(self) -> str:
-        """Write them."""
         return json.dumps(asdict(self))
 
     @classmethod
     def of_json(cls, text: str) -> "TokenizerFacts":
-        """Read what ``to_json`` has written."""
         return cls(**json.loads(text))
 
 
 Grammar = dict[str, Any]
-# Between two parts of JSON: nothing, one space, or a new line and its indentation, twelve levels of
-# two or six of four. A model that is unsure likes to write white space, and would without end.
+# White space between parts of JSON: nothing, one space, or a new line with up to 24 blanks. Models
+# that are unsure would write white space without end.
 WHITE_SPACE = r"[\x20\x09]|\r?\n[\x20\x09]{0,24}"
-# Without \u: the engine does not see that a key written with such escapes is one it knows.
+# Without \u, because llguidance does not recognise a key with such escapes.
 ESCAPES = 'nrbtf\\"'
 JSON_OPTIONS = {"whitespace_pattern": WHITE_SPACE, "json_allowed_escapes": ESCAPES}
-# The engine would ignore them, or take back what was said. Like all patterns here this one looks at
-# no character more often than a few times, whatever the text.
+# llguidance would ignore these, or take back text. The patterns here look at each character a few
+# times at most.
 REFUSED_ATTRIBUTES = re.compile(r"\[[^\[\]\n]*\b(temperature|max_tokens|stop)\b\s*=")
 DEFINITION = re.compile(
     r"^[ \t]*[?!]?[A-Za-z_][\w-]*(?:\[[^\]\n]*\])?[ \t]*(?::|::=)", re.MULTILINE
 )
-# One that is never closed goes to the end of its line.
+# A literal without an end takes the rest of its line.
 LITERAL = re.compile(r'"(?:\\.|[^"\\\n])*"?|/(?:\\.|[^/\\\n])*/?')
 LITERAL_OR_NAME = re.compile(rf"{LITERAL.pattern}|<[^<>\s]+>")
-# The converter looks from each line break on for what is not white space.
+# The converter scans from every line break for the next text.
 BLANK_LINES = re.compile(r"\n\s*\n")
 LINE = "\n"
-# No tag that could end a value.
+# Text without a tag that could end a value.
 NO_TAG = r"NO_TAG: /(?s:.*)/ & ~/(?s:.*)<(\/?parameter|function=)(?s:.*)/"
 # An answer that is no call of Llama's.
 NO_CALL = r"NO_CALL: /\s*[^{\s](?s:.*)/ & ~/\s*<\|python_tag(?s:.*)/"
 NAME = r"NAME: /[A-Za-z_][A-Za-z0-9_]*/"
-# A model that must call need not find an end of its own.
+# A model that must call might not end by itself.
 MAX_CALLS = 32
-# Converting from GBNF takes time with the square of it.
+# Converting GBNF takes time with the square of its rules.
 MAX_RULES = 500
-# What a call's arguments are named, and what stands around it.
+# The key of a call's arguments, and the text around a call.
 JSON_CALLS = {ToolFormat.HERMES: ("arguments", LINE), ToolFormat.LLAMA: ("parameters", "")}
 ANY_OBJECT = {"type": "object"}
 
 
 def grammar_text(spec: ConstraintSpec, facts: TokenizerFacts) -> str:
-    """Write the grammar of an answer that has a form; or, of a lazy one, of one call behind its
-    opening tag. Raises GrammarError."""
+    """Write the grammar of the content; of a lazy spec: of one call behind its opening tag. Raises
+    GrammarError."""
     grammar = CallGrammar(facts.tags)
     ways = []
     if spec.output is not None and not spec.must_call:
@@ -104,7 +101,7 @@ def output_grammar(output: OutputFormat, facts: TokenizerFacts) -> Grammar:
         case "json_object":
             return _json(ANY_OBJECT)
         case "json_schema":
-            return _json(checked_schema(value))
+            return _json(check_schema(value))
         case "regex":
             check_repeats(_text(value))
             return _only(LLMatcher.grammar_from_regex(value))
@@ -137,19 +134,19 @@ def _text(value: Any) -> str:
 
 
 def _named(text: str, names: dict[str, int]) -> str:
-    """Name added tokens in a grammar by their ids, which the grammar engine knows."""
+    """Replace the names of added tokens in a grammar by their ids."""
 
-    def numbered(found: re.Match[str]) -> str:
-        token = names.get(found[0])
-        return found[0] if token is None else f"<[{token}]>"
+    def numbered(name: re.Match[str]) -> str:
+        token = names.get(name[0])
+        return name[0] if token is None else f"<[{token}]>"
 
     return LITERAL_OR_NAME.sub(numbered, text)
 
 
 def _lark(text: str) -> str:
-    """Translate a grammar to Lark's syntax, from Lark or GBNF."""
-    if found := REFUSED_ATTRIBUTES.search(text):
-        raise GrammarError(f"{found[1]} in a grammar is not supported")
+    """Translate Lark or GBNF to llguidance's Lark. Raises GrammarError."""
+    if attribute := REFUSED_ATTRIBUTES.search(text):
+        raise GrammarError(f"{attribute[1]} in a grammar is not supported")
     if LITERAL.sub("", text).count("&") > MAX_PATTERNS:
         raise GrammarError(f"& comes more than {MAX_PATTERNS} times in it")
     if len(DEFINITION.findall(text)) > MAX_RULES:
@@ -160,7 +157,7 @@ def _lark(text: str) -> str:
     except RecursionError as error:
         raise GrammarError("it is nested too deeply") from error
     except Exception as error:
-        # The converter raises whatever it stumbles over, with the text around.
+        # The converter raises errors of any kind, quoting the text.
         raise GrammarError("it is neither Lark nor GBNF") from error
     return lark
 
@@ -170,42 +167,40 @@ def _lark(text: str) -> str:
 
 @dataclass(slots=True)
 class CallGrammar:
-    """Grammars of calls: their rules, and the grammars that these refer to."""
+    """Rules of calls, and the grammars that they refer to."""
 
     tag_tokens: dict[str, list[int]]
-    """The tokens of a tag."""
     rules: list[str] = field(default_factory=list)
     parts: list[Grammar] = field(default_factory=list)
 
-    def add_calls(self, tools: dict[str, dict[str, Any]], form: ToolFormat, opened: bool) -> None:
-        """Add the rule ``call``: one call of one of the tools.
-
-        tools: schemas of arguments, by name. opened: the opening tag is there already. Raises
-        GrammarError.
-        """
-        is_bare = form is ToolFormat.LLAMA
+    def add_calls(
+        self, tools: dict[str, dict[str, Any]], tool_format: ToolFormat, opened: bool
+    ) -> None:
+        """Add the rule ``call``, for one call of one of the tools. tools: schemas of arguments, by
+        name. opened: whether the opening tag is there already. Raises GrammarError."""
+        is_bare = tool_format is ToolFormat.LLAMA
         before = "" if opened or is_bare else self._tag(CALL_OPEN)
         after = "" if is_bare else self._tag(CALL_CLOSE)
         calls = [f"call_{number}" for number in range(len(tools))]
         for rule, (name, schema) in zip(calls, tools.items(), strict=True):
-            if form is ToolFormat.XML:
+            if tool_format is ToolFormat.XML:
                 self._add_xml(rule, name, schema)
             else:
-                self._add_json(rule, name, schema, *JSON_CALLS[form])
+                self._add_json(rule, name, schema, *JSON_CALLS[tool_format])
         self.rules.append(f"call: {before} ({' | '.join(calls)}) {after}")
 
     def add_part(self, name: str, grammar: Grammar) -> str:
-        """Add a grammar that rules may name; return what they write."""
+        """Add a grammar that rules may name; return its reference."""
         self.parts.append({"name": name, **grammar})
         return f"@{name}"
 
     def text(self, start: str) -> str:
-        """Return the whole grammar. start: what an answer is."""
+        """Return the whole grammar. start: the rule of an answer."""
         lark = "\n".join([f"start: {start}", *self.rules])
         return json.dumps({"grammars": [{"lark_grammar": lark}, *self.parts]})
 
     def _tag(self, tag: str) -> str:
-        """Write a tag: as one token, where there is one for it."""
+        """Write a tag, as one token if the tokenizer has one for it."""
         ids = self.tag_tokens[tag]
         return f"<[{ids[0]}]>" if len(ids) == 1 else lark_string(tag)
 
@@ -225,17 +220,17 @@ class CallGrammar:
         self.rules.append(f"{rule}: {' '.join(parts)}")
 
     def _add_parameter(self, rule: str, parameter: Parameter) -> str:
-        """Add the rule of a parameter; return how often it comes in its call."""
+        """Add the rule of a parameter; return its reference with its repetition."""
         if NO_TAG not in self.rules:
             self.rules += [NO_TAG, NAME]
         close = lark_string(f"{LINE}</parameter>{LINE}")
         values = []
-        for number, form in enumerate(parameter.forms):
+        for number, form in enumerate(parameter.values):
             part = f"{rule}_{number}"
             if isinstance(form, JsonText):
                 values.append(f"{self.add_part(part, _json(form.schema))} {close}")
             else:
-                # One terminal up to and with the tag: what a string is ends nowhere else.
+                # One terminal includes the closing tag, so that the string ends nowhere else.
                 values.append(part.upper())
                 terms = " & ".join([*form.terms, "NO_TAG"])
                 self.rules += [f"{part.upper()}_TEXT: {terms}"]
@@ -247,11 +242,11 @@ class CallGrammar:
 
 
 def _arguments(tool: Tool, enforced: bool) -> dict[str, Any]:
-    """Return the schema of a tool's arguments, which are an object whatever it says. Those of a
-    tool that is not strict are any object where the call is not asked for."""
+    """Return the schema of a tool's arguments, always an object. Arguments of a tool that is not
+    strict are any object, unless a call is required."""
     if tool.parameters is None or not (enforced or tool.strict):
         return ANY_OBJECT
-    schema = checked_schema(tool.parameters)
+    schema = check_schema(tool.parameters)
     if not {"type", "$ref", "allOf", "anyOf", "oneOf", "enum", "const"} & set(schema):
         schema = {**ANY_OBJECT, **schema}
     return schema

@@ -1,5 +1,5 @@
-"""What constraints know of a tokenizer: its tokens as the grammar engine wants them, the tags that
-models think and call between, and masks of what may come before a tag."""
+"""The tokenizer as constraints need it: tokens in llguidance's form, tags, and masks of tokens
+before a tag."""
 
 import json
 from collections.abc import Iterable
@@ -15,12 +15,12 @@ from server.text.tokenizer import Tokenizer
 
 WORD_BITS = 32
 ADDED_TOKENS = '"added_tokens":'
-# What models write between a closing tag and what they say.
+# Line breaks that models write behind a closing tag.
 LINE_BREAKS = ("\n", "\n\n")
 
 
 class VocabularyError(ValueError):
-    """A tokenizer that the grammar engine cannot read."""
+    """A tokenizer that llguidance cannot read."""
 
 
 class Vocabulary:
@@ -37,11 +37,11 @@ class Vocabulary:
         self.line_breaks = frozenset(ids[0] for ids in breaks if len(ids) == 1)
 
     def engine_text(self) -> str:
-        """Write the tokenizer for the grammar engine. Raises VocabularyError.
+        """Write the tokenizer for llguidance. Raises VocabularyError.
 
-        Added tokens become special, with names that no text has: a form allows them by their ids
-        alone. A plain one would count as the characters of its name within a string, and by its
-        own name the engine would take a text that spells it for the token.
+        Added tokens become special, with names that no text has, so that a grammar allows them only
+        by id. A plain one would match the characters of its name within a string, and llguidance
+        would take text that spells the name for the token.
         """
         fast = self._tokenizer.fast
         if fast.get_vocab_size(with_added_tokens=True) != self._tokenizer.vocab_size:
@@ -54,7 +54,7 @@ class Vocabulary:
         rest = text[end:]
         for token in added:
             name = f"\ue000{token['id']}\ue001"
-            # Some tokenizers have them among their ordinary ones as well.
+            # Some tokenizers list added tokens among the ordinary ones as well.
             own = json.dumps(token["content"], ensure_ascii=False)
             rest = rest.replace(f"{own}:{token['id']}", f'"{name}":{token["id"]}', 1)
             token |= {"content": name, "special": True}
@@ -72,33 +72,31 @@ class Vocabulary:
 
     @cached_property
     def thinking_masks(self) -> list[np.ndarray]:
-        """Tokens that reasoning may have, by how much of the closing tag is there."""
+        """Masks for reasoning, by the number of matched bytes of the closing tag."""
         return self._masks_before(CLOSE.encode(), may_stop=False)
 
     @cached_property
     def calling_masks(self) -> list[np.ndarray]:
-        """What may be said outside of calls, by how much of the opening tag is there."""
+        """Masks outside of calls, by the number of matched bytes of the opening tag."""
         return self._masks_before(CALL_OPEN.encode(), may_stop=True)
 
     def tokens(self, text: str) -> tuple[int, ...]:
-        """Return the tokens of a tag: one, where the tokenizer has one for it."""
+        """Return the tokens of a tag: one, if the tokenizer has one for it."""
         return tuple(self._tokenizer.fast.encode(text, add_special_tokens=False).ids)
 
     def token_bytes(self, token_id: int) -> bytes:
         return self._tokenizer.token_bytes(token_id)
 
     def _masks_before(self, tag: bytes, *, may_stop: bool) -> list[np.ndarray]:
-        """Make masks of all that may be written before a tag and as the tag, but not behind it in
-        the same token: element n is for when n bytes of the tag are there. Padding is not allowed.
-
-        uint32 ``[words]`` each. The tag's first byte must not come again in it.
-        """
+        """Make masks of tokens that do not go beyond the tag: mask n is for n matched bytes of the
+        tag. uint32 ``[words]`` each, without padding. The tag's first byte must not occur again in
+        it."""
         texts = [self.token_bytes(i) for i in range(self._tokenizer.vocab_size)]
         free = np.zeros(self.words * WORD_BITS, bool)
         free[: len(texts)] = True
         if not may_stop:
             free[list(self.stop_ids)] = False
-        # Only tokens with the tag's last byte, and something behind it, can go beyond the tag.
+        # Only tokens with the tag's last byte and text behind it can go beyond the tag.
         beyond = [(i, text) for i, text in enumerate(texts) if tag[-1:] in text[:-1]]
         free[[i for i, text in beyond if tag in text[:-1]]] = False
         masks = []
@@ -111,8 +109,8 @@ class Vocabulary:
 
 
 class GrammarTokenizer:
-    """A vocabulary as the grammar engine has it. Reading it takes a second for a large one, and no
-    other thread runs meanwhile."""
+    """A vocabulary in llguidance's form. Reading a large one takes a second and blocks other
+    threads."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         """Raises VocabularyError."""
@@ -123,7 +121,7 @@ class GrammarTokenizer:
         except ValueError as error:
             raise VocabularyError("the model's tokenizer does not work on bytes") from error
         self.text = text.encode()
-        """For another process, which reads it again."""
+        """The tokenizer's text, for the worker."""
         tags = {tag: list(vocabulary.tokens(tag)) for tag in (CALL_OPEN, CALL_CLOSE)}
         self.facts = TokenizerFacts(vocabulary.size, stop_ids, tags, vocabulary.names)
 

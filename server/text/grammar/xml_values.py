@@ -1,7 +1,7 @@
-"""Write what may stand for a value in Qwen3-Coder's calls, by the schema of the parameter.
+"""Write the grammars of values in Qwen3-Coder's calls, by the schema of the parameter.
 
-Strings stand there as they are, all else as JSON; and where a schema allows both, what reads as
-JSON of an allowed type is that, and whatever else is a string (``argument_types``).
+Strings stand there without quotes, and all else as JSON. Where a schema allows both, a text that
+reads as JSON of an allowed type is JSON (``argument_types``).
 """
 
 import json
@@ -23,7 +23,7 @@ ROOT_KEYWORDS = {"type", "properties", "required", "additionalProperties", *DEFI
 BRANCHES = ("anyOf", "oneOf")
 NUMBERS = r"-?[0-9]+(\.[0-9]+)?([eE][+\-]?[0-9]+)?"
 SPACE = r"[\s\x1C-\x1F]*"
-# What reads as JSON of a type, as a regular expression.
+# Texts that read as JSON of a type, as regular expressions.
 READS_AS = {
     "number": f"{SPACE}{NUMBERS}{SPACE}",
     "integer": f"{SPACE}{NUMBERS}{SPACE}",
@@ -32,7 +32,7 @@ READS_AS = {
     "object": SPACE + r"\{(?s:.*)",
     "array": SPACE + r"\[(?s:.*)",
 }
-# The same where a string could stand as well.
+# Stricter patterns for types beside strings.
 SCALARS = {
     "number": r"-?(0|[1-9][0-9]{0,14})(\.[0-9]{1,15})?",
     "integer": r"-?(0|[1-9][0-9]{0,14})",
@@ -47,7 +47,7 @@ SCALAR_KEYWORDS = {
 
 @dataclass(frozen=True, slots=True)
 class RawText:
-    """A text that stands as it is: a string without quotes, or what can be told from one."""
+    """A text without quotes: a string, or a scalar among strings."""
 
     terms: tuple[str, ...]
     """Lark terminals, all of which must match."""
@@ -60,7 +60,7 @@ class JsonText:
     schema: dict[str, Any]
 
 
-Form = RawText | JsonText
+ValueGrammar = RawText | JsonText
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +70,14 @@ class Parameter:
     name: str | None
     """None: any name."""
     times: Literal["", "?", "*"]
-    """How often it may come: once, not at all, at will."""
-    forms: list[Form]
-    """What its value may be."""
+    """Exactly once, at most once, or any number of times."""
+    values: list[ValueGrammar]
+    """Grammars of its value, as alternatives."""
 
 
 def xml_parameters(schema: dict[str, Any]) -> list[Parameter]:
-    """Return the parameters that a call may have, in their order.
-
-    schema: a checked one, of the object of arguments. Raises GrammarError.
-    """
+    """Return the parameters of a call, in their order. schema: a checked one, of the object of
+    arguments. Raises GrammarError."""
     for keyword in schema:
         if keyword not in ROOT_KEYWORDS:
             raise GrammarError(f"{keyword} at the top is not supported in this model's calls")
@@ -93,43 +91,42 @@ def xml_parameters(schema: dict[str, Any]) -> list[Parameter]:
         properties.setdefault(name, others)
     root = {**schema, "properties": properties}
     if not properties and others is not False:
-        return [Parameter(None, "*", _told_apart(_forms(others, root), root))]
-    found = []
+        return [Parameter(None, "*", _distinguish(_forms(others, root), root))]
+    parameters = []
     for name, value in properties.items():
         if name != name.strip() or not name or set(name) & set("<>\n"):
             raise GrammarError("properties has a name that this model's calls cannot hold")
         if value is not False:
-            forms = _told_apart(_forms(value, root), root)
-            found.append(Parameter(name, "" if name in required else "?", forms))
+            forms = _distinguish(_forms(value, root), root)
+            parameters.append(Parameter(name, "" if name in required else "?", forms))
         elif name in required:
             raise GrammarError("no answer can satisfy it")
-    return found
+    return parameters
 
 
-def _told_apart(forms: list[Form], root: dict[str, Any]) -> list[Form]:
-    """Return the forms of one value. Where strings are among them, text that reads as JSON of
-    another type of the value is no string."""
+def _distinguish(forms: list[ValueGrammar], root: dict[str, Any]) -> list[ValueGrammar]:
+    """Make the grammars of one value exclusive: text that reads as JSON of another allowed type is
+    no string."""
     if all(isinstance(form, JsonText) for form in forms):
         return [_json_text(form, root) for form in forms if isinstance(form, JsonText)]
-    found: list[Form] = [form for form in forms if isinstance(form, RawText)]
+    values: list[ValueGrammar] = [form for form in forms if isinstance(form, RawText)]
     schemas = [form.schema for form in forms if isinstance(form, JsonText)]
     pairs = [(kind, schema) for schema in schemas for kind in sorted(_types(schema, root) - STRING)]
     unlike = tuple(f"~/{READS_AS[kind]}/" for kind in sorted({kind for kind, _ in pairs}))
-    found = [RawText(form.terms + unlike) for form in found if isinstance(form, RawText)]
+    values = [RawText(form.terms + unlike) for form in values if isinstance(form, RawText)]
     for kind, schema in pairs:
         if kind in SCALARS:
-            found.append(RawText((_scalar(kind, schema, root),)))
+            values.append(RawText((_scalar(kind, schema, root),)))
         else:
-            found.append(_json_text(JsonText(schema | {"type": kind}), root))
-    return found
+            values.append(_json_text(JsonText(schema | {"type": kind}), root))
+    return values
 
 
 def _scalar(kind: str, schema: dict[str, Any], root: dict[str, Any]) -> str:
-    """Write a terminal for JSON that is no string, object or array: it must end where a string
-    could."""
+    """Write a terminal for a number, a boolean or null, which must end where a string could."""
     depth = MAX_DEPTH
     while set(schema) - {"type"} == {"$ref"}:
-        schema, depth = _found(schema["$ref"], root, depth), depth - 1
+        schema, depth = _resolve(schema["$ref"], root, depth), depth - 1
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     if values is not None:
         fitting = [json.dumps(value) for value in values if kind in _types({"const": value}, root)]
@@ -140,13 +137,13 @@ def _scalar(kind: str, schema: dict[str, Any], root: dict[str, Any]) -> str:
     return f"/{SCALARS[kind]}/"
 
 
-def _forms(schema: Any, root: dict[str, Any], depth: int = MAX_DEPTH) -> list[Form]:
+def _forms(schema: Any, root: dict[str, Any], depth: int = MAX_DEPTH) -> list[ValueGrammar]:
     schema = {} if schema is True else schema
     types = _types(schema, root)
     if "string" not in types:
         return [JsonText(schema)]
     if "$ref" in schema and len(schema) == 1:
-        return _forms(_found(schema["$ref"], root, depth), root, depth - 1)
+        return _forms(_resolve(schema["$ref"], root, depth), root, depth - 1)
     for keyword in BRANCHES:
         if set(schema) - {"type"} == {keyword} and depth:
             branches = [part for part in schema[keyword] if part is not False]
@@ -159,7 +156,7 @@ def _forms(schema: Any, root: dict[str, Any], depth: int = MAX_DEPTH) -> list[Fo
     return [*rest, RawText(tuple(_terms(schema | {"type": "string"}, root, depth)))]
 
 
-def _forms_of_values(schema: dict[str, Any], root: dict[str, Any]) -> list[Form]:
+def _forms_of_values(schema: dict[str, Any], root: dict[str, Any]) -> list[ValueGrammar]:
     strings = [value for value in schema["enum"] if isinstance(value, str)]
     others = [value for value in schema["enum"] if not isinstance(value, str)]
     text = schema | {"type": "string", "enum": strings}
@@ -167,7 +164,7 @@ def _forms_of_values(schema: dict[str, Any], root: dict[str, Any]) -> list[Form]
 
 
 def _json_text(form: JsonText, root: dict[str, Any]) -> JsonText:
-    """Write the form with what its schema refers to, and with numbers that do not become
+    """Add the referenced definitions to the schema, and bounds to numbers that could become
     infinite."""
     schema = form.schema
     if "number" in _types(schema, root) and not {"enum", "const"} & set(schema):
@@ -176,36 +173,36 @@ def _json_text(form: JsonText, root: dict[str, Any]) -> JsonText:
 
 
 def _types(schema: Any, root: dict[str, Any]) -> frozenset[str]:
-    """Return the JSON types of a value, as the reader of calls sees them."""
+    """Return the JSON types of a value as the reader of calls sees them."""
     return argument_types({**root, "properties": {"it": schema}}, "it")
 
 
-def _found(reference: str, root: Any, depth: int) -> dict[str, Any]:
-    found = follow(reference, root)
-    if not isinstance(found, dict) or not depth:
+def _resolve(reference: str, root: Any, depth: int) -> dict[str, Any]:
+    target = follow(reference, root)
+    if not isinstance(target, dict) or not depth:
         raise GrammarError("$ref cannot be followed")
-    return found
+    return target
 
 
 # --- strings -----------------------------------------------------------------------------------
 
 
 def _terms(schema: dict[str, Any], root: dict[str, Any], depth: int) -> list[str]:
-    """Write terminals that a string must match, all of them."""
+    """Write terminals that a string must all match."""
     terms = []
     for keyword in BRANCHES:
         if keyword in schema:
             raise GrammarError(f"{keyword} beside others is not supported in this model's calls")
     if "$ref" in schema:
-        terms += _terms(_found(schema["$ref"], root, depth), root, depth - 1)
+        terms += _terms(_resolve(schema["$ref"], root, depth), root, depth - 1)
     for part in schema.get("allOf", ()):
         terms += _terms(part if isinstance(part, dict) else {}, root, depth - 1)
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     if values is not None:
         terms.append(f"({' | '.join(lark_string(value) for value in values)})")
     if "minLength" in schema or "maxLength" in schema:
-        most = schema.get("maxLength", "")
-        terms.append(f"/(?s:.{{{schema.get('minLength', 0)},{most}}})/")
+        max_length = schema.get("maxLength", "")
+        terms.append(f"/(?s:.{{{schema.get('minLength', 0)},{max_length}}})/")
     if "pattern" in schema:
         terms.append(f"/{_whole(schema['pattern'])}/")
     return terms
@@ -216,10 +213,8 @@ def lark_string(text: str) -> str:
 
 
 def _whole(pattern: str) -> str:
-    """Turn a pattern that is searched in a text into one that the whole text matches.
-
-    Raises GrammarError where that takes more than what is done here.
-    """
+    """Turn a pattern that is searched in a text into one that matches the whole text. Raises
+    GrammarError for unsupported anchors."""
     inner = pattern.removeprefix("^")
     begins = inner != pattern
     ends = inner.endswith("$") and not inner.endswith("\\$")

@@ -27,7 +27,7 @@ from server.chat.generation import (
 )
 from server.text.conversation import Channel
 from server.text.parser import ParseOptions
-from server.text.pieces import Delta, TextPiece, ToolCallArguments, Usage, joined
+from server.text.pieces import Delta, TextPiece, ToolCallArguments, Usage, join_pieces
 from server.text.tokenizer import Tokenizer
 from tests.server.harness import DEADLINE_S, Engine, decoded, ids_of, token_id
 from tests.server.streams import (
@@ -193,7 +193,7 @@ def test_a_stop_string_ends_neither_thoughts_nor_calls(
     generation, _ = started(tokenizer, chat=THINKS, stop=(stop,))
     events = said(tokenizer, f"Hm.\n</think>\n\n{CALL}\n{CALL}", FinishReason.STOP)
     deltas = [generation.take(events[n : n + step]) for n in range(0, len(events), step)]
-    pieces = joined([piece for delta in deltas for piece in delta.pieces])
+    pieces = join_pieces([piece for delta in deltas for piece in delta.pieces])
     assert pieces[0] == TextPiece(Channel.REASONING, "Hm.")
     assert pieces[2::2] == [ToolCallArguments(0, "{}"), ToolCallArguments(1, "{}")]
     assert (deltas[-1].finish, deltas[-1].stop_string) == ("tool_calls", None)
@@ -288,7 +288,9 @@ def test_a_piece_of_content_knows_its_tokens_however_steps_come_together(
     pieces = []
     for start in range(0, len(events), size):
         pieces += generation.take(events[start : start + size]).pieces
-    said = [p for p in joined(pieces) if isinstance(p, TextPiece) and p.channel is Channel.CONTENT]
+    said = [
+        p for p in join_pieces(pieces) if isinstance(p, TextPiece) and p.channel is Channel.CONTENT
+    ]
     texts = ["".join(tokenizer.fast.decode([t.token_id]) for t in p.tokens) for p in said]
     assert [piece.text for piece in said] == ["Ab", "cd "]
     assert texts == ["\n\nAb", "\ncd "]

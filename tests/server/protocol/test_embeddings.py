@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from server.config import LimitsSection
-from server.protocol.embeddings import EmbeddingRequest, cut, embedding_pieces
+from server.protocol.embeddings import EmbeddingRequest, embedding_pieces, shorten
 from server.protocol.wire_errors import ApiError
 
 LIMITS = LimitsSection()
@@ -59,9 +59,9 @@ def test_vectors_are_always_of_length_1(normalize: bool | None) -> None:
 
 def test_a_vector_that_is_cut_has_length_1_again() -> None:
     vectors = np.array([[0.6, 0.0, 0.8], [0.0, 0.0, 1.0]], np.float32)
-    assert cut(vectors, None) is vectors
-    assert cut(vectors, 3) is vectors
-    short = cut(vectors, 2)
+    assert shorten(vectors, None) is vectors
+    assert shorten(vectors, 3) is vectors
+    short = shorten(vectors, 2)
     assert short.dtype == np.float32
     assert short.tolist() == [[1.0, 0.0], [0.0, 0.0]]
 

@@ -6,7 +6,7 @@ from pydantic import ValidationError
 
 from server.config import LimitsSection
 from server.protocol.tokenize import DetokenizeRequest, TokenizeRequest
-from server.protocol.unseen import Unseen
+from server.protocol.unsupported import Unsupported
 from server.protocol.wire_errors import ApiError, from_validation
 from server.text.conversation import Tool, Turn
 
@@ -72,7 +72,7 @@ def test_messages_are_read_as_a_chats() -> None:
         messages=MESSAGES, tools=TOOLS, tool_choice="none", reasoning_effort="none", model=None
     )
     wire.check(LIMITS)
-    found = wire.conversation(LimitsSection(), Unseen("refuse", "images.chat"))
+    found = wire.conversation(LimitsSection(), Unsupported("refuse", "images.chat"))
     assert found.turns == (Turn("system", "Be brief."), Turn("user", "Hello"))
     assert found.tools == (Tool("look"),)
     assert found.offered_tools == ()
@@ -82,5 +82,5 @@ def test_messages_are_read_as_a_chats() -> None:
 def test_a_tool_that_cannot_be_offered_is_refused() -> None:
     wire = request(messages=MESSAGES, tools=TOOLS * 2)
     with pytest.raises(ApiError) as caught:
-        wire.conversation(LimitsSection(), Unseen("refuse", "images.chat"))
+        wire.conversation(LimitsSection(), Unsupported("refuse", "images.chat"))
     assert caught.value.param == "tools[1].function.name"

@@ -6,8 +6,8 @@ from server.ray.messages import SendingCompiler, SentForm
 from server.text.conversation import OutputFormat
 from server.text.grammar.constraint_spec import ConstraintSpec
 from server.text.grammar.grammar_errors import GrammarError
-from server.text.grammar.judge import GrammarLimits, Judge
 from server.text.grammar.vocabulary import Vocabulary
+from server.text.grammar.worker import GrammarLimits, GrammarWorker
 from server.text.tokenizer import Tokenizer
 
 
@@ -15,7 +15,7 @@ async def test_a_form_is_checked_and_sent_as_it_was_asked_for(tokenizer: Tokeniz
     limits = GrammarLimits(5.0)
     compiler = SendingCompiler(
         Vocabulary(tokenizer, tokenizer.vocab_size, frozenset(tokenizer.end_ids)),
-        lambda made: Judge(made.text, made.facts, limits),
+        lambda made: GrammarWorker(made.text, made.facts, limits),
         limits,
     )
     try:

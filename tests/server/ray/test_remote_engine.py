@@ -24,7 +24,7 @@ from server.protocol.wire_errors import REPLICA_LOST, REPLICAS_FULL, SHUTTING_DO
 from server.ray.messages import Route
 from server.ray.remote_engine import RayReplicas, RemoteEngine, routed_text
 from server.text.grammar.grammar_errors import GrammarError
-from server.text.grammar.judge import JudgeBusyError
+from server.text.grammar.worker import WorkerBusyError
 from tests.engines import SHAPE, VOCAB
 from tests.recall import recall_many
 from tests.server.ray.local_replicas import LocalReplicas, sent_form, shared
@@ -252,7 +252,7 @@ async def test_a_replica_whose_engine_has_ended_is_left_out() -> None:
 async def test_a_full_replica_gives_way_to_another_until_all_are_full() -> None:
     replicas = LocalReplicas(2)
     async with engine_of(replicas) as engine:
-        replicas.grammars.failure = JudgeBusyError()
+        replicas.grammars.failure = WorkerBusyError()
         constraint = sent_form("begun")
         events = await read(engine.submit(PROMPT, params(), constraint=constraint))
         assert [event.message for event in events] == [REPLICAS_FULL]
@@ -351,7 +351,7 @@ async def test_a_prompt_is_given_to_three_replicas_at_most() -> None:
     replicas = LocalReplicas(4)
     async with engine_of(replicas) as engine:
         await eventually(lambda: len(engine.members.alive) == 4)
-        replicas.grammars.failure = JudgeBusyError()
+        replicas.grammars.failure = WorkerBusyError()
         constraint = sent_form("")
         events = await read(engine.submit(PROMPT, params(), constraint=constraint))
         assert [event.message for event in events] == [REPLICAS_FULL]

@@ -13,7 +13,7 @@ import pytest
 from server.config import Config, LimitsSection
 from server.routes.service import Service
 from server.text.grammar.constraints import GrammarConstraint
-from server.text.grammar.judge import GrammarLimits
+from server.text.grammar.worker import GrammarLimits
 from server.text.tokenizer import Tokenizer
 from tests.server.harness import (
     CHAT,
@@ -122,7 +122,7 @@ async def test_a_form_that_cannot_be_followed_is_a_400_while_others_start_at_onc
 async def test_forms_that_wait_too_long_for_their_turn_are_told_to_come_back(
     engine: Engine, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("server.text.grammar.judge.SLOW_WAITING", 1)
+    monkeypatch.setattr("server.text.grammar.worker.SLOW_WAITING", 1)
     # Time is what ends them: a fast processor would reach the memory's limit before.
     limits = GrammarLimits(0.2, max_memory_bytes=2**30)
     monkeypatch.setattr(GrammarLimits, "of", lambda _: limits)

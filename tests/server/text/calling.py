@@ -9,7 +9,7 @@ from server.text.pieces import (
     TextPiece,
     ToolCallArguments,
     ToolCallStart,
-    joined,
+    join_pieces,
 )
 
 LOOK = Tool(
@@ -51,4 +51,4 @@ def in_pieces(feed: Callable[[str], list[AnswerPiece]], text: str, size: int) ->
     found: list[AnswerPiece] = []
     for start in range(0, len(text), size):
         found += feed(text[start : start + size])
-    return joined(found)
+    return join_pieces(found)

@@ -14,11 +14,11 @@ from server.text.conversation import OutputFormat
 from server.text.grammar.compiler import GrammarCompiler
 from server.text.grammar.constraint_spec import ConstraintSpec
 from server.text.grammar.constraints import CompiledGrammar, GrammarConstraint
-from server.text.grammar.fork_server import Tokens, Verdict, judge
+from server.text.grammar.fork_server import CostEstimate, Tokens, estimate_cost
 from server.text.grammar.grammar_errors import GrammarError
-from server.text.grammar.judge import GrammarLimits, Judge
 from server.text.grammar.matcher import new_matcher
 from server.text.grammar.vocabulary import GrammarTokenizer, Vocabulary
+from server.text.grammar.worker import GrammarLimits, GrammarWorker
 from server.text.tokenizer import Tokenizer
 from tests.engines import VOCAB
 from tests.models import write_tokenizer
@@ -44,21 +44,21 @@ def vocabulary(tokenizer: Tokenizer) -> Vocabulary:
     return Vocabulary(tokenizer, MODEL_SIZE, stop_ids(tokenizer))
 
 
-class JudgeHere(Judge):
+class WorkerHere(GrammarWorker):
     """Judges in this process."""
 
     def __init__(self, tokenizer: GrammarTokenizer) -> None:
         super().__init__(tokenizer.text, tokenizer.facts, LIMITS)
         self._tokens = Tokens(tokenizer.engine, tokenizer.facts)
-        self.judged: list[str] = []
+        self.estimated: list[str] = []
 
-    async def verdict(self, form: str) -> Verdict:
-        self.judged.append(form)
-        return judge(form, self._tokens, LIMITS.max_mask_s)
+    async def estimate(self, form: str) -> CostEstimate:
+        self.estimated.append(form)
+        return estimate_cost(form, self._tokens, LIMITS.max_mask_s)
 
 
 def compiler(tokenizer: Tokenizer, limits: GrammarLimits = LIMITS) -> GrammarCompiler:
-    return GrammarCompiler(vocabulary(tokenizer), JudgeHere, limits)
+    return GrammarCompiler(vocabulary(tokenizer), WorkerHere, limits)
 
 
 def grammar_constraint(

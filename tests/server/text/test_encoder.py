@@ -7,7 +7,7 @@ import pytest
 
 from server.text import encoder as module
 from server.text.conversation import Turn
-from server.text.encoder import ESCAPE, MARK, SpecialTokens, grouped, pieces_of, tokens_within
+from server.text.encoder import ESCAPE, MARK, SpecialTokens, in_groups, pieces_of, tokens_within
 from server.text.tokenizer import TextsTooLongError, TextTooLongError, Tokenizer
 from tests.models import write_tokenizer
 from tests.server.harness import talk
@@ -60,7 +60,7 @@ def test_padding_is_no_part_of_a_text(tmp_path: Path) -> None:
 
 
 def test_no_texts_are_no_group() -> None:
-    assert list(grouped([])) == []
+    assert list(in_groups([])) == []
 
 
 PROGRAM = """

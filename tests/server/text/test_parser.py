@@ -9,7 +9,7 @@ from server.text.parser import (
     StopStrings,
     first_channel_of,
 )
-from server.text.pieces import AnswerPiece, joined, longest_beginning
+from server.text.pieces import AnswerPiece, join_pieces, longest_beginning
 from tests.server.text.calling import LOOK, call, ids, in_pieces, said, thought
 
 OPENED = "<|im_start|>assistant\n<think>\n"
@@ -49,7 +49,7 @@ def test_thoughts_are_split_off_the_beginning(
     found: list[AnswerPiece] = []
     for start in range(0, len(text), cut):
         found += parser.feed(text[start : start + cut])
-    assert joined(found + parser.flush()) == pieces
+    assert join_pieces(found + parser.flush()) == pieces
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ CUTS = pytest.mark.parametrize("cut", [1, 3, 1000])
 def test_thoughts_come_first_then_content_and_calls(cut: int) -> None:
     parser = AnswerParser(ParseOptions(PROMPT, (LOOK,)), ids())
     text = f"<think>\nHm.\n</think>\n\nSure.\n{CALL}\n"
-    assert joined(in_pieces(parser.feed, text, cut) + parser.flush()) == [
+    assert join_pieces(in_pieces(parser.feed, text, cut) + parser.flush()) == [
         thought("Hm."),
         said("Sure."),
         *call(0, "look", '{"at": "x"}'),
@@ -131,7 +131,7 @@ def test_thoughts_come_first_then_content_and_calls(cut: int) -> None:
 def test_a_call_that_is_only_thought_of_is_none(cut: int) -> None:
     parser = AnswerParser(ParseOptions(PROMPT + "<think>\n", (LOOK,)), ids())
     text = f"I could do {CALL}.</think>"
-    assert joined(in_pieces(parser.feed, text + "No.", cut) + parser.flush()) == [
+    assert join_pieces(in_pieces(parser.feed, text + "No.", cut) + parser.flush()) == [
         thought(f"I could do {CALL}."),
         said("No."),
     ]
@@ -171,7 +171,7 @@ def test_a_whole_call_at_the_end_of_thoughts_is_made(
         else:
             wanted += [p for n in range(calls) for p in call(n, "look", '{"at": "x"}')]
         found = in_pieces(parser.feed, text, cut) + parser.flush(cut=goes_on)
-        assert joined(found) == wanted
+        assert join_pieces(found) == wanted
         assert parser.ended_with_calls is (calls > 0 and not goes_on)
 
 
@@ -180,14 +180,14 @@ def test_a_whole_call_at_the_end_of_thoughts_is_made(
 def test_a_call_before_what_is_said_is_a_draft(behind: str, cut: int) -> None:
     parser = AnswerParser(ParseOptions(PROMPT + "<think>\n", (LOOK,)), ids())
     text = f"Perhaps {CALL}\n</think>\n\n{behind}"
-    found = joined(in_pieces(parser.feed, text, cut) + parser.flush())
+    found = join_pieces(in_pieces(parser.feed, text, cut) + parser.flush())
     assert found[0] == thought(f"Perhaps {CALL}")
     assert found[1:] == ([said(behind)] if behind == "Yes." else call(0, "look", '{"at": "y"}'))
 
 
 def test_without_tools_a_call_is_content() -> None:
     parser = AnswerParser(ParseOptions(PROMPT))
-    assert joined(parser.feed(CALL) + parser.flush()) == [said(CALL)]
+    assert join_pieces(parser.feed(CALL) + parser.flush()) == [said(CALL)]
     assert not parser.ended_with_calls
     assert not parser.done
 

@@ -5,7 +5,7 @@ from server.text.pieces import (
     TokenReport,
     ToolCallArguments,
     ToolCallStart,
-    joined,
+    join_pieces,
 )
 
 
@@ -18,7 +18,7 @@ def said(text: str) -> TextPiece:
 
 
 def test_neighbours_of_one_part_are_joined() -> None:
-    assert joined([thought("a"), thought("b"), said("c"), said("d")]) == [
+    assert join_pieces([thought("a"), thought("b"), said("c"), said("d")]) == [
         thought("ab"),
         said("cd"),
     ]
@@ -31,12 +31,12 @@ def test_what_is_joined_has_the_tokens_of_all() -> None:
         said("b"),
         TextPiece(Channel.CONTENT, "c", (other,)),
     ]
-    assert joined([*pieces]) == [TextPiece(Channel.CONTENT, "abc", (one, other))]
+    assert join_pieces([*pieces]) == [TextPiece(Channel.CONTENT, "abc", (one, other))]
 
 
 def test_the_arguments_of_one_call_are_joined_and_those_of_two_are_not() -> None:
     starts = [ToolCallStart(0, "call_a", "f"), ToolCallStart(1, "call_b", "f")]
-    assert joined(
+    assert join_pieces(
         [
             said("a"),
             starts[0],

@@ -9,7 +9,7 @@ ASKED = Turn("user", "Hello")
 
 
 def answered(cache: ReasoningCache, *pieces: AnswerPiece, asked: Turn = ASKED) -> None:
-    new_recorder = cache.recalled(talk(asked), SALT).new_recorder
+    new_recorder = cache.recall(talk(asked), SALT).new_recorder
     assert new_recorder is not None
     gathered = new_recorder()
     for piece in pieces:
@@ -19,7 +19,7 @@ def answered(cache: ReasoningCache, *pieces: AnswerPiece, asked: Turn = ASKED) -
 
 def reasoning(cache: ReasoningCache, turn: Turn) -> str:
     """Of a turn that follows the question."""
-    return cache.recalled(talk(ASKED, turn), SALT).conversation.turns[1].reasoning
+    return cache.recall(talk(ASKED, turn), SALT).conversation.turns[1].reasoning
 
 
 def test_thoughts_are_gathered_and_white_space_around_an_answer_says_nothing() -> None:
@@ -61,7 +61,7 @@ def test_what_was_not_thought_or_not_said_is_not_kept() -> None:
 
 def test_what_goes_on_with_an_answer_is_not_gathered() -> None:
     begun = talk(ASKED, Turn("assistant", "Well"))
-    assert ReasoningCache(1000).recalled(begun, SALT).new_recorder is None
+    assert ReasoningCache(1000).recall(begun, SALT).new_recorder is None
 
 
 def test_keys_tell_apart_what_only_joins_to_the_same() -> None:

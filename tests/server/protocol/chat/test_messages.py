@@ -5,14 +5,14 @@ import pytest
 from pydantic import ValidationError
 
 from server.protocol.chat.request import Message
-from server.protocol.unseen import Unseen
+from server.protocol.unsupported import Unsupported
 from server.protocol.wire_errors import ApiError
 from server.text.conversation import ToolCall, Turn
 
 
 def turn(**given: Any) -> Turn:
     return Message.model_validate_json(json.dumps(given)).turn(
-        "messages[3]", Unseen("refuse", "images.chat")
+        "messages[3]", Unsupported("refuse", "images.chat")
     )
 
 

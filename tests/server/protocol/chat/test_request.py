@@ -6,7 +6,7 @@ from pydantic import ValidationError
 
 from server.config import LimitsSection
 from server.protocol.chat.request import ChatRequest, ContinuationFields
-from server.protocol.unseen import Unseen
+from server.protocol.unsupported import Unsupported
 from server.protocol.wire_errors import ApiError, from_validation
 from server.text.conversation import (
     Conversation,
@@ -19,7 +19,7 @@ from server.text.conversation import (
 )
 
 LIMITS = LimitsSection(max_messages=3)
-UNSEEN = Unseen("refuse", "images.chat")
+UNSUPPORTED = Unsupported("refuse", "images.chat")
 USER = {"role": "user", "content": "Hello"}
 LOOK = {"type": "function", "function": {"name": "look"}}
 
@@ -29,7 +29,7 @@ def request(**given: Any) -> ChatRequest:
 
 
 def conversation(**given: Any) -> Conversation:
-    return request(**given).conversation(LIMITS, UNSEEN)
+    return request(**given).conversation(LIMITS, UNSUPPORTED)
 
 
 def refusal(**given: Any) -> ApiError:
@@ -37,7 +37,7 @@ def refusal(**given: Any) -> ApiError:
     try:
         asked = request(**given)
         asked.check(LIMITS)
-        asked.conversation(LIMITS, UNSEEN)
+        asked.conversation(LIMITS, UNSUPPORTED)
     except ValidationError as error:
         return from_validation(error)
     except ApiError as error:
@@ -108,7 +108,7 @@ def test_a_request_that_cannot_be_answered_is_refused_by_name(
 def test_a_request_that_can_be_answered_is_let_pass(given: dict[str, Any]) -> None:
     asked = request(**given)
     asked.check(LIMITS)
-    asked.conversation(LIMITS, UNSEEN)
+    asked.conversation(LIMITS, UNSUPPORTED)
 
 
 @pytest.mark.parametrize(

@@ -4,18 +4,18 @@ import pytest
 from pydantic import ValidationError
 
 from server.protocol.messages.request import InputMessage, joined_text, system_texts
-from server.protocol.unseen import Unseen
+from server.protocol.unsupported import Unsupported
 from server.protocol.wire_errors import ApiError
 from server.text.conversation import ToolCall, Turn
 
-UNSEEN = Unseen("refuse", "images.messages")
+UNSUPPORTED = Unsupported("refuse", "images.messages")
 BILLING = "x-anthropic-billing-header: cc_version=2.1.197.a1b; cch=0f1e2;"
 MARK = {"cache_control": {"type": "ephemeral"}}
 
 
 def turns(role: str, content: Any) -> list[Turn]:
     message = InputMessage.model_validate({"role": role, "content": content})
-    return message.turns("messages[3]", UNSEEN)
+    return message.turns("messages[3]", UNSUPPORTED)
 
 
 def text(said: str, **more: Any) -> dict[str, Any]:
@@ -102,7 +102,7 @@ def test_blocks_of_a_system_prompt_are_paragraphs() -> None:
     ],
 )
 def test_billing_is_no_part_of_a_system_prompt(system: str, left: list[str]) -> None:
-    assert system_texts(system, "system", UNSEEN) == left
+    assert system_texts(system, "system", UNSUPPORTED) == left
     found = turns("system", [text(system)])
     assert found == [Turn("system", said) for said in left]
 
@@ -145,10 +145,10 @@ def test_what_no_prompt_can_have_is_refused_by_its_place(
 def test_a_block_where_it_cannot_stand_ends_no_session(
     role: str, block: dict[str, Any], left_out: str | None
 ) -> None:
-    unseen = Unseen("refuse", "images.messages", "messages")
+    unsupported = Unsupported("refuse", "images.messages", "messages")
     message = InputMessage.model_validate({"role": role, "content": [block, text("Go on.")]})
-    assert message.turns("messages[3]", unseen)[-1] == Turn(message.role, "Go on.")
-    assert unseen.left_out == ({left_out: 1} if left_out else {})
+    assert message.turns("messages[3]", unsupported)[-1] == Turn(message.role, "Go on.")
+    assert unsupported.left_out == ({left_out: 1} if left_out else {})
 
 
 @pytest.mark.parametrize(
@@ -184,5 +184,5 @@ def test_what_is_no_message_is_none(message: dict[str, Any]) -> None:
 
 
 def test_content_of_text_is_joined() -> None:
-    assert joined_text("a", "here", UNSEEN) == "a"
-    assert joined_text([], "here", UNSEEN) == ""
+    assert joined_text("a", "here", UNSUPPORTED) == "a"
+    assert joined_text([], "here", UNSUPPORTED) == ""

@@ -6,13 +6,13 @@ from pydantic import ValidationError
 
 from server.config import LimitsSection
 from server.protocol.messages.request import CountTokensRequest, MessagesRequest
-from server.protocol.unseen import Unseen
+from server.protocol.unsupported import Unsupported
 from server.protocol.wire_errors import ApiError
 from server.text.conversation import Conversation, OutputFormat, Thinking, Tool, ToolChoice, Turn
 
 LIMITS = LimitsSection(max_messages=3)
 HELLO = [{"role": "user", "content": "Hello"}]
-UNSEEN = Unseen("refuse", "images.messages")
+UNSUPPORTED = Unsupported("refuse", "images.messages")
 SCHEMA: dict[str, Any] = {"type": "object"}
 FORMAT = {"format": {"type": "json_schema", "schema": SCHEMA}}
 
@@ -23,7 +23,7 @@ def request(**given: Any) -> MessagesRequest:
 
 
 def conversation(**given: Any) -> Conversation:
-    return request(**given).conversation(LIMITS, UNSEEN)
+    return request(**given).conversation(LIMITS, UNSUPPORTED)
 
 
 def refusal(**given: Any) -> ApiError:
@@ -163,6 +163,6 @@ def test_stop_sequences_have_their_own_name_in_errors() -> None:
 
 def test_a_count_is_of_the_same_conversation_and_needs_no_length() -> None:
     body = {"messages": HELLO, "system": "Be brief.", "tools": [{"name": "look"}]}
-    counted = CountTokensRequest.model_validate(body).conversation(LIMITS, UNSEEN)
+    counted = CountTokensRequest.model_validate(body).conversation(LIMITS, UNSUPPORTED)
     assert counted == conversation(**body)
     CountTokensRequest.model_validate(body | {"max_tokens": "many", "n": 5})

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from server.protocol.messages.request import OfferedChoice, OfferedTool, read_offered_tools
+from server.protocol.messages.request import OfferedChoice, OfferedTool, read_custom_tools
 from server.protocol.wire_errors import ApiError
 from server.text.conversation import Tool, ToolChoice
 
@@ -11,7 +11,7 @@ LOOK, WAIT = Tool("look"), Tool("wait")
 
 
 def read(*tools: dict[str, Any]) -> tuple[Tool, ...]:
-    return read_offered_tools([OfferedTool.model_validate(tool) for tool in tools], ())
+    return read_custom_tools([OfferedTool.model_validate(tool) for tool in tools], ())
 
 
 def chosen(tools: tuple[Tool, ...], **choice: Any) -> ToolChoice:

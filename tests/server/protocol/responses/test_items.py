@@ -17,7 +17,7 @@ from server.protocol.responses.items import (
     read_reasoning,
     turns,
 )
-from server.protocol.unseen import MAX_KINDS, Unseen
+from server.protocol.unsupported import MAX_KINDS, Unsupported
 from server.protocol.wire_errors import ApiError, from_validation
 from server.text.conversation import ToolCall, Turn
 
@@ -48,19 +48,19 @@ def thought(text: str) -> dict[str, Any]:
 
 
 def items(given: Any) -> list[Item]:
-    return [item for _, item in placed(given, unseen())]
+    return [item for _, item in placed(given, unsupported())]
 
 
-def unseen(rule: UnseenRule = "refuse") -> Unseen:
-    return Unseen(rule, "images.responses", "responses")
+def unsupported(rule: UnseenRule = "refuse") -> Unsupported:
+    return Unsupported(rule, "images.responses", "responses")
 
 
-def placed(given: Any, notes: Unseen) -> list[Placed]:
+def placed(given: Any, notes: Unsupported) -> list[Placed]:
     return read_input(INPUT.validate_json(json.dumps(given)), lambda _: None, notes)
 
 
 def read(*given: Any, rule: UnseenRule = "refuse") -> tuple[Turn, ...]:
-    notes = unseen(rule)
+    notes = unsupported(rule)
     return turns(placed(list(given), notes), notes)
 
 
@@ -76,7 +76,7 @@ def refusal(*given: Any) -> ApiError:
 
 def test_a_text_is_what_the_user_says() -> None:
     assert items("Hello") == [MessageItem(role="user", content="Hello")]
-    assert turns([("input", item) for item in items("")], Unseen("refuse", "")) == (
+    assert turns([("input", item) for item in items("")], Unsupported("refuse", "")) == (
         Turn("user", ""),
     )
 
@@ -125,7 +125,7 @@ def test_thoughts_come_back_in_the_best_form_that_is_there(fields: Any, text: st
 @pytest.mark.parametrize("packed", ["gAAAAABo", "quire1.%", "quire1.YQ", "quire1./w==", "quire1.é"])
 def test_thoughts_that_were_packed_elsewhere_are_left_out(packed: str) -> None:
     assert read_reasoning(packed) is None
-    thought, notes = {"type": "reasoning", "encrypted_content": packed}, unseen()
+    thought, notes = {"type": "reasoning", "encrypted_content": packed}, unsupported()
     assert [place for place, _ in placed([thought, ASKED, thought], notes)] == ["input[1]"]
     assert notes.left_out == {"reasoning": 2}
     summed = thought | {"summary": [{"type": "summary_text", "text": "It looked."}]}
@@ -214,9 +214,9 @@ def called(name: str, arguments: str) -> Turn:
 )
 def test_what_agents_keep_is_read(item: Any, turn: Turn) -> None:
     assert read(item) == (turn,)
-    kept = items([item])[0].kept("1f")
+    kept = items([item])[0].stored_form("1f")
     assert read(kept) == (turn,)
-    assert items([kept])[0].kept("2f") == kept
+    assert items([kept])[0].stored_form("2f") == kept
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ def test_what_agents_keep_is_read(item: Any, turn: Turn) -> None:
     ],
 )
 def test_what_cannot_be_read_is_left_out_with_its_name(item: Any) -> None:
-    notes = unseen()
+    notes = unsupported()
     assert turns(placed([ASKED, item, ASKED], notes), notes) == (Turn("user", "Hello"),) * 2
     assert notes.left_out == {item["type"]: 1}
     assert read(ASKED, {"type": "additional_tools", "tools": []}) == (Turn("user", "Hello"),)
@@ -281,7 +281,7 @@ def test_an_item_of_the_wrong_form_is_named(given: Any, param: str) -> None:
 def test_a_reference_is_followed() -> None:
     kept = MessageItem(role="user", content="Hello")
     given = INPUT.validate_json('[{"type": "item_reference", "id": "a"}, {"id": "b"}]')
-    found = read_input(given, {"a": kept, "b": kept}.get, unseen())
+    found = read_input(given, {"a": kept, "b": kept}.get, unsupported())
     assert found == [("input[0]", kept), ("input[1]", kept)]
 
 
@@ -311,9 +311,9 @@ def test_a_reference_is_followed() -> None:
     ],
 )
 def test_what_is_kept_says_the_same_and_is_complete(item: Any) -> None:
-    kept = items([item])[0].kept("1f")
+    kept = items([item])[0].stored_form("1f")
     assert kept["id"] == item.get("id") or kept["id"].endswith("_1f")
     assert read(kept, rule="placeholder") == read(item, rule="placeholder")
-    assert items([kept])[0].kept("2f") == kept
+    assert items([kept])[0].stored_form("2f") == kept
     found = SDK.validate_python(kept)
     assert found.to_dict() == kept

@@ -7,13 +7,13 @@ from engine.types import SamplingParams
 from server.config import LimitsSection
 from server.protocol.responses.items import MessageItem
 from server.protocol.responses.request import ResponsesRequest
-from server.protocol.unseen import Unseen
+from server.protocol.unsupported import Unsupported
 from server.protocol.wire_errors import ApiError
 from server.text.conversation import Conversation, OutputFormat, Thinking, Tool, ToolChoice, Turn
 
 LIMITS = LimitsSection()
 LOOK = {"type": "function", "name": "look"}
-UNSEEN = Unseen("refuse", "images.responses", "responses")
+UNSUPPORTED = Unsupported("refuse", "images.responses", "responses")
 SCHEMA = {"type": "object"}
 PARAMS = SamplingParams(max_tokens=5, temperature=0.5, top_p=0.25)
 
@@ -27,7 +27,9 @@ def conversation(
 ) -> Conversation:
     asked = wire(**fields)
     asked.check(limits)
-    return asked.conversation(history, asked.items(lambda _: None, UNSEEN), limits, UNSEEN)
+    return asked.conversation(
+        history, asked.items(lambda _: None, UNSUPPORTED), limits, UNSUPPORTED
+    )
 
 
 def refusal(**fields: Any) -> ApiError:

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from server.protocol.responses.items import Placed, check_begun, is_begun, read_input, turns
-from server.protocol.unseen import Unseen
+from server.protocol.unsupported import Unsupported
 from server.protocol.wire_errors import ApiError
 from server.text.conversation import ToolCall, Turn
 from tests.server.protocol.responses.test_items import (
@@ -18,15 +18,15 @@ from tests.server.protocol.responses.test_items import (
 )
 
 BEGUN = {"prefix": True}
-UNSEEN = Unseen("refuse", "images.responses", "responses")
+UNSUPPORTED = Unsupported("refuse", "images.responses", "responses")
 
 
 def placed(*given: Any) -> list[Placed]:
-    return read_input(INPUT.validate_json(json.dumps(given)), lambda _: None, UNSEEN)
+    return read_input(INPUT.validate_json(json.dumps(given)), lambda _: None, UNSUPPORTED)
 
 
 def read(*given: Any) -> tuple[Turn, ...]:
-    return turns(placed(*given), UNSEEN)
+    return turns(placed(*given), UNSUPPORTED)
 
 
 def test_the_items_of_one_turn_are_one_turn() -> None:

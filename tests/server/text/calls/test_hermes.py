@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from server.text.calls.hermes import HermesCall, JsonMender, whole_call
 from server.text.conversation import Tool
-from server.text.pieces import AnswerPiece, joined
+from server.text.pieces import AnswerPiece, join_pieces
 from tests.server.text.calling import call, ids, in_pieces
 
 CUTS = pytest.mark.parametrize("cut", [1, 2, 7, 1000])
@@ -81,7 +81,7 @@ def test_a_call_is_read(text: str, arguments: str, rest: str, cut: int) -> None:
         found += parser.feed(text[start : start + cut])
         if parser.rest is not None:
             break
-    assert joined(found) == call(0, "f", arguments)
+    assert join_pieces(found) == call(0, "f", arguments)
     assert (parser.started, parser.complete) == (True, True)
     assert (parser.rest or "") + text[start + cut :] == rest
 
@@ -131,7 +131,7 @@ def test_no_more_is_held_back_than_may_be_a_closing_tag() -> None:
     parser = reader()
     parser.feed('{"name": "f", "arguments": {"a": 1')
     assert parser.feed("</tool") == []
-    assert joined(parser.feed("s,")) == call(0, "f", '"1</tools"')[1:]
+    assert join_pieces(parser.feed("s,")) == call(0, "f", '"1</tools"')[1:]
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_an_answer_may_end_within_a_call(
     """stops: the model would not go on."""
     parser = reader()
     pieces = in_pieces(parser.feed, text, cut) + parser.flush(cut=not stops)
-    assert joined(pieces) == call(0, "f", whole if stops else arguments)
+    assert join_pieces(pieces) == call(0, "f", whole if stops else arguments)
     complete = arguments == "{}"
     assert (parser.complete, parser.rest == "") == (complete, complete)
 

@@ -6,7 +6,7 @@ from server.text.calls.parser import CallParser, ends_in_call, new_call_id
 from server.text.calls.tool_format import ToolFormat
 from server.text.calls.written import WrittenCall
 from server.text.conversation import Tool
-from server.text.pieces import AnswerPiece, TextPiece, ToolCallArguments, ToolCallStart, joined
+from server.text.pieces import AnswerPiece, TextPiece, ToolCallArguments, ToolCallStart, join_pieces
 from tests.server.text.calling import LOOK, call, ids, in_pieces, said
 
 HERMES, XML = ToolFormat.HERMES, ToolFormat.XML
@@ -37,7 +37,7 @@ def test_calls_are_found_between_texts(form: ToolFormat, cut: int) -> None:
     one, two = (hermes(at="x"), hermes("f")) if form is HERMES else (xml(at="x"), xml("f"))
     read = parser(form)
     text = f"Let me see.\n{one}\n{two}\n\nDone.\n"
-    assert joined(in_pieces(read.feed, text, cut) + read.flush()) == [
+    assert join_pieces(in_pieces(read.feed, text, cut) + read.flush()) == [
         said("Let me see."),
         *call(0, "look", AT_X),
         *call(1, "f", "{}"),
@@ -57,7 +57,7 @@ def test_calls_are_found_between_texts(form: ToolFormat, cut: int) -> None:
 @CUTS
 def test_one_line_break_before_a_call_belongs_to_it(before: str, content: str, cut: int) -> None:
     read = parser()
-    found = joined(in_pieces(read.feed, before + hermes(at="x"), cut) + read.flush())
+    found = join_pieces(in_pieces(read.feed, before + hermes(at="x"), cut) + read.flush())
     assert found == ([said(content)] if content else []) + call(0, "look", AT_X)
 
 
@@ -65,7 +65,7 @@ def test_one_line_break_before_a_call_belongs_to_it(before: str, content: str, c
 @CUTS
 def test_an_answer_without_calls_is_as_it_was_said(text: str, cut: int) -> None:
     read = parser()
-    found = joined(in_pieces(read.feed, text, cut) + read.flush())
+    found = join_pieces(in_pieces(read.feed, text, cut) + read.flush())
     assert found == ([said(text)] if text else [])
     assert not read.ended_with_calls
 
@@ -80,7 +80,7 @@ def test_an_answer_without_calls_is_as_it_was_said(text: str, cut: int) -> None:
 @CUTS
 def test_what_turns_out_to_be_no_call_stays_content(text: str, cut: int) -> None:
     read = parser()
-    assert joined(in_pieces(read.feed, text, cut) + read.flush()) == [said(text)]
+    assert join_pieces(in_pieces(read.feed, text, cut) + read.flush()) == [said(text)]
     assert (read.calls, read.ended_with_calls) == (0, False)
 
 
@@ -88,7 +88,7 @@ def test_what_turns_out_to_be_no_call_stays_content(text: str, cut: int) -> None
 def test_a_call_may_follow_what_is_none(cut: int) -> None:
     read = parser()
     text = f"<tool_call>\nno {hermes(at='x')} <tool_call>no"
-    assert joined(in_pieces(read.feed, text, cut) + read.flush()) == [
+    assert join_pieces(in_pieces(read.feed, text, cut) + read.flush()) == [
         said("<tool_call>\nno "),
         *call(0, "look", AT_X),
         said("<tool_call>no"),
@@ -99,7 +99,7 @@ def test_a_call_may_follow_what_is_none(cut: int) -> None:
 def test_a_function_without_its_outer_tag_is_a_call(cut: int) -> None:
     read = parser(XML)
     text = "a\n" + xml(at="x").removeprefix("<tool_call>\n") + " <function>"
-    assert joined(in_pieces(read.feed, text, cut) + read.flush()) == [
+    assert join_pieces(in_pieces(read.feed, text, cut) + read.flush()) == [
         said("a"),
         *call(0, "look", AT_X),
         said("<function>"),
@@ -125,7 +125,7 @@ PROSE = [
 @CUTS
 def test_prose_that_names_the_tags_is_content(text: str, cut: int) -> None:
     read = parser(XML)
-    assert joined(in_pieces(read.feed, text, cut) + read.flush()) == [said(text)]
+    assert join_pieces(in_pieces(read.feed, text, cut) + read.flush()) == [said(text)]
     assert (read.calls, read.ended_with_calls) == (0, False)
 
 
@@ -134,21 +134,21 @@ def test_prose_that_names_the_tags_is_content(text: str, cut: int) -> None:
 def test_a_call_may_begin_where_an_answer_or_a_line_does(begun: str, cut: int) -> None:
     read = CallParser(TOOLS, XML, None, ids(), begun_content=begun)
     text = OPEN_MISSING * 2 + "\nand on\n" + OPEN_MISSING
-    found = joined(in_pieces(read.feed, text, cut) + read.flush())
+    found = join_pieces(in_pieces(read.feed, text, cut) + read.flush())
     assert [p.text for p in found if isinstance(p, TextPiece)] == ["and on"]
     assert read.calls == 3
 
 
 def test_a_call_does_not_begin_behind_a_begun_line() -> None:
     read = CallParser(TOOLS, XML, None, ids(), begun_content="Well: ")
-    assert joined(read.feed(OPEN_MISSING) + read.flush()) == [said(OPEN_MISSING)]
+    assert join_pieces(read.feed(OPEN_MISSING) + read.flush()) == [said(OPEN_MISSING)]
 
 
 def test_the_other_format_is_content() -> None:
     read = parser(HERMES)
-    assert joined(read.feed(xml(at="x")) + read.flush()) == [said(xml(at="x"))]
+    assert join_pieces(read.feed(xml(at="x")) + read.flush()) == [said(xml(at="x"))]
     read = parser(XML)
-    assert joined(read.feed(hermes(at="x")) + read.flush()) == [said(hermes(at="x"))]
+    assert join_pieces(read.feed(hermes(at="x")) + read.flush()) == [said(hermes(at="x"))]
 
 
 @pytest.mark.parametrize("form", [HERMES, XML])
@@ -157,7 +157,7 @@ def test_nothing_is_read_behind_as_many_calls_as_are_allowed(form: ToolFormat, c
     one = hermes(at="x") if form is HERMES else xml(at="x")
     read = parser(form, max_calls=1)
     text = f"a\n{one}\n{one} and more"
-    assert joined(in_pieces(read.feed, text, cut) + read.flush()) == [
+    assert join_pieces(in_pieces(read.feed, text, cut) + read.flush()) == [
         said("a"),
         *call(0, "look", AT_X),
     ]
@@ -194,7 +194,7 @@ def test_what_is_certain_is_not_held_back() -> None:
     assert read.feed("<to") == []
     assert read.feed("e") == [said("\n<toe")]
     found: list[AnswerPiece] = read.feed('<tool_call>{"name": "look", "arguments": {"at')
-    assert joined(found) == call(0, "look", '{"at')
+    assert join_pieces(found) == call(0, "look", '{"at')
 
 
 def test_no_two_calls_have_the_same_id() -> None:
@@ -221,7 +221,7 @@ LLAMA_CALL = '{"name": "look", "parameters": {"at": "x"}}'
 @CUTS
 def test_json_that_is_all_of_the_answer_is_a_call_of_llamas(text: str, cut: int) -> None:
     read = parser(ToolFormat.LLAMA)
-    found = joined(in_pieces(read.feed, text, cut) + read.flush())
+    found = join_pieces(in_pieces(read.feed, text, cut) + read.flush())
     assert found == call(0, "look", AT_X)
     assert read.ended_with_calls
 
@@ -230,7 +230,7 @@ def test_json_that_is_all_of_the_answer_is_a_call_of_llamas(text: str, cut: int)
 def test_calls_of_llamas_may_follow_each_other(cut: int) -> None:
     read = parser(ToolFormat.LLAMA)
     text = f'{LLAMA_CALL}; {{"name": "f", "parameters": {{"a": ";"}}}}\nDone. {LLAMA_CALL}'
-    assert joined(in_pieces(read.feed, text, cut) + read.flush()) == [
+    assert join_pieces(in_pieces(read.feed, text, cut) + read.flush()) == [
         *call(0, "look", AT_X),
         *call(1, "f", '{"a": ";"}'),
         said(f"Done. {LLAMA_CALL}"),
@@ -249,18 +249,18 @@ def test_calls_of_llamas_may_follow_each_other(cut: int) -> None:
 @CUTS
 def test_what_is_no_call_of_llamas_is_content(text: str, cut: int) -> None:
     read = parser(ToolFormat.LLAMA)
-    assert joined(in_pieces(read.feed, text, cut) + read.flush()) == [said(text)]
+    assert join_pieces(in_pieces(read.feed, text, cut) + read.flush()) == [said(text)]
     assert not read.ended_with_calls
 
 
 def test_other_json_of_llamas_does_not_wait_for_its_end() -> None:
     for text in ('{"title": "a', '{"name": "a", "age', "{ 1", "Well"):
-        assert joined(parser(ToolFormat.LLAMA).feed(text)) == [said(text)]
+        assert join_pieces(parser(ToolFormat.LLAMA).feed(text)) == [said(text)]
 
 
 def test_no_call_of_llamas_begins_behind_what_was_begun() -> None:
     read = CallParser(TOOLS, ToolFormat.LLAMA, None, ids(), begun_content="So:\n")
-    assert joined(read.feed(LLAMA_CALL)) == [said(LLAMA_CALL)]
+    assert join_pieces(read.feed(LLAMA_CALL)) == [said(LLAMA_CALL)]
     assert ends_in_call(LLAMA_CALL[:9], TOOLS, ToolFormat.LLAMA)
     assert not ends_in_call("So: {", TOOLS, ToolFormat.LLAMA)
 
@@ -271,7 +271,7 @@ def test_no_call_of_llamas_begins_behind_what_was_begun() -> None:
 def remembered(text: str, form: ToolFormat, max_calls: int | None, cut: int) -> list[WrittenCall]:
     calls: list[WrittenCall] = []
     read = CallParser(TOOLS, form, max_calls, ids(), calls.append)
-    pieces = joined(in_pieces(read.feed, text, cut) + read.flush())
+    pieces = join_pieces(in_pieces(read.feed, text, cut) + read.flush())
     for written in calls:
         name = next(p.name for p in pieces if isinstance(p, ToolCallStart) and p.id == written.id)
         index = int(written.id.removeprefix("call_"))

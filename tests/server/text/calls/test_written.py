@@ -26,7 +26,7 @@ def written(number: int = 0, name: str = "look", arguments: str = '{"at":1}') ->
 def recalled(calls: WrittenCalls, *made: ToolCall) -> list[str | None]:
     """The texts that are known."""
     asked = Conversation((Turn("user", "Hello"), Turn("assistant", tool_calls=made)))
-    found = calls.recalled(asked)
+    found = calls.recall(asked)
     assert found.turns[0] == asked.turns[0]
     assert [(call.id, call.name, call.arguments) for call in found.turns[1].tool_calls] == [
         (call.id, call.name, call.arguments) for call in made
@@ -102,7 +102,7 @@ def test_a_client_may_write_the_defaults_of_a_tool_into_a_call(
     }
     tool = Tool("look", parameters={"type": "object", "properties": properties})
     turn = Turn("assistant", tool_calls=(ToolCall("call_0", "look", arguments),))
-    (found,) = calls.recalled(Conversation((turn,), tools=(tool,))).turns[0].tool_calls
+    (found,) = calls.recall(Conversation((turn,), tools=(tool,))).turns[0].tool_calls
     assert (found.written is not None) == is_known
 
 
@@ -203,7 +203,7 @@ def test_what_a_template_makes_of_marks_is_replaced() -> None:
     assert marks
     between = "call: <tool_call> ... </tool_call>; "
     prompt = f"{between}{hermes(one)}, {hermes('other')}{between}{xml(two)}{between}"
-    assert marks.replaced(prompt) == f"{between}{ONE}, {hermes('other')}{between}{TWO}{between}"
+    assert marks.replace(prompt) == f"{between}{ONE}, {hermes('other')}{between}{TWO}{between}"
 
 
 def test_two_prompts_have_no_mark_in_common() -> None:
@@ -213,7 +213,7 @@ def test_two_prompts_have_no_mark_in_common() -> None:
 def test_more_than_ten_calls_are_told_apart() -> None:
     marks = CallMarks(str)
     names = [marks.add(f"<{number}>") for number in range(12)]
-    assert marks.replaced("".join(map(hermes, names))) == "".join(f"<{n}>" for n in range(12))
+    assert marks.replace("".join(map(hermes, names))) == "".join(f"<{n}>" for n in range(12))
 
 
 @pytest.mark.parametrize(
@@ -234,4 +234,4 @@ def test_a_template_that_does_more_with_calls_is_found_out(prompt: str) -> None:
     marks = CallMarks(str)
     names = [marks.add(ONE), marks.add(TWO)]
     with pytest.raises(MarkError):
-        marks.replaced(prompt.format(*map(hermes, names), mark0=names[0], mark1=names[1]))
+        marks.replace(prompt.format(*map(hermes, names), mark0=names[0], mark1=names[1]))

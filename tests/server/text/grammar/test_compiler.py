@@ -25,7 +25,7 @@ from tests.engines import VOCAB
 from tests.server.text.grammars import (
     LIMITS,
     MODEL_SIZE,
-    JudgeHere,
+    WorkerHere,
     allowed_ids,
     compiler,
     follows,
@@ -37,22 +37,22 @@ NUMBER = ConstraintSpec(OutputFormat("json_schema", {"type": "integer"}))
 
 
 class Watched:
-    """A compiler, and what it has had judged."""
+    """A compiler, and what it has had estimated."""
 
     def __init__(self, tokenizer: Tokenizer, **limits: Any) -> None:
         self.compiler = GrammarCompiler(
             vocabulary(tokenizer), self._made, replace(LIMITS, **limits)
         )
-        self.judge: JudgeHere | None = None
+        self.worker: WorkerHere | None = None
 
-    def _made(self, tokenizer: GrammarTokenizer) -> JudgeHere:
-        self.judge = JudgeHere(tokenizer)
-        return self.judge
+    def _made(self, tokenizer: GrammarTokenizer) -> WorkerHere:
+        self.worker = WorkerHere(tokenizer)
+        return self.worker
 
     @property
-    def judged(self) -> int:
-        """Forms that were judged."""
-        return 0 if self.judge is None else len(self.judge.judged)
+    def estimated(self) -> int:
+        """Forms that were estimated."""
+        return 0 if self.worker is None else len(self.worker.estimated)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ async def test_where_nothing_is_wished_nothing_is_made(
 ) -> None:
     made = Watched(tokenizer)
     assert await made.compiler.compile(spec) is None
-    assert made.judge is None
+    assert made.worker is None
     await made.compiler.close()
 
 
@@ -81,7 +81,7 @@ async def test_a_budget_of_thoughts_alone_needs_no_compiler(tokenizer: Tokenizer
     )
     assert constraint is not None
     assert allowed_ids(constraint) is None
-    assert made.judge is None
+    assert made.worker is None
 
 
 async def test_thoughts_come_before_the_form(tokenizer: Tokenizer) -> None:
@@ -90,36 +90,36 @@ async def test_thoughts_come_before_the_form(tokenizer: Tokenizer) -> None:
     assert takes(thinking, tokenizer, "well</think>\n12")
 
 
-async def test_a_form_is_judged_once_and_the_oldest_is_forgotten(tokenizer: Tokenizer) -> None:
+async def test_a_form_is_estimated_once_and_the_oldest_is_forgotten(tokenizer: Tokenizer) -> None:
     made = Watched(tokenizer, max_kept=2)
     specs = [ConstraintSpec(OutputFormat("choice", [name])) for name in "abc"]
     for place in (0, 1, 0, 1, 2, 1, 0):
         constraint = await made.compiler.compile(specs[place])
         assert constraint is not None
         assert takes(constraint, tokenizer, "abc"[place])
-    assert made.judged == 4, "a was forgotten when c came"
+    assert made.estimated == 4, "a was forgotten when c came"
 
 
-async def test_a_form_that_is_kept_no_longer_is_judged_again_and_its_answers_go_on(
+async def test_a_form_that_is_kept_no_longer_is_estimated_again_and_its_answers_go_on(
     tokenizer: Tokenizer,
 ) -> None:
     made = Watched(tokenizer)
     held = await made.compiler.compile(NUMBER)
     made.compiler.forget()
     assert await made.compiler.compile(NUMBER) is not None
-    assert made.judged == 2
+    assert made.estimated == 2
     assert held is not None
     assert takes(held, tokenizer, "12")
 
 
-async def test_many_who_ask_at_once_for_a_form_wait_for_one_judgement(tokenizer: Tokenizer) -> None:
+async def test_many_who_ask_at_once_for_a_form_wait_for_one_estimate(tokenizer: Tokenizer) -> None:
     made = Watched(tokenizer)
     specs = [ConstraintSpec(OutputFormat("regex", f"a{{{n % 7 + 1}}}")) for n in range(40)]
     found = await asyncio.gather(*map(made.compiler.compile, specs))
     for number, constraint in enumerate(found):
         assert constraint is not None
         assert takes(constraint, tokenizer, "a" * (number % 7 + 1))
-    assert made.judged == 7
+    assert made.estimated == 7
 
 
 async def test_a_form_is_ready_for_the_next_one_although_the_first_who_asked_has_left(
@@ -127,13 +127,13 @@ async def test_a_form_is_ready_for_the_next_one_although_the_first_who_asked_has
 ) -> None:
     made = Watched(tokenizer)
     first = asyncio.create_task(made.compiler.compile(NUMBER))
-    while not made.judged:
+    while not made.estimated:
         await asyncio.sleep(0.001)
     first.cancel()
     with pytest.raises(asyncio.CancelledError):
         await first
     assert await made.compiler.compile(NUMBER) is not None
-    assert made.judged == 1
+    assert made.estimated == 1
 
 
 async def test_what_was_refused_is_remembered(tokenizer: Tokenizer) -> None:
@@ -144,7 +144,7 @@ async def test_what_was_refused_is_remembered(tokenizer: Tokenizer) -> None:
                 ConstraintSpec(OutputFormat("json_schema", {"not": {}}, "guided"))
             )
         assert caught.value.param == "guided"
-    assert made.judged == 1
+    assert made.estimated == 1
 
 
 async def test_answers_to_the_same_wish_do_not_disturb_each_other(tokenizer: Tokenizer) -> None:
@@ -222,11 +222,11 @@ async def test_a_form_that_came_to_its_limits_in_one_answer_is_fresh_for_the_nex
     ],
 )
 async def test_what_is_too_long_is_refused(tokenizer: Tokenizer, spec: ConstraintSpec) -> None:
-    made = Watched(tokenizer, max_form_bytes=1000)
+    made = Watched(tokenizer, max_spec_bytes=1000)
     with pytest.raises(GrammarError, match="it has more than 1000 bytes") as caught:
         await made.compiler.compile(spec)
     assert caught.value.param == ("tools" if spec.tools else "response_format")
-    assert made.judge is None
+    assert made.worker is None
 
 
 async def test_what_json_cannot_hold_is_refused(tokenizer: Tokenizer) -> None:
@@ -243,7 +243,7 @@ async def test_what_json_cannot_hold_is_refused(tokenizer: Tokenizer) -> None:
 
 async def test_a_tokenizer_that_cannot_be_read_refuses_every_form(tokenizer: Tokenizer) -> None:
     made = GrammarCompiler(
-        Vocabulary(tokenizer, MODEL_SIZE, frozenset({VOCAB + 3})), JudgeHere, LIMITS
+        Vocabulary(tokenizer, MODEL_SIZE, frozenset({VOCAB + 3})), WorkerHere, LIMITS
     )
     assert made.load().startswith("no form of answers can be enforced: the model has")
     with pytest.raises(GrammarError, match="no form of answers can be enforced: the model has"):
@@ -255,7 +255,7 @@ async def test_a_tokenizer_that_cannot_be_read_refuses_every_form(tokenizer: Tok
 def test_a_tokenizer_that_can_be_read_is_read_before_anybody_asks(tokenizer: Tokenizer) -> None:
     made = Watched(tokenizer)
     assert made.compiler.load() == ""
-    assert made.judge is not None
+    assert made.worker is not None
 
 
 # --- what would break the process --------------------------------------------------------------

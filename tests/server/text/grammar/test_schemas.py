@@ -11,13 +11,13 @@ from server.text.grammar.schemas import (
     MAX_PROPERTIES,
     MAX_SUBSCHEMAS,
     check_patterns,
-    checked_schema,
+    check_schema,
 )
 
 
 def refused(schema: Any) -> str:
     with pytest.raises(GrammarError) as caught:
-        checked_schema(schema)
+        check_schema(schema)
     return str(caught.value)
 
 
@@ -59,7 +59,7 @@ def test_old_drafts_do_not_make_keywords_unknown() -> None:
     ],
 )
 def test_what_asks_for_nothing_is_left_out(schema: Any) -> None:
-    assert checked_schema(schema) == {}
+    assert check_schema(schema) == {}
 
 
 def test_everything_else_stays_as_it_is() -> None:
@@ -82,8 +82,8 @@ def test_everything_else_stays_as_it_is() -> None:
         "definitions": {"other": True},
     }
     before = copy.deepcopy(schema)
-    assert checked_schema(schema) == schema == before
-    assert list(checked_schema(schema)["properties"]) == list(before["properties"]), "in order"
+    assert check_schema(schema) == schema == before
+    assert list(check_schema(schema)["properties"]) == list(before["properties"]), "in order"
 
 
 @pytest.mark.parametrize(
@@ -103,11 +103,11 @@ def test_everything_else_stays_as_it_is() -> None:
 def test_exclusive_whole_bounds_become_numbers_beside_them(
     schema: dict[str, Any], closed: dict[str, Any]
 ) -> None:
-    assert checked_schema(schema) == closed
+    assert check_schema(schema) == closed
 
 
 def test_whole_numbers_are_counts_however_they_are_written() -> None:
-    assert checked_schema({"minLength": 2.0}) == {"minLength": 2}
+    assert check_schema({"minLength": 2.0}) == {"minLength": 2}
     assert "minLength" in refused({"minLength": 2.5})
 
 
@@ -148,7 +148,7 @@ def test_numbers_that_float64_does_not_hold_are_refused(keyword: str) -> None:
         value = [1, {"a": number}] if keyword == "enum" else number
         assert refused({keyword: value}) == f"{keyword} has a number that is too large to be exact"
     value = [2**53] if keyword == "enum" else 2**53
-    assert checked_schema({keyword: value}) == {keyword: value}
+    assert check_schema({keyword: value}) == {keyword: value}
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_characters_that_cannot_be_written_are_refused(schema: dict[str, Any]) -
 
 
 def test_the_usual_control_characters_are_no_problem() -> None:
-    assert checked_schema({"const": "a\n\t\r\b\f"}) == {"const": "a\n\t\r\b\f"}
+    assert check_schema({"const": "a\n\t\r\b\f"}) == {"const": "a\n\t\r\b\f"}
 
 
 def nested(depth: int) -> dict[str, Any]:
@@ -178,7 +178,7 @@ def nested(depth: int) -> dict[str, Any]:
 
 
 def test_depth_size_and_width_have_limits() -> None:
-    assert checked_schema(nested(MAX_DEPTH)) == nested(MAX_DEPTH)
+    assert check_schema(nested(MAX_DEPTH)) == nested(MAX_DEPTH)
     assert "nested more than" in refused(nested(MAX_DEPTH + 1))
     assert "nested more than" in refused({"const": json.loads("[" * 60 + "]" * 60)})
     many = {f"p{n}": True for n in range(MAX_PROPERTIES + 1)}

@@ -19,7 +19,7 @@ STRING_OF_3 = {"type": "string", "maxLength": 3}
 
 def forms(schema: Any, **root: Any) -> list[Any]:
     (parameter,) = xml_parameters({"type": "object", "properties": {"a": schema}, **root})
-    return parameter.forms
+    return parameter.values
 
 
 def refused(schema: dict[str, Any]) -> str:
@@ -49,7 +49,7 @@ def test_what_is_required_but_not_described_is_one_of_the_others() -> None:
     }
     first, second = xml_parameters(schema)
     assert (first.name, second.name, second.times) == ("a", "b", "")
-    assert second.forms == [JsonText({"type": "integer"})]
+    assert second.values == [JsonText({"type": "integer"})]
 
 
 def test_an_object_that_nobody_describes_has_any_parameters() -> None:

@@ -1,4 +1,4 @@
-"""What a judge says, and what becomes of forms that would hold up whoever compiles them."""
+"""The worker estimates grammars, and refuses those that would hold up this process."""
 
 import asyncio
 import json
@@ -16,20 +16,20 @@ import psutil
 import pytest
 
 from server.text.conversation import OutputFormat, Tool
-from server.text.grammar import judge as module
-from server.text.grammar.constraint_spec import ConstraintSpec, form_json
+from server.text.grammar import worker as module
+from server.text.grammar.constraint_spec import ConstraintSpec, spec_json
 from server.text.grammar.fork_server import (
     STARVED,
     Child,
+    CostEstimate,
     Tokens,
-    Verdict,
     end_excess,
-    judge,
+    estimate_cost,
     run_child,
 )
-from server.text.grammar.judge import GrammarLimits, Judge, JudgeBusyError
 from server.text.grammar.text import TokenizerFacts
 from server.text.grammar.vocabulary import GrammarTokenizer
+from server.text.grammar.worker import GrammarLimits, GrammarWorker, WorkerBusyError
 from server.text.tokenizer import Tokenizer
 from tests.server.harness import eventually
 from tests.server.text.grammars import vocabulary
@@ -37,7 +37,7 @@ from tests.server.text.grammars import vocabulary
 MIB = 1024**2
 LIMITS = GrammarLimits(max_compile_s=0.3, max_memory_bytes=1024 * MIB, max_mask_s=10.0)
 ROOT = Path(__file__).parents[4]
-# Where coverage is measured, it is so in the judge's process, too: each writes a file of its own.
+# Where coverage is measured, it is so in the worker's process, too: each writes a file of its own.
 PROGRAM = f"""
 import sys
 sys.path.insert(0, {str(ROOT)!r})
@@ -48,12 +48,12 @@ main(sys.argv[1])
 # Without the variable it would take the tests' measurements for its children's, and remove them.
 MEASURE = (
     f"exec env -u SLIPCOVER_COVERAGE_DIR {sys.executable} -m slipcover --json"
-    " --source server/text/grammar --out build/coverage/judge-$$.json"
+    " --source server/text/grammar --out build/coverage/worker-$$.json"
 )
 
 
 def form(kind: Any, value: Any = None) -> str:
-    return form_json(ConstraintSpec(OutputFormat(kind, value)), 2**20)
+    return spec_json(ConstraintSpec(OutputFormat(kind, value)), 2**20)
 
 
 SIMPLE = form("choice", ["a", "b"])
@@ -74,7 +74,7 @@ def read(tokenizer: Tokenizer) -> GrammarTokenizer:
 @pytest.fixture(autouse=True)
 def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     if "SLIPCOVER_ENABLED" in os.environ:
-        program = tmp_path / "judge.py"
+        program = tmp_path / "worker.py"
         program.write_text(PROGRAM)
         monkeypatch.setattr(module, "COMMAND", ("sh", "-c", f'{MEASURE} {program} "$0"'))
 
@@ -87,10 +87,10 @@ def as_nice_as_others(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-async def made(read: GrammarTokenizer) -> AsyncIterator[Judge]:
-    judge = Judge(read.text, read.facts, LIMITS)
-    yield judge
-    await judge.close()
+async def made(read: GrammarTokenizer) -> AsyncIterator[GrammarWorker]:
+    worker = GrammarWorker(read.text, read.facts, LIMITS)
+    yield worker
+    await worker.close()
 
 
 def children() -> list[psutil.Process]:
@@ -98,134 +98,136 @@ def children() -> list[psutil.Process]:
     return psutil.Process().children(recursive=True)
 
 
-async def test_what_can_be_enforced_comes_back_as_a_grammar_with_its_cost(made: Judge) -> None:
-    verdict = await made.verdict(SIMPLE)
-    assert verdict.refusal is None
-    assert json.loads(verdict.grammar)["grammars"]
-    assert 0 <= verdict.memory_bytes < 8 * MIB
+async def test_what_can_be_enforced_comes_back_as_a_grammar_with_its_cost(
+    made: GrammarWorker,
+) -> None:
+    estimate = await made.estimate(SIMPLE)
+    assert estimate.refusal is None
+    assert json.loads(estimate.grammar)["grammars"]
+    assert 0 <= estimate.memory_bytes < 8 * MIB
 
 
-async def test_what_cannot_be_enforced_comes_back_with_its_reason(made: Judge) -> None:
-    verdict = await made.verdict(form("json_schema", {"not": {}}))
-    assert (verdict.refusal, verdict.param) == ("not is not supported", "response_format")
+async def test_what_cannot_be_enforced_comes_back_with_its_reason(made: GrammarWorker) -> None:
+    estimate = await made.estimate(form("json_schema", {"not": {}}))
+    assert (estimate.refusal, estimate.param) == ("not is not supported", "response_format")
     calls = ConstraintSpec(tools=(Tool("a", parameters={"not": {}}),), must_call=True)
-    assert (await made.verdict(form_json(calls, 2**20))).param == "tools"
+    assert (await made.estimate(spec_json(calls, 2**20))).param == "tools"
 
 
-async def test_processor_time_has_an_end_whatever_takes_it(made: Judge) -> None:
+async def test_processor_time_has_an_end_whatever_takes_it(made: GrammarWorker) -> None:
     started = time.monotonic()
-    verdict = await made.verdict(BOMB)
-    assert verdict.refusal == "it cannot be compiled within 0.3 s"
+    estimate = await made.estimate(BOMB)
+    assert estimate.refusal == "it cannot be compiled within 0.3 s"
     assert time.monotonic() - started < module.IDLE_S
-    assert (await made.verdict(SIMPLE)).refusal is None
+    assert (await made.estimate(SIMPLE)).refusal is None
 
 
 async def test_memory_has_an_end_even_where_time_has_none(read: GrammarTokenizer) -> None:
     patient = replace(LIMITS, max_compile_s=60.0, max_memory_bytes=64 * MIB)
-    made = Judge(read.text, read.facts, patient)
-    verdict = await made.verdict(BOMB)
+    made = GrammarWorker(read.text, read.facts, patient)
+    estimate = await made.estimate(BOMB)
     await made.close()
-    assert verdict.refusal == f"it takes more than {64 * MIB} bytes of memory"
+    assert estimate.refusal == f"it takes more than {64 * MIB} bytes of memory"
 
 
 async def test_memory_that_was_taken_between_two_looks_counts(read: GrammarTokenizer) -> None:
-    made = Judge(read.text, read.facts, replace(LIMITS, max_memory_bytes=1))
-    verdict = await made.verdict(form("choice", [f"word {n}" for n in range(500)]))
+    made = GrammarWorker(read.text, read.facts, replace(LIMITS, max_memory_bytes=1))
+    estimate = await made.estimate(form("choice", [f"word {n}" for n in range(500)]))
     await made.close()
-    assert verdict.refusal == "it takes more than 1 bytes of memory"
+    assert estimate.refusal == "it takes more than 1 bytes of memory"
 
 
-async def test_nobody_waits_for_forms_that_take_long(made: Judge) -> None:
+async def test_nobody_waits_for_forms_that_take_long(made: GrammarWorker) -> None:
     """Bombs would keep all threads of a pool for as long as they last."""
-    assert (await made.verdict(SIMPLE)).refusal is None
-    bombs = [asyncio.create_task(made.verdict(bomb(number))) for number in range(3)]
+    assert (await made.estimate(SIMPLE)).refusal is None
+    bombs = [asyncio.create_task(made.estimate(bomb(number))) for number in range(3)]
     await asyncio.sleep(0)
-    verdict = await made.verdict(form("choice", ["c"]))
-    assert verdict.refusal is None
+    estimate = await made.estimate(form("choice", ["c"]))
+    assert estimate.refusal is None
     assert not all(task.done() for task in bombs)
-    assert all(verdict.refusal for verdict in await asyncio.gather(*bombs))
+    assert all(estimate.refusal for estimate in await asyncio.gather(*bombs))
 
 
 async def test_of_forms_that_take_long_only_so_many_may_wait(
-    made: Judge, monkeypatch: pytest.MonkeyPatch
+    made: GrammarWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(made._slow, "_room", 1)
-    bombs = [made.verdict(bomb(number)) for number in range(3)]
+    bombs = [made.estimate(bomb(number)) for number in range(3)]
     found = await asyncio.gather(*bombs, return_exceptions=True)
-    refused = [one for one in found if isinstance(one, Verdict) and one.refusal]
+    refused = [one for one in found if isinstance(one, CostEstimate) and one.refusal]
     assert refused
-    assert len([one for one in found if isinstance(one, JudgeBusyError)]) == 3 - len(refused)
+    assert len([one for one in found if isinstance(one, WorkerBusyError)]) == 3 - len(refused)
 
 
 async def test_who_gets_no_turn_in_time_is_to_come_back(
-    made: Judge, monkeypatch: pytest.MonkeyPatch
+    made: GrammarWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "TURN_LIMIT_S", 0.05)
-    assert (await made.verdict(SIMPLE)).refusal is None
+    assert (await made.estimate(SIMPLE)).refusal is None
     async with made._slow.turn():
-        with pytest.raises(JudgeBusyError):
-            await made.verdict(BOMB)
+        with pytest.raises(WorkerBusyError):
+            await made.estimate(BOMB)
 
 
 async def test_who_gets_no_processor_is_to_come_back(read: GrammarTokenizer) -> None:
-    judge = Judge(read.text, read.facts, replace(LIMITS, max_compile_s=60.0))
-    judge._slow.wall_s = 0.05
-    with pytest.raises(JudgeBusyError):
-        await judge.verdict(BOMB)
-    await judge.close()
+    worker = GrammarWorker(read.text, read.facts, replace(LIMITS, max_compile_s=60.0))
+    worker._slow.wall_s = 0.05
+    with pytest.raises(WorkerBusyError):
+        await worker.estimate(BOMB)
+    await worker.close()
 
 
-async def test_a_child_that_crashes_takes_nobody_with_it(made: Judge) -> None:
-    task = asyncio.create_task(made.verdict(BOMB))
+async def test_a_child_that_crashes_takes_nobody_with_it(made: GrammarWorker) -> None:
+    task = asyncio.create_task(made.estimate(BOMB))
     while not (found := [child for child in children() if child.ppid() != os.getpid()]):
         await asyncio.sleep(0.001)
     found[0].send_signal(signal.SIGSEGV)
     assert (await task).refusal == "it is nested too deeply, or too large"
-    assert (await made.verdict(SIMPLE)).refusal is None
+    assert (await made.estimate(SIMPLE)).refusal is None
 
 
-async def test_after_the_end_of_the_process_another_one_judges(made: Judge) -> None:
-    await made.verdict(SIMPLE)
-    task = asyncio.create_task(made.verdict(BOMB))
+async def test_after_the_end_of_the_process_another_one_estimates(made: GrammarWorker) -> None:
+    await made.estimate(SIMPLE)
+    task = asyncio.create_task(made.estimate(BOMB))
     await asyncio.sleep(0.01)
     for child in children():
         if child.ppid() == os.getpid():
             child.kill()
-    with pytest.raises(JudgeBusyError):
+    with pytest.raises(WorkerBusyError):
         await task
-    assert (await made.verdict(SIMPLE)).refusal is None
+    assert (await made.estimate(SIMPLE)).refusal is None
 
 
-async def test_who_has_left_leaves_no_trace(made: Judge) -> None:
-    task = asyncio.create_task(made.verdict(SIMPLE))
+async def test_who_has_left_leaves_no_trace(made: GrammarWorker) -> None:
+    task = asyncio.create_task(made.estimate(SIMPLE))
     await eventually(lambda: made._process is not None and bool(made._process._waiting))
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert (await made.verdict(SIMPLE)).refusal is None
+    assert (await made.estimate(SIMPLE)).refusal is None
 
 
-async def test_a_judge_without_work_is_no_process(
+async def test_a_worker_without_work_is_no_process(
     read: GrammarTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "IDLE_S", 0.05)
-    made = Judge(read.text, read.facts, LIMITS)
+    made = GrammarWorker(read.text, read.facts, LIMITS)
     before = len(children())
     for _ in range(2):
-        assert (await made.verdict(SIMPLE)).refusal is None
+        assert (await made.estimate(SIMPLE)).refusal is None
         assert len(children()) == before + 1
         while len(children()) > before:
             await asyncio.sleep(0.01)
     await made.close()
 
 
-async def test_a_judge_that_is_closed_ends_its_children(made: Judge) -> None:
-    task = asyncio.create_task(made.verdict(BOMB))
+async def test_a_worker_that_is_closed_ends_its_children(made: GrammarWorker) -> None:
+    task = asyncio.create_task(made.estimate(BOMB))
     while len(children()) < 2:
         await asyncio.sleep(0.001)
     found = children()
     await made.close()
-    with pytest.raises(JudgeBusyError):
+    with pytest.raises(WorkerBusyError):
         await task
     gone, alive = psutil.wait_procs(found, timeout=20)
     assert len(gone) >= 2
@@ -243,21 +245,21 @@ def test_a_child_says_what_it_found_and_ends(
     monkeypatch.setattr(os, "nice", lambda by: ends.append(by))
     monkeypatch.setattr(signal, "setitimer", lambda which, seconds: ends.append(seconds))
     out, into = os.pipe()
-    asked = {"form": SIMPLE, "cpu_s": 7, "nice": 5, "max_mask_s": 10.0}
+    asked = {"spec": SIMPLE, "cpu_s": 7, "nice": 5, "max_mask_s": 10.0}
     run_child(asked, Tokens(read.engine, read.facts), into)
     with open(out, "rb") as said:
-        verdict = Verdict.of_json(said.read().decode())
-    assert verdict.refusal is None
+        estimate = CostEstimate.of_json(said.read().decode())
+    assert estimate.refusal is None
     assert ends == [7, 5, 0]
 
 
-async def test_a_judge_that_was_never_asked_closes_and_judges_nothing(
+async def test_a_worker_without_work_closes_and_estimates_nothing(
     read: GrammarTokenizer,
 ) -> None:
-    judge = Judge(read.text, read.facts, LIMITS)
-    await judge.close()
-    with pytest.raises(JudgeBusyError):
-        await judge.verdict(SIMPLE)
+    worker = GrammarWorker(read.text, read.facts, LIMITS)
+    await worker.close()
+    with pytest.raises(WorkerBusyError):
+        await worker.estimate(SIMPLE)
 
 
 def test_a_child_that_gets_no_processor_has_an_end_and_one_that_has_ended_is_let_be() -> None:
@@ -273,6 +275,6 @@ def test_a_child_that_gets_no_processor_has_an_end_and_one_that_has_ended_is_let
 
 def test_facts_and_verdicts_go_from_process_to_process(read: GrammarTokenizer) -> None:
     assert TokenizerFacts.of_json(read.facts.to_json()) == read.facts
-    verdict = judge(form("regex", "("), Tokens(read.engine, read.facts), 10.0)
-    assert verdict.refusal
-    assert Verdict.of_json(verdict.to_json().decode()) == verdict
+    estimate = estimate_cost(form("regex", "("), Tokens(read.engine, read.facts), 10.0)
+    assert estimate.refusal
+    assert CostEstimate.of_json(estimate.to_json().decode()) == estimate

@@ -1,4 +1,4 @@
-"""What becomes of the parts of a conversation that are no text: models here read text alone."""
+"""Replace or refuse content that is no text: the models here read text alone."""
 
 import json
 import re
@@ -14,55 +14,54 @@ Api = Literal["chat", "responses", "messages", "ollama"]
 IMAGES = frozenset({"image", "image_url", "input_image"})
 FILES = frozenset({"document", "file", "input_file"})
 AUDIO = frozenset({"audio", "input_audio"})
-# Agents cannot take back what their histories have: these APIs leave out what no prompt can have.
-# The other APIs refuse it.
+# Agents cannot remove parts from their histories, so these APIs leave out unsupported parts. The
+# other APIs refuse them.
 AGENTS: frozenset[Api] = frozenset({"messages", "responses"})
-# What is told of a type that nobody here knows: no more than so many, and only plain names.
+# The log names at most MAX_KINDS unknown types, and only plain names.
 MAX_KINDS, KIND, UNKNOWN = 16, re.compile(r"[a-z0-9_]{1,64}"), "unknown"
 
 
-class Unseen:
-    """The parts of one request that are no text: what the model reads in their place."""
+class Unsupported:
+    """Replaces or refuses the unsupported content of one request, and counts it."""
 
     def __init__(self, rule: UnseenRule, setting: str, api: Api = "chat") -> None:
-        """rule: of images and files. setting: the name of the one that it comes from, for
-        errors."""
+        """rule: for images and files. setting: the name of the rule's setting, for errors."""
         self.count = 0
-        """Images and files that the model is told of and not shown."""
+        """Images and files that a note replaces."""
         self.left_out = Counter[str]()
-        """Parts of which the model is not told, by their types."""
+        """Parts that are left out without a note, by type."""
         self._rule = rule
         self._setting = setting
         self._leaves_out = api in AGENTS
         self._tools: dict[str, Tool] = {}
 
     def note(self, kind: str, place: str) -> str:
-        """Return the text that the model reads instead of content that has none. kind: its type on
-        the wire. Raises ApiError (400) that names the place."""
+        """Return the note that the model reads instead of the content. kind: its type on the wire.
+        Raises ApiError (400) that names the place."""
         if kind not in IMAGES | FILES:
             return self.leave_out(kind, place)
         if self._rule == "refuse":
-            raise unsupported(
+            raise unsupported_error(
                 kind, place, f' With {self._setting} = "placeholder" the server leaves it out.'
             )
         self.count += 1
         return f"[{'image' if kind in IMAGES else 'file'} not shown: this server reads text only]"
 
     def leave_out(self, kind: str, place: str) -> str:
-        """Count a part of a history, and return no text for it. Raises as ``note`` does."""
+        """Count a part of a history and return no text for it. Raises as ``note`` does."""
         if not self._leaves_out or kind in AUDIO:
-            raise unsupported(kind, place)
+            raise unsupported_error(kind, place)
         is_named = KIND.fullmatch(kind) and len(self.left_out) < MAX_KINDS
         self.left_out[kind if is_named else UNKNOWN] += 1
         return ""
 
     def offer(self, tools: Iterable[Tool]) -> None:
-        """Take the tools that parts may load by their names."""
+        """Set the tools that parts may load by name."""
         self._tools = {tool.name: tool for tool in tools}
 
     def loaded(self, name: str) -> str:
-        """Return what the model reads where a tool is loaded: its description; its name alone
-        where the prompt begins with that, or the tool is not offered."""
+        """Return the text that loads a tool: its description; or its name alone where the prompt
+        already begins with the description, or the tool is not offered."""
         tool = self._tools.get(name)
         return description(tool) if tool is not None and tool.deferred else f"{name}\n"
 
@@ -72,8 +71,7 @@ def description(tool: Tool) -> str:
     return json.dumps(tool.described, ensure_ascii=False) + "\n"
 
 
-def unsupported(kind: str, place: str, remedy: str = "") -> ApiError:
-    """Make the 400 for content that no prompt can have."""
+def unsupported_error(kind: str, place: str, remedy: str = "") -> ApiError:
     return invalid(
         f"Content of type {quoted(kind)} is not supported here: this model reads text.{remedy}",
         place,
