@@ -12,6 +12,8 @@ from server.protocol.responses.items import (
     Item,
     MessageItem,
     Placed,
+    check_begun,
+    is_begun,
     packed_reasoning,
     read_input,
     read_reasoning,
@@ -317,3 +319,101 @@ def test_what_is_kept_says_the_same_and_is_complete(item: Any) -> None:
     assert items([kept])[0].stored_form("2f") == kept
     found = SDK.validate_python(kept)
     assert found.to_dict() == kept
+
+
+BEGUN = {"prefix": True}
+UNSUPPORTED = Unsupported("refuse", "images.responses", "responses")
+
+
+def placed_turn(*given: Any) -> list[Placed]:
+    return read_input(INPUT.validate_json(json.dumps(given)), lambda _: None, UNSUPPORTED)
+
+
+def read_turn(*given: Any) -> tuple[Turn, ...]:
+    return turns(placed_turn(*given), UNSUPPORTED)
+
+
+def test_the_items_of_one_turn_are_one_turn() -> None:
+    other = CALL | {"call_id": "call_2"}
+    assert read_turn(ASKED, thought("Hm."), said("Sure."), CALL, other, HEARD) == (
+        Turn("user", "Hello"),
+        Turn("assistant", "Sure.", "Hm.", (MADE, ToolCall("call_2", "look", '{"at": 1}'))),
+        Turn("tool", "sunny", tool_call_id="call_1"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ([CALL, HEARD, CALL], [("", "", 1), ("sunny", "", 0), ("", "", 1)]),
+        ([said("a"), CALL, said("b")], [("ab", "", 1)]),
+        ([said("a"), said("b")], [("a", "", 0), ("b", "", 0)]),
+        ([thought("a"), thought("b"), said("c")], [("c", "a\nb", 0)]),
+        ([said("a"), thought("b"), said("c")], [("a", "", 0), ("c", "b", 0)]),
+        ([CALL, thought("b"), CALL], [("", "", 1), ("", "b", 1)]),
+        ([ASKED, ASKED], [("Hello", "", 0), ("Hello", "", 0)]),
+        ([HEARD, HEARD], [("sunny", "", 0), ("sunny", "", 0)]),
+        (
+            [said("a"), ASKED, said("b")],
+            [("a", "", 0), ("Hello", "", 0), ("b", "", 0)],
+        ),
+        ([], []),
+    ],
+)
+def test_a_turn_ends_where_another_one_must_have_begun(given: Any, expected: Any) -> None:
+    found = [(turn.text, turn.reasoning, len(turn.tool_calls)) for turn in read_turn(*given)]
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ([said("a") | BEGUN, said("b")], [("ab", "", 0)]),
+        (
+            [said("a") | BEGUN, said("b") | BEGUN, said("c"), said("d")],
+            [("abc", "", 0), ("d", "", 0)],
+        ),
+        ([thought("a") | BEGUN, thought("b"), said("c")], [("c", "ab", 0)]),
+        ([thought("a"), said("b") | BEGUN, CALL], [("b", "a", 1)]),
+        ([said("a") | BEGUN, ASKED], [("a", "", 0), ("Hello", "", 0)]),
+    ],
+)
+def test_what_goes_on_with_an_item_is_the_same_turn(given: Any, expected: Any) -> None:
+    found = [(turn.text, turn.reasoning, len(turn.tool_calls)) for turn in read_turn(*given)]
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        [said("a") | BEGUN, ASKED],
+        [thought("a") | BEGUN, HEARD],
+        [said("a") | BEGUN, HEARD, CALL],
+    ],
+)
+def test_nobody_else_goes_on_with_an_item(given: Any) -> None:
+    with pytest.raises(ApiError) as caught:
+        check_begun(placed_turn(*given))
+    assert caught.value.param == "input[0].prefix"
+
+
+def test_only_the_assistant_begins_an_answer() -> None:
+    check_begun(
+        placed_turn(
+            said("a") | BEGUN,
+            thought("b") | BEGUN,
+            CALL,
+            HEARD,
+            said("c") | BEGUN,
+        )
+    )
+    assert [
+        is_begun(item) for _, item in placed_turn(said("a") | BEGUN, said("a"), CALL | BEGUN)
+    ] == [
+        True,
+        False,
+        False,
+    ]
+    with pytest.raises(ApiError) as caught:
+        read_turn(ASKED | BEGUN)
+    assert caught.value.param == "input[0].prefix"
