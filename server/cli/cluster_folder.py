@@ -1,5 +1,5 @@
-"""What a machine keeps of its cluster, for its user alone: the key, certificates, settings, and
-which process of Ray's it has started."""
+"""The files that a machine has for its cluster, readable by its user alone: the key, certificates,
+settings, and the process of Ray's that it has started."""
 
 import json
 import os
@@ -12,12 +12,12 @@ from pathlib import Path
 from kvcache.user_folders import state_folder
 from server.config import StartError
 
-OWN_FILE = 0o600
-OWN_FOLDER = 0o700
+KEY_BYTES = 32
+KEY = re.compile(r"[0-9a-f]{64}")
 
 
 class ClusterError(StartError):
-    """What a cluster cannot do now."""
+    """A cluster cannot do what a command wants."""
 
     exit_code = 1
 
@@ -28,17 +28,16 @@ class Node:
 
     pid: int
     started: float
-    """When; Unix seconds, as the system has it: another process may get the same pid later."""
+    """Unix seconds, by the system: another process may get the same pid later."""
     head: str
     """The address of the head, HOST:PORT."""
     is_head: bool
     family: tuple[tuple[int, float], ...] = ()
-    """What that process had started when all of it was there, as ``pid`` and ``started``: it may be
-    left where the process is killed."""
+    """``pid`` and ``started`` of its children after the start: they may outlive its kill."""
 
 
 class ClusterFolder:
-    """The files of a machine's cluster."""
+    """The paths of these files."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -51,30 +50,28 @@ class ClusterFolder:
         self._node = path / "node.json"
 
     def make(self) -> None:
-        """Make the folder. Raises OSError."""
-        self.path.mkdir(mode=OWN_FOLDER, parents=True, exist_ok=True)
-        self.path.chmod(OWN_FOLDER)
+        """Raises OSError."""
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.path.chmod(0o700)
 
     def node(self) -> Node | None:
         """Return the process that was started here last, whether it runs or not."""
         try:
-            found = json.loads(self._node.read_text())
+            fields = json.loads(self._node.read_text())
         except FileNotFoundError:
             return None
-        family = tuple((pid, started) for pid, started in found.pop("family", ()))
-        return Node(**found, family=family)
+        family = tuple((pid, started) for pid, started in fields.pop("family", ()))
+        return Node(**fields, family=family)
 
-    def keep_node(self, node: Node) -> None:
-        """Remember the process."""
-        write_own(self._node, json.dumps(asdict(node)))
+    def write_node(self, node: Node) -> None:
+        write_private(self._node, json.dumps(asdict(node)))
 
     def forget_node(self) -> None:
-        """Forget the process: it has ended."""
         self._node.unlink(missing_ok=True)
 
 
 def cluster_folder() -> ClusterFolder:
-    """Return the folder of this user, and make it. Raises ClusterError."""
+    """Return this user's folder, and make it. Raises ClusterError."""
     try:
         folder = ClusterFolder(state_folder() / "cluster")
         folder.make()
@@ -83,49 +80,41 @@ def cluster_folder() -> ClusterFolder:
     return folder
 
 
-def write_own(path: Path, text: str) -> None:
-    """Write a file that nobody else can read, at once or not at all."""
-    made = path.with_suffix(".new")
-    made.unlink(missing_ok=True)
-    with os.fdopen(os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, OWN_FILE), "w") as stream:
+def write_private(path: Path, text: str) -> None:
+    """Write a file of mode 0600, whole or not at all."""
+    new = path.with_suffix(".new")
+    new.unlink(missing_ok=True)
+    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as stream:
         stream.write(text)
-    made.replace(path)
+    new.replace(path)
 
 
-def check_own(path: Path) -> None:
-    """Raise ClusterError for a file that others may use."""
-    mode = stat.S_IMODE(path.stat().st_mode)
-    if mode & 0o077:
-        raise ClusterError(
-            f"{path}: it keeps a key, and others may use it (mode {mode:o}): `chmod 600` it"
-        )
-
-
-KEY_BYTES = 32
-KEY = re.compile(r"[0-9a-f]{64}")
-
-
-def made_key(file: Path) -> str:
-    """Return the key in a file, and make both where there is none. Raises ClusterError."""
+def ensure_key(file: Path) -> str:
+    """Return the key in a file; make both where there is none. Raises ClusterError."""
     if not file.exists():
-        write_own(file, secrets.token_hex(KEY_BYTES))
+        write_private(file, secrets.token_hex(KEY_BYTES))
     return read_key(file)
 
 
 def read_key(file: Path) -> str:
-    """Return the key in a file. Raises ClusterError where it is none, or others may read it."""
+    """Return the key in a file. Raises ClusterError for a file without one, or that others may
+    use."""
     try:
-        check_own(file)
-        return checked(file.read_text(), str(file))
+        mode = stat.S_IMODE(file.stat().st_mode)
+        if mode & 0o077:
+            raise ClusterError(
+                f"{file}: it keeps a key, and others may use it (mode {mode:o}): `chmod 600` it"
+            )
+        return parse_key(file.read_text(), str(file))
     except (OSError, UnicodeDecodeError) as error:
         raise ClusterError(f"{file}: {error}") from error
 
 
-def checked(text: str, where: str) -> str:
-    """Return a key without what stands around it. where: it comes from. Raises ClusterError."""
+def parse_key(text: str, source: str) -> str:
+    """Return a key without the space around it. source: for the message. Raises ClusterError."""
     key = text.strip()
     if not KEY.fullmatch(key):
         raise ClusterError(
-            f"{where}: this is no key of a cluster, which has {2 * KEY_BYTES} digits"
+            f"{source}: this is no key of a cluster, which has {2 * KEY_BYTES} digits"
         )
     return key

@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import typer
 
 from kvcache.user_folders import config_folder, state_folder
-from server.cli.cluster_folder import cluster_folder, read_key, write_own
+from server.cli.cluster_folder import cluster_folder, read_key, write_private
 from server.cli.sentences import one_sentence
 from server.cli.settings import flags_of, read_settings, with_further
 from server.config import SettingError
@@ -149,7 +149,7 @@ def install_member(head: str, key_file: Path | None) -> str:
     joined before. Raises StartError."""
     kept = cluster_folder().key
     if key_file is not None:
-        write_own(kept, read_key(key_file))
+        write_private(kept, read_key(key_file))
     read_key(kept)
     arguments = ["cluster", "join", head, "--stay", "--key-file", str(kept)]
     done = manager().install(define(arguments, CLUSTER_STOP_GRACE_S))

@@ -1,6 +1,6 @@
-"""The application on Ray Serve: one ingress on the head, and a replica on each machine.
+"""The application on Ray Serve: one ingress on the head, and replicas on the machines.
 
-The environment has what Ray's processes have in theirs before this is imported.
+Ray reads its environment on import: import this after ``ray_process.environment`` is set.
 """
 
 import time
@@ -21,10 +21,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from server.cli.cluster_folder import ClusterError
 from server.cli.serve_models import plain_settings
 from server.config import AccessSection, Config, engine_config
-from server.ray.facts import Facts
-from server.ray.fleet import ReplicaCounts
 from server.ray.ingress import Ingress
-from server.ray.replica import Replica, why_not_here
+from server.ray.machines import ReplicaCounts
+from server.ray.replica import Facts, Replica, why_not_here
 
 NAME = "quire"
 NODE_ID = "ray.io/node-id"
@@ -40,9 +39,8 @@ HEALTH_PERIOD_S = 2.0
 POLL_S = 0.1
 LOGGING = LoggingConfig(enable_access_log=False, log_level="WARNING")
 COMMON = {
-    # A replica's own limits are lower, and say no in words of their own.
+    # A replica's own limits are lower, and their errors say more.
     "max_ongoing_requests": 100_000,
-    # A model that does not start is not tried for long.
     "max_constructor_retry_count": 3,
     "health_check_period_s": HEALTH_PERIOD_S,
     "logging_config": LOGGING,
@@ -53,23 +51,21 @@ QUIET = {"logging_level": "error", "log_to_driver": False, "configure_logging": 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to be deployed."""
+    """A model and its settings, to be deployed."""
 
     model: str
     settings: Config
     settings_file: Path
     """The settings with secrets, on the head."""
     facts: Facts
-    """What must be the same on all machines."""
     per_machine: int
-    """Replicas on one machine, at most."""
+    """The largest number of replicas on one machine."""
     version: str = field(default_factory=partial(token_hex, 8))
-    """Which no other plan has: Ray starts replicas of other versions again, and leaves those alone
-    that have the same."""
+    """Unlike any other plan's: Ray restarts replicas of other versions, and keeps equal ones."""
 
     @property
-    def sent(self) -> tuple[str, Mapping[str, Any], Facts]:
-        """Return what replicas are made from: without secrets, which are for the front alone."""
+    def replica_arguments(self) -> tuple[str, Mapping[str, Any], Facts]:
+        """Return what replicas are made from, without secrets: the front alone needs them."""
         public = self.settings.model_copy(update={"access": AccessSection()})
         return self.model, plain_settings(public), self.facts
 
@@ -88,26 +84,25 @@ def connected(head: str) -> Iterator[None]:
 
 
 def machines() -> dict[str, str]:
-    """Return the names of the machines that are there, by Ray's names of them."""
-    return {its["NodeID"]: its["NodeManagerHostname"] for its in ray.nodes() if its["Alive"]}
+    """Return the host names of the living machines, by Ray's ids."""
+    return {node["NodeID"]: node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"]}
 
 
-def unfit_machines(plan: Plan, asked: Collection[str]) -> dict[str, str]:
-    """Return why some of these machines cannot have a replica, by Ray's names of them. Fetches the
-    model where it is missing."""
-
-    def asking(node: str) -> Any:
+def unfit_machines(plan: Plan, nodes: Collection[str]) -> dict[str, str]:
+    """Return why some of these machines cannot have a replica, by Ray's ids. Fetches the model
+    where it is missing."""
+    tasks = []
+    for node in nodes:
         there = NodeAffinitySchedulingStrategy(node, soft=False)
         task = ray.remote(why_not_here).options(num_cpus=0, scheduling_strategy=there)
-        return task.remote(*plan.sent)
-
-    answers = ray.get([asking(node) for node in asked], timeout=READING_TIMEOUT_S)
-    return {node: why for node, why in zip(asked, answers, strict=True) if why}
+        tasks.append(task.remote(*plan.replica_arguments))
+    reasons = ray.get(tasks, timeout=READING_TIMEOUT_S)
+    return {node: reason for node, reason in zip(nodes, reasons, strict=True) if reason}
 
 
 def deploy(plan: Plan, counts: ReplicaCounts, unfit: Collection[str]) -> str:
-    """Start what is to serve, the ingress on this machine, and return where clients come. unfit:
-    machines without a replica. Raises ClusterError."""
+    """Start the replicas, and the ingress on this machine; return its address. unfit: machines
+    without a replica. Raises ClusterError."""
     serve.start(proxy_location="Disabled", logging_config=LOGGING)
     try:
         handle = serve.run(_target(plan, counts, unfit), name=NAME, route_prefix=None)
@@ -120,39 +115,38 @@ def deploy(plan: Plan, counts: ReplicaCounts, unfit: Collection[str]) -> str:
 
 
 def resize(plan: Plan, counts: ReplicaCounts, unfit: Collection[str]) -> None:
-    """Have so many replicas from now on. Those that there are stay as they are, unless other
-    machines are unfit: then they are started again, one after the other."""
+    """Change the number of replicas. Running ones stay, unless other machines are unfit: then Ray
+    restarts them one after the other."""
     serve.run(_target(plan, counts, unfit), name=NAME, route_prefix=None)
 
 
 def _target(plan: Plan, counts: ReplicaCounts, unfit: Collection[str]) -> Any:
-    head = ray.get_runtime_context().get_node_id()
     settings = plan.settings
-    needed: dict[str, Any] = {"num_replicas": counts.most}
+    number: dict[str, Any] = {"num_replicas": counts.most}
     if counts.least < counts.most:
-        busy = BUSY_SHARE * engine_config(settings).max_num_seqs
-        by_need = AutoscalingConfig(
+        scaling = AutoscalingConfig(
             min_replicas=counts.least,
             max_replicas=counts.most,
-            target_ongoing_requests=busy,
+            target_ongoing_requests=BUSY_SHARE * engine_config(settings).max_num_seqs,
             look_back_period_s=LOOK_BACK_S,
             upscale_delay_s=MORE_AFTER_S,
             downscale_delay_s=FEWER_AFTER_S,
         )
-        needed = {"autoscaling_config": by_need}
-    not_on = {NODE_ID: f"!in({','.join(unfit)})"} if unfit else {}
+        number = {"autoscaling_config": scaling}
+    allowed = {NODE_ID: f"!in({','.join(unfit)})"} if unfit else {}
     replica = serve.deployment(
         Replica,
         name=REPLICA,
-        **needed,
+        **number,
         max_replicas_per_node=plan.per_machine,
-        ray_actor_options={"num_cpus": 0, "label_selector": not_on},
+        ray_actor_options={"num_cpus": 0, "label_selector": allowed},
         request_router_config=RequestRouterConfig(request_router_class=ROUTER),
         health_check_timeout_s=settings.server.ready_timeout_s + HEALTH_PERIOD_S,
-        # One that is needed no more goes on with its answers.
+        # A surplus replica finishes its answers.
         graceful_shutdown_timeout_s=settings.limits.max_request_s,
         **COMMON,
     )
+    head = ray.get_runtime_context().get_node_id()
     ingress = serve.deployment(
         Ingress,
         name=INGRESS,
@@ -161,31 +155,32 @@ def _target(plan: Plan, counts: ReplicaCounts, unfit: Collection[str]) -> Any:
         graceful_shutdown_timeout_s=settings.server.drain_s,
         **COMMON,
     )
-    # Public names set no version any more, and give each run another one: then all start again.
+    # The public interface no longer sets a version: each run gets a new one, and all restart.
     replica, ingress = (
-        its.options(version=plan.version, _internal=True) for its in (replica, ingress)
+        each.options(version=plan.version, _internal=True) for each in (replica, ingress)
     )
-    return ingress.bind(replica.bind(*plan.sent), plan.model, str(plan.settings_file))
+    replicas = replica.bind(*plan.replica_arguments)
+    return ingress.bind(replicas, plan.model, str(plan.settings_file))
 
 
 def end() -> None:
-    """End what serves: new requests are refused, and those that run have their time."""
+    """End the application: new requests are refused, and running ones have their time."""
     if NAME in serve.status().applications:
         serve.get_app_handle(NAME).drain.remote().result()
         serve.delete(NAME)
 
 
 def status() -> str:
-    """Say which machines there are, and what serves: its state, and the states of replicas."""
+    """Say which machines and replicas there are, and in which state they are."""
     lines = [f"machines: {', '.join(sorted(machines().values()))}"]
-    found = serve.status().applications.get(NAME)
-    if found is None:
+    application = serve.status().applications.get(NAME)
+    if application is None:
         return "\n".join([*lines, "nothing is served"])
-    replicas = found.deployments.get(REPLICA)
+    replicas = application.deployments.get(REPLICA)
     states = {} if replicas is None else replicas.replica_states
     counts = ", ".join(f"{count} {_name(state)}" for state, count in states.items())
-    lines += [f"serving: {_name(found.status)}", f"replicas: {counts or 'none'}"]
-    return "\n".join([*lines, *([found.message] if found.message else [])])
+    lines += [f"serving: {_name(application.status)}", f"replicas: {counts or 'none'}"]
+    return "\n".join([*lines, *([application.message] if application.message else [])])
 
 
 def _name(state: Any) -> str:

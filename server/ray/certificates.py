@@ -1,75 +1,71 @@
-"""Certificates of a cluster's machines. Their authority follows from the cluster's key, so that
-every machine that has the key can make its own, and nothing else has to be carried about.
+"""Certificates of a cluster's machines. The cluster's key determines the authority's private key:
+each machine that has the key makes a certificate of its own that all others trust."""
 
-The private key of the authority is HKDF-SHA256 (RFC 5869) of the cluster's key, as a number of the
-curve P-256.
-"""
-
-import hmac
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from server.cli.cluster_folder import ClusterFolder, write_own
+from server.cli.cluster_folder import ClusterFolder, write_private
 
 VALID_FOR = timedelta(days=3650)
 # Clocks of machines differ.
 VALID_SINCE = timedelta(days=1)
-LABEL = b"quire cluster authority"
 # FIPS 186-5: the order of P-256.
 P256_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 
 
 def write_certificates(folder: ClusterFolder, key: str, addresses: Iterable[str]) -> None:
-    """Write the authority's certificate, and one of this machine with its private key. addresses:
-    by which others reach it: names, or numbers."""
+    """Write the authority's certificate, and this machine's with its private key. addresses: host
+    names and IP addresses by which others reach this machine."""
     authority_key, own_key = _authority_key(key), ec.generate_private_key(ec.SECP256R1())
-    name = _name("quire cluster")
-    authority = _begun(name, name, authority_key.public_key(), path_length=0)
-    usages = x509.ExtendedKeyUsage(
-        [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+    usages = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+    names = x509.SubjectAlternativeName([_alternative(each) for each in sorted(set(addresses))])
+    authority = _sign("quire cluster", authority_key, authority_key, is_authority=True)
+    own = _sign(
+        "quire cluster machine", own_key, authority_key, x509.ExtendedKeyUsage(usages), names
     )
-    called = x509.SubjectAlternativeName([_alternative(its) for its in sorted(set(addresses))])
-    own = _begun(_name("quire cluster machine"), name, own_key.public_key(), path_length=None)
-    own = own.add_extension(usages, critical=False).add_extension(called, critical=False)
-    for file, begun in ((folder.authority, authority), (folder.certificate, own)):
-        signed = begun.sign(authority_key, hashes.SHA256())
-        write_own(file, signed.public_bytes(Encoding.PEM).decode())
     private = own_key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    write_own(folder.private_key, private.decode())
+    write_private(folder.authority, authority)
+    write_private(folder.certificate, own)
+    write_private(folder.private_key, private.decode())
 
 
 def _authority_key(key: str) -> ec.EllipticCurvePrivateKey:
-    extracted = hmac.digest(LABEL, bytes.fromhex(key), "sha256")
-    expanded = [hmac.digest(extracted, b"\x01", "sha256")]
-    expanded.append(hmac.digest(extracted, expanded[0] + b"\x02", "sha256"))
-    # 64 bytes: what is left of a division by the order is as good as even.
-    number = int.from_bytes(b"".join(expanded), "big") % (P256_ORDER - 1) + 1
+    derive = HKDF(SHA256(), length=64, salt=b"quire cluster authority", info=b"").derive
+    # Of 64 bytes the remainder is as good as uniform.
+    number = int.from_bytes(derive(bytes.fromhex(key)), "big") % (P256_ORDER - 1) + 1
     return ec.derive_private_key(number, ec.SECP256R1())
 
 
-def _begun(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, path_length: int | None
-) -> x509.CertificateBuilder:
-    """Begin a certificate. path_length: of an authority; None for a machine."""
+def _sign(
+    subject: str,
+    key: ec.EllipticCurvePrivateKey,
+    authority_key: ec.EllipticCurvePrivateKey,
+    *extensions: x509.ExtensionType,
+    is_authority: bool = False,
+) -> str:
     now = datetime.now(UTC)
-    constraints = x509.BasicConstraints(ca=path_length is not None, path_length=path_length)
-    return (
+    path_length = 0 if is_authority else None
+    builder = (
         x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(key)
+        .subject_name(_name(subject))
+        .issuer_name(_name("quire cluster"))
+        .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - VALID_SINCE)
         .not_valid_after(now + VALID_FOR)
-        .add_extension(constraints, critical=True)
+        .add_extension(x509.BasicConstraints(is_authority, path_length), critical=True)
     )
+    for extension in extensions:
+        builder = builder.add_extension(extension, critical=False)
+    return builder.sign(authority_key, SHA256()).public_bytes(Encoding.PEM).decode()
 
 
 def _name(text: str) -> x509.Name:

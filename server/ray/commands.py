@@ -12,18 +12,12 @@ import typer
 
 from server.cli.cluster_folder import ClusterError
 from server.cli.sentences import one_sentence
-from server.ray.fleet import ReplicaCounts
+from server.ray.machines import ReplicaCounts
 
 NOT_INSTALLED = (
     "several machines are served on Ray, which is not installed: "
     "`uv tool install 'quire[cluster]'`, or `pip install 'quire[cluster]'`"
 )
-KeyFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--key-file", help="A file of mode 0600 with the cluster's key; else it is asked."
-    ),
-]
 
 
 def cluster_commands() -> typer.Typer:
@@ -35,7 +29,7 @@ def cluster_commands() -> typer.Typer:
 
 @contextmanager
 def load_commands() -> Iterator[ModuleType]:
-    """Yield what the commands do. Says in a sentence what is wrong, and where Ray is missing."""
+    """Yield the module ``run``. An error, or a Ray that is not installed, ends in one sentence."""
     with one_sentence():
         if find_spec("ray") is None:
             raise ClusterError(NOT_INSTALLED)
@@ -57,7 +51,10 @@ def start(
 
 def join(
     head: Annotated[str, typer.Argument(help="HOST:PORT, as `quire cluster start` prints it.")],
-    key_file: KeyFile = None,
+    key_file: Annotated[
+        Path | None,
+        typer.Option(help="A file of mode 0600 with the cluster's key; else it is asked."),
+    ] = None,
     stay: Annotated[
         bool,
         typer.Option(
@@ -69,9 +66,9 @@ def join(
     """Make this machine one of a cluster's."""
     with load_commands() as run:
         if stay:
-            run.stay_in_cluster(head, key_file, _asked, typer.echo)
+            run.stay_in_cluster(head, key_file, _ask_key, typer.echo)
         else:
-            typer.echo(run.join_cluster(head, key_file, _asked))
+            typer.echo(run.join_cluster(head, key_file, _ask_key))
 
 
 def serve(
@@ -110,12 +107,13 @@ def serve(
     """Serve a model on all machines of the cluster, at one address; on the head."""
     with load_commands() as run:
         flags = {"server": {"host": host, "port": port}}
-        asked = (model, _counts(replicas), per_machine, config, flags, further or (), typer.echo)
+        counts = _read_counts(replicas)
+        arguments = (model, counts, per_machine, config, flags, further or (), typer.echo)
         if start:
-            serving = partial(run.serve_cluster, *asked, waits=True)
-            run.serve_from_start(address, head_port, serving, typer.echo)
+            run_serve = partial(run.serve_cluster, *arguments, waits=True)
+            run.serve_from_start(address, head_port, run_serve, typer.echo)
         else:
-            run.serve_cluster(*asked)
+            run.serve_cluster(*arguments)
 
 
 def status() -> None:
@@ -130,12 +128,12 @@ def stop() -> None:
         typer.echo(run.stop_cluster())
 
 
-def _counts(written: str | None) -> ReplicaCounts | None:
+def _read_counts(written: str | None) -> ReplicaCounts | None:
     try:
         return None if written is None else ReplicaCounts.read(written)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--replicas") from error
 
 
-def _asked() -> str:
+def _ask_key() -> str:
     return str(typer.prompt("the cluster's key", hide_input=True))

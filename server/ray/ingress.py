@@ -3,12 +3,12 @@
 import asyncio
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import structlog
 
-from engine.client import MAX_BACKLOG
 from engine.machine import raise_descriptor_limit
+from engine.types import TokenConstraint
 from kvcache.selftest.machine import footprint_with
 from server.catalogue.folder_reader import FolderReader
 from server.catalogue.hub import find_model
@@ -29,28 +29,33 @@ from server.http.listener import listen_on, reserve, reserved_for_ollama
 from server.http.server import LISTEN_BACKLOG, DrainedServer, http_config, url_of
 from server.metrics import Metrics
 from server.metrics.registry import About
-from server.ray.messages import SendingCompiler
-from server.ray.metrics import ClusterCollector
-from server.ray.remote_engine import RayReplicas, RemoteEngine
+from server.ray.membership import ReplicasCollector
+from server.ray.remote_engine import RemoteEngine
+from server.ray.replica_calls import RayReplicas, UncompiledConstraint
 from server.routes.service import Service
 from server.text.calls.written import WrittenCalls
+from server.text.grammar.compiler import GrammarCompiler
+from server.text.grammar.constraint_spec import ConstraintSpec
 from server.text.reasoning_cache import ReasoningCache
-
-SUBSTRATE = "replicas"
 
 log = structlog.get_logger("quire")
 
 
-class EndedError(Exception):
-    """The front has ended."""
+class CheckingCompiler(GrammarCompiler):
+    """Compiles a constraint to refuse a bad one before its answer begins; replicas get the
+    uncompiled one."""
+
+    async def compile(self, spec: ConstraintSpec, begun: str = "") -> TokenConstraint | None:
+        if await super().compile(spec, begun) is None:
+            return None
+        return cast(TokenConstraint, UncompiledConstraint(spec, begun))
 
 
 class Ingress:
-    """What Ray Serve starts and ends. Clients reach it on a socket of its own."""
+    """Ray Serve's deployment. Clients reach it on a socket of its own."""
 
     def __init__(self, replicas: Any, model: str, settings_file: str) -> None:
-        """replicas: a handle. settings_file: Config as JSON, with its secrets, for this user
-        alone."""
+        """replicas: a handle. settings_file: Config as JSON, with its secrets."""
         raise_descriptor_limit()
         self._settings = Config.model_validate_json(Path(settings_file).read_text())
         configure_log(self._settings.log)
@@ -62,36 +67,33 @@ class Ingress:
         self._url = ""
 
     async def check_health(self) -> None:
-        """Begin to listen, when Ray asks for the first time: then the event loop runs. Raise
-        EndedError where it does not listen any more."""
+        """Begin to listen at Ray's first check: then the event loop runs. Raise RuntimeError where
+        the front has ended."""
         if self._serving is None:
             self._serving = asyncio.create_task(self._serve())
         elif self._serving.done():
-            raise EndedError(f"the front has ended: {self._serving.exception()}")
+            raise RuntimeError(f"the front has ended: {self._serving.exception()}")
 
     async def url(self) -> str:
-        """Return where clients come; nothing as long as they cannot. Raises what keeps it from
-        listening."""
+        """Return where clients come; an empty string as long as they cannot. Raises what keeps it
+        from listening."""
         assert self._serving is not None
         if self._serving.done():
             self._serving.result()
         return self._url if self._server is not None and self._server.started else ""
 
     async def drain(self) -> None:
-        """Refuse new requests, wait until those that run have ended or their time is over, and
-        end."""
+        """Refuse new requests, wait for running ones as long as they may take, and end."""
         if self._service is not None and self._serving is not None:
             self._service.drain.begin()
             await asyncio.wait((self._serving,))
 
     async def _serve(self) -> None:
         settings = self._settings
+        shares = len(settings.access.api_keys) > 1
         engine = RemoteEngine(
             RayReplicas(self._replicas),
-            max_backlog=MAX_BACKLOG,
-            max_share_ratio=(
-                settings.limits.max_key_share_ratio if len(settings.access.api_keys) > 1 else 1.0
-            ),
+            max_share_ratio=settings.limits.max_key_share_ratio if shares else 1.0,
         )
         with (
             reserve(settings.server.host, settings.server.port) as listener,
@@ -103,31 +105,31 @@ class Ingress:
             for each in (listener, *others):
                 listen_on(each, LISTEN_BACKLOG)
             self._url = url_of(listener)
-            drain_s = settings.server.drain_s
-            self._server = DrainedServer(config, engine, service.drain, drain_s)
+            self._server = DrainedServer(config, engine, service.drain, settings.server.drain_s)
             await self._server.serve(sockets=[listener, *others])
         log.info("ended")
 
 
 def make_service(model: str, settings: Config, engine: RemoteEngine) -> Service:
-    """Put the front together, around engines elsewhere. Raises StartError."""
+    """Make the service of a front whose engines are elsewhere. Raises StartError."""
     with model_errors(), FolderReader() as reader:
         found = find_model(model, settings.models.folders)
         check_found(reader, found, settings)
         checkpoint = checkpoint_of(found, settings)
         tokenizer, served = check_files(found, checkpoint, settings)
     served = replace(served, facts=model_facts(checkpoint))
-    grammars = grammar_compiler(settings, tokenizer, served, checkpoint.vocab_size, SendingCompiler)
+    grammars = grammar_compiler(
+        settings, tokenizer, served, checkpoint.vocab_size, CheckingCompiler
+    )
     if not checkpoint.embeds and (warning := grammars.load()):
         log.warning(warning)
-    limits = settings.limits
     metrics = Metrics(
         engine,
-        About(served.id, SUBSTRATE, "", engine.limits.max_model_len),
+        About(served.id, "replicas", "", engine.limits.max_model_len),
         settings=settings.metrics,
         footprint=footprint_with,
     )
-    metrics.registry.register(ClusterCollector(engine))
+    metrics.registry.register(ReplicasCollector(engine.members))
     return Service(
         settings,
         served,
@@ -135,8 +137,8 @@ def make_service(model: str, settings: Config, engine: RemoteEngine) -> Service:
         engine,
         metrics,
         grammars,
-        WrittenCalls(limits.max_written_call_bytes),
-        ReasoningCache(limits.max_thought_bytes),
+        WrittenCalls(settings.limits.max_written_call_bytes),
+        ReasoningCache(settings.limits.max_thought_bytes),
         Salts(salt_secret(settings.access.salt_secret_file)),
         replicas=engine.members.figures,
     )

@@ -1,107 +1,110 @@
-"""The replicas, and how each was when it said so last."""
+"""The replicas of a cluster: how each was at its last report, and their figures as sums."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, replace
 from functools import reduce
 from operator import add
 from typing import Any
 
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
 from engine.types import EngineStats
-from server.ray.messages import ReplicaReport
+from server.metrics.families import counter, counters, gauge, gauges
+from server.ray.replica_calls import ReplicaReport
 from server.routes.service import ReplicaFigures
 
-# Fields of statistics that end with their engine; all others count what has happened.
-OF_THE_MOMENT = ("running", "waiting", "token_budget", "step_seconds", "mlx", "kv")
-# Fields that are no sums: of the newest step, of which the largest is shown; and equal in all.
+# Figures that end with their engine; all other fields of statistics count events.
+GAUGES = ("running", "waiting", "token_budget", "step_seconds", "mlx", "kv")
+# Figures of the newest step: the largest of all replicas is shown.
 LARGEST = ("token_budget", "step_seconds")
+# Constants of a model, which all replicas share.
 EQUAL = ("bounds", "block_bytes", "block_tokens", "cell_bytes")
-# Pairs of a name and a number.
-COUNTS = ("prefix_misses", "cached")
+# Pairs of a name and a count.
+COUNTS_BY_NAME = ("prefix_misses", "cached")
 
 
-def ended(stats: EngineStats) -> EngineStats:
-    """Return what is left of an engine that is gone: its counters."""
-    nothing = EngineStats()
-    return replace(stats, **{name: getattr(nothing, name) for name in OF_THE_MOMENT})
+def merge_stats(all_stats: Sequence[EngineStats]) -> EngineStats:
+    return reduce(_merge_fields, all_stats, EngineStats())
 
 
-def merged(all_stats: Sequence[EngineStats]) -> EngineStats:
-    def both(one: EngineStats, other: EngineStats) -> EngineStats:
-        return EngineStats(**_merged_fields(one, other))
-
-    return reduce(both, all_stats, EngineStats())
-
-
-def _merged_fields(one: Any, other: Any) -> dict[str, Any]:
-    names = getattr(one, "_fields", None) or [each.name for each in fields(one)]
-    return {name: _merged(name, getattr(one, name), getattr(other, name)) for name in names}
+def _merge_fields(one: Any, other: Any) -> Any:
+    names = getattr(one, "_fields", None) or [field.name for field in fields(one)]
+    merged = {name: _merge(name, getattr(one, name), getattr(other, name)) for name in names}
+    return type(one)(**merged)
 
 
-def _merged(name: str, one: Any, other: Any) -> Any:
+def _merge(name: str, one: Any, other: Any) -> Any:
     if one is None or other is None:
         return other if one is None else one
     if name in EQUAL:
         return one
     if isinstance(one, int | float):
         return max(one, other) if name in LARGEST else one + other
-    if name in COUNTS:
+    if name in COUNTS_BY_NAME:
         sums = Counter(dict(one))
         sums.update(dict(other))
         return tuple(sums.items())
     if name == "counts":
         return tuple(map(add, one, other))
-    return type(one)(**_merged_fields(one, other))
+    return _merge_fields(one, other)
+
+
+def counters_of(stats: EngineStats) -> EngineStats:
+    """Return statistics of an engine that is gone: its counters go on counting in the sums."""
+    empty = EngineStats()
+    return replace(stats, **{name: getattr(empty, name) for name in GAUGES})
 
 
 class Membership:
-    """The replicas of a cluster."""
+    """The replicas that Ray names, and their reports."""
 
     def __init__(self, silence_s: float, clock: Callable[[], float]) -> None:
-        """silence_s: for how long a report says that its replica is alive. clock: seconds."""
+        """silence_s: the age at which a report no longer proves that its replica is alive. clock:
+        returns seconds."""
         self._silence_s = silence_s
         self._clock = clock
         self.names: tuple[str, ...] = ()
-        """Those that there are, whether they answer or not."""
+        self.retries = 0
+        """Prompts that were given to another replica."""
         self._reports: dict[str, tuple[float, ReplicaReport]] = {}
-        self._last: ReplicaReport | None = None
+        self._newest: ReplicaReport | None = None
         self._lost: set[str] = set()
         self._gone = EngineStats()
-        """Counters of those that there are no more, as of their last reports."""
+        """The counters of replicas that are gone, as of their last reports."""
 
     def set_names(self, names: Sequence[str]) -> None:
         self.names = tuple(names)
         for name in self._reports.keys() - set(names):
             _, report = self._reports.pop(name)
-            self._gone = merged([self._gone, ended(report.stats)])
+            self._gone = merge_stats([self._gone, counters_of(report.stats)])
         self._lost &= set(names)
 
     @property
     def unheard(self) -> list[str]:
-        """Return those that have never said how they are."""
+        """Return the replicas that have never reported."""
         return [name for name in self.names if name not in self._reports]
 
     def hear(self, report: ReplicaReport) -> None:
-        """Take a report in: its replica answers."""
         if report.name not in self.names:
             self.names = (*self.names, report.name)
         self._reports[report.name] = self._clock(), report
-        self._last = report
+        self._newest = report
         self._lost.discard(report.name)
 
     def lose(self, name: str) -> None:
-        """Note that a replica has not answered: it gets nothing until it reports again."""
+        """Note that a replica has not answered: it gets no request until it reports again."""
         self._lost.add(name)
 
     @property
     def silent(self) -> frozenset[str]:
-        """Return those that do not answer."""
         alive = {report.name for report in self.alive}
-        return frozenset(name for name in self._reports if name not in alive) | self._lost
+        return frozenset(self._reports.keys() - alive) | self._lost
 
     @property
     def alive(self) -> list[ReplicaReport]:
-        """Return the newest reports of those that answer."""
+        """Return the newest reports of the replicas that answer."""
         since = self._clock() - self._silence_s
         return [
             report
@@ -111,50 +114,108 @@ class Membership:
 
     @property
     def reports(self) -> list[ReplicaReport]:
-        """Return the newest reports, also of those that are silent."""
+        """Return the newest reports, silent replicas' included."""
         return [report for _, (_, report) in sorted(self._reports.items())]
 
     @property
-    def telling(self) -> list[ReplicaReport]:
-        """Return reports of what the replicas are like: where there is none left, the last one."""
-        return self.reports or ([] if self._last is None else [self._last])
+    def limiting_reports(self) -> list[ReplicaReport]:
+        """Return reports to take limits from: the last replica's, where none is left."""
+        return self.reports or ([] if self._newest is None else [self._newest])
 
     @property
     def stats(self) -> EngineStats:
-        """Return the sums of all that there have been."""
-        return merged([self._gone, *(report.stats for report in self.reports)])
+        """Return the sums of all replicas, gone ones included."""
+        return merge_stats([self._gone, *(report.stats for report in self.reports)])
 
     def figures(self) -> list[ReplicaFigures]:
-        """Return the figures of all replicas that there are, by their names."""
-        found = []
+        """Return the figures of all replicas, by name."""
+        silent, rows = self.silent, []
         for name in sorted(self.names):
-            if name in self._reports:
-                heard, report = self._reports[name]
-                is_up = name not in self.silent
-                found.append(_figures(report, self._clock() - heard, is_up=is_up))
-            else:
-                found.append(ReplicaFigures(name, None, "starting", None))
-        return found
+            if name not in self._reports:
+                rows.append(ReplicaFigures(name, None, "starting", None))
+                continue
+            heard, report = self._reports[name]
+            stats, free, cached, total = report.stats, 0, 0, 0
+            if (kv := stats.kv) is not None:
+                sizes = kv.free_bytes, kv.cached_bytes, kv.capacity_bytes
+                free, cached, total = (size // kv.block_bytes for size in sizes)
+            rows.append(
+                ReplicaFigures(
+                    name,
+                    report.host,
+                    "silent" if name in silent else "up",
+                    round(self._clock() - heard, 3),
+                    stats.running,
+                    stats.waiting,
+                    report.capacity,
+                    free,
+                    cached,
+                    total,
+                    stats.submitted_prompt_tokens,
+                    stats.cached_prompt_tokens,
+                    stats.generated_tokens,
+                )
+            )
+        return rows
 
 
-def _figures(report: ReplicaReport, age_s: float, *, is_up: bool) -> ReplicaFigures:
-    stats = report.stats
-    free = cached = total = 0
-    if (kv := stats.kv) is not None:
-        sizes = (kv.free_bytes, kv.cached_bytes, kv.capacity_bytes)
-        free, cached, total = (size // kv.block_bytes for size in sizes)
-    return ReplicaFigures(
-        report.name,
-        report.host,
-        "up" if is_up else "silent",
-        round(age_s, 3),
-        stats.running,
-        stats.waiting,
-        report.capacity,
-        free,
-        cached,
-        total,
-        stats.submitted_prompt_tokens,
-        stats.cached_prompt_tokens,
-        stats.generated_tokens,
-    )
+FAMILIES = (
+    (
+        gauges,
+        "quire_replica_requests_running",
+        "running",
+        "Sequences that the replica has admitted",
+    ),
+    (
+        gauges,
+        "quire_replica_requests_waiting",
+        "waiting",
+        "Sequences that wait for admission at the replica",
+    ),
+    (
+        counters,
+        "quire_replica_prompt_tokens",
+        "submitted_prompt_tokens",
+        "Prompt tokens that the replica was given",
+    ),
+    (
+        counters,
+        "quire_replica_cached_prompt_tokens",
+        "cached_prompt_tokens",
+        "Those that its cache had",
+    ),
+    (
+        counters,
+        "quire_replica_generated_tokens",
+        "generated_tokens",
+        "Tokens that the replica has generated",
+    ),
+)
+
+
+class ReplicasCollector(Collector):
+    """Metrics of each replica, beside the sums that the front shows under an engine's names."""
+
+    def __init__(self, members: Membership) -> None:
+        self._members = members
+
+    def collect(self) -> Iterator[Metric]:
+        silent, reports = self._members.silent, self._members.reports
+        yield gauge(
+            "quire_replicas", "Replicas that there are, whether they answer or not", len(reports)
+        )
+        yield counter(
+            "quire_replica_retries",
+            "Prompts that were given to another replica because one was silent, gone or full",
+            self._members.retries,
+        )
+        labels, rows = ("replica", "host"), [(each.name, each.host) for each in reports]
+        yield gauges(
+            "quire_replica_up_ratio",
+            "1 while the replica says how it is, 0 when it is silent; one that is gone has none",
+            labels,
+            [(row, float(row[0] not in silent)) for row in rows],
+        )
+        for family, name, field, documentation in FAMILIES:
+            values = [float(getattr(each.stats, field)) for each in reports]
+            yield family(name, documentation, labels, list(zip(rows, values, strict=True)))

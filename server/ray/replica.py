@@ -1,14 +1,18 @@
 """A replica: a whole engine in a process of Ray's, without a front."""
 
+import platform
 import socket
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from engine.client import EngineClient, TokenStream
 from engine.errors import FORM_LIMITS, EngineDeadError, QueueFullError
 from engine.machine import raise_descriptor_limit, use_one_arena
 from engine.memory_map import MemoryMap
+from engine.models.identity import ModelIdentity
 from engine.monitor import EngineMonitor
 from engine.types import FinishReason, Submission, TokenEvent
 from server.chat.admission import generates
@@ -17,29 +21,54 @@ from server.cli.model_files import ModelFiles, read_model
 from server.cli.serve import STOP_TIMEOUT_S, start_model
 from server.config import Config, StartError
 from server.http.idle_memory import keep_what_is_there
-from server.ray.facts import Facts, check_alike, facts_of
-from server.ray.guard import Guard
-from server.ray.messages import Numbered, Refusal, ReplicaReport, Route, SentForm
+from server.ray.replica_calls import (
+    NumberedEvent,
+    Refusal,
+    ReplicaReport,
+    Route,
+    UncompiledConstraint,
+)
+from server.ray.watchdog import Watchdog
 from server.text.grammar.compiler import GrammarCompiler, GrammarMemoryError
 from server.text.grammar.grammar_errors import GrammarError
 from server.text.grammar.worker import WorkerBusyError
 
-# The front hears from an answer this often, whether there is a token or not.
+# An answer sends something this often, whether there is a token or not.
 SIGN_OF_LIFE_S = 1.0
 
+Facts = Mapping[str, str]
+"""Versions and digests that all machines of a cluster must share."""
 
-class NotReadyError(Exception):
-    """The engine does not generate."""
+
+def facts_of(folder: Path) -> Facts:
+    """Return what has to agree. folder: the model's; all of its weights are read, unless their
+    digests are known. Raises CheckpointError, OSError."""
+    return {
+        "quire": version("quire"),
+        "ray": version("ray"),
+        "Python": platform.python_version(),
+        "the model's files": ModelIdentity(folder).digest("").hex(),
+    }
+
+
+def check_alike(host: str, here: Facts, head: Facts) -> None:
+    """Raise StartError that names the first difference. host: this machine's name."""
+    for name, ours in here.items():
+        if ours != head[name]:
+            # The values are versions, or digests, whose beginnings do.
+            raise StartError(
+                f"{host} is not like the head of the cluster: {name} is {ours[:16]} there and "
+                f"{head[name][:16]} on the head"
+            )
 
 
 class EngineReplica:
-    """An engine that answers what is sent to it. A method's Route is for the router alone."""
+    """Answers calls with an engine. The Route of a call is the router's alone."""
 
     def __init__(
         self, name: str, client: EngineClient, grammars: GrammarCompiler, ready_timeout_s: float
     ) -> None:
-        """name: which no other replica has had. ready_timeout_s: how long a token may take when the
-        engine is asked whether it still generates."""
+        """ready_timeout_s: how long a token may take when the health is checked."""
         self._name = name
         self._client = client
         self._grammars = grammars
@@ -47,7 +76,7 @@ class EngineReplica:
 
     async def generate(
         self, _: Route, submission: Submission
-    ) -> AsyncGenerator[list[Numbered] | Refusal, None]:
+    ) -> AsyncGenerator[list[NumberedEvent] | Refusal, None]:
         """Answer a prompt: yield the events of its answers, and an empty list at the beginning and
         whenever a second passes without one. Leaving early aborts it."""
         yield []
@@ -63,17 +92,17 @@ class EngineReplica:
             # The front has compiled it: this machine took longer, or has less room for it.
             message = f"{FORM_LIMITS}: {error}"
             failed = TokenEvent(0, None, FinishReason.ERROR, message=message)
-            yield [(number, failed) for number in range(len(submission.params))]
+            yield [(index, failed) for index in range(len(submission.params))]
             return
         running = dict(enumerate(streams))
         try:
             while running:
                 batches = await TokenStream.next_batches([*running.values()], SIGN_OF_LIFE_S)
-                both = zip(list(running), batches, strict=True)
-                events = [(number, event) for number, batch in both for event in batch]
-                for number, event in events:
+                numbered = zip(list(running), batches, strict=True)
+                events = [(index, event) for index, batch in numbered for event in batch]
+                for index, event in events:
                     if event.finish is not None:
-                        del running[number]
+                        del running[index]
                 yield events
         finally:
             for stream in streams:
@@ -81,29 +110,29 @@ class EngineReplica:
 
     async def _submit(self, submission: Submission) -> list[TokenStream]:
         if (sent := submission.constraint) is not None:
-            assert isinstance(sent, SentForm)
+            assert isinstance(sent, UncompiledConstraint)
             constraint = await self._grammars.compile(sent.spec, sent.begun)
             submission = replace(submission, constraint=constraint)
         return self._client.submit_choices(submission)
 
     async def report(self, _: Route) -> ReplicaReport:
-        its = self._client
-        figures = its.limits, its.stats, its.capacity, its.step_age_s, its.pressure
-        return ReplicaReport(self._name, socket.gethostname(), *figures)
+        client, host = self._client, socket.gethostname()
+        figures = client.limits, client.stats, client.capacity, client.step_age_s, client.pressure
+        return ReplicaReport(self._name, host, *figures)
 
     async def memory_map(self, _: Route) -> MemoryMap:
         return await self._client.memory_map()
 
     async def check_health(self) -> None:
-        """Raise NotReadyError where its engine does not generate a token, ahead of all others."""
+        """Generate a token, ahead of all requests. Raises RuntimeError where none comes."""
         if not (self._client.alive and await generates(self._client, self._ready_timeout_s)):
-            raise NotReadyError("the engine does not generate a token in time")
+            raise RuntimeError("the engine does not generate a token in time")
 
 
 class Replica(EngineReplica):
-    """What Ray Serve starts, asks and ends."""
+    """Ray Serve's deployment."""
 
-    _guard: Guard | None = None
+    _watchdog: Watchdog | None = None
     _monitor: EngineMonitor | None = None
     _is_attached = False
 
@@ -111,8 +140,8 @@ class Replica(EngineReplica):
         self, model: str, settings: dict[str, Any], head: Facts, name: str | None = None
     ) -> None:
         """model: its name, which may be a folder on every machine. settings: Config as JSON. head:
-        what must be the same here. name: Ray's, where there is none. Raises StartError."""
-        self._guard = Guard()
+        the head's facts. name: Ray's, where there is none. Raises StartError."""
+        self._watchdog = Watchdog()
         use_one_arena()
         raise_descriptor_limit()
         config = Config.model_validate(settings)
@@ -123,10 +152,10 @@ class Replica(EngineReplica):
         super().__init__(name or own_name(), client, grammars, config.server.ready_timeout_s)
 
     async def check_health(self) -> None:
-        # Ray asks it first when it is built.
-        assert self._guard is not None
+        # Ray calls it first right after the start, on the event loop.
+        assert self._watchdog is not None
         if not self._is_attached:
-            self._guard.started()
+            self._watchdog.start_beating()
             self._client.attach()
             self._is_attached = True
         await super().check_health()
@@ -136,12 +165,12 @@ class Replica(EngineReplica):
         if self._monitor is not None:
             self._client.stop(STOP_TIMEOUT_S)
             self._monitor.stop()
-        if self._guard is not None:
-            self._guard.end()
+        if self._watchdog is not None:
+            self._watchdog.end()
 
 
 def own_name() -> str:
-    """Return what Ray calls this replica."""
+    """Return Ray's name of this replica."""
     from ray import serve
 
     return str(serve.get_replica_context().replica_id.unique_id)
@@ -156,7 +185,7 @@ def _read_alike(model: str, config: Config, head: Facts) -> ModelFiles:
 
 
 def why_not_here(model: str, settings: dict[str, Any], head: Facts) -> str:
-    """Return why this machine cannot have a replica; nothing where it can."""
+    """Return why this machine cannot have a replica; an empty string where it can."""
     try:
         _read_alike(model, Config.model_validate(settings), head)
     except StartError as error:

@@ -1,6 +1,6 @@
-"""Chooses replicas by Ray's own router of prefixes, which is told of prompts and failures.
+"""Ray's own router of prefixes, which gets prompts and failures from the Route of each call.
 
-Ray's class and the hooks that are overridden here are no public interface, so Ray is pinned.
+Ray's class and its hooks that are overridden here are no public interface, so Ray is pinned.
 """
 
 from collections.abc import Sequence
@@ -11,21 +11,21 @@ from ray.llm._internal.serve.routing_policies.prefix_aware.prefix_aware_router i
     PrefixCacheAffinityRouter,
 )
 from ray.llm._internal.serve.routing_policies.prefix_aware.prefix_tree import PrefixTreeActor
-from ray.serve.request_router import PendingRequest, ReplicaID, RunningReplica
+from ray.serve.request_router import ReplicaID, RunningReplica
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from server.ray.messages import Route
+from server.ray.replica_calls import Route
 
-# Where a replica has so many requests more than another one, prefixes no longer decide. It is half
-# of what runs at once (EngineConfig): new conversations all go to a replica that is new.
+# Above this difference of requests between two replicas, prefixes no longer decide: half of
+# EngineConfig.max_num_seqs. New conversations all go to a replica that is new.
 IMBALANCED = 16
 
 
 class PrefixRouter(PrefixCacheAffinityRouter):  # type: ignore[misc]
-    """Reads the Route that is the first argument of every call."""
+    """Routes a call by the Route that is its first argument."""
 
     def initialize_state(self, **options: Any) -> None:
-        # Ray's default outlives this process, with replicas that are gone, and on any machine.
+        # Ray's default tree outlives this process, with replicas that are gone, on any machine.
         here = ray.get_runtime_context().get_node_id()
         tree = PrefixTreeActor.options(
             num_cpus=0,
@@ -37,33 +37,27 @@ class PrefixRouter(PrefixCacheAffinityRouter):  # type: ignore[misc]
             imbalanced_threshold=IMBALANCED, do_eviction=True, tree_actor=tree, **options
         )
 
-    def apply_locality_routing(
-        self, pending_request: PendingRequest | None = None
-    ) -> set[ReplicaID]:
+    def apply_locality_routing(self, pending_request: Any = None) -> set[ReplicaID]:
         """Return the replicas that the Route allows."""
-        assert pending_request is not None
         route = route_of(pending_request)
-        route.replicas = tuple(sorted(its.unique_id for its in self.curr_replicas))
-        # Without it Ray asks again at once where there is none.
+        route.replicas = tuple(sorted(each.unique_id for each in self.curr_replicas))
+        # Otherwise Ray asks again at once where no replica is allowed.
         pending_request.routing_context.should_backoff = True
-        return {its for its in self.curr_replicas if route.allows(its.unique_id)}
+        return {each for each in self.curr_replicas if route.allows(each.unique_id)}
 
     async def choose_replicas(
-        self,
-        candidate_replicas: Sequence[RunningReplica],
-        pending_request: PendingRequest | None = None,
+        self, candidate_replicas: Sequence[RunningReplica], pending_request: Any = None
     ) -> list[list[RunningReplica]]:
-        """Return Ray's choice; all that are allowed where it has chosen others."""
-        assert pending_request is not None
+        """Return Ray's choice, or all allowed replicas where it has chosen none of them."""
         route = route_of(pending_request)
         ranks = await super().choose_replicas(candidate_replicas, pending_request)
-        chosen = [its for rank in ranks for its in rank]
+        chosen = [replica for rank in ranks for replica in rank]
         return [_allowed(route, chosen) or _allowed(route, candidate_replicas)]
 
     async def _choose_replica_for_request(
-        self, pending_request: PendingRequest, *, is_retry: bool = False
+        self, pending_request: Any, *, is_retry: bool = False
     ) -> RunningReplica:
-        """Note which replica was chosen: one that did not take the call is not chosen again."""
+        """Choose a replica, and note it: one that did not take the call is not chosen again."""
         route = route_of(pending_request)
         if route.replica is not None:
             route.without |= {route.replica}
@@ -71,16 +65,16 @@ class PrefixRouter(PrefixCacheAffinityRouter):  # type: ignore[misc]
         route.replica = chosen.replica_id.unique_id
         return chosen
 
-    def _extract_text_from_request(self, pending_request: PendingRequest) -> str | None:
-        """Return what Ray compares; None where there is nothing."""
+    def _extract_text_from_request(self, pending_request: Any) -> str | None:
+        """Return the text that Ray compares; None for a prompt without a full block."""
         return route_of(pending_request).text or None
 
 
-def route_of(pending_request: PendingRequest) -> Route:
+def route_of(pending_request: Any) -> Route:
     route = pending_request.args[0]
     assert isinstance(route, Route)
     return route
 
 
 def _allowed(route: Route, replicas: Sequence[RunningReplica]) -> list[RunningReplica]:
-    return [its for its in replicas if route.allows(its.replica_id.unique_id)]
+    return [each for each in replicas if route.allows(each.replica_id.unique_id)]

@@ -1,4 +1,4 @@
-"""What the commands of ``quire cluster`` do."""
+"""Run the commands of ``quire cluster``."""
 
 import json
 import os
@@ -14,19 +14,18 @@ from server.cli.cluster_folder import (
     ClusterError,
     ClusterFolder,
     Node,
-    checked,
     cluster_folder,
-    made_key,
+    ensure_key,
+    parse_key,
     read_key,
-    write_own,
+    write_private,
 )
 from server.cli.model_files import model_errors
 from server.cli.serve import checked_settings
 from server.cli.serve_models import plain_settings
 from server.cli.settings import with_further
 from server.config import Tables
-from server.ray.facts import facts_of
-from server.ray.fleet import WATCH_S, Fleet, ReplicaCounts
+from server.ray.machines import WATCH_S, MachineWatcher, ReplicaCounts
 from server.ray.ray_process import (
     HEAD_PORT,
     addresses_of,
@@ -36,20 +35,21 @@ from server.ray.ray_process import (
     start_head,
     stop,
 )
+from server.ray.replica import facts_of
 
-# No machine has it (RFC 5737): the way there is the way to all others.
+# No machine has this address (RFC 5737): the way there is the way to all others.
 ELSEWHERE = "192.0.2.1:9"
 LOOPBACK = "127.0.0.1"
-# Between two attempts of a machine to be in its cluster.
 JOIN_AGAIN_S = 5.0
 Say = Callable[[str], None]
-"""Tells a person."""
+"""Prints a line."""
+AskKey = Callable[[], str]
 
 
 def start_cluster(address: str | None, port: int | None) -> str:
     """Make this machine the head. Raises ClusterError."""
     folder = cluster_folder()
-    key = made_key(folder.key)
+    key = ensure_key(folder.key)
     node = start_head(folder, key, address or _own_address(), port or HEAD_PORT)
     return (
         f"this machine is the head of a cluster. On each of the others:\n\n"
@@ -60,40 +60,40 @@ def start_cluster(address: str | None, port: int | None) -> str:
     )
 
 
-def join_cluster(head: str, key_file: Path | None, ask: Callable[[], str]) -> str:
-    """Make this machine one of a cluster's. ask: for the key. Raises ClusterError."""
-    join_head(*_known_key(key_file, ask), head)
+def join_cluster(head: str, key_file: Path | None, ask: AskKey) -> str:
+    """Make this machine a member of a cluster. Raises ClusterError."""
+    join_head(*_store_key(key_file, ask), head)
     return f"this machine is in the cluster of {head}; `quire cluster stop` takes it out"
 
 
-def _known_key(key_file: Path | None, ask: Callable[[], str]) -> tuple[ClusterFolder, str]:
-    """Return the key, and the folder that has it from now on."""
-    key = read_key(key_file) if key_file is not None else checked(ask(), "the key")
+def _store_key(key_file: Path | None, ask: AskKey) -> tuple[ClusterFolder, str]:
+    """Write the key of the file, or that a person types, into the folder; return both."""
+    key = read_key(key_file) if key_file is not None else parse_key(ask(), "the key")
     folder = cluster_folder()
-    write_own(folder.key, key)
+    write_private(folder.key, key)
     return folder, key
 
 
-def stay_in_cluster(head: str, key_file: Path | None, ask: Callable[[], str], say: Say) -> None:
-    """Be one of a cluster's machines until told to end: join whenever the cluster has ended, or
-    does not answer. Raises ClusterError for a key that is none."""
-    folder, key = _known_key(key_file, ask)
+def stay_in_cluster(head: str, key_file: Path | None, ask: AskKey, say: Say) -> None:
+    """Be a member of a cluster until a signal: join whenever it has ended, or does not answer.
+    Raises ClusterError for a bad key."""
+    folder, key = _store_key(key_file, ask)
     stop(folder)
-    ended, said = ended_by_signal(), ""
+    ended, last = ended_by_signal(), ""
     while not ended.is_set():
         try:
             began = time.monotonic()
             join_head(folder, key, head)
-            said = f"in the cluster of {head}, after {time.monotonic() - began:.0f} s"
-            say(said)
+            last = f"in the cluster of {head}, after {time.monotonic() - began:.0f} s"
+            say(last)
             while running(folder) is not None and not ended.wait(WATCH_S):
                 pass
             if not ended.is_set():
                 say(f"the cluster of {head} has ended; joining it again")
         except ClusterError as error:
-            if str(error) != said:
-                said = str(error)
-                say(said)
+            if str(error) != last:
+                last = str(error)
+                say(last)
         ended.wait(JOIN_AGAIN_S)
     stop(folder)
 
@@ -101,9 +101,9 @@ def stay_in_cluster(head: str, key_file: Path | None, ask: Callable[[], str], sa
 def serve_from_start(
     address: str | None, port: int | None, serve: Callable[[], None], say: Say
 ) -> None:
-    """Begin a cluster in place of one that was left here, serve, and end it. Raises StartError."""
+    """Start a cluster in place of one that was left here, serve, and end it. Raises StartError."""
     folder = cluster_folder()
-    signal.signal(signal.SIGTERM, _end)
+    signal.signal(signal.SIGTERM, _exit)
     if stop(folder):
         say("what was left of a cluster here has been ended")
     try:
@@ -124,8 +124,8 @@ def serve_cluster(
     *,
     waits: bool = False,
 ) -> None:
-    """Serve until told to end. waits: begin with what there is room for, and wait for machines.
-    Raises StartError."""
+    """Serve until a signal. waits: start with fewer replicas than are wanted, and wait for a
+    machine that fits. Raises StartError."""
     settings = checked_settings(file, with_further(flags, further))
     folder, node = _head()
     with model_errors():
@@ -136,22 +136,22 @@ def serve_cluster(
     os.environ.update(environment(folder))
     from server.ray import application
 
-    write_own(folder.settings, json.dumps(plain_settings(settings)))
+    write_private(folder.settings, json.dumps(plain_settings(settings)))
     with application.connected(node.head):
         plan = application.Plan(model, settings, folder.settings, facts, per_machine)
-        fleet = Fleet(application, plan, replicas, say)
-        fleet.look()
-        while waits and not fleet.room:
+        watcher = MachineWatcher(application, plan, replicas, say)
+        watcher.look()
+        while waits and not watcher.room:
             time.sleep(WATCH_S)
             _check_running(folder)
-            fleet.look()
+            watcher.look()
         least = replicas.least if replicas is not None and not waits else 1
-        if fleet.room < least:
-            raise ClusterError(f"there is room for {fleet.room} replicas of {model}, not {least}")
-        url = application.deploy(plan, fleet.counts, fleet.unfit)
+        if watcher.room < least:
+            raise ClusterError(f"there is room for {watcher.room} replicas of {model}, not {least}")
+        url = application.deploy(plan, watcher.counts, watcher.unfit)
         ended = ended_by_signal()
-        say(f"serving {model} on {url}, by {fleet.counts} replicas; Ctrl-C ends it")
-        threading.Thread(target=fleet.keep_looking, args=(ended,), daemon=True).start()
+        say(f"serving {model} on {url}, by {watcher.counts} replicas; Ctrl-C ends it")
+        threading.Thread(target=watcher.keep_looking, args=(ended,), daemon=True).start()
         try:
             while not ended.wait(WATCH_S):
                 _check_running(folder)
@@ -162,7 +162,7 @@ def serve_cluster(
 
 
 def cluster_status() -> str:
-    """Say which machines there are, and how the replicas are. Raises ClusterError."""
+    """Say which machines and replicas there are. Raises ClusterError."""
     folder, node = _head()
     os.environ.update(environment(folder))
     from server.ray import application
@@ -172,7 +172,7 @@ def cluster_status() -> str:
 
 
 def stop_cluster() -> str:
-    """End what runs of a cluster on this machine. Raises ClusterError."""
+    """End this machine's part of a cluster. Raises ClusterError."""
     if stop(cluster_folder()):
         return "this machine is in no cluster any more"
     return "this machine is in no cluster"
@@ -189,7 +189,7 @@ def _head() -> tuple[ClusterFolder, Node]:
 
 
 def _own_address() -> str:
-    """Return the address by which others reach this machine; its own where none do."""
+    """Return the address by which others reach this machine; the loopback where none do."""
     try:
         return addresses_of(ELSEWHERE)[0]
     except ClusterError:
@@ -197,18 +197,17 @@ def _own_address() -> str:
 
 
 def ended_by_signal() -> threading.Event:
-    """Return what is set when this command is told to end."""
+    """Return an event that SIGINT or SIGTERM sets."""
     ended = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: ended.set())
     return ended
 
 
-def _end(number: int, frame: FrameType | None) -> None:
+def _exit(number: int, frame: FrameType | None) -> None:
     raise SystemExit(0)
 
 
 def _check_running(folder: ClusterFolder) -> None:
-    """Raise ClusterError where the cluster has ended."""
     if running(folder) is None:
         raise ClusterError("the cluster has ended")

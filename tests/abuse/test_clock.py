@@ -33,7 +33,7 @@ ALLOWED = {
     ("server/cli/running.py", "_stays"),
     ("server/protocol/ollama/answer.py", "OllamaAnswer"),
     ("server/supervisor/ollama.py", "info_of"),
-    ("server/ray/certificates.py", "_begun"),
+    ("server/ray/certificates.py", "_sign"),
 }
 
 

@@ -13,8 +13,7 @@ import yaml  # type: ignore[import-untyped]
 from engine.client import EngineClient
 from engine.types import EngineStats, KVStats
 from server.metrics import Metrics
-from server.ray.metrics import ClusterCollector
-from server.ray.remote_engine import RayReplicas, RemoteEngine
+from server.ray.membership import Membership, ReplicasCollector
 from tests.docker.boards import (
     DOCKER,
     ROOT,
@@ -90,7 +89,7 @@ def all_series() -> set[str]:
     figures = {field.name: 0 for field in fields(KVStats) if field.name != "cells"}
     stats = EngineStats(kv=KVStats(**figures))  # type: ignore[arg-type]
     client = SimpleNamespace(stats=stats, alive=True, step_age_s=0.0, pressure=0)
-    replicas = ClusterCollector(RemoteEngine(cast(RayReplicas, None), max_backlog=1))
+    replicas = ReplicasCollector(Membership(1.0, lambda: 0.0))
     families = [*Metrics(cast(EngineClient, client)).registry.collect(), *replicas.collect()]
     return {family.name + suffix for family in families for suffix in SUFFIXES[family.type]}
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from server.cli import service
-from server.cli.cluster_folder import cluster_folder, made_key
+from server.cli.cluster_folder import cluster_folder, ensure_key
 from server.cli.service import (
     CLUSTER_STOP_GRACE_S,
     KEPT_VARIABLES,
@@ -224,7 +224,7 @@ def test_a_members_unit_joins_with_a_key_that_is_kept_and_not_told(
     missing = quire("service", "install", "--join", "10.0.0.1:26379")
     assert missing.exit_code == 1, "nobody has told the key"
     assert not linux.exists()
-    key = made_key(tmp_path / "key")
+    key = ensure_key(tmp_path / "key")
     asked = ("--join", "10.0.0.1:26379", "--key-file", str(tmp_path / "key"))
     assert quire("service", "install", *asked).exit_code == 0
     kept = cluster_folder().key

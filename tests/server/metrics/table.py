@@ -1,14 +1,12 @@
 """The table of server/metrics/README.md: ``python -m tests.server.metrics.table`` writes it."""
 
 from pathlib import Path
-from typing import cast
 
 import metal_ext  # noqa: F401  # before anything that imports MLX
 from engine.client import EngineClient
 from server.config import ModelsSection
 from server.metrics import Metrics
-from server.ray.metrics import ClusterCollector
-from server.ray.remote_engine import RayReplicas, RemoteEngine
+from server.ray.membership import Membership, ReplicasCollector
 from server.supervisor.metrics import ModelsCollector
 from server.supervisor.models import ModelSupervisor
 from tests.engines import recall_loop
@@ -21,7 +19,7 @@ def families(client: EngineClient) -> list[tuple[str, str, str, str]]:
     """Name, type, unit and help text of all, by name."""
     found = []
     several = ModelsCollector(ModelSupervisor(ModelsSection(), 0))
-    replicas = ClusterCollector(RemoteEngine(cast(RayReplicas, None), max_backlog=1))
+    replicas = ReplicasCollector(Membership(1.0, lambda: 0.0))
     shown = (*Metrics(client).registry.collect(), *several.collect(), *replicas.collect())
     for family in shown:
         name = family.name + ("_total" if family.type == "counter" else "")

@@ -7,9 +7,14 @@ from typing import Any, cast
 
 from engine.client import EngineClient
 from engine.types import Submission, TokenConstraint
-from server.ray.messages import Numbered, Refusal, Route, SentForm
-from server.ray.remote_engine import RayReplicas
 from server.ray.replica import EngineReplica
+from server.ray.replica_calls import (
+    NumberedEvent,
+    RayReplicas,
+    Refusal,
+    Route,
+    UncompiledConstraint,
+)
 from server.text.grammar.compiler import GrammarCompiler
 from server.text.grammar.constraint_spec import ConstraintSpec
 from tests.engines import recall_client
@@ -85,7 +90,7 @@ class LocalReplicas(RayReplicas):
 
     async def generate(
         self, route: Route, submission: Submission
-    ) -> AsyncGenerator[list[Numbered] | Refusal, None]:
+    ) -> AsyncGenerator[list[NumberedEvent] | Refusal, None]:
         replica = await self._chosen(route)
         assert route.replica is not None
         self.chosen.append(route.replica)
@@ -119,4 +124,4 @@ def shared(one: str, other: str) -> int:
 
 def sent_form(begun: str) -> TokenConstraint:
     """A form that holds an answer to nothing, on its way."""
-    return cast(TokenConstraint, SentForm(ConstraintSpec(), begun))
+    return cast(TokenConstraint, UncompiledConstraint(ConstraintSpec(), begun))

@@ -10,7 +10,7 @@ import pytest
 
 from server.cli.cluster_folder import ClusterError
 from server.config import Config
-from server.ray.fleet import ReplicaCounts
+from server.ray.machines import ReplicaCounts
 from tests.server.ray import fake_ray
 
 

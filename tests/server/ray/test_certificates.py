@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from server.cli.cluster_folder import ClusterError, ClusterFolder, made_key
+from server.cli.cluster_folder import ClusterError, ClusterFolder, ensure_key
 from server.ray.certificates import write_certificates
 from server.ray.ray_process import check_key
 
@@ -42,7 +42,7 @@ def served(folder: ClusterFolder) -> int:
 
 
 def test_two_machines_of_one_key_trust_each_other(tmp_path: Path) -> None:
-    key = made_key(tmp_path / "key")
+    key = ensure_key(tmp_path / "key")
     head, other = machine(tmp_path / "head", key), machine(tmp_path / "other", key)
     assert head.authority.read_text() != other.authority.read_text()
     check_key(other, f"127.0.0.1:{served(head)}")
@@ -51,14 +51,14 @@ def test_two_machines_of_one_key_trust_each_other(tmp_path: Path) -> None:
 
 
 def test_a_machine_of_another_key_is_not_trusted(tmp_path: Path) -> None:
-    head = machine(tmp_path / "head", made_key(tmp_path / "key"))
-    other = machine(tmp_path / "other", made_key(tmp_path / "other-key"))
+    head = machine(tmp_path / "head", ensure_key(tmp_path / "key"))
+    other = machine(tmp_path / "other", ensure_key(tmp_path / "other-key"))
     with pytest.raises(ClusterError, match="another key"):
         check_key(other, f"127.0.0.1:{served(head)}")
 
 
 def test_who_does_not_answer_is_said(tmp_path: Path) -> None:
-    folder = machine(tmp_path / "one", made_key(tmp_path / "key"))
+    folder = machine(tmp_path / "one", ensure_key(tmp_path / "key"))
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     with pytest.raises(ClusterError, match="does not answer"):

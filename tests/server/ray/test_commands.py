@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from server.cli.commands import app
 from server.ray import commands, run
-from server.ray.fleet import ReplicaCounts
+from server.ray.machines import ReplicaCounts
 
 COMMANDS = {
     "start": ["--port", "5"],
@@ -58,7 +58,7 @@ def test_each_does_what_it_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
         assert name == "serve" or f"did {calls[-1][0]}" in result.output
     assert calls == [
         ("start_cluster", None, 5),
-        ("join_cluster", "head:1", Path("key"), commands._asked),
+        ("join_cluster", "head:1", Path("key"), commands._ask_key),
         (
             "serve_cluster",
             "demo",
@@ -104,5 +104,5 @@ def test_the_key_is_asked_without_an_echo(monkeypatch: pytest.MonkeyPatch) -> No
         return "key"
 
     monkeypatch.setattr(typer, "prompt", prompt)
-    assert commands._asked() == "key"
+    assert commands._ask_key() == "key"
     assert asked == [{"hide_input": True}]

@@ -13,8 +13,14 @@ import pytest
 from server.cli.serve_models import plain_settings
 from server.config import Config, StartError
 from server.ray import ingress
-from server.ray.ingress import EndedError, Ingress
-from server.ray.messages import SendingCompiler
+from server.ray.ingress import CheckingCompiler, Ingress
+from server.ray.replica_calls import UncompiledConstraint
+from server.text.conversation import OutputFormat
+from server.text.grammar.constraint_spec import ConstraintSpec
+from server.text.grammar.grammar_errors import GrammarError
+from server.text.grammar.vocabulary import Vocabulary
+from server.text.grammar.worker import GrammarLimits, GrammarWorker
+from server.text.tokenizer import Tokenizer
 from tests.server.ray.local_replicas import LocalReplicas
 
 WAIT_S = 10.0
@@ -75,7 +81,7 @@ async def test_clients_are_answered_by_replicas_until_it_is_drained(
         assert [its["state"] for its in (await client.get(path)).json()["replicas"]] == ["up"] * 2
         assert (await client.get(path, headers={"authorization": ""})).status_code == 401
     await front.drain()
-    with pytest.raises(EndedError):
+    with pytest.raises(RuntimeError, match="has ended"):
         await front.check_health()
 
 
@@ -83,7 +89,7 @@ async def test_a_model_that_is_not_there_is_said(replicas: LocalReplicas, tmp_pa
     front = Ingress(replicas, str(tmp_path / "none"), settings_file(tmp_path, 0))
     with pytest.raises(StartError):
         await listening(front)
-    with pytest.raises(EndedError, match="none"):
+    with pytest.raises(RuntimeError, match="none"):
         await front.check_health()
 
 
@@ -91,9 +97,27 @@ async def test_where_no_form_can_be_enforced_it_says_so_and_serves(
     replicas: LocalReplicas, tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
-    monkeypatch.setattr(SendingCompiler, "load", lambda _: "no form")
+    monkeypatch.setattr(CheckingCompiler, "load", lambda _: "no form")
     monkeypatch.setattr(ingress, "log", SimpleNamespace(warning=said.append, info=lambda _: None))
     front = Ingress(replicas, str(tiny_model), settings_file(tmp_path, 0))
     await listening(front)
     assert said == ["no form"]
     await front.drain()
+
+
+async def test_a_form_is_checked_and_sent_as_it_was_asked_for(tokenizer: Tokenizer) -> None:
+    limits = GrammarLimits(5.0)
+    compiler = CheckingCompiler(
+        Vocabulary(tokenizer, tokenizer.vocab_size, frozenset(tokenizer.end_ids)),
+        lambda made: GrammarWorker(made.text, made.facts, limits),
+        limits,
+    )
+    try:
+        spec = ConstraintSpec(OutputFormat("regex", "[0-9]+", "guided_regex"))
+        sent: object = await compiler.compile(spec, "1")
+        assert sent == UncompiledConstraint(spec, "1")
+        assert await compiler.compile(ConstraintSpec()) is None
+        with pytest.raises(GrammarError):
+            await compiler.compile(ConstraintSpec(OutputFormat("regex", "(", "guided_regex")))
+    finally:
+        await compiler.close()

@@ -2,6 +2,8 @@
 
 from dataclasses import fields, replace
 
+from prometheus_client import CollectorRegistry
+
 from engine.figures import Histogram
 from engine.types import (
     CellStats,
@@ -12,8 +14,8 @@ from engine.types import (
     MissReason,
     MlxMemory,
 )
-from server.ray.membership import Membership, ended, merged
-from server.ray.messages import ReplicaReport
+from server.ray.membership import Membership, ReplicasCollector, counters_of, merge_stats
+from server.ray.replica_calls import ReplicaReport
 from server.routes.service import ReplicaFigures
 
 POOL = KVStats(
@@ -42,7 +44,7 @@ ONE = EngineStats(
 
 def test_counts_are_added_and_what_is_no_sum_is_the_largest() -> None:
     other = replace(ONE, token_budget=32, measured=seen(1.5))
-    both = merged([ONE, other])
+    both = merge_stats([ONE, other])
     assert (both.running, both.steps, both.token_budget, both.step_seconds) == (2, 20, 64, 0.5)
     assert both.prefix_misses == ((MissReason.EVICTED, 4),)
     assert both.measured.step_seconds.counts == (1, 1, 0)
@@ -54,10 +56,10 @@ def test_counts_are_added_and_what_is_no_sum_is_the_largest() -> None:
 
 
 def test_of_an_engine_that_is_gone_its_counters_are_left() -> None:
-    left = ended(ONE)
+    left = counters_of(ONE)
     assert (left.steps, left.running, left.kv) == (10, 0, None)
-    assert merged([left]).steps == 10
-    assert merged([]) == EngineStats()
+    assert merge_stats([left]).steps == 10
+    assert merge_stats([]) == EngineStats()
 
 
 LIMITS = EngineLimits(100, 4, 10)
@@ -141,8 +143,28 @@ def test_who_says_nothing_for_long_or_has_failed_is_silent_until_he_speaks() -> 
 
 def test_what_replicas_are_like_is_known_when_the_last_one_is_gone() -> None:
     members = Membership(5.0, Clock())
-    assert members.telling == []
+    assert members.limiting_reports == []
     members.hear(REPORT)
     members.set_names(())
     assert members.reports == []
-    assert members.telling == [REPORT]
+    assert members.limiting_reports == [REPORT]
+
+
+def test_the_metrics_have_each_replica() -> None:
+    members = Membership(5.0, Clock())
+    busy = EngineStats(running=2, waiting=1, submitted_prompt_tokens=50, generated_tokens=7)
+    members.hear(replace(REPORT, stats=busy))
+    members.hear(replace(REPORT, name="b", stats=busy))
+    members.lose("b")
+    registry = CollectorRegistry()
+    registry.register(ReplicasCollector(members))
+
+    def value(name: str, **labels: str) -> float | None:
+        return registry.get_sample_value(name, labels)
+
+    assert value("quire_replicas") == 2
+    assert value("quire_replica_up_ratio", replica="a", host="here") == 1
+    assert value("quire_replica_up_ratio", replica="b", host="here") == 0
+    assert value("quire_replica_requests_running", replica="a", host="here") == 2
+    assert value("quire_replica_generated_tokens_total", replica="a", host="here") == 7
+    assert value("quire_replica_retries_total") == 0

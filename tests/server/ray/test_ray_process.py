@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from server.cli.cluster_folder import ClusterError, ClusterFolder, cluster_folder, made_key
+from server.cli.cluster_folder import ClusterError, ClusterFolder, cluster_folder, ensure_key
 from server.ray import ray_process
 from server.ray.ray_process import (
     STARTED,
@@ -45,7 +45,7 @@ def folder() -> Iterator[ClusterFolder]:
 
 @pytest.fixture
 def key(folder: ClusterFolder) -> str:
-    return made_key(folder.key)
+    return ensure_key(folder.key)
 
 
 def test_what_was_started_is_ended_with_its_children(

@@ -21,102 +21,12 @@ from engine.types import (
 )
 from server.chat.admission import generates
 from server.protocol.wire_errors import REPLICA_LOST, REPLICAS_FULL, SHUTTING_DOWN
-from server.ray.messages import Route
-from server.ray.remote_engine import RayReplicas, RemoteEngine, routed_text
+from server.ray.remote_engine import RemoteEngine, routed_text
 from server.text.grammar.grammar_errors import GrammarError
 from server.text.grammar.worker import WorkerBusyError
 from tests.engines import SHAPE, VOCAB
 from tests.recall import recall_many
 from tests.server.ray.local_replicas import LocalReplicas, sent_form, shared
-
-SUBMISSION = Submission((1,), (SamplingParams(1),))
-
-
-class Response:
-    """What a handle returns: it may be awaited, or iterated."""
-
-    def __init__(self, batches: list[Any], *, hangs: bool) -> None:
-        self.batches = batches
-        self.hangs = hangs
-        self.is_cancelled = False
-
-    def cancel(self) -> None:
-        self.is_cancelled = True
-
-    async def _answer(self) -> Any:
-        if self.hangs:
-            await asyncio.sleep(3600)
-        return self.batches[0]
-
-    def __await__(self) -> Any:
-        return self._answer().__await__()
-
-    async def __aiter__(self) -> AsyncIterator[Any]:
-        for batch in self.batches:
-            yield batch
-        if self.hangs:
-            await asyncio.sleep(3600)
-
-
-class Handle:
-    """A DeploymentHandle, as far as it is used."""
-
-    def __init__(self, batches: list[Any], *, hangs: bool = False) -> None:
-        self.response = Response(batches, hangs=hangs)
-        self.calls: list[tuple[object, ...]] = []
-        self.method = "generate"
-
-    def options(self, *, stream: bool = False, method_name: str = "generate") -> "Handle":
-        self.method = method_name
-        return self
-
-    @property
-    def generate(self) -> "Handle":
-        return self
-
-    def remote(self, *arguments: object) -> Response:
-        self.calls.append((self.method, *arguments))
-        return self.response
-
-
-async def test_what_a_replica_says_is_passed_on() -> None:
-    event = TokenEvent(1, 7)
-    handle = Handle([[], [(0, event)]])
-    route = Route()
-    said = [batch async for batch in RayReplicas(handle).generate(route, SUBMISSION)]
-    assert said == [[], [(0, event)]]
-    assert handle.calls == [("generate", route, SUBMISSION)]
-    assert not handle.response.is_cancelled
-
-
-async def test_leaving_early_cancels_the_call() -> None:
-    handle = Handle([[], []])
-    stream = RayReplicas(handle).generate(Route(), SUBMISSION)
-    await anext(stream)
-    await stream.aclose()
-    assert handle.response.is_cancelled
-
-
-async def test_a_reader_that_is_cancelled_cancels_the_call() -> None:
-    handle = Handle([], hangs=True)
-    stream = RayReplicas(handle).generate(Route(), SUBMISSION)
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.01):
-            await anext(stream)
-    assert handle.response.is_cancelled
-
-
-@pytest.mark.parametrize("method", ["report", "memory_map"])
-async def test_questions_are_asked_and_cancelled(method: str) -> None:
-    handle = Handle(["how it is"])
-    assert await RayReplicas(handle).ask(method, Route()) == "how it is"
-    assert handle.calls[0][0] == method
-    hanging = Handle([], hangs=True)
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.01):
-            await RayReplicas(hanging).ask(method, Route())
-    assert hanging.response.is_cancelled
-
 
 WAIT_S = 10.0
 SILENCE_S = 0.5
@@ -205,7 +115,7 @@ async def test_a_replica_that_hangs_is_left_out_and_another_one_answers() -> Non
         streams = [engine.submit(PROMPT, params(), salt=salt) for salt in salts]
         for events in await asyncio.gather(*map(read, streams)):
             assert tokens(events) == want(PROMPT, 10)
-        assert engine.retries > 0
+        assert engine.members.retries > 0
         await eventually(lambda: [member.name for member in engine.members.alive] == ["r1"])
         replicas.hung = set()
         await eventually(lambda: len(engine.members.alive) == 2)

@@ -10,11 +10,17 @@ import pytest
 from engine.client import EngineClient
 from engine.types import SamplingParams, Submission
 from server.cli.serve_models import plain_settings
-from server.config import Config
-from server.ray import facts, replica
-from server.ray.facts import UnlikeError, facts_of
-from server.ray.messages import Refusal, Route
-from server.ray.replica import EngineReplica, NotReadyError, Replica, own_name, why_not_here
+from server.config import Config, StartError
+from server.ray import replica
+from server.ray.replica import (
+    EngineReplica,
+    Replica,
+    check_alike,
+    facts_of,
+    own_name,
+    why_not_here,
+)
+from server.ray.replica_calls import Refusal, Route
 from server.text.grammar.grammar_errors import GrammarError
 from tests.engines import recall_client
 from tests.models import write_embedding_model
@@ -35,7 +41,7 @@ SETTINGS = plain_settings(
 
 @pytest.fixture(autouse=True)
 def versions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(facts, "version", lambda _: "1")
+    monkeypatch.setattr(replica, "version", lambda name: f"{name} 1")
 
 
 @pytest.fixture
@@ -71,7 +77,7 @@ async def test_a_replica_answers_and_says_how_it_is(made: Replica) -> None:
     assert (await made.report(Route())).name == "one"
     assert (await made.memory_map(Route())).stats.generated_tokens >= 4
     made.__del__()
-    with pytest.raises(NotReadyError):
+    with pytest.raises(RuntimeError, match="does not generate"):
         await made.check_health()
 
 
@@ -92,9 +98,9 @@ async def test_a_model_of_vectors_is_served_without_grammars(tmp_path: Path) -> 
 
 def test_a_machine_that_is_unlike_is_refused(tiny_model: Path, head: Any) -> None:
     other = {**head, "quire": "2"}
-    with pytest.raises(UnlikeError, match="quire is 1"):
+    with pytest.raises(StartError, match="quire is quire 1"):
         Replica(str(tiny_model), SETTINGS, other, "one")
-    assert "quire is 1" in why_not_here(str(tiny_model), SETTINGS, other)
+    assert "quire is quire 1" in why_not_here(str(tiny_model), SETTINGS, other)
     assert why_not_here(str(tiny_model), SETTINGS, head) == ""
 
 
@@ -138,9 +144,9 @@ async def test_a_form_that_cannot_be_enforced_here_is_answered_with_an_error(
 ) -> None:
     grammars = NoGrammars()
     grammars.failure = GrammarError("too much")
-    replica = EngineReplica("one", client, grammars, 5.0)
+    one = EngineReplica("one", client, grammars, 5.0)
     held = Submission(PROMPT, (SamplingParams(5),) * 2, constraint=sent_form(""))
-    first, events = [batch async for batch in replica.generate(Route(), held)]
+    first, events = [batch async for batch in one.generate(Route(), held)]
     assert first == []
     assert isinstance(events, list)
     assert [number for number, _ in events] == [0, 1]
@@ -151,9 +157,9 @@ async def test_a_form_that_holds_answers_to_nothing_is_compiled_here(
     client: EngineClient,
 ) -> None:
     grammars = NoGrammars()
-    replica = EngineReplica("one", client, grammars, 5.0)
+    one = EngineReplica("one", client, grammars, 5.0)
     free = Submission(PROMPT, (SamplingParams(5),), constraint=sent_form("so far"))
-    batches = [batch async for batch in replica.generate(Route(), free)]
+    batches = [batch async for batch in one.generate(Route(), free)]
     assert sum(len(batch) for batch in batches if isinstance(batch, list)) == 5
     assert grammars.asked == ["so far"]
 
@@ -167,3 +173,11 @@ async def test_a_request_to_an_engine_that_has_ended_is_refused() -> None:
         [],
         Refusal.ENDED,
     ]
+
+
+def test_machines_with_the_same_files_and_versions_are_alike(tiny_model: Path, head: Any) -> None:
+    check_alike("here", head, facts_of(tiny_model))
+    assert head["ray"] == "ray 1"
+    for name in head:
+        with pytest.raises(StartError, match=f"here is not like the head.*{name} is .* other"):
+            check_alike("here", head, {**head, name: "other"})

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from server.ray.messages import Route
+from server.ray.replica_calls import Route
 from tests.server.ray import fake_ray
 
 MODULE = "server.ray.router"

@@ -15,9 +15,9 @@ import psutil
 import pytest
 
 import server.ray
-from server.cli.cluster_folder import ClusterError, ClusterFolder, Node, cluster_folder, made_key
-from server.ray import facts, run
-from server.ray.fleet import ReplicaCounts
+from server.cli.cluster_folder import ClusterError, ClusterFolder, Node, cluster_folder, ensure_key
+from server.ray import replica, run
+from server.ray.machines import ReplicaCounts
 from server.ray.ray_process import HEAD_PORT
 from server.ray.run import (
     cluster_status,
@@ -74,7 +74,7 @@ def application(monkeypatch: pytest.MonkeyPatch) -> Application:
         setattr(module, name, getattr(made, name))
     module.Plan = lambda *its: SimpleNamespace(per_machine=its[-1])
     monkeypatch.setattr(server.ray, "application", module, raising=False)
-    monkeypatch.setattr(facts, "version", lambda _: "1")
+    monkeypatch.setattr(replica, "version", lambda _: "1")
     monkeypatch.setattr(os, "environ", dict(os.environ))
     monkeypatch.setattr(run, "WATCH_S", 0.02)
     return made
@@ -84,8 +84,8 @@ def application(monkeypatch: pytest.MonkeyPatch) -> Application:
 def head() -> ClusterFolder:
     """A machine that is the head; its process is this one."""
     folder = cluster_folder()
-    made_key(folder.key)
-    folder.keep_node(Node(os.getpid(), psutil.Process().create_time(), "head:1", is_head=True))
+    ensure_key(folder.key)
+    folder.write_node(Node(os.getpid(), psutil.Process().create_time(), "head:1", is_head=True))
     return folder
 
 
@@ -173,7 +173,7 @@ def test_a_machine_in_no_cluster_or_not_its_head_cannot_serve(
 ) -> None:
     node = head.node()
     assert node is not None
-    head.keep_node(Node(node.pid, node.started, "elsewhere:1", is_head=False))
+    head.write_node(Node(node.pid, node.started, "elsewhere:1", is_head=False))
     with pytest.raises(ClusterError, match="elsewhere:1"):
         cluster_status()
     head.forget_node()
@@ -248,7 +248,7 @@ def test_a_machine_joins_again_whenever_its_cluster_has_ended(
     monkeypatch.setattr(run, "join_head", join)
     monkeypatch.setattr(run, "running", running)
     said: list[str] = []
-    key = made_key(tmp_path / "key")
+    key = ensure_key(tmp_path / "key")
     stay_in_cluster("head:1", tmp_path / "key", lambda: "unasked", said.append)
     assert joins == [key] * 4
     assert said[0] == "nobody answers"
@@ -289,7 +289,7 @@ def test_the_key_comes_from_a_file_or_is_asked(
 ) -> None:
     joined: list[tuple[str, str]] = []
     monkeypatch.setattr(run, "join_head", lambda folder, key, head: joined.append((key, head)))
-    key = made_key(tmp_path / "key")
+    key = ensure_key(tmp_path / "key")
     assert "head:1" in join_cluster("head:1", tmp_path / "key", lambda: "unasked")
     join_cluster("head:1", None, lambda: f" {KEY} ")
     assert joined == [(key, "head:1"), (KEY, "head:1")]

@@ -18,8 +18,7 @@ from server.text.grammar.constraints import (
 from server.text.grammar.grammar_errors import GrammarError, UnfitBeginningError
 from server.text.grammar.vocabulary import Vocabulary
 from server.text.tokenizer import Tokenizer
-from tests.constraints import Scripted
-from tests.engines import VOCAB
+from tests.engines import VOCAB, Scripted
 from tests.models import TINY, write_tokenizer
 from tests.server.harness import token_id
 from tests.server.text.grammars import (

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from server.ray import fleet
-from server.ray.fleet import Fleet, ReplicaCounts
+from server.ray import machines
+from server.ray.machines import MachineWatcher, ReplicaCounts
 
 
 @pytest.mark.parametrize("text", ["1", "3", "1-4", "2-12"])
@@ -49,56 +49,58 @@ class Cluster:
         self.sizes.append((counts, list(unfit)))
         self.ended.set()
 
-    def fleet(self, wanted: ReplicaCounts | None = None, per_machine: int = 1) -> Fleet:
-        return Fleet(self, SimpleNamespace(per_machine=per_machine), wanted, self.said.append)
+    def watcher(self, wanted: ReplicaCounts | None = None, per_machine: int = 1) -> MachineWatcher:
+        return MachineWatcher(
+            self, SimpleNamespace(per_machine=per_machine), wanted, self.said.append
+        )
 
 
 def test_a_machine_that_comes_gets_a_replica_and_one_that_leaves_is_waited_for() -> None:
     cluster = Cluster(n1="one")
-    found = cluster.fleet()
-    assert found.look()
-    assert found.counts == ReplicaCounts(1, 1)
+    watcher = cluster.watcher()
+    assert watcher.look()
+    assert watcher.counts == ReplicaCounts(1, 1)
     cluster.there["n2"] = "two"
-    assert found.look()
-    assert (found.room, found.counts) == (2, ReplicaCounts(2, 2))
+    assert watcher.look()
+    assert (watcher.room, watcher.counts) == (2, ReplicaCounts(2, 2))
     del cluster.there["n2"]
-    assert not found.look()
-    assert (found.room, found.counts) == (1, ReplicaCounts(2, 2))
+    assert not watcher.look()
+    assert (watcher.room, watcher.counts) == (1, ReplicaCounts(2, 2))
     cluster.there["n3"] = "two"
-    assert not found.look(), "its replica waits for it"
+    assert not watcher.look(), "its replica waits for it"
     assert cluster.asked == [["n1"], ["n2"], ["n3"]]
 
 
 def test_a_machine_that_does_not_fit_is_named_and_gets_none() -> None:
     cluster = Cluster(n1="one")
-    found = cluster.fleet(per_machine=2)
-    found.look()
+    watcher = cluster.watcher(per_machine=2)
+    watcher.look()
     cluster.there["n2"], cluster.unfit["n2"] = "two", "it is too small"
-    assert found.look()
-    assert (found.room, found.unfit) == (2, ["n2"])
+    assert watcher.look()
+    assert (watcher.room, watcher.unfit) == (2, ["n2"])
     assert cluster.said == ["no replica on two: it is too small"]
 
 
 def test_no_more_replicas_than_are_wanted() -> None:
     cluster = Cluster(n1="one", n2="two", n3="three")
-    found = cluster.fleet(ReplicaCounts(1, 2))
-    found.look()
-    assert (found.room, found.counts) == (3, ReplicaCounts(1, 2))
-    found = cluster.fleet(ReplicaCounts(2, 5))
-    found.look()
-    assert found.counts == ReplicaCounts(2, 3)
+    watcher = cluster.watcher(ReplicaCounts(1, 2))
+    watcher.look()
+    assert (watcher.room, watcher.counts) == (3, ReplicaCounts(1, 2))
+    watcher = cluster.watcher(ReplicaCounts(2, 5))
+    watcher.look()
+    assert watcher.counts == ReplicaCounts(2, 3)
 
 
 def test_what_has_changed_is_deployed_though_the_first_attempt_fails(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(fleet, "WATCH_S", 0.01)
+    monkeypatch.setattr(machines, "WATCH_S", 0.01)
     cluster = Cluster(n1="one")
-    found = cluster.fleet()
-    found.look()
+    watcher = cluster.watcher()
+    watcher.look()
     cluster.failures = [ConnectionError("gone"), ConnectionError("gone")]
     cluster.there["n2"] = "two"
-    found.keep_looking(cluster.ended)
+    watcher.keep_looking(cluster.ended)
     assert cluster.sizes == [(ReplicaCounts(2, 2), [])]
     assert cluster.said == [
         "the machines cannot be asked now: ConnectionError: gone",
@@ -107,19 +109,19 @@ def test_what_has_changed_is_deployed_though_the_first_attempt_fails(
 
 
 def test_what_fails_after_the_end_is_not_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet, "WATCH_S", 0.01)
+    monkeypatch.setattr(machines, "WATCH_S", 0.01)
     cluster = Cluster(n1="one")
     cluster.is_ending = True
-    found = cluster.fleet()
-    found.keep_looking(cluster.ended)
+    watcher = cluster.watcher()
+    watcher.keep_looking(cluster.ended)
     assert cluster.said == []
 
 
 def test_where_nothing_changes_nothing_is_deployed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet, "WATCH_S", 0.01)
+    monkeypatch.setattr(machines, "WATCH_S", 0.01)
     cluster = Cluster(n1="one")
-    found = cluster.fleet()
-    found.look()
+    watcher = cluster.watcher()
+    watcher.look()
     threading.Timer(0.1, cluster.ended.set).start()
-    found.keep_looking(cluster.ended)
+    watcher.keep_looking(cluster.ended)
     assert cluster.sizes == []

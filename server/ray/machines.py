@@ -1,0 +1,91 @@
+"""Count how many replicas the machines of a cluster have room for, as machines come and go."""
+
+import re
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+RANGE = re.compile(r"([1-9]\d*)(?:-([1-9]\d*))?")
+WATCH_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaCounts:
+    """The smallest and the largest number of replicas. Where they differ, Ray chooses."""
+
+    least: int
+    most: int
+
+    @classmethod
+    def read(cls, text: str) -> "ReplicaCounts":
+        """Read ``N`` or ``LEAST-MOST``. Raises ValueError."""
+        match = RANGE.fullmatch(text)
+        if match is None:
+            raise ValueError(f"{text}: replicas are written N or LEAST-MOST, from 1 on")
+        least = int(match[1])
+        most = int(match[2] or least)
+        if most < least:
+            raise ValueError(f"{text}: the second number is the larger one")
+        return cls(least, most)
+
+    def __str__(self) -> str:
+        return str(self.least) if self.least == self.most else f"{self.least}-{self.most}"
+
+
+class MachineWatcher:
+    """Deploys a replica on each new machine that it fits. The replica of a machine that leaves
+    waits for another one."""
+
+    def __init__(
+        self, application: Any, plan: Any, wanted: ReplicaCounts | None, say: Callable[[str], None]
+    ) -> None:
+        """application: the module, whose calls raise while the cluster does not answer. plan: its
+        Plan. wanted: None for one replica on each place. say: prints a line."""
+        self._application = application
+        self._plan = plan
+        self._wanted = wanted
+        self._say = say
+        self._fits: dict[str, bool] = {}
+        """By machine: whether it can have a replica."""
+        self.room = 0
+        """Replicas that the machines have room for."""
+        self.counts = ReplicaCounts(0, 0)
+        """Replicas to deploy."""
+
+    @property
+    def unfit(self) -> list[str]:
+        """Return the machines that cannot have a replica. It never shrinks: a change starts all
+        replicas again."""
+        return [node for node, fits in self._fits.items() if not fits]
+
+    def look(self) -> bool:
+        """Check new machines. Return whether other replicas have to be deployed."""
+        before = self.counts, self.unfit
+        hosts = self._application.machines()
+        if new := [node for node in hosts if node not in self._fits]:
+            reasons = self._application.unfit_machines(self._plan, new)
+            self._fits |= {node: node not in reasons for node in new}
+            for node, reason in reasons.items():
+                self._say(f"no replica on {hosts[node]}: {reason}")
+        self.room = self._plan.per_machine * sum(self._fits[node] for node in hosts)
+        wanted = self._wanted or ReplicaCounts(self.room, self.room)
+        self.counts = ReplicaCounts(
+            max(self.counts.least, min(wanted.least, self.room)),
+            max(self.counts.most, min(wanted.most, self.room)),
+        )
+        return before != (self.counts, self.unfit)
+
+    def keep_looking(self, ended: threading.Event) -> None:
+        """Deploy on machines that come, until the event is set."""
+        last, is_due = "", False
+        while not ended.wait(WATCH_S):
+            try:
+                if is_due := self.look() or is_due:
+                    self._application.resize(self._plan, self.counts, self.unfit)
+                    self._say(f"replicas: {self.counts}")
+                    is_due = False
+            except Exception as error:  # a machine may go meanwhile: the next look tries again
+                if not ended.is_set() and (reason := f"{type(error).__name__}: {error}") != last:
+                    last = reason
+                    self._say(f"the machines cannot be asked now: {reason}")
