@@ -22,7 +22,7 @@ from server.cli.model_files import read_model
 from server.cli.salt_secret import salt_secret
 from server.cli.serve import serve_on
 from server.config import Config, StartError
-from server.supervisor.errors import MAX_REASON_CHARS
+from server.supervisor.process import MAX_REASON_CHARS
 from server.text.limited_process import LimitedProcess
 
 AT_THE_START = -1

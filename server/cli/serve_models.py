@@ -32,10 +32,9 @@ from server.http.listener import reserve, reserved_for_ollama
 from server.http.server import DrainedServer, http_config, run, url_of
 from server.protocol.ollama.answer import ModelFacts, capabilities
 from server.supervisor.app import create_front
-from server.supervisor.errors import LoadError
 from server.supervisor.front import Front
 from server.supervisor.models import Abilities, MemoryNeeds, ModelSupervisor
-from server.supervisor.process import IDLE_CONNECTION_S, ModelProcess, Start
+from server.supervisor.process import IDLE_CONNECTION_S, LoadError, ModelProcess, Start
 from server.text.limited_process import LimitedProcess
 
 # What a process has besides what its plan counts: Python and the libraries.

@@ -1,6 +1,7 @@
 """Ollama's API, for a server of one model: /api/version, tags, ps, show, chat, generate, embed and
 embeddings."""
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from fastapi import APIRouter
@@ -43,7 +44,16 @@ from server.routes.service import Service
 
 def ollama_routes(service: Service) -> APIRouter:
     router = APIRouter()
-    _add_lists(router, service)
+
+    async def cards() -> list[ModelInfo]:
+        return [info_of(service)]
+
+    async def info_for(request: Request) -> ModelInfo:
+        wire = await service.reader.read(request, ShowRequest)
+        service.model.check(wire.name)
+        return info_of(service)
+
+    router.include_router(list_routes(cards, cards, info_for))
     _add_answers(router, service)
     _add_vectors(router, service)
     return router
@@ -68,17 +78,23 @@ def info_of(service: Service) -> ModelInfo:
     )
 
 
-def _add_lists(router: APIRouter, service: Service) -> None:
-    """Add what is asked before a model is: which there are, and what they can do."""
+def list_routes(
+    all_infos: Callable[[], Awaitable[list[ModelInfo]]],
+    loaded_infos: Callable[[], Awaitable[list[ModelInfo]]],
+    info_for: Callable[[Request], Awaitable[ModelInfo]],
+) -> APIRouter:
+    """Return /api/version, tags, ps and show. info_for: returns the facts of a ShowRequest's
+    model."""
+    router = APIRouter()
 
     async def version() -> dict[str, Any]:
         return version_answer()
 
     async def tags() -> dict[str, Any]:
-        return tags_answer([info_of(service)])
+        return tags_answer(await all_infos())
 
     async def ps() -> dict[str, Any]:
-        return ps_answer([info_of(service)])
+        return ps_answer(await loaded_infos())
 
     for path, answer in (("version", version), ("tags", tags), ("ps", ps)):
         router.add_api_route(f"/api/{path}", answer)
@@ -86,9 +102,9 @@ def _add_lists(router: APIRouter, service: Service) -> None:
 
     @router.post("/api/show", openapi_extra=takes(ShowRequest))
     async def show(request: Request) -> dict[str, Any]:
-        wire = await service.reader.read(request, ShowRequest)
-        service.model.check(wire.name)
-        return show_answer(info_of(service))
+        return show_answer(await info_for(request))
+
+    return router
 
 
 def _add_answers(router: APIRouter, service: Service) -> None:

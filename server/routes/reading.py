@@ -1,6 +1,7 @@
 """How a route reads a request: its body, the model that it names, whose it is."""
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, Self, TypeVar
 
@@ -43,8 +44,27 @@ class ConversationBody(Protocol):
         """Translate into the neutral form. Raises ApiError."""
 
 
+T = TypeVar("T")
 BodyT = TypeVar("BodyT", bound=Body)
 GeneratingT = TypeVar("GeneratingT", bound=SamplingFields)
+
+
+async def read_json(request: Request, limits: LimitsSection) -> bytes:
+    """Read a body within the limits of its route. Raises ApiError: 415 for a body that does not say
+    that it is JSON, which pages may send to any server without asking."""
+    if not JSON_TYPE.match(request.headers.get("content-type", "")):
+        raise not_json()
+    body = await request.body()
+    await limits_by_path(limits)[request.scope["route"].path].check(body)
+    return body
+
+
+def parse_body(parse: Callable[[bytes], T], body: bytes) -> T:
+    """Parse a body by a wire model. Raises ApiError that names the parameter."""
+    try:
+        return parse(body)
+    except ValidationError as error:
+        raise from_validation(error, body) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,17 +88,9 @@ class RequestReader:
         return body, salt
 
     async def read(self, request: Request, body_type: type[BodyT]) -> BodyT:
-        """Read and check the body, within the limits of its route. Raises ApiError that names the
-        parameter; 415 for a body that does not say that it is JSON, which pages may send to any
-        server without asking."""
-        if not JSON_TYPE.match(request.headers.get("content-type", "")):
-            raise not_json()
-        raw = await request.body()
-        await limits_by_path(self.config.limits)[request.scope["route"].path].check(raw)
-        try:
-            body = body_type.model_validate_json(raw)
-        except ValidationError as error:
-            raise from_validation(error, raw) from error
+        """Read and check the body as ``read_json`` and ``parse_body`` do."""
+        raw = await read_json(request, self.config.limits)
+        body = parse_body(body_type.model_validate_json, raw)
         self.model.check(body.model)
         body.check(self.config.limits)
         return body

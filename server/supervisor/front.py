@@ -1,77 +1,63 @@
-"""What clients of several models see: one address, and each request at its model."""
+"""The front of several models: one address, and each request at the model that its name means."""
 
 import asyncio
 import math
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import partial
 
 from engine.power import KeepAwake
 from server.catalogue.lookup import aliases
 from server.chat.drain import Drain
 from server.config import Config
-from server.protocol.wire_errors import ApiError, UnknownModelError
+from server.protocol.wire_errors import UnknownModelError
 from server.supervisor.models import ManagedModel, ModelSource, ModelSupervisor
 
 LATEST = ":latest"
 LOADED = "loaded"
-"""What a name stands for that means whatever is loaded."""
-
-
-class ModelNames:
-    """The models' own names, and what else clients call them."""
-
-    def __init__(
-        self,
-        models: Collection[str],
-        aliases: Mapping[str, str],
-        at_hand: Callable[[], str | None],
-    ) -> None:
-        """models: a hub id or a folder's name each; they may come and go. aliases: patterns such as
-        ``gpt-*``, and the model that each stands for, or LOADED; the first that matches counts.
-        at_hand: returns the model that is loaded, or would be the first; None where there is no
-        such one."""
-        self._models = models
-        self._aliases = aliases
-        self._at_hand = at_hand
-
-    def find(self, name: str | None) -> str | None:
-        """Return the model of that name; None where there is none. name: None stands for the model
-        that is at hand."""
-        written = (name or "").removesuffix(LATEST).rstrip("/")
-        if not written:
-            return self._at_hand()
-        return self._own(written) or self._meant(written)
-
-    def _own(self, name: str) -> str | None:
-        """Return the model with that name. The organisation may be left out where only one model is
-        called so without it."""
-        if name in self._models:
-            return name
-        base = name.rpartition("/")[2]
-        found = [model for model in self._models if base == model.rpartition("/")[2]]
-        whole = [model for model in found if "/" not in name or "/" not in model]
-        return whole[0] if len(whole) == 1 else None
-
-    def _meant(self, name: str) -> str | None:
-        for pattern, model in self._aliases.items():
-            if fnmatchcase(name, pattern):
-                return self._at_hand() if model == LOADED else self._own(model)
-        return None
-
-
-# The disk is not looked at more often.
+"""The target of an alias that means any model that is loaded."""
+# The disk is not read more often.
 RESCAN_S = 2.0
 # A machine that is idle falls asleep after minutes.
 AWAKE_POLL_S = 5.0
 NOTHING_LOADED = "No model has been used yet: name one of those that GET /v1/models lists."
 
 
+def match_name(
+    name: str | None, models: Collection[str], aliases: Mapping[str, str], at_hand: str | None
+) -> str | None:
+    """Return the model that a client's name means; None where there is none.
+
+    models: a hub id or a folder's name each. aliases: patterns such as ``gpt-*``, and the model
+    that each stands for, or LOADED; the first match counts. at_hand: the model for LOADED, and for
+    a client without a name.
+    """
+    plain = (name or "").removesuffix(LATEST).rstrip("/")
+    if not plain:
+        return at_hand
+    if (own := _match_own(plain, models)) is not None:
+        return own
+    target = next((aliases[pattern] for pattern in aliases if fnmatchcase(plain, pattern)), None)
+    return at_hand if target == LOADED else _match_own(target, models)
+
+
+def _match_own(name: str | None, models: Collection[str]) -> str | None:
+    """Return the model of that name. The organisation may be left out where only one model has the
+    name without it."""
+    if name is None or name in models:
+        return name
+    base = name.rpartition("/")[2]
+    alike = [model for model in models if base == model.rpartition("/")[2]]
+    matches = [model for model in alike if "/" not in name or "/" not in model]
+    return matches[0] if len(matches) == 1 else None
+
+
 @dataclass(slots=True)
 class Front:
-    """All that the front's routes are made of."""
+    """The models of a server, and its settings."""
 
     config: Config
     models: ModelSupervisor
@@ -80,36 +66,32 @@ class Front:
     awake: KeepAwake | None = None
     """Holds the machine awake; None where it may sleep."""
     drain: Drain = field(default_factory=Drain)
-    templates: ThreadPoolExecutor = field(default_factory=lambda: _one_thread("templates"))
-    """Where is waited for what models can do."""
-    _disk: ThreadPoolExecutor = field(default_factory=lambda: _one_thread("disk"))
-    _names: ModelNames = field(init=False)
+    templates: Executor = field(default_factory=partial(ThreadPoolExecutor, 1, "templates"))
+    """Reads models' abilities."""
+    _disk: Executor = field(default_factory=partial(ThreadPoolExecutor, 1, "disk"))
     _looking: asyncio.Lock = field(default_factory=asyncio.Lock)
     _looked_at: float = -math.inf
 
-    def __post_init__(self) -> None:
-        # Who serves says what names mean; the short names that come along count behind that.
-        own = self.config.models.aliases
-        further = {short: model for short, model in aliases().items() if short not in own}
-        models = self.models
-        self._names = ModelNames(
-            models.models,
-            own | further,
-            lambda: its.name if (its := models.at_hand) else None,
-        )
+    def _find(self, name: str | None) -> ManagedModel | None:
+        models, own = self.models.models, self.config.models.aliases
+        # The settings' aliases come before the ones that quire brings along.
+        brought = {short: model for short, model in aliases().items() if short not in own}
+        at_hand = None if (model := self.models.at_hand) is None else model.name
+        match = match_name(name, models, own | brought, at_hand)
+        return None if match is None else models[match]
 
     async def refresh(self) -> None:
-        """Look which models there are now, and of which files."""
-        async with self._looking:  # whoever comes meanwhile waits for what is found
+        """Update the models, and their files, from the disk."""
+        async with self._looking:  # requests that come meanwhile wait for the same result
             if time.monotonic() - self._looked_at < RESCAN_S:
                 return
+            # A thread of its own: reading may take long, and loaded models' requests go on.
             loop = asyncio.get_running_loop()
-            # Not where requests of models that are loaded have their work done: it may take long.
             self.models.update(await loop.run_in_executor(self._disk, lambda: list(self.find())))
             self._looked_at = time.monotonic()
 
     async def fitting(self) -> AsyncIterator[ManagedModel]:
-        """Look which models there are now, and yield those that can be served."""
+        """Refresh, and yield the models that can be served."""
         await self.refresh()
         for model in list(self.models.models.values()):
             if await self.models.fits(model):
@@ -118,13 +100,17 @@ class Front:
     async def model_of(self, name: str | None) -> ManagedModel:
         """Return the model that a client means, of the newest files unless it is loaded. Raises
         ApiError (404)."""
-        found = self._names.find(name)
-        if found is None or self.models.models[found].at_rest:
+        model = self._find(name)
+        if model is None or model.at_rest:
             await self.refresh()
-            found = self._names.find(name)
-        if found is None:
-            raise UnknownModelError(name) if name else _no_model_named()
-        return self.models.models[found]
+            model = self._find(name)
+        if model is not None:
+            return model
+        if name:
+            raise UnknownModelError(name)
+        raise ApiError(
+            404, NOTHING_LOADED, type="not_found_error", param="model", code="model_not_found"
+        )
 
     async def keep_awake(self, awake: KeepAwake) -> None:
         """Hold the machine awake while models are used, or others may ask. Never returns."""
@@ -137,19 +123,9 @@ class Front:
 
     @property
     def alive(self) -> bool:
-        """Whether answers can still come to their own end."""
+        """Return whether answers can still come to their own end."""
         return True
 
     def end_all(self, message: str) -> None:
-        """Have all models end their answers."""
+        """End all models' answers."""
         self.models.end_answers()
-
-
-def _one_thread(name: str) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(1, thread_name_prefix=name)
-
-
-def _no_model_named() -> ApiError:
-    return ApiError(
-        404, NOTHING_LOADED, type="not_found_error", param="model", code="model_not_found"
-    )

@@ -1,17 +1,16 @@
-"""The models that are served: which are loaded, who uses them, and who has how much memory.
+"""Load and unload models within one budget of memory.
 
 ::
 
     not loaded -> loading -> loaded -> ending -> not loaded
 
-One budget of memory is over all. A model is given what it needs besides K and V, and K and V for
-one sequence of the longest length; more K and V while there is room. For a model that is to be
-loaded, others first give the K and V that they do not use; then the one that was used longest ago
-ends. It also ends when no client wants it to be kept any more.
+A loaded model has its weights, K and V for one sequence of the longest length, and more K and V
+while there is room. For a model that is to be loaded, others first give unused K and V; then the
+one that was used longest ago ends. A model also ends when no client wants to keep it any more.
 
-Models wait for memory in a line, in the order in which they were asked for. One that has waited
-for its turn gets the memory of others that are in use and have had theirs: these take no more
-requests, and end with their last answer.
+Models wait for memory in a line, in the order of their first requests. A model that has waited for
+its turn gets the memory of models in use that have had theirs: these take no more requests, and
+end with their last answer. The line, the memory and the processes share one state, hence one file.
 """
 
 import asyncio
@@ -27,85 +26,116 @@ import structlog
 from server.config import ModelsSection
 from server.protocol.ollama.answer import ModelFacts
 from server.protocol.wire_errors import RETRY_AFTER_S
-from server.supervisor.errors import LoadError, NoRoomError
-from server.supervisor.keep_alive import NOBODY, KeepAlive
-from server.supervisor.process import ModelProcess
+from server.supervisor.process import LoadError, ModelProcess
 
-# How a process ends whose memory of K and V failed: started again, it takes another substrate.
+# The exit code where a GPU's memory of K and V failed: the next start takes another backend.
 SUBSTRATE_FAILED_CODE = 4
-# A model that did not load is not tried again for so long.
+# The time between a load that failed and the next attempt.
 RETRY_LOAD_S = 5.0
-# How long a model in use may keep others waiting, if `models.evict_after_idle_s` is not less.
+# A model in use keeps others waiting so long, or for `models.evict_after_idle_s` if that is less.
 MAX_TURN_S = 300.0
-# How long a model keeps its place in the line when it is time to ask for it again.
+# A model keeps its place in the line for this time after the `Retry-After` of its last request.
 PLACE_KEPT_S = 10.0
+# Clients that are remembered of one model; of more, those that want it for longest.
+MAX_CLIENTS = 64
+NOBODY = b""
+"""The client of a model that no client has used yet."""
 END_REASONS = ("keep_alive", "room", "failed", "stopped")
 
 log = structlog.get_logger("quire")
 
 
+class NoRoomError(Exception):
+    """Other models have all memory, and are in use."""
+
+    def __init__(self, retry_after_s: int) -> None:
+        super().__init__("other models have the memory, and are in use")
+        self.retry_after_s = retry_after_s
+
+
 @dataclass(frozen=True, slots=True)
 class MemoryNeeds:
-    """What a model takes. Bytes."""
+    """The memory of a model."""
 
     fixed_bytes: int
-    """All but K and V."""
+    """All memory but K and V."""
     least_kv_bytes: int
     """K and V of one sequence of the longest length."""
     most_kv_bytes: int
-    """What it would be given if it were alone."""
+    """K and V of a model that is alone."""
     max_model_len: int
     on_gpu: bool = False
-    """Whether it is memory of a GPU."""
     state_bytes: int = 0
-    """Of ``fixed_bytes``, states of recurrent layers: its process takes them off the budget of K
-    and V."""
+    """The part of ``fixed_bytes`` for states of recurrent layers: the process takes it off its
+    budget of K and V."""
 
     @property
     def least_bytes(self) -> int:
-        """Return without how much it is not loaded."""
+        """Return the memory without which the model is not loaded."""
         return self.fixed_bytes + self.least_kv_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Abilities:
-    """What a model can do, in Ollama's words, and the template of its conversations."""
+    """A model's capabilities in Ollama's words, and its chat template."""
 
     capabilities: tuple[str, ...]
     template: str
 
 
 class ModelSource(Protocol):
-    """A model's files, and how its process is started. Two are equal where the files are."""
+    """A model's files, and the command of its process. Sources are equal where the files are."""
 
     @property
-    def name(self) -> str:
-        """What it is called."""
-
+    def name(self) -> str: ...
     @property
     def created(self) -> int:
-        """When its files were written; Unix seconds."""
+        """When the files were written; Unix seconds."""
 
     @property
-    def pinned(self) -> bool:
-        """Whether it stays, once it is loaded."""
+    def pinned(self) -> bool: ...
 
     def needs(self) -> MemoryNeeds:
-        """Read what it takes. Raises LoadError for a model that cannot be served here."""
+        """Raises LoadError for a model that cannot be served here; then the rest is not called."""
 
-    def facts(self) -> ModelFacts:
-        """Read what its files say of it. Only of a model that can be served."""
+    def facts(self) -> ModelFacts: ...
 
     def abilities(self) -> Abilities:
-        """Read what it can do. Only of a model that can be served. Raises LoadError."""
+        """Raises LoadError."""
 
     async def launch(self, needs: MemoryNeeds, kv_bytes: int) -> ModelProcess:
-        """Start its process, whose K and V may take so many bytes at first. Raises OSError."""
+        """Start the process. kv_bytes: its first limit of K and V. Raises OSError."""
+
+
+@dataclass(slots=True)
+class KeepAlive:
+    """The time until which a model is kept: the latest that one of its clients wants."""
+
+    default_s: float
+    _until: dict[bytes, float] = field(default_factory=dict)
+
+    def used(self, client: bytes, now: float, wanted_s: float | None) -> None:
+        """Note that a client's request has ended. wanted_s: how long to keep the model after it;
+        negative means for ever, None the default."""
+        keep_s = self.default_s if wanted_s is None else wanted_s
+        self._until.pop(NOBODY, None)
+        self._until[client] = math.inf if keep_s < 0 else now + keep_s
+        if len(self._until) > MAX_CLIENTS:
+            others = self._until.keys() - {client}
+            del self._until[min(others, key=self._until.__getitem__)]
+
+    @property
+    def until(self) -> float:
+        """Return 0 for a model that has not been used."""
+        return max(self._until.values(), default=0.0)
+
+    def forget(self) -> None:
+        self._until.clear()
 
 
 @dataclass(slots=True)
 class ManagedModel:
-    """One model that may be loaded."""
+    """A model, loaded or not."""
 
     source: ModelSource
     keep: KeepAlive
@@ -113,41 +143,38 @@ class ManagedModel:
     unfit: LoadError | None = None
     """Why it cannot be served here."""
     read: ModelSource | None = None
-    """Whose needs these are: its files may have been replaced since."""
+    """The source of ``needs``: the files may have been replaced since."""
     process: ModelProcess | None = None
     loading: "asyncio.Task[None] | None" = None
     kv_bytes: int = 0
-    """What K and V may take now."""
+    """The limit of K and V."""
     users: int = 0
     """Requests that wait for it or are answered by it."""
     last_used: float = -math.inf
     loaded_at: float = -math.inf
     waits_since: float | None = None
-    """For memory: when it was first asked for; None where it has no place in the line."""
+    """When it got its place in the line for memory; None without a place."""
     waits_until: float = -math.inf
-    """When it loses the place, if nobody asks for it meanwhile."""
+    """When it loses the place, unless a request asks for it meanwhile."""
     yields_to: "ManagedModel | None" = None
-    """Which model gets its memory, as long as that one waits."""
+    """The model that gets its memory, as long as that one waits."""
     failed: tuple[float, LoadError] | None = None
-    """When it could not be loaded last, and why."""
+    """The time of the last load that failed, and the reason."""
     loads: int = 0
     load_seconds: float = 0.0
-    """Of all loads together."""
     ends: dict[str, int] = field(default_factory=lambda: dict.fromkeys(END_REASONS, 0))
 
     @property
     def name(self) -> str:
-        """Return what it is called."""
         return self.source.name
 
     @property
     def pinned(self) -> bool:
-        """Return whether it stays, once it is loaded."""
         return self.source.pinned
 
     @property
     def held_bytes(self) -> int:
-        """Return the part of the budget that it has."""
+        """Return its part of the budget."""
         if self.process is None or self.needs is None:
             return 0
         return self.needs.fixed_bytes + self.kv_bytes
@@ -159,17 +186,17 @@ class ManagedModel:
 
     @property
     def at_rest(self) -> bool:
-        """Return whether it has no process, and nobody asks for it."""
+        """Return whether it has no process, and no request wants one."""
         return self.process is None and self.loading is None and not self.users
 
     @property
     def idle(self) -> bool:
-        """Return whether it could be unloaded without taking it from anybody."""
+        """Return whether it may be unloaded without a loss for a client."""
         return self.loaded and not self.users and self.loading is None and not self.pinned
 
 
 class ModelSupervisor:
-    """Loads and unloads models. Only one event loop calls."""
+    """Loads and unloads models. All methods run on one event loop."""
 
     def __init__(
         self,
@@ -185,34 +212,32 @@ class ModelSupervisor:
         self._turn_s = min(settings.evict_after_idle_s, MAX_TURN_S)
         self._clock = clock
         self._turn = asyncio.Lock()
-        """Held by whoever shares out memory."""
+        """Held while memory is shared out."""
         self._changed = asyncio.Event()
         self._reloads: set[asyncio.Task[None]] = set()
 
     def update(self, sources: Iterable[ModelSource]) -> None:
-        """Take the models that there are now, and their files. One that is loaded or used stays as
-        it is."""
-        found = {source.name: source for source in sources}
+        """Replace the models by those of the disk. A model that is loaded or used stays."""
+        new = {source.name: source for source in sources}
         for name, model in list(self.models.items()):
-            if model.at_rest and name not in found:
+            if model.at_rest and name not in new:
                 del self.models[name]
-            elif model.at_rest and model.source != found[name]:
-                model.source, model.failed = found[name], None
-        for name, source in found.items():
+            elif model.at_rest and model.source != new[name]:
+                model.source, model.failed = new[name], None
+        for name, source in new.items():
             if name not in self.models:
-                keep = KeepAlive(self._settings.keep_alive_s)
-                self.models[name] = ManagedModel(source, keep)
+                self.models[name] = ManagedModel(source, KeepAlive(self._settings.keep_alive_s))
 
     @property
     def loaded(self) -> list[ManagedModel]:
-        """Return the models that are loaded, the one that was used last first."""
-        found = [model for model in self.models.values() if model.loaded]
-        return sorted(found, key=lambda model: (-model.users, -model.last_used))
+        """Return the loaded models, the last used one first."""
+        loaded = [model for model in self.models.values() if model.loaded]
+        return sorted(loaded, key=lambda model: (-model.users, -model.last_used))
 
     @property
     def at_hand(self) -> ManagedModel | None:
-        """Return the model for who names none: the one that was used last of those that are loaded,
-        else of all; else one that is pinned, or the only one."""
+        """Return the model for a client without a name: the last used one of the loaded models, or
+        of all; else a pinned one, or the only one."""
         models = list(self.models.values())
         used = [model for model in models if model.last_used > -math.inf or model.pinned]
         former = sorted(used, key=lambda model: (-model.last_used, model.name))
@@ -223,13 +248,13 @@ class ModelSupervisor:
         return self.budget_bytes - sum(model.held_bytes for model in self.models.values())
 
     async def fits(self, model: ManagedModel) -> bool:
-        """Return whether a model can be served within the budget, and find out what it needs."""
+        """Return whether a model can be served within the budget; read its needs."""
         with suppress(LoadError):
             return (await self._needs_of(model)).least_bytes <= self.budget_bytes
         return False
 
     async def _needs_of(self, model: ManagedModel) -> MemoryNeeds:
-        """Return what a model takes, and remember it. Raises LoadError."""
+        """Read a model's needs, once for each source. Raises LoadError."""
         while model.read is not model.source:
             source, model.unfit = model.source, None
             try:
@@ -248,8 +273,8 @@ class ModelSupervisor:
     async def use(
         self, model: ManagedModel, client: bytes, keep_alive_s: float | None = None
     ) -> AsyncIterator[None]:
-        """Keep the model, once it is loaded, while it is used. client: who uses it. keep_alive_s:
-        how long it should stay afterwards; negative: for ever."""
+        """Keep the model loaded for a client's request. keep_alive_s: how long it should stay
+        afterwards; negative: for ever."""
         model.users += 1
         try:
             yield
@@ -260,8 +285,8 @@ class ModelSupervisor:
             self._has_changed()
 
     def running(self, model: ManagedModel) -> ModelProcess | None:
-        """Return the process of a model; None where it has to be loaded first. Raises NoRoomError
-        where another model is to have its memory."""
+        """Return the process of a loaded model; None for others. Raises NoRoomError where another
+        model is to get its memory."""
         if not model.loaded:
             return None
         if model.yields_to is not None and self._waits(model.yields_to):
@@ -270,8 +295,8 @@ class ModelSupervisor:
         return model.process
 
     async def process_of(self, model: ManagedModel) -> ModelProcess:
-        """Return the process of a model that is used; load it first where it is not loaded. Raises
-        LoadError, NoRoomError."""
+        """Return the process of a model in use; load it where it is not. Raises LoadError,
+        NoRoomError."""
         if model.failed is not None and self._clock() - model.failed[0] < RETRY_LOAD_S:
             raise model.failed[1]
         while (process := self.running(model)) is None:
@@ -279,7 +304,7 @@ class ModelSupervisor:
         return process
 
     async def load(self, model: ManagedModel) -> None:
-        """Load a model, or wait for who does already. Raises LoadError, NoRoomError."""
+        """Load a model, or wait for a load that runs. Raises LoadError, NoRoomError."""
         if model.loading is None:
             self._line_up(model)
             model.loading = asyncio.create_task(self._load(model))
@@ -288,7 +313,7 @@ class ModelSupervisor:
 
     async def _load(self, model: ManagedModel) -> None:
         try:
-            if model.process is not None:  # one that ends
+            if model.process is not None:  # the former one is ending
                 await asyncio.shield(model.process.ended)
             process = await self._launched(model)
             began = self._clock()
@@ -335,7 +360,7 @@ class ModelSupervisor:
         return process
 
     def kept_for_s(self, model: ManagedModel) -> float | None:
-        """Return for how many seconds a loaded model stays if nobody asks it; None for ever."""
+        """Return for how many seconds a loaded model stays without a request; None for ever."""
         if model.pinned or model.keep.until == math.inf:
             return None
         return max(0.0, model.keep.until - self._clock())
@@ -343,7 +368,7 @@ class ModelSupervisor:
     # --- memory ---------------------------------------------------------------------------------
 
     async def _make_room(self, model: ManagedModel, needs: MemoryNeeds) -> bool:
-        """Have others leave what the model needs. False where running answers have to end before.
+        """Free the memory that a model needs. Return False where running answers have to end first.
         Raises LoadError, NoRoomError."""
         if needs.least_bytes > self.budget_bytes:
             raise LoadError(
@@ -357,7 +382,7 @@ class ModelSupervisor:
                 assert other.needs is not None
                 least = other.needs.least_kv_bytes
                 await self._limit(other, max(least, other.kv_bytes - missing))
-        # While one ends, another may be asked for: they are chosen again each time.
+        # A request may come for a model while another one ends: each turn chooses again.
         while (missing := wanted - self.free_bytes) > 0:
             victims = self._victims(model, missing)
             if any(victim.users for victim in victims):
@@ -368,11 +393,12 @@ class ModelSupervisor:
         return True
 
     def _others(self, model: ManagedModel) -> list[ManagedModel]:
-        """Return the other models that are loaded, the one that was used longest ago first."""
+        """Return the other loaded models, the one that was used longest ago first."""
         return [other for other in reversed(self.loaded) if other is not model]
 
     def _victims(self, model: ManagedModel, missing: int) -> list[ManagedModel]:
-        """Return whose memory a model may have, so many bytes or more. Raises NoRoomError."""
+        """Return the models that have to go for a model. missing: bytes that they have to free.
+        Raises NoRoomError."""
         victims: list[ManagedModel] = []
         for other in self._others(model):
             if missing > 0 and self._goes_at(other, model) <= self._clock():
@@ -383,8 +409,8 @@ class ModelSupervisor:
         return victims
 
     def _goes_at(self, model: ManagedModel, other: ManagedModel) -> float:
-        """Return when a model may go for another one that waits: when it has been idle for long
-        enough, or both have had their turn: to stay, and to wait."""
+        """Return the time at which a model may go for another one that waits: it has been idle for
+        long enough, or it has stayed and the other has waited for a turn."""
         if model.pinned or model.loading is not None:
             return math.inf
         assert other.waits_since is not None
@@ -407,8 +433,8 @@ class ModelSupervisor:
                 other.yields_to = None
 
     def _kept_bytes(self, model: ManagedModel) -> int:
-        """Return how many bytes are kept for those before a model in the line that have waited for
-        their turn."""
+        """Return the bytes for the models before a model in the line that have waited for a
+        turn."""
         assert model.waits_since is not None
         latest = self._clock() - self._turn_s
         return sum(
@@ -419,30 +445,30 @@ class ModelSupervisor:
         )
 
     def _waits(self, model: ManagedModel) -> bool:
-        """Return whether a model waits for memory, or will be asked for again."""
-        is_asked_for = model.loading is not None or self._clock() <= model.waits_until
-        return model.waits_since is not None and is_asked_for
+        """Return whether a model has a valid place in the line."""
+        is_wanted = model.loading is not None or self._clock() <= model.waits_until
+        return model.waits_since is not None and is_wanted
 
     def _no_room(self, model: ManagedModel) -> NoRoomError:
-        """Return when to ask again for a model. It keeps its place in the line."""
+        """Make the error that says when to try again. The model keeps its place in the line."""
         now = self._clock()
-        room_at = min((self._goes_at(its, model) for its in self._others(model)), default=now)
+        room_at = min((self._goes_at(each, model) for each in self._others(model)), default=now)
         wait_s = 0.0 if room_at == math.inf else room_at - now
         error = NoRoomError(max(RETRY_AFTER_S, math.ceil(wait_s)))
         model.waits_until = now + error.retry_after_s + PLACE_KEPT_S
         return error
 
     async def _limit(self, model: ManagedModel, kv_bytes: int) -> None:
-        """Let a model's K and V take so many bytes, or what it uses."""
+        """Set a model's limit of K and V, or as close to it as its use allows."""
         if model.process is None or kv_bytes == model.kv_bytes:
             return
         # More is counted before it may be used, less once it is not.
         before, model.kv_bytes = model.kv_bytes, max(model.kv_bytes, kv_bytes)
-        told = await model.process.set_kv_limit(kv_bytes)
-        model.kv_bytes = before if told is None else min(told, model.kv_bytes)
+        limit = await model.process.set_kv_limit(kv_bytes)
+        model.kv_bytes = before if limit is None else min(limit, model.kv_bytes)
 
     async def _share_out(self) -> None:
-        """Give what is free to the models that are loaded, the one that was used last first."""
+        """Give free memory to the loaded models, the last used one first."""
         async with self._turn:
             for model in self.loaded:
                 assert model.needs is not None
@@ -453,7 +479,7 @@ class ModelSupervisor:
     # --- ending ---------------------------------------------------------------------------------
 
     async def stop_model(self, model: ManagedModel) -> bool:
-        """Unload a model that nobody uses now; False where somebody does."""
+        """Unload a model; return False for a model in use."""
         async with self._turn:
             if model.users or model.loading is not None:
                 return False
@@ -488,12 +514,12 @@ class ModelSupervisor:
             reload.add_done_callback(self._reloads.discard)
 
     async def _reload(self, model: ManagedModel) -> None:
-        """Load a model again whose GPU failed: something else stands under its K and V now."""
+        """Load a model again after a failure of its GPU: it takes another backend."""
         with suppress(LoadError, NoRoomError):
             await self.load(model)
 
     async def keep_time(self) -> None:
-        """Unload models that nobody wants any more; share out what others leave. Never returns."""
+        """Unload models at the end of their keep_alive; share out freed memory. Never returns."""
         while True:
             changed = self._changed
             async with self._turn:
@@ -511,12 +537,12 @@ class ModelSupervisor:
 
     @property
     def _next_to_go(self) -> ManagedModel | None:
-        """Return the idle model that is the first that nobody will want any more."""
+        """Return the idle model whose keep_alive ends first."""
         idle = (model for model in self.models.values() if model.idle)
         return min(idle, key=lambda model: model.keep.until, default=None)
 
     def end_answers(self) -> None:
-        """Have all processes end their answers, with an error, and themselves."""
+        """Have all processes end their answers with an error, and exit."""
         for model in self.models.values():
             if model.process is not None:
                 model.process.tell_to_stop()
@@ -527,5 +553,5 @@ class ModelSupervisor:
         for task in (*tasks, *self._reloads):
             task.cancel()
         await asyncio.gather(*tasks, *self._reloads, return_exceptions=True)
-        processes = [its.process for its in self.models.values() if its.process is not None]
+        processes = [each.process for each in self.models.values() if each.process is not None]
         await asyncio.gather(*(process.stop() for process in processes))

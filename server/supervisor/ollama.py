@@ -1,12 +1,10 @@
-"""Ollama's lists of several models, loaded or not, and what unloads one."""
+"""Ollama's API of several models: their cards, loaded or not, and the request that unloads one."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 from fastapi import APIRouter
-from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -16,10 +14,6 @@ from server.protocol.ollama.answer import (
     Loaded,
     ModelInfo,
     OllamaAnswer,
-    ps_answer,
-    show_answer,
-    tags_answer,
-    version_answer,
 )
 from server.protocol.ollama.request import (
     OllamaChatRequest,
@@ -27,46 +21,38 @@ from server.protocol.ollama.request import (
     ShowRequest,
     keep_alive_s,
 )
-from server.protocol.wire_errors import UnknownModelError, from_validation
+from server.protocol.wire_errors import UnknownModelError
 from server.routes.answering import LineFraming
-from server.supervisor.errors import LoadError, not_loaded
+from server.routes.ollama import list_routes
+from server.routes.reading import parse_body, read_json
+from server.supervisor.forward import StreamStart, not_loaded
 from server.supervisor.front import Front
 from server.supervisor.models import Abilities, ManagedModel
+from server.supervisor.process import LoadError
 
-SHOW = "/api/show"
-BODIES: dict[str, tuple[Kind, type[OllamaChatRequest | OllamaGenerateRequest]]] = {
-    "/api/chat": ("chat", OllamaChatRequest),
-    "/api/generate": ("generate", OllamaGenerateRequest),
+Parse = Callable[[bytes], OllamaChatRequest | OllamaGenerateRequest]
+BODIES: dict[str, tuple[Kind, Parse]] = {
+    "/api/chat": ("chat", OllamaChatRequest.model_validate_json),
+    "/api/generate": ("generate", OllamaGenerateRequest.model_validate_json),
 }
 NO_TIME = Durations(0.0, 0.0, 0.0)
 NO_ABILITIES = Abilities((), "")
-Body = Callable[[Request], Awaitable[bytes]]
 
 
-def ollama_list_routes(front: Front, body_of: Body) -> APIRouter:
-    """Return the routes that need no model's process. body_of: reads a request's body."""
-    router = APIRouter()
+def info_routes(front: Front) -> APIRouter:
+    """Return the routes that need no model's process."""
 
-    async def version() -> dict[str, Any]:
-        return version_answer()
+    async def fitting() -> list[ModelInfo]:
+        return [info_of(front, model) async for model in front.fitting()]
 
-    async def tags() -> dict[str, Any]:
-        return tags_answer([await info_of(front, its) async for its in front.fitting()])
+    async def loaded() -> list[ModelInfo]:
+        return [info_of(front, model) for model in front.models.loaded]
 
-    async def ps() -> dict[str, Any]:
-        return ps_answer([await info_of(front, model) for model in front.models.loaded])
-
-    for path, answer in (("version", version), ("tags", tags), ("ps", ps)):
-        router.add_api_route(f"/api/{path}", answer, methods=["GET", "HEAD"])
-
-    @router.post(SHOW)
-    async def show(request: Request) -> dict[str, Any]:
-        body = await body_of(request)
-        try:
-            wire = ShowRequest.model_validate_json(body)
-        except ValidationError as error:
-            raise from_validation(error, body) from error
-        wire.check(front.config.limits)
+    async def info_for(request: Request) -> ModelInfo:
+        limits = front.config.limits
+        body = await read_json(request, limits)
+        wire = parse_body(ShowRequest.model_validate_json, body)
+        wire.check(limits)
         model = await front.model_of(wire.model or wire.name)
         if not await front.models.fits(model):
             raise UnknownModelError(model.name)
@@ -75,16 +61,13 @@ def ollama_list_routes(front: Front, body_of: Body) -> APIRouter:
             abilities = await loop.run_in_executor(front.templates, model.source.abilities)
         except LoadError as error:
             raise not_loaded(model.name, error) from error
-        return show_answer(await info_of(front, model, abilities))
+        return info_of(front, model, abilities)
 
-    return router
+    return list_routes(fitting, loaded, info_for)
 
 
-async def info_of(
-    front: Front, model: ManagedModel, abilities: Abilities = NO_ABILITIES
-) -> ModelInfo:
+def info_of(front: Front, model: ManagedModel, abilities: Abilities = NO_ABILITIES) -> ModelInfo:
     assert model.needs is not None
-    facts = model.source.facts()
     loaded = None
     if model.loaded:
         wait_s = front.models.kept_for_s(model)
@@ -92,7 +75,7 @@ async def info_of(
         loaded = Loaded(model.held_bytes, on_gpu=model.needs.on_gpu, expires_at=until)
     return ModelInfo(
         model.name,
-        facts,
+        model.source.facts(),
         model.needs.max_model_len,
         abilities.capabilities,
         loaded=loaded,
@@ -100,18 +83,14 @@ async def info_of(
     )
 
 
-async def unloaded(
+async def unload(
     front: Front, model: ManagedModel, request: Request, body: bytes
 ) -> Response | None:
-    """Unload the model where that is all that a request asks for, and answer it; None where it asks
-    for more."""
-    kind, body_type = BODIES.get(request.url.path, (None, None))
-    if kind is None or body_type is None:
+    """Unload the model for a request that asks for no more, and answer it; None for others."""
+    if (known := BODIES.get(request.url.path)) is None:
         return None
-    try:
-        wire = body_type.model_validate_json(body)
-    except ValidationError as error:
-        raise from_validation(error, body) from error
+    kind, parse = known
+    wire = parse_body(parse, body)
     if not (wire.only_loads and wire.unloads):
         return None
     wire.check(front.config.limits)
@@ -120,18 +99,19 @@ async def unloaded(
     return JSONResponse(answer.nothing(unloads=unloads))
 
 
-def kept_s(value: object) -> float | None:
-    """Return for how many seconds a request wants its model to be kept; None where it does not say
-    so, or not in a way that its model would accept."""
+def wanted_keep_alive_s(value: object) -> float | None:
+    """Return for how many seconds a request wants its model to be kept; None for a value that its
+    model would not accept."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     return keep_alive_s(value)
 
 
-def empty_line(path: str, model: str) -> bytes | None:
-    """Return an object without text in a line, which tells that somebody is there: clients read
-    every line as JSON. None for a path that answers in one object."""
+def line_stream(path: str, model: str) -> StreamStart | None:
+    """Return the start of a stream of lines: a line without text, as clients read every line as
+    JSON. None for a path that answers in one object."""
     if path not in BODIES:
         return None
     answer = OllamaAnswer(BODIES[path][0], model, bytes, lambda: NO_TIME)
-    return LineFraming().sign_of_life(answer)
+    line = LineFraming().sign_of_life(answer)
+    return StreamStart(LineFraming.media_type.encode(), line, begins_at_once=True)

@@ -1,7 +1,7 @@
-"""A model's process: started, told what it may use, ended.
+"""Start, watch and end a model's process.
 
-It serves HTTP on a socket of the file system that only this user can reach. Over a pair of sockets
-it is told things and tells them, an object of JSON in each line::
+It serves HTTP on a socket of the file system that only this user can reach. A pair of sockets
+carries messages both ways, an object of JSON in each line::
 
     to the process                          from it
     {"model", "settings", "kv_limit"}       {"started": true}
@@ -11,9 +11,9 @@ it is told things and tells them, an object of JSON in each line::
     {"ping": true, "number"}                {"number"}
     {"stop": true}
 
-The process ends when the pair is closed, so it never outlives the one that started it. One that
-hangs is killed: while it loads, for want of progress; later, when a ping is not answered. Pings are
-sent while somebody waits for it, so a long prompt may take as long as it likes.
+The process ends when the pair is closed, so it never outlives its parent. A process that hangs is
+killed: while it loads, for want of progress; later, when it does not answer a ping. Pings are sent
+while a request waits; it may wait as long as they are answered.
 """
 
 import asyncio
@@ -30,43 +30,58 @@ from typing import Any
 import httpcore2
 import structlog
 
-from server.supervisor.errors import LoadError, NoAnswerError
-
-# Connections to a process that wait for the next request are closed by us, before it does.
+# We close idle connections to a process before it does.
 IDLE_CONNECTION_S = 60.0
 MAX_IDLE_CONNECTIONS = 64
-# How long a process may take to its first word, to the next bytes of its model, and to be ready.
+# The longest time to a process's first message, to each further one while it loads, and to ready.
 STALL_TIMEOUT_S = 120.0
-# How long it may be waited for until it is pinged, and then again and again.
 PING_INTERVAL_S = 5.0
-# How long it may take to answer each of so many pings, before it is killed.
-PING_TIMEOUT_S = 10.0
+# A process is killed after this number of pings without an answer in time.
 PINGS = 2
-# How long it may take to say what it gives back.
+PING_TIMEOUT_S = 10.0
+# The longest time to the answer to a limit of K and V.
 ANSWER_TIMEOUT_S = 10.0
-# How long it may take to answer a small question of ours over HTTP.
+# The longest time to the answer to a small request of the front's own.
 QUESTION_TIMEOUT_S = 5.0
-# Its connections are closed a little before the system says that a process has ended.
+# A process's connections are closed a little before the system says that it has ended.
 END_KNOWN_S = 2.0
 
-# What a process that has ended does to those who ask it.
+# The errors of a request whose process ends.
 BROKEN = (httpcore2.NetworkError, httpcore2.ProtocolError, httpcore2.ConnectionNotAvailable)
 
 Headers = list[tuple[bytes, bytes]]
+# Some reasons repeat texts of a model's files.
+MAX_REASON_CHARS = 2000
 
 log = structlog.get_logger("quire")
 
 
+class LoadError(Exception):
+    """A model was not loaded; the reason is a sentence."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason[:MAX_REASON_CHARS])
+
+
+class NoAnswerError(Exception):
+    """A model's process has ended before its answer, or does not answer."""
+
+    def __init__(self, *, unasked: bool) -> None:
+        """unasked: whether it had ended before it got the request."""
+        super().__init__("the model's process does not answer")
+        self.unasked = unasked
+
+
 @dataclass(frozen=True, slots=True)
 class Start:
-    """How a process is started."""
+    """The command of a process, and its environment."""
 
     command: Sequence[str]
-    """Takes the numbers of its two sockets: the one to listen on, and its end of the pair."""
+    """Takes the numbers of two sockets: the one to listen on, and its end of the pair."""
     folder: Path
-    """Of the sockets; only this user can enter it."""
+    """A folder for sockets that only this user can enter."""
     stop_s: float
-    """How long a process may take to end; then it is killed."""
+    """A process that takes longer to end is killed."""
 
 
 class ModelProcess:
@@ -97,25 +112,24 @@ class ModelProcess:
         self._loop = asyncio.get_running_loop()
         self._ready: asyncio.Future[None] = self._loop.create_future()
         self._due: float | None = self._loop.time() + STALL_TIMEOUT_S
-        """When it must have made progress; None once it is ready."""
+        """The time of the next progress at the latest; None once it is ready."""
         self._numbers = itertools.count()
         self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
-        """Those that are waited for, by the numbers of their questions."""
+        """By the numbers of their questions."""
         self._num_waiting = 0
-        """Who waits for it, over HTTP or the pair."""
+        """Requests that wait for it, over HTTP or the pair."""
         self._pinging: asyncio.Task[None] | None = None
         self._reason = "its process ended before it was ready"
         self._progress = _progress_of(name)
         self.ending = False
-        """Whether it was told to end."""
         self.ended = asyncio.create_task(self._watch())
-        """Done when it has ended; its result is the exit code."""
+        """Returns the exit code."""
 
     @classmethod
     async def start(
         cls, name: str, number: int, start: Start, message: dict[str, Any]
     ) -> "ModelProcess":
-        """Start a process. number: which no other has. message: what it is told first. Raises
+        """Start a process. number: unlike any other process's. message: the first one to it. Raises
         OSError."""
         path = start.folder / f"{number}.sock"
         ours, theirs = socket.socketpair()
@@ -128,7 +142,7 @@ class ModelProcess:
                     *map(str, numbers),
                     pass_fds=numbers,
                     stdin=asyncio.subprocess.DEVNULL,
-                    # A terminal's Ctrl-C is for us: we tell the processes.
+                    # A terminal's Ctrl-C must reach us alone: we end the processes.
                     start_new_session=True,
                 )
             except BaseException:
@@ -136,9 +150,9 @@ class ModelProcess:
                 path.unlink()
                 raise
         reader, writer = await asyncio.open_connection(sock=ours)
-        made = cls(name, path, child, reader, writer, start.stop_s)
-        made._tell(message)
-        return made
+        process = cls(name, path, child, reader, writer, start.stop_s)
+        process._tell(message)
+        return process
 
     async def ready(self) -> None:
         """Wait until it answers requests. Raises LoadError."""
@@ -146,7 +160,7 @@ class ModelProcess:
 
     @property
     def alive(self) -> bool:
-        """Whether it can be asked."""
+        """Return whether it takes requests."""
         return self.was_ready and not self.ending and not self.ended.done()
 
     @property
@@ -158,7 +172,8 @@ class ModelProcess:
     async def stream(
         self, method: str, target: bytes, headers: Headers, body: bytes = b""
     ) -> AsyncIterator[httpcore2.Response]:
-        """Ask it; the answer is read as it comes. target: path and query. Raises NoAnswerError."""
+        """Send a request; the answer is read as it comes. target: path and query. Raises
+        NoAnswerError."""
         upstream = self._connections.stream(method, _url(target), headers=headers, content=body)
         try:
             with self._awaited():
@@ -170,7 +185,7 @@ class ModelProcess:
             raise NoAnswerError(unasked=unasked) from error
 
     async def get(self, target: bytes, headers: Headers) -> httpcore2.Response:
-        """Ask it for something small, whole. target: path and query. Raises NoAnswerError."""
+        """Get a small answer, whole. target: path and query. Raises NoAnswerError."""
         try:
             async with asyncio.timeout(QUESTION_TIMEOUT_S):
                 async with self.stream("GET", target, headers) as answer:
@@ -180,8 +195,8 @@ class ModelProcess:
             raise NoAnswerError(unasked=False) from error
 
     async def set_kv_limit(self, limit_bytes: int) -> int | None:
-        """Let its K and V take so many bytes. Return how many it keeps all the same; None where it
-        does not say."""
+        """Set the limit of its K and V. Return the limit that its use allows; None where it does
+        not answer."""
         with self._awaited():
             answer = await self._ask(ANSWER_TIMEOUT_S, kv_limit=limit_bytes)
         if self.ended.done():
@@ -191,7 +206,7 @@ class ModelProcess:
     async def stop(self) -> None:
         """End it, and wait until it has ended."""
         self.ending = True
-        # While it loads it listens to nobody, and has nothing to lose.
+        # While it loads it reads no message, and has nothing to lose.
         if not self.was_ready or not await self._answers_a_ping():
             self.kill()
         self.tell_to_stop()
@@ -220,7 +235,7 @@ class ModelProcess:
         self._writer.write(json.dumps(message).encode() + b"\n")
 
     async def _ask(self, timeout_s: float, **message: Any) -> dict[str, Any] | None:
-        """Ask it over the pair. None where it does not answer in time, or ends before."""
+        """Ask it over the pair. Return None where it does not answer in time, or ends before."""
         number = next(self._numbers)
         answer = self._answers[number] = self._loop.create_future()
         self._tell(message | {"number": number})
@@ -233,7 +248,7 @@ class ModelProcess:
 
     @contextmanager
     def _awaited(self) -> Iterator[None]:
-        """Ping it while somebody waits for it."""
+        """Ping it while a request waits for it."""
         self._num_waiting += 1
         if self._pinging is None or self._pinging.done():
             self._pinging = asyncio.create_task(self._ping())
@@ -243,7 +258,7 @@ class ModelProcess:
             self._num_waiting -= 1
 
     async def _ping(self) -> None:
-        """Kill it where it hangs. The last ping comes when nobody waits any more: who asks may have
+        """Kill it where it hangs. The last ping follows the last request, whose client may have
         less patience than we have."""
         while self._num_waiting and not self.ended.done():
             await asyncio.wait((self.ended,), timeout=PING_INTERVAL_S)
@@ -251,21 +266,21 @@ class ModelProcess:
                 self._fail(f"does not answer within {PINGS * PING_TIMEOUT_S:g} s")
 
     async def _answers_a_ping(self) -> bool:
-        """Return whether it is there, or has ended. The second ping is for us: where we have been
-        stopped, the first one's time may be over before its answer is read."""
+        """Return whether it answers, or has ended. Where this process has been stopped, the first
+        ping's time may be over before its answer is read: hence the second ping."""
         for _ in range(PINGS):
             if self.ended.done() or await self._ask(PING_TIMEOUT_S, ping=True) is not None:
                 return True
         return self.ended.done()
 
     def _fail(self, why: str) -> None:
-        """Kill it, for what it did: words after "its process"."""
+        """Kill it. why: the end of a sentence that begins with "its process"."""
         self._reason = f"its process {why}"
         log.error(f"the process of {self.name} {why}: it is killed")
         self.kill()
 
     async def _watch(self) -> int:
-        """Hear what the process says until it ends; return its exit code."""
+        """Read the process's messages until it ends; return its exit code."""
         with suppress(OSError):
             try:
                 await self._hear_all()
@@ -276,15 +291,15 @@ class ModelProcess:
         code = await self._child.wait()
         if not self._ready.done():
             self._ready.set_exception(LoadError(self._reason))
-            self._ready.exception()  # whoever waits is told; where nobody does, it is no mistake
+            self._ready.exception()  # marks it as read: often no request waits for it
         self._writer.close()
         self._path.unlink(missing_ok=True)
         await self._connections.aclose()
         return code
 
     async def _hear_all(self) -> None:
-        """Hear it to the end. Raises TimeoutError where it makes no progress, and what Python
-        raises for what is no message, or a line beyond asyncio's 64 KiB."""
+        """Read messages to the end. Raises TimeoutError where it makes no progress, and Python's
+        errors for a line that is no message, or is longer than asyncio's 64 KiB."""
         last = b""
         while True:
             async with asyncio.timeout_at(self._due):
@@ -294,7 +309,7 @@ class ModelProcess:
             self._hear(json.loads(line))
             if self._ready.done():
                 self._due = None
-            elif line != last:  # the same again is no progress
+            elif line != last:  # a repeated message is no progress
                 self._due = self._loop.time() + STALL_TIMEOUT_S
             last = line
 
@@ -302,7 +317,7 @@ class ModelProcess:
         if "loaded" in message:
             self._progress(message["loaded"], message["of"])
         elif "number" in message:
-            # Nobody waits any more for an answer that comes too late.
+            # An answer may come too late.
             if (waiting := self._answers.get(message["number"])) is not None:
                 waiting.set_result(message)
         elif "failed" in message:
@@ -316,14 +331,14 @@ def _url(target: bytes) -> httpcore2.URL:
 
 
 def _progress_of(name: str) -> Callable[[int, int], None]:
-    """Return what says how far a load has come, in quarters."""
-    said = 0
+    """Return a function that logs the progress of a load, in quarters."""
+    logged = 0
 
     def progress(done: int, total: int) -> None:
-        nonlocal said
+        nonlocal logged
         quarters = 4 * done // max(1, total)
-        if quarters > said:
-            said = quarters
+        if quarters > logged:
+            logged = quarters
             log.info(f"loading {name}: {25 * quarters} %")
 
     return progress

@@ -29,10 +29,9 @@ from server.cli.settings import read_settings
 from server.config import Config, Tables
 from server.http.listener import reserve
 from server.supervisor.app import create_front
-from server.supervisor.errors import LoadError
 from server.supervisor.front import Front
 from server.supervisor.models import MemoryNeeds
-from server.supervisor.process import Start
+from server.supervisor.process import LoadError, Start
 from tests.engine import test_power
 from tests.engine.models.hybrids import write_hybrid
 from tests.hostile_models import spoil

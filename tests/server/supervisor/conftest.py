@@ -18,10 +18,9 @@ from server.config import Config
 from server.http.server import DrainedServer, http_config
 from server.protocol.ollama.answer import ModelFacts
 from server.supervisor.app import create_front
-from server.supervisor.errors import LoadError
 from server.supervisor.front import Front
 from server.supervisor.models import Abilities, ManagedModel, MemoryNeeds, ModelSupervisor
-from server.supervisor.process import ModelProcess, Start
+from server.supervisor.process import LoadError, ModelProcess, Start
 from tests.server.harness import DEADLINE_S, eventually
 
 STAND_IN = Path(__file__).parent / "stand_in.py"

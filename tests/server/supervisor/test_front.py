@@ -16,6 +16,7 @@ from engine.power import KeepAwake
 from server.http.errors import SAFE_HEADERS
 from server.http.guards import body as body_guard
 from server.supervisor.forward import ForwardedAnswer
+from server.supervisor.front import match_name
 from server.supervisor.process import ModelProcess
 from tests.engine.test_power import Machine
 from tests.server.harness import CHAT, eventually
@@ -435,3 +436,31 @@ async def test_a_machine_stays_awake_while_others_may_ask_and_sleeps_afterwards(
         async with models.models.use(models.model("a"), b"somebody"):
             await eventually(lambda: len(power.held) == 1)
     assert power.held == []
+
+
+MODELS = ("mlx-community/Qwen3-4B-4bit", "Qwen/Qwen3-0.6B", "own", "other/Qwen3-0.6B")
+ALIASES = {"gpt-*": "loaded", "fast": "own", "gone": "no/such"}
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("mlx-community/Qwen3-4B-4bit", "mlx-community/Qwen3-4B-4bit"),
+        ("Qwen3-4B-4bit", "mlx-community/Qwen3-4B-4bit"),
+        ("Qwen3-4B-4bit:latest", "mlx-community/Qwen3-4B-4bit"),
+        ("Qwen3-4B-4bit/", "mlx-community/Qwen3-4B-4bit"),
+        ("whoever/own", "own"),
+        ("whoever/Qwen3-4B-4bit", None),
+        ("Qwen/Qwen3-0.6B", "Qwen/Qwen3-0.6B"),
+        ("Qwen3-0.6B", None),  # two are called so
+        ("fast", "own"),
+        ("gone", None),
+        ("gpt-5", "at/hand"),
+        ("claude", None),
+        ("", "at/hand"),
+        (None, "at/hand"),
+        (":latest", "at/hand"),
+    ],
+)
+def test_a_name_means_one_model_or_none(written: str | None, meant: str | None) -> None:
+    assert match_name(written, MODELS, ALIASES, "at/hand") == meant

@@ -8,7 +8,7 @@ import httpx2
 import pytest
 from pydantic_core import from_json
 
-from server.supervisor.errors import LoadError
+from server.supervisor.process import LoadError
 from tests.server.harness import eventually
 from tests.server.supervisor.conftest import Several, clock_of, served
 

@@ -12,8 +12,7 @@ import httpx2
 import pytest
 
 from server.supervisor import process
-from server.supervisor.errors import MAX_REASON_CHARS, LoadError
-from server.supervisor.process import ModelProcess
+from server.supervisor.process import MAX_REASON_CHARS, LoadError, ModelProcess
 from tests.server.harness import CHAT, DEADLINE_S, eventually
 from tests.server.supervisor.conftest import Several, served
 from tests.server.supervisor.test_models import ROOM_FOR_ONE, ask
