@@ -1,30 +1,113 @@
-"""Fetch weights from the hub, and go on where a download has ended before.
+"""Fetch weights from the hub, check the hub's answers, and resume downloads.
 
-The hub's client begins a file anew whenever its process has ended. Here what has arrived stays,
-whatever ended the process, and the rest is asked for by its range of bytes; the checksum says
-whether both fit together.
+The hub's client begins a file anew whenever its process has ended. Here the bytes that have arrived
+stay, whatever ended the process, and the rest is fetched by its range; the checksum proves that
+both fit together. A hub may be anybody's (``HF_ENDPOINT``), and its client trusts it: here an
+answer is checked before it becomes a path, takes memory or fills the disk.
 """
 
 import hashlib
+import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
-from huggingface_hub import hf_hub_download, hf_hub_url
+import httpx2
+from huggingface_hub import hf_hub_download, hf_hub_url, set_client_factory
 from huggingface_hub.file_download import http_get
+from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils import WeakFileLock, build_hf_headers  # type: ignore[attr-defined]
+from huggingface_hub.utils._http import default_client_factory
 from tqdm import tqdm
 
-from server.catalogue.hub_answers import DownloadError
 from server.catalogue.hub_cache import WeightFile, cache_folder, repository_folder
 
 FILES_AT_ONCE = 4
+MAX_LISTING_BYTES = 32 << 20
+MAX_SMALL_FILE_BYTES = 64 << 20
+API = "/api/"
+COMMIT = re.compile(r"[0-9a-f]{40}")
+# Checksums of Git and of contents, which are names of files.
+CHECKSUM = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+ETAG = re.compile(r'(W/)?"?[0-9A-Za-z][0-9A-Za-z._-]{0,127}"?')
+
+
+class DownloadError(Exception):
+    """Why a download has failed, one sentence."""
+
+
+def check_commit(commit: str | None) -> str:
+    """Return the name of a commit. Raises DownloadError for another text."""
+    if commit is None or not COMMIT.fullmatch(commit):
+        raise DownloadError(f"the hub's answer names the commit {commit!r}, which is none")
+    return commit
+
+
+def check_files(files: Iterable[RepoFile]) -> list[RepoFile]:
+    """Return files of a hub's listing. Raises DownloadError for a file that would be written to
+    another place than its own."""
+    checked = list(files)
+    for file in checked:
+        parts = file.path.split("/")
+        if not file.path.isprintable() or "\\" in file.path or {"", ".", ".."} & {*parts}:
+            raise DownloadError(f"the hub's answer names the file {file.path!r}, which is none")
+        for checksum in (file.blob_id, file.lfs.sha256 if file.lfs else file.blob_id):
+            if not CHECKSUM.fullmatch(checksum):
+                raise DownloadError(f"{file.path}: the hub's checksum is {checksum!r}")
+        if file.size < 0:
+            raise DownloadError(f"{file.path}: the hub says that it has {file.size} bytes")
+    return checked
+
+
+class _Listing(httpx2.SyncByteStream):
+    """The bytes of an answer, up to MAX_LISTING_BYTES."""
+
+    def __init__(self, answer: httpx2.Response) -> None:
+        assert isinstance(answer.stream, httpx2.SyncByteStream)
+        self._stream = answer.stream
+
+    def __iter__(self) -> Iterator[bytes]:
+        size = 0
+        for part in self._stream:
+            size += len(part)
+            if size > MAX_LISTING_BYTES:
+                limit = MAX_LISTING_BYTES >> 20
+                raise DownloadError(f"the hub's answer has more than {limit} MiB")
+            yield part
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+def check_answer(answer: httpx2.Response) -> None:
+    """Check an answer's head, and limit its body. Raises DownloadError."""
+    if answer.request.url.path.startswith(API):
+        if "content-encoding" in answer.headers:  # quire wants none: unpacked it may be any size
+            raise DownloadError("the hub's answer is compressed")
+        answer.stream = _Listing(answer)
+        return
+    if commit := answer.headers.get("x-repo-commit"):
+        check_commit(commit)
+    for name in ("etag", "x-linked-etag"):
+        etag = answer.headers.get(name)
+        if etag is not None and not ETAG.fullmatch(etag):
+            raise DownloadError(f"the hub's answer names contents {etag!r}")
+
+
+def _client() -> httpx2.Client:
+    client = default_client_factory()
+    client.headers["accept-encoding"] = "identity"
+    client.event_hooks = {**client.event_hooks, "response": [check_answer]}
+    return client
+
+
+set_client_factory(_client)
 
 
 def fetch_files(repository: str, commit: str, files: Sequence[WeightFile]) -> None:
     """Fetch files of a commit into the hub's cache, with one bar of progress. Raises DownloadError,
-    and what the hub's client raises; what has arrived by then stays."""
+    and the errors of the hub's client; the bytes that have arrived stay."""
     stopped = threading.Event()
     bar = tqdm(
         total=sum(file.size_bytes for file in files),
@@ -78,8 +161,8 @@ def _fetch_contents(url: str, file: WeightFile, bar: Any) -> None:
         )
     if file.sha256 is not None:
         with file.part.open("rb") as arrived:
-            found = hashlib.file_digest(arrived, "sha256").hexdigest()
-        if found != file.sha256:
+            digest = hashlib.file_digest(arrived, "sha256").hexdigest()
+        if digest != file.sha256:
             file.part.unlink()
             raise DownloadError(
                 f"{file.path}: what has arrived has another checksum than the hub says, and was "
@@ -89,13 +172,13 @@ def _fetch_contents(url: str, file: WeightFile, bar: Any) -> None:
 
 
 def _part_of(whole: "tqdm[Any]", file: WeightFile, stopped: threading.Event) -> Any:
-    """Make the class of the progress bar that the hub's client makes for a file: all of them
-    advance the whole bar. stopped: set where another file has failed."""
+    """Make a class of progress bars for the hub's client, one for each file: they all advance the
+    whole bar. stopped: set once another file has failed."""
     begun, size_bytes = file.here_bytes, file.size_bytes
 
     class Part:
         def __init__(self, *_: Any, initial: int = 0, **__: Any) -> None:
-            # Less than what has begun where the hub sends the file from its beginning.
+            # The hub may send a file that had begun from its beginning.
             whole.update(initial - begun)
             self._left: float = size_bytes - initial
 
@@ -118,7 +201,7 @@ def _part_of(whole: "tqdm[Any]", file: WeightFile, stopped: threading.Event) -> 
         def close(self) -> None:
             """Close only this part: the whole goes on."""
 
-        # What came over the wire, which may be less than what it makes, and rates of one file.
+        # The bytes on the wire, which may be fewer than the file's, and rates of one file.
         update_transfer = set_postfix_str = set_transfer_postfix_str = lambda *_, **__: None
 
     return Part

@@ -1,7 +1,7 @@
 """Read models' folders in a process of its own, each once.
 
-Anybody may have written the files: they may be endless, or made to take for ever. What came of a
-folder is remembered until one of its files is another one; that it took too long as well.
+Anybody may have written the files: they may be endless, or made to take for ever. The result for a
+folder, a timeout too, is remembered until one of its files changes.
 """
 
 import os
@@ -14,22 +14,21 @@ from engine.models.safetensors_headers import CheckpointError
 from server.catalogue.hub_cache import BLOBS, cache_folder
 from server.text.limited_process import LimitedProcess, LimitError, Limits
 
-# What one folder may take. Honest ones take a second, on a machine that does much else ten.
+# Limits for one folder. Honest ones take a second, or ten on a busy machine.
 LIMITS = Limits(20.0, 2 << 30)
 MAX_FILES = 10_000
-# Of a repository of the hub's, a commit's folders lie three levels below.
+# In a repository of the hub's cache, a commit's folders lie three levels below.
 MAX_DEPTH = 3
 
 State = frozenset[tuple[str, int, int, int]]
-"""Of each file of a folder: its path, inode, bytes, and when it was written; nanoseconds."""
+"""Path, inode, bytes and modification time (nanoseconds) of each file of a folder."""
 
 
 class FolderReader:
     """Calls functions that read a model's folder. Only one thread calls at a time."""
 
     def __init__(self, embeds: bool | None = None, process: LimitedProcess | None = None) -> None:
-        """embeds: as for ``read_checkpoint``. process: one of ``reading_process`` that has been
-        started."""
+        """embeds: as for ``read_checkpoint``. process: a started one of ``reading_process``."""
         self.embeds = embeds
         self.process = process or reading_process()
         self._known: dict[tuple[object, ...], tuple[State, Any]] = {}
@@ -38,12 +37,12 @@ class FolderReader:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End the process. What is known of folders stays."""
+        """End the process. The results stay."""
         self.process.__exit__()
 
     def read(self, work: Callable[..., Any], folder: Path, *arguments: Any) -> Any:
-        """Return what a function says of a folder; it takes the folder's path and these arguments.
-        Raises CheckpointError for a folder that is not to be read, or not within the limits."""
+        """Call a function with a folder's path and these arguments; return its result. Raises
+        CheckpointError for a folder that must not be read, or exceeds the limits."""
         state = folder_state(folder)
         call = (work, folder, arguments)
         known = self._known.get(call)
@@ -64,19 +63,18 @@ class FolderReader:
 
 def reading_process() -> LimitedProcess:
     """Make the process for a FolderReader."""
-    # No reading asks the hub, and none runs threads for which there are no limits.
+    # A reading must not ask the hub, nor run threads, which have no limits.
     variables = {
         "HF_HUB_CACHE": str(cache_folder()),
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
-    return LimitedProcess(variables, ("server.catalogue.model_checks",))
+    return LimitedProcess(variables, ("server.catalogue.local_models",))
 
 
 def folder_state(folder: Path) -> State:
-    """Return what tells whether a folder has other files than before; none of them is opened. Of a
-    repository of the hub's the links to its contents are looked at. Raises CheckpointError for
-    what is no file, such as a device, and for too many of them."""
+    """Return a value that changes with a folder's files; none of them is opened. Links of the hub's
+    cache are followed. Raises CheckpointError for a device and the like, and for too many files."""
     state: set[tuple[str, int, int, int]] = set()
     for place, folders, files in os.walk(folder):
         depth = len(Path(place).relative_to(folder).parts)

@@ -1,9 +1,8 @@
 """Find a model's files: a local folder, or a repository of the Hugging Face hub.
 
-Of a repository the small files are fetched first, and its weights when they are asked for: between
-the two whoever serves sees whether he can. Both are of one commit. A branch is written down as
-being of that commit once all of it is here, so that a download that has not ended takes nothing
-from who is not online.
+A repository's small files are fetched first, and its weights later: between the two the caller
+checks whether it can serve the model. Both are of one commit. The cache's branch moves to that
+commit once all of it is here: an unfinished download changes nothing for a machine without network.
 """
 
 import shutil
@@ -31,13 +30,13 @@ from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defin
 from huggingface_hub.utils.tqdm import disable_progress_bars, tqdm
 
 from kvcache.memory_budget import gib
-from server.catalogue.download import fetch_files
-from server.catalogue.hub_answers import (
+from server.catalogue.download import (
     COMMIT,
     MAX_SMALL_FILE_BYTES,
     DownloadError,
     check_commit,
     check_files,
+    fetch_files,
 )
 from server.catalogue.hub_cache import (
     BLOBS,
@@ -54,7 +53,7 @@ from server.catalogue.lookup import InFolder, OnHub, look_up
 from server.catalogue.names import ModelNotFoundError
 
 SMALL_FILES = ("*.json", "*.jinja", "*.txt")
-# Enough to know what a model is, how large, and what it is for.
+# The files that determine a model's kind, size and task.
 CONFIG_FILES = (
     "config.json",
     "generation_config.json",
@@ -69,31 +68,28 @@ class FoundModel:
     """A model's folder, which may lack weights that its repository has."""
 
     asked: str
-    """The name that was asked for."""
+    """The name by which it was found."""
     name: str
-    """Its own: the repository's, or the folder's."""
+    """The repository's, or the folder's."""
     folder: Path
     repository: str | None = None
     """None where the folder is not the hub's."""
     branch: str | None = None
-    """The branch or tag that is of this commit, as the hub has just said."""
+    """The branch or tag that the hub has at this commit."""
     missing: tuple[WeightFile, ...] = ()
-    """Files of weights that are not there yet."""
     weights_bytes: int = 0
-    """Bytes of all files of weights, where some are missing."""
+    """The bytes of all files of weights, where some are missing."""
     is_cached: bool = False
     """Whether the hub did not answer, and the cache did."""
     notice: str = ""
-    """What a person should know about where it was found, a sentence."""
+    """A sentence for the log: why the cache's model is taken."""
 
     @property
     def missing_bytes(self) -> int:
-        """Bytes that are still to be fetched."""
         return sum(file.size_bytes - file.here_bytes for file in self.missing)
 
     def fetch_small_files(self) -> None:
-        """Fetch all files but weights, of the commit that the folder is of. Raises
-        ModelNotFoundError."""
+        """Fetch all files but weights, of the folder's commit. Raises ModelNotFoundError."""
         assert self.repository is not None
         try:
             _fetch_matching(self.repository, self.folder.name, SMALL_FILES)
@@ -101,12 +97,12 @@ class FoundModel:
             raise not_given(self.asked, self.repository, error) from error
 
     def check_room(self) -> None:
-        """Raise ModelNotFoundError where the disk has no room for what is missing."""
+        """Raise ModelNotFoundError where the disk has no room for the missing files."""
         _check_room(self.asked, self.missing_bytes)
 
     def fetch_weights(self) -> None:
-        """Fetch what is missing, of the commit that the folder is of, with one bar of progress.
-        Raises ModelNotFoundError, before the first byte where the disk has no room."""
+        """Fetch the missing files of the folder's commit, with one bar of progress. Raises
+        ModelNotFoundError, before the first byte where the disk has no room."""
         assert self.repository is not None
         self.check_room()
         try:
@@ -117,7 +113,7 @@ class FoundModel:
         self.follow_branch()
 
     def follow_branch(self) -> None:
-        """Write down that the branch is of this commit, of which all is here."""
+        """Move the cache's branch to this commit, of which all is here."""
         if self.repository is not None and self.branch is not None:
             move_branch(self.repository, self.branch, self.folder.name)
 
@@ -125,11 +121,11 @@ class FoundModel:
 def find_model(
     name: str, folders: Sequence[Path] = (), *, files: Sequence[str] = SMALL_FILES
 ) -> FoundModel:
-    """Find a model by name. Of the hub's it has all small files; weights are fetched later unless
-    they are cached. Where the hub does not answer, what is cached is found.
+    """Find a model by name, and fetch its small files. Where the hub does not answer, the cache
+    counts.
 
-    folders: with models beside the hub's cache. files: patterns of the small files that are
-    needed. Raises ModelNotFoundError.
+    folders: with models beside the hub's cache. files: patterns of the small files to fetch. Raises
+    ModelNotFoundError.
     """
     place = look_up(name, folders)
     if isinstance(place, InFolder):
@@ -177,8 +173,8 @@ def _fetch_matching(repository: str, commit: str, patterns: Sequence[str]) -> Pa
 
 
 def _bar_up_to(limit: int) -> type[tqdm]:
-    """Make a class of progress bars that the hub's client counts bytes and files with, and that end
-    a download of more."""
+    """Make a class of progress bars, in which the hub's client counts bytes and files: a bar ends a
+    download beyond the limit."""
 
     class Bar(tqdm):
         arrived = 0.0
@@ -193,13 +189,12 @@ def _bar_up_to(limit: int) -> type[tqdm]:
 
 
 def _listed(repository: str, commit: str) -> list[RepoFile]:
-    """Ask the hub for the files of a commit. Raises DownloadError, and what its client raises."""
+    """Ask the hub for the files of a commit. Raises DownloadError, and its client's errors."""
     listed = HfApi().list_repo_tree(repository, revision=commit, recursive=True)
     return check_files(file for file in listed if isinstance(file, RepoFile))
 
 
 def _check_room(name: str, missing_bytes: int) -> None:
-    """Raise ModelNotFoundError where the disk has no room for what is to be fetched."""
     cache = cache_folder()
     free = free_bytes(next(folder for folder in (cache, *cache.parents) if folder.exists()))
     if missing_bytes > free:
@@ -215,12 +210,12 @@ def _commit(place: OnHub) -> str:
     if COMMIT.fullmatch(revision):
         return revision
     timeout = constants.HF_HUB_ETAG_TIMEOUT
-    told = HfApi().model_info(place.repository, revision=revision, timeout=timeout)
-    return check_commit(told.sha)
+    info = HfApi().model_info(place.repository, revision=revision, timeout=timeout)
+    return check_commit(info.sha)
 
 
 def _cached(name: str, place: OnHub, error: Exception) -> FoundModel:
-    """Find what the hub's cache has. error: why the hub did not give it."""
+    """Find a model in the hub's cache. error: why the hub did not give it."""
     repository, revision = place.repository, place.revision
     folder = snapshot_of(repository, revision) if revision else best_snapshot(repository)
     if folder is None:
@@ -237,12 +232,12 @@ def _cached(name: str, place: OnHub, error: Exception) -> FoundModel:
 
 
 def _with_missing(found: FoundModel) -> FoundModel:
-    """Add what the repository has besides, as it was listed when the small files were fetched.
-    Raises what the hub's client raises."""
+    """Add the missing weights, from the listing that came with the small files. Raises the errors
+    of the hub's client."""
     assert found.repository is not None
     listed = listed_weights(found.repository, found.folder)
     if listed is None:
-        return found  # the hub cannot be asked: the cache is all there is
+        return found  # without a network the cache is all
     names = [name for name in listed if not (found.folder / name).exists()]
     if not names:
         return found
@@ -256,18 +251,17 @@ def _with_missing(found: FoundModel) -> FoundModel:
 def _weight_files(repository: str, commit: str, names: Collection[str]) -> tuple[WeightFile, ...]:
     """Ask the hub for files of weights with their checksums, which its client does not keep."""
     blobs = repository_folder(repository) / BLOBS
-    found = {file.path: file for file in _listed(repository, commit)}
-    files = []
-    for name in sorted(names):
-        lfs = found[name].lfs
-        checksum = found[name].blob_id if lfs is None else lfs.sha256
-        files.append(WeightFile(name, found[name].size, blobs / checksum))
-    return tuple(files)
+    listed = {file.path: file for file in _listed(repository, commit)}
+    weights = []
+    for file in (listed[name] for name in sorted(names)):
+        checksum = file.blob_id if file.lfs is None else file.lfs.sha256
+        weights.append(WeightFile(file.path, file.size, blobs / checksum))
+    return tuple(weights)
 
 
 def not_given(name: str, repository: str, error: Exception) -> ModelNotFoundError:
-    """Say why the hub did not give something, and what to do: no network, no such repository, no
-    permission, no room; many libraries' errors."""
+    """Say why the hub did not give files, and what to do: no network, no such repository, no
+    permission, no room. The errors are those of many libraries."""
     page = f"{constants.ENDPOINT}/{repository}"
     if isinstance(error, GatedRepoError):
         how = (
@@ -300,19 +294,13 @@ def not_given(name: str, repository: str, error: Exception) -> ModelNotFoundErro
 
 
 def model_names(found: FoundModel, alias: str | None) -> tuple[str, ...]:
-    """Return what clients may call the model: its alias, its own name, its folder's name, the name
-    it was asked for by, and its path. The first one is its id."""
-    names = ([alias] if alias else []) + [
-        found.name,
-        found.folder.name,
-        found.asked,
-        str(found.folder),
-    ]
-    return tuple(dict.fromkeys(names))
+    """Return the names by which clients may call the model. The first one is its id."""
+    names = found.name, found.folder.name, found.asked, str(found.folder)
+    return tuple(dict.fromkeys(([alias] if alias else []) + [*names]))
 
 
 def free_bytes(folder: Path) -> int:
-    """Return the room on the disk of a folder that is there."""
+    """Return the free bytes of an existing folder's disk."""
     return shutil.disk_usage(folder).free
 
 

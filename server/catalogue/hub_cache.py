@@ -27,8 +27,8 @@ WEIGHTS = "model*.safetensors"
 # A commit has 40.
 MAX_REF_CHARS = 64
 SHA256 = re.compile(r"[0-9a-f]{64}")
-# Of other programs' parts nobody knows whether they have holes: these are quire's own, under a name
-# that the hub's tools take for a download's as well.
+# Other programs' partial files may have holes, so quire has its own, with a suffix that the hub's
+# tools take for a download's as well.
 PART_SUFFIX = ".quire.incomplete"
 
 
@@ -39,24 +39,24 @@ class WeightFile:
     path: str
     size_bytes: int
     blob: Path | None
-    """Where its contents are once they are here, called by their checksum; None where only the
-    hub knows it."""
+    """The file of its contents, named by their checksum; None where only the hub knows it."""
 
     @property
     def part(self) -> Path:
-        """Return where its contents are while they arrive."""
+        """Return the file of its contents while they arrive."""
         assert self.blob is not None
         return self.blob.with_name(self.blob.name + PART_SUFFIX)
 
     @property
     def sha256(self) -> str | None:
-        """Return the checksum of its contents, in hexadecimal digits; None where it has another."""
+        """Return the checksum of its contents, in hexadecimal digits; None where the hub has
+        another kind."""
         assert self.blob is not None
         return self.blob.name if SHA256.fullmatch(self.blob.name) else None
 
     @property
     def here_bytes(self) -> int:
-        """Return how many bytes of it need not be fetched."""
+        """Return the number of bytes that have arrived."""
         if self.blob is None:
             return 0
         if self.blob.exists():
@@ -66,24 +66,23 @@ class WeightFile:
 
 
 def cache_folder() -> Path:
-    """Return the folder of the cache, as the hub's client is told by the environment."""
+    """Return the folder of the cache that the environment gives the hub's client."""
     return Path(constants.HF_HUB_CACHE).expanduser()
 
 
 def cached_repositories() -> Iterator[str]:
-    """Yield the names of the models that something is here of."""
     for folder in folders_in(cache_folder()):
         if folder.name.startswith(REPOSITORY):
             yield folder.name.removeprefix(REPOSITORY).replace("--", "/")
 
 
 def repository_folder(repository: str) -> Path:
-    """Return the folder of a repository, which may not be there."""
+    """Return the folder of a repository, which need not exist."""
     return cache_folder() / f"{REPOSITORY}{repository.replace('/', '--')}"
 
 
 def snapshot_of(repository: str, revision: str) -> Path | None:
-    """Return the folder of a commit, or of what a branch or tag was last; None where it is not
+    """Return the folder of a commit, or of a branch's or tag's last one; None where it is not
     here."""
     snapshots = repository_folder(repository) / "snapshots"
     for commit in (revision, _commit_of(repository, revision)):
@@ -93,20 +92,20 @@ def snapshot_of(repository: str, revision: str) -> Path | None:
 
 
 def best_snapshot(repository: str) -> Path | None:
-    """Return the folder of the commit to serve without asking the hub: main's, but for one whose
-    weights are not all here while another's are. None where there is none."""
+    """Return the folder of the commit to serve without asking the hub: a complete one before
+    others, then main's, then the newest. None without a commit."""
     main = _commit_of(repository, MAIN)
-    found = folders_in(repository_folder(repository) / "snapshots")
 
     def rank(snapshot: Path) -> tuple[bool, bool, float]:
         complete = not lacks_weights(repository, snapshot)
         return complete, snapshot.name == main, snapshot.stat().st_mtime
 
-    return max(found, key=rank, default=None)
+    snapshots = folders_in(repository_folder(repository) / "snapshots")
+    return max(snapshots, key=rank, default=None)
 
 
 def move_branch(repository: str, branch: str, commit: str) -> None:
-    """Has a branch be a commit from now on, for all who are not online."""
+    """Point the cache's branch to a commit, for programs without a network."""
     if _commit_of(repository, branch) == commit:
         return
     file = repository_folder(repository) / "refs" / branch
@@ -118,10 +117,9 @@ def move_branch(repository: str, branch: str, commit: str) -> None:
 
 
 def listed_weights(repository: str, snapshot: Path) -> dict[str, int] | None:
-    """Return the files of weights that a repository has at a commit, and their bytes, as they were
-    listed when something of it was fetched; None where nothing was. snapshot: the commit's folder,
-    whose index may name some. Raises ModelNotFoundError where the repository has none, and
-    CheckpointError."""
+    """Return the files of weights that a repository has at a commit, and their bytes, from the
+    cached listing; None without a listing. snapshot: the commit's folder, whose index may name
+    some. Raises ModelNotFoundError where the repository has none, and CheckpointError."""
     try:
         listed = get_cached_repo_tree(repository, revision=snapshot.name)
     except CachedRepoTreeNotFoundError:
@@ -136,15 +134,14 @@ def listed_weights(repository: str, snapshot: Path) -> dict[str, int] | None:
 
 
 def is_weights(path: str, named: Set[str]) -> bool:
-    """Return whether a file of a repository is one of the weights that are read. named: files that
-    the index names."""
+    """Return whether a file of a repository is one of weights. named: files that the index
+    names."""
     return "/" not in path and (fnmatchcase(path, WEIGHTS) or path in named)
 
 
 def missing_weights(repository: str | None, folder: Path) -> list[str]:
-    """Return the files of weights that must be in a folder and are not: as the hub lists them, else
-    as the index of the files does. repository: whose commit it is. Raises ModelNotFoundError and
-    CheckpointError."""
+    """Return the files of weights that a folder lacks, by the hub's listing, else by its own index.
+    repository: the one whose commit it is. Raises ModelNotFoundError and CheckpointError."""
     listed = listed_weights(repository, folder) if repository else None
     named = set(read_index(folder).values()) if listed is None else set(listed)
     return sorted(file for file in named if not (folder / file).exists())
@@ -161,7 +158,7 @@ def lacks_weights(repository: str, snapshot: Path) -> bool:
 
 
 def folders_in(folder: Path) -> list[Path]:
-    """Return the folders in a folder, but for hidden ones; none where it may not be read."""
+    """Return the folders in a folder, without hidden ones; none where it may not be read."""
     try:
         entries = sorted(folder.iterdir())
     except OSError:
@@ -170,7 +167,7 @@ def folders_in(folder: Path) -> list[Path]:
 
 
 def _commit_of(repository: str, branch: str) -> str | None:
-    """Return the commit that a branch was last; None where nobody wrote it down."""
+    """Return a branch's commit in the cache; None where it has none."""
     try:
         file = repository_folder(repository) / "refs" / branch
         regular_size(file)

@@ -1,4 +1,4 @@
-"""Find what a person means by a model's name: a folder, a repository of the hub, a short name."""
+"""Resolve a model's name: to a folder, or a repository of the hub."""
 
 import tomllib
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ class InFolder:
     """A model in a folder that is not the hub's."""
 
     name: str
-    """The folder's name, or ``org/name`` where a configured folder has it so."""
+    """The folder's name, or ``org/name`` where it lies two levels below a configured folder."""
     folder: Path
 
 
@@ -40,22 +40,20 @@ class OnHub:
 
 @cache
 def aliases() -> dict[str, str]:
-    """Return the short names that come along, and the repositories that they stand for."""
-    found: dict[str, str] = tomllib.loads(shipped(ALIASES_FILE).read_text(encoding="utf-8"))[
-        "aliases"
-    ]
-    return found
+    """Return quire's own short names, and their repositories."""
+    text = shipped(ALIASES_FILE).read_text(encoding="utf-8")
+    names: dict[str, str] = tomllib.loads(text)["aliases"]
+    return names
 
 
 def look_up(
     name: str, folders: Sequence[Path] = (), reader: FolderReader | None = None
 ) -> InFolder | OnHub:
-    """Find what a name means. folders: with models beside the hub's cache. reader: as for
-    ``local_models``.
+    """Resolve a name. folders: with models beside the hub's cache. reader: as for ``local_models``.
 
-    The first of these counts: a path; the word for the demo model; the whole name of a model in
-    these folders that can be served; a short name that comes along; an id of the hub; the last part
-    of the name of one model on this disk. Raises ModelNotFoundError.
+    The first of these counts: a path; the name of the demo model; the whole name of a model in
+    these folders that can be served; a short name of quire's; an id of the hub; the last part of
+    the name of one model on this disk. Raises ModelNotFoundError.
     """
     path = Path(name).expanduser()
     if path.is_dir():
@@ -81,17 +79,17 @@ def look_up(
 def _by_last_part(
     name: str, folders: Sequence[Path], reader: FolderReader | None
 ) -> LocalModel | None:
-    """Return the one model of this disk whose name ends so, behind the organisation. Raises
+    """Return the model of this disk with that name behind its organisation. Raises
     ModelNotFoundError where there are several."""
-    found = [
+    matches = [
         model
         for model in local_models(folders, reader=reader)
         if model.name.rpartition("/")[2].lower() == name.lower()
     ]
-    if len(found) > 1:
-        names = " or ".join(model.name for model in found)
+    if len(matches) > 1:
+        names = " or ".join(model.name for model in matches)
         raise ModelNotFoundError(f"{name}: there are several on this disk: name {names}")
-    return found[0] if found else None
+    return matches[0] if matches else None
 
 
 def _place(model: LocalModel) -> InFolder | OnHub:

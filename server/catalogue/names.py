@@ -1,20 +1,20 @@
-"""Names of models: folders, ids of the Hugging Face hub, and what is neither."""
+"""Check names of models: folders, ids of the Hugging Face hub, and mistakes."""
 
 import re
 from collections.abc import Iterable
 from pathlib import Path
 
-# A small model that comes along, and is called so unless there is a folder of that name.
+# The small model that comes with quire; a folder of that name comes first.
 DEMO, DEMO_ID = "demo", "quire-demo"
-# What begins otherwise, or goes up, is a path.
+# A name that begins otherwise, or has "..", is a path.
 HUB_ID = re.compile(r"(?!.*(?:--|\.\.))\w[\w.-]*/[\w.-]*\w", re.ASCII)
 # A branch, a tag or a commit.
 REVISION = re.compile(r"(?!.*\.\.)\w[\w./-]*", re.ASCII)
 # "qwen3:4b", with or without a person before it.
 OLLAMA_NAME = re.compile(r"(?:[\w.-]+/)?[\w.-]+:[\w.-]+")
-# What repositories have, and are not called.
+# Suffixes of files in repositories, not of repositories.
 FILES = (".gguf", ".safetensors")
-# Of a problem that is told, and of a name that others chose.
+# The longest problem, and the longest word of other people's files, that a line shows.
 MAX_PROBLEM_CHARS, MAX_WORD_CHARS = 1000, 100
 EXAMPLES = "Qwen/Qwen3-4B or mlx-community/Qwen3-4B-4bit"
 GGUF = (
@@ -38,13 +38,13 @@ def split_revision(name: str) -> tuple[str, str | None]:
 
 
 def has_gguf_alone(folder: Path) -> bool:
-    """Return whether a folder's weights are in a format that is not read."""
+    """Return whether a folder's weights are in GGUF alone, which is not read."""
     return any(folder.glob("*.gguf")) and not any(folder.glob("*.safetensors"))
 
 
 def why_not(name: str, path: Path, aliases: Iterable[str]) -> str:
-    """Say why a name is none of a model, and what to write instead. path: that it may have been
-    meant for. aliases: the short names that there are."""
+    """Say why a name is not a model's, and how to write it. path: the name as a path. aliases: all
+    short names."""
     if path.suffix.lower() == ".gguf":
         return GGUF if path.is_file() else f"there is no such file; and {GGUF}"
     if path.is_file():
@@ -58,8 +58,8 @@ def why_not(name: str, path: Path, aliases: Iterable[str]) -> str:
 
 
 def printable(text: str, max_chars: int | None = None) -> str:
-    """Return a text of others as it may stand in a line: what moves a terminal's cursor or begins
-    a line is escaped. max_chars: beyond them it is cut."""
+    """Return other people's text as it may stand in a line: characters that move a terminal's
+    cursor or begin a line are escaped. max_chars: the text is cut behind them."""
     if max_chars is not None and len(text) > max_chars:
         text = f"{text[: max_chars - 1]}\N{HORIZONTAL ELLIPSIS}"
     if text.isprintable():

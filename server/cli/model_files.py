@@ -20,11 +20,14 @@ from kvcache.memory_budget import BudgetError, gib
 from kvcache.substrates import SubstrateChoice, SubstrateError
 from server.catalogue.folder_reader import FolderReader, reading_process
 from server.catalogue.hub import FoundModel, find_model, model_names
-from server.catalogue.local_models import DTYPES, LocalModel, digest_of, model_files
-from server.catalogue.model_checks import (
+from server.catalogue.local_models import (
+    DTYPES,
+    LocalModel,
     check_vocabulary,
     checkpoint_in,
+    digest_of,
     folder_problem,
+    model_files,
     shape_problem,
 )
 from server.catalogue.names import ModelNotFoundError

@@ -19,9 +19,8 @@ from pydantic import SecretStr
 from engine.models.checkpoint import CheckpointError
 from engine.substrate import memory_of_all_models
 from server.catalogue.folder_reader import FolderReader
-from server.catalogue.local_models import LocalModel, local_models
+from server.catalogue.local_models import LocalModel, local_models, template_facts
 from server.catalogue.lookup import InFolder, OnHub, look_up
-from server.catalogue.model_checks import template_facts
 from server.catalogue.names import ModelNotFoundError
 from server.cli.banner import announce_several
 from server.cli.model_files import EMBEDS, ModelError, facts_of

@@ -13,7 +13,7 @@ from engine.power import KeepAwake
 from server.catalogue.lookup import aliases
 from server.chat.drain import Drain
 from server.config import Config
-from server.protocol.wire_errors import UnknownModelError
+from server.protocol.wire_errors import ApiError, UnknownModelError
 from server.supervisor.models import ManagedModel, ModelSource, ModelSupervisor
 
 LATEST = ":latest"

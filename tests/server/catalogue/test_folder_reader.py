@@ -14,8 +14,7 @@ from huggingface_hub import constants
 from engine.models.safetensors_headers import CheckpointError
 from server.catalogue import folder_reader
 from server.catalogue.folder_reader import FolderReader, folder_state
-from server.catalogue.local_models import local_models
-from server.catalogue.model_checks import folder_problem, template_facts
+from server.catalogue.local_models import folder_problem, local_models, template_facts
 from server.text.limited_process import Limits
 from tests.hostile_models import HOSTILE, spoil
 from tests.server.conftest import ThisProcess

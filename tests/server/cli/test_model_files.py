@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from engine.models.checkpoint import Checkpoint, read_checkpoint
-from server.catalogue.local_models import local_models
-from server.catalogue.model_checks import check_vocabulary
+from server.catalogue.local_models import check_vocabulary, local_models
 from server.cli import model_files
 from server.cli.log import configure_log
 from server.cli.model_files import (
