@@ -80,7 +80,7 @@ class FoundModel:
     weights_bytes: int = 0
     """The bytes of all files of weights, where some are missing."""
     is_cached: bool = False
-    """Whether the hub did not answer, and the cache did."""
+    """Whether it comes from the cache, as the hub did not answer."""
     notice: str = ""
     """A sentence for the log: why the cache's model is taken."""
 
@@ -134,16 +134,16 @@ def find_model(
         commit = _commit(place)
         folder = _fetch_matching(place.repository, commit, files)
         branch = (place.revision or MAIN) if commit != place.revision else None
-        found = _with_missing(FoundModel(name, place.repository, folder, place.repository, branch))
+        model = _with_missing(FoundModel(name, place.repository, folder, place.repository, branch))
     except ModelNotFoundError:
         raise
     except (RevisionNotFoundError, DownloadError) as error:
         raise not_given(name, place.repository, error) from error
     except Exception as error:
         return _cached(name, place, error)
-    if not found.missing and files == SMALL_FILES:
-        found.follow_branch()
-    return found
+    if not model.missing and files == SMALL_FILES:
+        model.follow_branch()
+    return model
 
 
 def _fetch_matching(repository: str, commit: str, patterns: Sequence[str]) -> Path:
@@ -231,21 +231,21 @@ def _cached(name: str, place: OnHub, error: Exception) -> FoundModel:
     )
 
 
-def _with_missing(found: FoundModel) -> FoundModel:
+def _with_missing(model: FoundModel) -> FoundModel:
     """Add the missing weights, from the listing that came with the small files. Raises the errors
     of the hub's client."""
-    assert found.repository is not None
-    listed = listed_weights(found.repository, found.folder)
+    assert model.repository is not None
+    listed = listed_weights(model.repository, model.folder)
     if listed is None:
-        return found  # without a network the cache is all
-    names = [name for name in listed if not (found.folder / name).exists()]
+        return model  # without a network the cache is all
+    names = [name for name in listed if not (model.folder / name).exists()]
     if not names:
-        return found
-    if found.is_cached:
+        return model
+    if model.is_cached:
         files = tuple(WeightFile(name, listed[name], None) for name in sorted(names))
     else:
-        files = _weight_files(found.repository, found.folder.name, names)
-    return replace(found, missing=files, weights_bytes=sum(listed.values()))
+        files = _weight_files(model.repository, model.folder.name, names)
+    return replace(model, missing=files, weights_bytes=sum(listed.values()))
 
 
 def _weight_files(repository: str, commit: str, names: Collection[str]) -> tuple[WeightFile, ...]:
@@ -293,9 +293,9 @@ def not_given(name: str, repository: str, error: Exception) -> ModelNotFoundErro
     return ModelNotFoundError(what)
 
 
-def model_names(found: FoundModel, alias: str | None) -> tuple[str, ...]:
+def model_names(model: FoundModel, alias: str | None) -> tuple[str, ...]:
     """Return the names by which clients may call the model. The first one is its id."""
-    names = found.name, found.folder.name, found.asked, str(found.folder)
+    names = model.name, model.folder.name, model.asked, str(model.folder)
     return tuple(dict.fromkeys(([alias] if alias else []) + [*names]))
 
 

@@ -105,15 +105,15 @@ def local_models(
     if reader is None:
         with FolderReader() as reader:
             return local_models(folders, hub=hub, reader=reader)
-    found: dict[str, LocalModel] = {}
+    by_name: dict[str, LocalModel] = {}
     seen: set[Path] = set()
     for model in _all_models(folders, reader, hub=hub):
         folder = model.folder.resolve()
-        before = found.get(model.name)
+        before = by_name.get(model.name)
         if folder not in seen and (before is None or (before.problem and not model.problem)):
-            found[model.name] = model
+            by_name[model.name] = model
         seen.add(folder)
-    return tuple(sorted(found.values(), key=lambda model: model.name.lower()))
+    return tuple(sorted(by_name.values(), key=lambda model: model.name.lower()))
 
 
 def hub_model(

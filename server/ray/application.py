@@ -122,11 +122,11 @@ def resize(plan: Plan, counts: ReplicaCounts, unfit: Collection[str]) -> None:
 
 def _target(plan: Plan, counts: ReplicaCounts, unfit: Collection[str]) -> Any:
     settings = plan.settings
-    number: dict[str, Any] = {"num_replicas": counts.most}
-    if counts.least < counts.most:
+    number: dict[str, Any] = {"num_replicas": counts.maximum}
+    if counts.minimum < counts.maximum:
         scaling = AutoscalingConfig(
-            min_replicas=counts.least,
-            max_replicas=counts.most,
+            min_replicas=counts.minimum,
+            max_replicas=counts.maximum,
             target_ongoing_requests=BUSY_SHARE * engine_config(settings).max_num_seqs,
             look_back_period_s=LOOK_BACK_S,
             upscale_delay_s=MORE_AFTER_S,

@@ -39,7 +39,7 @@ def write_certificates(folder: ClusterFolder, key: str, addresses: Iterable[str]
 
 def _authority_key(key: str) -> ec.EllipticCurvePrivateKey:
     derive = HKDF(SHA256(), length=64, salt=b"quire cluster authority", info=b"").derive
-    # Of 64 bytes the remainder is as good as uniform.
+    # The remainder of 64 bytes is as good as uniform.
     number = int.from_bytes(derive(bytes.fromhex(key)), "big") % (P256_ORDER - 1) + 1
     return ec.derive_private_key(number, ec.SECP256R1())
 

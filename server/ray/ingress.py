@@ -113,10 +113,10 @@ class Ingress:
 def make_service(model: str, settings: Config, engine: RemoteEngine) -> Service:
     """Make the service of a front whose engines are elsewhere. Raises StartError."""
     with model_errors(), FolderReader() as reader:
-        found = find_model(model, settings.models.folders)
-        check_found(reader, found, settings)
-        checkpoint = checkpoint_of(found, settings)
-        tokenizer, served = check_files(found, checkpoint, settings)
+        model_files = find_model(model, settings.models.folders)
+        check_found(reader, model_files, settings)
+        checkpoint = checkpoint_of(model_files, settings)
+        tokenizer, served = check_files(model_files, checkpoint, settings)
     served = replace(served, facts=model_facts(checkpoint))
     grammars = grammar_compiler(
         settings, tokenizer, served, checkpoint.vocab_size, CheckingCompiler

@@ -14,8 +14,8 @@ WATCH_S = 2.0
 class ReplicaCounts:
     """The smallest and the largest number of replicas. Where they differ, Ray chooses."""
 
-    least: int
-    most: int
+    minimum: int
+    maximum: int
 
     @classmethod
     def read(cls, text: str) -> "ReplicaCounts":
@@ -23,14 +23,15 @@ class ReplicaCounts:
         match = RANGE.fullmatch(text)
         if match is None:
             raise ValueError(f"{text}: replicas are written N or LEAST-MOST, from 1 on")
-        least = int(match[1])
-        most = int(match[2] or least)
-        if most < least:
+        counts = cls(int(match[1]), int(match[2] or match[1]))
+        if counts.maximum < counts.minimum:
             raise ValueError(f"{text}: the second number is the larger one")
-        return cls(least, most)
+        return counts
 
     def __str__(self) -> str:
-        return str(self.least) if self.least == self.most else f"{self.least}-{self.most}"
+        return (
+            str(self.minimum) if self.minimum == self.maximum else f"{self.minimum}-{self.maximum}"
+        )
 
 
 class MachineWatcher:
@@ -71,8 +72,8 @@ class MachineWatcher:
         self.room = self._plan.per_machine * sum(self._fits[node] for node in hosts)
         wanted = self._wanted or ReplicaCounts(self.room, self.room)
         self.counts = ReplicaCounts(
-            max(self.counts.least, min(wanted.least, self.room)),
-            max(self.counts.most, min(wanted.most, self.room)),
+            max(self.counts.minimum, min(wanted.minimum, self.room)),
+            max(self.counts.maximum, min(wanted.maximum, self.room)),
         )
         return before != (self.counts, self.unfit)
 

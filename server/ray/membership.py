@@ -16,7 +16,7 @@ from server.ray.replica_calls import ReplicaReport
 from server.routes.service import ReplicaFigures
 
 # Figures that end with their engine; all other fields of statistics count events.
-GAUGES = ("running", "waiting", "token_budget", "step_seconds", "mlx", "kv")
+MOMENTARY = ("running", "waiting", "token_budget", "step_seconds", "mlx", "kv")
 # Figures of the newest step: the largest of all replicas is shown.
 LARGEST = ("token_budget", "step_seconds")
 # Constants of a model, which all replicas share.
@@ -54,7 +54,7 @@ def _merge(name: str, one: Any, other: Any) -> Any:
 def counters_of(stats: EngineStats) -> EngineStats:
     """Return statistics of an engine that is gone: its counters go on counting in the sums."""
     empty = EngineStats()
-    return replace(stats, **{name: getattr(empty, name) for name in GAUGES})
+    return replace(stats, **{name: getattr(empty, name) for name in MOMENTARY})
 
 
 class Membership:
@@ -159,38 +159,24 @@ class Membership:
         return rows
 
 
-FAMILIES = (
-    (
-        gauges,
-        "quire_replica_requests_running",
-        "running",
-        "Sequences that the replica has admitted",
-    ),
-    (
-        gauges,
-        "quire_replica_requests_waiting",
+GAUGES = {
+    "quire_replica_requests_running": ("running", "Sequences that the replica has admitted"),
+    "quire_replica_requests_waiting": (
         "waiting",
         "Sequences that wait for admission at the replica",
     ),
-    (
-        counters,
-        "quire_replica_prompt_tokens",
+}
+COUNTERS = {
+    "quire_replica_prompt_tokens": (
         "submitted_prompt_tokens",
         "Prompt tokens that the replica was given",
     ),
-    (
-        counters,
-        "quire_replica_cached_prompt_tokens",
-        "cached_prompt_tokens",
-        "Those that its cache had",
-    ),
-    (
-        counters,
-        "quire_replica_generated_tokens",
+    "quire_replica_cached_prompt_tokens": ("cached_prompt_tokens", "Those that its cache had"),
+    "quire_replica_generated_tokens": (
         "generated_tokens",
         "Tokens that the replica has generated",
     ),
-)
+}
 
 
 class ReplicasCollector(Collector):
@@ -216,6 +202,7 @@ class ReplicasCollector(Collector):
             labels,
             [(row, float(row[0] not in silent)) for row in rows],
         )
-        for family, name, field, documentation in FAMILIES:
-            values = [float(getattr(each.stats, field)) for each in reports]
-            yield family(name, documentation, labels, list(zip(rows, values, strict=True)))
+        for family, table in ((gauges, GAUGES), (counters, COUNTERS)):
+            for name, (field, help_text) in table.items():
+                values = [float(getattr(report.stats, field)) for report in reports]
+                yield family(name, help_text, labels, zip(rows, values, strict=True))

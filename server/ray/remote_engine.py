@@ -70,15 +70,12 @@ class RemoteEngine:
         self,
         replicas: RayReplicas,
         *,
-        max_backlog: int = MAX_BACKLOG,
         max_share_ratio: float = 1.0,
         silence_s: float = SILENCE_S,
         report_period_s: float = REPORT_PERIOD_S,
     ) -> None:
-        """max_backlog, max_share_ratio: as EngineClient's. silence_s: after which a replica is
-        lost."""
+        """max_share_ratio: as EngineClient's. silence_s: after which a replica is lost."""
         self._replicas = replicas
-        self._max_backlog = max_backlog
         self._silence_s = silence_s
         self._report_period_s = report_period_s
         self.members = Membership(silence_s + report_period_s, time.monotonic)
@@ -204,7 +201,7 @@ class RemoteEngine:
         for index, params in enumerate(asked.params):
             self._last_id += 1
             request = Request(self._last_id, asked.prompt_ids, params)
-            call.streams.append(TokenStream(request, self._abort, self._max_backlog, wake))
+            call.streams.append(TokenStream(request, self._abort, MAX_BACKLOG, wake))
             self._calls[self._last_id] = call, index
         self._slots.take(len(call.streams), tenant)
         call.task = asyncio.create_task(self._answer(call))

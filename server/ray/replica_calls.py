@@ -1,4 +1,4 @@
-"""The calls that a cluster's front makes of its replicas: what is sent, and how Ray sends it."""
+"""The calls of a cluster's front to its replicas: the messages, and Ray's handle to send them."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator

@@ -129,10 +129,10 @@ def serve_cluster(
     settings = checked_settings(file, with_further(flags, further))
     folder, node = _head()
     with model_errors():
-        found = find_model(model, settings.models.folders)
-        if found.missing:
-            found.fetch_weights()
-        facts = facts_of(found.folder)
+        model_files = find_model(model, settings.models.folders)
+        if model_files.missing:
+            model_files.fetch_weights()
+        facts = facts_of(model_files.folder)
     os.environ.update(environment(folder))
     from server.ray import application
 
@@ -145,7 +145,7 @@ def serve_cluster(
             time.sleep(WATCH_S)
             _check_running(folder)
             watcher.look()
-        least = replicas.least if replicas is not None and not waits else 1
+        least = replicas.minimum if replicas is not None and not waits else 1
         if watcher.room < least:
             raise ClusterError(f"there is room for {watcher.room} replicas of {model}, not {least}")
         url = application.deploy(plan, watcher.counts, watcher.unfit)

@@ -32,7 +32,7 @@ from server.supervisor.process import LoadError, ModelProcess
 SUBSTRATE_FAILED_CODE = 4
 # The time between a load that failed and the next attempt.
 RETRY_LOAD_S = 5.0
-# A model in use keeps others waiting so long, or for `models.evict_after_idle_s` if that is less.
+# How long a model in use keeps others waiting, unless `models.evict_after_idle_s` is shorter.
 MAX_TURN_S = 300.0
 # A model keeps its place in the line for this time after the `Retry-After` of its last request.
 PLACE_KEPT_S = 10.0
@@ -347,7 +347,7 @@ class ModelSupervisor:
                 raise self._no_room(model)
 
     async def _launch(self, model: ManagedModel, needs: MemoryNeeds) -> ModelProcess:
-        """Start the model's process with what is free. Raises LoadError."""
+        """Start the model's process with the free memory. Raises LoadError."""
         kv_bytes = min(self.free_bytes - needs.fixed_bytes, needs.most_kv_bytes)
         log.info(f"loading {model.name}")
         try:

@@ -27,7 +27,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
 
 @asynccontextmanager
 async def front(replicas: LocalReplicas, tokenizer: Tokenizer) -> AsyncIterator[httpx2.AsyncClient]:
-    engine = RemoteEngine(replicas, max_backlog=4096, report_period_s=0.05)
+    engine = RemoteEngine(replicas, report_period_s=0.05)
     await engine.ready()
     service = make_service(engine, tokenizer)  # type: ignore[arg-type]
     try:

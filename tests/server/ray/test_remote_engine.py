@@ -35,9 +35,7 @@ PROMPT = tuple(range(100, 180))
 
 @asynccontextmanager
 async def engine_of(replicas: LocalReplicas, **options: Any) -> AsyncIterator[RemoteEngine]:
-    engine = RemoteEngine(
-        replicas, max_backlog=4096, silence_s=SILENCE_S, report_period_s=0.05, **options
-    )
+    engine = RemoteEngine(replicas, silence_s=SILENCE_S, report_period_s=0.05, **options)
     await engine.ready()
     try:
         yield engine
@@ -223,7 +221,7 @@ async def test_the_end_ends_all_requests_and_lets_none_in() -> None:
 
 async def test_an_end_before_the_beginning_ends_nothing() -> None:
     replicas = LocalReplicas(1)
-    engine = RemoteEngine(replicas, max_backlog=1)
+    engine = RemoteEngine(replicas)
     engine.end_all(SHUTTING_DOWN)
     replicas.stop()
 
@@ -291,7 +289,7 @@ async def test_nobody_is_known_as_long_as_there_is_nobody() -> None:
     replicas = LocalReplicas(1)
     replicas.dead = {"r0"}
     replicas.update()
-    engine = RemoteEngine(replicas, max_backlog=1, silence_s=0.1)
+    engine = RemoteEngine(replicas, silence_s=0.1)
     await engine.ask_all()
     assert engine.members.names == ()
     replicas.stop()
