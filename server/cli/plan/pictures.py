@@ -1,7 +1,6 @@
 """The capacity report as pictures: SVG files, drawn by matplotlib without a screen.
 
-They live in server/ because they are for people, as the text beside them is. Only ``quire plan
---out`` imports this module, whose matplotlib is the extra ``plan``.
+Only ``quire plan --out`` imports this module, whose matplotlib is the extra ``plan``.
 """
 
 from collections.abc import Callable
@@ -21,14 +20,14 @@ GIB = 1024**3
 KIB = 1024
 WEIGHTS_COLOUR = "#4878a8"
 KV_COLOUR = "#e49444"
-# One colour for each allocation, and for each mean length, that people tell apart who confuse red
-# and green: of Okabe and Ito (jfly.uni-koeln.de/color). Legends keep the order, too.
+# One colour for each allocation, and for each mean length. People who confuse red and green can
+# tell them apart: they are Okabe and Ito's (jfly.uni-koeln.de/color). Legends keep the order, too.
 SERIES_COLOURS = ("#d55e00", "#56b4e9", "#0072b2", "#e69f00")
 LIMIT_COLOUR = "#444444"
 WIDE_INCHES = (11.0, 4.6)
 SIZE_INCHES = (8.0, 4.6)
 CURVE_POINTS = 400
-# Of a figure's height.
+# A part of a figure's height.
 SIGNATURE_HEIGHT = 0.04
 # The same report makes the same bytes: no date, and no random names inside.
 SVG_METADATA = {"Date": None, "Creator": "quire plan"}
@@ -36,7 +35,7 @@ SVG_METADATA = {"Date": None, "Creator": "quire plan"}
 
 def draw_pictures(report: CapacityReport, folder: Path, model: str) -> list[Path]:
     """Draw all pictures into an existing folder, and return the files. model: its name, which each
-    of them tells. Raises OSError."""
+    picture has. Raises OSError."""
     pictures: dict[str, Callable[[CapacityReport], Figure]] = {
         "weights-and-kv": weights_and_kv,
         "quantisation": quantisation,
@@ -59,7 +58,7 @@ def draw_pictures(report: CapacityReport, folder: Path, model: str) -> list[Path
 
 def weights_and_kv(report: CapacityReport) -> Figure:
     """Draw weights against K and V by context length."""
-    figure, axes = _one("Weights against K and V by context (bf16)", report)
+    figure, (axes,) = _figure("Weights against K and V by context (bf16)", report)
     known = report.shape.max_position_embeddings
     labels = [tokens_label(r.context) + " *" * (r.context > known) for r in report.by_context]
     weights = [r.weights_bytes / GIB for r in report.by_context]
@@ -68,7 +67,8 @@ def weights_and_kv(report: CapacityReport) -> Figure:
     bars = axes.bar(labels, kept, bottom=weights, color=KV_COLOUR, label=_kept(report), width=0.6)
     totals = [f"{r.total_bytes / GIB:.1f}" for r in report.by_context]
     axes.bar_label(bars, totals, padding=3)
-    _limit(axes, report)
+    room = _room_bytes(report) / GIB
+    axes.axhline(room, color=LIMIT_COLOUR, linestyle="--", label=f"room for both: {room:.1f} GiB")
     beyond = f"; * beyond the {known} positions that the model knows"
     axes.set_xlabel("context (tokens)" + beyond * (report.by_context[-1].context > known))
     axes.set_ylabel("resident (GiB)")
@@ -79,7 +79,7 @@ def weights_and_kv(report: CapacityReport) -> Figure:
 
 def quantisation(report: CapacityReport) -> Figure:
     """Draw what each packing of weights and of K and V needs for one context."""
-    figure, axes = _one(f"What quantisation buys at {report.context} tokens", report)
+    figure, (axes,) = _figure(f"What quantisation buys at {report.context} tokens", report)
     steps = [step.resident for step in reversed(report.steps)]
     labels = [pair_name(r.weights, r.kv) + " *" * (r.kv != BF16) for r in steps]
     weights = [r.weights_bytes / GIB for r in steps]
@@ -98,10 +98,9 @@ def quantisation(report: CapacityReport) -> Figure:
 
 def committed(report: CapacityReport) -> Figure:
     """Draw what one sequence is charged by its length, up to the context and while it is short."""
-    figure = Figure(figsize=WIDE_INCHES, layout="constrained")
-    figure.suptitle(f"Committed for one sequence, by its length{_where(report)}")
+    figure, both = _figure("Committed for one sequence, by its length", report, 2)
     short = min(report.context, 4 * CHUNK_TOKENS)
-    for axes, longest in zip(figure.subplots(1, 2), (report.context, short), strict=True):
+    for axes, longest in zip(both, (report.context, short), strict=True):
         step = max(1, longest // CURVE_POINTS)
         lengths = list(range(1, longest + 1, step))
         per_token = report.allocations[0].layout.shape.bytes_per_token
@@ -109,40 +108,26 @@ def committed(report: CapacityReport) -> Figure:
         for allocation, colour in zip(report.allocations, SERIES_COLOURS, strict=False):
             charged = [allocation.committed_bytes(n) / scale for n in lengths]
             axes.plot(lengths, charged, color=colour, label=allocation.name)
-        axes.plot(
-            lengths,
-            [n * per_token / scale for n in lengths],
-            color=LIMIT_COLOUR,
-            linestyle="--",
-            label="used",
-        )
+        used = [n * per_token / scale for n in lengths]
+        axes.plot(lengths, used, color=LIMIT_COLOUR, linestyle="--", label="used")
         axes.set_xlabel("sequence length (tokens)")
         axes.set_ylabel(f"committed ({unit})")
-        _plain(axes)
     axes.set_title("while it is short", fontsize=10)
     # Dense would flatten the others here: its line is in the picture beside it.
     axes.set_ylim(0, 1.3 * longest * per_token / scale)
-    figure.axes[0].legend(frameon=False)
+    both[0].legend(frameon=False)
     return figure
 
 
 def block_size(report: CapacityReport) -> Figure:
     """Draw waste and mapping time against page size."""
-    figure = Figure(figsize=WIDE_INCHES, layout="constrained")
-    figure.suptitle(f"What a page size costs{_where(report)}")
-    waste, mappings, time = figure.subplots(1, 3)
+    figure, (waste, mappings, time) = _figure("What a page size costs", report, 3)
     means = sorted({account.mean_tokens for account in report.blocks})
     for mean, colour in zip(means, SERIES_COLOURS, strict=True):
         accounts = [account for account in report.blocks if account.mean_tokens == mean]
-        label = f"{tokens_label(mean)} tokens"
-        waste.plot(_pages(accounts), [a.waste for a in accounts], "o-", color=colour, label=label)
-        mappings.plot(
-            _pages(accounts),
-            [a.mappings_scattered for a in accounts],
-            "o-",
-            color=colour,
-            label=label,
-        )
+        pages, label = _pages(accounts), f"{tokens_label(mean)} tokens"
+        waste.plot(pages, [a.waste for a in accounts], "o-", color=colour, label=label)
+        mappings.plot(pages, [a.mappings_scattered for a in accounts], "o-", color=colour)
     waste.yaxis.set_major_formatter(PercentFormatter(1.0))
     waste.set_ylabel("empty tail, of what is committed")
     waste.legend(title="mean length", frameon=False)
@@ -155,14 +140,13 @@ def block_size(report: CapacityReport) -> Figure:
     time.set_ylim(bottom=0)
     for axes in (waste, mappings, time):
         axes.set_xlabel("page (KiB)")
-        _plain(axes)
     return figure
 
 
 def fit(report: CapacityReport) -> Figure:
     """Draw how many sequences of mean length fit, by weights and allocation."""
     title = f"Sequences of {report.mean_tokens} tokens that fit, context {report.context}"
-    figure, axes = _one(title, report)
+    figure, (axes,) = _figure(title, report)
     width = 0.8 / len(report.allocations)
     for number, allocation in enumerate(report.allocations):
         counts = [fit.mean_length[number] for fit in report.fits]
@@ -180,12 +164,8 @@ def fit(report: CapacityReport) -> Figure:
 def crowd(report: CapacityReport) -> Figure:
     """Draw the simulated crowd over time: how many run, and what is committed."""
     assert report.crowd is not None
-    figure = Figure(figsize=WIDE_INCHES, layout="constrained")
-    figure.suptitle(
-        f"{report.crowd.requests} requests at once, {report.crowd.weights.name} weights"
-        f"{_where(report)}"
-    )
-    running, charged = figure.subplots(1, 2)
+    title = f"{report.crowd.requests} requests at once, {report.crowd.weights.name} weights"
+    figure, (running, charged) = _figure(title, report, 2)
     for allocation, outcome, colour in zip(
         report.allocations, report.crowd.reports, SERIES_COLOURS, strict=False
     ):
@@ -203,7 +183,6 @@ def crowd(report: CapacityReport) -> Figure:
     for axes in (running, charged):
         axes.set_xlabel("simulated time (s)")
         axes.set_ylim(bottom=0)
-        _plain(axes)
     return figure
 
 
@@ -223,32 +202,20 @@ def tokens_label(tokens: int) -> str:
     return f"{tokens // KIB}k" if tokens % KIB == 0 else str(tokens)
 
 
-def _one(title: str, report: CapacityReport) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=SIZE_INCHES, layout="constrained")
-    axes = figure.subplots()
-    axes.set_title(f"{title}{_where(report)}")
-    _plain(axes)
-    return figure, axes
-
-
-def _where(report: CapacityReport) -> str:
-    return f" - {report.device.name}, {report.memory_bytes / GIB:.0f} GiB"
-
-
-def _plain(axes: Axes) -> None:
-    """Remove the frame where there is no axis."""
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.25)
-    axes.set_axisbelow(True)
+def _figure(title: str, report: CapacityReport, columns: int = 1) -> tuple[Figure, list[Axes]]:
+    """Make a figure of some axes beside each other, without frames where there is no axis."""
+    figure = Figure(figsize=SIZE_INCHES if columns == 1 else WIDE_INCHES, layout="constrained")
+    figure.suptitle(f"{title} - {report.device.name}, {report.memory_bytes / GIB:.0f} GiB")
+    every: list[Axes] = list(figure.subplots(1, columns, squeeze=False)[0])
+    for axes in every:
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(alpha=0.25)
+        axes.set_axisbelow(True)
+    return figure, every
 
 
 def _room_bytes(report: CapacityReport) -> int:
     return report.demand.usable_bytes - report.demand.fixed_bytes
-
-
-def _limit(axes: Axes, report: CapacityReport) -> None:
-    room = _room_bytes(report) / GIB
-    axes.axhline(room, color=LIMIT_COLOUR, linestyle="--", label=f"room for both: {room:.1f} GiB")
 
 
 def _pages(accounts: list[BlockAccount]) -> list[str]:
