@@ -2,5 +2,5 @@
 
 import os
 
-# transformers says when it is imported that it has no PyTorch, for which quire has no use.
+# transformers warns at its import that there is no PyTorch, which quire does not use.
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")

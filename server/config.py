@@ -1,9 +1,9 @@
 """Every limit and default, with its unit. File < environment < flags.
 
-What limits the engine and its cache is declared there (engine/config.py, kvcache/config.py), and a
-table takes it over. The file is TOML (``--config``, or the user's own; configs/quire.toml documents
-it), the environment is ``QUIRE_<SECTION>__<FIELD>``. Sizes take units: ``4GiB``, ``512MiB``,
-``65536``.
+The limits of the engine and its cache are declared there (engine/config.py, kvcache/config.py), and
+a table takes them over. The file is TOML (``--config``, or the user's own; configs/quire.toml
+documents it), the environment is ``QUIRE_<SECTION>__<FIELD>``. Sizes take units: ``4GiB``,
+``512MiB``, ``65536``.
 """
 
 import inspect
@@ -81,8 +81,8 @@ Secrets = Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(_parted)]
 
 
 class Section(BaseModel):
-    """A table of the file: unknown keys are refused, values never change. A field's alias is what
-    the engine calls it."""
+    """A table of the file: unknown keys are refused, values never change. A field's alias is its
+    name in the engine."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -91,7 +91,7 @@ SectionT = TypeVar("SectionT", bound=Section)
 
 
 class ServerSection(Section):
-    """Where and as what to serve."""
+    """The address, the name and the life of a server."""
 
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
@@ -105,7 +105,7 @@ class ServerSection(Section):
 
 
 class AccessSection(Section):
-    """Who may ask. Lists may be written with commas."""
+    """Keys, hosts and origins of clients. Lists may be written with commas."""
 
     api_keys: Secrets = ()
     scrape_key: SecretStr | None = None
@@ -117,13 +117,13 @@ class AccessSection(Section):
 
 
 class PromptsSection(Section):
-    """How conversations become prompts."""
+    """Conversations as prompts."""
 
     interpret_special_tokens: bool = False
 
 
 class LimitsSection(Section):
-    """What a request may ask for."""
+    """Limits of requests and connections."""
 
     max_body_bytes: Size = 8 * MIB
     max_queued_requests: int = Field(default=256, ge=0)
@@ -150,7 +150,7 @@ UnseenRule = Literal["refuse", "placeholder"]
 
 
 class ImagesSection(Section):
-    """What becomes of images and files in the conversations of each API: a 400, or a note to the
+    """The treatment of images and files in conversations, for each API: a 400, or a note to the
     model in their place."""
 
     chat: UnseenRule = "refuse"
@@ -172,7 +172,7 @@ def settings_of(room: type) -> list[DataclassField[Any]]:
 def with_settings_of(room: type, **renamed: str) -> Callable[[type[SectionT]], type[SectionT]]:
     """Give a table the settings that a room declares, with their defaults and limits.
 
-    room: a dataclass; what is in bytes is written as a size. renamed: what users call some of them.
+    room: a dataclass; fields in bytes are written as sizes. renamed: their names for users.
     """
 
     def with_fields(section: type[SectionT]) -> type[SectionT]:
@@ -190,7 +190,7 @@ def with_settings_of(room: type, **renamed: str) -> Callable[[type[SectionT]], t
 
 @with_settings_of(EngineConfig)
 class EngineSection(Section):
-    """How the model runs."""
+    """The task, and the settings of the engine."""
 
     task: Literal["auto", "generate", "embed"] = "auto"
     watchdog_s: float = Field(default=30.0, gt=0)
@@ -206,13 +206,13 @@ class EngineSection(Section):
     kv_dtype="dtype",
 )
 class CacheSection(Section):
-    """How K and V lie in memory."""
+    """Memory of K and V."""
 
     heed_pressure: bool = True
 
 
 class ModelsSection(Section):
-    """Which models there are, and how several are served behind one address."""
+    """Folders of models, and rules for several behind one address."""
 
     folders: Folders = ()
     memory_budget: Size | None = None
@@ -224,13 +224,13 @@ class ModelsSection(Section):
 
 
 class MetricsSection(Section):
-    """What /metrics shows beside its own names."""
+    """Further names in /metrics."""
 
     vllm_names: bool = False
 
 
 class LogSection(Section):
-    """What is written to the log; prompts and answers never are."""
+    """The log, which never has prompts and answers."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["text", "json"] = "text"

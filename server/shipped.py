@@ -1,4 +1,4 @@
-"""What comes along with quire beside its code: settings, short names, the demo model."""
+"""Files beside the code: settings, short names, the demo model."""
 
 from pathlib import Path
 
@@ -10,8 +10,8 @@ DEMO_MODEL = "demo/model"
 
 
 def shipped(name: str) -> Path:
-    """Return the path of something below ``configs``: a wheel has that folder in this package, a
-    checkout beside it."""
+    """Return a path below ``configs``: a wheel has that folder in this package, a checkout beside
+    it."""
     assert server.__file__ is not None
     package = Path(server.__file__).parent
     installed = package / "configs" / name

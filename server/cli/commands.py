@@ -235,9 +235,11 @@ def plan(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="A folder for pictures (SVG).")] = None,
 ) -> None:
-    """Print what a model needs, what quantisation buys and how many sequences fit; load nothing.
+    """Print the memory that a model needs, the effect of quantisation and how many sequences fit;
+    load nothing.
 
-    Of a model on the hub no weights are fetched."""
+    No weights of a model on the hub are fetched.
+    """
     with one_sentence():
         from server.cli.plan.command import PlanOptions, plan_model
 
@@ -265,7 +267,7 @@ def stop(
     host: Host = None,
     port: Port = None,
 ) -> None:
-    """Have a running server unload a model that nobody uses."""
+    """Have a running server unload an idle model."""
     from server.cli.running import unload
 
     with one_sentence():
@@ -279,7 +281,7 @@ def settings(
         bool, typer.Option("--path", help="Print where your own settings file is, or would be.")
     ] = False,
 ) -> None:
-    """Print a settings file with every setting, its default and what it is for."""
+    """Print a settings file with every setting, its default and its meaning."""
     if path:
         with one_sentence():
             typer.echo(own_settings_file())
@@ -368,7 +370,7 @@ def models(config: File = None, as_json: AsJson = False) -> None:
 
 @app.command(rich_help_panel=MODELS_PANEL)
 def show(model: ModelName, config: File = None, as_json: AsJson = False) -> None:
-    """Show what is known of a model on this disk, and how this machine would serve it."""
+    """Show the facts of a model on this disk, and how this machine would serve it."""
     from server.cli.models.facts import show_model
 
     with one_sentence():

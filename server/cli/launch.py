@@ -1,6 +1,6 @@
 """``quire launch``: start a coding tool with a running server's address, model and context.
 
-What the tools read. Claude Code: code.claude.com/docs/en/model-config and env-vars. Codex: its
+The tools' settings. Claude Code: code.claude.com/docs/en/model-config and env-vars. Codex: its
 config reference at developers.openai.com/codex. opencode: opencode.ai/docs/providers and /config.
 Zed: zed.dev/docs/ai/llm-providers.
 """

@@ -14,11 +14,11 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 from server.catalogue.names import printable
 from server.config import LogSection, SettingError
 
-# What every entry begins with, and what it ends with.
+# The first fields of every entry, and the last one.
 FIRST, LAST = ("timestamp", "level", "logger", "event"), ("request_id",)
-# What has lines of its own.
+# Fields with lines of their own.
 PAGES = ("banner", "exception", "stack")
-# A request's, as one sentence at a terminal.
+# Fields of a request that a terminal has as one sentence.
 SENTENCE = ("method", "endpoint", "status", "duration_s")
 
 
@@ -52,14 +52,14 @@ def configure_log(section: LogSection) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler for handler, _ in handlers]
     root.setLevel(section.level.upper())
-    # The hub's client says what it asks for, over the bar of the download: it is for who debugs.
+    # The hub's client logs its requests, over the bar of the download: only level debug wants them.
     logging.getLogger("httpx2").setLevel(
         logging.WARNING if section.level == "info" else logging.NOTSET
     )
 
 
 def _handlers(section: LogSection) -> list[tuple[logging.Handler, bool]]:
-    """Return where the log goes, and whether a person looks at it there."""
+    """Return the handlers, and whether a person reads each of them."""
     terminal = sys.stderr.isatty()
     stderr: tuple[logging.Handler, bool] = (logging.StreamHandler(sys.stderr), terminal)
     if section.file is None:
@@ -72,7 +72,7 @@ class LogFile(RotatingFileHandler):
     """A file whose disk may be full."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
-        """Say in a line that an entry is lost; not in a page, which goes to a disk as well."""
+        """Write a line about a lost entry; not a page, which goes to a disk as well."""
         del record
         with suppress(OSError):
             sys.stderr.write(f"quire: an entry of the log is lost: {sys.exception()}\n")

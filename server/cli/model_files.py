@@ -42,7 +42,8 @@ from server.text.tokenizer import Tokenizer, TokenizerError
 def model_facts(
     checkpoint: Checkpoint, *, weights_bytes: int = 0, on_gpu: bool = False
 ) -> ModelFacts:
-    """Read them. weights_bytes, on_gpu: of the weights in memory, where they are loaded."""
+    """Read the facts of a model. weights_bytes, on_gpu: of the weights in memory, where they are
+    loaded."""
     config = ModelConfig(checkpoint.path)
     packing = config.quantization("")
     if packing is None:
@@ -63,7 +64,7 @@ def model_facts(
 
 
 def facts_of(model: LocalModel) -> ModelFacts:
-    """Return what has been read of a model that can be served."""
+    """Return the facts of a model on this disk."""
     assert model.checkpoint is not None
     packing = model.quantization
     if packing in DTYPES.values():
@@ -160,8 +161,8 @@ def read_model(
 
 
 def checkpoint_of(found: FoundModel, settings: Config) -> Checkpoint:
-    """Read a model's checkpoint, or what it is going to be where weights are missing. Raises
-    CheckpointError."""
+    """Read a model's checkpoint, or the one that it is going to be where weights are missing.
+    Raises CheckpointError."""
     return checkpoint_in(found.folder, EMBEDS[settings.engine.task], _promised_bytes(found))
 
 
@@ -174,8 +175,8 @@ def whole_checkpoint(folder: Path, settings: Config) -> Checkpoint:
 def check_found(
     reader: FolderReader, found: FoundModel, settings: Config, *, tokenizer: bool = True
 ) -> None:
-    """Have a model's files read in a process of its own, so that this one may read them. tokenizer:
-    whether that is here. Raises CheckpointError for whatever is wrong with them."""
+    """Have a model's files read in another process first, so that this one may read them.
+    tokenizer: whether its files are here. Raises CheckpointError."""
     how = EMBEDS[settings.engine.task], _promised_bytes(found), tokenizer
     if problem := reader.read(folder_problem, found.folder, *how):
         raise CheckpointError(problem)
@@ -196,7 +197,7 @@ def check_files(
     found: FoundModel, checkpoint: Checkpoint, settings: Config, *, any_name: bool = False
 ) -> tuple[Tokenizer, ServedModel]:
     """Read all but the weights. any_name: as for ``read_model``. Raises StartError, TokenizerError
-    and SamplingDefaultsError for what cannot be served."""
+    or SamplingDefaultsError for a model that cannot be served."""
     tokenizer = Tokenizer(found.folder, settings.prompts)
     check_vocabulary(found.folder, tokenizer, checkpoint)
     served = ServedModel(

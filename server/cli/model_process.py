@@ -1,7 +1,7 @@
-"""The program of one of several models' processes: takes the numbers of two sockets.
+"""The program of one of several models' processes; its arguments are the numbers of two sockets.
 
-It serves as a process with one model does, on a socket that it is given, and only while whoever
-started it is there. server/supervisor/process.py says what the two tell each other.
+It serves as a process with one model does, on a socket that it inherits, and ends with the process
+that started it. server/supervisor/process.py describes the messages between the two.
 """
 
 import json
@@ -26,11 +26,11 @@ from server.supervisor.process import MAX_REASON_CHARS
 from server.text.limited_process import LimitedProcess
 
 AT_THE_START = -1
-"""Stands for the number of a question, where none was asked."""
+"""The number of an answer that no question was asked for."""
 
 
 class Control:
-    """Tells the supervisor, and does what it says."""
+    """The connection to the supervisor."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -46,13 +46,13 @@ class Control:
         self._lines.close()
 
     def read(self) -> dict[str, Any] | None:
-        """Wait for the next message; None where there is nobody any more."""
+        """Wait for the next message; None after the end of the connection."""
         line = self._lines.readline()
         message: dict[str, Any] | None = json.loads(line) if line else None
         return message
 
     def tell(self, **message: Any) -> None:
-        """Tell something, from any thread. Nobody may be there any more."""
+        """Send a message, from any thread; drop it after the end of the connection."""
         line = json.dumps(message).encode() + b"\n"
         with self._lock:
             try:
@@ -61,13 +61,13 @@ class Control:
                 return
 
     def begin(self, client: EngineClient, drain: Drain, limit_bytes: int) -> None:
-        """Tell that clients can come, and obey from now on. limit_bytes: of K and V at first."""
+        """Report that clients can come, and obey from now on. limit_bytes: of K and V at first."""
         self._limit(client, limit_bytes, AT_THE_START)
         threading.Thread(target=self._obey, args=(client, drain), daemon=True).start()
         self.tell(ready=True)
 
     def _obey(self, client: EngineClient, drain: Drain) -> None:
-        """Do what is said, on a thread of its own; end where nobody is there any more."""
+        """Obey the supervisor, on a thread of its own; end with the connection."""
         while (message := self.read()) is not None:
             if "ping" in message:
                 self.tell(number=message["number"])
@@ -79,17 +79,16 @@ class Control:
 
     @staticmethod
     def _end(drain: Drain) -> None:
-        # The first one ends what is new, the second one what runs.
+        # The first call refuses new requests, the second one ends running ones.
         drain.begin()
         drain.begin()
 
     def _limit(self, client: EngineClient, limit_bytes: int, number: int) -> None:
-        """Limit what K and V may take, and tell what they take. number: of the question."""
+        """Limit the memory of K and V, and answer the new limit. number: of the question."""
         client.set_kv_limit(limit_bytes, lambda allowed: self.tell(kv_limit=allowed, number=number))
 
 
 def main() -> None:
-    """Serve a model until told to end."""
     listener, connection = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
     code = 0
     with listener, connection, Control(connection) as control:

@@ -19,7 +19,7 @@ HEAD = ("MODEL", "MEMORY", "CONTEXT", "STAYS")
 
 
 class NotRunningError(StartError):
-    """No server answers, or it does not do what it is asked."""
+    """No server answers, or it refuses."""
 
     exit_code = 1
 
@@ -36,7 +36,7 @@ def loaded_models(settings: Config) -> str:
 
 
 def unload(settings: Config, model: str) -> str:
-    """Have a model unloaded that nobody uses; return a sentence. Raises NotRunningError."""
+    """Have an idle model unloaded; return a sentence. Raises NotRunningError."""
     with _asking(settings) as client:
         _answer(client.post("/api/generate", json={"model": model, "keep_alive": 0}))
         loaded = _answer(client.get("/api/ps"))["models"]

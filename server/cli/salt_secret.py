@@ -23,8 +23,8 @@ def salt_secret(setting: Path | None) -> bytes:
     """Return the secret of the salts, and make it where there is none. setting: the file; None: one
     in the user's state folder, or no file where that cannot be had.
 
-    Raises SettingError for a file that others know, that holds something else, or that is set and
-    cannot be had.
+    Raises SettingError for a file that others may read or that holds something else, and for a set
+    file that cannot be had.
     """
     try:
         return _kept_secret((setting or state_folder() / "salt-secret").expanduser())
@@ -50,7 +50,7 @@ def _read(file: Path) -> bytes:
     with file.open("rb") as stream:
         status = os.fstat(stream.fileno())
         secret = stream.read(SECRET_BYTES + 1)
-    # What belongs to somebody else was given to our group: so a container gets its secrets.
+    # A file of another user's belongs to our group: a container gets its secrets so.
     others = 0o077 if status.st_uid == os.geteuid() else 0o007
     if status.st_mode & others:
         mode = stat.S_IMODE(status.st_mode)
@@ -67,7 +67,7 @@ def _read(file: Path) -> bytes:
 
 
 def _make(file: Path) -> None:
-    """Make the file, whole and for the user alone; leave it where another process was faster."""
+    """Make the file, whole and for the user alone; keep the one of a faster process."""
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with NamedTemporaryFile(dir=file.parent, prefix=".new-") as made:
         made.write(secrets.token_bytes(SECRET_BYTES))

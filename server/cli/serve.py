@@ -1,7 +1,7 @@
 """Put the parts together: settings -> port -> plan -> tokenizer -> weights -> engine -> uvicorn.
 
-Everything that can be wrong with settings and model is said before a weight is fetched or loaded,
-and before anybody can connect, as one sentence.
+Errors of settings and model come as one sentence each, before a weight is fetched or loaded and
+before a client can connect.
 """
 
 import socket
@@ -66,7 +66,7 @@ class SubstrateFailedError(EngineError):
 def serve_model(
     name: str, file: Path | None, flags: Tables, reading: LimitedProcess | None = None
 ) -> None:
-    """Serve until told to end. reading: as for ``read_model``. Raises StartError."""
+    """Serve until a signal ends it. reading: as for ``read_model``. Raises StartError."""
     use_one_arena()
     raise_descriptor_limit()  # the engine's heaps are the first that need it
     settings = checked_settings(file, flags)
@@ -79,7 +79,7 @@ def serve_model(
 
 
 def checked_settings(file: Path | None, flags: Tables) -> Config:
-    """Read the settings of a server, and log as they say. Raises StartError."""
+    """Read the settings of a server, and configure the log. Raises StartError."""
     settings = read_settings(file, flags)
     configure_log(settings.log)
     if (strangers := neighbours()) is not None:
@@ -89,9 +89,10 @@ def checked_settings(file: Path | None, flags: Tables) -> Config:
 
 
 def neighbours() -> str | None:
-    """Return one sentence on what else is installed here under quire's names; None if nothing is.
+    """Return a sentence about other packages that are installed under quire's names; None if there
+    are none.
 
-    Records of installed files are searched as text: to parse all of them would take longer than
+    Records of installed files are searched as text: parsing all of them would take longer than
     everything else of a start.
     """
     found: dict[str, list[str]] = {}
@@ -120,9 +121,9 @@ def serve_on(
     ready: Ready | None = None,
     others: Sequence[socket.socket] = (),
 ) -> None:
-    """Load the weights and let clients in. progress: told how many bytes are loaded, and of how
-    many; a bar, where nobody is. ready: called when clients can come. others: sockets that serve
-    the same. Raises StartError."""
+    """Load the weights and let clients in. progress: called with the bytes that are loaded, and
+    with all; None is a bar. ready: called when clients can come. others: sockets that serve the
+    same. Raises StartError."""
     client, grammars, monitor = start_model(settings, model, progress)
     try:
         calls = WrittenCalls(settings.limits.max_written_call_bytes)
@@ -166,7 +167,7 @@ def serve_on(
 def start_model(
     settings: Config, model: ModelFiles, progress: Progress | None = None
 ) -> tuple[EngineClient, GrammarCompiler, EngineMonitor]:
-    """Start the engine, with what compiles its grammars and what watches it. Raises EngineError."""
+    """Start the engine, the compiler of its grammars, and its monitor. Raises EngineError."""
     client = start_engine(settings, model.plan, progress)
     checkpoint = model.plan.checkpoint
     grammars = grammar_compiler(settings, model.tokenizer, model.served, checkpoint.vocab_size)
@@ -184,8 +185,8 @@ def start_model(
 
 
 def keep_awake(settings: Config) -> KeepAwake | None:
-    """Return what keeps this machine awake while it answers; None where it is left alone. Warn of
-    a low power mode."""
+    """Return the lock that keeps this machine awake while it answers; None where it is left alone.
+    Warn of a low power mode."""
     power = power_of()
     if power is None or not settings.server.keep_awake:
         return None
@@ -250,7 +251,7 @@ def start_engine(
 
 
 def engine_error(lost: bool, reason: str = "the engine has failed: see the log") -> EngineError:
-    """Make the error that says why there is no engine. lost: whether a GPU's memory of K and V has
+    """Make the error of an engine that is gone. lost: whether a GPU's memory of K and V has
     failed."""
     if not lost:
         return EngineError(reason)

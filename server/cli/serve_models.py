@@ -1,4 +1,4 @@
-"""Serve several models: a front, and a process for each model that is asked for."""
+"""Serve several models: a front, and a process for each model in use."""
 
 import fcntl
 import itertools
@@ -36,14 +36,14 @@ from server.supervisor.models import Abilities, MemoryNeeds, ModelSupervisor
 from server.supervisor.process import IDLE_CONNECTION_S, LoadError, ModelProcess, Start
 from server.text.limited_process import LimitedProcess
 
-# What a process has besides what its plan counts: Python and the libraries.
+# Memory of a process beside its plan: Python and the libraries.
 PROCESS_BYTES = 160 * 1024**2
 COMMAND = (sys.executable, "-c", "from server.cli.model_process import main; main()")
-# Of processes' sockets, and what says in it that its server runs.
+# The folder of processes' sockets, and its file that is locked while the server runs.
 FOLDER_PREFIX, LOCK_FILE = "quire-front-", "lock"
 # Prefixes stay as long as their model does; until then they go only when memory is short.
 FOR_EVER_S = 1e9
-# Where there is no model to serve: so many are said why.
+# Where no model can be served, the reasons of this many are shown.
 NAMED_PROBLEMS = 3
 
 log = structlog.get_logger("quire")
@@ -52,7 +52,7 @@ log = structlog.get_logger("quire")
 def serve_models(
     names: Sequence[str], file: Path | None, flags: Tables, reading: LimitedProcess | None = None
 ) -> None:
-    """Serve models until told to end. names: which; none means all of this disk. reading: as for
+    """Serve models until a signal ends it. names: none means all of this disk. reading: as for
     ``FolderReader``. Raises StartError."""
     settings = checked_settings(file, flags)
     with (
@@ -80,8 +80,8 @@ def serve_models(
 
 @contextmanager
 def socket_folder() -> Iterator[Path]:
-    """Make a folder that is gone afterwards. Those of servers that were killed go now: nobody locks
-    them any more."""
+    """Yield a temporary folder. Remove those of servers that were killed, which no process locks
+    any more."""
     for file in Path(gettempdir()).glob(f"{FOLDER_PREFIX}*/{LOCK_FILE}"):
         with suppress(OSError):
             if file.parent.lstat().st_uid == os.getuid():
@@ -99,8 +99,7 @@ def socket_folder() -> Iterator[Path]:
 def make_front(
     settings: Config, names: Sequence[str], start: Start, reading: LimitedProcess | None = None
 ) -> Front:
-    """Find the models, and make what clients see of them. Raises ModelError where there is nothing
-    to serve."""
+    """Find the models, and make the front. Raises ModelError where there is no model to serve."""
     budget_bytes = settings.models.memory_budget or memory_of_all_models(engine_config(settings))
     machine = Machine(settings, budget_bytes - PROCESS_BYTES)
     number = itertools.count(1).__next__
@@ -156,8 +155,8 @@ class Disk:
         return self._served(found)
 
     def _all(self) -> list[LocalModel]:
-        """Return the models of the folders and the hub's cache, and beside them what was named by
-        a folder of its own: it is the one that is meant where another one is called so, too."""
+        """Return the models of the folders and the hub's cache, and those that were named by a
+        folder of their own, which win over others of their names."""
         with self._reader as reader:
             found = {model.name: model for model in local_models(self._folders, reader=reader)}
             known = {model.folder.resolve() for model in found.values()}
@@ -181,8 +180,8 @@ class Disk:
 
 
 def _is_at(place: InFolder | OnHub, model: LocalModel) -> bool:
-    """Return whether a model of this disk is what a name means. Of a repository the disk's newest
-    commit counts: another pin is not that model."""
+    """Return whether a model of this disk is a name's. A repository's newest commit on this disk
+    counts: another pin is not that model."""
     if isinstance(place, InFolder):
         return model.folder.resolve() == place.folder.resolve()
     pinned = place.revision is None or (model.revision or "").startswith(place.revision)
@@ -199,25 +198,23 @@ class ModelOnDisk:
     number: Callable[[], int]
     """Returns a number that no process has had."""
     templates: FolderReader = field(default_factory=FolderReader)
-    """Reads what models can do; one at a time."""
+    """Reads models' templates; one at a time."""
 
     @property
     def name(self) -> str:
-        """What it is called."""
         return self.local.name
 
     @property
     def created(self) -> int:
-        """When its files were written; Unix seconds."""
+        """The time of its files; Unix seconds."""
         return int(self.local.modified)
 
     @property
     def pinned(self) -> bool:
-        """Whether it stays, once it is loaded."""
         return self.name in self.machine.settings.models.pinned
 
     def needs(self) -> MemoryNeeds:
-        """Find out what it takes. Raises LoadError."""
+        """Plan its memory. Raises LoadError."""
         assert self.local.checkpoint is not None
         try:
             found = self.machine.plan(self.local.checkpoint)
@@ -236,11 +233,10 @@ class ModelOnDisk:
         )
 
     def facts(self) -> ModelFacts:
-        """Return what its files say of it."""
         return facts_of(self.local)
 
     def abilities(self) -> Abilities:
-        """Read what it can do. Raises LoadError."""
+        """Read its template's abilities. Raises LoadError."""
         try:
             with self.templates as reader:
                 problem, calls, thinks, text = reader.read(template_facts, self.local.folder)
@@ -252,7 +248,7 @@ class ModelOnDisk:
         return Abilities(found, text)
 
     async def launch(self, needs: MemoryNeeds, kv_bytes: int) -> ModelProcess:
-        """Start its process, whose K and V may take so many bytes at first. Raises OSError."""
+        """Start its process. kv_bytes: for its K and V at first. Raises OSError."""
         message = {
             "model": str(self.local.folder),
             "settings": settings_of(self.machine.settings, self.name, needs),

@@ -23,15 +23,14 @@ from server.cli.sentences import one_sentence
 from server.cli.settings import flags_of, read_settings, with_further
 from server.config import SettingError
 
-# A manager waits so long beyond the drain before it kills: for the log's last entries and for the
-# device to end.
+# Seconds beyond the drain before a manager kills: for the last log entries and the device.
 STOP_GRACE_S = 40
-# A cluster's processes may need so long after the drain: Ray's own end, and then a second try.
+# The same for a cluster: Ray ends its processes, and tries a second time.
 CLUSTER_STOP_GRACE_S = 100
 # Between an end that was a failure and the next start.
 RESTART_S = 10
 # Variables of quire and its downloads, which a manager's own environment lacks. Keys are not among
-# them: they belong into the settings file.
+# them: put keys into the settings file.
 KEPT_VARIABLES = (
     *("HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT", "HF_HUB_OFFLINE"),
     *("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME"),
@@ -68,7 +67,7 @@ WantedBy=default.target
 
 
 class ServiceError(SettingError):
-    """The service cannot be installed, removed or asked."""
+    """The service cannot be installed, removed or queried."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Read the settings in force, or say what is wrong with them, and which name was meant."""
+"""Read the settings in force; errors name the setting, and the nearest known one."""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -22,7 +22,6 @@ from server.config import (
 from server.shipped import SETTINGS_FILE
 
 FIELDS = {section: tuple(type(values).model_fields) for section, values in Config()}
-"""The fields of every section."""
 LIST = "`quire settings` prints all of them"
 # Flags that are not called as their settings. All others are, and no two sections share a name.
 OTHER_FLAGS = {
@@ -126,16 +125,16 @@ def _first_problem(error: ValidationError) -> str:
 
 
 def unknown_setting(name: str) -> str:
-    """Say that there is no such setting, and name the nearest one. name: ``section.field``, or what
-    stands in its place."""
+    """Return a sentence about an unknown setting, with the nearest one. name: ``section.field``, or
+    other text in its place."""
     near = nearest(name, (*FIELDS, *_dotted()))
     hint = f"did you mean {near}? " if near else ""
     return f"there is no such setting; {hint}{LIST}"
 
 
 def unknown_variable() -> str | None:
-    """Find a variable of the environment that looks like a setting and is none, and name the
-    nearest setting; None where there is none. Its value may be a secret, and is not repeated."""
+    """Return a sentence about a variable that looks like a setting and is none, with the nearest
+    setting; None where there is none. Its value may be a secret, and is not repeated."""
     variables = {_variable(name): name for name in _dotted()}
     known = {*variables, *(_variable(section) for section in FIELDS)}
     for written in sorted(os.environ):
@@ -148,8 +147,8 @@ def unknown_variable() -> str | None:
 
 
 def nearest(name: str, known: tuple[str, ...]) -> str | None:
-    """Return the known name that a name is most like, in all or in its last part; None where none
-    is like it."""
+    """Return the known name that is most like a name, in all or in its last part; None where none
+    is."""
     spellings: dict[str, str] = {}
     for one in known:
         for spelling in (one, one.rpartition(".")[2]):

@@ -1,4 +1,4 @@
-"""HTTP errors: the response to an error, in the shape of the API that the path belongs to."""
+"""HTTP errors: responses in the form of the API that the path belongs to, and safe headers."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -52,11 +52,11 @@ class SafeHeaders:
 
 
 REQUEST_ID_HEADER = "request-id"
-"""Anthropic's name for it. It is added to every response of its API, with our own one."""
+"""Anthropic's name of the request id. Every response of its API has it, beside our own one."""
 
 
 class ErrorResponse(JSONResponse):
-    """The response to an error."""
+    """The response to an error, which the log names."""
 
     def __init__(self, error: ApiError, body: dict[str, Any]) -> None:
         super().__init__(body, error.status, error.headers)
@@ -68,12 +68,12 @@ class ErrorResponse(JSONResponse):
 
 
 def note_error(state: dict[str, Any], error: ApiError) -> None:
-    """Note for the log which error a request ends with. state: of its scope."""
+    """Note an error for the log. state: of the request's scope."""
     state["error"] = error.code or error.type
 
 
 def error_response(scope: Scope, error: ApiError) -> ErrorResponse:
-    """Make the response to an error. scope: the request's."""
+    """Make the response to an error, in the form of the path's API."""
     body = error.body()
     if speaks_anthropic(scope):
         body = message_error(error, current_request_id())
@@ -83,7 +83,6 @@ def error_response(scope: Scope, error: ApiError) -> ErrorResponse:
 
 
 async def answer_with(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer with the error instead of what stands behind a guard."""
     await error_response(scope, error)(scope, receive, send)
 
 
@@ -96,7 +95,7 @@ def whole_answer(error: ApiError, path: str) -> tuple[int, list[tuple[bytes, byt
 
 
 def add_error_handlers(app: FastAPI) -> None:
-    """Have what routes and the framework raise answered as errors of the path's API."""
+    """Add handlers that answer errors of routes and the framework in the form of the path's API."""
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(ClientDisconnect, _client_left)
@@ -122,14 +121,14 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 def _is_unknown(request: Request) -> bool:
-    """Return whether a path is one of OpenAI's that this server does not have. Some look like the
-    id of a response here, which can be read or deleted."""
+    """Return whether a path is one of OpenAI's that this server lacks. Some look like the id of a
+    response here, which can be read or deleted."""
     path: str = request.scope["path"]
     return path.startswith("/v1/responses/")
 
 
 async def _client_left(_: Request, error: Exception) -> Response:
-    """Answer a client that went away while it was still sending: nobody reads the answer."""
+    """Answer a client that has left: nobody reads the answer."""
     return Response(status_code=CLIENT_CLOSED_REQUEST)
 
 

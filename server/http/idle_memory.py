@@ -1,6 +1,6 @@
-"""Memory of this process: what stays, and what is released to the system while the server is idle.
+"""Release free memory of this process to the system while the server is idle.
 
-What requests took and gave back, the C library keeps in pieces (engine/machine.py).
+Allocations of past requests stay in the C library, in pieces (engine/machine.py).
 """
 
 import asyncio
@@ -11,22 +11,22 @@ from math import inf
 from engine.machine import release_free_memory
 from server.chat.drain import Drain
 
-# Looked at so often; with somebody there it waits for the next time.
+# Seconds between two looks; a busy server waits for the next one.
 LOOK_S = 15.0
 
 
 def keep_what_is_there() -> None:
-    """Spare all that a server begins with: the collector stops everybody to look at it."""
+    """Exempt the objects of the start from garbage collection, which stops all threads."""
     gc.collect()
     gc.freeze()
 
 
 async def release_when_idle(drain: Drain, keep_s: float, forget: Callable[[], None]) -> None:
-    """Give free memory back again and again while nobody is there, once somebody was.
+    """Release free memory again and again while the server is idle after its first request. keep_s:
+    idle time after which ``forget`` is called, too.
 
-    Some of it is free only later; what the engine's caches hold, it gives back itself. To look
-    where nothing is free takes a tenth of a millisecond. keep_s: after so long ``forget`` is
-    called, too.
+    Some memory is free only later; the engine's caches release their own. A look that finds nothing
+    takes a tenth of a millisecond.
     """
     loop = asyncio.get_running_loop()
     idle_since = inf

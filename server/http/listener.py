@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from server.config import ServerSection, SettingError
 
 PORT = "server.port"
-# For a stranger at our address to say who it is.
+# Timeout of the probe of another program at our address.
 ASK_TIMEOUT_S = 2.0
 MAX_ANSWER_BYTES = 8192
 QUIRE_ANSWERS = re.compile(
@@ -20,11 +20,10 @@ OLLAMA_ANSWERS = b"Ollama is running"
 
 
 def reserve(host: str, port: int, setting: str = PORT) -> socket.socket:
-    """Bind a socket to the address, which refuses connections until it listens. It is ours, so that
-    the log can name the port that 0 stands for. setting: where the port comes from, for errors.
-    Raises SettingError."""
-    # SO_REUSEADDR is for connections of an earlier server that linger. Linux lets two have an
-    # address by it until one of them listens: so it is tried without, first.
+    """Bind a socket to the address, which refuses connections until it listens. Here, since the log
+    names the port that 0 stands for. setting: the port's, for errors. Raises SettingError."""
+    # SO_REUSEADDR is for lingering connections of an earlier server. With it, Linux lets two
+    # servers have an address until one listens: so the first try is without.
     with suppress(OSError):
         return _bound(host, port, reuses=False)
     try:
@@ -46,7 +45,7 @@ def reserved_for_ollama(server: ServerSection) -> Iterator[tuple[socket.socket, 
 
 def listen_on(listener: socket.socket, backlog: int) -> None:
     """Listen, so that clients can connect. Raises SettingError."""
-    # Its connections linger for a while, and the next server must get past them.
+    # Connections linger for a while, and the next server must get past them.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.listen(backlog)
@@ -70,7 +69,7 @@ def _bound(host: str, port: int, *, reuses: bool) -> socket.socket:
 
 
 def _cannot_be_had(host: str, port: int, error: OSError, setting: str = PORT) -> SettingError:
-    """Say why, and who is there already."""
+    """Make the error, with the name of the program that has the address."""
     why = error.strerror or str(error)
     if error.errno == errno.EADDRINUSE:
         version = quire_at(host, port)
@@ -87,7 +86,7 @@ def _cannot_be_had(host: str, port: int, error: OSError, setting: str = PORT) ->
 
 def quire_at(host: str, port: int) -> str | None:
     """Return the version of the quire that answers at an address; None where none does."""
-    # One that wants a key tells it at / alone.
+    # A server that wants a key tells its version at / alone.
     for path in ("/version", "/"):
         with suppress(OSError):
             if found := QUIRE_ANSWERS.search(_answer(host, port, path)):
@@ -96,14 +95,13 @@ def quire_at(host: str, port: int) -> str | None:
 
 
 def ollama_at(host: str, port: int) -> bool:
-    """Return whether Ollama, or what says so, answers at an address."""
     with suppress(OSError):
         return OLLAMA_ANSWERS in _answer(host, port, "/")
     return False
 
 
 def _answer(host: str, port: int, path: str) -> bytes:
-    """Read the beginning of an answer, however long it takes. Raises OSError."""
+    """Read the beginning of an answer, for two seconds at most. Raises OSError."""
     deadline = time.monotonic() + ASK_TIMEOUT_S
     request = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
     answer = b""

@@ -15,7 +15,7 @@ from server.routes.openapi import speaks_anthropic
 NOT_SHOWN_HEADER, LEFT_OUT_HEADER = b"X-Images-Not-Shown", b"X-History-Left-Out"
 UNKNOWN_ROUTE = "none"
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-# Asked every few seconds by machines; and by the page, which looks at the memory twice a second.
+# Requests of machines, and of the page, which come every few seconds or more often.
 QUIET_ROUTES = frozenset(
     {
         "/health",
@@ -32,8 +32,8 @@ QUIET_ROUTES = frozenset(
 
 
 class RequestObserver:
-    """The outermost application. What goes wrong inside is said here once, without its message,
-    which may repeat what a client sent; so nobody outside is to say it again."""
+    """The outermost application. It logs exceptions once, without their messages, which may repeat
+    a client's text; nothing outside is to log them again."""
 
     def __init__(
         self,
@@ -44,8 +44,8 @@ class RequestObserver:
         logs_requests: bool,
         model: str | None = None,
     ) -> None:
-        """recent: where those that have ended are kept. logs_requests: whether each leaves a
-        line. model: that answers, where there is one alone."""
+        """recent: keeps ended requests. logs_requests: whether each leaves a line. model: the only
+        one, where it is alone."""
         self._app = app
         self._metrics = metrics
         self._recent = recent
@@ -75,7 +75,7 @@ class RequestObserver:
         self._metrics.request_ended(exchange.endpoint, seconds)
         self._recent.add(exchange.times)
         if exchange.failed_at:
-            # Where the client has left, it is the broken connection.
+            # Of a client that has left, it is the broken connection.
             write = self._log.debug if exchange.left else self._log.error
             write("request failed", endpoint=exchange.endpoint, at=exchange.failed_at)
         if self._logs_requests:
@@ -104,33 +104,33 @@ class Exchange:
         if speaks_anthropic(scope):
             self._headers.append((REQUEST_ID_HEADER.encode(), request_id))
         self.times: RequestTimes = metrics.request_arrived()
-        # Where routes find them: request.state.
+        # For routes: request.state.
         scope.setdefault("state", {}).update(times=self.times, model=model)
         self.left = False
-        """Whether the client went away before it had its answer."""
+        """True for a client that left before the end of its answer."""
         self.failed_at: list[str] = []
-        """What went wrong and where, if anything has."""
+        """Exceptions and the places where they were raised."""
         self._complete = False
         self._status: int | None = None
         self._counted = False
 
     @property
     def endpoint(self) -> str:
-        """The route's own path, never what a client sent."""
+        """The route's own path, never a client's text."""
         path = getattr(self._scope.get("route"), "path", UNKNOWN_ROUTE)
         assert isinstance(path, str)
         return path
 
     @property
     def forwarded(self) -> bool | None:
-        """Whether a model's process answers, which observes the request itself. None where none is
-        to; False until it answers."""
+        """None: this process answers. Else a model's process does, which observes the request
+        itself: False until it answers."""
         forwarded: bool | None = self._scope["state"].get("forwarded")
         return forwarded
 
     @property
     def failed(self) -> bool:
-        """Whether it ended with an error of ours."""
+        """True after an error of ours."""
         return bool(self.failed_at) or "error" in self._scope["state"]
 
     def count(self) -> None:
@@ -140,7 +140,6 @@ class Exchange:
             self._metrics.count_request(self.endpoint, self._status)
 
     async def receive(self) -> Message:
-        """Receive from the client, and note whether it has left."""
         message = await self._receive()
         if message["type"] == "http.disconnect" and not self._complete:
             self.left = True
@@ -166,8 +165,7 @@ class Exchange:
             raise
 
     def line(self, seconds: float) -> dict[str, object]:
-        """Return what the log says of the request: what is known, and nothing that a client
-        wrote."""
+        """Return the request's fields of the log, none of which a client wrote."""
         method, times, state = self._scope["method"], self.times, self._scope["state"]
         fields: dict[str, object] = {
             "method": method if method in METHODS else "other",
@@ -193,14 +191,14 @@ class Exchange:
 
     @property
     def _unsupported(self) -> Unsupported:
-        """Unread content of the conversation, which routes put into the state."""
+        """Content that the model cannot read, which routes note in request.state.unsupported."""
         content: Unsupported = self._scope["state"].get("unsupported") or Unsupported("refuse", "")
         return content
 
 
 def places_of(error: BaseException) -> list[str]:
-    """Where an exception and those before it were raised, and what they are; not their messages,
-    which may repeat what a client sent."""
+    """Return the types and places of an exception and those before it; not their messages, which
+    may repeat a client's text."""
     places: list[str] = []
     seen: list[BaseException] = []  # One may be before another and among its group, too.
     errors: list[BaseException | None] = [error]

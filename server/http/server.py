@@ -1,4 +1,5 @@
-"""uvicorn's server, with our limits around it. It ends with its engine, and drains before."""
+"""uvicorn's server, with our limits around it. It drains before it ends, and ends with its
+engine."""
 
 import signal
 import socket
@@ -18,15 +19,15 @@ from server.http.listener import listen_on
 from server.metrics import HttpMetrics
 from server.routes.service import Service
 
-# What is left to close when everything has been answered: connections whose client does not read.
+# Seconds for connections whose client does not read, once everything has been answered.
 CLOSE_TIMEOUT_S = 1
 # A thousand clients may come at once; the system may keep fewer waiting.
 LISTEN_BACKLOG = 2048
-# asyncio takes as many before it does anything else, and tries as often where there is no
+# asyncio accepts this many before it does anything else, and tries as often where there is no
 # descriptor left.
 ACCEPTS_AT_ONCE = 16
-# Heaps, sockets of our own, the model's files, the log, and what libraries have open. Where there
-# are few, it is half of them, but what a server has open that serves nobody.
+# Descriptors of heaps, our own sockets, model files, the log and libraries. Of few descriptors it
+# is half, but never less than an idle server has open.
 OTHER_DESCRIPTORS = 256
 FEWEST_OTHER_DESCRIPTORS = 32
 
@@ -40,9 +41,9 @@ def listen(
     ready: Callable[[Drain, str], None] | None = None,
     others: Sequence[socket.socket] = (),
 ) -> None:
-    """Serve until told to end, or until the engine has failed. ready: called with the address once
-    clients can come; None is a line in the log. others: sockets that serve the same. Raises
-    SettingError."""
+    """Serve until a signal ends the server, or until the engine has failed. ready: called with the
+    address once clients can come; None is a line in the log. others: sockets that serve the same.
+    Raises SettingError."""
     config = http_config(settings, create_app(service), service.metrics)
     server = DrainedServer(config, service.client, service.drain, settings.server.drain_s)
 
@@ -80,7 +81,7 @@ def http_config(settings: Config, app: FastAPI, metrics: HttpMetrics) -> uvicorn
         host=settings.server.host,
         port=settings.server.port,
         http=guarded_protocol(limits, metrics),
-        # The same one, whatever else is installed.
+        # Not the fastest loop that happens to be installed.
         loop="asyncio",
         h11_max_incomplete_event_size=MAX_HEADER_BYTES,
         ws="none",
@@ -91,7 +92,7 @@ def http_config(settings: Config, app: FastAPI, metrics: HttpMetrics) -> uvicorn
         proxy_headers=False,
         access_log=False,
         log_config=None,
-        # What it warns of, every client can bring about as often as it likes.
+        # Every client can bring about its warnings as often as it likes.
         log_level="error",
     )
 
@@ -108,18 +109,17 @@ class GuardedServer(uvicorn.Server):
     """Lets many wait to be accepted, and accepts few at a time."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen with our backlog: asyncio uses one number for the backlog and for what it accepts
-        at once."""
+        """Listen with our backlog: asyncio has one number for the backlog and for accepts at
+        once."""
         await super().startup(sockets)
         for listener in sockets or ():
             listener.listen(LISTEN_BACKLOG)
 
 
 class DrainedServer(GuardedServer):
-    """Told to end, it goes on listening, so that whoever comes is told to come back later, until
-    those that were there are answered. Connections that are idle stay as long: closed now, one on
-    which a request is under way would be reset. What can only refuse, because its engine has
-    failed, ends at once: it is better started again."""
+    """After a signal it goes on listening until running answers end, so that new clients are told
+    to come back later. Idle connections stay as long: closed now, one on which a request is coming
+    would be reset. A server whose engine has failed ends at once: it is better started again."""
 
     def __init__(
         self, config: uvicorn.Config, requests: Requests, drain: Drain, drain_s: float
@@ -130,7 +130,6 @@ class DrainedServer(GuardedServer):
         self._drain_s = drain_s
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Take a signal to end."""
         self._drain.begin()
 
     async def on_tick(self, counter: int) -> bool:
@@ -157,10 +156,10 @@ def run(
     announce: Callable[[], None],
     others: Sequence[socket.socket] = (),
 ) -> None:
-    """Run a server until it is told to end. announce: called once clients can come. others: sockets
-    that serve the same."""
-    # uvicorn raises the signal that ended it again, for whoever listened before: it has done its
-    # work, and the process ends with 0.
+    """Run a server until it ends. announce: called once clients can come. others: sockets that
+    serve the same."""
+    # uvicorn raises the signal that ended it again, for earlier handlers: ours has done its work,
+    # and the process ends with 0.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, server.handle_exit)
     listeners = [listener, *others]

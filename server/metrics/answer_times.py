@@ -1,4 +1,4 @@
-"""Measure how long answers take, where their clients see it: on the event loop.
+"""Measure the times of answers on the event loop, where clients see them.
 
 An answer is one choice for one prompt, or one vector: a request for several is counted as often.
 """
@@ -42,7 +42,7 @@ class Latencies:
     """The latencies of all answers of one server."""
 
     def __init__(self, max_model_len: int) -> None:
-        """max_model_len: tokens that a prompt and its answer have at most."""
+        """max_model_len: tokens of a prompt and its answer."""
         self.first_token_s = Histogram(FIRST_TOKEN_BOUNDS_S)
         self.inter_token_s = Histogram(INTER_TOKEN_BOUNDS_S)
         self.duration_s = Histogram(DURATION_BOUNDS_S)
@@ -53,7 +53,7 @@ class Latencies:
 
 
 class RequestTimes:
-    """One request: when it came, and its answers."""
+    """The times of one request, and its answers."""
 
     def __init__(self, latencies: Latencies, clock: Clock = time.monotonic) -> None:
         self.latencies = latencies
@@ -61,13 +61,13 @@ class RequestTimes:
         self.arrived = clock()
         self.answers: list[AnswerTimes] = []
         self.prompt_tokens = 0
-        """Tokens of all its prompts, each counted once."""
+        """Tokens of all its prompts."""
         self.tenant = b""
-        """The tenant of the request, as in engine/types.py's PrefixSalt."""
+        """As in engine/types.py's PrefixSalt."""
 
     def answers_to(self, prompt_tokens: int, count: int, tenant: bytes) -> "list[AnswerTimes]":
-        """Begin to measure the answers to a prompt that was submitted. The first one counts what
-        the cache has. tenant: the request's."""
+        """Begin to measure the answers to a submitted prompt, of which the first one counts cached
+        tokens. tenant: the request's."""
         new = [AnswerTimes(self, prompt_tokens, first=number == 0) for number in range(count)]
         self.answers += new
         self.prompt_tokens += prompt_tokens
@@ -76,12 +76,11 @@ class RequestTimes:
 
     @property
     def first_token_s(self) -> float | None:
-        """Seconds until the first token of any answer; None while there is none."""
+        """Seconds until the first token of any answer."""
         return min((a.first_token_s for a in self.answers if a.first_token_s), default=None)
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds since the request came."""
         return self.clock() - self.arrived
 
     @property
@@ -106,7 +105,7 @@ class RequestTimes:
 
     @property
     def finish(self) -> str | None:
-        """Why its answers ended, each reason once; None while none has."""
+        """The reasons of its answers, each once; None while none has ended."""
         return ",".join(sorted({a.finish for a in self.answers if a.finish is not None})) or None
 
 
@@ -124,9 +123,8 @@ class AnswerTimes:
         self._newest = request.arrived
         self.first = first
         self.tokens = 0
-        """Tokens generated so far."""
         self.cached_tokens = 0
-        """Tokens that the cache had of its prompt."""
+        """Tokens of its prompt that the cache had."""
         self.first_token_s: float | None = None
         self.finish: str | None = None
 
@@ -138,8 +136,7 @@ class AnswerTimes:
         return self._newest - self._request.arrived - self.first_token_s
 
     def delivered(self, tokens: int, finish: str | None) -> None:
-        """Measure a delivery of tokens. tokens: of the answer so far. finish: with the last of
-        it."""
+        """Measure a delivery. tokens: of the answer so far. finish: with the last delivery."""
         now = self._request.clock()
         if tokens > self.tokens:
             waited = now - self._newest
@@ -176,7 +173,7 @@ class RecentRequest:
     number: int
     """Counts up from 1."""
     ended_at: float
-    """Seconds, by the clock of RecentRequests."""
+    """By the clock of RecentRequests."""
     answers: int
     prompt_tokens: int
     cached_tokens: int
@@ -188,8 +185,8 @@ class RecentRequest:
     """From the first token to the end; None for fewer than two tokens."""
     tenant: bytes = field(repr=False)
     finish: str
-    """How its answers ended, each way once, with commas: stop, length, tool_calls; error after a
-    fault; aborted where nobody waited for the end."""
+    """The reasons of its answers, each once, with commas: stop, length, tool_calls; error after a
+    fault; aborted where the client left."""
 
 
 class RecentRequests:
@@ -202,7 +199,7 @@ class RecentRequests:
         self._ended: deque[RecentRequest] = deque(maxlen=KEPT_REQUESTS)
 
     def add(self, times: RequestTimes) -> None:
-        """Keep a request that has ended; the oldest one makes room. Those that the engine never had
+        """Keep an ended request; the oldest one makes room. Requests that never reached the engine
         are not kept."""
         if not times.answers:
             return

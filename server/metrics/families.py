@@ -1,5 +1,4 @@
-"""Make metric families of one scrape from figures that others keep. None has a ``_created``
-series."""
+"""Make the metric families of one scrape. None has a ``_created`` series."""
 
 from collections.abc import Iterable
 from itertools import accumulate

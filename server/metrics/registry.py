@@ -1,6 +1,6 @@
 """All metrics of a server with an engine.
 
-Of the process they have the names that Prometheus' own clients use, on every system:
+Those of the process have the names of Prometheus' own clients:
 https://prometheus.io/docs/instrumenting/writing_clientlibs/#process-metrics
 """
 

@@ -46,7 +46,7 @@ class HttpMetrics(Collector):
         self._refusals = Counter(dict.fromkeys(Refusal, 0))
         self._open_connections = 0
         self.draining = False
-        """Whether running answers may end and no new ones begin."""
+        """True while running answers may end and no new ones begin."""
         self.registry = CollectorRegistry()
         self.registry.register(self)
 

@@ -1,7 +1,7 @@
-"""The same figures under the names that dashboards for vLLM use.
+"""The same figures under the names of dashboards for vLLM.
 https://docs.vllm.ai/en/stable/usage/metrics.html
 
-The colon in the names is what promtool calls a mistake: so they are shown only where asked for.
+They are shown only on request, because promtool refuses the colon in the names.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from server.metrics.answer_times import Latencies
 from server.metrics.families import Labelled, counters, gauges, histograms
 
 LABELS = ("model_name", "engine")
-# What vLLM calls the reasons. It has none for calls: they end as answers do.
+# vLLM's reasons. It has none for calls: they end as answers do.
 REASONS = {
     "stop": ("stop", "tool_calls"),
     "length": ("length",),
@@ -28,7 +28,7 @@ class VllmCollector(Collector):
     """Collect aliases; no figure of its own."""
 
     def __init__(self, client: ServingEngine, latencies: Latencies, model: str) -> None:
-        """model: what the served model is called."""
+        """model: the served model's name."""
         self._client = client
         self._latencies = latencies
         self._labels = (model, "0")

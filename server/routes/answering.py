@@ -1,4 +1,4 @@
-"""How a route answers: as a stream, or whole while it watches whether the client is still there."""
+"""Answers of routes: as a stream, or whole while the client is watched for leaving."""
 
 import asyncio
 import time
@@ -87,8 +87,8 @@ async def _gather(choices: Choices, answer: Answer, ping_s: float) -> dict[str, 
 
 
 async def unless_left(request: Request, computation: Coroutine[Any, Any, T]) -> T | None:
-    """Await a computation and return its result. Where the client closes its connection before,
-    cancel it and return None. The request's body must have been read."""
+    """Await a computation and return its result; cancel it and return None where the client leaves
+    before. The request's body must have been read."""
     computing = asyncio.create_task(computation)
     leaving = asyncio.create_task(_client_left(request))
     try:
@@ -139,7 +139,7 @@ class EventFraming:
 
 
 class LineFraming:
-    """Writes a stream as lines, of which the last one says that it is."""
+    """Writes a stream as lines; the last object marks the end."""
 
     media_type: ClassVar[str] = "application/x-ndjson"
     end: ClassVar[bytes] = b""
@@ -165,10 +165,10 @@ FRAMINGS: dict[StreamForm, EventFraming | LineFraming] = {
 
 
 class AnswerStream(StreamingResponse):
-    """The answer, one write per step; a sign of life whenever ``ping_s`` pass in silence."""
+    """The answer, one write per step; a sign of life after each ``ping_s`` of silence. The end of
+    the response ends the request."""
 
     def __init__(self, choices: Choices, answer: Answer, ping_s: float) -> None:
-        """ping_s: of silence, at most."""
         framing = FRAMINGS[answer.stream_form]
         super().__init__(
             _written(framing, choices, answer, ping_s),
@@ -178,7 +178,6 @@ class AnswerStream(StreamingResponse):
         self._choices = choices
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the response. However it ends, the request ends with it."""
         try:
             await super().__call__(scope, receive, send)
         finally:
@@ -188,7 +187,7 @@ class AnswerStream(StreamingResponse):
 async def _written(
     framing: EventFraming | LineFraming, choices: Choices, answer: Answer, ping_s: float
 ) -> AsyncIterator[bytes]:
-    """Yield an answer as it is sent. A fault ends the stream with an object of its own and without
+    """Yield the writes of an answer. A fault ends the stream with an object of its own and without
     an end, so that clients can tell."""
 
     def written(objects: Iterable[dict[str, Any]]) -> bytes:
@@ -202,7 +201,7 @@ async def _written(
             if choices.finished:
                 last = objects  # goes with the end, in one write
                 continue
-            # Silence are also steps of which nothing can be sent yet.
+            # Steps without anything to send are silence, too.
             is_silent = not deltas or time.monotonic() - newest >= ping_s
             if out := objects or (framing.sign_of_life(answer) if is_silent else b""):
                 yield out
@@ -220,7 +219,7 @@ PIECE_BYTES = 65536
 
 
 def json_pieces(value: Any) -> Iterator[bytes]:
-    """Write a value. Its pieces, joined, are what ``to_json`` makes of it."""
+    """Write a value in pieces, which joined are the text of ``to_json``."""
     if not _is_long(value):
         yield to_json(value)
     elif isinstance(value, dict):
@@ -246,7 +245,7 @@ def json_pieces(value: Any) -> Iterator[bytes]:
 
 
 async def paced(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
-    """Join pieces to some that are worth a write. Others run between them."""
+    """Join pieces to larger ones. Other tasks run between them."""
     gathered: list[bytes] = []
     size = 0
     for piece in pieces:
@@ -265,7 +264,7 @@ async def json_response(pieces: Iterator[bytes]) -> Response:
 
 
 def _is_long(value: Any) -> bool:
-    """Return whether there is a list in it that is not written at once."""
+    """Return whether a value has a list that is too long for one piece."""
     if isinstance(value, dict):
         return any(map(_is_long, value.values()))
     if not isinstance(value, list) or not value:

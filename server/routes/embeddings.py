@@ -52,7 +52,7 @@ async def vectors_of(
     service: Service, request: Request, wire: EmbeddingRequest
 ) -> tuple[Vectors, int] | None:
     """Return a vector for each input, and the tokens of all inputs; None where the client has left.
-    wire: what is wanted, which has been checked. Raises ApiError."""
+    wire: has been checked. Raises ApiError."""
     salt = service.reader.salt(request, wire.cache_salt)
     service.admission.check_vectors(salt.tenant, wire.dimensions)
     inputs = await _inputs(service, wire)

@@ -22,7 +22,7 @@ LIST_PATHS = tuple(
 
 
 def model_routes(service: Service) -> APIRouter:
-    """Return the routes, for one service; without /v1 for clients whose base URL has none."""
+    """Return the routes, with and without /v1: some clients' base URLs have none."""
     router = APIRouter()
     model, max_model_len = service.model, service.rules.max_model_len
 
@@ -49,7 +49,7 @@ def model_routes(service: Service) -> APIRouter:
 
 
 def models_answer(request: Request, entries: Sequence[Json]) -> Json:
-    """Return a list of models as who asks has it. entries: as he has them, too."""
+    """Return a list of models in the form of the client's API. entries: in that form, too."""
     if speaks_anthropic(request.scope):
         first, last = (entries[0]["id"], entries[-1]["id"]) if entries else (None, None)
         return {"data": entries, "has_more": False, "first_id": first, "last_id": last}
@@ -57,8 +57,8 @@ def models_answer(request: Request, entries: Sequence[Json]) -> Json:
 
 
 def listed(name: str, created: int, max_model_len: int | None) -> Json:
-    """Return a model as OpenAI's clients have it. created: Unix seconds. max_model_len: tokens of
-    the longest sequence, where that is known."""
+    """Return a model in OpenAI's form. created: Unix seconds. max_model_len: tokens of the longest
+    sequence, where that is known."""
     return {
         "id": name,
         "object": "model",
@@ -70,7 +70,7 @@ def listed(name: str, created: int, max_model_len: int | None) -> Json:
 
 
 def anthropic_model(name: str, created: int, max_model_len: int | None) -> Json:
-    """Return a model as Anthropic's clients have it. Parameters: see ``listed``."""
+    """Return a model in Anthropic's form. Parameters: see ``listed``."""
     return {
         "type": "model",
         "id": name,

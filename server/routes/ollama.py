@@ -136,7 +136,8 @@ def _add_answers(router: APIRouter, service: Service) -> None:
         return salt
 
     def loaded(wire: AnswerFields, answer: OllamaAnswer) -> Response:
-        """Answer who only wants the model to be in memory: it is, as long as there is an engine."""
+        """Answer a request that only loads the model: it is loaded as long as there is an
+        engine."""
         if not service.client.alive:
             raise service.admission.no_engine()
         return JSONResponse(answer.nothing(unloads=wire.unloads))

@@ -1,7 +1,7 @@
-"""The API that a path belongs to, and the OpenAPI schema, from the wire models of bodies.
+"""The API of a path, and the OpenAPI schema.
 
-A route says with ``openapi_extra=takes(Model)`` what its body is; FastAPI writes the rest, and the
-errors are the same for all paths of an API. https://spec.openapis.org/oas/v3.1.0
+Routes declare their bodies with ``openapi_extra=takes(Model)``; FastAPI writes the rest, and all
+paths of an API have the same errors. https://spec.openapis.org/oas/v3.1.0
 """
 
 from functools import cache

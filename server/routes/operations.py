@@ -50,8 +50,8 @@ def gateway_routes(service: Service) -> APIRouter:
         }
 
     async def loads() -> dict[str, Any]:
-        """The fields are those of sglang's /v1/loads. Tokens of K and V that running requests hold:
-        what is cached for others is free."""
+        """Answer with the fields of sglang's /v1/loads. Tokens are those of running requests:
+        cached ones count as free."""
         limits, stats = service.client.limits, service.client.stats
         load: dict[str, int | float] = {
             "dp_rank": 0,
@@ -77,7 +77,7 @@ def gateway_routes(service: Service) -> APIRouter:
 
 
 def who_answers() -> dict[str, str]:
-    """Who answers here, for people and programs that look before they ask."""
+    """Return the name and version, for people and programs that look before they send requests."""
     return {"name": "quire", "version": version("quire"), "models": "/v1/models"}
 
 
@@ -87,7 +87,7 @@ def operation_routes(service: Service) -> APIRouter:
 
     @router.get("/version", include_in_schema=False)
     async def get_version() -> dict[str, str]:
-        # The page looks here whether there is a list of replicas.
+        # The page finds the list of replicas here.
         return who_answers() | ({} if service.replicas is None else {"replicas": REPLICAS})
 
     @router.head("/api/hello", include_in_schema=False)  # Claude Code opens a connection so

@@ -1,4 +1,4 @@
-"""How a route reads a request: its body, the model that it names, whose it is."""
+"""Read a request: its body, its model, its tenant."""
 
 import re
 from collections.abc import Callable
@@ -23,22 +23,21 @@ JSON_TYPE = re.compile(r"\s*application/(?:[\w.+-]+\+)?json\s*(?:;|$)", re.IGNOR
 
 
 class Body(Protocol):
-    """What the wire models of all bodies have."""
+    """The wire model of a body. model: None means ours."""
 
     @property
-    def model(self) -> str | None:
-        """The name of a model; None means ours."""
+    def model(self) -> str | None: ...
 
     @classmethod
     def model_validate_json(cls, json_data: bytes) -> Self:
-        """Read a body. Raises pydantic.ValidationError."""
+        """Raises pydantic.ValidationError."""
 
     def check(self, limits: LimitsSection) -> None:
-        """Check what the types cannot. Raises ApiError that names the parameter."""
+        """Raises ApiError that names the parameter."""
 
 
 class ConversationBody(Protocol):
-    """What the wire models of conversations have."""
+    """The wire model of a conversation."""
 
     def conversation(self, limits: LimitsSection, unsupported: Unsupported) -> Conversation:
         """Translate into the neutral form. Raises ApiError."""
@@ -79,8 +78,8 @@ class RequestReader:
     async def admit(
         self, request: Request, body_type: type[GeneratingT]
     ) -> tuple[GeneratingT, PrefixSalt]:
-        """Read a body that asks for answers, and let it in. Return it, and with whom its prompts
-        are shared. Raises ApiError as ``read`` and ``Admission.check_answers`` do."""
+        """Read a body that asks for answers, and admit it. Return it, and the salt of its prompts.
+        Raises ApiError as ``read`` and ``Admission.check_answers`` do."""
         body = await self.read(request, body_type)
         salt = self.salt(request, body.cache_salt)
         choices = body.response_options.choices
@@ -96,7 +95,7 @@ class RequestReader:
         return body
 
     def salt(self, request: Request, cache_salt: str | None = None) -> PrefixSalt:
-        """Return with whom a request shares what is kept. cache_salt: its own."""
+        """Return the salt of a request's prefixes. cache_salt: its own."""
         return self.salts.salt(request_key(request.headers), cache_salt)
 
     def conversation(self, request: Request, body: ConversationBody, api: Api) -> Conversation:
@@ -105,8 +104,8 @@ class RequestReader:
         return body.conversation(config.limits, self.unsupported(request, api))
 
     def unsupported(self, request: Request, api: Api) -> Unsupported:
-        """Return what becomes of what is no text in a request of that API. The response's headers
-        and the line in the log say how much there was."""
+        """Return the treatment of images and files in a request of that API. The response's headers
+        and the log count them."""
         found = Unsupported(getattr(self.config.images, api), f"images.{api}", api)
         request.state.unsupported = found
         return found

@@ -77,7 +77,7 @@ def response_routes(service: Service) -> APIRouter:
 def _add_stored_routes(
     router: APIRouter, store: ResponseStore, tenant_of: Callable[[Request], bytes]
 ) -> None:
-    """Add the routes of responses that are stored."""
+    """Add the routes of stored responses."""
 
     @router.get("/v1/responses/{response_id}")
     async def get_response(request: Request, response_id: str) -> Response:
@@ -98,8 +98,7 @@ def _add_stored_routes(
 
 
 def _page(items: tuple[Json, ...], request: Request) -> Json:
-    """Return some of the items, as the query asks. Raises ApiError for a query that makes no
-    sense."""
+    """Return the items of a query. Raises ApiError for a query that makes no sense."""
     query = request.query_params
     order, limit = query.get("order", "desc"), query.get("limit", str(LISTED_ITEMS))
     if order not in ("asc", "desc"):

@@ -1,4 +1,4 @@
-"""What the routes of one server are made of: each takes the parts that it needs."""
+"""The parts of one server, from which routes take theirs."""
 
 import asyncio
 import time
@@ -53,7 +53,7 @@ class ReplicaFigures:
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """One model, served: what is kept for as long as the server runs, and the parts made of it."""
+    """One served model: objects that last as long as the server, and the parts made of them."""
 
     config: Config
     model: ServedModel
@@ -67,11 +67,9 @@ class Service:
     drain: Drain = field(default_factory=Drain)
     recent: RecentRequests = field(default_factory=RecentRequests)
     encoding: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(ENCODED_AT_ONCE))
-    """Held while prompts are encoded."""
     clock: Callable[[], float] = time.monotonic
-    """Seconds; measures the time of a request."""
     replicas: Callable[[], list[ReplicaFigures]] | None = None
-    """Lists those that answer in place of an engine of this process; None where there are none."""
+    """Lists the replicas of a cluster; None where the engine is in this process."""
 
     @property
     def reader(self) -> RequestReader:
@@ -79,12 +77,10 @@ class Service:
 
     @property
     def admission(self) -> Admission:
-        """Lets requests in."""
         return Admission(self.client, self.metrics, self.drain)
 
     @property
     def rules(self) -> PromptRules:
-        """Says what a prompt may be."""
         return PromptRules(self.model, self.client.limits)
 
     @property

@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize. The engine is not asked."""
+"""POST /tokenize and /detokenize, which do without the engine."""
 
 import asyncio
 
@@ -21,7 +21,7 @@ def tokenize_routes(service: Service) -> APIRouter:
         service.tokenizer,
         service.prompts,
     )
-    # Held while a text is encoded, which may be many ids.
+    # Held while a text is encoded: it may have many ids.
     tokenizing = asyncio.Lock()
 
     @router.post("/tokenize", openapi_extra=takes(TokenizeRequest))
@@ -39,7 +39,7 @@ def tokenize_routes(service: Service) -> APIRouter:
             return await json_response(json_pieces(answer))
 
     async def ids_of(request: Request, wire: TokenizeRequest) -> tuple[int, ...]:
-        """Encode the text, or the prompt that the messages make; however many ids it has."""
+        """Encode the text, or the prompt of the messages, of any length."""
         if wire.text is not None:
             encoded = await tokenizer.encode_text(
                 wire.text, add_special_tokens=bool(wire.add_special_tokens)

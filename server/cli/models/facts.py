@@ -1,4 +1,4 @@
-"""What ``quire show`` prints of a model on this disk."""
+"""``quire models`` and ``quire show``: the facts of models on this disk."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ from server.config import Config, SettingError
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """What would be served, or why nothing."""
+    """How a model would be served, or why it would not be."""
 
     context: int | None
     """Tokens of the longest sequence; None where it cannot be served."""
@@ -37,10 +37,10 @@ class Machine:
     """This machine, with the settings in force."""
 
     def __init__(self, settings: Config, budget_bytes: int | None = None) -> None:
-        """budget_bytes: what a model may use in all; None: what the machine has left."""
+        """budget_bytes: memory for a model in all; None: the machine's free memory."""
         self.settings = settings
         self.budget_bytes = budget_bytes
-        # Made with the first model: trying a GPU takes long, and all models stand on the same.
+        # Made with the first model and used for all: trying a GPU takes long.
         self._choice: SubstrateChoice | None = None
 
     def plan(self, checkpoint: Checkpoint) -> EnginePlan:
@@ -51,7 +51,6 @@ class Machine:
         return plan
 
     def fit(self, model: LocalModel) -> Fit:
-        """Find out how a model would be served."""
         if model.checkpoint is None:
             return Fit(None, None, model.problem)
         try:
@@ -114,7 +113,7 @@ BILLION, MILLION = 1e9, 1e6
 
 
 def show_model(name: str, file: Path | None, *, as_json: bool) -> str:
-    """Write all that is known of a model. Raises StartError."""
+    """Write all facts of a model. Raises StartError."""
     settings = read_settings(file, {})
     with model_errors(), FolderReader(EMBEDS[settings.engine.task]) as reader:
         place = look_up(name, settings.models.folders, reader)
@@ -153,7 +152,7 @@ def _files(folder: Path) -> list[tuple[Path, int]]:
 
 
 def _other_commits(model: LocalModel) -> list[str]:
-    """Return the commits of the same repository that something is here of."""
+    """Return the other commits of the repository of which files are here."""
     if model.revision is None:
         return []
     return [path.name for path in folders_in(model.folder.parent) if path != model.folder]

@@ -1,4 +1,4 @@
-"""What ``quire pull`` does: looks before it fetches, and says what it sees."""
+"""``quire pull``: fetch a model from the hub, after a look at whether it can be served."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -30,11 +30,8 @@ def pull_model(
     dry_run: bool,
     force: bool,
 ) -> None:
-    """Fetch a model that can be served. echo: says what is seen and done, line by line.
-
-    dry_run: whether to end before the first byte of weights. force: whether to fetch one that this
-    machine has not the memory for. Raises StartError.
-    """
+    """Fetch a model. echo: writes a line. dry_run: whether to end before the first byte of weights.
+    force: whether to fetch a model that is too large for this machine. Raises StartError."""
     settings = read_settings(file, {})
     with model_errors(), FolderReader() as reader:
         found = find_model(name, settings.models.folders, files=CONFIG_FILES)
@@ -77,8 +74,8 @@ def _describe(
 def _check_memory(
     settings: Config, checkpoint: Checkpoint, echo: Callable[[str], None], *, force: bool
 ) -> None:
-    """Say whether the model fits into this machine's memory. Raises SettingError where it does not,
-    unless forced."""
+    """Write whether the model fits into this machine's memory. Raises SettingError where it does
+    not, unless forced."""
     try:
         memory = make_plan(settings, checkpoint).memory
     except SettingError as error:

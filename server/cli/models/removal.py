@@ -1,4 +1,4 @@
-"""What ``quire rm`` does: removes models from the hub's cache, and from nowhere else."""
+"""``quire rm``: remove models from the hub's cache, and from nowhere else."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,19 +15,19 @@ from server.cli.settings import read_settings
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """What is going to be removed."""
+    """Commits of a repository that are going to be removed."""
 
     repository: str
     commits: tuple[str, ...]
     folder: Path
-    """That is gone afterwards."""
+    """The folder that is removed."""
     freed_bytes: int
     kept: int
     """Commits of the repository that stay."""
     strategy: DeleteCacheStrategy
 
     def text(self) -> str:
-        """Write what comes back, and who else may miss it."""
+        """Describe the removal for a confirmation."""
         commits = ", ".join(commit[:12] for commit in self.commits)
         others = f" Its other commits stay, {self.kept}." if self.kept else ""
         return (
@@ -37,7 +37,7 @@ class Removal:
         )
 
     def execute(self) -> str:
-        """Remove it, and say so. Raises ModelError."""
+        """Remove it, and return a sentence. Raises ModelError."""
         assert self.folder.is_relative_to(cache_folder().resolve())
         try:
             self.strategy.execute()
@@ -51,8 +51,8 @@ class Removal:
 
 
 def find_removal(name: str, file: Path | None) -> Removal:
-    """Find what a name means in the hub's cache. Raises StartError for what is not there, or in a
-    folder that is not the hub's."""
+    """Find the commits of a name in the hub's cache. Raises StartError for a model that is not
+    there, or in another folder."""
     settings = read_settings(file, {})
     with model_errors():
         place = look_up(name, settings.models.folders)

@@ -1,4 +1,4 @@
-"""What ``quire plan`` does: reads, plans, draws, and hands back the text."""
+"""``quire plan``: read a model, plan its memory, draw pictures, and return the text."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,21 +24,21 @@ NO_MATPLOTLIB = "--out draws with matplotlib, which is not installed: pip instal
 
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
-    """What the user asked for; None means: choose."""
+    """The flags of the command."""
 
     context: int | None = None
-    """Tokens; else 32768, or what the model knows where that is less."""
+    """Tokens; None: 32768, or those that the model knows where these are fewer."""
     memory: str | None = None
-    """A size such as 24GiB; else the device's, or this machine's."""
+    """A size such as 24GiB; None: the device's, or this machine's."""
     device: str | None = None
-    """A name from the list; else this machine."""
+    """A name from the list; None: this machine."""
     out: Path | None = None
-    """Where pictures go; else there are none."""
+    """A folder for pictures; None: no pictures."""
 
 
 def plan_model(name: str, file: Path | None, options: PlanOptions) -> str:
-    """Write the plan of a model for people. Of the hub it fetches
-    what a model is, and no weights; it loads nothing. Raises StartError."""
+    """Write the plan of a model for people. The configuration of a model on the hub is fetched, and
+    no weights. Raises StartError."""
     settings = read_settings(file, {})
     device = _device(options)
     memory_bytes, working_set_bytes = _memory_bytes(options, device)

@@ -162,7 +162,7 @@ def fit(report: CapacityReport) -> Figure:
 
 
 def crowd(report: CapacityReport) -> Figure:
-    """Draw the simulated crowd over time: how many run, and what is committed."""
+    """Draw the simulated crowd over time: running sequences and committed memory."""
     assert report.crowd is not None
     title = f"{report.crowd.requests} requests at once, {report.crowd.weights.name} weights"
     figure, (running, charged) = _figure(title, report, 2)

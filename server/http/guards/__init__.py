@@ -1,4 +1,4 @@
-"""What stands between the socket and the routes: whatever is not allowed is refused.
+"""Guards between the socket and the routes; each refuses what is not allowed.
 
 From outside: connections and their deadlines, Host, Origin, key, the drain, bugs, body, routes.
 """

@@ -7,15 +7,15 @@ from server.http.errors import answer_with
 from server.metrics.requests import CountRefusal, Refusal
 from server.protocol.wire_errors import ApiError, body_too_large, come_back
 
-# A client that sends more than this although it has its answer is not waited for.
+# A client that has its answer and sends more than this is not waited for.
 MAX_UNREAD_BYTES = 64 * 1024**2
 
 
 class UnreadBody:
-    """Read and discard what is left of a body before its answer ends.
+    """Read and discard the rest of a body before its answer ends.
 
-    Most clients send all of it before they look for an answer. A connection that is closed before
-    is reset by the system, and the answer is lost with it.
+    Most clients send all of it before they look for an answer. Were the connection closed before,
+    the system would reset it, and the answer would be lost.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -46,8 +46,8 @@ class UnreadBody:
 
 
 def _brings_a_body(scope: Scope) -> bool:
-    """Return whether a body is on its way: a client that asks first whether to send it sends none
-    to a refusal."""
+    """Return whether a body is coming. A client that asks first whether to send it sends none to a
+    refusal."""
     headers = Headers(scope=scope)
     is_long = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
     return is_long and "expect" not in headers
@@ -56,21 +56,20 @@ def _brings_a_body(scope: Scope) -> bool:
 MAX_DIGITS = 20
 PLAIN = ("", "identity")
 ENCODED = "The body has a Content-Encoding, such as gzip, which is not read: send it plain."
-# Of the bodies of all requests that are being read or answered; or one body, where that may be
-# larger.
+# Bytes of all bodies that are being read or answered; a single larger one may be allowed.
 MAX_ALL_BODIES_BYTES = 256 * 1024**2
 
 
 class BodyLimit:
-    """Refuse bodies that are too large: at once where Content-Length says so, else while they
-    arrive; and those that come while all bodies together are."""
+    """Refuse bodies that are too large or encoded: 413 at once where Content-Length says so, else
+    while they arrive; 415; and 503 while all bodies together are too large."""
 
     def __init__(self, app: ASGIApp, max_body_bytes: int, count: CountRefusal) -> None:
         self._app = app
         self._max_body_bytes = max_body_bytes
         self._count = count
         self._held_bytes = 0
-        """Of all bodies. A request holds its own until it is answered."""
+        """Bytes of all bodies. A request holds its own until it is answered."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if Headers(scope=scope).get("content-encoding", "").strip().lower() not in PLAIN:
@@ -100,7 +99,7 @@ class BodyLimit:
         except BodyRefusedError as refused:
             self._count(refused.reason)
             if "expect" in Headers(scope=scope):
-                # It has asked first, and sends nothing now.
+                # The client has asked first, and sends nothing now.
                 refused.error.headers["Connection"] = "close"
             await answer_with(refused.error, scope, receive, send)
         finally:
@@ -116,7 +115,7 @@ class BodyLimit:
 
 
 def _announced(scope: Scope) -> int:
-    """Return the length that the request announces; 0 where it announces none."""
+    """Return the length in the head; 0 where there is none."""
     length = Headers(scope=scope).get("content-length", "")
     return int(length[:MAX_DIGITS]) if length.isascii() and length.isdigit() else 0
 

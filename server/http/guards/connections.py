@@ -25,20 +25,20 @@ from server.metrics import HttpMetrics
 from server.metrics.requests import Refusal
 from server.protocol.wire_errors import ApiError, come_back
 
-# Of a request's head.
+# The limit of a request's head.
 MAX_HEADER_BYTES = 65536
 
 
 class OverflowProtocol(asyncio.Protocol):
     """Answer 503 to any request, and read nothing.
 
-    The client's request may still be under way; a connection that is closed with bytes unread is
-    reset, and the answer can be lost. So our half is closed, and the client has ``keep_alive_s`` to
+    The client's request may still be coming. A connection that is closed with bytes unread is
+    reset, and the answer can be lost: so our half is closed, and the client has ``keep_alive_s`` to
     close its own.
     """
 
     def __init__(self, limits: LimitsSection, others: set["OverflowProtocol"]) -> None:
-        """others: all of them that are open."""
+        """others: all open ones."""
         self._limits = limits
         self._others = others
         self._ignored_bytes = 0
@@ -60,7 +60,7 @@ class OverflowProtocol(asyncio.Protocol):
         )
 
     def data_received(self, data: bytes) -> None:
-        """Ignore what is received, up to a limit."""
+        """Ignore bytes, up to a limit."""
         assert self._transport is not None
         self._ignored_bytes += len(data)
         if self._ignored_bytes > MAX_HEADER_BYTES:
@@ -73,7 +73,6 @@ class OverflowProtocol(asyncio.Protocol):
 
 
 def too_many_connections() -> ApiError:
-    """Make the error for clients that have to come again."""
     message = "There are too many connections"
     return come_back(503, message, "too_many_connections")
 
@@ -85,23 +84,23 @@ def error_bytes(error: ApiError) -> bytes:
     return b"HTTP/1.1 503 Service Unavailable\r\n" + head + b"\r\n" + body
 
 
-# Of requests that come before the answer to the one before them, so much is read ahead.
+# Bytes that are read of requests before the answer to the one before them.
 MAX_AHEAD_BYTES = 65536
 INCOMPLETE = (h11.IDLE, h11.SEND_BODY)
-"""States of a client whose request is not complete."""
+"""States of a client without a complete request."""
 NO_LINGER = struct.pack("ii", 1, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """The rules that the connections of a server share."""
+    """The limits and the lists that the connections of a server share."""
 
     limits: LimitsSection
     metrics: HttpMetrics
     overflow: set[OverflowProtocol] = field(default_factory=set)
     """Connections beyond the limit that are still open."""
     incomplete: dict["GuardedProtocol", float] = field(default_factory=dict)
-    """Those whose next request is not complete, and since when it is awaited, the earliest
+    """Connections without a complete request, and the time from which it is awaited, earliest
     first."""
 
 
@@ -114,16 +113,14 @@ class Alarm:
 
     @property
     def is_set(self) -> bool:
-        """Whether a call is due."""
         return self._timer is not None
 
     def set(self, loop: asyncio.AbstractEventLoop, delay_s: float) -> None:
-        """Call after so many seconds."""
         assert self._timer is None
         self._timer = loop.call_later(delay_s, self._ring)
 
     def cancel(self) -> None:
-        """Cancel the call. Idempotent."""
+        """Cancel the call, if there is one."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -141,17 +138,17 @@ class GuardedProtocol(H11Protocol):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._deadline = Alarm(self._is_late)
-        """Rings when the request should be complete."""
+        """The deadline of a complete request."""
         self._stall = Alarm(self._look_at_reader)
-        """Rings when the reader is checked again."""
+        """The timer of the next look at the client's reading."""
         self._untaken_bytes = 0
         self._unwanted_bytes = 0
-        """Bytes received of a body that has been answered already."""
+        """Bytes of a body that has been answered already."""
 
     # --- the life of a connection ---------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take a connection; beyond the limit hand it to OverflowProtocol."""
+        """Take a connection; beyond the limit leave it to OverflowProtocol."""
         if len(self.connections) >= self.rules.limits.max_connections and not self._make_room():
             self.rules.metrics.count_refusal(Refusal.CONNECTIONS)
             other = OverflowProtocol(self.rules.limits, self.rules.overflow)
@@ -160,13 +157,12 @@ class GuardedProtocol(H11Protocol):
             return
         super().connection_made(transport)
         self.rules.metrics.connection_opened()
-        # Whatever the system does not take at once is waited for: so a stall is seen, and what is
-        # kept for a slow reader is one write.
+        # A write ends once the system has all of it: so a stall is seen, and a slow reader keeps
+        # one write in memory.
         transport.set_write_buffer_limits(high=0)
         self._watch_request()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End the timers of the connection."""
         super().connection_lost(exc)
         self.rules.metrics.connection_closed()
         self.rules.incomplete.pop(self, None)
@@ -174,7 +170,6 @@ class GuardedProtocol(H11Protocol):
         self._stall.cancel()
 
     def data_received(self, data: bytes) -> None:
-        """Take in a part of a request, of any size."""
         answered = self.cycle is not None and self.cycle.response_complete
         if answered and self.conn.their_state is h11.SEND_BODY:
             self._unwanted_bytes += len(data)
@@ -209,7 +204,7 @@ class GuardedProtocol(H11Protocol):
 
     @property
     def _receives(self) -> bool:
-        """Whether a request is awaited or being received. Between two requests ``keep_alive_s``
+        """True while a request is awaited or received. Between two requests ``keep_alive_s``
         counts."""
         if self.conn.their_state is h11.IDLE:
             return self.cycle is None or self._has_bytes
@@ -217,7 +212,7 @@ class GuardedProtocol(H11Protocol):
 
     @property
     def _has_bytes(self) -> bool:
-        """Whether there are bytes of a head that is not complete."""
+        """True for a head that has begun and is not complete."""
         return bool(self.conn.trailing_data[0])
 
     def _is_late(self) -> None:
@@ -238,13 +233,13 @@ class GuardedProtocol(H11Protocol):
     # --- room for newcomers ---------------------------------------------------------------------
 
     def _make_room(self) -> bool:
-        """Close the connection that has been without a complete request the longest. False where no
-        connection may be closed."""
+        """Close the connection that has been without a complete request the longest; False where
+        there is none."""
         latest = self.loop.time() - self.rules.limits.crowded_receive_s
         for other, since in self.rules.incomplete.items():
             if since > latest:
                 break
-            # Of an answer that is complete some may still be on its way.
+            # A complete answer may still be on its way.
             if not other.transport.get_write_buffer_size():
                 other.give_way()
                 return True
@@ -262,12 +257,12 @@ class GuardedProtocol(H11Protocol):
     # --- readers that do not read ---------------------------------------------------------------
 
     def pause_writing(self) -> None:
-        """Watch the reader: the system takes no more."""
+        """Watch the client's reading: the socket's buffer is full."""
         super().pause_writing()
         self._watch_reader()
 
     def resume_writing(self) -> None:
-        """Stop watching the reader: it has taken all there is."""
+        """Stop the watch: the buffer is empty."""
         super().resume_writing()
         self._stall.cancel()
 
@@ -287,7 +282,7 @@ class GuardedProtocol(H11Protocol):
     # --- ends -----------------------------------------------------------------------------------
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is no HTTP, or has too large a head."""
+        """Refuse bytes that are no HTTP, or a head that is too large."""
         status = getattr(sys.exception(), "error_status_hint", 400)
         self.rules.metrics.count_refusal(Refusal.BAD_HTTP)
         text = "This is no HTTP request that can be answered."
@@ -301,7 +296,7 @@ class GuardedProtocol(H11Protocol):
             self._reset()
             return
         if self.cycle is not None and not self.cycle.response_complete:
-            # Whoever waits for the rest of the request is told that the client has left.
+            # A route that reads the body is told that the client has left.
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         path = ""
@@ -315,7 +310,7 @@ class GuardedProtocol(H11Protocol):
         self.transport.close()
 
     def _reset(self) -> None:
-        """Reset the connection: the system drops what it holds for the reader."""
+        """Reset the connection: the system drops the bytes that the reader has not taken."""
         connection = self.transport.get_extra_info("socket")
         if connection is not None:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)

@@ -1,4 +1,4 @@
-"""Refuse requests while the server shuts down, and track those that may still finish."""
+"""Refuse requests while the server drains, and track those that may still end."""
 
 import asyncio
 
@@ -9,22 +9,20 @@ from server.http.errors import error_response
 from server.metrics.requests import CountRefusal, Refusal
 from server.protocol.wire_errors import shutting_down
 
-# Who asks how the server is gets its answer until the end.
+# Probes are answered until the end.
 STAYS_OPEN = frozenset({"/health", "/ready", "/metrics"})
 
 
 class DrainGuard:
-    """Refuse requests while the server drains, and track all others until they are answered."""
+    """Answer 503 with Retry-After while the server drains, and track all other requests until they
+    are answered. One that is cut off before its answer began gets a 503, too."""
 
     def __init__(self, app: ASGIApp, drain: Drain, count_refusal: CountRefusal) -> None:
-        """count_refusal: called with the reason."""
         self._app = app
         self._drain = drain
         self._count_refusal = count_refusal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer 503 with Retry-After while draining; a request that is cut off before its answer
-        began gets it, too."""
         if scope["path"] in STAYS_OPEN:
             await self._app(scope, receive, send)
             return

@@ -27,16 +27,15 @@ Address = IPv4Address | IPv6Address
 
 
 class Authority(NamedTuple):
-    """In a form that can be compared."""
+    """A host and a port in a form that can be compared; the port may be empty."""
 
     host: str | Address
     """A name in lower case without the dot at its end, or an address."""
     port: str
-    """Empty where there is none."""
 
 
 def read_authority(text: str) -> Authority | None:
-    """Read a host and a port; None for what is none, and for names that resolvers would take in
+    """Read a host and a port; None for other text, and for names that resolvers would read in
     another way."""
     found = AUTHORITY.fullmatch(text.lower())
     if found is None:
@@ -86,12 +85,12 @@ class AllowedOrigins:
 
     configured: frozenset[str]
     schemes: frozenset[str] = SCHEMES_OF_PROGRAMS
-    """Of programs that are no pages."""
+    """Schemes of programs that are no pages."""
 
     @classmethod
     def of(cls, access: AccessSection) -> "AllowedOrigins":
-        """Read the origins of settings. Raises SettingError for what is no origin, ``*`` and
-        ``null`` among them."""
+        """Read the origins of settings. Raises SettingError for other text, ``*`` and ``null``
+        among them."""
         found: set[str] = set()
         for text in access.allowed_origins:
             origin = _normal(text.rstrip("/")) if text != "null" else None
@@ -105,8 +104,8 @@ class AllowedOrigins:
         return cls(frozenset(found), SCHEMES_OF_PROGRAMS | extensions)
 
     def has(self, origin: str, host: str) -> bool:
-        """Return whether pages of an origin may ask. origin: an Origin header. host: that of the
-        same request, which has been found to be ours: a page that came from here may ask here."""
+        """Return whether pages of an origin may send requests. origin: an Origin header. host: that
+        of the same request, which has been found to be ours: pages of this server are allowed."""
         parts = ORIGIN.fullmatch(origin.lower())
         if parts is None:
             return False
@@ -124,7 +123,7 @@ class AllowedOrigins:
 
 
 def _normal(origin: str) -> str | None:
-    """Write an origin as browsers do; None for what is none."""
+    """Write an origin as browsers do; None for other text."""
     parts = ORIGIN.fullmatch(origin.lower())
     if parts is None:
         return None
@@ -137,7 +136,8 @@ def _normal(origin: str) -> str | None:
 
 
 class OriginGuard:
-    """Refuse what pages of other origins ask for, and answer their preflights."""
+    """Answer 403 to pages of other origins, and answer preflights. Allowed pages can read every
+    answer, errors too."""
 
     def __init__(self, app: ASGIApp, allowed: AllowedOrigins, count: CountRefusal) -> None:
         self._app = app
@@ -145,8 +145,6 @@ class OriginGuard:
         self._count = count
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer 403 to pages that may not ask. Those that may can read every answer, errors
-        too."""
         headers = Headers(scope=scope)
         origins = headers.getlist("origin")
         if not origins and not _embedded(scope["method"], headers):
@@ -171,8 +169,8 @@ class OriginGuard:
 
 
 def _embedded(method: str, headers: Headers) -> bool:
-    """Return whether another site's page makes the browser fetch this without wanting to read it:
-    as an image, a script, a frame. Links that people follow are something else."""
+    """Return whether another site's page makes the browser fetch this without reading it: as an
+    image, a script, a frame. Links that people follow are allowed."""
     if headers.get("sec-fetch-site") not in ("cross-site", "same-site"):
         return False
     followed = (headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest"))
@@ -180,8 +178,8 @@ def _embedded(method: str, headers: Headers) -> bool:
 
 
 async def _preflight(headers: Headers, scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer a preflight, which comes without a key before the request itself. The answer says what
-    may be sent, and opens nothing."""
+    """Answer a preflight, which comes without a key before the request itself. The answer allows
+    headers, and opens nothing."""
     allowed_headers = {
         "Access-Control-Allow-Methods": METHODS,
         "Access-Control-Max-Age": str(PREFLIGHT_KEPT_S),
@@ -213,15 +211,15 @@ ABSOLUTE = re.compile(rb"https?://([^/]*)(/.*)?", re.IGNORECASE | re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class AllowedHosts:
-    """Names and addresses, whatever the port."""
+    """Names and addresses, with any port."""
 
     hosts: frozenset[str | Address]
     any_address: bool
-    """Whether all addresses are allowed, because all are listened on: rebinding needs a name."""
+    """True where all addresses are listened on: rebinding needs a name."""
 
     @classmethod
     def of(cls, settings: Config) -> "AllowedHosts":
-        """Read the names of settings. Raises SettingError for what is no name."""
+        """Read the names of settings. Raises SettingError for other text."""
         listened = settings.server.host
         names = [*OWN_NAMES, *settings.access.allowed_hosts]
         if listened not in WILDCARDS:
@@ -247,7 +245,7 @@ class AllowedHosts:
 
 
 class HostGuard:
-    """Refuse requests for other names."""
+    """Answer 400 without a Host header or with several, and 403 for a name that is not ours."""
 
     def __init__(self, app: ASGIApp, allowed: AllowedHosts, count: CountRefusal) -> None:
         self._app = app
@@ -255,7 +253,6 @@ class HostGuard:
         self._count = count
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer 400 without a Host header or with several, 403 for a name that is not ours."""
         _take_absolute_target(scope)
         hosts = [value for name, value in scope["headers"] if name == b"host"]
         if len(hosts) == 1 and self._allowed.has(hosts[0].decode("latin-1")):

@@ -1,5 +1,4 @@
-"""Refuse requests without a key, where keys are configured: all paths need one but those listed
-here."""
+"""Refuse requests without a key, where keys are configured; a few paths are open to all."""
 
 import hashlib
 import hmac
@@ -25,7 +24,7 @@ from server.protocol.wire_errors import ApiError
 
 MIN_KEY_CHARS = 16
 OPEN_PATHS = ("/", "/health", "/api/hello")
-# The page's own: plain names, none of which leads elsewhere.
+# The page's files: plain names, none of which leads elsewhere.
 OPEN_FILES = re.compile(r"/page(?:/[\w-][\w.-]*)+", re.ASCII)
 SCRAPED_PATH = "/metrics"
 
@@ -36,11 +35,10 @@ class Keys:
 
     api: tuple[bytes, ...]
     scrape: tuple[bytes, ...]
-    """One, or none."""
 
     @classmethod
     def of(cls, access: AccessSection) -> "Keys":
-        """Read the keys of settings. Raises SettingError for a key that is too short, or that no
+        """Read the keys of settings. Raises SettingError for a short key, and for one that no
         header can carry."""
         for number, key in enumerate(access.api_keys, start=1):
             _check(f"access.api_keys: key {number}", key)
@@ -58,7 +56,8 @@ class Keys:
 
 
 class KeyGuard:
-    """Refuse requests without a key. Where no key is configured every request passes."""
+    """Answer 401 to requests without a key, for all paths but a few that reveal nothing, unknown
+    ones included. Where no key is configured every request passes."""
 
     def __init__(self, app: ASGIApp, keys: Keys, count: CountRefusal) -> None:
         self._app = app
@@ -66,8 +65,6 @@ class KeyGuard:
         self._count = count
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer 401 without a key, for all paths but a few that tell nothing, unknown paths
-        included."""
         if not self._keys.api or _is_open(scope):
             await self._app(scope, receive, send)
             return
@@ -89,8 +86,7 @@ def _is_open(scope: Scope) -> bool:
 
 
 def _plain_path(scope: Scope) -> str:
-    """Return the path; empty where it is written with escapes, which no path without a key
-    needs."""
+    """Return the path; empty for one with escapes, which no open path needs."""
     path: str = scope["path"]
     return path if path.encode() == scope.get("raw_path", path.encode()) else ""
 
@@ -127,7 +123,8 @@ def _unauthorized(has_key: bool) -> ApiError:
 
 
 def check_access(settings: Config) -> None:
-    """Check who may reach the server. Raises SettingError that names the setting to change."""
+    """Check that no other machine reaches a server without a key. Raises SettingError that names
+    the setting."""
     keys = Keys.of(settings.access)
     AllowedHosts.of(settings)
     AllowedOrigins.of(settings.access)
