@@ -241,9 +241,10 @@ def plan(
     No weights of a model on the hub are fetched.
     """
     with one_sentence():
-        from server.cli.plan.command import PlanOptions, plan_model
+        from server.cli.plan.command import plan_model
 
-        typer.echo(plan_model(model, config, PlanOptions(context, memory, device, out)))
+        text = plan_model(model, config, context=context, memory=memory, device=device, out=out)
+        typer.echo(text)
 
 
 @app.command()

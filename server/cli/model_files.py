@@ -28,7 +28,6 @@ from server.catalogue.local_models import (
     digest_of,
     folder_problem,
     model_files,
-    shape_problem,
 )
 from server.catalogue.names import ModelNotFoundError
 from server.chat.served_model import ServedModel
@@ -145,7 +144,8 @@ def read_model(
         if found.missing:
             log.info(f"downloading {found.asked}: {gib(found.missing_bytes)} of weights")
             found.fetch_weights()
-            engine_plan = make_plan(settings, whole_checkpoint(found.folder, settings))
+            whole = checkpoint_in(found.folder, EMBEDS[settings.engine.task], None)
+            engine_plan = make_plan(settings, whole)
     for line in engine_plan.lines():
         log.debug(line)
     if left_out := engine_plan.checkpoint.left_out:
@@ -166,12 +166,6 @@ def checkpoint_of(found: FoundModel, settings: Config) -> Checkpoint:
     return checkpoint_in(found.folder, EMBEDS[settings.engine.task], _promised_bytes(found))
 
 
-def whole_checkpoint(folder: Path, settings: Config) -> Checkpoint:
-    """Read a checkpoint whose files are all here, for the task that the settings name. Raises
-    CheckpointError."""
-    return checkpoint_in(folder, EMBEDS[settings.engine.task], None)
-
-
 def check_found(
     reader: FolderReader, found: FoundModel, settings: Config, *, tokenizer: bool = True
 ) -> None:
@@ -179,13 +173,6 @@ def check_found(
     tokenizer: whether its files are here. Raises CheckpointError."""
     how = EMBEDS[settings.engine.task], _promised_bytes(found), tokenizer
     if problem := reader.read(folder_problem, found.folder, *how):
-        raise CheckpointError(problem)
-
-
-def check_shape(reader: FolderReader, folder: Path) -> None:
-    """Have a model's config.json read as ``check_found`` has its files read. Raises
-    CheckpointError."""
-    if problem := reader.read(shape_problem, folder):
         raise CheckpointError(problem)
 
 

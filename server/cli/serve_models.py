@@ -21,9 +21,8 @@ from engine.substrate import memory_of_all_models
 from server.catalogue.folder_reader import FolderReader
 from server.catalogue.local_models import LocalModel, local_models, template_facts
 from server.catalogue.lookup import InFolder, OnHub, look_up
-from server.catalogue.names import ModelNotFoundError
 from server.cli.banner import announce_several
-from server.cli.model_files import EMBEDS, ModelError, facts_of
+from server.cli.model_files import EMBEDS, ModelError, facts_of, model_errors
 from server.cli.models.facts import Machine
 from server.cli.serve import STOP_TIMEOUT_S, checked_settings, keep_awake
 from server.config import Config, StartError, Tables, engine_config
@@ -115,7 +114,7 @@ def make_front(
 
 
 class Disk:
-    """The models of this disk that are to be served."""
+    """The models of this disk that settings and names choose."""
 
     def __init__(
         self,
@@ -127,18 +126,19 @@ class Disk:
         """folders: beside the hub's cache. names: of models, or their folders; none means all.
         embeds, reading: as for ``FolderReader``."""
         self._reader = FolderReader(embeds, reading)
-        with self._reader:
-            self._named = {name: self._looked_up(name, folders) for name in names}
+        with model_errors(), self._reader:
+            self._named = {name: look_up(name, folders, self._reader) for name in names}
         self._folders = folders
-        self._given = [its.folder for its in self._named.values() if isinstance(its, InFolder)]
+        places = self._named.values()
+        self._given = [place.folder for place in places if isinstance(place, InFolder)]
 
     def models(self) -> list[LocalModel]:
-        """Return those that can be served."""
+        """Return the models that can be served."""
         return self._served(self._all())
 
     def checked(self) -> list[LocalModel]:
-        """Return those that can be served. Raises ModelError for a name that no model has, and
-        where there is no model at all."""
+        """Return the models that can be served. Raises ModelError for a name that no model has,
+        and where no model can be served."""
         found = self._all()
         for name, place in self._named.items():
             meant = [model for model in found if _is_at(place, model)]
@@ -167,13 +167,6 @@ class Disk:
 
     def _served(self, found: Iterable[LocalModel]) -> list[LocalModel]:
         return [model for model in found if model.problem is None and self._is_meant(model)]
-
-    def _looked_up(self, name: str, folders: Sequence[Path]) -> InFolder | OnHub:
-        """Find what a name means. Raises ModelError."""
-        try:
-            return look_up(name, folders, self._reader)
-        except ModelNotFoundError as error:
-            raise ModelError(str(error)) from error
 
     def _is_meant(self, model: LocalModel) -> bool:
         return not self._named or any(_is_at(place, model) for place in self._named.values())

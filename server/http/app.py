@@ -21,21 +21,21 @@ from server.http.observer import RequestObserver
 from server.metrics import HttpMetrics
 from server.metrics.answer_times import RecentRequests
 from server.metrics.requests import CountRefusal
-from server.routes.completions import chat_routes, completion_routes, message_routes
-from server.routes.embeddings import embedding_routes
-from server.routes.models import model_routes
-from server.routes.ollama import ollama_routes
+from server.routes.completions import add_chat_routes, add_completion_routes, add_message_routes
+from server.routes.embeddings import add_embedding_routes
+from server.routes.models import add_model_routes
+from server.routes.ollama import add_ollama_routes
 from server.routes.openapi import DescribedApp
 from server.routes.operations import (
-    gateway_routes,
-    memory_routes,
-    operation_routes,
-    replica_routes,
+    add_gateway_routes,
+    add_memory_routes,
+    add_operation_routes,
+    add_replica_routes,
 )
-from server.routes.page import page_routes
-from server.routes.responses import response_routes
+from server.routes.page import add_page_routes
+from server.routes.responses import add_response_routes
 from server.routes.service import Service
-from server.routes.tokenize import tokenize_routes
+from server.routes.tokenize import add_tokenize_routes
 
 
 class TrailingSlash:
@@ -53,18 +53,18 @@ class TrailingSlash:
 
 
 ROUTES = (
-    chat_routes,
-    completion_routes,
-    response_routes,
-    message_routes,
-    embedding_routes,
-    ollama_routes,
-    tokenize_routes,
-    model_routes,
-    gateway_routes,
-    memory_routes,
-    replica_routes,
-    operation_routes,
+    add_chat_routes,
+    add_completion_routes,
+    add_response_routes,
+    add_message_routes,
+    add_embedding_routes,
+    add_ollama_routes,
+    add_tokenize_routes,
+    add_model_routes,
+    add_gateway_routes,
+    add_memory_routes,
+    add_replica_routes,
+    add_operation_routes,
 )
 
 
@@ -84,9 +84,9 @@ def create_app(service: Service) -> FastAPI:
     app = ObservedApp(
         service.metrics, service.recent, service.config, service.model.id, lifespan=lifespan
     )
-    for routes in ROUTES:
-        app.router.routes.extend(routes(service).routes)
-    app.router.routes.extend(page_routes(service.config).routes)
+    for add_routes in ROUTES:
+        add_routes(app.router, service)
+    add_page_routes(app.router, service.config)
     add_guards(app, service.config, service.drain, service.metrics.count_refusal)
     add_error_handlers(app)
     return app

@@ -72,32 +72,27 @@ def _cannot_be_had(host: str, port: int, error: OSError, setting: str = PORT) ->
     """Make the error, with the name of the program that has the address."""
     why = error.strerror or str(error)
     if error.errno == errno.EADDRINUSE:
-        version = quire_at(host, port)
-        if version is not None:
-            why = f"quire {version} serves there already; stop that one"
-        elif ollama_at(host, port):
-            why = "Ollama serves there already; stop it"
-        else:
+        program = _program_at(host, port)
+        if program is None:
             why = f"another program has this address ({why}); stop it"
+        else:
+            why = f"{program} serves there already; stop it"
         flag = "--port " if setting == PORT else f"--set {setting}="
         why += f", or choose another port: {flag}{port + 1}, or {flag}0 for a free one"
     return SettingError(f"setting {setting}: {host}:{port} cannot be listened on: {why}")
 
 
-def quire_at(host: str, port: int) -> str | None:
-    """Return the version of the quire that answers at an address; None where none does."""
-    # A server that wants a key tells its version at / alone.
+def _program_at(host: str, port: int) -> str | None:
+    """Return the name of the program that answers at an address, if it is quire or Ollama."""
+    # A quire that wants a key tells its version at / alone.
     for path in ("/version", "/"):
         with suppress(OSError):
-            if found := QUIRE_ANSWERS.search(_answer(host, port, path)):
-                return found[1].decode()
+            answer = _answer(host, port, path)
+            if quire := QUIRE_ANSWERS.search(answer):
+                return f"quire {quire[1].decode()}"
+            if OLLAMA_ANSWERS in answer:
+                return "Ollama"
     return None
-
-
-def ollama_at(host: str, port: int) -> bool:
-    with suppress(OSError):
-        return OLLAMA_ANSWERS in _answer(host, port, "/")
-    return False
 
 
 def _answer(host: str, port: int, path: str) -> bytes:

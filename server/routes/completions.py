@@ -24,8 +24,7 @@ from server.text.detokenizer import decoded_text
 from server.text.tokenizer import EncodedText, TextTooLongError
 
 
-def message_routes(service: Service) -> APIRouter:
-    router = APIRouter()
+def add_message_routes(router: APIRouter, service: Service) -> None:
     reader, answering = service.reader, service.answering
     model, prompts = service.model, service.prompts
 
@@ -49,12 +48,9 @@ def message_routes(service: Service) -> APIRouter:
         salt = reader.salt(request, wire.cache_salt)
         return {"input_tokens": await prompts.count_tokens(conversation, "messages", salt)}
 
-    return router
 
-
-def chat_routes(service: Service) -> APIRouter:
-    """Return the route, for one service; without /v1 for clients whose base URL has none."""
-    router = APIRouter()
+def add_chat_routes(router: APIRouter, service: Service) -> None:
+    """Add the route, with and without /v1: some clients' base URLs have none."""
     reader, answering = service.reader, service.answering
     model, prompts, token_bytes = service.model, service.prompts, service.tokenizer.token_bytes
 
@@ -79,12 +75,9 @@ def chat_routes(service: Service) -> APIRouter:
         )
         return await answering.respond(request, answer, prompt, stream=wire.stream)
 
-    return router
 
-
-def completion_routes(service: Service) -> APIRouter:
-    """Return the route, for one service; without /v1 for clients whose base URL has none."""
-    router = APIRouter()
+def add_completion_routes(router: APIRouter, service: Service) -> None:
+    """Add the route, with and without /v1: some clients' base URLs have none."""
     reader, answering = service.reader, service.answering
 
     @router.post("/completions", include_in_schema=False)
@@ -102,8 +95,6 @@ def completion_routes(service: Service) -> APIRouter:
             tuple(text.ids for text in encoded) if wire.return_token_ids else (),
         )
         return await answering.respond(request, answer, *prompts, stream=wire.stream)
-
-    return router
 
 
 async def _all_encoded(service: Service, wire: CompletionRequest) -> list[EncodedText]:

@@ -24,28 +24,24 @@ from server.routes.service import Service
 from server.text.tokenizer import TextsTooLongError, TextTooLongError
 
 NO_TOKENS = SamplingParams(max_tokens=0)
-# Inputs of one body that the engine has, for each that it can run: the next ones are there when
-# these end, and the queue stays free for others.
+# Inputs of one body in the engine, for each that it can run: the next ones are there when these
+# end, and the queue stays free for other requests.
 WINDOW = 2
 Inputs = list[tuple[int, ...]]
 
 
-def embedding_routes(service: Service) -> APIRouter:
-    router = APIRouter()
+def add_embedding_routes(router: APIRouter, service: Service) -> None:
     reader = service.reader
 
     @router.post("/v1/embeddings", openapi_extra=takes(EmbeddingRequest))
     async def embeddings(request: Request) -> Response:
         wire = await reader.read(request, EmbeddingRequest)
-        made = await vectors_of(service, request, wire)
-        if made is None:
+        if (embedded := await vectors_of(service, request, wire)) is None:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
-        vectors, tokens = made
+        vectors, tokens = embedded
         return await json_response(
             embedding_pieces(vectors, wire.encoding_format, service.model.id, tokens)
         )
-
-    return router
 
 
 async def vectors_of(
@@ -56,8 +52,8 @@ async def vectors_of(
     salt = service.reader.salt(request, wire.cache_salt)
     service.admission.check_vectors(salt.tenant, wire.dimensions)
     inputs = await _inputs(service, wire)
-    batch = Batch(service, inputs, salt, wire.priority or 0, request.state.times)
-    vectors = await unless_left(request, batch.vectors())
+    computing = _vectors(service, inputs, salt, wire.priority or 0, request.state.times)
+    vectors = await unless_left(request, computing)
     if vectors is None:
         return None
     return shorten(vectors, wire.dimensions), sum(len(ids) for ids in inputs)
@@ -88,60 +84,41 @@ async def _inputs(service: Service, wire: EmbeddingRequest) -> Inputs:
     return ids
 
 
-class Batch:
-    """The inputs of one body, on their way through the engine."""
+async def _vectors(
+    service: Service, inputs: Inputs, salt: PrefixSalt, priority: int, times: RequestTimes
+) -> Vectors:
+    """Return a row for each input. Raises ApiError: 500 or 503, the latter also when the time of
+    the request is over. Leaving early aborts running ones."""
+    ends_at = service.clock() + service.config.limits.max_request_s
+    window = asyncio.Semaphore(WINDOW * service.client.limits.max_num_seqs)
 
-    def __init__(
-        self,
-        service: Service,
-        inputs: Inputs,
-        salt: PrefixSalt,
-        priority: int,
-        times: RequestTimes,
-    ) -> None:
-        self._service = service
-        self._times = times
-        self._inputs = inputs
-        self._salt = salt
-        self._priority = priority
-        self._ends_at = service.clock() + service.config.limits.max_request_s
-        self._window = asyncio.Semaphore(WINDOW * service.client.limits.max_num_seqs)
-
-    async def vectors(self) -> Vectors:
-        """Return a row for each input. Raises ApiError: 500 or 503, the latter also when the time
-        of the request is over. Leaving early aborts what runs."""
-        tasks = [asyncio.ensure_future(self._vector(ids)) for ids in self._inputs]
-        try:
-            return np.stack(await asyncio.gather(*tasks))
-        except EngineDeadError as error:
-            raise self._service.admission.no_engine() from error
-        finally:
-            for task in tasks:
-                task.cancel()
-
-    async def _vector(self, ids: tuple[int, ...]) -> np.ndarray:
-        async with self._window:
-            stream = self._service.client.submit(
-                ids,
-                NO_TOKENS,
-                priority=self._priority,
-                salt=self._salt,
-                pooling=True,
-                beyond_queue=True,
+    async def vector(ids: tuple[int, ...]) -> np.ndarray:
+        async with window:
+            stream = service.client.submit(
+                ids, NO_TOKENS, priority=priority, salt=salt, pooling=True, beyond_queue=True
             )
-            (times,) = self._times.answers_to(len(ids), 1, self._salt.tenant)
+            (answer,) = times.answers_to(len(ids), 1, salt.tenant)
             try:
                 events: list[TokenEvent] = []
                 while not events:
-                    left_s = self._ends_at - self._service.clock()
+                    left_s = ends_at - service.clock()
                     if left_s <= 0:
                         raise out_of_time()
-                    ping_s = self._service.config.server.sse_ping_s
+                    ping_s = service.config.server.sse_ping_s
                     events = await stream.next_batch(min(ping_s, left_s))
-                times.end("error" if events[-1].embedding is None else "stop")
+                answer.end("error" if events[-1].embedding is None else "stop")
             finally:
                 stream.close()
-                times.end("aborted")
+                answer.end("aborted")
         if events[-1].embedding is None:
             raise generation_failed(events[-1].message or "aborted", "The embedding")
         return events[-1].embedding
+
+    tasks = [asyncio.ensure_future(vector(ids)) for ids in inputs]
+    try:
+        return np.stack(await asyncio.gather(*tasks))
+    except EngineDeadError as error:
+        raise service.admission.no_engine() from error
+    finally:
+        for task in tasks:
+            task.cancel()

@@ -21,9 +21,8 @@ LIST_PATHS = tuple(
 )
 
 
-def model_routes(service: Service) -> APIRouter:
-    """Return the routes, with and without /v1: some clients' base URLs have none."""
-    router = APIRouter()
+def add_model_routes(router: APIRouter, service: Service) -> None:
+    """Add the routes, with and without /v1: some clients' base URLs have none."""
     model, max_model_len = service.model, service.rules.max_model_len
 
     def entry(request: Request) -> Json:
@@ -45,7 +44,6 @@ def model_routes(service: Service) -> APIRouter:
         path = f"{base}/models/{{name:path}}"
         router.add_api_route(path, get_model, include_in_schema=base == "/v1")
         router.add_api_route(path, get_model, methods=["HEAD"], include_in_schema=False)
-    return router
 
 
 def models_answer(request: Request, entries: Sequence[Json]) -> Json:

@@ -42,10 +42,8 @@ from server.routes.openapi import LINES, takes
 from server.routes.service import Service
 
 
-def ollama_routes(service: Service) -> APIRouter:
-    router = APIRouter()
-
-    async def cards() -> list[ModelInfo]:
+def add_ollama_routes(router: APIRouter, service: Service) -> None:
+    async def infos() -> list[ModelInfo]:
         return [info_of(service)]
 
     async def info_for(request: Request) -> ModelInfo:
@@ -53,10 +51,9 @@ def ollama_routes(service: Service) -> APIRouter:
         service.model.check(wire.name)
         return info_of(service)
 
-    router.include_router(list_routes(cards, cards, info_for))
+    add_list_routes(router, infos, infos, info_for)
     _add_answers(router, service)
     _add_vectors(router, service)
-    return router
 
 
 def info_of(service: Service) -> ModelInfo:
@@ -78,14 +75,13 @@ def info_of(service: Service) -> ModelInfo:
     )
 
 
-def list_routes(
+def add_list_routes(
+    router: APIRouter,
     all_infos: Callable[[], Awaitable[list[ModelInfo]]],
     loaded_infos: Callable[[], Awaitable[list[ModelInfo]]],
     info_for: Callable[[Request], Awaitable[ModelInfo]],
-) -> APIRouter:
-    """Return /api/version, tags, ps and show. info_for: returns the facts of a ShowRequest's
-    model."""
-    router = APIRouter()
+) -> None:
+    """Add /api/version, tags, ps and show. info_for: returns the facts of a ShowRequest's model."""
 
     async def version() -> dict[str, Any]:
         return version_answer()
@@ -103,8 +99,6 @@ def list_routes(
     @router.post("/api/show", openapi_extra=takes(ShowRequest))
     async def show(request: Request) -> dict[str, Any]:
         return show_answer(await info_for(request))
-
-    return router
 
 
 def _add_answers(router: APIRouter, service: Service) -> None:

@@ -30,8 +30,7 @@ JSON_OBJECT: dict[int | str, dict[str, Any]] = {
 }
 
 
-def gateway_routes(service: Service) -> APIRouter:
-    router = APIRouter()
+def add_gateway_routes(router: APIRouter, service: Service) -> None:
     model, rules = service.model, service.rules
 
     async def model_info() -> dict[str, Any]:
@@ -73,7 +72,6 @@ def gateway_routes(service: Service) -> APIRouter:
     for name, answer in (("model_info", model_info), ("server_info", server_info)):
         router.add_api_route(f"/{name}", answer, methods=["GET"], include_in_schema=False)
         router.add_api_route(f"/get_{name}", answer, methods=["GET"], include_in_schema=False)
-    return router
 
 
 def who_answers() -> dict[str, str]:
@@ -81,8 +79,7 @@ def who_answers() -> dict[str, str]:
     return {"name": "quire", "version": version("quire"), "models": "/v1/models"}
 
 
-def operation_routes(service: Service) -> APIRouter:
-    router = APIRouter()
+def add_operation_routes(router: APIRouter, service: Service) -> None:
     client, drain, figures = service.client, service.drain, service.metrics
 
     @router.get("/version", include_in_schema=False)
@@ -111,24 +108,18 @@ def operation_routes(service: Service) -> APIRouter:
         figures.draining = drain.draining
         return Response(figures.render(), media_type=CONTENT_TYPE_LATEST)
 
-    return router
 
-
-def replica_routes(service: Service) -> APIRouter:
-    """Return the list of a cluster's replicas; nothing where the service has none."""
-    router = APIRouter()
+def add_replica_routes(router: APIRouter, service: Service) -> None:
+    """Add the list of a cluster's replicas, where the service has them."""
     if (listed := service.replicas) is None:
-        return router
+        return
 
     @router.get(REPLICAS, description=REPLICAS_DESCRIPTION, responses=JSON_OBJECT)
     async def replicas() -> Response:
         return _newest(to_json({"model": service.model.id, "replicas": listed()}))
 
-    return router
 
-
-def memory_routes(service: Service) -> APIRouter:
-    router = APIRouter()
+def add_memory_routes(router: APIRouter, service: Service) -> None:
     cache, reader = MemoryMapCache(service.client), service.reader
     several_keys = len(service.config.access.api_keys) > 1
 
@@ -154,8 +145,6 @@ def memory_routes(service: Service) -> APIRouter:
         }
         # The map has been encoded already, once for all clients.
         return _newest(to_json(head)[:-1] + b',"map":' + body + b"}")
-
-    return router
 
 
 def _newest(body: bytes) -> Response:

@@ -63,9 +63,8 @@ class PageFile:
         return Response(self.content, media_type=self.kind, headers=headers)
 
 
-def page_routes(config: Config) -> APIRouter:
-    """Return the routes; without a page ``/`` is the same for all."""
-    router = APIRouter()
+def add_page_routes(router: APIRouter, config: Config) -> None:
+    """Add the routes; without a page ``/`` is the same for all."""
     page = read_page() if config.server.page else {}
     options: dict[str, Any] = {"methods": ["GET", "HEAD"], "include_in_schema": False}
 
@@ -81,7 +80,6 @@ def page_routes(config: Config) -> APIRouter:
 
     router.add_api_route("/", root, **options)
     router.add_api_route("/page/{name:path}", file, **options)
-    return router
 
 
 def read_page() -> dict[str, PageFile]:

@@ -22,8 +22,7 @@ MAX_LISTED_ITEMS = 100
 LISTED_ITEMS = 20
 
 
-def response_routes(service: Service) -> APIRouter:
-    router = APIRouter()
+def add_response_routes(router: APIRouter, service: Service) -> None:
     reader, answering = service.reader, service.answering
     model, prompts, token_bytes = service.model, service.prompts, service.tokenizer.token_bytes
     limits = service.config.limits
@@ -71,7 +70,6 @@ def response_routes(service: Service) -> APIRouter:
         return JSONResponse({"object": "response.input_tokens", "input_tokens": tokens})
 
     _add_stored_routes(router, store, tenant_of)
-    return router
 
 
 def _add_stored_routes(

@@ -13,8 +13,7 @@ from server.routes.service import Service
 from server.text.detokenizer import decoded_text
 
 
-def tokenize_routes(service: Service) -> APIRouter:
-    router = APIRouter()
+def add_tokenize_routes(router: APIRouter, service: Service) -> None:
     reader, rules, tokenizer, prompts = (
         service.reader,
         service.rules,
@@ -62,5 +61,3 @@ def tokenize_routes(service: Service) -> APIRouter:
         rules.check_token_ids(wire.tokens, "tokens")
         text = (await asyncio.to_thread(decoded_text, tokenizer, wire.tokens)).text
         return JSONResponse({"prompt": text, "content": text})
-
-    return router

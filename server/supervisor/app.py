@@ -24,7 +24,7 @@ from server.protocol.wire_errors import ApiError, shutting_down, unavailable
 from server.routes.models import LIST_PATHS, anthropic_model, listed, models_answer
 from server.routes.openapi import speaks_anthropic, speaks_ollama
 from server.routes.operations import who_answers
-from server.routes.page import page_routes
+from server.routes.page import add_page_routes
 from server.routes.reading import parse_body, read_json
 from server.supervisor.forward import (
     EVENTS,
@@ -38,7 +38,7 @@ from server.supervisor.forward import (
 from server.supervisor.front import Front
 from server.supervisor.metrics import FrontMetrics
 from server.supervisor.models import ManagedModel, NoRoomError
-from server.supervisor.ollama import info_routes, line_stream, unload, wanted_keep_alive_s
+from server.supervisor.ollama import add_info_routes, line_stream, unload, wanted_keep_alive_s
 from server.supervisor.process import Headers, LoadError, ModelProcess, NoAnswerError
 
 SHOW = "/api/show"
@@ -65,14 +65,11 @@ def create_front(front: Front) -> tuple[FastAPI, FrontMetrics]:
 
     config, metrics = front.config, FrontMetrics(front.models)
     app = ObservedApp(metrics, RecentRequests(), config, lifespan=lifespan, openapi_url=None)
-    for router in (
-        info_routes(front),
-        forwarding_routes(front),
-        model_list_routes(front),
-        operation_routes(front, metrics),
-        page_routes(front.config),
-    ):
-        app.include_router(router)
+    add_info_routes(app.router, front)
+    _add_forwarding_routes(app.router, front)
+    _add_model_list_routes(app.router, front)
+    _add_operation_routes(app.router, front, metrics)
+    add_page_routes(app.router, front.config)
     add_guards(app, config, front.drain, metrics.count_refusal)
     add_error_handlers(app)
     return app, metrics
@@ -93,9 +90,9 @@ class BodyHead(BaseModel):
     keep_alive: Any = None
 
 
-def forwarding_routes(front: Front) -> APIRouter:
-    """Return the routes that a model's process answers."""
-    router, limits = APIRouter(), front.config.limits
+def _add_forwarding_routes(router: APIRouter, front: Front) -> None:
+    """Add the routes that a model's process answers."""
+    limits = front.config.limits
 
     async def model_of(request: Request, name: str | None) -> ManagedModel:
         """Return the model that a client means; the log has its name. Raises ApiError (404)."""
@@ -133,7 +130,6 @@ def forwarding_routes(front: Front) -> APIRouter:
         router.add_api_route(path, look, methods=["GET"])
     router.add_api_route(STORED_RESPONSE, stored, methods=["GET", "DELETE"])
     router.add_api_route(f"{STORED_RESPONSE}/{{rest:path}}", stored, methods=["GET", "POST"])
-    return router
 
 
 def stream_start(request: Request, model: ManagedModel, head: BodyHead) -> StreamStart | None:
@@ -175,9 +171,8 @@ def client_of(request: Request) -> bytes:
     return sha256(f"{request_key(request.headers)}\n{host}".encode()).digest()
 
 
-def model_list_routes(front: Front) -> APIRouter:
+def _add_model_list_routes(router: APIRouter, front: Front) -> None:
     """Return the routes that list all models, loaded or not."""
-    router = APIRouter()
 
     def entry(request: Request, model: ManagedModel) -> dict[str, Any]:
         length = model.needs.max_model_len if model.needs else None
@@ -197,12 +192,10 @@ def model_list_routes(front: Front) -> APIRouter:
         router.add_api_route(path, list_models, methods=["GET", "HEAD"])
     for base in ("/v1", ""):
         router.add_api_route(f"{base}/models/{{name:path}}", get_model, methods=["GET", "HEAD"])
-    return router
 
 
-def operation_routes(front: Front, metrics: FrontMetrics) -> APIRouter:
+def _add_operation_routes(router: APIRouter, front: Front, metrics: FrontMetrics) -> None:
     """Return the routes for operators."""
-    router = APIRouter()
 
     @router.get("/version")
     async def get_version() -> dict[str, str]:
@@ -228,8 +221,6 @@ def operation_routes(front: Front, metrics: FrontMetrics) -> APIRouter:
         metrics.draining = front.drain.draining
         page = await metrics.render_all(_scrape_headers(front))
         return Response(page, media_type=CONTENT_TYPE_LATEST)
-
-    return router
 
 
 def _scrape_headers(front: Front) -> Headers:

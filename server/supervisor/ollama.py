@@ -23,7 +23,7 @@ from server.protocol.ollama.request import (
 )
 from server.protocol.wire_errors import UnknownModelError
 from server.routes.answering import LineFraming
-from server.routes.ollama import list_routes
+from server.routes.ollama import add_list_routes
 from server.routes.reading import parse_body, read_json
 from server.supervisor.forward import StreamStart, not_loaded
 from server.supervisor.front import Front
@@ -39,8 +39,8 @@ NO_TIME = Durations(0.0, 0.0, 0.0)
 NO_ABILITIES = Abilities((), "")
 
 
-def info_routes(front: Front) -> APIRouter:
-    """Return the routes that need no model's process."""
+def add_info_routes(router: APIRouter, front: Front) -> None:
+    """Add the routes that need no model's process."""
 
     async def fitting() -> list[ModelInfo]:
         return [info_of(front, model) async for model in front.fitting()]
@@ -63,7 +63,7 @@ def info_routes(front: Front) -> APIRouter:
             raise not_loaded(model.name, error) from error
         return info_of(front, model, abilities)
 
-    return list_routes(fitting, loaded, info_for)
+    add_list_routes(router, fitting, loaded, info_for)
 
 
 def info_of(front: Front, model: ManagedModel, abilities: Abilities = NO_ABILITIES) -> ModelInfo:

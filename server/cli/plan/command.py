@@ -1,9 +1,9 @@
 """``quire plan``: read a model, plan its memory, draw pictures, and return the text."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from engine.machine import machine_memory
+from engine.models.checkpoint import CheckpointError
 from engine.planning.capacity import CapacityReport, plan_capacity
 from engine.planning.devices import Device, device_names, find_device, this_device
 from engine.planning.memory import read_shape
@@ -12,7 +12,8 @@ from kvcache.layout import LayoutError
 from kvcache.memory_budget import gib
 from server.catalogue.folder_reader import FolderReader
 from server.catalogue.hub import CONFIG_FILES, FoundModel, find_model
-from server.cli.model_files import check_found, check_shape, checkpoint_of, make_plan, model_errors
+from server.catalogue.local_models import shape_problem
+from server.cli.model_files import check_found, checkpoint_of, make_plan, model_errors
 from server.cli.plan.text import report_lines
 from server.cli.settings import read_settings
 from server.config import Config, SettingError, engine_config, parse_size
@@ -22,34 +23,30 @@ MIN_CONTEXT = 2
 NO_MATPLOTLIB = "--out draws with matplotlib, which is not installed: pip install 'quire[plan]'"
 
 
-@dataclass(frozen=True, slots=True)
-class PlanOptions:
-    """The flags of the command."""
-
-    context: int | None = None
-    """Tokens; None: 32768, or those that the model knows where these are fewer."""
-    memory: str | None = None
-    """A size such as 24GiB; None: the device's, or this machine's."""
-    device: str | None = None
-    """A name from the list; None: this machine."""
-    out: Path | None = None
-    """A folder for pictures; None: no pictures."""
-
-
-def plan_model(name: str, file: Path | None, options: PlanOptions) -> str:
+def plan_model(
+    name: str,
+    file: Path | None,
+    *,
+    context: int | None = None,
+    memory: str | None = None,
+    device: str | None = None,
+    out: Path | None = None,
+) -> str:
     """Write the plan of a model for people. The configuration of a model on the hub is fetched, and
-    no weights. Raises StartError."""
+    no weights. context: tokens; None: 32768, or those that the model knows where these are fewer.
+    memory: a size such as 24GiB; None: the device's. device: None is this machine. out: a folder
+    for pictures. Raises StartError."""
     settings = read_settings(file, {})
-    device = _device(options)
-    memory_bytes, working_set_bytes = _memory_bytes(options, device)
+    target = _device(device)
+    memory_bytes, working_set_bytes = _memory_bytes(memory, target, here=device is None)
     with model_errors(), FolderReader() as reader:
         found = find_model(name, settings.models.folders, files=CONFIG_FILES)
-        check_shape(reader, found.folder)
+        if problem := reader.read(shape_problem, found.folder):
+            raise CheckpointError(problem)
         shape = read_shape(found.folder)
         has_weights = found.missing or any(found.folder.glob("*.safetensors"))
         if has_weights:
             check_found(reader, found, settings, tokenizer=False)
-    context = options.context
     if context is None:
         context = min(DEFAULT_CONTEXT, shape.max_position_embeddings)
     if context < MIN_CONTEXT:
@@ -60,7 +57,7 @@ def plan_model(name: str, file: Path | None, options: PlanOptions) -> str:
     try:
         report = plan_capacity(
             shape,
-            device,
+            target,
             memory_bytes,
             context,
             engine_config(settings),
@@ -69,39 +66,33 @@ def plan_model(name: str, file: Path | None, options: PlanOptions) -> str:
     except LayoutError as error:
         raise SettingError(str(error)) from error
     lines = [here, "", *report_lines(report)]
-    lines += (
-        ["Pictures: --out FOLDER draws them."]
-        if options.out is None
-        else _draw(report, options, found.name)
-    )
+    if out is None:
+        lines.append("Pictures: --out FOLDER draws them.")
+    else:
+        lines += _draw(report, out, found.name)
     return "\n".join(lines)
 
 
-def _device(options: PlanOptions) -> Device:
-    if options.device is None:
+def _device(name: str | None) -> Device:
+    if name is None:
         return this_device()
-    device = find_device(options.device)
+    device = find_device(name)
     if device is None:
-        raise SettingError(
-            f"--device {options.device!r} is not known; known are {', '.join(device_names())}"
-        )
+        raise SettingError(f"--device {name!r} is not known; known are {', '.join(device_names())}")
     return device
 
 
-def _memory_bytes(options: PlanOptions, device: Device) -> tuple[int, int | None]:
-    """Return bytes of the machine, and those that the device may use; None where the device is not
-    here."""
-    if options.memory is not None:
+def _memory_bytes(size: str | None, device: Device, *, here: bool) -> tuple[int, int | None]:
+    """Return bytes of the machine, and those that the device may use; None where it is not here."""
+    if size is not None:
         try:
-            return parse_size(options.memory), None
+            return parse_size(size), None
         except ValueError as error:
-            raise SettingError(
-                f"--memory {options.memory!r} is not a size such as 24GiB"
-            ) from error
-    if options.device is not None:
+            raise SettingError(f"--memory {size!r} is not a size such as 24GiB") from error
+    if not here:
         return device.memory_bytes, None
-    here = metal_device()
-    return machine_memory().total_bytes, here.working_set_bytes if here and device.on_gpu else None
+    metal = metal_device() if device.on_gpu else None
+    return machine_memory().total_bytes, metal.working_set_bytes if metal else None
 
 
 def _on_this_machine(settings: Config, found: FoundModel) -> str:
@@ -124,16 +115,15 @@ def _notes(found: FoundModel) -> list[str]:
     return notes
 
 
-def _draw(report: CapacityReport, options: PlanOptions, model: str) -> list[str]:
-    assert options.out is not None
+def _draw(report: CapacityReport, folder: Path, model: str) -> list[str]:
     # Here and not above: only pictures need matplotlib, which may not be there.
     try:
         from server.cli.plan.pictures import draw_pictures
     except ModuleNotFoundError as error:
         raise SettingError(NO_MATPLOTLIB) from error
     try:
-        options.out.mkdir(parents=True, exist_ok=True)
-        files = draw_pictures(report, options.out, model)
+        folder.mkdir(parents=True, exist_ok=True)
+        files = draw_pictures(report, folder, model)
     except OSError as error:
-        raise SettingError(f"--out {options.out}: {error.strerror}") from error
-    return [f"Pictures: {options.out}", *(f"  {file.name}" for file in files)]
+        raise SettingError(f"--out {folder}: {error.strerror}") from error
+    return [f"Pictures: {folder}", *(f"  {file.name}" for file in files)]

@@ -22,7 +22,7 @@ from server.cli.model_files import (
     read_model,
     sampling_defaults,
 )
-from server.cli.plan.command import PlanOptions, plan_model
+from server.cli.plan.command import plan_model
 from server.cli.serve import serve_model
 from server.cli.settings import read_settings
 from server.config import MIB, Config, SettingError, Tables, engine_config
@@ -94,7 +94,7 @@ def test_threat_21_a_mac_in_use_serves_with_a_warning_and_plan_says_what_serve_s
     (warning,) = (line for line in logged if "[warning" in line)
     assert memory.warning in warning
     assert "128.00 MiB are available now" in warning
-    planned = plan_model(str(folder), None, PlanOptions(device="M2", context=2048))
+    planned = plan_model(str(folder), None, device="M2", context=2048)
     said = "\n".join(line.partition("] ")[2].strip() for line in logged)
     for line in planned.split("\n\n")[0].splitlines():
         assert line.strip() in said

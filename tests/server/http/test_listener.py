@@ -110,7 +110,7 @@ def test_a_quire_that_is_there_already_is_named(first: bytes, second: bytes) -> 
 
     with answering(answer) as port:
         said = refusal(port)
-    assert "quire 9.8.7 serves there already; stop that one, or choose another port" in said
+    assert "quire 9.8.7 serves there already; stop it, or choose another port" in said
 
 
 def test_an_ollama_that_is_there_already_is_named() -> None:
