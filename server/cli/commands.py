@@ -354,7 +354,7 @@ def pull(
 
     Goes on where an earlier download has ended.
     """
-    from server.cli.models.pull import pull_model
+    from server.cli.models import pull_model
 
     with one_sentence():
         pull_model(model, config, typer.echo, dry_run=dry_run, force=force)
@@ -363,7 +363,7 @@ def pull(
 @app.command(rich_help_panel=MODELS_PANEL)
 def models(config: File = None, as_json: AsJson = False) -> None:
     """List the models on this disk: of the hub's cache, and of models.folders."""
-    from server.cli.models.facts import list_models
+    from server.cli.models import list_models
 
     with one_sentence():
         typer.echo(list_models(config, say, as_json=as_json))
@@ -372,7 +372,7 @@ def models(config: File = None, as_json: AsJson = False) -> None:
 @app.command(rich_help_panel=MODELS_PANEL)
 def show(model: ModelName, config: File = None, as_json: AsJson = False) -> None:
     """Show the facts of a model on this disk, and how this machine would serve it."""
-    from server.cli.models.facts import show_model
+    from server.cli.models import show_model
 
     with one_sentence():
         typer.echo(show_model(model, config, as_json=as_json))
@@ -385,7 +385,7 @@ def rm(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
     """Remove a model from the Hugging Face hub's cache; with @revision that commit alone."""
-    from server.cli.models.removal import find_removal
+    from server.cli.models import find_removal
 
     with one_sentence():
         removal = find_removal(model, config)

@@ -27,8 +27,8 @@ from server.cli.model_files import ModelFiles, read_model
 from server.cli.salt_secret import salt_secret
 from server.cli.settings import read_settings
 from server.config import Config, StartError, Tables, engine_config
+from server.http.app import freeze_objects
 from server.http.guards.keys import check_access, only_this_machine
-from server.http.idle_memory import keep_what_is_there
 from server.http.listener import reserve, reserved_for_ollama
 from server.http.server import listen
 from server.metrics import Metrics
@@ -146,7 +146,7 @@ def serve_on(
             reasoning_cache,
             salts,
         )
-        keep_what_is_there()
+        freeze_objects()
 
         def tell(drain: Drain, url: str) -> None:
             if ready is None:

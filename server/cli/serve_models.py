@@ -23,7 +23,7 @@ from server.catalogue.local_models import LocalModel, local_models, template_fac
 from server.catalogue.lookup import InFolder, OnHub, look_up
 from server.cli.banner import announce_several
 from server.cli.model_files import EMBEDS, ModelError, facts_of, model_errors
-from server.cli.models.facts import Machine
+from server.cli.models import Machine
 from server.cli.serve import STOP_TIMEOUT_S, checked_settings, keep_awake
 from server.config import Config, StartError, Tables, engine_config
 from server.http.listener import reserve, reserved_for_ollama

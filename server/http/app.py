@@ -1,14 +1,18 @@
-"""The application: routes, errors and guards around one service."""
+"""The application: routes, errors and guards around one service, and its memory while idle."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import gc
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from importlib.metadata import version
+from math import inf
 from typing import Any
 
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from engine.machine import release_free_memory
 from server.chat.drain import Drain
 from server.config import Config, engine_config
 from server.http.errors import BugGuard, SafeHeaders, add_error_handlers
@@ -16,10 +20,7 @@ from server.http.guards.body import BodyLimit, UnreadBody
 from server.http.guards.drain import DrainGuard
 from server.http.guards.hosts import AllowedHosts, AllowedOrigins, HostGuard, OriginGuard
 from server.http.guards.keys import KeyGuard, Keys
-from server.http.idle_memory import release_when_idle
 from server.http.observer import RequestObserver
-from server.metrics import HttpMetrics
-from server.metrics.answer_times import RecentRequests
 from server.metrics.requests import CountRefusal
 from server.routes.completions import add_chat_routes, add_completion_routes, add_message_routes
 from server.routes.embeddings import add_embedding_routes
@@ -36,6 +37,36 @@ from server.routes.page import add_page_routes
 from server.routes.responses import add_response_routes
 from server.routes.service import Service
 from server.routes.tokenize import add_tokenize_routes
+
+# Seconds between two looks; a busy server waits for the next one.
+LOOK_S = 15.0
+
+
+def freeze_objects() -> None:
+    """Exempt the objects of the start from garbage collection, which stops all threads."""
+    gc.collect()
+    gc.freeze()
+
+
+async def release_when_idle(drain: Drain, keep_s: float, forget: Callable[[], None]) -> None:
+    """Release free memory again and again while the server is idle after its first request. keep_s:
+    idle time after which ``forget`` is called, too.
+
+    Allocations of past requests stay in the C library, in pieces (engine/machine.py). Some memory
+    is free only later; the engine's caches release their own. A look that finds nothing takes a
+    tenth of a millisecond.
+    """
+    loop = asyncio.get_running_loop()
+    idle_since = inf
+    while True:
+        await asyncio.sleep(LOOK_S)
+        if drain.answering or not drain.answered:
+            idle_since = inf
+            continue
+        idle_since = min(idle_since, loop.time())
+        if loop.time() - idle_since >= keep_s:
+            forget()
+        await asyncio.to_thread(release_free_memory)
 
 
 class TrailingSlash:
@@ -81,9 +112,14 @@ def create_app(service: Service) -> FastAPI:
         releasing.cancel()
         await service.grammars.close()
 
-    app = ObservedApp(
-        service.metrics, service.recent, service.config, service.model.id, lifespan=lifespan
+    observer = partial(
+        RequestObserver,
+        metrics=service.metrics,
+        recent=service.recent,
+        logs_requests=service.config.log.requests,
+        model=service.model.id,
     )
+    app = ObservedApp(observer, lifespan=lifespan)
     for add_routes in ROUTES:
         add_routes(app.router, service)
     add_page_routes(app.router, service.config)
@@ -95,20 +131,8 @@ def create_app(service: Service) -> FastAPI:
 class ObservedApp(DescribedApp):
     """An application whose observer surrounds even its answers to bugs."""
 
-    def __init__(
-        self,
-        metrics: HttpMetrics,
-        recent: RecentRequests,
-        config: Config,
-        model: str | None = None,
-        **options: Any,
-    ) -> None:
-        """recent: where requests that have ended are kept. model: that answers, where there is one
-        alone."""
-        self._metrics = metrics
-        self._recent = recent
-        self._config = config
-        self._model = model
+    def __init__(self, observer: Callable[[ASGIApp], RequestObserver], **options: Any) -> None:
+        self._observer = observer
         super().__init__(
             title="quire",
             version=version("quire"),
@@ -119,14 +143,7 @@ class ObservedApp(DescribedApp):
         )
 
     def build_middleware_stack(self) -> ASGIApp:
-        """Put the observer around the whole application."""
-        return RequestObserver(
-            super().build_middleware_stack(),
-            self._metrics,
-            self._recent,
-            logs_requests=self._config.log.requests,
-            model=self._model,
-        )
+        return self._observer(super().build_middleware_stack())
 
 
 def add_guards(app: FastAPI, config: Config, drain: Drain, count: CountRefusal) -> None:

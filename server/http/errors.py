@@ -55,31 +55,20 @@ REQUEST_ID_HEADER = "request-id"
 """Anthropic's name of the request id. Every response of its API has it, beside our own one."""
 
 
-class ErrorResponse(JSONResponse):
-    """The response to an error, which the log names."""
-
-    def __init__(self, error: ApiError, body: dict[str, Any]) -> None:
-        super().__init__(body, error.status, error.headers)
-        self._error = error
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        note_error(scope.setdefault("state", {}), self._error)
-        await super().__call__(scope, receive, send)
-
-
 def note_error(state: dict[str, Any], error: ApiError) -> None:
     """Note an error for the log. state: of the request's scope."""
     state["error"] = error.code or error.type
 
 
-def error_response(scope: Scope, error: ApiError) -> ErrorResponse:
-    """Make the response to an error, in the form of the path's API."""
+def error_response(scope: Scope, error: ApiError) -> JSONResponse:
+    """Make the response to an error, in the form of the path's API, and note it for the log."""
     body = error.body()
     if speaks_anthropic(scope):
         body = message_error(error, current_request_id())
     elif speaks_ollama(scope):
         body = ollama_error(error)
-    return ErrorResponse(error, body)
+    note_error(scope.setdefault("state", {}), error)
+    return JSONResponse(body, error.status, error.headers)
 
 
 async def answer_with(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:

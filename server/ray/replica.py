@@ -20,7 +20,7 @@ from server.cli.log import configure_log
 from server.cli.model_files import ModelFiles, read_model
 from server.cli.serve import STOP_TIMEOUT_S, start_model
 from server.config import Config, StartError
-from server.http.idle_memory import keep_what_is_there
+from server.http.app import freeze_objects
 from server.ray.replica_calls import (
     NumberedEvent,
     Refusal,
@@ -148,7 +148,7 @@ class Replica(EngineReplica):
         configure_log(config.log)
         files = _read_alike(model, config, head)
         client, grammars, self._monitor = start_model(config, files, lambda done, total: None)
-        keep_what_is_there()
+        freeze_objects()
         super().__init__(name or own_name(), client, grammars, config.server.ready_timeout_s)
 
     async def check_health(self) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from hashlib import sha256
 from math import inf
 from typing import Any
@@ -15,9 +16,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from server.chat.salts import request_key
-from server.http.app import ObservedApp, add_guards
+from server.http.app import ObservedApp, add_guards, release_when_idle
 from server.http.errors import add_error_handlers
-from server.http.idle_memory import release_when_idle
+from server.http.observer import RequestObserver
 from server.metrics.answer_times import RecentRequests
 from server.protocol.common import limits_by_path
 from server.protocol.wire_errors import ApiError, shutting_down, unavailable
@@ -64,7 +65,13 @@ def create_front(front: Front) -> tuple[FastAPI, FrontMetrics]:
         await front.models.close()
 
     config, metrics = front.config, FrontMetrics(front.models)
-    app = ObservedApp(metrics, RecentRequests(), config, lifespan=lifespan, openapi_url=None)
+    observer = partial(
+        RequestObserver,
+        metrics=metrics,
+        recent=RecentRequests(),
+        logs_requests=config.log.requests,
+    )
+    app = ObservedApp(observer, lifespan=lifespan, openapi_url=None)
     add_info_routes(app.router, front)
     _add_forwarding_routes(app.router, front)
     _add_model_list_routes(app.router, front)

@@ -24,7 +24,7 @@ import httpx2
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
-from server.cli.models.facts import Machine
+from server.cli.models import Machine
 from server.cli.serve_models import Disk, ModelOnDisk
 from server.cli.settings import read_settings
 from server.supervisor.process import Start

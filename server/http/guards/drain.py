@@ -5,7 +5,7 @@ import asyncio
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.chat.drain import Drain
-from server.http.errors import error_response
+from server.http.errors import answer_with
 from server.metrics.requests import CountRefusal, Refusal
 from server.protocol.wire_errors import shutting_down
 
@@ -26,10 +26,9 @@ class DrainGuard:
         if scope["path"] in STAYS_OPEN:
             await self._app(scope, receive, send)
             return
-        refusal = error_response(scope, shutting_down())
         if self._drain.draining:
             self._count_refusal(Refusal.DRAINING)
-            await refusal(scope, receive, send)
+            await answer_with(shutting_down(), scope, receive, send)
             return
         has_begun = False
 
@@ -47,6 +46,6 @@ class DrainGuard:
             if not self._drain.has_cut:
                 raise
             if not has_begun:
-                await refusal(scope, receive, send)
+                await answer_with(shutting_down(), scope, receive, send)
         finally:
             self._drain.leave(task)

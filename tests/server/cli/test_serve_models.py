@@ -24,7 +24,7 @@ from server.catalogue.hub import find_model
 from server.catalogue.local_models import local_models
 from server.cli import model_process, serve, serve_models
 from server.cli.model_files import ModelError
-from server.cli.models.facts import Machine
+from server.cli.models import Machine
 from server.cli.settings import read_settings
 from server.config import Config, Tables
 from server.http.listener import reserve

@@ -1,4 +1,4 @@
-"""``quire models`` and ``quire show``: the facts of models on this disk."""
+"""``quire models``, ``show``, ``pull`` and ``rm``: models on this disk, and on the hub."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -7,16 +7,33 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import CachedRevisionInfo, DeleteCacheStrategy, HFCacheInfo, scan_cache_dir
+from huggingface_hub.errors import CacheNotFound
+
 from engine.build import EnginePlan
 from engine.models.checkpoint import Checkpoint
 from kvcache.memory_budget import gib
 from kvcache.substrates import SubstrateChoice
 from server.catalogue.folder_reader import FolderReader
-from server.catalogue.hub_cache import folders_in, snapshot_of
+from server.catalogue.hub import CONFIG_FILES, FoundModel, find_model, free_bytes
+from server.catalogue.hub_cache import (
+    PART_SUFFIX,
+    cache_folder,
+    folders_in,
+    repository_folder,
+    snapshot_of,
+)
 from server.catalogue.local_models import LocalModel, folder_model, hub_model, local_models
 from server.catalogue.lookup import InFolder, look_up
 from server.catalogue.names import printable
-from server.cli.model_files import EMBEDS, ModelError, make_plan, model_errors
+from server.cli.model_files import (
+    EMBEDS,
+    ModelError,
+    check_found,
+    checkpoint_of,
+    make_plan,
+    model_errors,
+)
 from server.cli.sentences import table
 from server.cli.settings import read_settings
 from server.config import Config, SettingError
@@ -181,3 +198,156 @@ def _lines(model: LocalModel, fit: Fit, files: dict[str, int], others: list[str]
     lines = [f"  {key.ljust(width)}  {printable(value)}" for key, value in rows.items() if value]
     sizes = [f"  {printable(name)}  {gib(size)}" for name, size in files.items()]
     return [printable(model.name), *lines, "files", *sizes]
+
+
+def pull_model(
+    name: str,
+    file: Path | None,
+    echo: Callable[[str], None],
+    *,
+    dry_run: bool,
+    force: bool,
+) -> None:
+    """Fetch a model. echo: writes a line. dry_run: whether to end before the first byte of weights.
+    force: whether to fetch a model that is too large for this machine. Raises StartError."""
+    settings = read_settings(file, {})
+    with model_errors(), FolderReader() as reader:
+        found = find_model(name, settings.models.folders, files=CONFIG_FILES)
+        if found.repository is None:
+            raise ModelError(f"{name}: this is {found.folder}, on this disk: nothing is to be done")
+        check_found(reader, found, settings, tokenizer=False)
+        checkpoint = checkpoint_of(found, settings)
+        _describe(found, checkpoint, reader, echo)
+        _check_memory(settings, checkpoint, echo, force=force)
+        found.check_room()
+        if dry_run:
+            return
+        found.fetch_small_files()
+        check_found(reader, found, settings)
+        if found.missing:
+            found.fetch_weights()
+            check_found(reader, replace(found, missing=()), settings)
+        found.follow_branch()
+    echo(f"It is here: `quire serve {name}` serves it.")
+
+
+def _describe(
+    found: FoundModel, checkpoint: Checkpoint, reader: FolderReader, echo: Callable[[str], None]
+) -> None:
+    assert found.repository is not None
+    model = hub_model(found.repository, reader, found.folder)
+    assert model is not None
+    if found.notice:
+        echo(found.notice)
+    echo(f"{found.name}, commit {found.folder.name[:12]}: {described(model)}")
+    if found.missing:
+        echo(
+            f"weights: {gib(found.missing_bytes)} of {gib(found.weights_bytes)} are to be fetched; "
+            f"{gib(free_bytes(found.folder))} are free in {cache_folder()}"
+        )
+    else:
+        echo(f"weights: {gib(checkpoint.stored_bytes)}, all of them here")
+
+
+def _check_memory(
+    settings: Config, checkpoint: Checkpoint, echo: Callable[[str], None], *, force: bool
+) -> None:
+    """Write whether the model fits into this machine's memory. Raises SettingError where it does
+    not, unless forced."""
+    try:
+        memory = make_plan(settings, checkpoint).memory
+    except SettingError as error:
+        if not force:
+            raise SettingError(f"{error}; --force fetches it all the same") from error
+        echo(f"this machine cannot serve it: {error}")
+        return
+    echo(
+        f"this machine: serves it with {memory.max_model_len} tokens of context; a token of K and "
+        f"V takes {gib(memory.layout.bytes_per_token)}"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """Commits of a repository that are going to be removed."""
+
+    repository: str
+    commits: tuple[str, ...]
+    folder: Path
+    """The folder that is removed."""
+    freed_bytes: int
+    kept: int
+    """Commits of the repository that stay."""
+    strategy: DeleteCacheStrategy
+
+    def text(self) -> str:
+        """Describe the removal for a confirmation."""
+        commits = ", ".join(commit[:12] for commit in self.commits)
+        others = f" Its other commits stay, {self.kept}." if self.kept else ""
+        return (
+            f"{self.repository}, commit {commits}: {gib(self.freed_bytes)} come back.{others}\n"
+            f"It lies in {cache_folder()}, which other programs use as well, such as mlx-lm, "
+            "transformers, vLLM and LM Studio: they would fetch it again."
+        )
+
+    def execute(self) -> str:
+        """Remove it, and return a sentence. Raises ModelError."""
+        assert self.folder.is_relative_to(cache_folder().resolve())
+        try:
+            self.strategy.execute()
+        except OSError as error:
+            raise ModelError(f"{self.folder}: it cannot be removed: {error}") from error
+        if self.folder.exists():
+            raise ModelError(
+                f"{self.folder}: not all of it could be removed: whose files are these?"
+            )
+        return f"Removed {self.repository}: {gib(self.freed_bytes)} are free again."
+
+
+def find_removal(name: str, file: Path | None) -> Removal:
+    """Find the commits of a name in the hub's cache. Raises StartError for a model that is not
+    there, or in another folder."""
+    settings = read_settings(file, {})
+    with model_errors():
+        place = look_up(name, settings.models.folders)
+    if isinstance(place, InFolder):
+        raise ModelError(
+            f"{name}: it lies in {place.folder}, and quire removes nothing outside of the hub's "
+            "cache: remove that folder yourself"
+        )
+    pinned = snapshot_of(place.repository, place.revision) if place.revision else None
+    if place.revision and pinned is None:
+        raise ModelError(f"{name}: this commit is not in the hub's cache, {cache_folder()}")
+    cache = _scan(name)
+    all_commits = _commits(name, place.repository, cache)
+    chosen = [its for its in all_commits if pinned is None or its.commit_hash == pinned.name]
+    strategy = cache.delete_revisions(*(its.commit_hash for its in chosen))
+    repository = repository_folder(place.repository).resolve()
+    whole = len(chosen) == len(all_commits)
+    parts = repository.glob(f"blobs/*{PART_SUFFIX}") if whole else ()
+    return Removal(
+        place.repository,
+        tuple(its.commit_hash for its in chosen),
+        repository if whole else chosen[0].snapshot_path,
+        strategy.expected_freed_size + sum(part.stat().st_size for part in parts),
+        len(all_commits) - len(chosen),
+        strategy,
+    )
+
+
+def _scan(name: str) -> HFCacheInfo:
+    try:
+        return scan_cache_dir(cache_folder())
+    except (CacheNotFound, OSError, ValueError) as error:
+        raise ModelError(f"{name}: the hub's cache cannot be read: {error}") from error
+
+
+def _commits(name: str, repository: str, cache: HFCacheInfo) -> list[CachedRevisionInfo]:
+    """Return the commits of a repository that are here. Raises ModelError where none is."""
+    for found in cache.repos:
+        if (found.repo_type, found.repo_id) == ("model", repository) and found.revisions:
+            return sorted(found.revisions, key=lambda its: its.last_modified)
+    folder = repository_folder(repository)
+    if folder.exists():
+        raise ModelError(f"{name}: the hub's tools find it broken: remove {folder} yourself")
+    raise ModelError(f"{name}: it is not in the hub's cache, {cache_folder()}")
