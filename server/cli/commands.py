@@ -8,9 +8,10 @@ again, quire takes another substrate.
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.metadata import version
+from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -38,6 +39,32 @@ PANELS = {
     "log": "Logging",
 }
 MODELS_PANEL = "Models"
+SUBSTRATE_TEXT = "Kind of memory: auto, sparse, paged, dense or posix."
+# Flags of ``quire serve``; --set is for all other settings.
+FLAGS: dict[str, tuple[str, type, str]] = {
+    "host": ("server.host", str, "Address to listen on."),
+    "port": ("server.port", int, "Port to listen on; 0 takes a free one."),
+    "served_model_name": ("server.served_model_name", str, "The model's name for clients."),
+    "kv_backend": ("cache.substrate", str, SUBSTRATE_TEXT),
+    "release_heaps": ("cache.release_heaps", bool, "Give the GPU's heaps back: see quire doctor."),
+    "kv_budget": ("cache.kv_budget", str, "All memory of K and V, such as 4GiB."),
+    "headroom": ("cache.headroom", str, "Memory for other programs, such as 6GiB."),
+    "page_size": ("cache.page_size", str, "Unit of mapping in a layer, such as 64KiB."),
+    "heap_size": ("cache.heap_size", str, "Unit of memory taken from the system."),
+    "free_slack": ("cache.free_slack", str, "Free memory that is kept for new sequences."),
+    "kv_dtype": ("cache.dtype", str, "Type of K and V: auto, bfloat16, float16 or float32."),
+    "max_model_len": ("engine.max_model_len", int, "Tokens of the longest sequence."),
+    "max_num_seqs": ("engine.max_num_seqs", int, "Sequences that run at the same time."),
+    "max_num_batched_tokens": ("engine.max_num_batched_tokens", int, "Tokens of the largest step."),
+    "step_time_target_ms": (
+        "engine.step_time_target_ms",
+        float,
+        "Longest pause (ms) that a prompt causes in answers.",
+    ),
+    "threads": ("engine.threads", int, "CPU threads."),
+    "log_level": ("log.level", str, "debug, info, warning or error."),
+    "insecure_no_auth": ("access.insecure_no_auth", bool, "Let other machines in without a key."),
+}
 
 app = typer.Typer(
     add_completion=False,
@@ -89,11 +116,23 @@ def _say_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-def _flag(setting: str, text: str, *names: str) -> Any:
+def _flag(setting: str, text: str) -> Any:
     """Make the option for a setting: with its default, among others of its table."""
     section, _, _ = setting.partition(".")
-    text = f"{text} Default: {default_of(setting)}."
-    return typer.Option(*names, help=text, rich_help_panel=PANELS[section])
+    return typer.Option(
+        help=f"{text} Default: {default_of(setting)}.", rich_help_panel=PANELS[section]
+    )
+
+
+def _with_flags(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command an option for each of FLAGS, in place of its keywords."""
+    parameters = [p for p in signature(command).parameters.values() if p.kind is not p.VAR_KEYWORD]
+    for name, (setting, kind, text) in FLAGS.items():
+        option: Any = Annotated[kind | None, _flag(setting, text)]
+        command.__annotations__[name] = option
+        parameters.append(Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=option))
+    command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    return command
 
 
 Model = Annotated[
@@ -120,14 +159,7 @@ File = Annotated[
         help="A TOML file; `quire settings` prints one. Without: `quire settings --path`.",
     ),
 ]
-Substrate = Annotated[
-    str | None,
-    _flag(
-        "cache.substrate",
-        "Kind of memory: auto, sparse, paged, dense or posix.",
-        "--kv-backend",
-    ),
-]
+Substrate = Annotated[str | None, _flag("cache.substrate", SUBSTRATE_TEXT)]
 
 
 @app.callback()
@@ -142,8 +174,8 @@ def quire(
 
 
 @app.command()
+@_with_flags
 def serve(
-    context: typer.Context,
     models: Annotated[
         list[str] | None,
         typer.Argument(
@@ -153,61 +185,11 @@ def serve(
         ),
     ] = None,
     config: File = None,
-    host: Annotated[str | None, _flag("server.host", "Address to listen on.")] = None,
-    port: Annotated[
-        int | None, _flag("server.port", "Port to listen on; 0 takes a free one.")
-    ] = None,
-    served_model_name: Annotated[
-        str | None, _flag("server.served_model_name", "The model's name for clients.")
-    ] = None,
-    kv_backend: Substrate = None,
-    release_heaps: Annotated[
-        bool | None, _flag("cache.release_heaps", "Give the GPU's heaps back: see quire doctor.")
-    ] = None,
-    kv_budget: Annotated[
-        str | None, _flag("cache.kv_budget", "All memory of K and V, such as 4GiB.")
-    ] = None,
-    headroom: Annotated[
-        str | None, _flag("cache.headroom", "Memory for other programs, such as 6GiB.")
-    ] = None,
-    page_size: Annotated[
-        str | None, _flag("cache.page_size", "Unit of mapping in a layer, such as 64KiB.")
-    ] = None,
-    heap_size: Annotated[
-        str | None, _flag("cache.heap_size", "Unit of memory taken from the system.")
-    ] = None,
-    free_slack: Annotated[
-        str | None, _flag("cache.free_slack", "Free memory that is kept for new sequences.")
-    ] = None,
-    kv_dtype: Annotated[
-        str | None, _flag("cache.dtype", "Type of K and V: auto, bfloat16, float16 or float32.")
-    ] = None,
-    max_model_len: Annotated[
-        int | None, _flag("engine.max_model_len", "Tokens of the longest sequence.")
-    ] = None,
-    max_num_seqs: Annotated[
-        int | None, _flag("engine.max_num_seqs", "Sequences that run at the same time.")
-    ] = None,
-    max_num_batched_tokens: Annotated[
-        int | None, _flag("engine.max_num_batched_tokens", "Tokens of the largest step.")
-    ] = None,
-    step_time_target_ms: Annotated[
-        float | None,
-        _flag(
-            "engine.step_time_target_ms",
-            "Longest pause (ms) that a prompt causes in answers.",
-        ),
-    ] = None,
-    threads: Annotated[int | None, _flag("engine.threads", "CPU threads.")] = None,
-    log_level: Annotated[str | None, _flag("log.level", "debug, info, warning or error.")] = None,
-    insecure_no_auth: Annotated[
-        bool | None,
-        _flag("access.insecure_no_auth", "Listen on other addresses without a key all the same."),
-    ] = None,
     further: Annotated[
         list[str] | None,
         typer.Option("--set", help="SECTION.NAME=VALUE, for any setting; may be repeated."),
     ] = None,
+    **flags: Any,
 ) -> None:
     """Serve a model, or several, to OpenAI, Anthropic and Ollama clients."""
     with one_sentence(), reading_process() as reading:
@@ -217,11 +199,11 @@ def serve(
         from server.cli.serve import serve_model
         from server.cli.serve_models import serve_models
 
-        flags = with_further(flags_of(context.params), further or ())
+        tables = with_further(flags_of(flags), further or ())
         if models is not None and len(models) == 1:
-            serve_model(models[0], config, flags, reading)
+            serve_model(models[0], config, tables, reading)
         else:
-            serve_models(models or (), config, flags, reading)
+            serve_models(models or (), config, tables, reading)
 
 
 @app.command()
