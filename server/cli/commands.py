@@ -223,7 +223,7 @@ def plan(
     No weights of a model on the hub are fetched.
     """
     with one_sentence():
-        from server.cli.plan.command import plan_model
+        from server.cli.plan import plan_model
 
         text = plan_model(model, config, context=context, memory=memory, device=device, out=out)
         typer.echo(text)

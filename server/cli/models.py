@@ -80,7 +80,7 @@ class Machine:
 HEAD = ("name", "family", "size", "packed", "context", "served here")
 NOTHING = (
     "There are no models on this disk: `quire pull qwen3:0.6b` fetches a small one, and `quire "
-    "serve demo` serves a tiny one that comes along."
+    "serve demo` serves the bundled demo model."
 )
 
 

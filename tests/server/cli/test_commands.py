@@ -351,7 +351,7 @@ def test_the_settings_that_are_printed_are_a_settings_file_with_the_defaults(
 def test_an_extension_that_does_not_fit_its_mlx_is_one_sentence(
     quire: Run, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
-    module = "server.cli.serve" if command == "serve" else "server.cli.plan.command"
+    module = "server.cli.serve" if command == "serve" else "server.cli.plan"
     monkeypatch.setitem(sys.modules, module, NotFitting(module))
     assert one_sentence(quire(command, "demo"), ENGINE) == "quire: built for another mlx"
 

@@ -22,7 +22,7 @@ from server.cli.model_files import (
     read_model,
     sampling_defaults,
 )
-from server.cli.plan.command import plan_model
+from server.cli.plan import plan_model
 from server.cli.serve import serve_model
 from server.cli.settings import read_settings
 from server.config import MIB, Config, SettingError, Tables, engine_config

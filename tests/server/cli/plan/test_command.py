@@ -8,9 +8,9 @@ from engine.machine import MachineMemory
 from engine.planning import capacity
 from engine.planning.devices import find_device
 from kvcache.substrates import MetalDevice
+from server.cli import plan as command
 from server.cli.model_files import ModelError
-from server.cli.plan import command
-from server.cli.plan.command import plan_model
+from server.cli.plan import plan_model
 from server.config import SettingError
 from tests.models import TINY, write_config, write_model
 from tests.server.hub_server import Hub
@@ -122,7 +122,7 @@ def test_a_page_that_does_not_suit_the_device_is_refused(qwen3_4b: Path, tmp_pat
 def test_pictures_without_matplotlib_say_how_to_get_it(
     qwen3_4b: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delitem(sys.modules, "server.cli.plan.pictures", raising=False)
+    monkeypatch.delitem(sys.modules, "server.cli.plan_pictures", raising=False)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert "--out FOLDER" in plan_model(str(qwen3_4b), None)
     with pytest.raises(SettingError, match="pip install 'quire"):

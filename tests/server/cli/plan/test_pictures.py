@@ -6,8 +6,8 @@ import pytest
 from matplotlib.figure import Figure
 
 from engine.planning.capacity import CapacityReport
-from server.cli.plan import pictures
-from server.cli.plan.pictures import draw_pictures, tokens_label
+from server.cli import plan_pictures as pictures
+from server.cli.plan_pictures import draw_pictures, tokens_label
 
 PICTURES = ["weights-and-kv", "quantisation", "committed", "block-size", "fit", "crowd"]
 

@@ -7,7 +7,7 @@ from engine.planning import capacity
 from engine.planning.capacity import CapacityReport, plan_capacity
 from engine.planning.devices import find_device
 from engine.planning.memory import read_shape
-from server.cli.plan.text import report_lines
+from server.cli.plan import report_lines
 from server.cli.sentences import table
 from server.config import Config, engine_config
 from tests.families import PUBLISHED

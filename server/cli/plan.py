@@ -1,11 +1,24 @@
-"""The capacity report as plain text: one table per question, with a sentence that explains it."""
+"""``quire plan``: read a model, plan its memory, draw pictures, and return the text."""
 
 import textwrap
 from collections.abc import Iterator
+from pathlib import Path
 
-from engine.planning.capacity import CapacityReport
-from engine.planning.memory import BF16, Packing, cell_bytes, kv_bytes_per_token
+from engine.machine import machine_memory
+from engine.models.checkpoint import CheckpointError
+from engine.planning.capacity import CapacityReport, plan_capacity
+from engine.planning.devices import Device, device_names, find_device, this_device
+from engine.planning.memory import BF16, Packing, cell_bytes, kv_bytes_per_token, read_shape
+from engine.substrate import metal_device
+from kvcache.layout import LayoutError
+from kvcache.memory_budget import gib
+from server.catalogue.folder_reader import FolderReader
+from server.catalogue.hub import CONFIG_FILES, FoundModel, find_model
+from server.catalogue.local_models import shape_problem
+from server.cli.model_files import check_found, checkpoint_of, make_plan, model_errors
 from server.cli.sentences import table
+from server.cli.settings import read_settings
+from server.config import Config, SettingError, engine_config, parse_size
 
 COLUMNS = 100
 GIB = 1024**3
@@ -16,6 +29,115 @@ INDENT = "  "
 SHOWN_MEANS = (1024, 4096)
 # Lengths that are no multiples of a block: sequences end anywhere.
 SHOWN_LENGTHS = (100, 300, 1000, 3000, 10000, 30000)
+DEFAULT_CONTEXT = 32 * 1024
+MIN_CONTEXT = 2
+NO_MATPLOTLIB = "--out draws with matplotlib, which is not installed: pip install 'quire[plan]'"
+
+
+def plan_model(
+    name: str,
+    file: Path | None,
+    *,
+    context: int | None = None,
+    memory: str | None = None,
+    device: str | None = None,
+    out: Path | None = None,
+) -> str:
+    """Write the plan of a model for people. The configuration of a model on the hub is fetched, and
+    no weights. context: tokens; None: 32768, or those that the model knows where these are fewer.
+    memory: a size such as 24GiB; None: the device's. device: None is this machine. out: a folder
+    for pictures. Raises StartError."""
+    settings = read_settings(file, {})
+    target = _device(device)
+    memory_bytes, working_set_bytes = _memory_bytes(memory, target, here=device is None)
+    with model_errors(), FolderReader() as reader:
+        found = find_model(name, settings.models.folders, files=CONFIG_FILES)
+        if problem := reader.read(shape_problem, found.folder):
+            raise CheckpointError(problem)
+        shape = read_shape(found.folder)
+        has_weights = found.missing or any(found.folder.glob("*.safetensors"))
+        if has_weights:
+            check_found(reader, found, settings, tokenizer=False)
+    if context is None:
+        context = min(DEFAULT_CONTEXT, shape.max_position_embeddings)
+    if context < MIN_CONTEXT:
+        raise SettingError(f"--context is {context} tokens; it must be {MIN_CONTEXT} at least")
+    here = f"This machine: {found.folder} holds no weights that could be served."
+    if has_weights:
+        here = _on_this_machine(settings, found)
+    try:
+        report = plan_capacity(
+            shape,
+            target,
+            memory_bytes,
+            context,
+            engine_config(settings),
+            working_set_bytes=working_set_bytes,
+        )
+    except LayoutError as error:
+        raise SettingError(str(error)) from error
+    lines = [here, "", *report_lines(report)]
+    if out is None:
+        lines.append("Pictures: --out FOLDER draws them.")
+    else:
+        lines += _draw(report, out, found.name)
+    return "\n".join(lines)
+
+
+def _device(name: str | None) -> Device:
+    if name is None:
+        return this_device()
+    device = find_device(name)
+    if device is None:
+        raise SettingError(f"--device {name!r} is not known; known are {', '.join(device_names())}")
+    return device
+
+
+def _memory_bytes(size: str | None, device: Device, *, here: bool) -> tuple[int, int | None]:
+    """Return bytes of the machine, and those that the device may use; None where it is not here."""
+    if size is not None:
+        try:
+            return parse_size(size), None
+        except ValueError as error:
+            raise SettingError(f"--memory {size!r} is not a size such as 24GiB") from error
+    if not here:
+        return device.memory_bytes, None
+    metal = metal_device() if device.on_gpu else None
+    return machine_memory().total_bytes, metal.working_set_bytes if metal else None
+
+
+def _on_this_machine(settings: Config, found: FoundModel) -> str:
+    """Write how the checkpoint would lie in this machine's memory, or why that cannot be said."""
+    with model_errors():
+        checkpoint = checkpoint_of(found, settings)
+    try:
+        plan = make_plan(settings, checkpoint)
+    except SettingError as error:
+        return f"This machine cannot serve it: {error}"
+    return "\n".join([*_notes(found), *plan.lines(), *plan.warnings])
+
+
+def _notes(found: FoundModel) -> list[str]:
+    """Write where the figures are from, where they are not from weights that are here."""
+    notes = [found.notice] if found.notice else []
+    if found.missing:
+        to_fetch = f"{gib(found.missing_bytes)} of {gib(found.weights_bytes)} of weights"
+        notes.append(f"not here yet: {to_fetch}; sizes are what the hub says")
+    return notes
+
+
+def _draw(report: CapacityReport, folder: Path, model: str) -> list[str]:
+    # Here and not above: only pictures need matplotlib, which may not be there.
+    try:
+        from server.cli.plan_pictures import draw_pictures
+    except ModuleNotFoundError as error:
+        raise SettingError(NO_MATPLOTLIB) from error
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        files = draw_pictures(report, folder, model)
+    except OSError as error:
+        raise SettingError(f"--out {folder}: {error.strerror}") from error
+    return [f"Pictures: {folder}", *(f"  {file.name}" for file in files)]
 
 
 def report_lines(report: CapacityReport) -> Iterator[str]:
@@ -24,7 +146,7 @@ def report_lines(report: CapacityReport) -> Iterator[str]:
         yield ""
 
 
-def gib(amount: float) -> str:
+def gibs(amount: float) -> str:
     """Write bytes in GiB: two decimals, or four where two would say next to nothing."""
     return f"{amount / GIB:.4f}" if 0 < amount < GIB / 10 else f"{amount / GIB:.2f}"
 
@@ -43,15 +165,15 @@ def note(text: str) -> Iterator[str]:
 
 def _head(report: CapacityReport) -> Iterator[str]:
     shape, device, demand = report.shape, report.device, report.demand
-    yield f"Capacity on {device.name} with {gib(report.memory_bytes)} GiB"
-    of_gpu = f"Its GPU may use {gib(demand.machine_bytes)} GiB of these. " if device.on_gpu else ""
+    yield f"Capacity on {device.name} with {gibs(report.memory_bytes)} GiB"
+    of_gpu = f"Its GPU may use {gibs(demand.machine_bytes)} GiB of these. " if device.on_gpu else ""
     yield from note(
         f"{of_gpu}{shape.parameters / 1e6:.0f} million parameters; the device reads "
         f"{device.bytes_per_s / 1e9:.0f} GB/s and does {device.ops_per_s / 1e12:.1f} Tops/s, at "
-        f"its peak. {gib(demand.usable_bytes - demand.fixed_bytes)} GiB are there for weights, K "
-        f"and V: {gib(demand.headroom_bytes)} are left to other programs, activations take "
-        f"{gib(demand.activation_bytes)}, MLX's cache {gib(demand.mlx_cache_bytes)}, "
-        f"compiled grammars {gib(demand.grammar_bytes)}."
+        f"its peak. {gibs(demand.usable_bytes - demand.fixed_bytes)} GiB are there for weights, K "
+        f"and V: {gibs(demand.headroom_bytes)} are left to other programs, activations take "
+        f"{gibs(demand.activation_bytes)}, MLX's cache {gibs(demand.mlx_cache_bytes)}, "
+        f"compiled grammars {gibs(demand.grammar_bytes)}."
     )
     if report.problem is not None:
         yield from note(f"This is what would fit, and is not served there: {report.problem}.")
@@ -63,18 +185,18 @@ def _by_context(report: CapacityReport) -> Iterator[str]:
     per_token = kv_bytes_per_token(report.shape, first.kv)
     states = bool(first.states_bytes)
     beside = (
-        f" Beside that a sequence may have {gib(first.states_bytes)} GiB, however long it is: the "
-        f"states of its recurrent layers, in cells of {gib(cell_bytes(report.shape))}."
+        f" Beside that a sequence may have {gibs(first.states_bytes)} GiB, however long it is: the "
+        f"states of its recurrent layers, in cells of {gibs(cell_bytes(report.shape))}."
     )
     yield from note(f"Every token of context costs {per_token / KIB:g} KiB.{beside * states}")
     known = report.shape.max_position_embeddings
     rows = [
         (
             f"{r.context}" + (" *" if r.context > known else ""),
-            gib(r.weights_bytes),
-            gib(r.kv_bytes),
-            *([gib(r.states_bytes)] if states else []),
-            gib(r.total_bytes),
+            gibs(r.weights_bytes),
+            gibs(r.kv_bytes),
+            *([gibs(r.states_bytes)] if states else []),
+            gibs(r.total_bytes),
             f"{r.kv_bytes / r.total_bytes:.0%}",
         )
         for r in report.by_context
@@ -96,11 +218,11 @@ def _quantisation(report: CapacityReport) -> Iterator[str]:
     rows = [
         (
             pair_name(step.resident.weights, step.resident.kv),
-            gib(step.resident.weights_bytes),
-            gib(step.resident.kv_bytes),
-            gib(step.resident.total_bytes),
-            gib(first.total_bytes - step.resident.total_bytes),
-            gib(step.room.kv_bytes),
+            gibs(step.resident.weights_bytes),
+            gibs(step.resident.kv_bytes),
+            gibs(step.resident.total_bytes),
+            gibs(first.total_bytes - step.resident.total_bytes),
+            gibs(step.room.kv_bytes),
             str(step.contexts),
         )
         for step in report.steps
@@ -117,8 +239,8 @@ def _committed(report: CapacityReport) -> Iterator[str]:
     rows = [
         (
             str(tokens),
-            gib(tokens * per_token),
-            *(gib(a.committed_bytes(tokens)) for a in report.allocations),
+            gibs(tokens * per_token),
+            *(gibs(a.committed_bytes(tokens)) for a in report.allocations),
         )
         for tokens in lengths
     ]
@@ -159,7 +281,7 @@ def _fits(report: CapacityReport) -> Iterator[str]:
     rows = [
         (
             fit.weights.name,
-            gib(fit.room.kv_bytes),
+            gibs(fit.room.kv_bytes),
             str(fit.tokens or "refused"),
             str(fit.whole_context[-1]),
             *map(str, fit.mean_length),
@@ -176,7 +298,7 @@ def _crowd(report: CapacityReport) -> Iterator[str]:
     crowd = report.crowd
     if crowd is None:
         yield from prose(
-            f"No crowd was simulated: {gib(report.memory_bytes)} GiB do not hold the "
+            f"No crowd was simulated: {gibs(report.memory_bytes)} GiB do not hold the "
             f"weights and one sequence of {report.context} tokens."
         )
         return
@@ -191,7 +313,7 @@ def _crowd(report: CapacityReport) -> Iterator[str]:
             allocation.name,
             f"{outcome.mean_running:.1f}",
             str(outcome.peak_running),
-            f"{gib(outcome.peak_committed_bytes)} GiB",
+            f"{gibs(outcome.peak_committed_bytes)} GiB",
             str(outcome.preemptions),
             f"{outcome.mean_wait_s:.0f} s",
             f"{outcome.generated_tokens / outcome.seconds:.0f}",
@@ -212,7 +334,7 @@ def _crowd(report: CapacityReport) -> Iterator[str]:
 
 def _advice(report: CapacityReport) -> Iterator[str]:
     """Yield which quantisation to pick, of those that quire can serve."""
-    conditions = f"For {gib(report.memory_bytes)} GiB and {report.context} tokens:"
+    conditions = f"For {gibs(report.memory_bytes)} GiB and {report.context} tokens:"
     served = [fit for fit in report.fits if fit.whole_context[-1]]
     if not served:
         shorter = [

@@ -14,7 +14,7 @@ from matplotlib.ticker import PercentFormatter
 
 from engine.planning.capacity import CHUNK_TOKENS, BlockAccount, CapacityReport
 from engine.planning.memory import BF16
-from server.cli.plan.text import pair_name
+from server.cli.plan import pair_name
 
 GIB = 1024**3
 KIB = 1024
