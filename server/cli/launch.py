@@ -105,7 +105,7 @@ def launch_command(app: typer.Typer) -> None:
             if tool == ZED:
                 typer.echo(configure_zed(server, only_print=only_print))
             else:
-                start = TOOLS[tool](server, os.environ)
+                start = TOOLS[tool][0](server, os.environ)
                 launch(start, context.args, server, only_print=only_print)
 
 
@@ -122,7 +122,7 @@ def launch(
         return
     program = shutil.which(tool)
     if program is None:
-        raise LaunchError(f"{tool} is not found on the PATH: {WHERE_TO_GET[tool]}")
+        raise LaunchError(f"{tool} is not found on the PATH: {TOOLS[tool][1]}")
     say(f"{tool} with {server.model} at {server.url}, {server.context} tokens")
     environment = {**os.environ, **start.environment}
     given = {name: value for name, value in environment.items() if value is not None}
@@ -334,13 +334,9 @@ def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
     return both
 
 
-TOOLS: dict[str, Callable[[RunningServer, Mapping[str, str]], Launch]] = {
-    "claude": claude,
-    "codex": codex,
-    "opencode": opencode,
-}
-WHERE_TO_GET = {
-    "claude": "https://code.claude.com/docs",
-    "codex": "https://developers.openai.com/codex",
-    "opencode": "https://opencode.ai",
+# Tools, and where to get them.
+TOOLS: dict[str, tuple[Callable[[RunningServer, Mapping[str, str]], Launch], str]] = {
+    "claude": (claude, "https://code.claude.com/docs"),
+    "codex": (codex, "https://developers.openai.com/codex"),
+    "opencode": (opencode, "https://opencode.ai"),
 }

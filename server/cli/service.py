@@ -235,7 +235,8 @@ class Launchd:
         return f"{self._file}: runs now, and whenever you log in"
 
     def remove(self) -> str:
-        _check_installed(self._file)
+        if not self._file.exists():
+            raise ServiceError("there is no service to remove")
         loaded = plistlib.loads(self._file.read_bytes())
         self._end(int(loaded["ExitTimeOut"]))
         self._file.unlink()
@@ -313,7 +314,8 @@ class Systemd:
         )
 
     def remove(self) -> str:
-        _check_installed(self._file)
+        if not self._file.exists():
+            raise ServiceError("there is no service to remove")
         _run(*USER, "disable", "--now", UNIT)
         self._file.unlink()
         _run(*USER, "daemon-reload")
@@ -344,11 +346,6 @@ def quoted(word: str) -> str:
     """Return a word as units spell it: neither specifiers, nor variables, nor more words."""
     text = word.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return f'"{text}"'.replace("%", "%%").replace("$", "$$")
-
-
-def _check_installed(file: Path) -> None:
-    if not file.exists():
-        raise ServiceError("there is no service to remove")
 
 
 def _write(file: Path, text: bytes) -> None:

@@ -52,32 +52,31 @@ def read_settings(file: Path | None, flags: Tables) -> Config:
     """Read the settings in force. file: None is the user's own, if there is one. Raises
     SettingError that names the field, and the file if it is at fault."""
     from_file: Tables = {}
-    named = file is not None
-    file = file or home_file()
+    path = file or home_file()
     try:
-        if file is not None:
-            from_file = read_file(file)
-    except (FileNotFoundError, NotADirectoryError) as error:
-        if named:
-            raise SettingError(f"{file}: {error.strerror}") from error
-    except ValidationError as error:
-        raise SettingError(f"{file}: {_first_problem(error)}") from error
-    except OSError as error:
-        raise SettingError(f"{file}: {error.strerror}") from error
-    except ValueError as error:
-        raise SettingError(f"{file}: {error}") from error
-    except RecursionError as error:
-        raise SettingError(f"{file}: its values nest too deep") from error
+        if path is not None and (file is not None or path.exists()):
+            from_file = read_file(path)
+    except (OSError, ValueError, RecursionError) as error:
+        raise SettingError(f"{path}: {_reason(error)}") from error
     if (unknown := unknown_variable()) is not None:
         raise SettingError(f"environment: {unknown}")
     try:
         return load(from_file, flags)
     except ValidationError as error:
-        raise SettingError(f"setting {_first_problem(error)}") from error
-    except SettingsError as error:
-        raise SettingError(f"environment: {error}") from error
-    except RecursionError as error:
-        raise SettingError("environment: a value nests too deep") from error
+        raise SettingError(f"setting {_reason(error)}") from error
+    except (SettingsError, RecursionError) as error:
+        raise SettingError(f"environment: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, ValidationError):
+        problem = error.errors(include_url=False)[0]
+        name = ".".join(str(part) for part in problem["loc"])
+        what = unknown_setting(name) if problem["type"] == "extra_forbidden" else problem["msg"]
+        return f"{name}: {what}"
+    if isinstance(error, RecursionError):
+        return "a value nests too deep"
+    return str(error.strerror if isinstance(error, OSError) else error)
 
 
 def flags_of(parameters: Mapping[str, Any]) -> Tables:
@@ -115,13 +114,6 @@ def default_of(setting: str) -> str:
         return "on" if default else "off"
     whole, rest = divmod(default, MIB) if isinstance(default, int) else (0, 0)
     return f"{whole}MiB" if whole and not rest else str(default)
-
-
-def _first_problem(error: ValidationError) -> str:
-    problem = error.errors(include_url=False)[0]
-    name = ".".join(str(part) for part in problem["loc"])
-    what = unknown_setting(name) if problem["type"] == "extra_forbidden" else problem["msg"]
-    return f"{name}: {what}"
 
 
 def unknown_setting(name: str) -> str:

@@ -30,7 +30,7 @@ def test_settings_come_from_file_and_flags(tmp_path: Path) -> None:
         ("server = 1\n", "server: "),
         ("[server", ""),
         *[
-            (f"{begin}{'[' * depth}", "its values nest too deep")
+            (f"{begin}{'[' * depth}", "a value nests too deep")
             for depth in (5_000, 100_000)
             for begin in ("[server]\nport = ", "a = [{b = ", "x = [1, ")
         ],
