@@ -3,105 +3,70 @@
 Importing this package loads MLX, then the extension, and checks that the two fit together.
 """
 
-from .environment import prepare
+from dataclasses import dataclass
 
-prepare()
+from .loading import prepare_environment, require_matching_versions
 
-from .self_test import require_matching_versions  # noqa: E402  which loads MLX
-
+prepare_environment()
 require_matching_versions()
 
-from ._ext import (  # noqa: E402
-    HAS_METAL,
-    SYSTEM_PAGE_BYTES,
-    AddressRange,
-    CopyCounter,
-    CpuWorkers,
-    GatedDelta,
-    Geometry,
-    Heap,
-    Layer,
-    Mapper,
-    PackedExperts,
-    PackedLinear,
-    RopeTable,
-    RowTable,
-    StateMemory,
-    StateRows,
-    append,
-    block_copy,
-    choose_tokens,
-    chunk_attention,
-    decode_attention,
-    gated_delta,
-    gated_mlp,
-    instruction_sets,
-    linear,
-    linear_heads,
-    mixture_mlp,
-    packed_bytes,
-    packed_rows,
-    project_append,
-    region_view,
-    rms_norm,
-    rope_angles,
-)
-from .qk_transform import QKTransform  # noqa: E402
+import mlx.core as mx  # noqa: E402, I001
 
-__all__ = [
-    "HAS_METAL",
-    "SYSTEM_PAGE_BYTES",
-    "AddressRange",
-    "CopyCounter",
-    "CpuWorkers",
-    "GatedDelta",
-    "Geometry",
-    "Heap",
-    "Layer",
-    "Mapper",
-    "PackedExperts",
-    "PackedLinear",
-    "QKTransform",
-    "RopeTable",
-    "RowTable",
-    "StateMemory",
-    "StateRows",
-    "append",
-    "block_copy",
-    "choose_tokens",
-    "chunk_attention",
-    "decode_attention",
-    "gated_delta",
-    "gated_mlp",
-    "instruction_sets",
-    "linear",
-    "linear_heads",
-    "mixture_mlp",
-    "packed_bytes",
-    "packed_rows",
-    "project_append",
-    "region_view",
-    "rms_norm",
-    "rope_angles",
-]
+from ._ext import (  # noqa: E402
+    HAS_METAL as HAS_METAL,
+    SYSTEM_PAGE_BYTES as SYSTEM_PAGE_BYTES,
+    AddressRange as AddressRange,
+    CopyCounter as CopyCounter,
+    CpuWorkers as CpuWorkers,
+    GatedDelta as GatedDelta,
+    Geometry as Geometry,
+    Heap as Heap,
+    Layer as Layer,
+    Mapper as Mapper,
+    PackedExperts as PackedExperts,
+    PackedLinear as PackedLinear,
+    RopeTable as RopeTable,
+    RowTable as RowTable,
+    StateMemory as StateMemory,
+    StateRows as StateRows,
+    append as append,
+    block_copy as block_copy,
+    choose_tokens as choose_tokens,
+    chunk_attention as chunk_attention,
+    decode_attention as decode_attention,
+    gated_delta as gated_delta,
+    gated_mlp as gated_mlp,
+    instruction_sets as instruction_sets,
+    linear as linear,
+    linear_heads as linear_heads,
+    mixture_mlp as mixture_mlp,
+    packed_bytes as packed_bytes,
+    packed_rows as packed_rows,
+    project_append as project_append,
+    region_view as region_view,
+    rms_norm as rms_norm,
+    rope_angles as rope_angles,
+)
 
 if HAS_METAL:
-    from ._ext import (
-        MetalRows,
-        MetalStateRows,
-        MetalSubstrate,
-        gather,
-        metal_capabilities,
-        step_end,
-        swiglu,
+    from ._ext import (  # noqa: I001
+        MetalRows as MetalRows,
+        MetalStateRows as MetalStateRows,
+        MetalSubstrate as MetalSubstrate,
+        gather as gather,
+        metal_capabilities as metal_capabilities,
+        step_end as step_end,
+        swiglu as swiglu,
     )
 
-    __all__ += [
-        "MetalRows",
-        "MetalStateRows",
-        "MetalSubstrate",
-        "gather",
-        "metal_capabilities",
-        "step_end",
-        "swiglu",
-    ]
+
+@dataclass(frozen=True, slots=True, eq=False)
+class QKTransform:
+    """RMS norms over head_dim, then RoPE over the halves of a head; each where it is given.
+
+    Queries and keys take them before keys are kept.
+    """
+
+    norms: tuple[mx.array, mx.array, float] | None
+    """The weights of queries and of keys, ``[head_dim]`` float32, and eps."""
+    rope: RopeTable | None

@@ -1,5 +1,4 @@
 #pragma once
-
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
@@ -7,27 +6,23 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <cstdint>
 #include <memory>
-#include <optional>
-#include <string>
 #include <tuple>
-#include <vector>
+#include <type_traits>
+#include <utility>
 
-#include "core/address_range.h"
-#include "core/copy_counter.h"
 #include "core/heap.h"
 #include "core/mapper.h"
 #include "core/row_table.h"
-#include "core/state_rows.h"
-#include "ops/gated_delta.h"
+#include "core/states.h"
 #include "ops/ops.h"
 #include "ops/packed_linear.h"
-#include "ops/rope.h"
-#include "python_int.h"
 
 namespace nb = nanobind;
 namespace mx = mlx::core;
 
+// How native values pass to and from Python, so that functions of ops/ are bound as they are.
 namespace quire {
 
 // Python holds native objects through these. nanobind could hand out shared_ptrs of its own, but
@@ -37,38 +32,118 @@ template <class T>
 struct Handle {
   std::shared_ptr<T> object;
 };
-using HeapHandle = Handle<Heap>;
-using RangeHandle = Handle<AddressRange>;
-using MapperHandle = Handle<Mapper>;
-using RowsHandle = Handle<const RowTable>;
-using WorkersHandle = Handle<ops::CpuWorkers>;
-using PackedHandle = Handle<const ops::PackedLinear>;
-using ExpertsHandle = Handle<const ops::PackedExperts>;
-using CounterHandle = Handle<CopyCounter>;
-using RopeHandle = Handle<const ops::RopeTable>;
-using StatesHandle = Handle<StateMemory>;
-using StateRowsHandle = Handle<const StateRows>;
-using DeltaHandle = Handle<const ops::GatedDelta>;
-using SegmentTuple = std::tuple<RangeHandle, PythonInt, PythonInt>;
 
-inline std::vector<Segment> native_segments(const std::vector<SegmentTuple>& segments) {
-  std::vector<Segment> native;
-  for (const auto& [range, start, count] : segments) {
-    native.push_back({range.object, start, count});
+using HeapPointer = std::shared_ptr<Heap>;
+using RangePointer = std::shared_ptr<AddressRange>;
+using MapperPointer = std::shared_ptr<Mapper>;
+
+// A constructor of what a handle holds.
+template <class T, class... Arguments>
+void construct(Handle<T>* self, Arguments... arguments) {
+  new (self) Handle<T>{std::make_shared<T>(std::move(arguments)...)};
+}
+
+// A method or property of what a handle holds.
+template <class T, class Result, class... Arguments>
+auto held(Result (T::*member)(Arguments...) const) {
+  return [member](const Handle<T>& handle, Arguments... arguments) {
+    return ((*handle.object).*member)(arguments...);
+  };
+}
+template <class T, class Result, class... Arguments>
+auto held(Result (T::*member)(Arguments...)) {
+  return [member](const Handle<T>& handle, Arguments... arguments) {
+    return ((*handle.object).*member)(arguments...);
+  };
+}
+
+// An aggregate that Python gives as a tuple of its fields.
+template <class Aggregate, class... Fields>
+struct TupleCaster {
+  using Tuple = std::tuple<Fields...>;
+  using Caster = nb::detail::make_caster<Tuple>;
+  static constexpr auto Name = Caster::Name;
+  template <class>
+  using Cast = Aggregate;
+  template <class>
+  static constexpr bool can_cast() {
+    return true;
   }
-  return native;
-}
 
-// Weights of queries and of keys, and eps.
-using NormsTuple = std::tuple<mx::array, mx::array, double>;
+  bool from_python(nb::handle source, uint32_t flags, nb::detail::cleanup_list* cleanup) noexcept {
+    return tuple.from_python(source, flags, cleanup);
+  }
+  explicit operator Aggregate() {
+    return std::apply([](auto&&... fields) { return Aggregate{std::move(fields)...}; },
+                      tuple.operator Tuple());
+  }
 
-inline std::optional<ops::QKNorms> native_norms(const std::optional<NormsTuple>& norms) {
-  return norms ? std::optional(std::make_from_tuple<ops::QKNorms>(*norms)) : std::nullopt;
-}
+  Caster tuple;
+};
 
-// What recurrent layers need: memory of cells, and the operations on them.
-void bind_states(nb::module_& m);
-// Everything that a build with Metal has beside the rest.
+// Binds what a build with Metal has beside the rest.
 void bind_metal(nb::module_& m);
 
 }  // namespace quire
+
+namespace nanobind::detail {
+
+// An integer argument. Python's have no limits: one beyond 64 bits becomes the nearest that 64 bits
+// can hold, so that the check of its interval refuses it by name, as it does every other.
+template <>
+struct type_caster<int64_t> {
+  NB_TYPE_CASTER(int64_t, const_name("int"))
+
+  bool from_python(handle source, uint32_t, cleanup_list*) noexcept {
+    int beyond = 0;
+    value = PyLong_AsLongLongAndOverflow(source.ptr(), &beyond);
+    if (PyErr_Occurred()) {  // not an integer
+      PyErr_Clear();
+      return false;
+    }
+    if (beyond != 0) {
+      value = beyond > 0 ? INT64_MAX : INT64_MIN;
+    }
+    return true;
+  }
+};
+
+template <class T>
+struct type_caster<std::shared_ptr<T>> {
+  using Held = quire::Handle<std::remove_const_t<T>>;
+  using Caster = make_caster<Held>;
+  NB_TYPE_CASTER(std::shared_ptr<T>, Caster::Name)
+
+  bool from_python(handle source, uint32_t flags, cleanup_list* cleanup) noexcept {
+    Caster caster;
+    if (source.is_none() || !caster.from_python(source, flags, cleanup)) {
+      return false;
+    }
+    value = static_cast<Held&>(caster).object;
+    return true;
+  }
+  static handle from_cpp(const std::shared_ptr<T>& object, rv_policy, cleanup_list* cleanup) {
+    return Caster::from_cpp(Held{object}, rv_policy::move, cleanup);
+  }
+};
+
+template <>
+struct type_caster<quire::Segment>
+    : quire::TupleCaster<quire::Segment, std::shared_ptr<quire::AddressRange>, int64_t, int64_t> {};
+template <>
+struct type_caster<quire::StateWrite> : quire::TupleCaster<quire::StateWrite, int64_t, int64_t> {};
+template <>
+struct type_caster<quire::StateSegment>
+    : quire::TupleCaster<quire::StateSegment, int64_t, int64_t, std::vector<quire::StateWrite>> {};
+template <>
+struct type_caster<quire::ops::QKNorms>
+    : quire::TupleCaster<quire::ops::QKNorms, mx::array, mx::array, double> {};
+template <>
+struct type_caster<quire::ops::CodeGroups>
+    : quire::TupleCaster<quire::ops::CodeGroups, mx::array, std::optional<mx::array>,
+                         int64_t, int64_t> {};
+template <>
+struct type_caster<quire::ops::MatrixKind>
+    : quire::TupleCaster<quire::ops::MatrixKind, int64_t, mx::Dtype, int64_t, int64_t> {};
+
+}  // namespace nanobind::detail

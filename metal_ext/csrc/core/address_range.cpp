@@ -1,10 +1,11 @@
 #include "core/address_range.h"
 
+#include <system_error>
+
 #include <algorithm>
 #include <cerrno>
 #include <stdexcept>
 #include <string>
-#include <system_error>
 
 #include "core/checked.h"
 #include "core/posix_memory.h"

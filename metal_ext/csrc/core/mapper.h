@@ -1,5 +1,4 @@
 #pragma once
-
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>

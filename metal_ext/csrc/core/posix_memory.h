@@ -1,5 +1,4 @@
 #pragma once
-
 #include <cstddef>
 
 // The few system calls that the POSIX substrate stands on. Each but populate() throws

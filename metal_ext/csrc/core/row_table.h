@@ -1,12 +1,14 @@
 #pragma once
-
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/address_range.h"
+#include "core/checked.h"
 
 namespace quire {
 
@@ -33,14 +35,43 @@ class RowTable {
 
   // Throws std::out_of_range that names the segment and the figure, std::invalid_argument where
   // the ranges do not have one geometry.
-  explicit RowTable(std::vector<Segment> segments);
+  explicit RowTable(std::vector<Segment> segments) : segments_(std::move(segments)) {
+    if (segments_.empty()) {
+      throw std::invalid_argument("a row table needs at least one segment");
+    }
+    for (const Segment& segment : segments_) {
+      if (!(segment.range->geometry() == geometry())) {
+        throw std::invalid_argument("the ranges of a row table must have one geometry");
+      }
+      checked_run(
+          "segment of mapped tokens", segment.start, segment.count, segment.range->mapped_tokens());
+      // The GPU's kernels count positions in 32 bits.
+      narrowed<int32_t>("tokens of a sequence", segment.start + segment.count);
+      const auto block = segment.range->first_read_only(
+          static_cast<size_t>(segment.start), static_cast<size_t>(segment.count));
+      if (block && read_only_.empty()) {
+        read_only_ = "segment [" + std::to_string(segment.start) + ", " +
+                     std::to_string(segment.start) + " + " + std::to_string(segment.count) +
+                     ") cannot be written: block " + std::to_string(*block) + " is read-only";
+      }
+      checked_between(
+          "number of rows", static_cast<int64_t>(rows_.size()) + segment.count, 1, kMaxRows);
+      for (int64_t i = 0; i < segment.count; ++i) {
+        rows_.push_back({segment.range.get(), static_cast<size_t>(segment.start + i)});
+      }
+    }
+  }
 
   const Geometry& geometry() const { return segments_.front().range->geometry(); }
   const std::vector<Segment>& segments() const { return segments_; }
   const std::vector<Row>& rows() const { return rows_; }
 
   // Throws std::out_of_range that names the first segment with a row in a read-only block.
-  void require_writable() const;
+  void require_writable() const {
+    if (!read_only_.empty()) {
+      throw std::out_of_range(read_only_);
+    }
+  }
 
  private:
   std::vector<Segment> segments_;  // keeps the ranges alive for the primitives

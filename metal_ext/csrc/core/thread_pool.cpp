@@ -1,8 +1,9 @@
 #include "core/thread_pool.h"
 
+#include <system_error>
+
 #include <chrono>
 #include <string>
-#include <system_error>
 
 #include "core/checked.h"
 

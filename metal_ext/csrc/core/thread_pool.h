@@ -1,5 +1,5 @@
 #pragma once
-
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <cstddef>
@@ -30,6 +30,18 @@ class ThreadPool {
   // The caller holds the pool. shared: whether they are worth a helper; if not, the caller runs
   // them all, which it may do inside of a task too.
   void run(size_t count, const Task& task, bool shared = true);
+
+  // The same for body(index, worker), `at_once` indices in a row as one task.
+  template <class Body>
+  void run_in_groups(size_t count, size_t at_once, const Body& body, bool shared = true) {
+    const auto task = [&](size_t group, size_t worker) {
+      const size_t end = std::min(count, (group + 1) * at_once);
+      for (size_t i = group * at_once; i < end; ++i) {
+        body(i, worker);
+      }
+    };
+    run((count + at_once - 1) / at_once, task, shared);
+  }
 
   // Held by an operation from its first use of scratch() to its last run(): one at a time.
   std::unique_lock<std::mutex> hold() { return std::unique_lock(owner_); }

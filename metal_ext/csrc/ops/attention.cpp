@@ -1,14 +1,16 @@
 #include <algorithm>
+#include <cstring>
+#include <stdexcept>
 #include <vector>
 
-#include "ops/kv_rows.h"
+#include "ops/checks.h"
 #include "ops/primitive.h"
 
 namespace quire::ops {
 namespace {
 
-// Below this many bytes of K and V a helper would be woken for less time than waking takes.
-constexpr size_t kParallelBytes = size_t{256} << 10;
+// Bytes of K and V below which no helper is worth its waking.
+constexpr size_t kParallelKVBytes = size_t{256} << 10;
 // Splits that one task reads in a row: the cache is filled ahead across their borders.
 constexpr size_t kMaxSplitsPerTask = 8;
 constexpr size_t kTasksPerThread = 4;
@@ -127,7 +129,7 @@ void decode(const Attention& call, const mx::array& queries, mx::array& out) {
         shape, partials + first * partial, cut.first_partial[r + 1] - first, result);
     call.store(result, out, r, 1);
   };
-  const bool shared = cut.bytes >= kParallelBytes;
+  const bool shared = cut.bytes >= kParallelKVBytes;
   pool.run(cut.tasks.size(), attend, shared);
   pool.run(rows, finish, shared);
 }
@@ -165,36 +167,25 @@ void chunk(const Attention& call, const mx::array& queries, mx::array& out) {
   call.store(results, out, 0, rows);
 }
 
-using Body = void (*)(const Attention&, const mx::array&, mx::array&);
+// body: how the call is computed.
+template <void (*body)(const Attention&, const mx::array&, mx::array&)>
+struct Attend {
+  static constexpr Results kResults = Results::rows;
+  Attention call;
 
-class AttentionPrimitive final : public RowsPrimitive {
- public:
-  AttentionPrimitive(const char* name, Attention call, Body body)
-      : RowsPrimitive(name), call_(std::move(call)), body_(body) {}
-
-  void eval_cpu(const std::vector<mx::array>& in, std::vector<mx::array>& out) override {
-    allocate(out[0]);
-    enqueue([call = call_, body = body_, queries = mx::array::unsafe_weak_copy(in[1]),
-             result = mx::array::unsafe_weak_copy(out[0])]() mutable {
-      body(call, queries, result);
-    });
-  }
-
- private:
-  Attention call_;
-  Body body_;
+  // in: the token and queries.
+  void run(const Arrays& in, Arrays& out) const { body(call, in[1], out[0]); }
 };
 
+template <void (*body)(const Attention&, const mx::array&, mx::array&)>
 mx::array attend(
-    const char* name, Body body, const mx::array& token, const mx::array& queries,
-    const Rows& rows, size_t first_row, const Layer& layer, int64_t kv_heads, double scale,
-    const Workers& workers) {
+    const char* name, const mx::array& token, const mx::array& queries, const Rows& rows,
+    size_t first_row, const Layer& layer, int64_t kv_heads, double scale, const Workers& workers) {
   const cpu::HeadShape shape =
       check_layer(rows->geometry(), layer, queries.shape(1), kv_heads, queries.shape(2));
   Attention call{rows, first_row, layer, shape, static_cast<float>(scale), workers};
-  return mx::array(
-      queries.shape(), queries.dtype(),
-      std::make_shared<AttentionPrimitive>(name, std::move(call), body), {token, queries});
+  return mx::array(queries.shape(), queries.dtype(),
+                   operation(name, Attend<body>{std::move(call)}), {token, queries});
 }
 
 }  // namespace
@@ -204,8 +195,8 @@ mx::array decode_attention(
     const Layer& layer, int64_t kv_heads, double scale, const Workers& workers) {
   check_rows_array("queries", queries);
   checked_run("rows of the table", first_row, queries.shape(0), rows->rows().size());
-  return attend("decode_attention", decode, token, queries, rows,
-                static_cast<size_t>(first_row), layer, kv_heads, scale, workers);
+  return attend<decode>("decode_attention", token, queries, rows, static_cast<size_t>(first_row),
+                        layer, kv_heads, scale, workers);
 }
 
 mx::array chunk_attention(
@@ -224,8 +215,8 @@ mx::array chunk_attention(
         "queries has " + std::to_string(queries.shape(0)) + " rows; segment " +
         std::to_string(segment) + " has " + std::to_string(count));
   }
-  return attend("chunk_attention", chunk, token, queries, rows, first_row, layer, kv_heads,
-                scale, workers);
+  return attend<chunk>("chunk_attention", token, queries, rows, first_row, layer, kv_heads, scale,
+                       workers);
 }
 
 }  // namespace quire::ops

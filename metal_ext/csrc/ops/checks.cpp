@@ -15,6 +15,16 @@ size_t checked_block(const char* name, const AddressRange& range, int64_t block)
   return static_cast<size_t>(block);
 }
 
+cpu::KVType kv_type_of(mx::Dtype type) {
+  if (type == mx::bfloat16) {
+    return cpu::KVType::bfloat16;
+  }
+  if (type == mx::float32) {
+    return cpu::KVType::float32;
+  }
+  throw std::invalid_argument("the CPU substrate keeps K and V as bfloat16 or float32");
+}
+
 }  // namespace
 
 void check_rows_shape(const char* name, const mx::array& x) {
@@ -107,6 +117,53 @@ size_t check_block_copy(
     throw std::out_of_range("target block " + std::to_string(to) + " is read-only");
   }
   return count * geometry.block_bytes() / most;
+}
+
+void check_float32(const char* name, const mx::array& x, const mx::Shape& shape) {
+  if (x.shape() != shape || x.dtype() != mx::float32) {
+    std::string sizes;
+    for (const int size : shape) {
+      sizes.append(sizes.empty() ? "" : ", ").append(std::to_string(size));
+    }
+    throw std::invalid_argument(std::string(name) + " must be [" + sizes + "] float32");
+  }
+}
+
+void check_norms(const std::optional<QKNorms>& norms, int head_dim) {
+  if (norms) {
+    check_float32("q_weight", norms->query_weight, {head_dim});
+    check_float32("k_weight", norms->key_weight, {head_dim});
+  }
+}
+
+void check_on_host(const AddressRange& range) {
+  if (dynamic_cast<const HostRange*>(&range) == nullptr) {
+    throw std::invalid_argument(
+        "the range's memory is a device's: rows of it are made by its MetalSubstrate");
+  }
+}
+
+void check_rows_array(const char* name, const mx::array& x) {
+  check_rows_shape(name, x);
+  if (x.dtype() != mx::float32 && x.dtype() != mx::bfloat16) {
+    throw std::invalid_argument(std::string(name) + " must be float32 or bfloat16 on the CPU");
+  }
+}
+
+cpu::HeadShape check_layer(
+    const Geometry& geometry, const Layer& layer, int64_t query_heads, int64_t kv_heads,
+    int64_t head_dim) {
+  check_heads(geometry, layer, query_heads, kv_heads);
+  if (head_dim < 1 || !cpu::supports_head_dim(static_cast<size_t>(head_dim))) {
+    throw std::invalid_argument(
+        "head_dim is " + std::to_string(head_dim) +
+        "; the CPU kernels are built for 32, 64, 128 and 256");
+  }
+  const cpu::HeadShape shape{
+      static_cast<size_t>(query_heads), static_cast<size_t>(kv_heads),
+      static_cast<size_t>(head_dim), kv_type_of(layer.type)};
+  check_row_bytes(geometry, layer, shape.row_bytes());
+  return shape;
 }
 
 }  // namespace quire::ops

@@ -1,5 +1,4 @@
 #pragma once
-
 #include <cstddef>
 #include <cstdint>
 
@@ -11,6 +10,8 @@
 // What is checked before an operation is made, whatever runs it.
 namespace quire::ops {
 
+// Throws std::invalid_argument unless x is float32 of that shape.
+void check_float32(const char* name, const mx::array& x, const mx::Shape& shape);
 // Throws std::invalid_argument unless x is [rows, heads, head_dim].
 void check_rows_shape(const char* name, const mx::array& x);
 // Throws std::invalid_argument unless x has one row for each of the table's.
@@ -36,5 +37,19 @@ void check_view(
 size_t check_block_copy(
     const AddressRange& source, int64_t source_block, const AddressRange& target,
     int64_t target_block, int64_t tokens);
+
+// Throws std::invalid_argument unless both weights are [head_dim] float32.
+void check_norms(const std::optional<QKNorms>& norms, int head_dim);
+
+// --- on the CPU ----------------------------------------------------------------------------------
+
+// Throws std::invalid_argument where the range's memory is a device's.
+void check_on_host(const AddressRange& range);
+// Throws std::invalid_argument unless x is [rows, heads, head_dim] of float32 or bfloat16.
+void check_rows_array(const char* name, const mx::array& x);
+// Checks that both regions of the layer exist and hold rows of that shape.
+cpu::HeadShape check_layer(
+    const Geometry& geometry, const Layer& layer, int64_t query_heads, int64_t kv_heads,
+    int64_t head_dim);
 
 }  // namespace quire::ops

@@ -1,12 +1,11 @@
-#include "ops/choose.h"
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <stdexcept>
 
-#include "core/checked.h"
 #include "cpu/filter.h"
-#include "mlx/ops.h"
+#include "ops/checks.h"
+#include "ops/layers.h"
 #include "ops/primitive.h"
 
 namespace quire::ops {
@@ -15,9 +14,6 @@ namespace {
 // A row is read in pieces, and what they give is joined in their order: the same bits come of it
 // whoever reads them. Where a token lies inside of a piece is found one number after the other.
 constexpr size_t kPieceNumbers = 8192;
-constexpr size_t kLineFloats = 16;
-// Below this many bytes of logits a helper would be woken for less time than waking takes.
-constexpr size_t kParallelBytes = size_t{128} << 10;
 constexpr int kChoiceNumbers = 5;
 
 struct Choice {
@@ -48,13 +44,13 @@ class RowChooser {
   RowChooser(CpuWorkers& workers, size_t n, float* memory, bool shares_pieces)
       : kernels_(workers.kernels.choose), pool_(workers.pool), n_(n),
         shares_pieces_(shares_pieces), weights_(memory),
-        scratch_(memory + cpu::rounded_up(n, kLineFloats)),
-        pieces_(reinterpret_cast<Piece*>(memory + 2 * cpu::rounded_up(n, kLineFloats))) {}
+        scratch_(memory + whole_lines(n)),
+        pieces_(reinterpret_cast<Piece*>(memory + 2 * whole_lines(n))) {}
 
   static size_t count(size_t n) { return (n + kPieceNumbers - 1) / kPieceNumbers; }
   static size_t scratch(size_t n) {
-    return 2 * cpu::rounded_up(n, kLineFloats) +
-           cpu::rounded_up(count(n) * sizeof(Piece) / sizeof(float), kLineFloats);
+    return 2 * whole_lines(n) +
+           whole_lines(count(n) * sizeof(Piece) / sizeof(float));
   }
 
   // Returns the id, and whether the row is finite.
@@ -75,8 +71,8 @@ class RowChooser {
       return {as_id(draw(row, best->largest)), true};
     }
     const float* const from = row.adjusted + (best - pieces_) * kPieceNumbers;
-    const float* const found = std::find(from, row.adjusted + n_, best->largest);
-    return {found == row.adjusted + n_ ? 0 : as_id(found - row.adjusted), true};
+    const float* const first = std::find(from, row.adjusted + n_, best->largest);
+    return {first == row.adjusted + n_ ? 0 : as_id(first - row.adjusted), true};
   }
 
  private:
@@ -177,44 +173,25 @@ void for_each_row(size_t rows, size_t n, CpuWorkers& workers, const Body& body) 
   }
 }
 
-// Inputs: raw, choices, adjusted; the last one where it is not raw.
-class ChooseTokens final : public CachePrimitive {
- public:
-  explicit ChooseTokens(Workers workers)
-      : CachePrimitive("choose_tokens"), workers_(std::move(workers)) {}
+struct ChooseTokens {
+  static constexpr Results kResults = Results::plain;
+  Workers workers;
 
-  void eval_cpu(const std::vector<mx::array>& in, std::vector<mx::array>& out) override {
-    for (mx::array& x : out) {
-      allocate(x);
-    }
-    enqueue([workers = workers_, raw = mx::array::unsafe_weak_copy(in[0]),
-             choices = mx::array::unsafe_weak_copy(in[1]),
-             adjusted = mx::array::unsafe_weak_copy(in.back()), has_adjusted = in.size() == 3,
-             ids = mx::array::unsafe_weak_copy(out[0]),
-             finite = mx::array::unsafe_weak_copy(out[1])]() mutable {
-      const auto n = static_cast<size_t>(raw.shape(1));
-      const float* const changed = has_adjusted ? adjusted.data<float>() : raw.data<float>();
-      for_each_row(ids.size(), n, *workers, [&](RowChooser& chooser, size_t i) {
-        const float* const choice = choices.data<float>() + i * kChoiceNumbers;
-        const auto [id, good] =
-            chooser.choose({raw.data<float>() + i * n, changed + i * n,
-                            {choice[0], choice[1], choice[2], choice[3], choice[4]}});
-        ids.data<int32_t>()[i] = id;
-        finite.data<bool>()[i] = good;
-      });
+  // in: raw, choices, and what the ids are chosen of, where that is not raw. out: ids, and whether
+  // rows are finite.
+  void run(const Arrays& in, Arrays& out) const {
+    const auto n = static_cast<size_t>(in[0].shape(1));
+    const float* const adjusted = in.floats(in.size() == 3 ? 2 : 0);
+    for_each_row(out[0].size(), n, *workers, [&](RowChooser& chooser, size_t i) {
+      const float* const choice = in.floats(1) + i * kChoiceNumbers;
+      const auto [id, finite] =
+          chooser.choose({in.floats(0) + i * n, adjusted + i * n,
+                          {choice[0], choice[1], choice[2], choice[3], choice[4]}});
+      out[0].data<int32_t>()[i] = id;
+      out[1].data<bool>()[i] = finite;
     });
   }
-
- private:
-  Workers workers_;
 };
-
-void check_rows(const char* name, const mx::array& x, const mx::Shape& shape) {
-  if (x.dtype() != mx::float32 || x.shape() != shape || x.size() == 0) {
-    throw std::invalid_argument(
-        std::string(name) + " must be float32, with a row for each row of raw");
-  }
-}
 
 }  // namespace
 
@@ -224,16 +201,16 @@ std::pair<mx::array, mx::array> choose_tokens(
   if (raw.dtype() != mx::float32 || raw.ndim() != 2 || raw.size() == 0) {
     throw std::invalid_argument("raw must be float32 [rows, vocabulary]");
   }
-  check_rows("adjusted", adjusted, raw.shape());
-  check_rows("choices", choices, {raw.shape(0), kChoiceNumbers});
+  check_float32("adjusted", adjusted, raw.shape());
+  check_float32("choices", choices, {raw.shape(0), kChoiceNumbers});
   std::vector<mx::array> in{row_by_row(raw), row_by_row(choices)};
   if (adjusted.id() != raw.id()) {
     in.push_back(row_by_row(adjusted));
   }
   const mx::Shape rows{raw.shape(0)};
-  auto made = mx::array::make_arrays({rows, rows}, {mx::int32, mx::bool_},
-                                     std::make_shared<ChooseTokens>(workers), in);
-  return {made[0], made[1]};
+  const auto results = mx::array::make_arrays(
+      {rows, rows}, {mx::int32, mx::bool_}, operation("choose_tokens", ChooseTokens{workers}), in);
+  return {results[0], results[1]};
 }
 
 }  // namespace quire::ops

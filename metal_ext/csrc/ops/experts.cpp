@@ -1,16 +1,13 @@
-#include "ops/experts.h"
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <string>
+#include <stdexcept>
 #include <vector>
 
 #include "core/checked.h"
-#include "mlx/ops.h"
+#include "ops/layers.h"
 #include "ops/multiply.h"
 #include "ops/primitive.h"
-#include "ops/routing.h"
 
 namespace quire::ops {
 namespace {
@@ -20,27 +17,109 @@ namespace {
 constexpr size_t kRowsAtOnce = 512;
 // Rows that one task prepares at most.
 constexpr size_t kTaskRows = 16;
-// Below this many numbers a helper would be woken for less time than waking takes.
-constexpr size_t kParallelFloats = size_t{32} << 10;
-constexpr size_t kLineFloats = 16;
 constexpr size_t kNowhere = SIZE_MAX;
 
-constexpr size_t lines_of(size_t floats) { return cpu::rounded_up(floats, kLineFloats); }
 constexpr size_t floats_of(size_t bytes) {
-  return lines_of((bytes + sizeof(float) - 1) / sizeof(float));
+  return whole_lines((bytes + sizeof(float) - 1) / sizeof(float));
 }
 
 // Calls body(i, worker) for all i below count, each of which is about so many numbers.
 template <class Body>
 void for_each(ThreadPool& pool, size_t count, size_t numbers, const Body& body) {
   const size_t at_once = std::clamp<size_t>(count / pool.threads(), 1, kTaskRows);
-  const auto some = [&](size_t task, size_t worker) {
-    const size_t end = std::min(count, (task + 1) * at_once);
-    for (size_t i = task * at_once; i < end; ++i) {
-      body(i, worker);
+  pool.run_in_groups(count, at_once, body, count * numbers * sizeof(float) >= kParallelBytes);
+}
+
+struct Mixture {
+  Packed router;
+  PackedStack gate_up;
+  PackedStack down;
+  SharedExpert shared;
+  int64_t chosen;
+  bool normalised;
+};
+
+// The experts of each row, the best one first, and what their results are multiplied by.
+struct Routing {
+  size_t chosen;                // for each row
+  std::vector<size_t> experts;  // [rows][chosen]
+  std::vector<float> weights;   // [rows][chosen]
+};
+
+// Rows of one expert, or of a part of them: pairs [first, first + count).
+struct ExpertRun {
+  size_t expert;
+  size_t first;
+  size_t count;
+};
+
+// Pairs of a row and an expert, sorted by experts and then by rows.
+struct ExpertRows {
+  std::vector<size_t> rows;    // of each pair
+  std::vector<size_t> places;  // [rows][chosen]: which pair it is
+  std::vector<ExpertRun> runs;  // of at most cpu::kMaxRows pairs
+};
+
+// The `chosen` largest of n shares, in falling order, by insertion; equal ones in rising order of
+// their numbers. A NaN is larger than nothing.
+void take_largest(const float* shares, size_t n, size_t chosen, size_t* best) {
+  for (size_t i = 0; i < n; ++i) {
+    size_t place = std::min(i, chosen);
+    while (place > 0 && shares[i] > shares[best[place - 1]]) {
+      --place;
     }
-  };
-  pool.run((count + at_once - 1) / at_once, some, count * numbers >= kParallelFloats);
+    if (place < chosen) {
+      const size_t end = std::min(i, chosen - 1);
+      std::move_backward(best + place, best + end, best + end + 1);
+      best[place] = i;
+    }
+  }
+}
+
+// logits: [rows][stride], of which the first `experts` are the router's; they become the softmax of
+// themselves. normalised: whether a row's weights are divided by their sum. Of experts with equal
+// shares the one with the lowest number comes first. A row of NaN has the first experts, and NaN.
+Routing route(const cpu::LayerKernels& kernels, float* logits, size_t rows, size_t stride,
+              size_t experts, size_t chosen, bool normalised) {
+  Routing found{chosen, std::vector<size_t>(rows * chosen), std::vector<float>(rows * chosen)};
+  for (size_t row = 0; row < rows; ++row) {
+    float* const shares = logits + row * stride;
+    kernels.softmax(shares, experts, shares);
+    size_t* const best = found.experts.data() + row * chosen;
+    take_largest(shares, experts, chosen, best);
+    float sum = 0.0f;
+    for (size_t rank = 0; rank < chosen; ++rank) {
+      sum += shares[best[rank]];
+    }
+    for (size_t rank = 0; rank < chosen; ++rank) {
+      const float share = shares[best[rank]];
+      found.weights[row * chosen + rank] = normalised ? share / sum : share;
+    }
+  }
+  return found;
+}
+
+// A counting sort.
+ExpertRows by_expert(const Routing& routing, size_t experts) {
+  const size_t pairs = routing.experts.size();
+  std::vector<size_t> next(experts + 1);  // where an expert's next pair goes
+  for (const size_t expert : routing.experts) {
+    ++next[expert + 1];
+  }
+  ExpertRows sorted{std::vector<size_t>(pairs), std::vector<size_t>(pairs), {}};
+  for (size_t expert = 0; expert < experts; ++expert) {
+    const size_t count = next[expert + 1];
+    for (size_t done = 0; done < count; done += cpu::kMaxRows) {
+      sorted.runs.push_back({expert, next[expert] + done, std::min(count - done, cpu::kMaxRows)});
+    }
+    next[expert + 1] += next[expert];
+  }
+  for (size_t pair = 0; pair < pairs; ++pair) {
+    const size_t place = next[routing.experts[pair]]++;
+    sorted.rows[place] = pair / routing.chosen;
+    sorted.places[pair] = place;
+  }
+  return sorted;
 }
 
 // Rows that go through one expert together. Places count floats.
@@ -100,7 +179,7 @@ class MixtureStep {
     const PackedLinear& router = *mixture_.router;
     const size_t outputs = router.shape().outputs;
     const size_t experts = mixture_.down->count();
-    const size_t all = lines_of(rows_ * outputs);
+    const size_t all = whole_lines(rows_ * outputs);
     float* const logits = workers_.pool.scratch(
         all + multiply_scratch(router, std::min(rows_, cpu::kMaxRows), workers_));
     for_each_rows(rows_, [&](size_t first, size_t count) {
@@ -153,9 +232,9 @@ class MixtureStep {
     if (!prepared) {
       x_floats_ += floats_of(linear_.prepared_bytes(run.gate_up->shape(), run.rows));
     }
-    both_floats_ += lines_of(run.rows * 2 * run.inner());
+    both_floats_ += whole_lines(run.rows * 2 * run.inner());
     gated_floats_ += floats_of(linear_.prepared_bytes(run.down->shape(), run.rows));
-    inner_floats_ = std::max(inner_floats_, lines_of(run.inner()));
+    inner_floats_ = std::max(inner_floats_, whole_lines(run.inner()));
     if (kept != nullptr) {
       *kept = run.x_at;
     }
@@ -164,7 +243,7 @@ class MixtureStep {
 
   // What is prepared for gate and up is read no more when the results are written: they share.
   void take_memory() {
-    const size_t shared = std::max(x_floats_, lines_of(results_ * hidden_));
+    const size_t shared = std::max(x_floats_, whole_lines(results_ * hidden_));
     const size_t threads = workers_.pool.threads();
     x_prepared_ = workers_.pool.scratch(
         shared + both_floats_ + gated_floats_ + threads * inner_floats_);
@@ -246,35 +325,23 @@ class MixtureStep {
   float* made_ = nullptr;  // [threads][inner_floats_]
 };
 
-// Inputs: x, the norm's weight.
-class MixtureMlp final : public RowsPrimitive {
- public:
-  MixtureMlp(Mixture mixture, float eps, Workers workers)
-      : RowsPrimitive("mixture_mlp"),
-        mixture_(std::make_shared<const Mixture>(std::move(mixture))),
-        eps_(eps),
-        workers_(std::move(workers)) {}
+struct MixtureMlp {
+  static constexpr Results kResults = Results::rows;
+  std::shared_ptr<const Mixture> mixture;
+  float eps;
+  Workers workers;
 
-  void eval_cpu(const std::vector<mx::array>& in, std::vector<mx::array>& out) override {
-    allocate(out[0]);
-    enqueue([mixture = mixture_, eps = eps_, workers = workers_,
-             x = mx::array::unsafe_weak_copy(in[0]), norm = mx::array::unsafe_weak_copy(in[1]),
-             result = mx::array::unsafe_weak_copy(out[0])]() mutable {
-      const auto rows = static_cast<size_t>(result.shape(0));
-      const auto hidden = static_cast<size_t>(result.shape(1));
-      const auto held = workers->pool.hold();
-      for (size_t first = 0; first < rows; first += kRowsAtOnce) {
-        MixtureStep step(*mixture, *workers, std::min(rows - first, kRowsAtOnce),
-                         x.data<float>() + first * hidden, result.data<float>() + first * hidden);
-        step.run(norm.data<float>(), eps);
-      }
-    });
+  // in: x, the norm's weight.
+  void run(const Arrays& in, Arrays& out) const {
+    const auto rows = static_cast<size_t>(out[0].shape(0));
+    const auto hidden = static_cast<size_t>(out[0].shape(1));
+    const auto held = workers->pool.hold();
+    for (size_t first = 0; first < rows; first += kRowsAtOnce) {
+      MixtureStep step(*mixture, *workers, std::min(rows - first, kRowsAtOnce),
+                       in.floats(0) + first * hidden, out.floats(0) + first * hidden);
+      step.run(in.floats(1), eps);
+    }
   }
-
- private:
-  std::shared_ptr<const Mixture> mixture_;
-  float eps_;
-  Workers workers_;
 };
 
 void check_expert(const cpu::LinearShape& gate_up, const cpu::LinearShape& down, size_t hidden) {
@@ -300,14 +367,19 @@ void check_mixture(const Mixture& its, size_t hidden) {
 }  // namespace
 
 mx::array mixture_mlp(
-    const mx::array& x, const Norm& norm, const Mixture& mixture, const Workers& workers) {
-  const size_t hidden = mixture.down->shape().outputs;
-  check_mixture(mixture, hidden);
+    const mx::array& x, const mx::array& norm, double eps, const Packed& router,
+    const PackedStack& gate_up, const PackedStack& down, int64_t chosen, bool normalised,
+    const SharedExpert& shared, const Workers& workers) {
+  const auto mixture = std::make_shared<const Mixture>(
+      Mixture{router, gate_up, down, shared, chosen, normalised});
+  const size_t hidden = down->shape().outputs;
+  check_mixture(*mixture, hidden);
   check_floats("x", x, hidden);
   check_norm(norm, hidden);
   return mx::array({x.shape(0), narrowed<int>("inputs", hidden)}, mx::float32,
-                   std::make_shared<MixtureMlp>(mixture, static_cast<float>(norm.eps), workers),
-                   {row_by_row(x), row_by_row(norm.weight)});
+                   operation("mixture_mlp",
+                             MixtureMlp{mixture, static_cast<float>(eps), workers}),
+                   {row_by_row(x), row_by_row(norm)});
 }
 
 }  // namespace quire::ops

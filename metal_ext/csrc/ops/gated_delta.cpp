@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "mlx/ops.h"
+#include "ops/checks.h"
 #include "ops/primitive.h"
 
 namespace quire::ops {
@@ -22,6 +22,19 @@ constexpr float kUnitEps = 1e-6f;
 // Heads that one task convolves.
 constexpr size_t kHeadsPerTask = 8;
 constexpr size_t kMaxTaps = 8;
+
+constexpr int64_t kMaxHeads = 256;
+constexpr int64_t kMaxDim = 256;
+constexpr int64_t kDimStep = 16;  // of every instruction set's vectors a whole number
+constexpr int64_t kMaxTailRows = 7;
+
+void check_dim(const char* name, int64_t dim) {
+  checked_between(name, dim, kDimStep, kMaxDim);
+  if (dim % kDimStep != 0) {
+    throw std::invalid_argument(
+        std::string(name) + " is " + std::to_string(dim) + "; it must be a multiple of 16");
+  }
+}
 
 // Rows [T, n] of an array as its strides say; a copy where a row's numbers do not lie side by side.
 class RowsOf {
@@ -58,7 +71,7 @@ class RowsOf {
 class LayerStep {
  public:
   LayerStep(
-      const GatedDelta& delta, size_t offset, const std::vector<mx::array>& in, float* out,
+      const GatedDelta& delta, size_t offset, const Arrays& in, float* out,
       const cpu::Kernels& kernels, float* scratch)
       : shape_(delta.shape),
         eps_(static_cast<float>(delta.eps)),
@@ -67,10 +80,10 @@ class LayerStep {
         z_(in[2]),
         a_(in[3]),
         b_(in[4]),
-        conv_(in[5].data<float>()),
-        a_log_(in[6].data<float>()),
-        dt_bias_(in[7].data<float>()),
-        norm_(in[8].data<float>()),
+        conv_(in.floats(5)),
+        a_log_(in.floats(6)),
+        dt_bias_(in.floats(7)),
+        norm_(in.floats(8)),
         out_(out),
         kernels_(kernels),
         convolved_(scratch) {}
@@ -97,11 +110,11 @@ class LayerStep {
           const float* const input = conv_input(part, row - part.segment_first + tap);
           inputs[tap] = input == nullptr ? nullptr : input + channel;
         }
-        float* const made = convolved_ + (row - tile.first) * shape_.conv_width() + channel;
-        kernels_.delta.convolve(inputs, conv_ + channel, taps, shape_.conv_width(), dims, made);
+        float* const target = convolved_ + (row - tile.first) * shape_.conv_width() + channel;
+        kernels_.delta.convolve(inputs, conv_ + channel, taps, shape_.conv_width(), dims, target);
         if (!is_value) {
           const float scale = head < key_heads ? 1.0f / std::sqrt(static_cast<float>(dims)) : 1.0f;
-          kernels_.delta.normalize(made, kUnitEps, scale, dims, made);
+          kernels_.delta.normalize(target, kUnitEps, scale, dims, target);
         }
       }
     }
@@ -207,57 +220,72 @@ class LayerStep {
   float* const convolved_;
 };
 
-// Inputs: the token, qkv, z, a and b, then the layer's conv, a_log, dt_bias and norm.
-class GatedDeltaStep final : public CachePrimitive {
- public:
-  GatedDeltaStep(Delta delta, CellRows rows, size_t offset, Workers workers)
-      : CachePrimitive("gated_delta"),
-        delta_(std::move(delta)),
-        rows_(std::move(rows)),
-        offset_(offset),
-        workers_(std::move(workers)) {}
+struct GatedDeltaStep {
+  static constexpr Results kResults = Results::token;
+  Delta delta;
+  CellRows rows;
+  size_t offset;
+  Workers workers;
 
-  void eval_cpu(const std::vector<mx::array>& in, std::vector<mx::array>& out) override {
-    out[0].copy_shared_buffer(in[0]);
-    allocate(out[1]);
-    std::vector<mx::array> arrays;
-    for (const mx::array& x : in) {
-      arrays.push_back(mx::array::unsafe_weak_copy(x));
+  // in: the token, qkv, z, a and b, then the layer's conv, a_log, dt_bias and norm.
+  void run(const Arrays& in, Arrays& out) const {
+    const auto held = workers->pool.hold();
+    float* const scratch = workers->pool.scratch(
+        std::min(rows->size(), StateRows::kTileRows) * delta->shape.conv_width());
+    const LayerStep step(*delta, offset, in, out.floats(1), workers->kernels, scratch);
+    const auto value_heads = static_cast<size_t>(delta->shape.value_heads);
+    for (const Tile& tile : rows->tiles()) {
+      workers->pool.run_in_groups(
+          step.convolved_heads(), kHeadsPerTask,
+          [&](size_t head, size_t) { step.convolve(tile, head); });
+      workers->pool.run(tile.parts.size() * value_heads, [&](size_t task, size_t) {
+        step.finish(tile, tile.parts[task / value_heads], task % value_heads);
+      });
     }
-    enqueue([delta = delta_, rows = rows_, offset = offset_, workers = workers_,
-             arrays = std::move(arrays),
-             result = mx::array::unsafe_weak_copy(out[1])]() mutable {
-      const auto held = workers->pool.hold();
-      float* const scratch =
-          workers->pool.scratch(std::min(rows->size(), StateRows::kTileRows) *
-                                delta->shape.conv_width());
-      const LayerStep step(
-          *delta, offset, arrays, result.data<float>(), workers->kernels, scratch);
-      const auto value_heads = static_cast<size_t>(delta->shape.value_heads);
-      const size_t convolved = step.convolved_heads();
-      for (const Tile& tile : rows->tiles()) {
-        workers->pool.run((convolved + kHeadsPerTask - 1) / kHeadsPerTask,
-                          [&](size_t task, size_t) {
-          const size_t end = std::min(convolved, (task + 1) * kHeadsPerTask);
-          for (size_t head = task * kHeadsPerTask; head < end; ++head) {
-            step.convolve(tile, head);
-          }
-        });
-        workers->pool.run(tile.parts.size() * value_heads, [&](size_t task, size_t) {
-          step.finish(tile, tile.parts[task / value_heads], task % value_heads);
-        });
-      }
-    });
   }
-
- private:
-  Delta delta_;
-  CellRows rows_;
-  size_t offset_;
-  Workers workers_;
 };
 
 }  // namespace
+
+void DeltaShape::check() const {
+  checked_between("value_heads", value_heads, 1, kMaxHeads);
+  checked_between("key_heads", key_heads, 1, value_heads);
+  check_dim("key_dim", key_dim);
+  check_dim("value_dim", value_dim);
+  checked_between("tail_rows", tail_rows, 1, kMaxTailRows);
+  if (value_heads % key_heads != 0) {
+    throw std::invalid_argument(
+        std::to_string(value_heads) + " value heads cannot share " + std::to_string(key_heads) +
+        " key heads evenly");
+  }
+}
+
+GatedDelta::GatedDelta(
+    const DeltaShape& its_shape, mx::array its_conv, mx::array its_a_log, mx::array its_dt_bias,
+    mx::array its_norm, double its_eps)
+    : shape(its_shape),
+      conv(std::move(its_conv)),
+      a_log(std::move(its_a_log)),
+      dt_bias(std::move(its_dt_bias)),
+      norm(std::move(its_norm)),
+      eps(its_eps) {
+  shape.check();
+  const auto heads = narrowed<int>("value_heads", shape.value_heads);
+  check_float32("conv", conv, {narrowed<int>("taps", shape.tail_rows + 1),
+                                narrowed<int>("conv_width", shape.conv_width())});
+  check_float32("a_log", a_log, {heads});
+  check_float32("dt_bias", dt_bias, {heads});
+  check_float32("norm", norm, {narrowed<int>("value_dim", shape.value_dim)});
+}
+
+void check_state_input(const char* name, const mx::array& x, size_t rows, size_t width) {
+  if (x.ndim() != 2 || static_cast<size_t>(x.shape(0)) != rows ||
+      static_cast<size_t>(x.shape(1)) != width) {
+    throw std::invalid_argument(
+        std::string(name) + " must be [" + std::to_string(rows) + ", " + std::to_string(width) +
+        "], a row for each of the states' rows");
+  }
+}
 
 std::pair<mx::array, mx::array> gated_delta(
     const mx::array& token, const mx::array& qkv, const mx::array& z, const mx::array& a,
@@ -279,12 +307,12 @@ std::pair<mx::array, mx::array> gated_delta(
     throw std::invalid_argument(
         "offset is " + std::to_string(offset) + "; it must be a multiple of 4");
   }
-  auto made = mx::array::make_arrays(
+  const auto results = mx::array::make_arrays(
       {token.shape(), z.shape()}, {token.dtype(), mx::float32},
-      std::make_shared<GatedDeltaStep>(delta, rows, static_cast<size_t>(offset), workers),
+      operation("gated_delta", GatedDeltaStep{delta, rows, static_cast<size_t>(offset), workers}),
       {token, qkv, z, a, b, row_by_row(delta->conv), row_by_row(delta->a_log),
        row_by_row(delta->dt_bias), row_by_row(delta->norm)});
-  return {made[0], made[1]};
+  return {results[0], results[1]};
 }
 
 }  // namespace quire::ops

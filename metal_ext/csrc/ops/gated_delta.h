@@ -1,11 +1,10 @@
 #pragma once
-
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <utility>
 
-#include "core/state_rows.h"
+#include "core/states.h"
 #include "ops/ops.h"
 
 // Gated delta nets: layers that keep a state of constant size of a sequence, in a cell.

@@ -1,211 +1,154 @@
-#include "ops/linear.h"
-
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <stdexcept>
 
 #include "core/checked.h"
 #include "cpu/packing.h"
-#include "mlx/ops.h"
+#include "ops/layers.h"
 #include "ops/multiply.h"
 #include "ops/primitive.h"
 
 namespace quire::ops {
 namespace {
 
-// Inputs as a task reads them: MLX keeps them until it has run.
-struct Arrays {
-  std::vector<mx::array> weak;
+struct Linear {
+  static constexpr Results kResults = Results::rows;
+  Packed packed;
+  std::optional<float> eps;
+  bool adds;
+  Workers workers;
 
-  explicit Arrays(const std::vector<mx::array>& arrays) {
-    for (const mx::array& x : arrays) {
-      weak.push_back(mx::array::unsafe_weak_copy(x));
+  // Memory for all numbers of a product. Where there are several results, each has its heads of
+  // every row, so that it begins beside the one before:
+  //
+  //   row 0  | queries .... | keys .. | values |
+  //   row 1  | queries .... | keys .. | values |
+  Arrays results(std::vector<mx::array>& out) const {
+    if (out.size() == 1) {
+      allocate(out[0]);
+      return Arrays(out);
+    }
+    const int rows = out[0].shape(0);
+    const int outputs = narrowed<int>("outputs", packed->shape().outputs);
+    mx::array joined({rows, outputs}, mx::float32, nullptr, {});
+    allocate(joined);
+    int64_t begin = 0;
+    for (mx::array& part : out) {
+      const bool whole = rows == 1;
+      const mx::Strides strides{outputs, part.shape(2), 1};
+      part.copy_shared_buffer(joined, strides, {whole, whole, false},
+                              whole ? part.size() : joined.size() - begin, begin);
+      begin += int64_t{part.shape(1)} * part.shape(2);
+    }
+    return Arrays(std::move(joined));
+  }
+
+  // in: x, the norm's weight, the residual; the last two where they are wanted.
+  void run(const Arrays& in, Arrays& out) const {
+    const cpu::LinearShape& shape = packed->shape();
+    const float* const norm = eps ? in.floats(1) : nullptr;
+    const float* const residual = adds ? in.back().data<float>() : nullptr;
+    const auto held = workers->pool.hold();
+    const auto rows = static_cast<size_t>(out[0].shape(0));
+    float* const scratch = workers->pool.scratch(
+        multiply_scratch(*packed, std::min(rows, cpu::kMaxRows), *workers));
+    for_each_rows(rows, [&](size_t first, size_t count) {
+      const float* const x = in.floats(0) + first * shape.inputs;
+      const auto make_row = [&](size_t row, float* target) {
+        if (norm != nullptr) {
+          workers->kernels.layer.rms_norm(
+              x + row * shape.inputs, norm, *eps, shape.inputs, target);
+        } else {
+          std::memcpy(target, x + row * shape.inputs, shape.inputs * sizeof(float));
+        }
+      };
+      const size_t at = first * shape.outputs;
+      multiply(*packed, count, make_row, scratch, residual == nullptr ? nullptr : residual + at,
+               out.floats(0) + at, *workers);
+    });
+  }
+};
+
+struct GatedMlp {
+  static constexpr Results kResults = Results::rows;
+  Packed gate_up;
+  Packed down;
+  float eps;
+  Workers workers;
+
+  // in: x, the norm's weight.
+  void run(const Arrays& in, Arrays& out) const {
+    const cpu::LayerKernels& kernels = workers->kernels.layer;
+    const size_t hidden = gate_up->shape().inputs;
+    const size_t inner = down->shape().inputs;
+    const auto rows = static_cast<size_t>(out[0].shape(0));
+    const size_t most = std::min(rows, cpu::kMaxRows);
+    const auto held = workers->pool.hold();
+    const size_t gates = whole_lines(most * 2 * inner);
+    float* const both = workers->pool.scratch(
+        gates + std::max(multiply_scratch(*gate_up, most, *workers),
+                         multiply_scratch(*down, most, *workers)));
+    for_each_rows(rows, [&](size_t first, size_t count) {
+      const float* const x = in.floats(0) + first * hidden;
+      const auto normed = [&](size_t row, float* target) {
+        kernels.rms_norm(x + row * hidden, in.floats(1), eps, hidden, target);
+      };
+      multiply(*gate_up, count, normed, both + gates, nullptr, both, *workers);
+      const auto gated = [&](size_t row, float* target) {
+        const float* const gate = both + row * 2 * inner;
+        kernels.gate(gate, gate + inner, inner, target);
+      };
+      multiply(*down, count, gated, both + gates, x, out.floats(0) + first * hidden, *workers);
+    });
+  }
+};
+
+struct RmsNorm {
+  static constexpr Results kResults = Results::rows;
+  float eps;
+  Workers workers;
+
+  // in: x, the norm's weight.
+  void run(const Arrays& in, Arrays& out) const {
+    const auto n = static_cast<size_t>(out[0].shape(1));
+    for (size_t i = 0; i < out[0].size(); i += n) {
+      workers->kernels.layer.rms_norm(
+          in.floats(0) + i, in.floats(1), eps, n, out.floats(0) + i);
     }
   }
-  const float* floats(size_t i) const { return weak[i].data<float>(); }
 };
 
-// --- linear --------------------------------------------------------------------------------------
+struct PackedRows {
+  static constexpr Results kResults = Results::rows;
+  Packed packed;
+  Workers workers;
 
-// Memory for all numbers of a product. Where there are several results, each has its heads of every
-// row, so that it begins beside the one before:
-//
-//   row 0  | queries .... | keys .. | values |
-//   row 1  | queries .... | keys .. | values |
-mx::array allocate_joined(std::vector<mx::array>& out, size_t outputs) {
-  if (out.size() == 1) {
-    allocate(out[0]);
-    return mx::array::unsafe_weak_copy(out[0]);
-  }
-  const int rows = out[0].shape(0);
-  mx::array joined({rows, narrowed<int>("outputs", outputs)}, mx::float32, nullptr, {});
-  allocate(joined);
-  int64_t begin = 0;
-  for (mx::array& part : out) {
-    const bool whole = rows == 1;
-    const mx::Strides strides{static_cast<int64_t>(outputs), part.shape(2), 1};
-    part.copy_shared_buffer(joined, strides, {whole, whole, false},
-                            whole ? part.size() : joined.size() - begin, begin);
-    begin += int64_t{part.shape(1)} * part.shape(2);
-  }
-  return joined;
-}
-
-class Linear final : public RowsPrimitive {
- public:
-  // Inputs: x, the norm's weight, the residual; the last two where they are wanted.
-  Linear(Packed packed, std::optional<float> eps, bool adds, Workers workers)
-      : RowsPrimitive("linear"),
-        packed_(std::move(packed)),
-        eps_(eps),
-        adds_(adds),
-        workers_(std::move(workers)) {}
-
-  void eval_cpu(const std::vector<mx::array>& in, std::vector<mx::array>& out) override {
-    enqueue([packed = packed_, eps = eps_, adds = adds_, workers = workers_, arrays = Arrays(in),
-             result = allocate_joined(out, packed_->shape().outputs)]() mutable {
-      const cpu::LinearShape& shape = packed->shape();
-      const float* const norm = eps ? arrays.floats(1) : nullptr;
-      const float* const residual = adds ? arrays.floats(eps ? 2 : 1) : nullptr;
-      const auto held = workers->pool.hold();
-      const auto rows = static_cast<size_t>(result.shape(0));
-      float* const scratch = workers->pool.scratch(
-          multiply_scratch(*packed, std::min(rows, cpu::kMaxRows), *workers));
-      for_each_rows(rows, [&](size_t first, size_t count) {
-        const float* const x = arrays.floats(0) + first * shape.inputs;
-        const auto make_row = [&](size_t row, float* target) {
-          if (norm != nullptr) {
-            workers->kernels.layer.rms_norm(
-                x + row * shape.inputs, norm, *eps, shape.inputs, target);
-          } else {
-            std::memcpy(target, x + row * shape.inputs, shape.inputs * sizeof(float));
-          }
-        };
-        const size_t at = first * shape.outputs;
-        multiply(*packed, count, make_row, scratch, residual == nullptr ? nullptr : residual + at,
-                 result.data<float>() + at, *workers);
-      });
-    });
-  }
-
- private:
-  Packed packed_;
-  std::optional<float> eps_;
-  bool adds_;
-  Workers workers_;
-};
-
-// --- a whole MLP ---------------------------------------------------------------------------------
-
-// Inputs: x, the norm's weight.
-class GatedMlp final : public RowsPrimitive {
- public:
-  GatedMlp(Packed gate_up, Packed down, float eps, Workers workers)
-      : RowsPrimitive("gated_mlp"),
-        gate_up_(std::move(gate_up)),
-        down_(std::move(down)),
-        eps_(eps),
-        workers_(std::move(workers)) {}
-
-  void eval_cpu(const std::vector<mx::array>& in, std::vector<mx::array>& out) override {
-    allocate(out[0]);
-    enqueue([gate_up = gate_up_, down = down_, eps = eps_, workers = workers_, arrays = Arrays(in),
-             result = mx::array::unsafe_weak_copy(out[0])]() mutable {
-      const cpu::LayerKernels& kernels = workers->kernels.layer;
-      const size_t hidden = gate_up->shape().inputs;
-      const size_t inner = down->shape().inputs;
-      const auto rows = static_cast<size_t>(result.shape(0));
-      const size_t most = std::min(rows, cpu::kMaxRows);
-      const auto held = workers->pool.hold();
-      const size_t gates = cpu::rounded_up(most * 2 * inner, cpu::kPanelOutputs);
-      float* const both = workers->pool.scratch(
-          gates + std::max(multiply_scratch(*gate_up, most, *workers),
-                           multiply_scratch(*down, most, *workers)));
-      for_each_rows(rows, [&](size_t first, size_t count) {
-        const float* const x = arrays.floats(0) + first * hidden;
-        const auto normed = [&](size_t row, float* target) {
-          kernels.rms_norm(x + row * hidden, arrays.floats(1), eps, hidden, target);
-        };
-        multiply(*gate_up, count, normed, both + gates, nullptr, both, *workers);
-        const auto gated = [&](size_t row, float* target) {
-          const float* const gate = both + row * 2 * inner;
-          kernels.gate(gate, gate + inner, inner, target);
-        };
-        multiply(*down, count, gated, both + gates, x, result.data<float>() + first * hidden,
-                 *workers);
-      });
-    });
-  }
-
- private:
-  Packed gate_up_;
-  Packed down_;
-  float eps_;
-  Workers workers_;
-};
-
-// --- rows ----------------------------------------------------------------------------------------
-
-// Inputs: x, the norm's weight.
-class RmsNorm final : public RowsPrimitive {
- public:
-  RmsNorm(float eps, Workers workers)
-      : RowsPrimitive("rms_norm"), eps_(eps), workers_(std::move(workers)) {}
-
-  void eval_cpu(const std::vector<mx::array>& in, std::vector<mx::array>& out) override {
-    allocate(out[0]);
-    enqueue([eps = eps_, workers = workers_, arrays = Arrays(in),
-             result = mx::array::unsafe_weak_copy(out[0])]() mutable {
-      const auto n = static_cast<size_t>(result.shape(1));
-      for (size_t i = 0; i < result.size(); i += n) {
-        workers->kernels.layer.rms_norm(
-            arrays.floats(0) + i, arrays.floats(1), eps, n, result.data<float>() + i);
+  // in: ids.
+  void run(const Arrays& in, Arrays& out) const {
+    const cpu::LinearShape& shape = packed->shape();
+    const auto held = workers->pool.hold();
+    workers->pool.run(in[0].size(), [&](size_t row, size_t) {
+      const int32_t id = in[0].data<int32_t>()[row];
+      float* const target = out.floats(0) + row * shape.inputs;
+      if (id < 0 || static_cast<size_t>(id) >= shape.outputs) {
+        std::fill_n(target, shape.inputs, std::numeric_limits<float>::quiet_NaN());
+        return;
       }
+      cpu::unpack(shape, packed->data(), static_cast<size_t>(id), target);
     });
   }
-
- private:
-  float eps_;
-  Workers workers_;
-};
-
-class PackedRows final : public RowsPrimitive {
- public:
-  PackedRows(Packed packed, Workers workers)
-      : RowsPrimitive("packed_rows"), packed_(std::move(packed)), workers_(std::move(workers)) {}
-
-  void eval_cpu(const std::vector<mx::array>& in, std::vector<mx::array>& out) override {
-    allocate(out[0]);
-    enqueue([packed = packed_, workers = workers_, ids = mx::array::unsafe_weak_copy(in[0]),
-             result = mx::array::unsafe_weak_copy(out[0])]() mutable {
-      const cpu::LinearShape& shape = packed->shape();
-      const auto held = workers->pool.hold();
-      workers->pool.run(ids.size(), [&](size_t row, size_t) {
-        const int32_t id = ids.data<int32_t>()[row];
-        float* const target = result.data<float>() + row * shape.inputs;
-        if (id < 0 || static_cast<size_t>(id) >= shape.outputs) {
-          std::fill_n(target, shape.inputs, std::numeric_limits<float>::quiet_NaN());
-          return;
-        }
-        cpu::unpack(shape, packed->data(), static_cast<size_t>(id), target);
-      });
-    });
-  }
-
- private:
-  Packed packed_;
-  Workers workers_;
 };
 
 // What a product reads, after a look at it.
 std::vector<mx::array> inputs_of(
-    const mx::array& x, const cpu::LinearShape& shape, const std::optional<Norm>& norm,
+    const mx::array& x, const cpu::LinearShape& shape, const std::optional<mx::array>& norm,
     const std::optional<mx::array>& residual) {
   check_floats("x", x, shape.inputs);
   std::vector<mx::array> in{row_by_row(x)};
   if (norm) {
     check_norm(*norm, shape.inputs);
-    in.push_back(row_by_row(norm->weight));
+    in.push_back(row_by_row(*norm));
   }
   if (residual) {
     check_floats("the residual", *residual, shape.outputs);
@@ -217,11 +160,10 @@ std::vector<mx::array> inputs_of(
   return in;
 }
 
-std::shared_ptr<Linear> primitive_of(
-    const Packed& packed, const std::optional<Norm>& norm,
-    const std::optional<mx::array>& residual, const Workers& workers) {
-  const auto eps = norm ? std::optional(static_cast<float>(norm->eps)) : std::nullopt;
-  return std::make_shared<Linear>(packed, eps, residual.has_value(), workers);
+std::shared_ptr<mx::Primitive> primitive_of(
+    const Packed& packed, bool normed, double eps, bool adds, const Workers& workers) {
+  const auto own = normed ? std::optional(static_cast<float>(eps)) : std::nullopt;
+  return operation("linear", Linear{packed, own, adds, workers});
 }
 
 }  // namespace
@@ -236,27 +178,27 @@ void check_floats(const char* name, const mx::array& x, size_t row_numbers) {
   }
 }
 
-void check_norm(const Norm& norm, size_t numbers) {
-  if (norm.weight.ndim() != 1 || norm.weight.size() != numbers ||
-      norm.weight.dtype() != mx::float32) {
+void check_norm(const mx::array& weight, size_t numbers) {
+  if (weight.ndim() != 1 || weight.size() != numbers || weight.dtype() != mx::float32) {
     throw std::invalid_argument(
         "a norm's weight must be " + std::to_string(numbers) + " float32 numbers");
   }
 }
 
 mx::array linear(
-    const mx::array& x, const Packed& packed, const std::optional<Norm>& norm,
-    const std::optional<mx::array>& residual, const Workers& workers) {
+    const mx::array& x, const Packed& packed, const Workers& workers,
+    const std::optional<mx::array>& norm, double eps, const std::optional<mx::array>& residual) {
   const cpu::LinearShape& shape = packed->shape();
   std::vector<mx::array> in = inputs_of(x, shape, norm, residual);
   return mx::array({x.shape(0), narrowed<int>("outputs", shape.outputs)}, mx::float32,
-                   primitive_of(packed, norm, residual, workers), std::move(in));
+                   primitive_of(packed, norm.has_value(), eps, residual.has_value(), workers),
+                   std::move(in));
 }
 
 std::vector<mx::array> linear_heads(
-    const mx::array& x, const Packed& packed, const std::vector<int64_t>& heads,
-    const std::optional<Norm>& norm, const std::optional<mx::array>& residual,
-    const Workers& workers) {
+    const mx::array& x, const Packed& packed, const Workers& workers,
+    const std::vector<int64_t>& heads, const std::optional<mx::array>& norm, double eps,
+    const std::optional<mx::array>& residual) {
   const cpu::LinearShape& shape = packed->shape();
   std::vector<mx::array> in = inputs_of(x, shape, norm, residual);
   size_t all = 0;
@@ -273,12 +215,12 @@ std::vector<mx::array> linear_heads(
   }
   return mx::array::make_arrays(
       std::move(shapes), std::vector<mx::Dtype>(heads.size(), mx::float32),
-      primitive_of(packed, norm, residual, workers), std::move(in));
+      primitive_of(packed, norm.has_value(), eps, residual.has_value(), workers), std::move(in));
 }
 
 mx::array gated_mlp(
-    const mx::array& x, const Norm& norm, const Packed& gate_up, const Packed& down,
-    const Workers& workers) {
+    const mx::array& x, const mx::array& norm, double eps, const Packed& gate_up,
+    const Packed& down, const Workers& workers) {
   const size_t hidden = gate_up->shape().inputs;
   if (gate_up->shape().outputs != 2 * down->shape().inputs || down->shape().outputs != hidden) {
     throw std::invalid_argument("gate, up and down do not fit each other");
@@ -286,16 +228,18 @@ mx::array gated_mlp(
   check_floats("x", x, hidden);
   check_norm(norm, hidden);
   return mx::array({x.shape(0), narrowed<int>("inputs", hidden)}, mx::float32,
-                   std::make_shared<GatedMlp>(gate_up, down, static_cast<float>(norm.eps), workers),
-                   {row_by_row(x), row_by_row(norm.weight)});
+                   operation("gated_mlp",
+                             GatedMlp{gate_up, down, static_cast<float>(eps), workers}),
+                   {row_by_row(x), row_by_row(norm)});
 }
 
-mx::array rms_norm(const mx::array& x, const Norm& norm, const Workers& workers) {
-  check_floats("x", x, norm.weight.size());
-  check_norm(norm, norm.weight.size());
-  return mx::array({x.shape(0), norm.weight.shape(0)}, mx::float32,
-                   std::make_shared<RmsNorm>(static_cast<float>(norm.eps), workers),
-                   {row_by_row(x), row_by_row(norm.weight)});
+mx::array rms_norm(
+    const mx::array& x, const mx::array& weight, double eps, const Workers& workers) {
+  check_floats("x", x, weight.size());
+  check_norm(weight, weight.size());
+  return mx::array({x.shape(0), weight.shape(0)}, mx::float32,
+                   operation("rms_norm", RmsNorm{static_cast<float>(eps), workers}),
+                   {row_by_row(x), row_by_row(weight)});
 }
 
 mx::array packed_rows(const mx::array& ids, const Packed& packed, const Workers& workers) {
@@ -303,7 +247,7 @@ mx::array packed_rows(const mx::array& ids, const Packed& packed, const Workers&
     throw std::invalid_argument("ids must be int32 [T]");
   }
   return mx::array({ids.shape(0), narrowed<int>("inputs", packed->shape().inputs)}, mx::float32,
-                   std::make_shared<PackedRows>(packed, workers), {row_by_row(ids)});
+                   operation("packed_rows", PackedRows{packed, workers}), {row_by_row(ids)});
 }
 
 }  // namespace quire::ops

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <vector>
 
+#include "ops/primitive.h"
+
 namespace quire::ops {
 namespace {
 
@@ -12,9 +14,6 @@ constexpr size_t kTaskBytes = size_t{256} << 10;
 constexpr size_t kFewRows = 16;
 // Rows that one task prepares at most.
 constexpr size_t kPreparedRows = 16;
-// Below this many bytes a helper would be woken for less time than waking takes.
-constexpr size_t kParallelBytes = size_t{128} << 10;
-constexpr size_t kLineFloats = 16;
 
 // The scratch of a call: a row that each thread makes, and all of them as the kernels read them.
 struct Scratch {
@@ -23,7 +22,7 @@ struct Scratch {
   std::byte* prepared;
 
   Scratch(const PackedLinear& packed, const CpuWorkers& workers, float* memory)
-      : row_floats(cpu::rounded_up(packed.shape().inputs, kLineFloats)),
+      : row_floats(whole_lines(packed.shape().inputs)),
         rows(memory),
         prepared(reinterpret_cast<std::byte*>(memory + workers.pool.threads() * row_floats)) {}
 };
@@ -77,18 +76,14 @@ void multiply(
   ThreadPool& pool = workers.pool;
   const Scratch scratch(packed, workers, memory);
 
-  const size_t fair = rows / pool.threads();
-  const size_t rows_at_once = std::clamp<size_t>(fair, 1, kPreparedRows);
-  const auto prepare = [&](size_t task, size_t worker) {
-    float* const made = scratch.rows + worker * scratch.row_floats;
-    const size_t end = std::min(rows, (task + 1) * rows_at_once);
-    for (size_t row = task * rows_at_once; row < end; ++row) {
-      make_row(row, made);
-      kernels.prepare(shape, made, row, scratch.prepared);
-    }
+  const size_t rows_at_once = std::clamp<size_t>(rows / pool.threads(), 1, kPreparedRows);
+  const auto prepare = [&](size_t row, size_t worker) {
+    float* const target = scratch.rows + worker * scratch.row_floats;
+    make_row(row, target);
+    kernels.prepare(shape, target, row, scratch.prepared);
   };
   const bool many = kernels.prepared_bytes(shape, rows) >= kParallelBytes;
-  pool.run((rows + rows_at_once - 1) / rows_at_once, prepare, many);
+  pool.run_in_groups(rows, rows_at_once, prepare, many);
 
   const Product product{&shape, packed.data(), scratch.prepared, rows, out, residual};
   multiply_all({&product, 1}, workers);

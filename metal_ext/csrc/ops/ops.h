@@ -1,11 +1,13 @@
 #pragma once
-
+#include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "core/address_range.h"
-#include "core/copy_counter.h"
 #include "core/row_table.h"
 #include "core/thread_pool.h"
 #include "cpu/dispatch.h"
@@ -40,7 +42,40 @@ struct Layer {
   mx::Dtype type;
 };
 
+// How many K and V bytes block_copy has copied: the promise "nothing is copied when a sequence
+// joins, leaves or grows" is read off it.
+class CopyCounter {
+ public:
+  void add(uint64_t bytes) { bytes_.fetch_add(bytes, std::memory_order_relaxed); }
+  uint64_t bytes() const { return bytes_.load(std::memory_order_relaxed); }
+
+ private:
+  std::atomic<uint64_t> bytes_{0};
+};
+
+// RMS norms over head_dim. Weights: [head_dim] float32.
+struct QKNorms {
+  mx::array query_weight;
+  mx::array key_weight;
+  double eps;
+};
+
+// How heads turn: of their first 2 * pairs dimensions i and i + pairs against each other, by
+// position * frequencies[i] radians; and what these are multiplied by when they have turned.
+struct RopeTable {
+  // Throws std::invalid_argument where a number is none, or there are more or fewer of them than
+  // any kernel has use for.
+  RopeTable(std::vector<double> frequencies, double magnitude);
+
+  // Throws std::invalid_argument where such heads have fewer dimensions than turn.
+  void check_head_dim(int head_dim) const;
+
+  const std::vector<double> frequencies;  // [pairs]
+  const double magnitude;
+};
+
 using Rows = std::shared_ptr<const RowTable>;
+using Rope = std::shared_ptr<const RopeTable>;
 using Workers = std::shared_ptr<CpuWorkers>;
 
 // keys, values: [T, kv_heads, head_dim] float32 or bfloat16, row i for row i of the table, of which
@@ -48,6 +83,21 @@ using Workers = std::shared_ptr<CpuWorkers>;
 mx::array append(
     const mx::array& token, const mx::array& keys, const mx::array& values, const Rows& rows,
     const Layer& layer, const Workers& workers);
+
+// The angles of the table's rows: [T, 2 * frequencies] float32, all cosines and then all sines,
+// both times the magnitude.
+mx::array rope_angles(
+    const Rows& rows, const Rope& rope, const Workers& workers);
+
+// RMS norm and RoPE (halves) of queries and keys, each where it is given, and append() of keys and
+// values. queries: [T, query_heads, head_dim], keys, values: [T, kv_heads, head_dim], float32 or
+// bfloat16 of any strides; angles: [T, 2 * pairs] float32, of the first dimensions. Returns the
+// next token, and the queries, of their own type.
+std::pair<mx::array, mx::array> project_append(
+    const mx::array& token, const mx::array& queries, const mx::array& keys,
+    const mx::array& values, const std::optional<QKNorms>& norms,
+    const std::optional<mx::array>& angles, const Rows& rows, const Layer& layer,
+    const Workers& workers);
 
 // queries: [R, query_heads, head_dim] for rows [first_row, first_row + R) of the table; each row
 // over all positions up to its own. Returns the same shape and type.

@@ -1,9 +1,10 @@
 #include "ops/packed_linear.h"
 
 #include <sys/mman.h>
+#include <system_error>
 
 #include <cerrno>
-#include <system_error>
+#include <stdexcept>
 
 #include "core/checked.h"
 #include "core/posix_memory.h"
@@ -109,15 +110,13 @@ mx::array readable(const mx::array& x) {
   return plain;
 }
 
-using Groups = std::vector<std::optional<CodeGroups>>;
-
-std::optional<CodeGroups> groups_of(const Groups& codes, size_t i) {
+std::optional<CodeGroups> groups_of(const Codes& codes, size_t i) {
   return codes.empty() ? std::nullopt : codes[i];
 }
 
 // Inputs, and how each weight is stored.
 std::pair<size_t, std::vector<cpu::StoredKind>> checked_kinds(
-    const std::vector<mx::array>& weights, const Groups& codes) {
+    const std::vector<mx::array>& weights, const Codes& codes) {
   if (weights.empty()) {
     throw cannot("it has no weights");
   }
@@ -144,7 +143,7 @@ mx::array below_each_other(const mx::array& x, int experts) {
 // Packs what was checked: weights that have those of all layers below each other. kinds: of one
 // layer.
 void pack(PackedLayers& packed, const std::vector<cpu::StoredKind>& kinds,
-          const std::vector<mx::array>& weights, const Groups& codes, const Workers& workers) {
+          const std::vector<mx::array>& weights, const Codes& codes, const Workers& workers) {
   const size_t layers = packed.count();
   std::vector<mx::array> read;  // lives as long as what points to it
   std::vector<std::vector<cpu::Weights>> parts(layers);
@@ -205,9 +204,8 @@ size_t packed_bytes(int64_t inputs, const std::vector<MatrixKind>& matrices) {
   return checked_shape(count, kinds).packed_bytes();
 }
 
-Packed pack_linear(
-    const std::vector<mx::array>& weights, const std::vector<std::optional<CodeGroups>>& codes,
-    const Workers& workers, bool exact) {
+std::shared_ptr<PackedLinear> pack_linear(
+    const std::vector<mx::array>& weights, const Codes& codes, const Workers& workers, bool exact) {
   const auto [inputs, kinds] = checked_kinds(weights, codes);
   cpu::LinearShape shape = checked_shape(inputs, kinds);
   shape.activations = exact ? cpu::Activations::float32 : workers->activations;
@@ -216,9 +214,8 @@ Packed pack_linear(
   return packed;
 }
 
-PackedStack pack_experts(
-    const std::vector<mx::array>& weights, const std::vector<std::optional<CodeGroups>>& codes,
-    const Workers& workers) {
+std::shared_ptr<PackedExperts> pack_experts(
+    const std::vector<mx::array>& weights, const Codes& codes, const Workers& workers) {
   if (weights.empty()) {
     throw cannot("it has no weights");
   }
@@ -228,7 +225,7 @@ PackedStack pack_experts(
   for (const mx::array& its : weights) {
     rows.push_back(flat(its));
   }
-  std::vector<std::optional<CodeGroups>> groups;
+  Codes groups;
   for (const auto& its : codes) {
     groups.emplace_back();
     if (its) {

@@ -1,5 +1,4 @@
 #pragma once
-
 #include <cstddef>
 #include <memory>
 #include <optional>
@@ -58,19 +57,20 @@ struct CodeGroups {
   int64_t group;                    // 32, 64 or 128
 };
 
+// Of each weight; or empty, where all are plain.
+using Codes = std::vector<std::optional<CodeGroups>>;
+
 // weights: [outputs, inputs] each, float32, bfloat16 or float16, or uint32 where there are codes;
 // several stand one behind the other as one layer. All evaluated. float16 is read as float32.
-// codes: of each weight; or empty, where all are plain. exact: whether x is never rounded.
-// Throws std::invalid_argument for shapes and types that cannot be packed.
-Packed pack_linear(
-    const std::vector<mx::array>& weights, const std::vector<std::optional<CodeGroups>>& codes,
-    const Workers& workers, bool exact);
+// exact: whether x is never rounded. Throws std::invalid_argument for shapes and types that cannot
+// be packed.
+std::shared_ptr<PackedLinear> pack_linear(
+    const std::vector<mx::array>& weights, const Codes& codes, const Workers& workers, bool exact);
 
 // The same of stacks: weights [experts, outputs, inputs], scales and biases [experts, outputs,
 // inputs / group].
-PackedStack pack_experts(
-    const std::vector<mx::array>& weights, const std::vector<std::optional<CodeGroups>>& codes,
-    const Workers& workers);
+std::shared_ptr<PackedExperts> pack_experts(
+    const std::vector<mx::array>& weights, const Codes& codes, const Workers& workers);
 
 // One of a layer's matrices, before it is read. numbers: plain ones' type, or scales'.
 struct MatrixKind {

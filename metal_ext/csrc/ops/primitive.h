@@ -1,5 +1,4 @@
 #pragma once
-
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -12,10 +11,17 @@
 #include "mlx/ops.h"
 #include "mlx/primitives.h"
 #include "mlx/stream.h"
+#include "ops/ops.h"
 
+// How an operation on the CPU becomes a node of MLX's graph.
 namespace quire::ops {
 
-namespace mx = mlx::core;
+// Floats of a cache line: intermediate results begin on one.
+constexpr size_t kLineFloats = 16;
+// Below this many bytes of numbers a helper would be woken for less time than waking takes.
+constexpr size_t kParallelBytes = size_t{128} << 10;
+
+constexpr size_t whole_lines(size_t floats) { return cpu::rounded_up(floats, kLineFloats); }
 
 // Gives a result its memory. Throws std::runtime_error where the system has none: MLX's allocator
 // does not look, and what is written then is written to address 0.
@@ -28,13 +34,42 @@ inline void allocate(mx::array& result) {
   result.set_data(std::move(memory));
 }
 
-// What the operations on the CPU share.
-class CachePrimitive : public mx::Primitive {
+// Inputs or results as a task has them: MLX keeps them until it has run.
+class Arrays {
  public:
-  CachePrimitive(const char* name)
-      : Primitive(mx::default_stream(mx::default_device())), name_(name) {}
+  explicit Arrays(const std::vector<mx::array>& arrays) {
+    for (const mx::array& x : arrays) {
+      arrays_.push_back(mx::array::unsafe_weak_copy(x));
+    }
+  }
+  explicit Arrays(mx::array kept) : arrays_{std::move(kept)} {}
+
+  size_t size() const { return arrays_.size(); }
+  const mx::array& operator[](size_t i) const { return arrays_[i]; }
+  mx::array& operator[](size_t i) { return arrays_[i]; }
+  const mx::array& back() const { return arrays_.back(); }
+  const float* floats(size_t i) const { return arrays_[i].data<float>(); }
+  float* floats(size_t i) { return arrays_[i].data<float>(); }
+
+ private:
+  std::vector<mx::array> arrays_;
+};
+
+// What an operation gives.
+enum class Results {
+  rows,   // arrays that lie row by row, as row_by_row() wants them
+  plain,  // any others
+  token,  // first the cache token that came first in
+};
+
+// The base of all operations on the CPU.
+class CpuPrimitive : public mx::Primitive {
+ public:
+  explicit CpuPrimitive(const char* name, bool gives_rows = false)
+      : Primitive(mx::default_stream(mx::default_device())), name_(name), gives_rows_(gives_rows) {}
 
   const char* name() const override { return name_; }
+  bool gives_rows() const { return gives_rows_; }
 
   void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) override {
     throw std::runtime_error(
@@ -43,23 +78,49 @@ class CachePrimitive : public mx::Primitive {
         "(mlx.core.set_default_device(mlx.core.cpu))");
   }
 
- protected:
-  // Runs task on the CPU stream's thread after everything that was queued before. The task keeps
-  // what it captures alive; inputs and outputs are kept by MLX until it has run.
-  template <class Task>
-  void enqueue(Task task) {
-    mx::cpu::get_command_encoder(stream()).dispatch(std::move(task));
+ private:
+  const char* name_;
+  bool gives_rows_;
+};
+
+// An operation that is one task: work.run(inputs, results) runs on the CPU stream's thread after
+// everything that was queued before. The task keeps the work alive. Work::kResults is what it
+// gives; results(out), where the work has that, gives results their memory in its own way.
+template <class Work>
+class Operation final : public CpuPrimitive {
+ public:
+  Operation(const char* name, Work work)
+      : CpuPrimitive(name, Work::kResults == Results::rows), work_(std::move(work)) {}
+
+  void eval_cpu(const std::vector<mx::array>& in, std::vector<mx::array>& out) override {
+    mx::cpu::get_command_encoder(stream()).dispatch(
+        [work = work_, inputs = Arrays(in), results = results_of(in, out)]() mutable {
+          work.run(inputs, results);
+        });
   }
 
  private:
-  const char* name_;
+  Arrays results_of(const std::vector<mx::array>& in, std::vector<mx::array>& out) const {
+    if constexpr (requires { work_.results(out); }) {
+      return work_.results(out);
+    }
+    constexpr bool kHasToken = Work::kResults == Results::token;
+    if (kHasToken) {
+      out[0].copy_shared_buffer(in[0]);
+    }
+    for (size_t i = kHasToken ? 1 : 0; i < out.size(); ++i) {
+      allocate(out[i]);
+    }
+    return Arrays(out);
+  }
+
+  Work work_;
 };
 
-// An operation whose result lies row by row, where it has one alone.
-class RowsPrimitive : public CachePrimitive {
- public:
-  using CachePrimitive::CachePrimitive;
-};
+template <class Work>
+std::shared_ptr<mx::Primitive> operation(const char* name, Work work) {
+  return std::make_shared<Operation<Work>>(name, std::move(work));
+}
 
 // x as tasks read it, row by row. What is known to lie so is no further node of the graph: for each
 // of them MLX queues two tasks, of which a layer would have more than of its own.
@@ -67,9 +128,16 @@ inline mx::array row_by_row(const mx::array& x) {
   if (x.status() != mx::array::Status::unscheduled) {
     return x.flags().row_contiguous ? x : mx::contiguous(x);
   }
-  const bool is_known = x.siblings().empty() && x.has_primitive() &&
-                        dynamic_cast<const RowsPrimitive*>(&x.primitive()) != nullptr;
-  return is_known ? x : mx::contiguous(x);
+  if (!x.siblings().empty() || !x.has_primitive()) {
+    return mx::contiguous(x);
+  }
+  const auto* primitive = dynamic_cast<const CpuPrimitive*>(&x.primitive());
+  return primitive != nullptr && primitive->gives_rows() ? x : mx::contiguous(x);
 }
+
+// Row `row` of x [rows, heads, head_dim] as float32 [heads * head_dim]: x's own memory where it is
+// that already, otherwise copied into `copy`.
+const float* row_as_floats(
+    const mx::array& x, size_t row, const cpu::Kernels& kernels, float* copy);
 
 }  // namespace quire::ops

@@ -10,8 +10,6 @@
 #include <sys/auxv.h>
 #endif
 
-#include "cpu/head_dims.h"
-
 namespace quire::cpu {
 
 #if defined(__x86_64__)

@@ -14,8 +14,6 @@
 #include <arm_neon.h>
 #endif
 
-#include "cpu/head_dims.h"
-
 // Compiled once per instruction set, with QUIRE_ISA naming it and QUIRE_LANES its floats per
 // vector. What is included below stands in that set's own namespace. Nothing from the standard
 // library that is a function may be called here or there: the linker keeps one copy of an inline
@@ -34,7 +32,6 @@ constexpr size_t kSumRegisters = 8;
 constexpr size_t kTallSums = 12;
 #endif
 
-#include "cpu/numbers.h"
 #include "cpu/softmax.h"
 #include "cpu/decode.h"
 #include "cpu/chunk.h"
@@ -42,7 +39,7 @@ constexpr size_t kTallSums = 12;
 #include "cpu/delta.h"
 #include "cpu/choose.h"
 #include "cpu/multiply.h"
-#include "cpu/digits.h"
+#include "cpu/fixed_point.h"
 #if defined(QUIRE_DOTS)
 #include "cpu/multiply_codes_dots.h"
 #endif
@@ -50,29 +47,83 @@ constexpr size_t kTallSums = 12;
 #include "cpu/multiply_bfloat16.h"
 #endif
 #if defined(__AMX_INT8__)
-#include "cpu/tiles.h"
 #include "cpu/multiply_amx.h"
 #include "cpu/multiply_codes_amx.h"
 #endif
-#include "cpu/multiply_any.h"
 
-void finish(const HeadShape& shape, const float* partials, size_t count, float* out) {
-  const size_t size = Partial::floats(shape.query_heads, shape.head_dim);
-  float joined[kMaxHeadDim];
-  for (size_t head = 0; head < shape.query_heads; ++head) {
-    float highest = kNoScore;
-    float weight = 0.0f;
-    for (size_t i = 0; i < shape.head_dim; ++i) {
-      joined[i] = 0.0f;
-    }
-    for (size_t p = 0; p < count; ++p) {
-      const Partial part =
-          Partial::at(const_cast<float*>(partials) + p * size, shape.query_heads);
-      join(highest, weight, joined, part.highest[head], part.weight[head],
-           part.values + head * shape.head_dim, shape.head_dim);
-    }
-    divide(shape.type, joined, weight, shape.head_dim, out + head * shape.head_dim);
+// --- the product for a layer, of those that the set has ------------------------------------------
+
+#if defined(QUIRE_DOTS)
+template <size_t Bits>
+void multiply_codes(const CodeCall& call, size_t first, size_t panels) {
+#if defined(__AMX_INT8__)
+  // With fewer rows the unit takes longer than vectors do: it stores whole tiles.
+  constexpr size_t kLeastTileRows = 5;
+  if (call.rows >= kLeastTileRows) {
+    for_panel_runs(first, panels, [&](size_t from, size_t count) {
+      multiply_code_tiles<Bits>(call, from, count);
+    });
+    _tile_release();
+    return;
   }
+#endif
+  multiply_codes_by_rows<Bits>(call, first, panels);
+}
+#endif
+
+size_t prepared_bytes(const LinearShape& shape, size_t rows) {
+  if (limbs_of(shape) > 0) {
+    return rows * fixed_point_row_bytes(shape);
+  }
+#if defined(__AMX_BF16__)
+  if (shape.type == WeightType::bfloat16) {
+    return prepared_tile_bytes(shape, rows);
+  }
+#elif defined(__AVX512BF16__)
+  if (takes_pairs(shape)) {
+    return rows * pair_row_bytes(shape);
+  }
+#endif
+  return row_bytes(shape, rows);
+}
+
+void prepare(const LinearShape& shape, const float* x, size_t row, std::byte* prepared) {
+  if (limbs_of(shape) > 0) {
+    return prepare_fixed_point(shape, x, row, prepared);
+  }
+#if defined(__AMX_BF16__)
+  if (shape.type == WeightType::bfloat16) {
+    return prepare_tiles(shape, x, row, prepared);
+  }
+#elif defined(__AVX512BF16__)
+  if (takes_pairs(shape)) {
+    return prepare_pairs(shape, x, row, prepared);
+  }
+#endif
+  prepare_row(shape, x, row, prepared);
+}
+
+void multiply(
+    const LinearShape& shape, const std::byte* packed, const std::byte* prepared, size_t rows,
+    size_t first, size_t panels, float* out, size_t out_stride) {
+  const ProductCall call{shape, packed, prepared, rows, out, out_stride};
+#if defined(QUIRE_DOTS)
+  if (limbs_of(shape) > 0) {
+    const CodeCall codes{call};
+    return shape.type == WeightType::bits4 ? multiply_codes<4>(codes, first, panels)
+                                           : multiply_codes<8>(codes, first, panels);
+  }
+#endif
+#if defined(__AMX_BF16__)
+  if (shape.type == WeightType::bfloat16) {
+    return multiply_tiles({call}, first, panels);
+  }
+#elif defined(__AVX512BF16__)
+  if (takes_pairs(shape)) {
+    return multiply_pairs(call, first, panels);
+  }
+#endif
+  multiply_added(call, first, panels);
 }
 
 }  // namespace

@@ -1,5 +1,168 @@
-// Linear layers of bfloat16 on a matrix unit. Included inside an instruction set's namespace, as
-// simd.h is.
+// Linear layers on a matrix unit (Intel's AMX), which multiplies bfloat16 and adds float32: its
+// tiles, and x cut for them. Included inside an instruction set's namespace, as simd.h is.
+//
+// A row of x is cut into two bfloat16 parts, whose sum has 16 of float32's 24 bits, and the two are
+// multiplied as rows of their own, whose products are added at the end. A part times a weight is
+// exact. Eight rows make a block of 16 part rows, row r the part rows 2r and 2r + 1:
+//
+//   [padded inputs / 32] tiles of [16 part rows][32] bfloat16
+
+constexpr size_t kParts = 2;
+constexpr size_t kTileRows = 16;  // part rows
+constexpr size_t kBlockRows = kTileRows / kParts;
+constexpr size_t kTileFloats = kTileRows * kPanelOutputs;
+constexpr size_t kTileBytes = kTileFloats * sizeof(float);
+constexpr size_t kTileSums = 4;  // tiles that hold sums
+
+size_t x_block_bytes(const LinearShape& shape) {
+  return shape.padded_inputs() / kInputStep * kTileBytes;
+}
+
+size_t prepared_tile_bytes(const LinearShape& shape, size_t rows) {
+  return rounded_up(rows, kBlockRows) / kBlockRows * x_block_bytes(shape);
+}
+
+// kInputStep numbers or fewer into two bfloat16 parts; what is missing is zero.
+inline void cut(const float* x, size_t n, uint16_t* upper, uint16_t* lower) {
+  float whole[kInputStep];
+  float rest[kInputStep];
+  for (size_t i = 0; i < kInputStep; ++i) {
+    whole[i] = i < n ? x[i] : 0.0f;
+  }
+  to_bfloat16(whole, upper, kInputStep);
+  from_bfloat16(upper, rest, kInputStep);
+  for (size_t i = 0; i < kInputStep; ++i) {
+    rest[i] = whole[i] - rest[i];
+  }
+  to_bfloat16(rest, lower, kInputStep);
+}
+
+void prepare_tiles(const LinearShape& shape, const float* x, size_t row, std::byte* prepared) {
+  std::byte* const block = prepared + row / kBlockRows * x_block_bytes(shape);
+  auto* parts = reinterpret_cast<uint16_t*>(block) + row % kBlockRows * kParts * kInputStep;
+  for (size_t i = 0; i < shape.inputs; i += kInputStep, parts += kTileRows * kInputStep) {
+    cut(x + i, shape.inputs - i, parts, parts + kInputStep);
+  }
+}
+
+// --- tiles ---------------------------------------------------------------------------------------
+
+// The tiles, by the numbers that the instructions want literally: 0 to 3 are sums, 4 and 5 part
+// rows of x, 6 and 7 weights of a panel. How many rows they have:
+struct alignas(64) TileConfig {
+  uint8_t palette = 1;
+  uint8_t start_row = 0;
+  uint8_t reserved[14] = {};
+  uint16_t row_bytes[16] = {};
+  uint8_t rows[16] = {};
+};
+
+// A block of part rows, and how the four tiles of sums are laid over it: up to 16 by four panels,
+// or up to 32 by two.
+struct Block {
+  size_t row;    // the first row of x
+  size_t count;  // rows of x: 1 to kTileRows
+  bool tall() const { return kParts * count > kTileRows; }
+  size_t panels() const { return tall() ? 2 : 4; }
+  size_t tile_rows(bool second) const {
+    const size_t parts = kParts * count;
+    const size_t first = parts < kTileRows ? parts : kTileRows;
+    return second && tall() ? parts - first : first;
+  }
+  // Where the sums of a part row and a panel are, once they are stored.
+  size_t tile_of(size_t part_row, size_t panel) const {
+    return tall() ? part_row / kTileRows * 2 + panel : panel;
+  }
+  void configure() const {
+    TileConfig config;
+    for (size_t tile = 0; tile < 8; ++tile) {
+      const bool second = tile == 2 || tile == 3 || tile == 5;
+      config.rows[tile] = static_cast<uint8_t>(tile < 6 ? tile_rows(second) : kTileRows);
+      config.row_bytes[tile] = kLineBytes;
+    }
+    _tile_loadconfig(&config);
+  }
+};
+
+// Adds a tile of x, and one of the block behind it, times the weights of the same inputs; w: of
+// every panel.
+template <bool Tall>
+inline void add_tiles(const std::byte* x, size_t next, const std::byte* const* w, size_t at) {
+  _tile_loadd(4, x, kLineBytes);
+  _tile_loadd(6, w[0] + at, kLineBytes);
+  _tile_dpbf16ps(0, 4, 6);
+  _tile_loadd(7, w[1] + at, kLineBytes);
+  _tile_dpbf16ps(1, 4, 7);
+  if constexpr (Tall) {
+    _tile_loadd(5, x + next, kLineBytes);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+  } else {
+    _tile_loadd(6, w[2] + at, kLineBytes);
+    _tile_dpbf16ps(2, 4, 6);
+    _tile_loadd(7, w[3] + at, kLineBytes);
+    _tile_dpbf16ps(3, 4, 7);
+  }
+}
+
+// Asks for the tiles that are read kWeightsAhead bytes after those at `at`.
+template <size_t Panels>
+inline void prefetch_tiles(const std::byte* const* w, size_t at, size_t panel_bytes) {
+  const size_t from = ahead_of(at, panel_bytes, Panels);
+#pragma GCC unroll 4
+  for (size_t i = 0; i < Panels; ++i) {
+#pragma GCC unroll 16
+    for (size_t line = 0; line < kTileBytes; line += kLineBytes) {
+      prefetch_near(w[i] + from + line);
+    }
+  }
+}
+
+// The sums of a block over `steps` times kInputStep inputs.
+struct TileSums {
+  alignas(64) float at[kTileSums][kTileFloats];
+
+  // from_memory: the weights are not in a cache yet.
+  template <bool Tall>
+  void add(const std::byte* x, size_t next, const std::byte* const* w, size_t steps,
+           bool from_memory) {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (size_t step = 0; step < steps; ++step) {
+      if (from_memory) {
+        prefetch_tiles<Tall ? 2 : 4>(w, step * kTileBytes, steps * kTileBytes);
+      }
+      add_tiles<Tall>(x + step * kTileBytes, next, w, step * kTileBytes);
+    }
+    _tile_stored(0, at[0], kLineBytes);
+    _tile_stored(1, at[1], kLineBytes);
+    _tile_stored(2, at[2], kLineBytes);
+    _tile_stored(3, at[3], kLineBytes);
+  }
+  // Of both parts of row `row` of the block.
+  Vec of(const Block& block, size_t row, size_t panel) const {
+    const size_t part = kParts * row;
+    const float* const first =
+        at[block.tile_of(part, panel)] + part % kTileRows * kPanelOutputs;
+    return load(first) + load(first + kPanelOutputs);
+  }
+};
+static_assert(kLanes == kPanelOutputs);
+
+struct TileCall : ProductCall {
+  const std::byte* x_tiles(size_t row, size_t input) const {
+    return x + row / kBlockRows * x_block_bytes(shape) + input / kInputStep * kTileBytes;
+  }
+  // Blocks of rows, each as high as the tiles take it.
+  template <class Body>
+  void for_each_block(const Body& body) const {
+    for (size_t row = 0; row < rows; row += kTileRows) {
+      body(Block{row, rows - row < kTileRows ? rows - row : kTileRows});
+    }
+  }
+};
 
 // Panels [first, first + 1 to 4) of bfloat16 weights. configured: rows that the tiles are as high
 // as, or none; loading how high they are empties the unit.

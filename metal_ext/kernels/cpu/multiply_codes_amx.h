@@ -1,4 +1,4 @@
-// Linear layers of 4 and 8 bits on a matrix unit: codes as they are, times the digits of 16 rows
+// Linear layers of 4 and 8 bits on a matrix unit: codes as they are, times the limbs of 16 rows
 // of x. Included inside an instruction set's namespace, as simd.h is.
 
 // Inputs of a tile of codes: these, or a group if that is less.
@@ -40,7 +40,7 @@ class Slice {
     for (size_t line = 0; line < end; line += kLineBytes) {
       prefetch_near(ahead + line);
     }
-    scales_[p][place(g)] = scales_at<kMostDigits>(shape_, from);
+    scales_[p][place(g)] = scales_at<kMostLimbs>(shape_, from);
     if constexpr (Bits == 4) {
       std::byte* target = split_[p] + place(g) * shape_.group * kPanelOutputs;
       for (size_t line = shape_.scales_bytes(); line < end; line += kLineBytes) {
@@ -70,7 +70,7 @@ class Slice {
   GroupScales scales_[kMostPanels][kSliceInputs / kInputStep];
 };
 
-// The tiles: 0 to 2 are sums, 3 to 5 the digits of x, 6 codes.
+// The tiles: 0 to 2 are sums, 3 to 5 the limbs of x, 6 codes.
 void configure_code_tiles(size_t rows, size_t group) {
   const size_t step = group < kCodeStep ? group : kCodeStep;
   TileConfig config;
@@ -81,25 +81,25 @@ void configure_code_tiles(size_t rows, size_t group) {
   _tile_loadconfig(&config);
 }
 
-struct DigitSums {
-  alignas(64) int32_t at[kMostDigits][kTileFloats];
+struct LimbSums {
+  alignas(64) int32_t at[kMostLimbs][kTileFloats];
 };
 
-inline void load_digits(const std::byte* x, size_t stride, size_t group) {
+inline void load_limbs(const std::byte* x, size_t stride, size_t group) {
   _tile_loadd(3, x, stride);
   _tile_loadd(4, x + group, stride);
   _tile_loadd(5, x + 2 * group, stride);
 }
 
-// Codes of a group times digits, which are in their tiles if one tile takes a group.
-inline void multiply_digits(const std::byte* x, size_t stride, size_t group,
+// Codes of a group times limbs, which are in their tiles if one tile takes a group.
+inline void multiply_limbs(const std::byte* x, size_t stride, size_t group,
                             const std::byte* codes) {
   _tile_zero(0);
   _tile_zero(1);
   _tile_zero(2);
   for (size_t i = 0; i < group; i += kCodeStep) {
     if (group > kCodeStep) {
-      load_digits(x + i, stride, group);
+      load_limbs(x + i, stride, group);
     }
     _tile_loadd(6, codes + i * kPanelOutputs, kLineBytes);
     _tile_dpbsud(0, 3, 6);
@@ -108,7 +108,7 @@ inline void multiply_digits(const std::byte* x, size_t stride, size_t group,
   }
 }
 
-inline void store_sums(DigitSums& sums) {
+inline void store_sums(LimbSums& sums) {
   _tile_stored(0, sums.at[0], kLineBytes);
   _tile_stored(1, sums.at[1], kLineBytes);
   _tile_stored(2, sums.at[2], kLineBytes);
@@ -134,18 +134,18 @@ void add_code_groups(const CodeCall& call, const Slice<Bits>& slice, size_t row,
   const size_t group = call.shape.group;
   const size_t stride = call.x_stride;
   const size_t panels = slice.panels();
-  DigitSums sums[kUnitsBehind + 1];
+  LimbSums sums[kUnitsBehind + 1];
   Unit behind{from};
-  const auto scale = [&](const DigitSums& made) __attribute__((always_inline)) {
+  const auto scale = [&](const LimbSums& made) __attribute__((always_inline)) {
     const GroupScales weights = slice.scales(behind.group, behind.panel);
     const auto* x = reinterpret_cast<const std::byte*>(call.factors(row, behind.group));
     Vec* total = totals + row * kMostPanels + behind.panel;
     for (size_t r = 0; r < rows; ++r, total += kMostPanels, x += stride) {
-      IntVec digits[kMostDigits];
-      for (size_t digit = 0; digit < kMostDigits; ++digit) {
-        __builtin_memcpy(&digits[digit], made.at[digit] + r * kPanelOutputs, sizeof(IntVec));
+      IntVec limbs[kMostLimbs];
+      for (size_t limb = 0; limb < kMostLimbs; ++limb) {
+        __builtin_memcpy(&limbs[limb], made.at[limb] + r * kPanelOutputs, sizeof(IntVec));
       }
-      *total = add_group<kMostDigits>(digits, weights.scale[0], weights.bias[0],
+      *total = add_group<kMostLimbs>(limbs, weights.scale[0], weights.bias[0],
                                       reinterpret_cast<const GroupFactors*>(x), *total);
     }
     behind.advance(panels);
@@ -153,11 +153,11 @@ void add_code_groups(const CodeCall& call, const Slice<Bits>& slice, size_t row,
   size_t number = 0;
   for (Unit unit{from}; unit.group < to; unit.advance(panels), ++number) {
     begin(unit.group, unit.panel);
-    const std::byte* const digits = call.digits(row, unit.group);
+    const std::byte* const limbs = call.limbs(row, unit.group);
     if (unit.panel == 0 && group <= kCodeStep) {
-      load_digits(digits, stride, group);
+      load_limbs(limbs, stride, group);
     }
-    multiply_digits(digits, stride, group, slice.codes(unit.group, unit.panel));
+    multiply_limbs(limbs, stride, group, slice.codes(unit.group, unit.panel));
     if (number >= kUnitsBehind) {
       scale(sums[(number + 1) % (kUnitsBehind + 1)]);
     }

@@ -1,14 +1,14 @@
-// Linear layers of 4 and 8 bits by instructions that add products of bytes: 4 codes times 4 digits
+// Linear layers of 4 and 8 bits by instructions that add products of bytes: 4 codes times 4 limbs
 // of x at each output. Included inside an instruction set's namespace, as simd.h is.
 
-// The digits that belong to a part of the codes, at each output.
-inline IntVec four_of(const std::byte* digits, size_t part) {
+// The limbs that belong to a part of the codes, at each output.
+inline IntVec four_of(const std::byte* limbs, size_t part) {
   int32_t four;
-  __builtin_memcpy(&four, digits + 4 * part, sizeof(four));
+  __builtin_memcpy(&four, limbs + 4 * part, sizeof(four));
   return four - IntVec{};
 }
 
-// A sum of codes times a digit at each of kLanes outputs. Products of codes of 4 bits are added in
+// A sum of codes times a limb at each of kLanes outputs. Products of codes of 4 bits are added in
 // 16 bits first where the instructions leave them there: kWordsAtOnce words of them fit,
 // 4 * 2 * 2 * 15 * 127 < 2^15.
 #if defined(__AVX512VNNI__)
@@ -16,9 +16,9 @@ constexpr size_t kWordsAtOnce = 1;
 struct DotSum {
   IntVec sum = {};
   void add(const BitVec* codes, const std::byte* x, size_t part) {
-    const auto digits = reinterpret_cast<__m512i>(four_of(x, part));
+    const auto limbs = reinterpret_cast<__m512i>(four_of(x, part));
     sum = reinterpret_cast<IntVec>(_mm512_dpbusd_epi32(
-        reinterpret_cast<__m512i>(sum), reinterpret_cast<__m512i>(codes[part]), digits));
+        reinterpret_cast<__m512i>(sum), reinterpret_cast<__m512i>(codes[part]), limbs));
   }
   void close() {}
 };
@@ -26,7 +26,7 @@ struct DotSum {
 constexpr size_t kWordsAtOnce = 1;
 struct DotSum {
   IntVec sum = {};
-  // The digits of all parts at once: the instruction repeats four of them itself.
+  // The limbs of all parts at once: the instruction repeats four of them itself.
   template <size_t Parts>
   void add(const BitVec (&codes)[Parts], const std::byte* x, size_t part) {
     std::conditional_t<Parts == 1, uint32_t, uint64_t> bits;
@@ -52,18 +52,18 @@ struct DotSum {
     near = Shorts{};
   }
 #if defined(__AVX512BW__)
-  static Shorts pairs(BitVec codes, IntVec digits) {
+  static Shorts pairs(BitVec codes, IntVec limbs) {
     return reinterpret_cast<Shorts>(_mm512_maddubs_epi16(reinterpret_cast<__m512i>(codes),
-                                                         reinterpret_cast<__m512i>(digits)));
+                                                         reinterpret_cast<__m512i>(limbs)));
   }
   static IntVec fours(Shorts twos) {
     return reinterpret_cast<IntVec>(
         _mm512_madd_epi16(reinterpret_cast<__m512i>(twos), _mm512_set1_epi16(1)));
   }
 #else
-  static Shorts pairs(BitVec codes, IntVec digits) {
+  static Shorts pairs(BitVec codes, IntVec limbs) {
     return reinterpret_cast<Shorts>(_mm256_maddubs_epi16(reinterpret_cast<__m256i>(codes),
-                                                         reinterpret_cast<__m256i>(digits)));
+                                                         reinterpret_cast<__m256i>(limbs)));
   }
   static IntVec fours(Shorts twos) {
     return reinterpret_cast<IntVec>(
@@ -75,12 +75,12 @@ struct DotSum {
 
 // R rows of x, from `row` on, by P panels. Loops over sums are unrolled at once: otherwise
 // compilers keep the sums in memory.
-template <size_t Bits, size_t Digits, size_t P, size_t R>
+template <size_t Bits, size_t Limbs, size_t P, size_t R>
 [[gnu::noinline]] void multiply_code_rows(const CodeCall& call, size_t first, size_t row) {
   const LinearShape& shape = call.shape;
   const std::byte* const w = call.panel(first);
   const size_t panel_bytes = shape.panel_bytes();
-  const std::byte* digits = call.digits(row, 0);
+  const std::byte* limbs = call.limbs(row, 0);
   const auto ahead = [&](size_t at) __attribute__((always_inline)) {
     const size_t from = ahead_of(at, panel_bytes, P);
     for (size_t p = 0; p < P; ++p) {
@@ -95,7 +95,7 @@ template <size_t Bits, size_t Digits, size_t P, size_t R>
     for (size_t line = 0; line < shape.scales_bytes(); line += kLineBytes, at += kLineBytes) {
       ahead(at);
     }
-    DotSum sums[R][P][kPanelVecs][Digits];
+    DotSum sums[R][P][kPanelVecs][Limbs];
     for (size_t word = 0; word < words; word += kWordsAtOnce) {
       for (size_t near = 0; near < kWordsAtOnce; ++near, at += kLineBytes) {
         ahead(at);
@@ -112,19 +112,19 @@ template <size_t Bits, size_t Digits, size_t P, size_t R>
 #pragma GCC unroll 2
           for (size_t part = 0; part < kCodeParts<Bits>; ++part) {
 #pragma GCC unroll 3
-            for (size_t digit = 0; digit < Digits; ++digit) {
-              const std::byte* const its = digits + r * call.x_stride + digit * shape.group;
+            for (size_t limb = 0; limb < Limbs; ++limb) {
+              const std::byte* const its = limbs + r * call.x_stride + limb * shape.group;
 #pragma GCC unroll 4
               for (size_t p = 0; p < P; ++p) {
 #pragma GCC unroll 4
                 for (size_t v = 0; v < kPanelVecs; ++v) {
-                  sums[r][p][v][digit].add(codes[p][v], its, part);
+                  sums[r][p][v][limb].add(codes[p][v], its, part);
                 }
               }
             }
           }
         }
-        digits += 4 * kCodeParts<Bits>;
+        limbs += 4 * kCodeParts<Bits>;
       }
 #pragma GCC unroll 12
       for (size_t r = 0; r < R; ++r) {
@@ -133,26 +133,26 @@ template <size_t Bits, size_t Digits, size_t P, size_t R>
 #pragma GCC unroll 4
           for (size_t v = 0; v < kPanelVecs; ++v) {
 #pragma GCC unroll 3
-            for (size_t digit = 0; digit < Digits; ++digit) {
-              sums[r][p][v][digit].close();
+            for (size_t limb = 0; limb < Limbs; ++limb) {
+              sums[r][p][v][limb].close();
             }
           }
         }
       }
     }
-    digits += (Digits - 1) * shape.group;
+    limbs += (Limbs - 1) * shape.group;
 #pragma GCC unroll 4
     for (size_t p = 0; p < P; ++p) {
-      const GroupScales weights = scales_at<Digits>(shape, w + p * panel_bytes + scales);
+      const GroupScales weights = scales_at<Limbs>(shape, w + p * panel_bytes + scales);
 #pragma GCC unroll 12
       for (size_t r = 0; r < R; ++r) {
 #pragma GCC unroll 4
         for (size_t v = 0; v < kPanelVecs; ++v) {
-          IntVec wholes[Digits];
-          for (size_t digit = 0; digit < Digits; ++digit) {
-            wholes[digit] = sums[r][p][v][digit].sum;
+          IntVec wholes[Limbs];
+          for (size_t limb = 0; limb < Limbs; ++limb) {
+            wholes[limb] = sums[r][p][v][limb].sum;
           }
-          totals[r][p][v] = add_group<Digits>(wholes, weights.scale[v], weights.bias[v],
+          totals[r][p][v] = add_group<Limbs>(wholes, weights.scale[v], weights.bias[v],
                                               call.factors(row + r, g), totals[r][p][v]);
         }
       }
@@ -165,19 +165,19 @@ template <size_t Bits, size_t Digits, size_t P, size_t R>
   }
 }
 
-// Sums of one digit and a panel, and rows of them: where vectors are whole panels there are
+// Sums of one limb and a panel, and rows of them: where vectors are whole panels there are
 // registers for them, and else it was measured. A panel of arm64's has four: more than 16 sums
-// leave its 32 registers too few for codes and digits; two rows of three digits are worth it.
+// leave its 32 registers too few for codes and limbs; two rows of three limbs are worth it.
 constexpr size_t kDotSums = kLanes == kPanelOutputs ? 24 : kLanes == 8 ? 8 : 4;
 constexpr size_t kDotRows = kLanes == kPanelOutputs ? 12 : kLanes == 8 ? 6 : 4;
 
 template <size_t Bits>
 void multiply_codes_by_rows(const CodeCall& call, size_t first, size_t panels) {
-  with_digits(call.shape, [&](auto digits) {
+  with_limbs(call.shape, [&](auto limbs) {
     const auto multiply = [&]<size_t P, size_t R>(size_t panel, size_t row) {
-      multiply_code_rows<Bits, digits, P, R>(call, panel, row);
+      multiply_code_rows<Bits, limbs, P, R>(call, panel, row);
     };
-    constexpr size_t kRows = (kDotRows + digits - 1) / digits;
-    for_blocks<kDotSums / digits, kRows>(call.rows, first, panels, multiply);
+    constexpr size_t kRows = (kDotRows + limbs - 1) / limbs;
+    for_blocks<kDotSums / limbs, kRows>(call.rows, first, panels, multiply);
   });
 }

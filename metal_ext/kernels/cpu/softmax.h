@@ -52,3 +52,23 @@ inline void join(
   weight = weight * keep + more_weight * take;
   highest = raised;
 }
+
+// Joins the partial results of one row's splits, in order.
+void finish(const HeadShape& shape, const float* partials, size_t count, float* out) {
+  const size_t size = Partial::floats(shape.query_heads, shape.head_dim);
+  float joined[kMaxHeadDim];
+  for (size_t head = 0; head < shape.query_heads; ++head) {
+    float highest = kNoScore;
+    float weight = 0.0f;
+    for (size_t i = 0; i < shape.head_dim; ++i) {
+      joined[i] = 0.0f;
+    }
+    for (size_t p = 0; p < count; ++p) {
+      const Partial part =
+          Partial::at(const_cast<float*>(partials) + p * size, shape.query_heads);
+      join(highest, weight, joined, part.highest[head], part.weight[head],
+           part.values + head * shape.head_dim, shape.head_dim);
+    }
+    divide(shape.type, joined, weight, shape.head_dim, out + head * shape.head_dim);
+  }
+}

@@ -83,16 +83,16 @@ Bench::Step Bench::step(const std::vector<Segment>& segments) {
   const uint64_t epoch = substrate->epochs().start();
   try {
     for (const Segment& segment : segments) {
-      substrate->use(*segment.range, epoch, segment.start, segment.stamps.size());
+      substrate->own(*segment.range).use(epoch, segment.start, segment.stamps.size());
     }
   } catch (const std::exception&) {
     substrate->epochs().abandon(epoch);
     throw;
   }
-  substrate->attach(queue.get());
-  std::vector<MTL::Resource*> used = substrate->unattached();
-  if (substrate->arena() != nullptr) {
-    used.push_back(substrate->arena());
+  substrate->residency().attach(queue.get());
+  std::vector<MTL::Resource*> used = substrate->residency().unattached();
+  if (substrate->kind() == Kind::dense) {
+    used.push_back(substrate->own(*segments.at(0).range).view(0).buffer);
   }
   auto commands = NS::RetainPtr(queue->commandBufferWithUnretainedReferences());
   for (const Segment& segment : segments) {

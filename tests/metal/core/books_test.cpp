@@ -1,10 +1,10 @@
 #include <stdexcept>
 
 #include "check.h"
-#include "core/metal/block_ledger.h"
-#include "core/metal/buffer_plan.h"
 #include "core/metal/capabilities.h"
-#include "core/metal/mapping_queue.h"
+#include "core/metal/device_heap.h"
+#include "core/metal/queues.h"
+#include "core/metal/sparse.h"
 
 namespace quire::metal {
 namespace {

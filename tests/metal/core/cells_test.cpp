@@ -42,14 +42,14 @@ class States {
     Substrate& metal = *bench.substrate;
     const uint64_t epoch = metal.epochs().start();
     try {
-      metal.use(*range_, epoch, 0, 1);
+      metal.own(*range_).use(epoch, 0, 1);
       cells().use(epoch, segments);
     } catch (const std::exception&) {
       metal.epochs().abandon(epoch);
       throw;
     }
-    metal.attach(bench.queue.get());
-    std::vector<MTL::Resource*> used = metal.unattached();
+    metal.residency().attach(bench.queue.get());
+    std::vector<MTL::Resource*> used = metal.residency().unattached();
     if (cells().arena() != nullptr) {
       used.push_back(cells().arena());
     }
@@ -126,7 +126,7 @@ TEST("a buffer of cells is no longer than a residency set, but for dense kernels
 
 TEST("where there are no residency sets, encoders are told of cells") {
   States states(Kind::paged, {.lacks = {"MTLDevice newResidencySetWithDescriptor:error:"}});
-  CHECK(states.bench.substrate->unattached().size() == 2);
+  CHECK(states.bench.substrate->residency().unattached().size() == 2);
   states.finish(states.step({{1, {}, {{1, 0}}}}));
 }
 

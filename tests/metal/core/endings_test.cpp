@@ -2,7 +2,7 @@
 
 #include "bench.h"
 #include "check.h"
-#include "core/metal/mapping_queue.h"
+#include "core/metal/queues.h"
 
 namespace quire::metal {
 namespace {

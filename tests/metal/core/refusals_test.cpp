@@ -237,9 +237,9 @@ TEST("heaps and ranges of different substrates do not mix") {
   CHECK(throws<std::invalid_argument>("not of one substrate", [&] {
     range->map(std::make_shared<SharedHeap>(small_geometry(Kind::sparse)), 0, 0, 1, true);
   }));
-  CHECK(throws<std::invalid_argument>("not of this substrate", [&] { other->view(*range, 0); }));
+  CHECK(throws<std::invalid_argument>("not of this substrate", [&] { other->own(*range); }));
   CHECK(throws<std::invalid_argument>("not of this substrate", [&] {
-    bench.substrate->row_base(host_range, 0);
+    bench.substrate->own(host_range);
   }));
   CHECK(throws<std::out_of_range>("region 4 of 4", [&] { bench.substrate->place(4); }));
 }
@@ -249,23 +249,22 @@ TEST("questions that a kind has no answer to are bugs") {
     Bench bench(Kind::sparse);
     const auto range = bench.substrate->new_range();
     CHECK(throws<std::logic_error>("page table", [&] {
-      bench.substrate->page_addresses(*range, 0);
+      bench.substrate->own(*range).page_addresses(0);
     }));
-    CHECK(bench.substrate->arena() == nullptr);
   }
   {
     Bench bench(Kind::paged);
     const auto range = bench.substrate->new_range();
-    CHECK(throws<std::logic_error>("not contiguous", [&] { bench.substrate->view(*range, 0); }));
+    CHECK(throws<std::logic_error>("not contiguous", [&] { bench.substrate->own(*range).view(0); }));
     CHECK(throws<std::logic_error>("1 blocks was asked for; 0 are mapped", [&] {
-      bench.substrate->page_addresses(*range, 1);
+      bench.substrate->own(*range).page_addresses(1);
     }));
     CHECK(range->region(0) == nullptr);
   }
   Bench bench(Kind::dense);
   const auto range = bench.substrate->new_range();
   CHECK(range->region(0) == nullptr);
-  CHECK(throws<std::logic_error>("without a slice", [&] { bench.substrate->row_base(*range, 0); }));
+  CHECK(throws<std::logic_error>("without a slice", [&] { bench.substrate->own(*range).row_base(0); }));
 }
 
 }  // namespace

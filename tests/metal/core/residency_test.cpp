@@ -160,11 +160,11 @@ TEST("weights are in sets of their own from the start, and stay there") {
     weights.push_back(new_weights(bench, kHeap / 4 * (1 + i)));
     addresses.push_back(weights.back()->gpuAddress());
   }
-  bench.substrate->hold(std::move(weights));
+  bench.substrate->residency().hold(std::move(weights));
   const size_t held = sets(bench);
   CHECK(5 <= held && held <= 7);
   CHECK(throws<std::logic_error>("resident already", [&] {
-    bench.substrate->hold({new_weights(bench, 1)});
+    bench.substrate->residency().hold({new_weights(bench, 1)});
   }));
   std::vector<std::shared_ptr<AddressRange>> ranges;
   for (uint64_t i = 0; i < 40; ++i) {
@@ -183,7 +183,7 @@ TEST("weights leave room for the sets of heaps, however large they are") {
   for (int i = 0; i < 60; ++i) {
     weights.push_back(new_weights(bench, 2 * kHeap));
   }
-  bench.substrate->hold(std::move(weights));
+  bench.substrate->residency().hold(std::move(weights));
   CHECK(sets(bench) == Residency::kMostSets - Residency::kLeftByWeights);
   for (uint64_t i = 0; i < 10; ++i) {
     bench.step({{new_rows(bench).get(), 0, {}, {i}}});
@@ -300,11 +300,11 @@ TEST("where there are no residency sets, none is asked for") {
                 shape.residency.keep = 10s;
                 return shape;
               }());
-  bench.substrate->hold({new_weights(bench, 16)});
+  bench.substrate->residency().hold({new_weights(bench, 16)});
   const auto range = new_rows(bench);
   bench.machine.pass(2s);
   bench.step({{range.get(), 0, {}, {1}}});
-  CHECK(requests(bench) == 0 && bench.substrate->unattached().size() == 1);
+  CHECK(requests(bench) == 0 && bench.substrate->residency().unattached().size() == 1);
 }
 
 }  // namespace

@@ -32,18 +32,18 @@ void check_row(
 
 }  // namespace
 
-RowPlaces::RowPlaces(const Substrate& substrate, const AddressRange& range, size_t tokens)
+RowPlaces::RowPlaces(const Substrate& substrate, AddressRange& range, size_t tokens)
     : geometry_(substrate.geometry()) {
   const size_t per_block = geometry_.tokens_per_block();
   if (substrate.kind() == Kind::paged) {
-    pages_ = substrate.page_addresses(range, (tokens + per_block - 1) / per_block);
+    pages_ = substrate.own(range).page_addresses((tokens + per_block - 1) / per_block);
   }
   for (size_t region = 0; region < geometry_.regions(); ++region) {
     const RegionPlace place = substrate.place(region);
     offsets_.push_back(place.offset);
-    uint64_t base = substrate.row_base(range, place.buffer);
+    uint64_t base = substrate.own(range).row_base(place.buffer);
     if (substrate.kind() == Kind::dense) {
-      base += substrate.arena()->gpuAddress();
+      base += substrate.own(range).view(region).buffer->gpuAddress();
     }
     regions_.push_back(base + place.offset);
   }

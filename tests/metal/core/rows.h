@@ -23,7 +23,7 @@ struct Segment {
 // Where the rows of a sequence stand at the time when a step is encoded, as kernels would be told.
 class RowPlaces {
  public:
-  RowPlaces(const Substrate& substrate, const AddressRange& range, size_t tokens);
+  RowPlaces(const Substrate& substrate, AddressRange& range, size_t tokens);
 
   uint64_t address(size_t region, size_t position) const;
   // Parts of the device's memory that hold rows [first, end) in all regions.

@@ -68,10 +68,10 @@ TEST("a step uses rows in its own epoch, while that is in flight") {
   AddressRange& range = *full.range;
   finish(bench, full.step);
   CHECK(throws<std::logic_error>("epoch 1 is not in flight", [&] {
-    bench.substrate->use(range, full.step.epoch, 0, 1);
+    bench.substrate->own(range).use(full.step.epoch, 0, 1);
   }));
   CHECK(throws<std::logic_error>("epoch 2 is not in flight", [&] {
-    bench.substrate->use(range, full.step.epoch + 1, 0, 1);
+    bench.substrate->own(range).use(full.step.epoch + 1, 0, 1);
   }));
 }
 

@@ -2,8 +2,7 @@
 # than Linux, and a Mac's POSIX heaps are made of it. Included by ../graph/standins.cmake.
 
 add_library(mac_memory OBJECT
-  csrc/core/address_range.cpp csrc/core/geometry.cpp csrc/core/heap.cpp csrc/core/mapper.cpp
-  csrc/core/posix_memory.cpp)
+  csrc/core/address_range.cpp csrc/core/heap.cpp csrc/core/mapper.cpp csrc/core/posix_memory.cpp)
 target_include_directories(mac_memory PRIVATE csrc kernels)
 target_compile_options(mac_memory PRIVATE -U__linux__)
 set_target_properties(mac_memory PROPERTIES

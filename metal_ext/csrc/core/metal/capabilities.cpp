@@ -1,7 +1,8 @@
 #include "core/metal/capabilities.h"
 
-#include <iterator>
 #include <stdexcept>
+
+#include "core/metal/device.h"
 
 namespace quire::metal {
 namespace {
@@ -57,7 +58,7 @@ class Probe {
   explicit Probe(MTL::Device* device) : device_(device) {}
 
   Capabilities run() {
-    const auto pool = NS::TransferPtr(NS::AutoreleasePool::alloc()->init());
+    const auto pool = new_pool();
     describe();
     for (const Kind kind : kAll) {
       demand(kind, device_, "the device", kDeviceAll);
@@ -171,18 +172,6 @@ class Probe {
 };
 
 }  // namespace
-
-const char* name_of(Kind kind) {
-  switch (kind) {
-    case Kind::sparse:
-      return "sparse";
-    case Kind::paged:
-      return "paged";
-    case Kind::dense:
-      return "dense";
-  }
-  throw std::logic_error("no such kind of substrate");
-}
 
 Kind kind_named(const std::string& name) {
   for (const Kind kind : kAll) {

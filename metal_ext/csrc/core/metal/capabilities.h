@@ -1,5 +1,4 @@
 #pragma once
-
 #include <Metal/Metal.hpp>
 
 #include <cstdint>
@@ -7,12 +6,10 @@
 #include <string>
 #include <vector>
 
-#include "core/metal/kind.h"
+#include "core/metal/kernel_text.h"
 
 namespace quire::metal {
 
-// "sparse", "paged", "dense".
-const char* name_of(Kind kind);
 // Throws std::invalid_argument that lists the names.
 Kind kind_named(const std::string& name);
 

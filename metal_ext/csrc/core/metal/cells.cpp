@@ -1,11 +1,9 @@
 #include "core/metal/cells.h"
 
 #include <algorithm>
-#include <cerrno>
 #include <set>
 #include <stdexcept>
 #include <string>
-#include <system_error>
 
 #include "core/checked.h"
 
@@ -43,17 +41,9 @@ Cells::Cells(Context& context, size_t count, size_t cell_bytes, size_t most)
       cell_bytes_(cell_bytes),
       cells_per_buffer_(per_buffer(context, count, cell_bytes, most)),
       uses_(count) {
-  const auto pool = NS::TransferPtr(NS::AutoreleasePool::alloc()->init());
   for (size_t left = count; left > 0;) {
     const size_t cells = std::min(left, cells_per_buffer_);
-    const size_t bytes = cells * cell_bytes;
-    auto buffer = NS::TransferPtr(context.device->newBuffer(
-        bytes, MTL::ResourceStorageModeShared | MTL::ResourceHazardTrackingModeUntracked));
-    if (!buffer) {
-      throw std::system_error(
-          ENOMEM, std::generic_category(), "a GPU buffer of " + std::to_string(bytes) + " bytes");
-    }
-    buffers_.push_back(std::move(buffer));
+    buffers_.push_back(make_shared_buffer(context.device.get(), cells * cell_bytes));
     left -= cells;
   }
   for (const auto& buffer : buffers_) {

@@ -1,10 +1,10 @@
 #include "core/metal/context.h"
 
-#include <cerrno>
 #include <stdexcept>
 #include <string>
-#include <system_error>
 #include <utility>
+
+#include "core/metal/sparse.h"
 
 namespace quire::metal {
 namespace {
@@ -50,11 +50,12 @@ Context::Context(
   }
 }
 
+Context::~Context() = default;
+
 void Context::settle() {
   const auto gather = [this] { residency.gather(); };
   if (residency.crowded() && !epochs.while_idle(health.timeout(), gather)) {
-    throw std::system_error(
-        ENOMEM, std::generic_category(), "a residency set: there was always a step in flight");
+    refuse_memory("a residency set: there was always a step in flight");
   }
   residency.settle();
 }

@@ -1,5 +1,4 @@
 #pragma once
-
 #include <Metal/Metal.hpp>
 
 #include <chrono>
@@ -7,15 +6,15 @@
 #include <mutex>
 
 #include "core/geometry.h"
-#include "core/metal/block_work.h"
-#include "core/metal/bundle.h"
 #include "core/metal/capabilities.h"
+#include "core/metal/device.h"
 #include "core/metal/epochs.h"
-#include "core/metal/health.h"
-#include "core/metal/mapping_queue.h"
+#include "core/metal/queues.h"
 #include "core/metal/residency.h"
 
 namespace quire::metal {
+
+class Bundle;
 
 // What all heaps and ranges of one substrate share. It outlives them.
 struct Context {
@@ -24,6 +23,7 @@ struct Context {
       NS::SharedPtr<MTL::Device> device, Kind kind, const Geometry& geometry,
       bool maps_beside_steps, std::chrono::nanoseconds timeout,
       Residency::Options residency_options);
+  ~Context();
 
   const NS::SharedPtr<MTL::Device> device;
   const Capabilities capabilities;

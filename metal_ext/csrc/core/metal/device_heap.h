@@ -1,15 +1,61 @@
 #pragma once
-
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <mutex>
+#include <vector>
 
 #include "core/heap.h"
-#include "core/metal/block_ledger.h"
 #include "core/metal/context.h"
 
 namespace quire::metal {
+
+// What the substrate knows of every block of one heap: what maps it, who writes it, and since when
+// nobody may. Not thread-safe: the substrate's books have one mutex. All throw std::logic_error.
+//
+//   blank -- writable mapping --> owned -- read-only mapping, its writes complete --> sealed
+//
+// A sealed block is never written. It becomes owned again by a new writable mapping, which needs
+// that nothing maps it any more.
+class BlockLedger {
+ public:
+  explicit BlockLedger(size_t blocks) : blocks_(blocks) {}
+
+  // The blocks stand behind `writer`'s addresses, who alone may write them. Rule: a block gets a
+  // writable mapping only when nothing maps it.
+  void map_writable(size_t first, size_t count, const void* writer);
+  // Rule: a block is shared only when the epoch of its last write is complete, and from then on it
+  // is sealed.
+  void map_read_only(size_t first, size_t count, uint64_t completed_epoch);
+  // One mapping fewer, the writer's if `range` is the writer.
+  void unmap(size_t block, const void* range);
+
+  // Takes a mapping back that did not come about, because the heap's memory was refused.
+  void withdraw(size_t first, size_t count);
+
+  // A step writes it. Rules: only its writer writes a block, and nobody a sealed one.
+  void require_writable(size_t block, const void* writer) const;
+  void write(size_t block, const void* writer, uint64_t epoch);
+  // The epoch of the last write; 0 for none, or one that was waited for.
+  uint64_t written_epoch(size_t block) const { return blocks_[block].written_epoch; }
+
+  size_t mappings() const { return mappings_; }
+  // The heap's memory is gone. Rule: nothing maps it.
+  void forget_all();
+
+ private:
+  struct Block {
+    size_t mappings = 0;
+    bool blank = true;  // since the heap has memory, nobody has had it writable
+    bool sealed = false;
+    const void* writer = nullptr;
+    uint64_t written_epoch = 0;
+  };
+
+  std::vector<Block> blocks_;
+  size_t mappings_ = 0;
+};
 
 // Physical memory of the device. It is released whole, and made again when it is next mapped.
 class DeviceHeap : public Heap {

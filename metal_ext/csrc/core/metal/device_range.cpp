@@ -1,9 +1,10 @@
 #include "core/metal/device_range.h"
 
+#include <system_error>
+
 #include <algorithm>
 #include <stdexcept>
 #include <string>
-#include <system_error>
 
 namespace quire::metal {
 

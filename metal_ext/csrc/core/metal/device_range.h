@@ -1,10 +1,8 @@
 #pragma once
-
 #include <Metal/Metal.hpp>
 
 #include <cstdint>
 #include <memory>
-#include <span>
 #include <vector>
 
 #include "core/address_range.h"
@@ -19,6 +17,15 @@ struct BufferPlace {
   uint64_t offset;
 };
 
+// Blocks of a heap that are to stand behind blocks of a range.
+struct Run {
+  std::shared_ptr<DeviceHeap> heap;
+  size_t heap_block;
+  size_t block;
+  size_t count;
+  bool writable;
+};
+
 // One sequence's addresses on the device, with the rules that hold for every kind. The kinds say
 // how blocks get behind addresses, and where rows are found.
 class DeviceRange : public AddressRange {
@@ -31,6 +38,8 @@ class DeviceRange : public AddressRange {
   const std::shared_ptr<Context>& context() const { return context_; }
 
   // A step that started as `epoch` reads tokens [0, start + count) and writes the last `count`.
+  // Throws std::logic_error where that would write a sealed block, or use tokens whose mapping was
+  // not observed, and std::runtime_error after a failure.
   void use(uint64_t epoch, size_t start, size_t count);
   // The first `tokens` rows of a block of the source, in every region. Mapper's thread.
   void copy_from(DeviceRange& source, size_t source_block, size_t block, size_t tokens);
@@ -43,8 +52,9 @@ class DeviceRange : public AddressRange {
   virtual void drop() {}
 
   // --- where rows are found: what does not apply to a kind throws std::logic_error ---------------
-  virtual uint64_t row_base(size_t buffer) const = 0;
-  virtual BufferPlace view(size_t region) const;
+  virtual uint64_t row_base(size_t buffer) const = 0;  // RowEntry::base of the range's rows
+  virtual BufferPlace view(size_t region) const;       // for arrays that view the region
+  // Paged: GPU addresses of the leading mapped blocks, each as LayerPlace wants it.
   virtual std::vector<uint64_t> page_addresses(size_t blocks) const;
 
  protected:

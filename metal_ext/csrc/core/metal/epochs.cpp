@@ -4,7 +4,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "core/metal/shared_event.h"
+#include "core/metal/device.h"
 
 namespace quire::metal {
 namespace {

@@ -1,5 +1,7 @@
 #include "core/metal/kernel_text.h"
 
+#include <algorithm>
+#include <iterator>
 #include <stdexcept>
 
 #include "metal/arguments.h"
@@ -14,37 +16,18 @@ constexpr int kDeltaDim = 128;
 constexpr Kind kKinds[] = {Kind::sparse, Kind::dense, Kind::paged};
 
 std::string text_of(Number number) {
-  switch (number) {
-    case Number::float32:
-      return "float";
-    case Number::float16:
-      return "half";
-    case Number::bfloat16:
-      return "bfloat";
-  }
-  throw std::logic_error("a number type that no kernel has");
+  constexpr const char* kNames[] = {"float", "half", "bfloat"};
+  return kNames[static_cast<size_t>(number)];
 }
 
-std::string text_of(Kind kind) {
-  switch (kind) {
-    case Kind::sparse:
-      return "sparse";
-    case Kind::dense:
-      return "dense";
-    case Kind::paged:
-      return "paged";
-  }
-  throw std::logic_error("a kind of rows that no kernel has");
-}
+std::string text_of(Kind kind) { return name_of(kind); }
 
 std::string text_of(int head_dim) {
-  for (int known : kHeadDims) {
-    if (head_dim == known) {
-      return std::to_string(head_dim);
-    }
+  if (std::ranges::find(kHeadDims, head_dim) == std::end(kHeadDims)) {
+    throw std::logic_error(
+        "no kernel has a head_dim of " + std::to_string(head_dim) + ": they have 64, 128 or 256");
   }
-  throw std::logic_error(
-      "no kernel has a head_dim of " + std::to_string(head_dim) + ": they have 64, 128 or 256");
+  return std::to_string(head_dim);
 }
 
 // function<arguments...>, and its name function_arguments_... .
@@ -64,17 +47,10 @@ Kernel instance(
   return kernel;
 }
 
-std::string without_indent(std::string_view line) {
-  const size_t first = line.find_first_not_of(" \t");
-  return std::string(first == line.npos ? std::string_view() : line.substr(first));
-}
-
 // Appends a file, after those that it includes by name in quotes, each once.
 void append_file(const std::string& file, std::vector<std::string>& seen, std::string& text) {
-  for (const std::string& name : seen) {
-    if (name == file) {
-      return;
-    }
+  if (std::ranges::find(seen, file) != seen.end()) {
+    return;
   }
   seen.push_back(file);
   std::string_view rest = embedded_text(file);
@@ -82,18 +58,22 @@ void append_file(const std::string& file, std::vector<std::string>& seen, std::s
     const size_t end = rest.find('\n');
     const std::string_view line = rest.substr(0, end);
     rest = end == rest.npos ? std::string_view() : rest.substr(end + 1);
-    const std::string bare = without_indent(line);
     constexpr std::string_view kInclude = "#include \"";
-    if (bare.starts_with(kInclude)) {
-      const size_t quote = bare.find('"', kInclude.size());
-      append_file(bare.substr(kInclude.size(), quote - kInclude.size()), seen, text);
-    } else if (!bare.starts_with("#pragma once")) {
+    if (line.starts_with(kInclude)) {
+      const size_t quote = line.find('"', kInclude.size());
+      append_file(std::string(line.substr(kInclude.size(), quote - kInclude.size())), seen, text);
+    } else if (!line.starts_with("#pragma once")) {
       text.append(line).append("\n");
     }
   }
 }
 
 }  // namespace
+
+const char* name_of(Kind kind) {
+  constexpr const char* kNames[] = {"sparse", "paged", "dense"};
+  return kNames[static_cast<size_t>(kind)];
+}
 
 Kernel append_kernel(Number activations, Number kv, Kind kind) {
   return instance("append.metal", "append", kCopyThreads, activations, kv, kind);

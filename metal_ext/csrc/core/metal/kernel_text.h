@@ -1,14 +1,16 @@
 #pragma once
-
 #include <cstddef>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "core/metal/kind.h"
-
 // The kernels of kernels/metal by name, and the text that each is compiled from at run time.
 namespace quire::metal {
+
+// How a sequence's rows are found: the kernels' three ways (kernels/metal/arguments.h).
+enum class Kind { sparse, paged, dense };
+// "sparse", "paged", "dense".
+const char* name_of(Kind kind);
 
 enum class Number { float32, float16, bfloat16 };
 

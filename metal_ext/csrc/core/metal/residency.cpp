@@ -5,13 +5,109 @@
 #include <utility>
 
 namespace quire::metal {
-namespace {
 
-NS::SharedPtr<NS::AutoreleasePool> new_pool() {
-  return NS::TransferPtr(NS::AutoreleasePool::alloc()->init());
+Heartbeat::Heartbeat(
+    std::chrono::nanoseconds interval, std::chrono::nanoseconds keep, Clock now,
+    std::function<void()> beat)
+    : interval_(interval),
+      keep_(keep),
+      now_(std::move(now)),
+      beat_(std::move(beat)),
+      last_use_(now_() - keep),
+      thread_([this] { run(); }) {}
+
+Heartbeat::~Heartbeat() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
 }
 
-}  // namespace
+void Heartbeat::use() {
+  last_use_ = now_();
+  if (sleeps_) {
+    { const std::lock_guard lock(mutex_); }  // it has come to its wait
+    changed_.notify_all();
+  }
+}
+
+void Heartbeat::run() {
+  std::unique_lock lock(mutex_);
+  while (!stopping_) {
+    if (!in_use()) {
+      sleeps_ = true;
+      changed_.wait(lock, [this] { return stopping_ || in_use(); });
+      sleeps_ = false;
+      continue;
+    }
+    changed_.wait_for(lock, interval_, [this] { return stopping_; });
+    if (!stopping_ && in_use()) {
+      lock.unlock();
+      beat_();
+      lock.lock();
+    }
+  }
+}
+
+ResidentSet::ResidentSet(MTL::Device* device) {
+  const auto descriptor = NS::TransferPtr(MTL::ResidencySetDescriptor::alloc()->init());
+  NS::Error* error = nullptr;
+  set_ = NS::TransferPtr(device->newResidencySet(descriptor.get(), &error));
+  if (!set_) {
+    refuse_memory("the GPU gives no residency set");
+  }
+}
+
+bool ResidentSet::fill(std::deque<Member>& waiting, uint64_t size) {
+  const size_t before = members_.size();
+  const auto fits = [&](uint64_t bytes) { return bytes == 0 || bytes_ + bytes <= size; };
+  while (!waiting.empty() && (members_.empty() || fits(waiting.front().bytes))) {
+    set_->addAllocation(waiting.front().allocation);
+    bytes_ += waiting.front().bytes;
+    members_.push_back(waiting.front());
+    waiting.pop_front();
+  }
+  if (members_.size() == before) {
+    return false;
+  }
+  set_->commit();  // only what was committed counts
+  return true;
+}
+
+bool ResidentSet::holds(const MTL::Allocation* allocation) const {
+  return std::any_of(members_.begin(), members_.end(), [allocation](const Member& member) {
+    return member.allocation == allocation;
+  });
+}
+
+void ResidentSet::put_on(MTL::CommandQueue* queue) {
+  if (queues_.insert(queue).second) {
+    queue->addResidencySet(set_.get());
+  }
+}
+
+void ResidentSet::put_on(MTL4::CommandQueue* queue) {
+  if (mapping_queues_.insert(queue).second) {
+    queue->addResidencySet(set_.get());
+  }
+}
+
+std::vector<ResidentSet::Member> ResidentSet::empty() {
+  for (MTL::CommandQueue* queue : std::exchange(queues_, {})) {
+    queue->removeResidencySet(set_.get());
+  }
+  for (MTL4::CommandQueue* queue : std::exchange(mapping_queues_, {})) {
+    queue->removeResidencySet(set_.get());
+  }
+  set_->endResidency();
+  set_->removeAllAllocations();
+  set_->commit();
+  full = false;
+  bytes_ = 0;
+  return std::exchange(members_, {});
+}
 
 Residency::Residency(MTL::Device* device, const Health& health, const Options& options)
     : device_(device),

@@ -1,21 +1,92 @@
 #pragma once
-
 #include <Metal/Metal.hpp>
 
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <functional>
+#include <limits>
 #include <memory>
 #include <mutex>
+#include <set>
+#include <thread>
 #include <unordered_map>
 #include <vector>
 
-#include "core/metal/health.h"
-#include "core/metal/heartbeat.h"
-#include "core/metal/resident_set.h"
+#include "core/metal/device.h"
 
 namespace quire::metal {
+
+using Clock = std::function<std::chrono::steady_clock::time_point()>;
+
+// Calls a function again and again while something is in use, and for a while after, on a thread of
+// its own.
+class Heartbeat {
+ public:
+  // interval: between calls. keep: how long after the last use.
+  Heartbeat(
+      std::chrono::nanoseconds interval, std::chrono::nanoseconds keep, Clock now,
+      std::function<void()> beat);
+  // Waits for a call that is being made.
+  ~Heartbeat();
+
+  // Any thread; waits for nothing.
+  void use();
+
+ private:
+  bool in_use() const { return now_() - last_use_.load() < keep_; }
+  void run();
+
+  const std::chrono::nanoseconds interval_;
+  const std::chrono::nanoseconds keep_;
+  const Clock now_;
+  const std::function<void()> beat_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::atomic<std::chrono::steady_clock::time_point> last_use_;
+  std::atomic<bool> sleeps_{false};  // until the next use
+  bool stopping_ = false;
+  std::thread thread_;
+};
+
+// One of the device's residency sets, what is in it, and the queues that have it. One thread at a
+// time; but for request(), nothing here may be done while a command in flight has the set, except
+// to give it to a queue.
+class ResidentSet {
+ public:
+  static constexpr uint64_t kAnySize = std::numeric_limits<uint64_t>::max();
+
+  struct Member {
+    const MTL::Allocation* allocation;
+    uint64_t bytes;  // of the working set
+  };
+
+  // Throws std::system_error(ENOMEM) where the device refuses.
+  explicit ResidentSet(MTL::Device* device);
+
+  // Takes members from the front as long as they fit, and one at least into an empty set. False
+  // where that is none.
+  bool fill(std::deque<Member>& waiting, uint64_t size);
+  bool holds(const MTL::Allocation* allocation) const;
+  const std::vector<Member>& members() const { return members_; }
+  // Once per queue, then free.
+  void put_on(MTL::CommandQueue* queue);
+  void put_on(MTL4::CommandQueue* queue);
+  // Off all queues, and empty; returns what was in it.
+  std::vector<Member> empty();
+  const NS::SharedPtr<MTL::ResidencySet>& set() const { return set_; }
+
+  bool full = false;  // so that it stays as it is
+
+ private:
+  NS::SharedPtr<MTL::ResidencySet> set_;
+  std::vector<Member> members_;
+  uint64_t bytes_ = 0;
+  std::set<MTL::CommandQueue*> queues_;
+  std::set<MTL4::CommandQueue*> mapping_queues_;
+};
 
 // Keeps memory resident that kernels reach by address, because the system cannot see such uses, and
 // the weights, because the system forgets what nobody asks for. It is in residency sets, on every

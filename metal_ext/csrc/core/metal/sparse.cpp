@@ -1,16 +1,46 @@
 #include "core/metal/sparse.h"
 
-#include <cerrno>
+#include <algorithm>
+#include <stdexcept>
 #include <string>
-#include <system_error>
 #include <utility>
 
 #include "core/checked.h"
+#include "core/metal/context.h"
 
 namespace quire::metal {
 
+BufferPlan::BufferPlan(const Geometry& geometry, size_t max_buffer_bytes) {
+  const size_t blocks = geometry.blocks_per_range();
+  for (size_t layer = 0; layer < geometry.regions(); layer += 2) {
+    const size_t end = std::min(layer + 2, geometry.regions());
+    size_t layer_bytes = 0;
+    for (size_t region = layer; region < end; ++region) {
+      layer_bytes += geometry.region_block_bytes(region) * blocks;
+    }
+    if (layer_bytes > max_buffer_bytes) {
+      throw std::runtime_error(
+          "a layer's keys and values of one sequence take " + std::to_string(layer_bytes) +
+          " bytes, but a buffer has " + std::to_string(max_buffer_bytes) +
+          " at most; a smaller maximum context is needed");
+    }
+    if (bytes.empty() || bytes.back() + layer_bytes > max_buffer_bytes) {
+      bytes.push_back(0);
+    }
+    for (size_t region = layer; region < end; ++region) {
+      const uint64_t stride = geometry.region_block_bytes(region) * blocks;
+      if (bytes.back() == 0 || runs.back().stride != stride) {
+        runs.push_back({region, 0, stride});
+      }
+      ++runs.back().regions;
+      places.push_back({bytes.size() - 1, bytes.back()});
+      bytes.back() += stride;
+    }
+  }
+}
+
 void PlacementHeap::make() {
-  const auto pool = NS::TransferPtr(NS::AutoreleasePool::alloc()->init());
+  const auto pool = new_pool();
   const auto descriptor = NS::TransferPtr(MTL::HeapDescriptor::alloc()->init());
   descriptor->setType(MTL::HeapTypePlacement);
   descriptor->setStorageMode(MTL::StorageModePrivate);
@@ -20,9 +50,7 @@ void PlacementHeap::make() {
       sparse_page_size(geometry().page_bytes()));
   heap_ = NS::TransferPtr(context()->device->newHeap(descriptor.get()));
   if (!heap_) {
-    throw std::system_error(
-        ENOMEM, std::generic_category(),
-        "a GPU heap of " + std::to_string(geometry().heap_bytes()) + " bytes");
+    refuse_memory("a GPU heap of " + std::to_string(geometry().heap_bytes()) + " bytes");
   }
   context()->residency.add(heap_.get(), geometry().heap_bytes());
 }
@@ -35,16 +63,14 @@ void PlacementHeap::unmake() {
 SparseBufferRange::SparseBufferRange(
     std::shared_ptr<Context> context, std::shared_ptr<const BufferPlan> plan)
     : DeviceRange(std::move(context)), plan_(std::move(plan)) {
-  const auto pool = NS::TransferPtr(NS::AutoreleasePool::alloc()->init());
+  const auto pool = new_pool();
   for (const size_t bytes : plan_->bytes) {
     // Untracked, as MLX's own buffers are: rows are reached by address, which nothing tracks.
     auto buffer = NS::TransferPtr(this->context()->device->newBuffer(
         bytes, MTL::ResourceStorageModePrivate | MTL::ResourceHazardTrackingModeUntracked,
         sparse_page_size(geometry().page_bytes())));
     if (!buffer) {
-      throw std::system_error(
-          ENOMEM, std::generic_category(),
-          "a sparse buffer of " + std::to_string(bytes) + " bytes");
+      refuse_memory("a sparse buffer of " + std::to_string(bytes) + " bytes");
     }
     addresses_.push_back(buffer->gpuAddress());
     buffers_.push_back(std::move(buffer));
@@ -150,6 +176,54 @@ void SparseBufferRange::copy(
     work.push_back(arguments);
   }
   context()->work->copy(work);
+}
+
+void Bundle::add(SparseBufferRange& range, const Run& run) {
+  if (!point_) {
+    point_ = context_.mapping_point("blocks cannot be mapped");
+  }
+  maps_.emplace_back(&range, run);
+}
+
+bool Bundle::has(const SparseBufferRange& range) const {
+  return std::any_of(
+      maps_.begin(), maps_.end(), [&range](const auto& map) { return map.first == &range; });
+}
+
+void Bundle::finish() {
+  const auto maps = std::exchange(maps_, {});
+  const Epochs::Pause point = std::move(point_);
+  if (maps.empty()) {
+    return;
+  }
+  context_.health.require();
+  context_.residency.refresh();
+  for (const auto& [range, run] : maps) {
+    range->begin_map(run);
+  }
+  // Rule: a page is touched only by what is encoded after its mapping was observed.
+  context_.mapping->finish();
+  // Rule: what a new owner can see was zeroed first: pages come with what was last in them.
+  std::vector<BlockArguments> zeros;
+  for (const auto& [range, run] : maps) {
+    if (run.writable) {
+      range->add_zeros(run, zeros);
+    }
+  }
+  if (!zeros.empty()) {
+    context_.work->zero(zeros);
+  }
+  for (const auto& [range, run] : maps) {
+    range->observe(run);
+  }
+}
+
+void Bundle::withdraw() {
+  for (const auto& [range, run] : maps_) {
+    range->withdraw(run);
+  }
+  maps_.clear();
+  point_.reset();
 }
 
 }  // namespace quire::metal

@@ -1,30 +1,16 @@
 #include "core/metal/substrate.h"
 
 #include <algorithm>
-#include <cerrno>
 #include <exception>
 #include <stdexcept>
 #include <string>
-#include <system_error>
-#include <type_traits>
 #include <utility>
 
-#include "core/metal/paged.h"
+#include "core/metal/buffers.h"
 #include "core/metal/sparse.h"
 
 namespace quire::metal {
 namespace {
-
-// Throws std::invalid_argument where the range is of no or another substrate.
-template <class Range>
-auto& own(Range& range, const std::shared_ptr<Context>& context) {
-  using Device = std::conditional_t<std::is_const_v<Range>, const DeviceRange, DeviceRange>;
-  auto* const device_range = dynamic_cast<Device*>(&range);
-  if (device_range == nullptr || device_range->context() != context) {
-    throw std::invalid_argument("the range is not of this substrate");
-  }
-  return *device_range;
-}
 
 // What outlives a substrate that could not end.
 struct Kept {
@@ -91,8 +77,7 @@ std::shared_ptr<Heap> Substrate::new_heap() {
       break;
     case Kind::dense:
       if (heaps_.size() == arena_->slices()) {
-        throw std::system_error(
-            ENOMEM, std::generic_category(),
+        refuse_memory(
             "the dense backend has no more than " + std::to_string(arena_->slices()) + " slices");
       }
       heap = std::make_shared<ArenaHeap>(context_, arena_, heaps_.size());
@@ -138,8 +123,12 @@ void Substrate::require_running() const {
   context_->require_running();
 }
 
-void Substrate::require_own(const AddressRange& range) const {
-  own(range, context_);
+DeviceRange& Substrate::own(AddressRange& range) const {
+  auto* const device_range = dynamic_cast<DeviceRange*>(&range);
+  if (device_range == nullptr || device_range->context() != context_) {
+    throw std::invalid_argument("the range is not of this substrate");
+  }
+  return *device_range;
 }
 
 size_t Substrate::buffers_per_range() const {
@@ -162,26 +151,6 @@ RegionPlace Substrate::place(size_t region) const {
   throw std::logic_error("no such kind of substrate");
 }
 
-uint64_t Substrate::row_base(const AddressRange& range, size_t buffer) const {
-  return own(range, context_).row_base(buffer);
-}
-
-std::vector<uint64_t> Substrate::page_addresses(const AddressRange& range, size_t blocks) const {
-  return own(range, context_).page_addresses(blocks);
-}
-
-MTL::Buffer* Substrate::arena() const {
-  return arena_ == nullptr ? nullptr : arena_->buffer();
-}
-
-BufferPlace Substrate::view(const AddressRange& range, size_t region) const {
-  return own(range, context_).view(region);
-}
-
-void Substrate::use(AddressRange& range, uint64_t epoch, size_t start, size_t count) {
-  own(range, context_).use(epoch, start, count);
-}
-
 void Substrate::finish_mappings() {
   if (context_->bundle != nullptr) {
     context_->bundle->finish();
@@ -200,7 +169,7 @@ void Substrate::commit(Heap& heap) {
 void Substrate::copy_block(
     AddressRange& source, size_t source_block, AddressRange& target, size_t target_block,
     size_t tokens) {
-  own(target, context_).copy_from(own(source, context_), source_block, target_block, tokens);
+  own(target).copy_from(own(source), source_block, target_block, tokens);
 }
 
 // Rule: the end has an order. Steps, then mappings, then residency, then buffers, then heaps; and

@@ -1,23 +1,19 @@
 #pragma once
-
 #include <Metal/Metal.hpp>
 
 #include <chrono>
-#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "core/address_range.h"
 #include "core/heap.h"
-#include "core/metal/buffer_plan.h"
-#include "core/metal/capabilities.h"
+#include "core/metal/buffers.h"
 #include "core/metal/cells.h"
-#include "core/metal/dense.h"
 #include "core/metal/device_range.h"
 #include "core/metal/epochs.h"
+#include "core/metal/sparse.h"
 
 // Device memory on Metal, through metal-cpp alone: no MLX, no Python.
 namespace quire::metal {
@@ -59,48 +55,18 @@ class Substrate {
   // std::logic_error the second time.
   void make_cells(size_t count, size_t cell_bytes);
 
-  // Throws std::invalid_argument where the range is of no or another substrate.
-  void require_own(const AddressRange& range) const;
+  // The range as this substrate's. Throws std::invalid_argument where it is not.
+  DeviceRange& own(AddressRange& range) const;
 
-  // --- for whoever encodes kernels over the rows ------------------------------------------------
-  MTL::Device* device() const { return context_->device.get(); }
   Kind kind() const { return context_->kind; }
   const Geometry& geometry() const { return context_->geometry; }
-  const Capabilities& capabilities() const { return context_->capabilities; }
+  Epochs& epochs() const { return context_->epochs; }
+  Residency& residency() const { return context_->residency; }
+  // Null before make_cells().
+  Cells* cells() const { return cells_.get(); }
   // Buffers per range: a row table has one RowEntry per row and buffer, [buffer][row].
   size_t buffers_per_range() const;
   RegionPlace place(size_t region) const;
-  // RowEntry::base of a range's rows.
-  uint64_t row_base(const AddressRange& range, size_t buffer) const;
-  // Paged: GPU addresses of the range's leading mapped blocks, each as LayerPlace wants it.
-  std::vector<uint64_t> page_addresses(const AddressRange& range, size_t blocks) const;
-  // Dense: the one buffer that kernels bind. Null on sparse and paged.
-  MTL::Buffer* arena() const;
-  // Sparse and dense: where a region lies, for arrays that view it.
-  BufferPlace view(const AddressRange& range, size_t region) const;
-
-  // Null before make_cells().
-  Cells* cells() const { return cells_.get(); }
-
-  Epochs& epochs() { return context_->epochs; }
-  // A step that started as `epoch` reads tokens [0, start + count) of the range and writes the last
-  // `count`. Throws std::logic_error where that would write a sealed block, or use tokens whose
-  // mapping was not observed, std::runtime_error after a failure().
-  void use(AddressRange& range, uint64_t epoch, size_t start, size_t count);
-  // Buffers that steps read beside rows, the weights: kept resident until the end. Once, before the
-  // first step. Throws std::system_error(ENOMEM) where the device refuses.
-  void hold(std::vector<NS::SharedPtr<MTL::Buffer>> buffers) {
-    context_->residency.hold(std::move(buffers));
-  }
-  // Whether what steps need may be resident no more, because nothing ran for a while. Then it is
-  // asked for by the next use(), or before that by refresh(), which may take long.
-  bool lapsed() const { return context_->residency.lapsed(); }
-  void refresh() { context_->residency.refresh(); }
-  // Makes everything resident for a queue on which kernels run over rows in use(), before they are
-  // committed. Free where there is nothing new.
-  void attach(MTL::CommandQueue* queue) { context_->residency.attach(queue); }
-  // Without residency sets (macOS 14): what a compute encoder must be told to use.
-  std::vector<MTL::Resource*> unattached() const { return context_->residency.unattached(); }
 
   // --- for the mapper's thread ------------------------------------------------------------------
   // All maps since the last call are there, and count, when it returns. Nothing to do with

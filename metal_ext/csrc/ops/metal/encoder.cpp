@@ -34,14 +34,9 @@ mx::metal::CommandEncoder& checked_encoder(const mx::Stream& stream, const char*
 Encoder::Encoder(const mx::Stream& stream, const char* operation)
     : stream_(stream), encoder_(checked_encoder(stream, operation)) {}
 
-Encoder::Encoder(const mx::Stream& stream, MetalSubstrate& substrate, const char* operation)
-    : Encoder(stream, operation) {
-  substrate.memory->attach(encoder_.get_command_buffer()->commandQueue());
-  tell_resources(substrate);
-}
-
-void Encoder::tell_resources(MetalSubstrate& substrate) {
-  const auto& resources = substrate.memory->unattached();
+void Encoder::use(MetalSubstrate& substrate) {
+  substrate.memory->residency().attach(encoder_.get_command_buffer()->commandQueue());
+  const auto resources = substrate.memory->residency().unattached();
   if (resources.empty()) {
     return;
   }

@@ -1,18 +1,22 @@
 #pragma once
-
 #include <Metal/Metal.hpp>
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
-#include <map>
 #include <set>
+#include <utility>
+#include <vector>
 
 #include "core/address_range.h"
 #include "core/metal/kernel_text.h"
 #include "core/metal/substrate.h"
+#include "mlx/allocator.h"
 #include "mlx/array.h"
+#include "mlx/device.h"
+#include "mlx/primitives.h"
 #include "mlx/stream.h"
 
 namespace mlx::core::metal {
@@ -41,6 +45,8 @@ struct MetalSubstrate {
   size_t told_resources = 0;
 };
 
+using DeviceMemory = std::shared_ptr<MetalSubstrate>;
+
 // One operation's commands in MLX's command encoder, from within eval_gpu.
 //
 // MLX lets the commands of an encoder run at the same time, and encoders too, except where it sees
@@ -54,11 +60,11 @@ struct MetalSubstrate {
 // Nothing is committed here: MLX holds on to the command buffer across the call.
 class Encoder {
  public:
-  // Of an operation that uses nothing but arrays. Throws std::runtime_error where the stream is not
-  // the device's.
+  // Throws std::runtime_error where the stream is not the device's.
   Encoder(const mx::Stream& stream, const char* operation);
-  // Of one that uses rows.
-  Encoder(const mx::Stream& stream, MetalSubstrate& substrate, const char* operation);
+
+  // The commands use rows of the substrate.
+  void use(MetalSubstrate& substrate);
 
   // The array, where its elements lie in order without gaps; else a copy of it that does, made by a
   // command of MLX's. Before anything is said of the next command.
@@ -88,12 +94,54 @@ class Encoder {
   void signal(MTL::SharedEvent* event, uint64_t value);
 
  private:
-  void tell_resources(MetalSubstrate& substrate);
   void set_bytes(const void* value, size_t count, int index);
 
   const mx::Stream stream_;
   mx::metal::CommandEncoder& encoder_;
   size_t threads_ = 0;  // of a group of the kernel
 };
+
+// An operation on Metal: work.encode(encoder, in, out) encodes its commands. Where the work has
+// `rows`, a step's, these must not have ended; where it has those or a `substrate`, it uses the
+// substrate's memory.
+template <class Work>
+class DeviceOperation final : public mx::Primitive {
+ public:
+  DeviceOperation(const char* name, Work work)
+      : Primitive(mx::default_stream(mx::default_device())), name_(name), work_(std::move(work)) {}
+
+  const char* name() const override { return name_; }
+
+  void eval_gpu(const std::vector<mx::array>& in, std::vector<mx::array>& out) override {
+    if constexpr (requires { work_.rows; }) {
+      work_.rows->require_not_ended(name_);
+    }
+    Encoder encoder(stream(), name_);
+    if constexpr (requires { work_.rows; }) {
+      encoder.use(*work_.rows->substrate());
+    } else if constexpr (requires { work_.substrate; }) {
+      encoder.use(*work_.substrate);
+    }
+    work_.encode(encoder, in, out);
+  }
+  // A CPU stream is refused by the encoder, in the words that say why.
+  void eval_cpu(const std::vector<mx::array>& in, std::vector<mx::array>& out) override {
+    eval_gpu(in, out);
+  }
+
+ private:
+  const char* const name_;
+  const Work work_;
+};
+
+template <class Work>
+std::shared_ptr<mx::Primitive> device_operation(const char* name, Work work) {
+  return std::make_shared<DeviceOperation<Work>>(name, std::move(work));
+}
+
+// Memory of MLX's for a result, or for what an operation computes on the way.
+inline void allocate_on_device(mx::array& result) {
+  result.set_data(mx::allocator::malloc(result.nbytes()));
+}
 
 }  // namespace quire::ops

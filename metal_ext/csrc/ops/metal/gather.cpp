@@ -1,77 +1,56 @@
 #include <stdexcept>
 
 #include "ops/checks.h"
-#include "ops/metal/layer.h"
+#include "ops/metal/layer_rows.h"
 #include "ops/metal/on_device.h"
 #include "ops/metal/ops.h"
-#include "ops/metal/primitive.h"
 
 // What attention over many rows of one sequence reads: its past as one array each of keys and
 // values, copied, or as it lies.
 namespace quire::ops {
 namespace {
 
-class DeviceGather final : public RowsPrimitive {
- public:
-  DeviceGather(
-      DeviceRows rows, const LayerRows& layer, metal::Kernel kernel,
-      metal::GatherArguments arguments)
-      : RowsPrimitive("gather", std::move(rows)),
-        layer_(layer),
-        kernel_(std::move(kernel)),
-        arguments_(arguments) {}
+struct Gather {
+  DeviceRows rows;
+  LayerRows layer;
+  metal::Kernel kernel;
+  metal::GatherArguments arguments;
 
- protected:
   void encode(
-      Encoder& encoder, const std::vector<mx::array>& in, std::vector<mx::array>& out) override {
-    encoder.kernel(kernel_);
+      Encoder& encoder, const std::vector<mx::array>& in, std::vector<mx::array>& out) const {
+    encoder.kernel(kernel);
     encoder.after(in[0]);
-    bind_rows(encoder, rows(), layer_, 0, RowAccess::read);
+    bind_rows(encoder, *rows, layer, 0, RowAccess::read);
     for (int i = 0; i < 2; ++i) {
       mx::array& copy = out[static_cast<size_t>(i)];
-      copy.set_data(mx::allocator::malloc(copy.nbytes()));
+      allocate_on_device(copy);
       encoder.output(copy, 3 + i);
     }
-    encoder.bytes(arguments_, 5);
-    run_over_rows(encoder, arguments_.row_elements, arguments_.tokens);
+    encoder.bytes(arguments, 5);
+    run_over_rows(encoder, arguments.row_elements, arguments.tokens);
   }
-
- private:
-  const LayerRows layer_;
-  const metal::Kernel kernel_;
-  const metal::GatherArguments arguments_;
 };
 
 // Has no command of its own. What reads the view is ordered by the buffer itself, which the append
 // of several rows names as its output (bind_rows); the token orders the view in the graph, and that
 // append behind those before it.
-class DeviceRegionView final : public MetalPrimitive {
- public:
-  DeviceRegionView(
-      std::shared_ptr<AddressRange> range, size_t region, const DeviceMemory& substrate)
-      : MetalPrimitive("region_view", substrate),
-        range_(std::move(range)),
-        region_(region),
-        substrate_(substrate) {}
+struct RegionView {
+  DeviceMemory substrate;
+  std::shared_ptr<AddressRange> range;
+  size_t region;
 
- protected:
-  void encode(Encoder&, const std::vector<mx::array>&, std::vector<mx::array>& out) override {
+  void encode(Encoder&, const std::vector<mx::array>&, std::vector<mx::array>& out) const {
     mx::array& view = out[0];
-    const metal::BufferPlace place = memory().view(*range_, region_);
+    const metal::BufferPlace place = substrate->memory->own(*range).view(region);
     mx::Strides strides(view.strides());
     const mx::array::Flags flags{
         .contiguous = true, .row_contiguous = true, .col_contiguous = view.size() <= 1};
     view.set_data(
         mx::allocator::Data(
             as_mlx_buffer(place.buffer),
-            [range = range_, substrate = substrate_](mx::allocator::Buffer) {}),
+            [range = range, substrate = substrate](mx::allocator::Buffer) {}),
         view.size(), std::move(strides), flags, static_cast<int64_t>(place.offset));
   }
-
- private:
-  const std::shared_ptr<AddressRange> range_;
-  const size_t region_;
-  const DeviceMemory substrate_;
 };
 
 mx::Shape rows_shape(int64_t tokens, int64_t kv_heads, int64_t head_dim) {
@@ -81,7 +60,7 @@ mx::Shape rows_shape(int64_t tokens, int64_t kv_heads, int64_t head_dim) {
 
 }  // namespace
 
-std::pair<mx::array, mx::array> gather(
+std::pair<mx::array, mx::array> device::gather(
     const mx::array& token, const DeviceRows& rows, int64_t segment, int64_t tokens,
     const Layer& layer, int64_t kv_heads, int64_t head_dim, const DeviceMemory& substrate) {
   check_rows_of("gather", *rows, substrate);
@@ -100,15 +79,15 @@ std::pair<mx::array, mx::array> gather(
       place.place, heads.row_elements(), narrowed<uint32_t>("tokens", tokens),
       narrowed<uint32_t>("rows", rows->first_row(number)), 0};
   const mx::Shape shape = rows_shape(tokens, kv_heads, head_dim);
-  auto made = mx::array::make_arrays(
+  const auto results = mx::array::make_arrays(
       {shape, shape}, {layer.type, layer.type},
-      std::make_shared<DeviceGather>(
-          rows, place, metal::gather_kernel(place.kv, place.kind), arguments),
+      device_operation(
+          "gather", Gather{rows, place, metal::gather_kernel(place.kv, place.kind), arguments}),
       {token, rows->entries(), rows->pages()});
-  return {made[0], made[1]};
+  return {results[0], results[1]};
 }
 
-mx::array region_view(
+mx::array device::region_view(
     const mx::array& token, const std::shared_ptr<AddressRange>& range, int64_t region,
     int64_t tokens, int64_t kv_heads, int64_t head_dim, mx::Dtype type,
     const DeviceMemory& substrate) {
@@ -124,11 +103,11 @@ mx::array region_view(
         "region_view of a range of which epoch " + std::to_string(row->second) +
         " has one row: metal_ext.gather copies its rows in order");
   }
-  const auto number = static_cast<size_t>(region);
-  substrate->memory->require_own(*range);
+  substrate->memory->own(*range);
   return mx::array(
       rows_shape(tokens, kv_heads, head_dim), type,
-      std::make_shared<DeviceRegionView>(range, number, substrate), {token});
+      device_operation("region_view", RegionView{substrate, range, static_cast<size_t>(region)}),
+      {token});
 }
 
 }  // namespace quire::ops

@@ -1,5 +1,4 @@
 #pragma once
-
 #include <Metal/Metal.hpp>
 
 #include "mlx/allocator.h"

@@ -1,29 +1,21 @@
 #pragma once
-
 #include <cstdint>
 #include <memory>
 #include <utility>
 #include <vector>
 
 #include "core/address_range.h"
-#include "core/copy_counter.h"
 #include "core/mapper.h"
 #include "mlx/array.h"
 #include "mlx/dtype.h"
 #include "ops/gated_delta.h"
 #include "ops/metal/rows.h"
-#include "ops/metal/state_rows.h"
 #include "ops/ops.h"
-#include "ops/rope.h"
 
 // MLX primitives over the rows of a MetalSubstrate. The rules of the cache token are those of
 // ops/ops.h. Arrays are float32, float16 or bfloat16, layers keep any of these, and head_dim is 64,
 // 128 or 256. What is made after the rows' step_end, or evaluated after it, is a std::logic_error.
-namespace quire::ops {
-
-using DeviceRows = std::shared_ptr<MetalRows>;
-using DeviceStateRows = std::shared_ptr<const MetalStateRows>;
-using DeviceMemory = std::shared_ptr<MetalSubstrate>;
+namespace quire::ops::device {
 
 mx::array append(
     const mx::array& token, const mx::array& keys, const mx::array& values,
@@ -38,7 +30,8 @@ mx::array decode_attention(
 // Returns the new token, and the queries.
 std::pair<mx::array, mx::array> project_append(
     const mx::array& token, const mx::array& queries, const mx::array& keys,
-    const mx::array& values, const std::optional<QKNorms>& norms, const RopeTable* rope,
+    const mx::array& values, const std::optional<QKNorms>& norms,
+    const std::optional<Rope>& rope,
     const DeviceRows& rows, const Layer& layer, const DeviceMemory& substrate);
 
 // The first `tokens` rows of a segment's range: keys and values, [tokens, kv_heads, head_dim] of
@@ -72,8 +65,9 @@ mx::array step_end(
 
 // Queues the copy on the mapper's thread; returns its ticket.
 uint64_t copy_block(
-    Mapper& mapper, const std::shared_ptr<AddressRange>& source, int64_t source_block,
+    const DeviceMemory& substrate, const std::shared_ptr<Mapper>& mapper,
+    const std::shared_ptr<AddressRange>& source, int64_t source_block,
     const std::shared_ptr<AddressRange>& target, int64_t target_block, int64_t tokens,
-    const std::shared_ptr<CopyCounter>& counter, const DeviceMemory& substrate);
+    const std::shared_ptr<CopyCounter>& counter);
 
-}  // namespace quire::ops
+}  // namespace quire::ops::device

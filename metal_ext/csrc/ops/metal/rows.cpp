@@ -1,22 +1,48 @@
 #include "ops/metal/rows.h"
 
 #include <algorithm>
+#include <cstring>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "core/checked.h"
+#include "core/metal/kernel_text.h"
 #include "metal/arguments.h"
-#include "ops/metal/words.h"
+#include "ops/checks.h"
+#include "ops/metal/on_device.h"
+#include "ops/metal/ops.h"
 
 namespace quire::ops {
 namespace {
 
-// What commands over the rows need, whoever has let go of it meanwhile: the substrate, which ends
-// with its last reference, and what stands for its buffers.
+// What commands over rows or cells need, whoever has let go of it meanwhile: the substrate, which
+// ends with its last reference, and what stands for its buffers.
 struct Kept {
   std::shared_ptr<MetalSubstrate> substrate;
-  std::vector<std::vector<mx::array>> written;
+  std::vector<std::vector<mx::array>> stand_ins;
 };
+
+// What the host writes once for the device to read, as an array of 32-bit words. MLX holds it until
+// the commands that read it have run, and `kept` with it.
+template <class T>
+mx::array words_of(const std::vector<T>& values, std::shared_ptr<const void> kept = nullptr) {
+  static_assert(sizeof(T) % sizeof(uint32_t) == 0);
+  const size_t bytes = values.size() * sizeof(T);
+  auto memory = std::make_shared<mx::allocator::Data>(mx::allocator::malloc(bytes));
+  mx::allocator::Buffer buffer = memory->buffer();
+  std::memcpy(buffer.raw_ptr(), values.data(), bytes);
+  return mx::array(
+      mx::allocator::Data(buffer, [memory, kept](mx::allocator::Buffer) {}),
+      {narrowed<int>("words", bytes / sizeof(uint32_t))}, mx::uint32);
+}
+
+// Stands for a buffer in what MLX knows of reads and writes. It has one element, because MLX counts
+// the elements of what a command uses, and gives the commands away early when they are many.
+mx::array stand_in(MTL::Buffer* buffer) {
+  return mx::array(
+      mx::allocator::Data(as_mlx_buffer(buffer), [](mx::allocator::Buffer) {}), {1}, mx::uint8);
+}
 
 }  // namespace
 
@@ -41,8 +67,8 @@ void MetalRows::use_ranges() {
   size_t row = 0;
   for (const Segment& segment : table_.segments()) {
     const auto count = static_cast<size_t>(segment.count);
-    substrate_->memory->use(
-        *segment.range, epoch_, static_cast<size_t>(segment.start), count);
+    substrate_->memory->own(*segment.range)
+        .use(epoch_, static_cast<size_t>(segment.start), count);
     first_rows_.push_back(row);
     row += count;
   }
@@ -60,10 +86,10 @@ void MetalRows::find_entries() {
       metal::RowEntry entry{0, start, narrowed<uint32_t>("pages", pages.size())};
       if (memory.kind() == metal::Kind::paged) {
         const auto addresses =
-            memory.page_addresses(*segment.range, (end + tokens - 1) / tokens);
+            memory.own(*segment.range).page_addresses((end + tokens - 1) / tokens);
         pages.insert(pages.end(), addresses.begin(), addresses.end());
       } else {
-        entry.base = memory.row_base(*segment.range, buffer);
+        entry.base = memory.own(*segment.range).row_base(buffer);
       }
       for (; entry.position < end; ++entry.position) {
         entries.push_back(entry);
@@ -98,7 +124,7 @@ void MetalRows::find_written() {
       if (sparse && segment.count == 1) {
         continue;
       }
-      MTL::Buffer* const buffer = memory.view(*segment.range, region).buffer;
+      MTL::Buffer* const buffer = memory.own(*segment.range).view(region).buffer;
       if (std::find(seen.begin(), seen.end(), buffer) == seen.end()) {
         seen.push_back(buffer);
         stand_ins.push_back(stand_in(buffer));
@@ -177,6 +203,114 @@ void check_rows_of(
     const std::shared_ptr<MetalSubstrate>& substrate) {
   check_substrate_of(rows, substrate);
   rows.require_open(operation);
+}
+
+MetalStateRows::MetalStateRows(
+    std::shared_ptr<MetalRows> rows, const std::vector<metal::CellSegment>& segments)
+    : rows_(std::move(rows)), begun_(rows_->entries()), written_(begun_) {
+  rows_->require_open("state_rows");
+  metal::Cells* const cells = rows_->substrate()->memory->cells();
+  if (cells == nullptr) {
+    throw std::invalid_argument("the substrate has no cells");
+  }
+  size_t count = 0;
+  for (const metal::CellSegment& segment : segments) {
+    count += segment.count;
+  }
+  if (count != rows_->size()) {
+    throw std::invalid_argument(
+        "the segments have " + std::to_string(count) + " rows, and the step has " +
+        std::to_string(rows_->size()));
+  }
+  cells->use(rows_->epoch(), segments);
+  std::vector<metal::DeltaSegment> begun;
+  std::vector<metal::DeltaWrite> written;
+  size_t first = 0;
+  for (const metal::CellSegment& segment : segments) {
+    begun.push_back(
+        {segment.read ? cells->place(*segment.read) : 0, segment.read ? 1u : 0u,
+         narrowed<uint32_t>("rows", first), narrowed<uint32_t>("rows", segment.count),
+         narrowed<uint32_t>("writes", written.size())});
+    for (const metal::CellSegment::Write& write : segment.writes) {
+      written.push_back({cells->place(write.cell), narrowed<uint32_t>("rows", write.rows), 0});
+    }
+    first += segment.count;
+  }
+  segments_ = narrowed<uint32_t>("segments", segments.size());
+  std::vector<std::vector<mx::array>> stand_ins;
+  if (MTL::Buffer* const arena = cells->arena(); arena != nullptr) {
+    arena_ = stand_in(arena);
+    stand_ins.push_back({*arena_});
+  }
+  begun_ = words_of(begun, std::make_shared<const Kept>(rows_->substrate(), std::move(stand_ins)));
+  written_ = words_of(written);
+}
+
+void MetalStateRows::require_room(int64_t offset, size_t bytes) const {
+  checked_run(
+      "bytes of a cell", offset, narrowed<int64_t>("bytes of a state", bytes),
+      cells().cell_bytes());
+}
+
+namespace {
+
+// The command runs behind whatever wrote the arrays, and its encoder behind all encoders before it.
+// It is there so that there is an encoder to wait: one without commands might be left out.
+struct StepEnd {
+  DeviceRows rows;
+
+  void encode(
+      Encoder& encoder, const std::vector<mx::array>& in, std::vector<mx::array>& out) const {
+    const uint64_t epoch = rows->epoch();
+    allocate_on_device(out[0]);
+    encoder.kernel(metal::mark_step_kernel());
+    for (const mx::array& array : in) {
+      encoder.after(array);
+    }
+    encoder.output(out[0], 0);
+    encoder.bytes(epoch, 1);
+    encoder.run_groups(MTL::Size(1, 1, 1));
+    encoder.signal(rows->substrate()->memory->epochs().event(), epoch);
+    rows->end();
+  }
+};
+
+}  // namespace
+
+mx::array device::step_end(
+    const std::vector<mx::array>& arrays, const DeviceRows& rows, const DeviceMemory& substrate) {
+  if (arrays.empty()) {
+    throw std::invalid_argument("step_end needs the arrays that the step computes");
+  }
+  check_rows_of("step_end", *rows, substrate);
+  rows->close();
+  std::vector<mx::array> inputs(arrays);
+  inputs.push_back(rows->entries());
+  if (substrate->newest_end) {
+    inputs.push_back(*substrate->newest_end);
+  }
+  const mx::array end(
+      {1}, mx::uint64, device_operation("step_end", StepEnd{rows}), std::move(inputs));
+  substrate->newest_end = end;
+  substrate->newest_ended = rows->epoch();
+  return end;
+}
+
+uint64_t device::copy_block(
+    const DeviceMemory& substrate, const std::shared_ptr<Mapper>& mapper,
+    const std::shared_ptr<AddressRange>& source, int64_t source_block,
+    const std::shared_ptr<AddressRange>& target, int64_t target_block, int64_t tokens,
+    const std::shared_ptr<CopyCounter>& counter) {
+  substrate->memory->own(*source);
+  substrate->memory->own(*target);
+  const size_t bytes =
+      check_block_copy(*source, source_block, *target, target_block, tokens);
+  return mapper->submit([=] {
+    substrate->memory->copy_block(
+        *source, static_cast<size_t>(source_block), *target, static_cast<size_t>(target_block),
+        static_cast<size_t>(tokens));
+    counter->add(bytes);
+  });
 }
 
 }  // namespace quire::ops

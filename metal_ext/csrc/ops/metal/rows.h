@@ -1,15 +1,18 @@
 #pragma once
-
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
+#include "core/metal/cells.h"
 #include "core/row_table.h"
 #include "mlx/array.h"
 #include "ops/metal/encoder.h"
 
+// The rows of a step and the cells that they use, on the device.
 namespace quire::ops {
 
 // The work of one decode call, cut as the kernels want it.
@@ -82,5 +85,41 @@ void check_substrate_of(
 void check_rows_of(
     const char* operation, const MetalRows& rows,
     const std::shared_ptr<MetalSubstrate>& substrate);
+
+// Which cells the rows of a step begin with and end in, on the device: made once and used by all
+// recurrent layers.
+class MetalStateRows {
+ public:
+  // rows: of the step, whose epoch the cells' uses belong to. segments: of all rows, in their
+  // order. Throws what Cells::use() does, and std::invalid_argument where the substrate has no
+  // cells or the segments are not as many rows.
+  MetalStateRows(
+      std::shared_ptr<MetalRows> rows, const std::vector<metal::CellSegment>& segments);
+
+  const std::shared_ptr<MetalRows>& rows() const { return rows_; }
+  uint32_t segments() const { return segments_; }
+  // Throws std::out_of_range unless a cell has so many bytes behind the offset.
+  void require_room(int64_t offset, size_t bytes) const;
+
+  // DeltaSegment [segments], and DeltaWrite of all of them. The first is an input of every
+  // operation over the rows, as MLX keeps inputs until they have been used, and this one keeps all
+  // else.
+  const mx::array& begun() const { return begun_; }
+  const mx::array& written() const { return written_; }
+  // Dense: stands for the cells' buffer, which kernels bind.
+  const std::optional<mx::array>& arena() const { return arena_; }
+
+ private:
+  const metal::Cells& cells() const { return *rows_->substrate()->memory->cells(); }
+
+  const std::shared_ptr<MetalRows> rows_;
+  uint32_t segments_ = 0;
+  mx::array begun_;
+  mx::array written_;
+  std::optional<mx::array> arena_;
+};
+
+using DeviceRows = std::shared_ptr<MetalRows>;
+using DeviceStateRows = std::shared_ptr<const MetalStateRows>;
 
 }  // namespace quire::ops

@@ -1,0 +1,118 @@
+#pragma once
+#include <Metal/Metal.hpp>
+
+#include <memory>
+#include <vector>
+
+#include "core/metal/device_range.h"
+
+namespace quire::metal {
+
+// An extent: an ordinary buffer, which the CPU reaches too.
+class ExtentHeap final : public DeviceHeap {
+ public:
+  explicit ExtentHeap(std::shared_ptr<Context> context) : DeviceHeap(std::move(context)) {}
+
+  // Of a block of region 0; region r lies heap_region_offset(r) behind it.
+  uint64_t block_address(size_t block) const;
+  // The same memory for the CPU, of a block of any region.
+  std::byte* contents(size_t region, size_t block) const;
+
+ protected:
+  void make() override;
+  void unmake() override;
+
+ private:
+  NS::SharedPtr<MTL::Buffer> buffer_;
+};
+
+// A sequence's addresses as a table: the GPU address of every block. Nothing is mapped on the
+// device, so that it works wherever buffers have addresses.
+class PagedRange final : public DeviceRange {
+ public:
+  explicit PagedRange(std::shared_ptr<Context> context) : DeviceRange(std::move(context)) {}
+
+  std::byte* region(size_t) const override { return nullptr; }  // regions are not contiguous
+  uint64_t row_base(size_t) const override { return 0; }
+  std::vector<uint64_t> page_addresses(size_t blocks) const override;
+
+ protected:
+  bool attach(const Run& run) override;      // the record is the page table
+  void detach(size_t, size_t) override {}
+  void copy(DeviceRange& source, size_t source_block, size_t block, size_t tokens) override;
+
+ private:
+  std::byte* contents(size_t region, size_t block) const;
+};
+
+// Throws std::invalid_argument where regions have rows of different lengths: one address per block
+// could not serve them all.
+void require_equal_rows(const Geometry& geometry);
+
+// One buffer for all sequences, which kernels bind as any other: it needs nothing of the device
+// that every device does not have.
+class Arena {
+ public:
+  // Room for `slices` whole ranges. Throws std::runtime_error where a buffer cannot be that long,
+  // std::system_error(ENOMEM) where the device refuses.
+  Arena(Context& context, size_t slices, size_t max_buffer_bytes);
+
+  MTL::Buffer* buffer() const { return buffer_.get(); }
+  size_t slices() const { return slices_; }
+  void drop() { buffer_.reset(); }
+
+ private:
+  const size_t slices_;
+  NS::SharedPtr<MTL::Buffer> buffer_;
+};
+
+// One slice of the arena: a whole context. It is charged from the start, and given back when the
+// substrate ends.
+class ArenaHeap final : public DeviceHeap {
+ public:
+  ArenaHeap(std::shared_ptr<Context> context, std::shared_ptr<Arena> arena, size_t slice)
+      : DeviceHeap(std::move(context)), arena_(std::move(arena)), slice_(slice) {}
+
+  uint64_t offset() const { return slice_ * geometry().heap_bytes(); }
+  std::byte* contents() const {
+    return static_cast<std::byte*>(arena_->buffer()->contents()) + offset();
+  }
+
+ protected:
+  void make() override {}  // the arena is there
+  void unmake() override {}
+  bool releases() const override { return false; }
+
+ private:
+  const std::shared_ptr<Arena> arena_;
+  const size_t slice_;
+};
+
+// One block that is the whole context: the slice that is mapped is the range.
+class ArenaRange final : public DeviceRange {
+ public:
+  ArenaRange(std::shared_ptr<Context> context, std::shared_ptr<Arena> arena)
+      : DeviceRange(std::move(context)), arena_(std::move(arena)) {}
+
+  // For the CPU: kernels take the arena and row_base(). Null where no slice is mapped.
+  std::byte* region(size_t index) const override;
+  // Bytes from the arena's start. Throws std::logic_error where no slice is mapped.
+  uint64_t row_base(size_t buffer) const override;
+  BufferPlace view(size_t region) const override;
+
+ protected:
+  bool attach(const Run& run) override;
+  void detach(size_t, size_t) override {}
+  void copy(DeviceRange& source, size_t source_block, size_t block, size_t tokens) override;
+  void check_writable(bool writable) const override;
+
+ private:
+  std::shared_ptr<DeviceHeap> slice() const;
+
+  const std::shared_ptr<Arena> arena_;
+};
+
+// Throws std::invalid_argument where a range or a heap is more than one block.
+void require_one_block(const Geometry& geometry);
+
+}  // namespace quire::metal

@@ -1,0 +1,124 @@
+#include "core/states.h"
+
+#include <system_error>
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
+#include "core/checked.h"
+#include "core/posix_memory.h"
+
+namespace quire {
+
+namespace {
+
+size_t whole_pages(int64_t bytes) {
+  const size_t page = system_page_bytes();
+  const size_t least = checked_between("bytes", bytes, 1, StateMemory::kMaxBytes);
+  return (least + page - 1) / page * page;
+}
+
+}  // namespace
+
+// The page behind it stays without memory: a write beyond the end is SIGSEGV.
+StateMemory::StateMemory(int64_t bytes)
+    : bytes_(whole_pages(bytes)), address_(reserve_addresses(bytes_ + system_page_bytes())) {
+  try {
+    map_private_zeros(address_, bytes_);
+  } catch (const std::system_error&) {
+    release_addresses(address_, bytes_ + system_page_bytes());
+    throw;
+  }
+}
+
+StateMemory::~StateMemory() {
+  release_addresses(address_, bytes_ + system_page_bytes());
+}
+
+std::byte* StateMemory::pages_at(int64_t offset, int64_t bytes) const {
+  checked_run("bytes of the memory", offset, bytes, bytes_);
+  const auto page = static_cast<int64_t>(system_page_bytes());
+  if (offset % page != 0 || bytes % page != 0) {
+    throw std::invalid_argument(
+        "[" + std::to_string(offset) + ", " + std::to_string(offset) + " + " +
+        std::to_string(bytes) + ") is not in whole pages of " + std::to_string(page) + " bytes");
+  }
+  return address_ + offset;
+}
+
+void StateMemory::release(int64_t offset, int64_t bytes) {
+  give_back_private(pages_at(offset, bytes), static_cast<size_t>(bytes));
+}
+
+size_t StateMemory::committed(int64_t offset, int64_t bytes) const {
+  return private_committed(pages_at(offset, bytes), static_cast<size_t>(bytes));
+}
+
+StateRows::StateRows(
+    const std::vector<StateSegment>& segments, std::vector<std::shared_ptr<StateMemory>> memories)
+    : memories_(std::move(memories)), room_(StateMemory::kMaxBytes) {
+  if (segments.empty()) {
+    throw std::invalid_argument("rows of states need at least one segment");
+  }
+  for (const StateSegment& segment : segments) {
+    add(segment);
+  }
+}
+
+void StateRows::require_room(int64_t offset, size_t bytes) const {
+  checked_run("bytes of a cell", offset, narrowed<int64_t>("bytes of a state", bytes), room_);
+}
+
+std::byte* StateRows::cell(int64_t address) {
+  for (const auto& memory : memories_) {
+    const auto base = reinterpret_cast<uintptr_t>(memory->address());
+    const auto at = static_cast<uintptr_t>(address);
+    if (at >= base && at - base < memory->bytes() && at % sizeof(float) == 0) {
+      room_ = std::min(room_, memory->bytes() - (at - base));
+      return memory->address() + (at - base);
+    }
+  }
+  throw std::out_of_range("address is " + std::to_string(address) +
+                          "; it must be a multiple of 4 inside one of the memories");
+}
+
+void StateRows::add(const StateSegment& segment) {
+  checked_between("count", segment.count, 1, kMaxRows - static_cast<int64_t>(rows_));
+  if (segment.writes.empty() || segment.writes.back().rows != segment.count) {
+    throw std::invalid_argument(
+        "the last write of a segment must be after all of its " + std::to_string(segment.count) +
+        " rows");
+  }
+  const size_t segment_first = rows_;
+  const std::byte* const read = segment.read == 0 ? nullptr : cell(segment.read);
+  const std::byte* from = read;
+  int64_t done = 0;
+  for (const StateWrite& write : segment.writes) {
+    checked_between("rows", write.rows, done + 1, segment.count);
+    std::byte* const to = cell(write.address);
+    while (done < write.rows) {
+      const auto left = static_cast<size_t>(write.rows - done);
+      const size_t count = std::min(left, kTileRows - rows_ % kTileRows);
+      add_run(segment_first, read, {rows_, count, from, to, count == left});
+      from = to;
+      rows_ += count;
+      done += static_cast<int64_t>(count);
+    }
+  }
+}
+
+void StateRows::add_run(size_t segment_first, const std::byte* read, const Run& run) {
+  if (run.first % kTileRows == 0) {
+    tiles_.push_back({run.first, 0, {}});
+  }
+  Tile& tile = tiles_.back();
+  if (tile.parts.empty() || tile.parts.back().segment_first != segment_first) {
+    tile.parts.push_back({segment_first, read, run.first, 0, {}});
+  }
+  tile.count += run.count;
+  tile.parts.back().count += run.count;
+  tile.parts.back().runs.push_back(run);
+}
+
+}  // namespace quire

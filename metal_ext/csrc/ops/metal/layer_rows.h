@@ -1,0 +1,57 @@
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "core/checked.h"
+#include "core/metal/kernel_text.h"
+#include "metal/arguments.h"
+#include "ops/metal/rows.h"
+#include "ops/ops.h"
+
+// A layer's rows, as the kernels are told of them.
+namespace quire::ops {
+
+// What the kernels compute with. Throws std::invalid_argument for other types.
+metal::Number number_of(const char* name, mx::Dtype type);
+
+// How many heads of how many numbers rows have; query_heads is kv_heads where there are no queries.
+struct Heads {
+  int64_t query_heads;
+  int64_t kv_heads;
+  int64_t head_dim;
+
+  uint32_t row_elements() const {
+    return narrowed<uint32_t>("numbers of a row", kv_heads * head_dim);
+  }
+};
+
+// A layer on a substrate.
+struct LayerRows {
+  // Throws std::out_of_range or std::invalid_argument, by name, unless both regions exist, hold
+  // such rows and lie in one buffer.
+  LayerRows(const metal::Substrate& memory, const Layer& layer, const Heads& heads);
+
+  metal::LayerPlace place;
+  size_t buffer;  // of a sequence's
+  metal::Number kv;
+  metal::Kind kind;
+};
+
+enum class RowAccess { read, write };
+
+// Binds the rows' entries, page table and arena at three indices from `first_index` on, and says
+// what is done with the buffers that they lie in.
+void bind_rows(
+    Encoder& encoder, const MetalRows& rows, const LayerRows& layer, int first_index,
+    RowAccess access);
+
+// Runs a kernel that copies rows, a few numbers in each thread.
+void run_over_rows(Encoder& encoder, size_t row_elements, size_t rows);
+
+// Throws std::invalid_argument unless x is [rows, heads, head_dim] of a type that kernels have.
+void check_device_rows(const char* name, const mx::array& x);
+// Throws std::invalid_argument, naming both, unless x and y have one type.
+void check_same_type(
+    const char* x_name, const mx::array& x, const char* y_name, const mx::array& y);
+
+}  // namespace quire::ops

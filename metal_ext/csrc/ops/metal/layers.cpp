@@ -1,0 +1,153 @@
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "core/checked.h"
+#include "metal/arguments.h"
+#include "ops/metal/layer_rows.h"
+#include "ops/metal/ops.h"
+
+// What a model's layers compute beside attention: a gated delta net, and the gate of an MLP.
+namespace quire::ops {
+namespace {
+
+// Two commands: a tail is written where every head has read it.
+struct GatedDeltaStep {
+  DeviceRows rows;
+  DeviceStateRows states;
+  metal::DeltaArguments arguments;
+  size_t conv_width;
+  metal::Kernel delta;
+  metal::Kernel tails;
+
+  // in: the token; qkv, z, a and b; the layer's conv, a_log, dt_bias and norm.
+  void encode(
+      Encoder& encoder, const std::vector<mx::array>& in, std::vector<mx::array>& out) const {
+    constexpr int kRead = 8;
+    std::vector<mx::array> read;
+    for (size_t i = 1; i <= kRead; ++i) {
+      read.push_back(encoder.contiguous(in[i]));
+    }
+    out[0].copy_shared_buffer(in[0]);
+    allocate_on_device(out[1]);
+    encoder.kernel(delta);
+    encoder.output(out[0], 0);  // the token; qkv is bound there behind it
+    for (int i = 0; i < kRead; ++i) {
+      encoder.input(read[static_cast<size_t>(i)], i);
+    }
+    bind_cells(encoder, kRead);
+    encoder.output(out[1], 11);
+    encoder.bytes(arguments, 12);
+    encoder.run_groups(MTL::Size(arguments.value_heads, arguments.segments, 1));
+
+    encoder.kernel(tails);
+    encoder.output(out[0], 0);
+    encoder.input(read[0], 0);
+    bind_cells(encoder, 1);
+    encoder.bytes(arguments, 4);
+    encoder.run_threads(MTL::Size(conv_width, arguments.segments, 1));
+  }
+
+  // Segments, writes and the arena at three indices from `first` on. Cells that are found by
+  // address are ordered by the token alone.
+  void bind_cells(Encoder& encoder, int first) const {
+    encoder.input(states->begun(), first);
+    encoder.input(states->written(), first + 1);
+    if (states->arena()) {
+      mx::array arena = *states->arena();
+      encoder.output(arena, first + 2);
+    } else {
+      encoder.input(states->begun(), first + 2);
+    }
+  }
+};
+
+constexpr int64_t kDim = 128;
+
+void check_arrays(const DeltaShape& shape, const std::vector<mx::array>& arrays, size_t rows) {
+  constexpr const char* kNames[] = {"qkv", "z", "a", "b"};
+  const auto heads = static_cast<size_t>(shape.value_heads);
+  const size_t widths[] = {shape.conv_width(), shape.values_width(), heads, heads};
+  for (size_t i = 0; i < arrays.size(); ++i) {
+    check_state_input(kNames[i], arrays[i], rows, widths[i]);
+    check_same_type("qkv", arrays[0], kNames[i], arrays[i]);
+  }
+  if (shape.key_dim != kDim || shape.value_dim != kDim) {
+    throw std::invalid_argument(
+        "key_dim is " + std::to_string(shape.key_dim) + " and value_dim " +
+        std::to_string(shape.value_dim) + "; the Metal kernels are built for 128");
+  }
+}
+
+metal::DeltaArguments arguments_of(
+    const GatedDelta& delta, const MetalStateRows& states, int64_t offset) {
+  const DeltaShape& shape = delta.shape;
+  return {static_cast<uint64_t>(offset), narrowed<uint32_t>("key_heads", shape.key_heads),
+          narrowed<uint32_t>("value_heads", shape.value_heads),
+          narrowed<uint32_t>("tail_rows", shape.tail_rows), states.segments(),
+          static_cast<float>(delta.eps), 0};
+}
+
+struct Swiglu {
+  metal::Kernel kernel;
+
+  void encode(
+      Encoder& encoder, const std::vector<mx::array>& in, std::vector<mx::array>& out) const {
+    const mx::array gate = encoder.contiguous(in[0]);
+    const mx::array up = encoder.contiguous(in[1]);
+    allocate_on_device(out[0]);
+    const auto elements = narrowed<uint32_t>("elements", out[0].size());
+    encoder.kernel(kernel);
+    encoder.input(gate, 0);
+    encoder.input(up, 1);
+    encoder.output(out[0], 2);
+    encoder.bytes(elements, 3);
+    encoder.run_threads(
+        MTL::Size((elements + metal::kSwigluNumbers - 1) / metal::kSwigluNumbers, 1, 1));
+  }
+};
+
+}  // namespace
+
+std::pair<mx::array, mx::array> device::gated_delta(
+    const mx::array& token, const mx::array& qkv, const mx::array& z, const mx::array& a,
+    const mx::array& b, const Delta& delta, const DeviceStateRows& states, int64_t offset,
+    const DeviceMemory& substrate) {
+  const MetalRows& rows = *states->rows();
+  check_rows_of("gated_delta", rows, substrate);
+  check_arrays(delta->shape, {qkv, z, a, b}, rows.size());
+  states->require_room(
+      offset, delta->shape.state_bytes() + delta->shape.tail_bytes(qkv.itemsize()));
+  constexpr int64_t kNumber = sizeof(float);
+  if (offset % kNumber != 0) {
+    throw std::invalid_argument(
+        "offset is " + std::to_string(offset) + "; it must be a multiple of 4");
+  }
+  const metal::Number type = number_of("qkv", qkv.dtype());
+  // Cells have no page tables: on paged they are found by address, as on sparse.
+  const metal::Kind kind = states->arena() ? metal::Kind::dense : metal::Kind::sparse;
+  GatedDeltaStep step{
+      states->rows(), states, arguments_of(*delta, *states, offset), delta->shape.conv_width(),
+      metal::gated_delta_kernel(type, kind), metal::delta_tails_kernel(type, kind)};
+  const auto results = mx::array::make_arrays(
+      {token.shape(), z.shape()}, {token.dtype(), z.dtype()},
+      device_operation("gated_delta", std::move(step)),
+      {token, qkv, z, a, b, delta->conv, delta->a_log, delta->dt_bias, delta->norm,
+       states->begun(), states->written()});
+  return {results[0], results[1]};
+}
+
+mx::array device::swiglu(const mx::array& gate, const mx::array& up) {
+  const metal::Number type = number_of("gate", gate.dtype());
+  check_same_type("gate", gate, "up", up);
+  if (gate.shape() != up.shape()) {
+    throw std::invalid_argument("gate and up have different shapes");
+  }
+  constexpr int64_t kMostElements = int64_t{1} << 31;
+  checked_between("elements of gate", static_cast<int64_t>(gate.size()), 1, kMostElements);
+  return mx::array(
+      gate.shape(), gate.dtype(), device_operation("swiglu", Swiglu{metal::swiglu_kernel(type)}),
+      {gate, up});
+}
+
+}  // namespace quire::ops

@@ -1,0 +1,87 @@
+#include <cstring>
+
+#include "ops/checks.h"
+#include "ops/primitive.h"
+
+// Operations over whole ranges: an array that shows a region, and copies of blocks.
+namespace quire::ops {
+namespace {
+
+// MLX's CPU allocator hands out addresses eight bytes above its own size field; the range keeps
+// its size there (address_range.h), so that its start can pass for such a buffer.
+constexpr size_t kSizeField = sizeof(size_t);
+
+class RegionView final : public CpuPrimitive {
+ public:
+  RegionView(std::shared_ptr<AddressRange> range, size_t region)
+      : CpuPrimitive("region_view"), range_(std::move(range)), region_(region) {}
+
+  void eval_cpu(const std::vector<mx::array>&, std::vector<mx::array>& out) override {
+    mx::array& view = out[0];
+    mx::Strides strides(view.strides());
+    const mx::array::Flags flags{
+        .contiguous = true, .row_contiguous = true, .col_contiguous = view.size() <= 1};
+    view.set_data(
+        mx::allocator::Data(
+            mx::allocator::Buffer(range_->region(0) - kSizeField),
+            [keep = range_](mx::allocator::Buffer) {}),
+        view.size(), std::move(strides), flags,
+        static_cast<int64_t>(range_->geometry().range_region_offset(region_)));
+  }
+
+ private:
+  std::shared_ptr<AddressRange> range_;
+  size_t region_;
+};
+
+// Copies the first `tokens` rows of a block.
+struct BlockCopy {
+  static constexpr Results kResults = Results::token;
+  std::shared_ptr<AddressRange> source;
+  size_t source_block;
+  std::shared_ptr<AddressRange> target;
+  size_t target_block;
+  size_t tokens;
+  std::shared_ptr<CopyCounter> counter;
+
+  void run(const Arrays&, const Arrays&) const {
+    const Geometry& shape = source->geometry();
+    for (size_t region = 0; region < shape.regions(); ++region) {
+      const size_t block = shape.region_block_bytes(region);
+      const size_t bytes = tokens * shape.row_bytes(region);
+      std::memcpy(target->region(region) + target_block * block,
+                  source->region(region) + source_block * block, bytes);
+      counter->add(bytes);
+    }
+  }
+};
+
+}  // namespace
+
+mx::array region_view(
+    const mx::array& token, const std::shared_ptr<AddressRange>& range, int64_t region,
+    int64_t tokens, int64_t kv_heads, int64_t head_dim, mx::Dtype type) {
+  check_on_host(*range);
+  check_view(*range, region, tokens, kv_heads, head_dim, type);
+  const mx::Shape shape{
+      narrowed<int>("tokens", tokens), narrowed<int>("kv_heads", kv_heads),
+      narrowed<int>("head_dim", head_dim)};
+  return mx::array(
+      shape, type, std::make_shared<RegionView>(range, static_cast<size_t>(region)), {token});
+}
+
+mx::array block_copy(
+    const mx::array& token, const std::shared_ptr<AddressRange>& source, int64_t source_block,
+    const std::shared_ptr<AddressRange>& target, int64_t target_block, int64_t tokens,
+    const std::shared_ptr<CopyCounter>& counter) {
+  check_on_host(*source);
+  check_on_host(*target);
+  check_block_copy(*source, source_block, *target, target_block, tokens);
+  BlockCopy work{source, static_cast<size_t>(source_block),
+                 target, static_cast<size_t>(target_block),
+                 static_cast<size_t>(tokens), counter};
+  return mx::array(
+      token.shape(), token.dtype(), operation("block_copy", std::move(work)), {token});
+}
+
+}  // namespace quire::ops

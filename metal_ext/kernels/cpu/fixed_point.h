@@ -1,0 +1,179 @@
+// Rows of x as fixed-point numbers, for weights of 4 and 8 bits. A group of x is one float32 times
+// whole numbers of 24 bits, each split into three bytes, its limbs; or of 16 or 8 bits, where x may
+// be rounded to that. Sums of codes times limbs are whole numbers of 32 bits, and so the same in
+// whatever order they are added. Included inside an instruction set's namespace, as simd.h is.
+//
+//   x[i] = largest / kLargestWhole * (limb[0][i] * 2^16 + limb[1][i] * 2^8 + limb[2][i])
+//
+// What is lost of each is at most about 2^-24 (2^-16, 2^-8) of the group's largest magnitude. A
+// row, as prepared:
+//
+//   [groups]{ the largest magnitude, the sum of x } float32
+//   [groups][limbs][group] signed bytes
+
+constexpr size_t kMostLimbs = 3;
+// Sets with instructions that add products of bytes; WIDE: as 32 bits at once.
+#if defined(__AVX512VNNI__) || defined(__ARM_FEATURE_DOTPROD)
+#define QUIRE_WIDE_DOTS
+#endif
+#if defined(__AVX2__) || defined(QUIRE_WIDE_DOTS)
+#define QUIRE_DOTS
+#endif
+// arm64's, the ones of 4 lanes, take signed codes: from those of 8 bits 128 is subtracted.
+constexpr bool kSignedCodes = kLanes == 4;
+
+// How many limbs x has for such weights; 0: it stays as it is. Without instructions that add
+// products of bytes as 32 bits one limb alone is faster than float32, and times codes of 4 bits
+// alone it fits.
+constexpr size_t limbs_of(const LinearShape& shape) {
+  [[maybe_unused]] const bool narrow = shape.activations == Activations::int8;
+#if defined(__AMX_INT8__)
+  return shape.quantized() ? kMostLimbs : 0;
+#elif defined(QUIRE_WIDE_DOTS)
+  const size_t wide = shape.activations == Activations::bfloat16 ? 2 : kMostLimbs;
+  return !shape.quantized() ? 0 : narrow ? 1 : wide;
+#elif defined(QUIRE_DOTS)
+  return narrow && shape.type == WeightType::bits4 ? 1 : 0;
+#else
+  return 0;
+#endif
+}
+
+// Signed bytes reach 127 * (2^16 + 2^8 + 1) = 8355711 and 127 * (2^8 + 1) = 32639: that, less some
+// room for rounding.
+template <size_t Limbs>
+constexpr float kLargestWhole = Limbs == 3 ? 8355000.0f : Limbs == 2 ? 32638.0f : 127.0f;
+
+// Calls body(how many limbs x has).
+template <class Body>
+void with_limbs(const LinearShape& shape, const Body& body) {
+  switch (limbs_of(shape)) {
+    case 1: return body(std::integral_constant<size_t, 1>{});
+#if defined(QUIRE_WIDE_DOTS)
+    case 2: return body(std::integral_constant<size_t, 2>{});
+    default: return body(std::integral_constant<size_t, 3>{});
+#endif
+  }
+}
+
+struct GroupFactors {
+  float largest;
+  float sum;
+};
+
+size_t factors_bytes(const LinearShape& shape) {
+  return rounded_up(shape.groups() * sizeof(GroupFactors), kLineBytes);
+}
+
+size_t fixed_point_row_bytes(const LinearShape& shape) {
+  return odd_lines(factors_bytes(shape) + limbs_of(shape) * shape.inputs);
+}
+
+template <size_t Limbs>
+inline GroupFactors split_group(const float* x, size_t group, std::byte* limbs) {
+  typedef int8_t Bytes __attribute__((vector_size(kLanes)));
+  Vec sum = {};
+  Vec most = {};
+  for (size_t i = 0; i < group; i += kLanes) {
+    const Vec numbers = load(x + i);
+    sum += numbers;
+    most = larger(numbers < Vec{} ? -numbers : numbers, most);
+  }
+  // NaN is not the largest, and becomes some number below: the sum has it.
+  const GroupFactors factors{largest_of(most), sum_of(sum)};
+  // In two steps, as 1 / largest may be more than float32 holds.
+  const float up = factors.largest < 0x1p-64f ? 0x1p64f : 1.0f;
+  const float least = factors.largest * up;
+  const Vec scale = all(kLargestWhole<Limbs> / (least == 0.0f ? 1.0f : least));
+  for (size_t i = 0; i < group; i += kLanes, limbs += kLanes) {
+    const Vec scaled = load(x + i) * all(up) * scale;
+    const Vec rounded = scaled + (scaled < Vec{} ? all(-0.5f) : all(0.5f));
+    IntVec number = __builtin_convertvector(rounded, IntVec);
+    for (size_t limb = Limbs; limb-- > 0;) {  // its lowest byte
+      const Bytes bytes = __builtin_convertvector(number, Bytes);
+      __builtin_memcpy(limbs + limb * group, &bytes, sizeof(bytes));
+      number = (number + 128) >> 8;
+    }
+  }
+  return factors;
+}
+
+void prepare_fixed_point(
+    const LinearShape& shape, const float* x, size_t row, std::byte* prepared) {
+  std::byte* const target = prepared + row * fixed_point_row_bytes(shape);
+  auto* const factors = reinterpret_cast<GroupFactors*>(target);
+  std::byte* limbs = target + factors_bytes(shape);
+  with_limbs(shape, [&](auto count) {
+    for (size_t g = 0; g < shape.groups(); ++g, limbs += count * shape.group) {
+      factors[g] = split_group<count>(x + g * shape.group, shape.group, limbs);
+    }
+  });
+}
+
+// Of a group of weights and the outputs of a panel.
+struct GroupScales {
+  Vec scale[kPanelVecs];  // by which whole numbers are multiplied: over the largest of x's
+  Vec bias[kPanelVecs];
+};
+
+template <size_t Limbs>
+inline GroupScales scales_at(const LinearShape& shape, const std::byte* group) {
+  GroupScales found;
+  if (shape.scales == ScaleType::bfloat16) {
+    read_pair(reinterpret_cast<const uint16_t*>(group), found.scale, found.bias);
+  } else {
+    read_pair(reinterpret_cast<const float*>(group), found.scale, found.bias);
+  }
+  for (size_t v = 0; v < kPanelVecs; ++v) {
+    if (kSignedCodes && shape.type == WeightType::bits8) {
+      found.bias[v] = fma(found.scale[v], all(128.0f), found.bias[v]);
+    }
+    found.scale[v] *= all(1.0f / kLargestWhole<Limbs>);
+  }
+  return found;
+}
+
+// Adds a group to its outputs' totals. sums: of codes times each limb, the highest first. The one
+// place where whole numbers become others: so a row has the same bits whoever made the sums,
+// which fit 32 bits, and those of the two lower limbs together do: 255 * 128 * 128 * 257 < 2^31.
+template <size_t Limbs>
+inline Vec add_group(const IntVec* sums, Vec scale, Vec bias, const GroupFactors* x, Vec total) {
+  IntVec lower = sums[Limbs - 1];
+  if constexpr (Limbs > 1) {
+    lower += sums[Limbs - 2] << 8;
+  }
+  Vec whole = __builtin_convertvector(lower, Vec);
+  if constexpr (Limbs > 2) {
+    whole = fma(__builtin_convertvector(sums[0], Vec), all(65536.0f), whole);
+  }
+  return fma(whole * scale, all(x->largest), fma(all(x->sum), bias, total));
+}
+
+struct CodeCall : ProductCall {
+  size_t x_stride = fixed_point_row_bytes(shape);
+  size_t x_limbs = factors_bytes(shape);  // of a row, before its limbs
+  size_t group_limbs = limbs_of(shape) * shape.group;
+
+  const std::byte* limbs(size_t row, size_t group) const {
+    return x + row * x_stride + x_limbs + group * group_limbs;
+  }
+  const GroupFactors* factors(size_t row, size_t group) const {
+    return reinterpret_cast<const GroupFactors*>(x + row * x_stride) + group;
+  }
+};
+
+// Codes of 4 inputs and kLanes outputs each, of so many inputs one below the other.
+template <size_t Bits>
+constexpr size_t kCodeParts = 8 / Bits;
+
+template <size_t Bits>
+inline void read_codes(const std::byte* from, BitVec* codes) {
+  typedef uint8_t Bytes __attribute__((vector_size(kLanes * 4)));
+  const BitVec both = *reinterpret_cast<const UnalignedBits*>(from);
+  if constexpr (Bits == 4) {
+    codes[0] = both & 0x0f0f0f0fu;
+    codes[1] = reinterpret_cast<BitVec>(reinterpret_cast<Bytes>(both) >> 4);
+  } else {
+    codes[0] = kSignedCodes ? both ^ 0x80808080u : both;
+  }
+}

@@ -1,0 +1,124 @@
+"""What loading the extension needs: variables that MLX reads, and versions that fit each other.
+
+MLX reads its variables from the environment when its first array is made. They are set here and
+nowhere else, when this package is imported. A value of the user's wins.
+
+MLX's C++ interface changes in patch releases, and nanobind passes arrays between two extensions
+only if both were built with the same internals. Neither mismatch fails at build time, so both are
+checked at import, and reported in one sentence.
+"""
+
+import ctypes
+import importlib.metadata
+import os
+import re
+import sys
+from collections.abc import Callable, MutableMapping
+
+# A Metal queue takes 32 residency sets, and 24 may be ours. MLX has one while its wired limit is 0,
+# which is never raised here: with a raised limit MLX spreads its memory over sets of 5 % of the
+# working set each. Sets of 20 % leave room.
+RESIDENCY_VARIABLE = "MLX_RESIDENCY_SET_MAX_PCT"
+RESIDENCY_PERCENT = "20"
+
+# MLX gives a command buffer away when it has more than 40 or 50 commands, or when these use more
+# than 40 or 50 times 2^20 numbers, weights among them: of a model of 4 billion weights after every
+# third layer. Each one costs the GPU about 20 us (mlx#4521). An M5 has become slower with fewer
+# (mlxcel#360), so only what came before it has them.
+#
+# 200 commands, 13 layers: the rest would save a hundredth of a step, and the first ones would start
+# later. 100 times 2^20 numbers: what was computed on the way is kept until its command buffer has
+# completed, and ten of them may be on their way. Of a long prompt that is 2 GiB at most, which the
+# plan leaves beside K and V for activations, MLX's cache and the system; 400 would make it 8.
+LARGER_BUFFERS = {"MLX_MAX_OPS_PER_BUFFER": "200", "MLX_MAX_MB_PER_BUFFER": "100"}
+TAKE_LARGER_BUFFERS = re.compile(r"Apple M[1-4]\b")
+
+PROCESSOR = b"machdep.cpu.brand_string"
+MOST_BYTES = 256
+MENDED = "install quire again (in a checkout: `make setup`)"
+NEEDED = re.compile(r"mlx(?:\[cpu\])?==(?P<version>[\d.]+)")
+
+
+def prepare_environment(
+    environment: MutableMapping[str, str] = os.environ,
+    platform: str = sys.platform,
+    processor: Callable[[], str] | None = None,
+) -> None:
+    """Set each variable that the user has not set. processor: returns a name like Apple M1 Max."""
+    if platform != "darwin":
+        return
+    environment.setdefault(RESIDENCY_VARIABLE, RESIDENCY_PERCENT)
+    if TAKE_LARGER_BUFFERS.match((processor or processor_name)()):
+        for variable, most in LARGER_BUFFERS.items():
+            environment.setdefault(variable, most)
+
+
+def processor_name() -> str:
+    """Return the name that macOS has for this machine's; empty where it has none."""
+    call = getattr(ctypes.CDLL(None), "sysctlbyname", None)
+    if call is None:
+        return ""
+    name, size = ctypes.create_string_buffer(MOST_BYTES), ctypes.c_size_t(MOST_BYTES)
+    failed = call(PROCESSOR, name, ctypes.byref(size), None, ctypes.c_size_t(0))
+    return "" if failed else name.value.decode(errors="replace")
+
+
+def require_matching_versions() -> None:
+    """Raise ImportError that names the mismatch and its remedy."""
+    installed = importlib.metadata.version("mlx")
+    try:
+        from . import _ext
+    except ImportError as error:
+        # The library of another version rarely has all symbols that the extension needs.
+        needed = _needed_version()
+        if needed not in (None, installed):
+            raise _built_for(needed, installed) from error
+        raise ImportError(
+            f"the native extension cannot be loaded with mlx {installed} ({error}): {MENDED}",
+            name=__package__,
+        ) from error
+    if installed != _ext.MLX_VERSION:
+        raise _built_for(_ext.MLX_VERSION, installed)
+    _require_array_exchange()
+
+
+def _needed_version() -> str | None:
+    """Return the version of MLX that the installed package requires; None without a package."""
+    try:
+        required = importlib.metadata.requires("quire") or []
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    return next((found["version"] for line in required if (found := NEEDED.match(line))), None)
+
+
+def _built_for(needed: str, installed: str) -> ImportError:
+    return ImportError(
+        f"the native extension was built for mlx {needed}, but mlx {installed} is installed: "
+        f"{MENDED}",
+        name=__package__,
+    )
+
+
+def _require_array_exchange() -> None:
+    import mlx.core as mx
+
+    from . import _ext
+
+    page = _ext.SYSTEM_PAGE_BYTES
+    geometry = _ext.Geometry(
+        page_bytes=page,
+        tokens_per_block=page // 128,
+        blocks_per_heap=1,
+        blocks_per_range=1,
+        region_row_bytes=[128, 128],
+    )
+    address_range = _ext.AddressRange.sparse(geometry)
+    address_range.map(_ext.Heap.shared(geometry), 0, 0, 1, writable=True)
+    try:
+        _ext.region_view(mx.zeros((1,)), address_range, 0, 1, 1, 32, mx.float32)
+    except TypeError as error:
+        raise ImportError(
+            "the native extension and mlx were built with different versions of nanobind, so that "
+            f"arrays cannot pass between them: {MENDED}",
+            name=__package__,
+        ) from error
