@@ -1,8 +1,7 @@
-// Asks the server for one answer, and keeps what comes of it as a turn.
+// Asks the server for one answer, and writes its pieces and its figures into a turn.
 
 import { ask, events } from "./api.js";
-import { messagesOf } from "./conversation.js";
-import { samplingBody } from "./sampling.js";
+import { messagesOf, readFacts } from "./conversation.js";
 
 export class Answering {
   #abort = new AbortController();
@@ -10,9 +9,10 @@ export class Answering {
   #first = null;
   #newest = null;
 
-  // turns: those before. look: what runs on the server at this moment, as GET /memory has it; or null.
-  // loads: whether the model has to be loaded first.
+  // turns: the conversation's turns before. look(): the map of GET /memory at this moment; or null. loads:
+  // the model must be loaded first.
   constructor({ system, sampling, model }, turns, question, { look, loads }) {
+    const { thinking = true, ...numbers } = sampling;
     this.look = look;
     this.body = {
       model: model ?? undefined,
@@ -20,10 +20,11 @@ export class Answering {
       stream: true,
       stream_options: { include_usage: true },
       cache_report: true,
-      ...samplingBody(sampling),
+      ...numbers,
+      ...(thinking ? {} : { enable_thinking: false }),
     };
-    const asked = { model, system, loads, thinking: sampling.thinking !== false };
-    this.turn = { question, answer: "", thoughts: "", ended: "stopped", facts: { ...NOTHING, ...asked } };
+    const facts = readFacts({ model, system, loads, thinking });
+    this.turn = { question, answer: "", thoughts: "", ended: "stopped", facts };
   }
 
   get waited_s() {
@@ -42,7 +43,7 @@ export class Answering {
     this.#abort.abort();
   }
 
-  // Calls onChange for each piece. Raises ServerError, and AbortError when it was stopped.
+  // Calls onChange for each piece. Raises ServerError, and AbortError after stop().
   async run(onChange) {
     try {
       const response = await ask("/v1/chat/completions", { body: this.body, signal: this.#abort.signal });
@@ -58,29 +59,26 @@ export class Answering {
     }
   }
 
-  #take(chunk) {
+  #take({ usage, choices }) {
+    const { turn } = this;
     this.#lookAround();
-    if (chunk.usage) this.#usage(chunk.usage);
-    const choice = chunk.choices?.[0];
-    if (choice?.finish_reason) this.turn.ended = choice.finish_reason;
+    if (usage) {
+      const { cached_tokens: cached = 0, cache_miss: miss = null } = usage.prompt_tokens_details ?? {};
+      Object.assign(turn.facts, { prompt: usage.prompt_tokens, tokens: usage.completion_tokens, cached, miss });
+    }
+    const choice = choices?.[0];
+    if (choice?.finish_reason) turn.ended = choice.finish_reason;
     const thought = choice?.delta?.reasoning_content ?? "";
     const content = choice?.delta?.content ?? "";
     if (!thought && !content) return;
     this.#newest = performance.now();
     this.#first ??= this.#newest;
-    if (content && !this.turn.answer && this.turn.thoughts) {
-      this.turn.facts.thought_s = (this.#newest - this.#first) / 1000;
-    }
-    this.turn.thoughts += thought;
-    this.turn.answer += content;
+    if (content && !turn.answer && turn.thoughts) turn.facts.thought_s = (this.#newest - this.#first) / 1000;
+    turn.thoughts += thought;
+    turn.answer += content;
   }
 
-  #usage({ prompt_tokens: prompt, completion_tokens: tokens, prompt_tokens_details: details }) {
-    const found = { prompt, tokens, cached: details?.cached_tokens ?? 0, miss: details?.cache_miss ?? null };
-    Object.assign(this.turn.facts, found);
-  }
-
-  // How many others are there: the most that were seen.
+  // The turn's figures have the largest number of sequences that ran beside it.
   #lookAround() {
     const { facts } = this.turn;
     const map = this.look();
@@ -99,8 +97,3 @@ export class Answering {
     if (facts.tokens > 1 && took > 0) facts.per_s = (facts.tokens - 1) / took;
   }
 }
-
-const NOTHING = {
-  prompt: 0, cached: 0, tokens: 0, first_s: null, thought_s: null, per_s: null, block: null,
-  beside: null, waited: false, miss: null,
-};

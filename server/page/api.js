@@ -1,69 +1,89 @@
-// The server, as the page sees it: one key, errors, events as objects.
+// Requests to the server: they carry the tab's key, events become objects, and errors become sentences.
 
+import { FIELDS } from "./conversation.js";
+
+export const RETRY_MS = 2000;
 const KEY = "quire-api-key";
-const left = new EventTarget();
+const MEANINGS = {
+  missing_api_key: "This server wants an API key: enter it above.",
+  invalid_api_key: "The server does not know this API key: enter another one above.",
+  context_length_exceeded:
+    "The conversation is longer than the model can read. Edit an earlier message to shorten it, or begin a new one.",
+  model_not_found: "The server does not have this model any more: choose another one above.",
+  queue_full: "The server has as much to do as it takes on.",
+  key_share_full: "Your API key has as many requests running as one key may have.",
+  body_too_large: "The conversation is larger than the server reads at once: begin a new one.",
+  too_many_values: "The conversation is larger than the server reads at once: begin a new one.",
+  shutting_down: "The server is shutting down.",
+  request_time_over: "The server did not get to it in the time that a request may take.",
+  host_not_allowed: "The server does not answer at this address: open it by a name that its settings allow.",
+  origin_not_allowed: "The server does not answer pages from this address: its settings say which it does.",
+};
 
 export class ServerError extends Error {
   constructor(message, status, { retryAfter = null, code = null, param = null } = {}) {
     super(message);
-    this.status = status;
-    this.retryAfter = retryAfter;
-    this.code = code;
-    this.param = param;
+    Object.assign(this, { status, retryAfter, code, param });
   }
 }
 
-export const onKeyNeeded = (listener) => left.addEventListener("key", listener);
-
-export function key() {
+// The tab's own storage. A browser may forbid it: then the tab begins anew at each load.
+export function readTab(name) {
   try {
-    return sessionStorage.getItem(KEY);
+    return sessionStorage.getItem(name);
   } catch {
     return null;
   }
 }
 
-export function useKey(value) {
-  sessionStorage.setItem(KEY, value);
+export function writeTab(name, value) {
+  try {
+    sessionStorage.setItem(name, value);
+  } catch {
+    return;
+  }
 }
 
+let key = readTab(KEY);
+let askForKey = () => {};
+
+export function useKey(value) {
+  key = value;
+  writeTab(KEY, value);
+}
+
+export function onKeyNeeded(listener) {
+  askForKey = listener;
+}
+
+// Raises ServerError, and AbortError where the signal aborts.
 export async function ask(path, { body = null, signal = null } = {}) {
-  const headers = {};
-  const known = key();
-  if (known) headers.Authorization = `Bearer ${known}`;
-  if (body !== null) headers["Content-Type"] = "application/json";
+  const headers = key ? { Authorization: `Bearer ${key}` } : {};
+  const options = { headers, signal, cache: "no-store", credentials: "omit" };
+  if (body !== null) {
+    headers["Content-Type"] = "application/json";
+    Object.assign(options, { method: "POST", body: JSON.stringify(body) });
+  }
   let response;
   try {
-    response = await fetch(path, {
-      method: body === null ? "GET" : "POST",
-      headers,
-      body: body === null ? undefined : JSON.stringify(body),
-      signal,
-      cache: "no-store",
-      credentials: "omit",
-    });
+    response = await fetch(path, options);
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new ServerError("The server cannot be reached. Is it still running?", 0);
   }
   if (response.ok) return response;
-  if (response.status === 401) left.dispatchEvent(new Event("key"));
-  throw await failure(response);
-}
-
-async function failure(response) {
-  let error = {};
-  try {
-    error = (await response.json()).error;
-  } catch {
-    error = {};
-  }
+  if (response.status === 401) askForKey();
+  const error = (await response.json().catch(() => null))?.error;
   const retryAfter = Number(response.headers.get("Retry-After")) || null;
-  const message = error.message || `The server answered ${response.status}.`;
-  return new ServerError(message, response.status, { ...error, retryAfter });
+  const message = error?.message || `The server answered ${response.status}.`;
+  throw new ServerError(message, response.status, { ...error, retryAfter });
 }
 
-// The objects of server-sent events, until [DONE]. A stream that ends without it was cut.
+export async function askJson(path, options) {
+  return (await ask(path, options)).json();
+}
+
+// Yields the objects of server-sent events. A stream that ends without [DONE] was cut.
 export async function* events(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
@@ -85,4 +105,48 @@ export async function* events(response) {
   } finally {
     await reader.cancel().catch(() => {});
   }
+}
+
+// Returns a function that starts polling. Polling rests while the page is hidden. askOnce resolves to the
+// milliseconds until the next request; null ends polling until the next start.
+export function poll(askOnce) {
+  let timer = null;
+  let isAsking = false;
+  let isBlocked = true;
+  async function wake() {
+    clearTimeout(timer);
+    if (document.hidden || isAsking || isBlocked) return;
+    isAsking = true;
+    let pause = RETRY_MS;
+    try {
+      pause = await askOnce();
+    } finally {
+      isAsking = false;
+      isBlocked = pause === null;
+      if (!isBlocked) timer = setTimeout(wake, pause);
+    }
+  }
+  document.addEventListener("visibilitychange", wake);
+  return function start() {
+    isBlocked = false;
+    wake();
+  };
+}
+
+// Says what an error means and how to go on.
+export function describe(error) {
+  if (!(error instanceof ServerError)) return "Something on this page went wrong. Reload it.";
+  const meaning = MEANINGS[error.code] ?? describeField(error) ?? error.message;
+  if (error.retryAfter === null) return meaning;
+  const unit = error.retryAfter === 1 ? "second" : "seconds";
+  // The server's sentence says that the error passes; the page adds when.
+  return `${meaning.replace(/; try again later\.$/, ".")} Try again in ${error.retryAfter} ${unit}.`;
+}
+
+function describeField({ param, message }) {
+  const field = FIELDS.find(({ name }) => name === param);
+  if (!field) return null;
+  const rule = message.replace(/^\w+: /, "").replace(/^Input should be /, "It should be ");
+  const sentence = rule.endsWith(".") ? rule : `${rule}.`;
+  return `The server does not take this ${field.label.toLowerCase()}. ${sentence} Change it in Settings.`;
 }

@@ -1,32 +1,44 @@
-// The conversation that is open: its turns on the page, what is asked, and what may be asked again.
+// The open conversation: shows its turns, sends the messages of its box, and asks a turn again.
 
-import { ServerError } from "./api.js";
-import { Answer } from "./answer.js";
+import { describe, ServerError } from "./api.js";
 import { Answering } from "./answering.js";
 import { titleOf } from "./conversation.js";
-import { made } from "./element.js";
-import { Question } from "./question.js";
-import { inWords } from "./words.js";
+import { at, make } from "./element.js";
+import { Answer, isSendKey, Question } from "./messages.js";
 
 const NEAR_END_PX = 80;
 const KEPT_EVERY_MS = 2000;
-// Of the time, so much is left for everything else when drawing takes long.
+// Drawing rests this many times as long as it took: time for everything else.
 const REST = 4;
 
+const messages = at("messages");
+const welcome = at("welcome");
+const prompt = at("prompt");
+
 export class Chat {
+  conversation = null;
   #answering = null;
   #views = [];
   #drawing = false;
   #drawAfter = 0;
   #keptAt = 0;
 
-  // onChange(conversation): it has changed, and is to be kept. onTurns: other turns are shown. look: as
-  // of Answering. loads: whether the chosen model has to be loaded first. waitsFor: what its first token
-  // waits for, in words.
-  constructor(page, { onChange, onTurns, look, loads, waitsFor }) {
-    this.page = page;
-    this.conversation = null;
-    Object.assign(this, { onChange, onTurns, look, loads, waitsFor });
+  // onChange(conversation): store it, it has changed. onTurns(conversation): its shown turns are others
+  // now. look, loads(): for Answering. describeWait(): the reason why the first token takes long.
+  constructor({ onChange, onTurns, look, loads, describeWait }) {
+    Object.assign(this, { onChange, onTurns, look, loads, describeWait });
+    at("composer").addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.#send();
+    });
+    prompt.addEventListener("keydown", (event) => {
+      const isEdit = event.key === "ArrowUp" && !prompt.value && !event.altKey && !event.isComposing;
+      if (!isEdit && !isSendKey(event)) return;
+      event.preventDefault();
+      if (isEdit) this.#editLast();
+      else this.#send();
+    });
+    prompt.addEventListener("input", fitPrompt);
   }
 
   get isBusy() {
@@ -37,9 +49,9 @@ export class Chat {
     this.stop();
     this.#answering = null;
     this.conversation = conversation;
-    this.#busy();
+    this.#showBusy();
     this.#drawAll();
-    this.#scroll(true);
+    scrollToEnd();
   }
 
   stop() {
@@ -47,42 +59,44 @@ export class Chat {
   }
 
   #drawAll() {
-    const { messages, welcome } = this.page;
+    const { turns } = this.conversation;
     this.#views = [];
-    messages.replaceChildren(...(this.conversation.turns.length ? [] : [welcome]));
-    this.conversation.turns.forEach((turn) => this.#addViews(turn.question).answer.end(turn));
+    messages.replaceChildren(...(turns.length ? [] : [welcome]));
+    for (const turn of turns) this.#addViews(turn.question).answer.end(turn);
     this.onTurns(this.conversation);
   }
 
   #addViews(text) {
     const place = this.#views.length;
-    const question = new Question(text, (edited) => this.#again(place, edited));
-    const answer = new Answer(() => this.#again(place, this.conversation.turns[place].question));
+    const question = new Question(text, (edited) => this.#askAgain(place, edited));
+    const answer = new Answer(() => this.#askAgain(place, text));
     this.#views.push({ question, answer });
-    this.page.welcome.remove();
-    this.page.messages.append(question.element, answer.element);
+    welcome.remove();
+    messages.append(question.element, answer.element);
     return { question, answer };
   }
 
-  // Whether it could be sent.
-  send(text) {
-    if (!text || this.isBusy) return false;
-    this.#clearUnsent();
+  #send() {
+    const text = prompt.value.trim();
+    if (!text || this.isBusy) return;
+    prompt.value = "";
+    fitPrompt();
+    // A question without an answer has a view, and no turn.
+    if (this.#views.length > this.conversation.turns.length) this.#drawAll();
     this.#ask(text, []);
-    return true;
   }
 
-  editLast() {
-    if (!this.isBusy && this.#views.length) this.#views.at(-1).question.edit();
+  #editLast() {
+    if (!this.isBusy) this.#views.at(-1)?.question.edit();
   }
 
   regenerate() {
-    const last = this.conversation.turns.length - 1;
-    if (last >= 0) this.#again(last, this.conversation.turns[last].question);
+    const { turns } = this.conversation;
+    if (turns.length) this.#askAgain(turns.length - 1, turns.at(-1).question);
   }
 
-  // Asks in the place of a turn; those from there on are dropped, once there is an answer.
-  #again(place, text) {
+  // Asks in the place of a turn. The turn and all behind it are dropped once there is an answer.
+  #askAgain(place, text) {
     if (this.isBusy) return false;
     const dropped = this.conversation.turns.splice(place);
     this.#drawAll();
@@ -90,27 +104,20 @@ export class Chat {
     return true;
   }
 
-  // Views of questions that were not answered; they are no turns.
-  #clearUnsent() {
-    if (this.#views.length > this.conversation.turns.length) this.#drawAll();
-  }
-
   async #ask(text, dropped) {
     const { conversation } = this;
     const views = this.#addViews(text);
-    const answering = new Answering(conversation, conversation.turns, text, {
-      look: this.look,
-      loads: this.loads(),
-    });
+    const circumstances = { look: this.look, loads: this.loads() };
+    const answering = new Answering(conversation, conversation.turns, text, circumstances);
     this.#answering = answering;
-    this.#busy();
-    const says = () => views.answer.wait(answering.waited_s, this.waitsFor());
-    says();
-    const waiting = setInterval(() => (answering.hasBegun ? clearInterval(waiting) : says()), 1000);
-    this.#scroll(true);
+    this.#showBusy();
+    const wait = () => views.answer.wait(answering.waited_s, this.describeWait());
+    wait();
+    const waiting = setInterval(() => (answering.hasBegun ? clearInterval(waiting) : wait()), 1000);
+    scrollToEnd();
     let error = null;
     try {
-      await answering.run(() => this.#changed(conversation, answering, views.answer));
+      await answering.run(() => this.#change(conversation, answering, views.answer));
     } catch (caught) {
       error = answering.wasStopped ? null : caught;
     }
@@ -121,19 +128,19 @@ export class Chat {
     else conversation.turns.push(...dropped);
     if (!isOpen) return;
     this.#answering = null;
+    const wasNear = isNearEnd();
     views.answer.end(answering.turn);
-    if (!hasAnswer) this.#unanswered(views, text, dropped, error);
-    if (error) this.#problem(error);
-    this.#busy();
+    if (!hasAnswer) this.#showUnanswered(views, text, dropped, error);
+    if (error) showProblem(error);
+    this.#showBusy();
     this.onTurns(conversation);
-    this.#scroll();
+    if (wasNear) scrollToEnd();
   }
 
-  #changed(conversation, answering, view) {
+  #change(conversation, answering, view) {
     if (!answering.hasBegun) return;
-    const { turn } = answering;
     const now = performance.now();
-    if (now - this.#keptAt > KEPT_EVERY_MS) this.#keep(conversation, turn);
+    if (now - this.#keptAt > KEPT_EVERY_MS) this.#keep(conversation, answering.turn);
     if (this.#drawing || this.#answering !== answering) return;
     this.#drawing = true;
     // At most once a frame, and less often where a long answer takes long to draw.
@@ -144,9 +151,9 @@ export class Chat {
     this.#drawing = false;
     if (this.#answering !== answering) return;
     const began = performance.now();
-    const near = this.#isNearEnd();
+    const wasNear = isNearEnd();
     view.draw(answering.turn);
-    if (near) this.#scroll(true);
+    if (wasNear) scrollToEnd();
     const now = performance.now();
     this.#drawAfter = now + REST * (now - began);
   }
@@ -159,38 +166,40 @@ export class Chat {
     this.onChange(conversation);
   }
 
-  // Nothing was answered: what was there before is there again, and the question can be sent again.
-  #unanswered({ question, answer }, text, dropped, error) {
+  // Without an answer the dropped turns come back, and the question returns to the box.
+  #showUnanswered({ question, answer }, text, dropped, error) {
     question.tools.hidden = answer.tools.hidden = true;
     if (dropped.length) this.#drawAll();
-    else if (error instanceof ServerError) question.element.classList.add("unsent");
-    if (error instanceof ServerError && !this.page.prompt.value) {
-      this.page.prompt.value = text;
-      this.page.prompt.dispatchEvent(new Event("input"));
-    }
+    if (!(error instanceof ServerError)) return;
+    question.element.classList.add("unsent");
+    if (prompt.value) return;
+    prompt.value = text;
+    fitPrompt();
   }
 
-  #problem(error) {
-    const problem = made("p", "problem", inWords(error));
-    problem.setAttribute("role", "alert");
-    this.page.messages.lastElementChild.append(problem);
-    if (!(error instanceof ServerError)) console.error(error);
+  #showBusy() {
+    at("stop").hidden = !this.isBusy;
+    at("send").hidden = this.isBusy;
+    messages.classList.toggle("busy", this.isBusy);
+    messages.ariaBusy = String(this.isBusy);
   }
+}
 
-  #busy() {
-    this.page.stop.hidden = !this.isBusy;
-    this.page.send.hidden = this.isBusy;
-    this.page.messages.classList.toggle("busy", this.isBusy);
-    this.page.messages.setAttribute("aria-busy", String(this.isBusy));
-  }
+function showProblem(error) {
+  messages.lastElementChild.append(make("p", { className: "problem", role: "alert" }, describe(error)));
+  if (!(error instanceof ServerError)) console.error(error);
+}
 
-  #isNearEnd() {
-    const { scrollHeight, scrollTop, clientHeight } = this.page.messages;
-    return scrollHeight - scrollTop - clientHeight < NEAR_END_PX;
-  }
+function isNearEnd() {
+  return messages.scrollHeight - messages.scrollTop - messages.clientHeight < NEAR_END_PX;
+}
 
-  #scroll(always = false) {
-    const { messages } = this.page;
-    if (always || this.#isNearEnd()) messages.scrollTop = messages.scrollHeight;
-  }
+function scrollToEnd() {
+  messages.scrollTop = messages.scrollHeight;
+}
+
+// The box is as high as its text.
+function fitPrompt() {
+  prompt.style.height = "auto";
+  prompt.style.height = `${prompt.scrollHeight + 2}px`;
 }

@@ -1,14 +1,22 @@
-// A conversation: turns of a question and its answer, and what they are asked with. What was kept or
-// imported is read like anybody's input: field by field, and nothing else of it.
+// A conversation: turns of a question and its answer, and the settings that they are asked with. Stored
+// and imported conversations are untrusted input: they are read field by field, and other fields dropped.
 
-import { readSampling } from "./sampling.js";
-
-export const MOST_TURNS = 2000;
+const MOST_TURNS = 2000;
 export const MOST_CHARS = 8_000_000;
 const TITLE_CHARS = 80;
 const NAME_CHARS = 200;
 const ENDS = new Set(["stop", "length", "stopped", "error", "tool_calls"]);
 const REASONS = new Set(["never_cached", "evicted", "state_evicted", "no_state"]);
+
+// The numbers of sampling.
+export const FIELDS = [
+  { name: "temperature", label: "Temperature", least: 0, most: 2, step: 0.05 },
+  { name: "top_p", label: "Top p", least: 0.01, most: 1, step: 0.01 },
+  { name: "top_k", label: "Top k", least: 0, most: 1000, step: 1 },
+  { name: "min_p", label: "Min p", least: 0, most: 1, step: 0.01 },
+  { name: "max_tokens", label: "Most tokens", least: 1, most: 10_000_000, step: 1 },
+  { name: "seed", label: "Seed", least: 0, most: Number.MAX_SAFE_INTEGER, step: 1 },
+];
 
 export class NotAConversation extends Error {}
 
@@ -26,7 +34,7 @@ export function titleOf(question) {
   return line.length > TITLE_CHARS ? `${line.slice(0, TITLE_CHARS - 1)}…` : line;
 }
 
-// What is sent for a question that follows these turns. What was not answered is not part of it.
+// Returns the messages of a request. Turns without an answer are left out.
 export function messagesOf(system, turns, question) {
   const messages = system.trim() ? [{ role: "system", content: system }] : [];
   for (const turn of turns) {
@@ -38,16 +46,15 @@ export function messagesOf(system, turns, question) {
 
 // Raises NotAConversation.
 export function readConversation(value) {
-  const text = (given, most = MOST_CHARS) => {
-    if (typeof given !== "string" || given.length > most) throw new NotAConversation();
+  const text = (given) => {
+    if (typeof given !== "string" || given.length > MOST_CHARS) throw new NotAConversation();
     return given;
   };
-  if (typeof value !== "object" || value === null || !Array.isArray(value.turns)) throw new NotAConversation();
-  if (value.turns.length > MOST_TURNS) throw new NotAConversation();
+  if (!Array.isArray(value?.turns) || value.turns.length > MOST_TURNS) throw new NotAConversation();
   const changed = Number.isFinite(value.changed) ? value.changed : Date.now();
   const conversation = {
     id: /^[0-9a-f]{32}$/.test(value.id) ? value.id : newId(),
-    title: text(value.title ?? "", MOST_CHARS).slice(0, TITLE_CHARS),
+    title: text(value.title ?? "").slice(0, TITLE_CHARS),
     changed: Math.min(Math.max(changed, 0), Date.now()),
     model: typeof value.model === "string" ? value.model.slice(0, NAME_CHARS) : null,
     system: text(value.system ?? ""),
@@ -60,15 +67,25 @@ export function readConversation(value) {
       facts: readFacts(turn?.facts),
     })),
   };
-  if (charsOf(conversation) > MOST_CHARS) throw new NotAConversation();
+  const chars = ({ question, answer, thoughts }) => question.length + answer.length + thoughts.length;
+  const sum = conversation.turns.reduce((total, turn) => total + chars(turn), conversation.system.length);
+  if (sum > MOST_CHARS) throw new NotAConversation();
   return conversation;
 }
 
-export function charsOf({ system, turns }) {
-  return turns.reduce((sum, turn) => sum + turn.question.length + turn.answer.length + turn.thoughts.length, system.length);
+// Keeps the settings that the server takes; its own default stands for each other one.
+export function readSampling(value) {
+  const sampling = {};
+  for (const { name, least, most, step } of FIELDS) {
+    const given = value?.[name];
+    const fits = typeof given === "number" && given >= least && given <= most;
+    if (fits && (step < 1 || Number.isInteger(given))) sampling[name] = given;
+  }
+  if (value?.thinking === false) sampling.thinking = false;
+  return sampling;
 }
 
-// The figures of a turn; null where they are not known. Times are in seconds.
+// Reads the figures of a turn; an unknown one is null. Times are in seconds.
 export function readFacts(value) {
   if (typeof value !== "object" || value === null) return null;
   const number = (given) => (Number.isFinite(given) && given >= 0 ? given : null);

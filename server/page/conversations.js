@@ -1,64 +1,48 @@
-// The list of kept conversations, and what can be done with one.
+// The list of stored conversations: opens, renames, exports, imports and deletes them.
 
+import { readTab, writeTab } from "./api.js";
 import { NotAConversation, newConversation } from "./conversation.js";
-import { button, made, setText } from "./element.js";
-import { asJson, asMarkdown, download, fileName, readFile } from "./files.js";
-import { MOST_CONVERSATIONS } from "./store.js";
+import { at, make, makeButton, setList, setText } from "./element.js";
+import { asJson, asMarkdown, download, fileName, MOST_CONVERSATIONS, readFile, Store } from "./store.js";
 
 const OPEN = "quire-open-conversation";
 
-// Where a browser keeps nothing, a tab begins anew.
-function openBefore() {
-  try {
-    return sessionStorage.getItem(OPEN);
-  } catch {
-    return null;
-  }
-}
-
-function rememberOpen(id) {
-  try {
-    sessionStorage.setItem(OPEN, id);
-  } catch {
-    return;
-  }
-}
-
 export class Conversations {
+  #store = new Store();
   #current = null;
   #changing = null;
 
-  // onOpen(conversation) when another one is to be shown.
-  constructor(page, store, onOpen) {
-    Object.assign(this, { page, store, onOpen });
-    page.newChat.addEventListener("click", () => this.begin());
-    page.exportAll.addEventListener("click", async () => {
-      download("conversations.json", "application/json", asJson(await store.all()));
+  // onOpen(conversation): show it.
+  constructor(onOpen) {
+    this.onOpen = onOpen;
+    at("new-chat").addEventListener("click", () => this.begin());
+    at("import").addEventListener("click", () => at("import-file").click());
+    at("import-file").addEventListener("change", () => this.#import());
+    at("export-all").addEventListener("click", async () => {
+      download("conversations.json", "application/json", asJson(await this.#store.all()));
     });
-    page.import.addEventListener("click", () => page.file.click());
-    page.file.addEventListener("change", () => this.#import());
-    page.deleteAll.addEventListener("click", () => this.#confirm("Delete all conversations?", () => this.#deleteAll()));
-    this.#actions();
-    // Another tab may have changed what is kept.
+    at("delete-all").addEventListener("click", () => confirmThen("Delete all conversations?", () => this.#deleteAll()));
+    at("actions-markdown").addEventListener("click", () => this.#export("text/markdown", "md", asMarkdown));
+    at("actions-json").addEventListener("click", () => this.#export("application/json", "json", (one) => asJson([one])));
+    at("actions-delete").addEventListener("click", () => {
+      at("actions").close();
+      confirmThen("Delete this conversation?", () => this.#delete(this.#changing.id));
+    });
+    at("actions-form").addEventListener("submit", () => {
+      this.#changing.title = at("actions-name").value.trim();
+      this.keep(this.#changing);
+    });
+    // Another tab may have changed the list.
     window.addEventListener("focus", () => this.show());
   }
 
-  // The one that this tab had open, or a new one.
+  // Opens the conversation that this tab had open before, or a new one.
   async start() {
-    await this.store.open();
-    const id = openBefore();
-    const kept = id ? await this.#get(id) : null;
+    await this.#store.open();
+    const id = readTab(OPEN);
+    const kept = id ? await this.#store.get(id) : null;
     if (kept) this.#open(kept);
     else this.begin();
-  }
-
-  async #get(id) {
-    try {
-      return await this.store.get(id);
-    } catch (error) {
-      if (error instanceof NotAConversation) return null;
-      throw error;
-    }
   }
 
   begin() {
@@ -67,106 +51,86 @@ export class Conversations {
 
   #open(conversation) {
     this.#current = conversation;
-    rememberOpen(conversation.id);
+    writeTab(OPEN, conversation.id);
     this.onOpen(conversation);
     this.show();
   }
 
-  // Keeps it, once there is something in it.
+  // An empty conversation is not stored.
   async keep(conversation) {
     if (!conversation.turns.length) return;
-    const kept = await this.store.put(conversation);
-    await this.show(kept ? "" : "This browser has no room for it: delete some conversations.");
+    const hasRoom = await this.#store.put(conversation);
+    await this.show(hasRoom ? "" : "This browser has no room for it: delete some conversations.");
   }
 
   async show(problem = "") {
-    const listed = await this.store.list();
-    this.page.list.replaceChildren(...listed.map((one) => this.#item(one)));
-    this.page.empty.hidden = listed.length > 0;
-    const rule = this.store.lasts
+    const kept = await this.#store.all();
+    const items = kept.map(({ id, title, changed }) => ({ id, title, changed, isOpen: id === this.#current.id }));
+    setList(at("conversations"), items, (item) => this.#makeItem(item));
+    at("conversations-empty").hidden = items.length > 0;
+    const rule = this.#store.lasts
       ? `Kept in this browser only, the newest ${MOST_CONVERSATIONS}.`
       : "This browser keeps nothing: they end with the tab.";
-    setText(this.page.note, problem || rule);
+    setText(at("conversations-note"), problem || rule);
   }
 
-  #item({ id, title, changed }) {
-    const item = made("li");
-    const open = button(title || "Without a title", "open", async () => {
-      const conversation = await this.#get(id);
-      if (conversation && id !== this.#current.id) this.#open(conversation);
-      else if (conversation) this.onOpen(this.#current);
+  #makeItem({ id, title, changed, isOpen }) {
+    const open = makeButton(title || "Without a title", "open", async () => {
+      if (id === this.#current.id) return this.onOpen(this.#current);
+      const conversation = await this.#store.get(id);
+      if (conversation) this.#open(conversation);
     });
     open.title = new Date(changed).toLocaleString();
-    if (id === this.#current.id) open.setAttribute("aria-current", "true");
-    const more = button("⋯", "more quiet", () => this.#change(id));
-    more.setAttribute("aria-label", `Rename, export or delete ${title || "this conversation"}`);
-    item.append(open, more);
-    return item;
-  }
-
-  #actions() {
-    const { dialog, form, title, markdown, json, remove } = this.page.actions;
-    const file = (kind, ending, text) => () => {
-      download(fileName(this.#changing.title, ending), kind, text(this.#changing));
-    };
-    markdown.addEventListener("click", file("text/markdown", "md", asMarkdown));
-    json.addEventListener("click", file("application/json", "json", (one) => asJson([one])));
-    remove.addEventListener("click", () => {
-      dialog.close();
-      this.#confirm("Delete this conversation?", () => this.#delete(this.#changing.id));
-    });
-    form.addEventListener("submit", async (event) => {
-      event.preventDefault();
-      this.#changing.title = title.value.trim();
-      dialog.close();
-      await this.keep(this.#changing);
-    });
+    if (isOpen) open.ariaCurrent = "true";
+    const more = makeButton("⋯", "more quiet", () => this.#change(id));
+    more.ariaLabel = `Rename, export or delete ${title || "this conversation"}`;
+    return make("li", {}, open, more);
   }
 
   async #change(id) {
-    // The open one may have changed since it was kept.
-    this.#changing = id === this.#current.id ? this.#current : await this.#get(id);
+    // The open one may have changed since it was stored.
+    this.#changing = id === this.#current.id ? this.#current : await this.#store.get(id);
     if (!this.#changing) return;
-    this.page.actions.title.value = this.#changing.title;
-    this.page.actions.dialog.showModal();
+    at("actions-name").value = this.#changing.title;
+    at("actions").showModal();
+  }
+
+  #export(type, ending, write) {
+    download(fileName(this.#changing.title, ending), type, write(this.#changing));
   }
 
   async #delete(id) {
-    await this.store.delete(id);
+    await this.#store.delete(id);
     if (id === this.#current.id) this.begin();
     else await this.show();
   }
 
   async #deleteAll() {
-    await this.store.clear();
+    await this.#store.clear();
     this.begin();
   }
 
-  #confirm(question, then) {
-    const { dialog, text, yes } = this.page.confirm;
-    text.textContent = question;
-    yes.onclick = () => {
-      dialog.close();
-      then();
-    };
-    dialog.showModal();
-  }
-
   async #import() {
-    const { file } = this.page;
     let problem = "";
     let newest = null;
     try {
-      for (const conversation of await readFile(file.files[0])) {
-        if (!(await this.store.put(conversation))) problem = "This browser has no room for all of them.";
+      for (const conversation of await readFile(at("import-file").files[0])) {
+        if (!(await this.#store.put(conversation))) problem = "This browser has no room for all of them.";
         newest ??= conversation;
       }
     } catch (error) {
       if (!(error instanceof NotAConversation)) throw error;
       problem = "This file holds no conversations that were exported here.";
     }
-    file.value = "";
+    at("import-file").value = "";
     if (newest) this.#open(newest);
     await this.show(problem);
   }
+}
+
+function confirmThen(question, act) {
+  at("confirm-text").textContent = question;
+  at("confirm").returnValue = "";
+  at("confirm").onclose = () => at("confirm").returnValue === "yes" && act();
+  at("confirm").showModal();
 }

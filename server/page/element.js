@@ -1,19 +1,60 @@
-// Elements without markup: text becomes text nodes.
+// Finds and makes the page's elements. No element is made of markup: text stays text.
 
-export function made(kind, name = "", text = "") {
+const SAID_MS = 1600;
+const drawn = new WeakMap();
+
+export const at = (id) => document.getElementById(id);
+
+// properties: an object of the element's properties; a string is its class.
+export function make(kind, properties = {}, ...content) {
   const element = document.createElement(kind);
-  if (name) element.className = name;
-  if (text) element.textContent = text;
+  Object.assign(element, typeof properties === "string" ? { className: properties } : properties);
+  element.append(...content);
   return element;
 }
 
-export function button(text, name, onClick) {
-  const element = made("button", name, text);
-  element.type = "button";
-  element.addEventListener("click", onClick);
-  return element;
+export function makeButton(text, className, onclick) {
+  return make("button", { type: "button", className, onclick }, text);
 }
 
+export function makeRow(texts, lastClass, lastText) {
+  return make("tr", {}, ...texts.map((text) => make("td", {}, text)), make("td", lastClass, lastText));
+}
+
+// Text and lists that stay the same are not touched: a selection stays, and nothing is announced again.
 export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
+}
+
+export function setList(list, values, makeItem) {
+  const signature = JSON.stringify(values);
+  if (drawn.get(list) === signature) return;
+  drawn.set(list, signature);
+  list.replaceChildren(...values.map(makeItem));
+}
+
+export function makeCopyButton(label, getText) {
+  const show = (textContent, ariaLabel = textContent) => Object.assign(button, { textContent, ariaLabel });
+  const button = makeButton("", "copy", async () => {
+    show((await copy(getText())) ? "Copied" : "Not copied");
+    setTimeout(show, SAID_MS, "Copy", label);
+  });
+  return show("Copy", label);
+}
+
+// Without a secure context a browser has no clipboard but the old one, which copies a selection.
+async function copy(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch {
+    const before = document.activeElement;
+    const field = make("textarea", { className: "away", value: text });
+    document.body.append(field);
+    field.select();
+    const isCopied = document.execCommand("copy");
+    field.remove();
+    before?.focus();
+    return isCopied;
+  }
 }

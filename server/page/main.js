@@ -1,163 +1,112 @@
-// Puts the page together.
+// Puts the page together: connects its parts, and listens to its buttons and keys.
 
 import { onKeyNeeded, useKey } from "./api.js";
 import { Chat } from "./chat.js";
-import { Composer } from "./composer.js";
 import { Conversations } from "./conversations.js";
-import { setText } from "./element.js";
-import { Memory } from "./memory.js";
-import { Models } from "./models.js";
-import { Replicas } from "./replicas.js";
-import { Settings } from "./settings.js";
-import { listen, showHelp } from "./shortcuts.js";
-import { Store } from "./store.js";
-import { Turns } from "./turns.js";
+import { at, make } from "./element.js";
+import { newestMap, startMemory, watchMemory } from "./memory.js";
+import { startReplicas } from "./replicas.js";
+import * as settings from "./settings.js";
+import { showTurns } from "./turns.js";
 
 const VIEWS = ["list", "chat", "memory"];
-const at = (id) => document.getElementById(id);
+const COMMAND = /Mac|iPhone|iPad/.test(navigator.platform) ? "⌘" : "Ctrl";
+const ALT = COMMAND === "⌘" ? "⌥" : "Alt";
 
-function show(view) {
-  document.querySelector("main").dataset.view = view;
-  for (const name of VIEWS) at(`show-${name}`).setAttribute("aria-pressed", String(name === view));
-}
-
-function state(kind, text, note) {
-  const element = at("state");
-  if (element.dataset.kind !== kind) element.dataset.kind = kind;
-  setText(element.querySelector("span"), text);
-  const shown = at("memory-note");
-  shown.hidden = !note;
-  setText(shown, note);
-}
-
-const memory = new Memory(
-  {
-    memory: at("memory"),
-    poolBar: at("pool-bar"),
-    poolLegend: at("pool-legend"),
-    poolSum: at("pool-sum"),
-    map: at("map"),
-    canvas: at("map-canvas"),
-    cursor: at("map-cursor"),
-    fact: at("map-fact"),
-    mapSum: at("map-sum"),
-    mapEmpty: at("map-empty"),
-    mapLegend: at("map-legend"),
-    tip: at("tip"),
-    sequences: at("sequences"),
-    sequencesSum: at("sequences-sum"),
-    sequencesEmpty: at("sequences-empty"),
-    cells: { article: at("cells-part"), sum: at("cells-sum"), list: at("cells") },
-    curves: at("curves"),
-    requests: at("requests"),
-    requestsEmpty: at("requests-empty"),
+const chat = new Chat({
+  onChange: (conversation) => conversations.keep(conversation),
+  onTurns: (conversation) => {
+    showTurns(conversation);
+    // The turn may have loaded one model and unloaded another.
+    if (settings.comeAndGo()) settings.refreshModels().catch(() => {});
   },
-  state,
-);
+  look: newestMap,
+  loads: settings.isAway,
+  describeWait: settings.describeWait,
+});
 
-const replicas = new Replicas({ article: at("replicas-part"), sum: at("replicas-sum"), rows: at("replicas") });
+const conversations = new Conversations((conversation) => {
+  if (conversation !== chat.conversation) chat.open(conversation);
+  useModel(conversation);
+  settings.sumUpSettings(conversation);
+  goToPrompt();
+});
 
-const turns = new Turns({ list: at("turns"), empty: at("turns-empty"), sum: at("turns-sum") });
-
-const models = new Models(at("model"), (model) => {
-  chat.conversation.model = model;
+settings.onModelChosen(() => {
+  chat.conversation.model = settings.chosenModel();
   conversations.keep(chat.conversation);
   watch();
 });
 
-const chat = new Chat(
-  { messages: at("messages"), welcome: at("welcome"), prompt: at("prompt"), send: at("send"), stop: at("stop") },
-  {
-    onChange: (conversation) => conversations.keep(conversation),
-    onTurns: (conversation) => {
-      turns.show(conversation);
-      // It may have loaded a model, and others may have gone.
-      if (models.comeAndGo) models.refresh().catch(() => {});
-    },
-    look: () => memory.told?.map ?? null,
-    loads: () => models.isAway,
-    waitsFor: () => models.waitsFor(),
-  },
-);
-
-const settings = new Settings(
-  {
-    dialog: at("settings"),
-    form: at("settings-form"),
-    system: at("system"),
-    sampling: at("sampling"),
-    thinking: at("thinking"),
-  },
-  (conversation) => {
-    sumUp(conversation);
-    conversations.keep(conversation);
-  },
-);
-
-const conversations = new Conversations(
-  {
-    list: at("conversations"),
-    empty: at("conversations-empty"),
-    note: at("conversations-note"),
-    newChat: at("new-chat"),
-    import: at("import"),
-    file: at("import-file"),
-    exportAll: at("export-all"),
-    deleteAll: at("delete-all"),
-    actions: {
-      dialog: at("actions"),
-      form: at("actions-form"),
-      title: at("actions-name"),
-      markdown: at("actions-markdown"),
-      json: at("actions-json"),
-      remove: at("actions-delete"),
-    },
-    confirm: { dialog: at("confirm"), text: at("confirm-text"), yes: at("confirm-yes") },
-  },
-  new Store(),
-  (conversation) => {
-    if (conversation !== chat.conversation) chat.open(conversation);
-    useModel(conversation);
-    sumUp(conversation);
-    show("chat");
-    at("prompt").focus({ preventScroll: true });
-  },
-);
-
-new Composer(
-  { composer: at("composer"), prompt: at("prompt") },
-  { onSend: (text) => chat.send(text), onEditLast: () => chat.editLast() },
-);
-
-// What of the settings is not as the server has it.
-function sumUp({ system, sampling }) {
-  const parts = system.trim() ? ["system prompt"] : [];
-  for (const [name, value] of Object.entries(sampling)) {
-    parts.push(name === "thinking" ? "no thoughts" : `${name.replace("_", " ")} ${value}`);
-  }
-  setText(at("settings-sum"), parts.join(" · "));
-}
-
 function useModel(conversation) {
-  models.choose(conversation.model);
-  // Before it is known which there are, the one that was chosen stays.
-  conversation.model = models.chosen ?? conversation.model;
+  settings.chooseModel(conversation.model);
+  // Until the server has listed its models, the conversation keeps its own.
+  conversation.model = settings.chosenModel() ?? conversation.model;
   watch();
 }
 
 function watch() {
-  memory.watch(models.comeAndGo ? models.chosen : null);
+  watchMemory(settings.comeAndGo() ? settings.chosenModel() : null);
 }
 
+function show(view) {
+  document.querySelector("main").dataset.view = view;
+  for (const name of VIEWS) at(`show-${name}`).ariaPressed = String(name === view);
+}
+
+function goToPrompt() {
+  show("chat");
+  at("prompt").focus({ preventScroll: true });
+}
+
+function openSettings() {
+  const { conversation } = chat;
+  settings.openSettings(conversation, () => {
+    settings.sumUpSettings(conversation);
+    conversations.keep(conversation);
+  });
+}
+
+// --- shortcuts of the keyboard -------------------------------------------------------------------
+
+// code names a key by its place: with Alt, a Mac's keys write other letters.
+const SHORTCUTS = [
+  { keys: ["Enter"], does: "Send the message" },
+  { keys: ["Shift", "Enter"], does: "Begin a new line" },
+  { keys: ["Esc"], does: "Stop the answer", code: "Escape", act: () => (chat.isBusy ? chat.stop() : false) },
+  { keys: ["↑"], does: "Edit the last message, in the empty box" },
+  { keys: [ALT, "N"], does: "New chat", code: "KeyN", alt: true, act: () => conversations.begin() },
+  { keys: [ALT, "R"], does: "Regenerate the last answer", code: "KeyR", alt: true, act: () => chat.regenerate() },
+  { keys: [ALT, "S"], does: "Settings of this conversation", code: "KeyS", alt: true, act: openSettings },
+  { keys: [ALT, "M"], does: "Go to the message box", code: "KeyM", alt: true, act: goToPrompt },
+  { keys: [COMMAND, "/"], does: "Show these shortcuts", code: "Slash", command: true, act: () => at("help").showModal() },
+];
+
+for (const { keys, does } of SHORTCUTS) {
+  at("shortcuts").append(make("dt", {}, ...keys.map((key) => make("kbd", {}, key))), make("dd", {}, does));
+}
+
+document.addEventListener("keydown", (event) => {
+  // A dialog has keys of its own.
+  if (document.querySelector("dialog[open]") || event.isComposing || event.defaultPrevented || event.shiftKey) return;
+  const shortcut = SHORTCUTS.find(
+    ({ code, alt = false, command = false }) =>
+      code === event.code && alt === event.altKey && command === (event.ctrlKey || event.metaKey),
+  );
+  if (shortcut && shortcut.act() !== false) event.preventDefault();
+});
+
+// --- the start, and the API key -----------------------------------------------------------------
+
 async function begin() {
-  memory.start();
+  startMemory();
   try {
-    await models.refresh();
+    await settings.refreshModels();
   } catch {
     return;
   }
   useModel(chat.conversation);
-  replicas.start();
+  startReplicas();
   at("key-form").hidden = true;
   at("key-note").textContent = "";
 }
@@ -177,36 +126,10 @@ at("key-form").addEventListener("submit", (event) => {
   event.target.dataset.tried = "yes";
   begin();
 });
-
-function openSettings() {
-  settings.open(chat.conversation);
-}
-
-function focusPrompt() {
-  show("chat");
-  at("prompt").focus();
-}
-
-function help() {
-  at("help").showModal();
-}
-
-showHelp(at("shortcuts"));
-listen({
-  stop: () => (chat.isBusy ? chat.stop() : false),
-  newChat: () => conversations.begin(),
-  regenerate: () => chat.regenerate(),
-  settings: openSettings,
-  message: focusPrompt,
-  help,
-});
 at("stop").addEventListener("click", () => chat.stop());
 at("open-settings").addEventListener("click", openSettings);
-at("show-help").addEventListener("click", help);
-at("help-close").addEventListener("click", () => at("help").close());
-at("confirm-no").addEventListener("click", () => at("confirm").close());
+at("show-help").addEventListener("click", () => at("help").showModal());
 for (const name of VIEWS) at(`show-${name}`).addEventListener("click", () => show(name));
-// With the list of what is kept, whether or not the server can be reached.
+// The stored conversations are shown even where the server cannot be reached.
 await conversations.start();
-at("prompt").focus({ preventScroll: true });
 begin();

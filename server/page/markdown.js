@@ -1,9 +1,100 @@
-// Markdown as blocks of HTML, which safe.js makes elements of. A block of code is its text.
+// Shows a model's text while it is being written: Markdown in blocks, and code in colours. The text may
+// come from anywhere: only the elements and attributes of RULES pass. A block that stays the same keeps
+// its element, so that nothing flickers.
 
+import { make, makeCopyButton, setText } from "./element.js";
+import DOMPurify from "./vendor/dompurify-3.4.18/purify.js";
+import highlight from "./vendor/highlight-11.12.0/core.js";
 import MarkdownIt from "./vendor/markdown-it-15.0.3/markdown-it.js";
-import { ADDRESS } from "./safe.js";
 
-// Deeper than anybody writes; what is, is shown as it was written.
+// --- sanitising the libraries' HTML --------------------------------------------------------------
+
+const ADDRESS = /^(?:https?:\/\/|mailto:)/i;
+const CLASS = /^(?:language-[\w+#.-]{1,40}|hljs-[\w-]{1,40}|level-[1-6]|task|(?:left|center|right))$/;
+const RULES = {
+  ALLOWED_TAGS: [
+    "a", "blockquote", "br", "code", "em", "h3", "hr", "li", "ol", "p", "pre", "s", "span", "strong",
+    "table", "tbody", "td", "th", "thead", "tr", "ul",
+  ],
+  ALLOWED_ATTR: ["class", "href", "start"],
+  ADD_URI_SAFE_ATTR: ["start"],
+  ALLOWED_URI_REGEXP: ADDRESS,
+  ALLOW_ARIA_ATTR: false,
+  ALLOW_DATA_ATTR: false,
+  RETURN_DOM_FRAGMENT: true,
+};
+
+DOMPurify.addHook("uponSanitizeAttribute", (_, attribute) => {
+  if (attribute.attrName !== "class") return;
+  attribute.attrValue = attribute.attrValue.split(/\s+/).filter((name) => CLASS.test(name)).join(" ");
+  if (!attribute.attrValue) attribute.keepAttr = false;
+});
+
+DOMPurify.addHook("afterSanitizeAttributes", (element) => {
+  if (element.tagName !== "A") return;
+  element.setAttribute("target", "_blank");
+  element.setAttribute("rel", "noopener noreferrer nofollow");
+});
+
+const sanitize = (html) => DOMPurify.sanitize(html, RULES);
+
+// --- code ----------------------------------------------------------------------------------------
+
+const GRAMMARS = "./vendor/highlight-11.12.0";
+const LONGEST_CODE_CHARS = 60_000;
+// Code that is still being written is coloured anew for each piece.
+const LONGEST_OPEN_CODE_CHARS = 6_000;
+const LANGUAGES = new Set([
+  "bash", "c", "cpp", "css", "diff", "dockerfile", "go", "ini", "java", "javascript", "json", "kotlin",
+  "makefile", "markdown", "python", "ruby", "rust", "shell", "sql", "swift", "typescript", "xml", "yaml",
+]);
+const OTHER_NAMES = new Map(Object.entries({
+  "c++": "cpp", cc: "cpp", cxx: "cpp", h: "c", hpp: "cpp", console: "shell", docker: "dockerfile",
+  golang: "go", html: "xml", js: "javascript", jsonc: "json", jsx: "javascript", kt: "kotlin",
+  make: "makefile", md: "markdown", mjs: "javascript", patch: "diff", py: "python", python3: "python",
+  rb: "ruby", rs: "rust", sh: "bash", svg: "xml", toml: "ini", ts: "typescript", tsx: "typescript",
+  yml: "yaml", zsh: "bash",
+}));
+
+// Resolves to the language once its grammar is loaded; to null for a language without a grammar.
+async function loadGrammar(name) {
+  const lower = name.toLowerCase();
+  const language = OTHER_NAMES.get(lower) ?? lower;
+  if (!LANGUAGES.has(language)) return null;
+  const grammar = await import(`${GRAMMARS}/${language}.js`);
+  if (!highlight.getLanguage(language)) highlight.registerLanguage(language, grammar.default);
+  return language;
+}
+
+class CodeBlock {
+  #code = make("code");
+  #language;
+  #drawn = "";
+  #text = "";
+
+  constructor(language) {
+    // Without its grammar the code stays without colours.
+    this.#language = loadGrammar(language).catch(() => null);
+    const copy = makeCopyButton("Copy code", () => this.#text);
+    const head = make("div", "code-head", make("span", {}, language), copy);
+    this.element = make("div", "code", head, make("pre", { tabIndex: 0 }, this.#code));
+  }
+
+  // isOpen: more of the code may follow.
+  async show(text, isOpen) {
+    this.#text = text;
+    setText(this.#code, text);
+    if (text.length > (isOpen ? LONGEST_OPEN_CODE_CHARS : LONGEST_CODE_CHARS)) return;
+    const language = await this.#language;
+    if (!language || this.#text !== text || this.#drawn === text) return;
+    this.#drawn = text;
+    this.#code.replaceChildren(sanitize(highlight.highlight(text, { language, ignoreIllegals: true }).value));
+  }
+}
+
+// --- Markdown -------------------------------------------------------------------------------------
+
+// A block with deeper nesting is shown as plain text.
 const DEEPEST = 32;
 const LONGEST_BLOCK_CHARS = 60_000;
 const TASK = /^\[([ xX])\]\s/;
@@ -14,7 +105,7 @@ parser.validateLink = (address) => ADDRESS.test(address);
 parser.renderer.rules.image = (tokens, place) => image(tokens, place);
 parser.core.ruler.push("page", ({ tokens }) => tokens.forEach((token, place) => adapt(token, tokens[place - 2])));
 
-// An image is never fetched: it is a link, or its description where there is a link around it.
+// An image is never fetched: a link stands for it, or only its description where a link is around it.
 function image(tokens, place) {
   const escape = parser.utils.escapeHtml;
   const token = tokens[place];
@@ -25,8 +116,8 @@ function image(tokens, place) {
   return around ? text : `<a href="${escape(token.attrGet("src"))}">${text}</a>`;
 }
 
-// The page's own headings stand above those of a text, whatever their level; alignment is a class, as no
-// style of a text is let through; and tasks have boxes.
+// Makes each heading a third-level one, below the page's own. Makes a cell's alignment a class, as RULES
+// have no style. Gives tasks their boxes.
 function adapt(token, itemOpen) {
   if (token.type === "heading_open" || token.type === "heading_close") {
     if (token.nesting === 1) token.attrJoin("class", `level-${token.tag[1]}`);
@@ -43,7 +134,6 @@ function adapt(token, itemOpen) {
   }
 }
 
-// Whether elements would stand in each other deeper than DEEPEST.
 function isTooDeep(tokens) {
   let depth = 0;
   for (const token of tokens) {
@@ -54,8 +144,8 @@ function isTooDeep(tokens) {
   return false;
 }
 
-// The blocks that stand beside each other, in order. line: where one begins.
-export function blocksOf(text) {
+// Returns the top-level blocks in order. line: the first line of a block.
+function parseBlocks(text) {
   if (longestBlock(text) > LONGEST_BLOCK_CHARS) return [{ kind: "plain", text, line: 0 }];
   const env = {};
   const tokens = parser.parse(text, env);
@@ -79,10 +169,85 @@ export function blocksOf(text) {
   return blocks;
 }
 
-// In characters, of what no empty line divides and is no code: what the time that parsing takes can rise
-// with faster than its length.
+// Returns the length of the longest paragraph. The time of parsing rises faster than this length.
 function longestBlock(text) {
   let longest = 0;
   for (const part of text.split(/\n\s*\n|\n {0,3}(?:```|~~~)/)) longest = Math.max(longest, part.length);
   return longest;
+}
+
+function makeBlock(block) {
+  if (block.kind === "plain") return make("p", "plain", block.text);
+  const element = make("div", "block", sanitize(block.text));
+  for (const code of element.querySelectorAll("pre > code")) replaceNested(code);
+  for (const table of element.querySelectorAll("table")) {
+    const frame = make("div", { className: "wide", tabIndex: 0 });
+    table.replaceWith(frame);
+    frame.append(table);
+  }
+  return element;
+}
+
+// Code in a list or a quotation.
+function replaceNested(code) {
+  const block = new CodeBlock(/^language-(.*)$/.exec(code.className)?.[1] ?? "");
+  code.parentElement.replaceWith(block.element);
+  block.show(code.textContent.replace(/\n$/, ""), false);
+}
+
+export class MarkdownView {
+  #target;
+  #shown = [];
+  #settledChars = 0;
+  #settledBlocks = 0;
+
+  constructor(target) {
+    this.#target = target;
+  }
+
+  // text begins with the text of the call before.
+  write(text) {
+    const rest = text.slice(this.#settledChars);
+    const blocks = parseBlocks(rest);
+    this.#reconcile(this.#settledBlocks, blocks, true);
+    this.#settle(rest, blocks);
+  }
+
+  // Parses the whole text: a reference in a settled block may be defined further below.
+  end(text) {
+    this.#reconcile(0, parseBlocks(text), false);
+  }
+
+  // Settled blocks are not parsed again: all but the last one, once the last one has a whole line.
+  #settle(rest, blocks) {
+    const last = blocks.at(-1);
+    if (blocks.length < 2 || rest.includes("\r")) return;
+    let place = 0;
+    for (let line = 0; line < last.line; line += 1) place = rest.indexOf("\n", place) + 1;
+    if (!rest.includes("\n", place)) return;
+    this.#settledChars += place;
+    this.#settledBlocks += blocks.length - 1;
+  }
+
+  #reconcile(first, blocks, isOpen) {
+    blocks.forEach((block, number) => {
+      const place = first + number;
+      const open = isOpen && number === blocks.length - 1;
+      const shown = this.#shown[place];
+      const same = shown?.kind === block.kind && shown.language === block.language;
+      if (same && block.kind === "code") shown.code.show(block.text, open);
+      else if (!same || shown.text !== block.text) this.#put(place, block, open);
+    });
+    for (const old of this.#shown.splice(first + blocks.length)) old.element.remove();
+  }
+
+  #put(place, block, open) {
+    const code = block.kind === "code" ? new CodeBlock(block.language) : null;
+    code?.show(block.text, open);
+    const element = code?.element ?? makeBlock(block);
+    const old = this.#shown[place];
+    if (old) old.element.replaceWith(element);
+    else this.#target.append(element);
+    this.#shown[place] = { ...block, code, element };
+  }
 }

@@ -1,273 +1,219 @@
-// The memory view: asks twice a second while somebody looks, and draws what has changed.
+// The memory view: asks for GET /memory twice a second, and draws the parts that have changed.
 
-import { ask, ServerError } from "./api.js";
-import { drawSample, LEGEND } from "./block_shapes.js";
-import { Cells } from "./cells.js";
-import { Curves } from "./curves.js";
-import { made, setText } from "./element.js";
-import { bytes, count, hue, mib, PARTS, rate, seconds } from "./format.js";
-import { MemoryMap } from "./memory_map.js";
+import { askJson, poll, RETRY_MS, ServerError } from "./api.js";
+import * as curves from "./curves.js";
+import { at, make, makeRow, setList, setText } from "./element.js";
+import { bytes, count, decimal, hue, mib, percent, rate, seconds } from "./format.js";
+import { highlight, updateMap } from "./memory_map.js";
 
 const POLL_MS = 500;
-const RETRY_MS = 2000;
 const OLD_S = 2.5;
-const LISTED_SEQUENCES = 64;
+const LISTED = 64;
+const KEEPS = { system: "system prompt", user: "question", end: "end of a turn", waypoint: "on the way" };
 
-export class Memory {
-  #timer = null;
-  #asking = false;
-  #blocked = false;
-  #frame = 0;
-  #rows = new Map();
-  #newestRequest = null;
+// The parts of the capacity, in the order of a block's life.
+const PARTS = [
+  ["live", "Live tokens", "K and V of open sequences"],
+  ["partial_tail", "Partial tails", "unused ends of their blocks"],
+  ["mapped_ahead", "Mapped ahead", "blocks that hold no token yet"],
+  ["cached", "Cached", "kept for prompts that begin alike"],
+  ["quarantined", "Quarantined", "waiting for the device or for their return"],
+  ["free", "Free", "can be handed out"],
+].map(([name, title, meaning]) => {
+  const segment = make("i", name);
+  const value = make("b");
+  at("pool-bar").append(segment);
+  at("pool-legend").append(make("li", { title: meaning }, make("i", `swatch ${name}`), make("span", {}, title), value));
+  return { name, title, segment, value };
+});
 
-  constructor(page, onState) {
-    this.page = page;
-    this.onState = onState;
-    this.told = null;
-    // The model whose memory is shown; null where there is but one.
-    this.model = null;
-    this.map = new MemoryMap(page);
-    this.curves = new Curves(page.curves);
-    this.cells = new Cells(page.cells);
-    this.#legends();
-    document.addEventListener("visibilitychange", () => this.#wake());
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
-      this.#samples();
-      this.map.draw();
-    });
+// The newest answer of GET /memory; null before the first.
+let newest = null;
+// The model of the shown memory; null where the server has one model.
+let model = null;
+let frame = 0;
+
+export const newestMap = () => newest?.map ?? null;
+
+export function watchMemory(watched) {
+  if (watched === model) return;
+  model = watched;
+  newest = null;
+  curves.clear();
+  at("memory").classList.add("unknown");
+}
+
+export const startMemory = poll(async () => {
+  const asked = model;
+  try {
+    const answer = await askJson(asked === null ? "/memory" : `/memory?model=${encodeURIComponent(asked)}`);
+    if (asked !== model) return POLL_MS;
+    newest = answer;
+    const { pool } = newest.map;
+    if (pool && newest.age_s < OLD_S) curves.add(performance.now() / 1000 - newest.age_s, pool);
+    showState();
+    // Draw at most once a frame.
+    frame ||= requestAnimationFrame(show);
+    return POLL_MS;
+  } catch (error) {
+    showFailure(error);
+    return error.status === 401 ? null : RETRY_MS;
   }
+});
 
-  start() {
-    this.#blocked = false;
-    this.#wake();
-  }
+function setState(kind, text, note = "") {
+  at("state").dataset.kind = kind;
+  setText(at("state").querySelector("span"), text);
+  at("memory-note").hidden = !note;
+  setText(at("memory-note"), note);
+}
 
-  // Another model's memory is another picture.
-  watch(model) {
-    if (model === this.model) return;
-    this.model = model;
-    this.told = null;
-    this.curves.clear();
-    this.page.memory.classList.add("unknown");
-  }
+function showState() {
+  const { engine_alive: isAlive, age_s: age, map } = newest;
+  const shown = `What is shown is ${seconds(age)} old`;
+  const waits = map.waiting ? `, ${map.waiting} waiting` : "";
+  if (!isAlive) setState("dead", "Engine ended", `The engine has ended. ${shown}; restart the server.`);
+  else if (age > OLD_S) setState("old", "No answer", `The engine does not answer: it is in a long step, or stuck. ${shown}.`);
+  else if (map.running + map.waiting > 0) setState("busy", `${map.running} running${waits}`);
+  else setState("idle", "Idle");
+}
 
-  #wake() {
-    clearTimeout(this.#timer);
-    if (!document.hidden && !this.#asking && !this.#blocked) this.#poll();
+function showFailure(error) {
+  if (!(error instanceof ServerError)) {
+    setState("dead", "Page error", "Something on this page went wrong.");
+    throw error;
   }
+  const note = error.message + (newest ? " What is shown is from before." : "");
+  if (error.status === 401) setState("key", "Key needed");
+  else if (error.status === 0) setState("dead", "Not reachable", note);
+  else if (model === null) setState("dead", "No figures", note);
+  else setState("idle", "Not loaded", note);
+}
 
-  async #poll() {
-    this.#asking = true;
-    let pause = POLL_MS;
-    const { model } = this;
-    const path = model === null ? "/memory" : `/memory?model=${encodeURIComponent(model)}`;
-    try {
-      const told = await (await ask(path)).json();
-      if (model !== this.model) return;
-      this.told = told;
-      const pool = told.map.pool;
-      if (pool && told.age_s < OLD_S) this.curves.add(performance.now() / 1000 - told.age_s, pool);
-      this.#state(told);
-      this.#show();
-    } catch (error) {
-      pause = RETRY_MS;
-      this.#blocked = error instanceof ServerError && error.status === 401;
-      this.#failed(error);
-    } finally {
-      this.#asking = false;
-      if (!document.hidden && !this.#blocked) this.#timer = setTimeout(() => this.#wake(), pause);
-    }
-  }
+function show() {
+  frame = 0;
+  // watchMemory() may have changed the model since.
+  if (!newest) return;
+  at("memory").classList.remove("unknown");
+  if (newest.map.pool) showPool(newest.map);
+  updateMap(newest.map);
+  showHeaps(newest.map);
+  showSequences(newest.map);
+  showCells(newest.map);
+  curves.draw();
+  at("requests-empty").hidden = newest.requests.length > 0;
+  setList(at("requests"), newest.requests, makeRequest);
+}
 
-  #state(told) {
-    const age = seconds(told.age_s);
-    if (!told.engine_alive) {
-      this.onState("dead", "Engine ended", `The engine has ended. What is shown is ${age} old; restart the server.`);
-    } else if (told.age_s > OLD_S) {
-      this.onState("old", "No answer", `The engine does not answer: it is in a long step, or stuck. What is shown is ${age} old.`);
-    } else if (told.map.running + told.map.waiting > 0) {
-      const waits = told.map.waiting ? `, ${told.map.waiting} waiting` : "";
-      this.onState("busy", `${told.map.running} running${waits}`, "");
-    } else {
-      this.onState("idle", "Idle", "");
-    }
-  }
+function showPool({ pool, shared_saved_bytes: saved }) {
+  const words = PARTS.map(({ name, title, segment, value }) => {
+    const size = pool[`${name}_bytes`];
+    segment.style.flexGrow = size / pool.capacity_bytes;
+    segment.classList.toggle("none", size === 0);
+    setText(value, mib(size));
+    value.dataset.bytes = size;
+    return `${title} ${mib(size)}`;
+  });
+  at("pool-bar").ariaLabel = `Of ${mib(pool.capacity_bytes)}: ${words.join(", ")}`;
+  const parts = [`${mib(pool.capacity_bytes)} budget`, `${mib(pool.committed_bytes)} committed`];
+  if (saved) parts.push(`${mib(saved)} saved by sharing`);
+  setText(at("pool-sum"), parts.join(" · "));
+}
 
-  #failed(error) {
-    const shown = this.told ? " What is shown is from before." : "";
-    if (this.#blocked) this.onState("key", "Key needed", "");
-    else if (error instanceof ServerError) {
-      const kind = error.status === 0 ? "Not reachable" : this.model === null ? "No figures" : "Not loaded";
-      this.onState(error.status === 0 || this.model === null ? "dead" : "idle", kind, error.message + shown);
-    } else {
-      this.onState("dead", "Page error", "Something on this page went wrong.");
-      throw error;
-    }
-  }
+function showHeaps({ geometry, heaps }) {
+  const parts = [
+    `${heaps.length} of ${count(geometry.max_heaps, "heap")}`,
+    `${count(geometry.blocks_per_heap, "block")} each`,
+    `${geometry.tokens_per_block} tokens, ${bytes(geometry.block_bytes)} a block`,
+  ];
+  setText(at("map-sum"), parts.join(" · "));
+  at("map-empty").hidden = heaps.length > 0;
+  const unmade = geometry.max_heaps - heaps.length;
+  at("map").ariaLabel = `Blocks of ${count(heaps.length, "heap")}; ${unmade} not made yet`;
+}
 
-  #show() {
-    if (this.#frame) return;
-    this.#frame = requestAnimationFrame(() => {
-      this.#frame = 0;
-      // Another model may be looked at by now.
-      if (!this.told) return;
-      this.page.memory.classList.remove("unknown");
-      this.#pool();
-      this.map.update(this.told.map);
-      this.#mapSum();
-      this.#sequences();
-      this.cells.show(this.told.map);
-      this.curves.draw();
-      this.#requests();
-    });
-  }
+// --- sequences, and states of conversations -----------------------------------------------------
 
-  #legends() {
-    const { poolBar, poolLegend, mapLegend } = this.page;
-    this.parts = PARTS.map(([name, title, meaning]) => {
-      const segment = made("i", name);
-      poolBar.append(segment);
-      const item = made("li");
-      const value = made("b");
-      item.append(made("i", `swatch ${name}`), made("span", "", title), value);
-      item.title = meaning;
-      poolLegend.append(item);
-      return { name, title, segment, value };
-    });
-    for (const [kind, title] of LEGEND) {
-      const item = made("li");
-      const sample = made("canvas", "sample");
-      sample.dataset.kind = kind;
-      sample.setAttribute("aria-hidden", "true");
-      item.append(sample, made("span", "", title));
-      mapLegend.append(item);
-    }
-    this.#samples();
-  }
+// A row has the colour of its number.
+function makeColoured(number, className, track, facts) {
+  const swatch = make("i", "swatch owner");
+  const title = make("span", "title", `${number}`);
+  const row = make("li", className, swatch, title, track, make("span", "facts", facts.join(" · ")));
+  row.style.setProperty("--hue", hue(number));
+  row.dataset.id = number;
+  track.ariaHidden = "true";
+  return row;
+}
 
-  #samples() {
-    for (const sample of this.page.mapLegend.querySelectorAll("canvas")) {
-      drawSample(sample, sample.dataset.kind);
-    }
-  }
+at("sequences").addEventListener("pointerover", ({ target }) => highlight(Number(target.closest("li")?.dataset.id)));
+at("sequences").addEventListener("pointerleave", () => highlight(null));
 
-  #pool() {
-    const { pool, shared_saved_bytes: saved } = this.told.map;
-    if (!pool) return;
-    for (const { name, segment, value } of this.parts) {
-      const size = pool[`${name}_bytes`];
-      segment.style.flexGrow = size / pool.capacity_bytes;
-      segment.classList.toggle("none", size === 0);
-      setText(value, mib(size));
-      value.dataset.bytes = size;
-    }
-    const words = this.parts.map(({ name, title }) => `${title} ${mib(pool[`${name}_bytes`])}`);
-    this.page.poolBar.setAttribute("aria-label", `Of ${mib(pool.capacity_bytes)}: ${words.join(", ")}`);
-    const parts = [`${mib(pool.capacity_bytes)} budget`, `${mib(pool.committed_bytes)} committed`];
-    if (saved) parts.push(`${mib(saved)} saved by sharing`);
-    setText(this.page.poolSum, parts.join(" · "));
-  }
+function showSequences({ sequences, running, waiting, geometry }) {
+  const shown = sequences.slice(0, LISTED);
+  const longest = Math.max(1, ...shown.map((sequence) => sequence.most_tokens));
+  setList(at("sequences"), shown, (sequence) => makeSequence(sequence, longest, geometry.tokens_per_block));
+  at("sequences-empty").hidden = shown.length > 0;
+  const total = running + waiting;
+  const more = total > shown.length ? ` · the first ${shown.length} shown` : "";
+  setText(at("sequences-sum"), total ? `${running} running · ${waiting} waiting${more}` : "");
+}
 
-  #mapSum() {
-    const { geometry, heaps } = this.told.map;
-    const unmade = geometry.max_heaps - heaps.length;
-    const parts = [
-      `${heaps.length} of ${count(geometry.max_heaps, "heap")}`,
-      `${count(geometry.blocks_per_heap, "block")} each`,
-      `${geometry.tokens_per_block} tokens, ${bytes(geometry.block_bytes)} a block`,
-    ];
-    setText(this.page.mapSum, parts.join(" · "));
-    this.page.mapEmpty.hidden = heaps.length > 0;
-    this.page.map.setAttribute("aria-label", `Blocks of ${count(heaps.length, "heap")}; ${unmade} not made yet`);
+function makeSequence(sequence, longest, blockTokens) {
+  const { id, most_tokens: most, computed_tokens: computed, borrowed_blocks: borrowed, preemptions } = sequence;
+  const mapped = sequence.mapped_blocks * blockTokens;
+  const waits = sequence.status === "waiting";
+  const track = make("span", "track");
+  track.style.width = percent(most, longest);
+  for (const [name, tokens] of [["mapped", mapped], ["computed", computed], ["borrowed", borrowed * blockTokens]]) {
+    const part = make("i", name);
+    part.style.width = percent(tokens, most);
+    track.append(part);
   }
+  const facts = waits
+    ? [`waits with ${count(sequence.tokens, "token")}`]
+    : [`${decimal(computed)} computed`, `${decimal(mapped)} mapped`, `limit ${decimal(most)}`];
+  if (borrowed) facts.push(`${count(borrowed, "block")} shared`);
+  if (preemptions) facts.push(`preempted ${count(preemptions, "time")}`);
+  return makeColoured(id, waits ? "waits" : "", track, facts);
+}
 
-  #sequences() {
-    const { map } = this.told;
-    const shown = map.sequences.slice(0, LISTED_SEQUENCES);
-    const ids = new Set(shown.map((sequence) => sequence.id));
-    for (const [id, row] of this.#rows) {
-      if (ids.has(id)) continue;
-      row.element.remove();
-      this.#rows.delete(id);
-      this.map.highlight(null);
-    }
-    const longest = Math.max(1, ...shown.map((sequence) => sequence.most_tokens));
-    shown.forEach((sequence, place) => {
-      const row = this.#rows.get(sequence.id) ?? this.#newRow(sequence.id);
-      const list = this.page.sequences;
-      if (list.children[place] !== row.element) list.insertBefore(row.element, list.children[place] ?? null);
-      this.#fill(row, sequence, longest);
-    });
-    this.page.sequencesEmpty.hidden = shown.length > 0;
-    const total = map.running + map.waiting;
-    const more = total > shown.length ? ` · the first ${shown.length} shown` : "";
-    const sum = total ? `${map.running} running · ${map.waiting} waiting${more}` : "";
-    setText(this.page.sequencesSum, sum);
+// Only a model with recurrent layers has states, and this part of the page.
+function showCells({ pool, cells }) {
+  at("cells-part").hidden = !pool?.cells.cells;
+  if (at("cells-part").hidden) return;
+  const { cells: total, free, held, cached, waiting, cell_bytes: size } = pool.cells;
+  const kept = Object.values(cached).reduce((sum, number) => sum + number, 0);
+  const parts = [count(total, "cell"), `${held} held`, `${kept} cached`, `${waiting} waiting`, `${free} free`];
+  setText(at("cells-sum"), [...parts, `${bytes(size)} each`].join(" · "));
+  const longest = Math.max(1, ...cells.map((cell) => cell.position));
+  // The newest conversation comes first, and its cells in the order of their positions.
+  const conversations = new Map();
+  for (const cell of cells.toSorted((one, other) => one.position - other.position)) {
+    conversations.set(cell.conversation, [...(conversations.get(cell.conversation) ?? []), cell]);
   }
+  const shown = [...conversations].sort(([one], [other]) => other - one).slice(0, LISTED);
+  setList(at("cells"), shown, ([number, its]) => makeStates(number, its, longest));
+}
 
-  #newRow(id) {
-    const element = made("li");
-    element.dataset.id = id;
-    const row = { element, title: made("span", "title"), track: made("span", "track"), facts: made("span", "facts") };
-    for (const name of ["mapped", "computed", "borrowed"]) {
-      row[name] = made("i", name);
-      row.track.append(row[name]);
-    }
-    const swatch = made("i", "swatch owner");
-    for (const coloured of [swatch, row.mapped, row.computed]) coloured.style.setProperty("--hue", hue(id));
-    row.track.setAttribute("aria-hidden", "true");
-    element.append(swatch, row.title, row.track, row.facts);
-    element.addEventListener("pointerenter", () => this.map.highlight(id));
-    element.addEventListener("pointerleave", () => this.map.highlight(null));
-    this.#rows.set(id, row);
-    return row;
-  }
+function makeStates(number, cells, longest) {
+  const ticks = cells.map(({ position, holders }) => {
+    const tick = make("i", holders ? "tick held" : "tick");
+    tick.style.left = `calc(${percent(position, longest)} - 4px)`;
+    return tick;
+  });
+  const places = cells.map(({ position, keep }) => `${decimal(position)} ${KEEPS[keep]}`);
+  return makeColoured(number, "", make("span", "track", ...ticks), places);
+}
 
-  #fill(row, sequence, longest) {
-    const size = this.told.map.geometry.tokens_per_block;
-    const percent = (tokens) => `${Math.min(100, (tokens / longest) * 100)}%`;
-    const waiting = sequence.status === "waiting";
-    row.element.classList.toggle("waits", waiting);
-    setText(row.title, `${sequence.id}`);
-    row.track.style.width = percent(sequence.most_tokens);
-    const share = (tokens) => `${Math.min(100, (tokens / sequence.most_tokens) * 100)}%`;
-    row.mapped.style.width = share(sequence.mapped_blocks * size);
-    row.computed.style.width = share(sequence.computed_tokens);
-    row.borrowed.style.width = share(sequence.borrowed_blocks * size);
-    const facts = waiting
-      ? [`waits with ${count(sequence.tokens, "token")}`]
-      : [
-          `${sequence.computed_tokens.toLocaleString("en")} computed`,
-          `${(sequence.mapped_blocks * size).toLocaleString("en")} mapped`,
-          `limit ${sequence.most_tokens.toLocaleString("en")}`,
-        ];
-    if (sequence.borrowed_blocks) facts.push(`${count(sequence.borrowed_blocks, "block")} shared`);
-    if (sequence.preemptions) facts.push(`preempted ${count(sequence.preemptions, "time")}`);
-    setText(row.facts, facts.join(" · "));
-  }
-
-  #requests() {
-    const { requests } = this.told;
-    const newest = requests[0]?.number ?? 0;
-    this.page.requestsEmpty.hidden = requests.length > 0;
-    if (newest === this.#newestRequest) return;
-    this.#newestRequest = newest;
-    const rows = requests.map((request) => {
-      const row = made("tr");
-      const number = (value) => value.toLocaleString("en");
-      row.append(
-        made("td", "", number(request.number)),
-        made("td", "", number(request.prompt_tokens)),
-        made("td", "", number(request.cached_tokens)),
-        made("td", "", number(request.generated_tokens)),
-        made("td", "", seconds(request.first_token_s)),
-        made("td", "", rate(request.tokens_per_s)),
-        made("td", "", seconds(request.duration_s)),
-        made("td", `finish ${request.finish}`, request.finish),
-      );
-      return row;
-    });
-    this.page.requests.replaceChildren(...rows);
-  }
+function makeRequest(request) {
+  const figures = [
+    decimal(request.number),
+    decimal(request.prompt_tokens),
+    decimal(request.cached_tokens),
+    decimal(request.generated_tokens),
+    seconds(request.first_token_s),
+    rate(request.tokens_per_s),
+    seconds(request.duration_s),
+  ];
+  return makeRow(figures, `finish ${request.finish}`, request.finish);
 }

@@ -1,19 +1,130 @@
-// Every block of every heap as a cell: who has it by colour, and what it is for by shape.
+// The memory map: each block of each heap is a cell. The cell's colour names its sequence, its shape its
+// state.
 
-import { Brush, colours, drawBlock, SHAPES_FROM_PX, sharp } from "./block_shapes.js";
-import { count, expandOwners, expandSharers, STATES } from "./format.js";
+import { at, make } from "./element.js";
+import { count, hue } from "./format.js";
 
 const LARGEST_PX = 22;
 const SMALLEST_PX = 3;
+const SHAPES_FROM_PX = 7;
 const COMFORTABLE_PX = 400;
 const LABEL_PX = 30;
 const LABEL_HIGH_PX = 12;
-// By how much cells stand further apart at most, to fill the width.
+// Cells may stand this much further apart, to fill the width.
 const WIDER_PX = 2;
+const SAMPLE_PX = 14;
 
-// Cells of whole pixels, with what is left of the width between them, or between heaps that stand side by
-// side. There is room above for the first number where rows are lower than it.
-function grid(cell, rows, width, perHeap, heaps) {
+// By the letters of GET /memory: the words of the legend, and other words for a single block.
+const STATES = {
+  o: ["being written"],
+  s: ["sealed"],
+  shared: ["shared by several"],
+  c: ["cached"],
+  q: ["quarantined"],
+  r: ["going back", "on its way back to the system"],
+  d: ["free, holds memory", "free, still holding memory"],
+  f: ["free", "free, without memory"],
+};
+// The lines of a state's mark, in a cell that is 1 wide and high.
+const MARKS = {
+  c: [[[0, 1], [1, 0]]],
+  q: [[[0, 0], [1, 1]], [[1, 0], [0, 1]]],
+  r: [[[0.2, 0.6], [0.5, 0.25], [0.8, 0.6]]],
+};
+
+// A registered property resolves light-dark() to one colour, as a canvas needs it.
+const COLOURS = {
+  f: "--cell-free",
+  r: "--cell-free",
+  d: "--cell-dirty",
+  c: "--cell-cached",
+  q: "--cell-quarantined",
+  mark: "--cell-mark",
+  notch: "--surface",
+  text: "--muted",
+};
+for (const name of new Set(Object.values(COLOURS))) {
+  CSS.registerProperty({ name, syntax: "<color>", inherits: true, initialValue: "transparent" });
+}
+
+const map = at("map");
+const canvas = at("map-canvas");
+const cursor = at("map-cursor");
+const tip = at("tip");
+
+let data = null;
+let signature = "";
+let letters = "";
+let owners = new Int32Array(0);
+let sharers = new Int32Array(0);
+let grid = null;
+let chosen = null;
+let highlighted = null;
+
+export function updateMap(newest) {
+  data = newest;
+  const before = signature;
+  signature = JSON.stringify([data.heaps, data.owners, data.sharers, data.owner_ids]);
+  if (signature === before) return;
+  letters = data.heaps.join("");
+  owners = expandOwners(data.owners, letters.length);
+  sharers = expandSharers(data.sharers, letters.length);
+  drawMap();
+  if (document.activeElement === map && chosen !== null) choose(chosen, true);
+}
+
+// Makes the blocks of one sequence stand out; of none where no sequence has this id.
+export function highlight(id) {
+  if (Object.is(id, highlighted)) return;
+  highlighted = id;
+  drawMap();
+}
+
+// Expands [owner, count, owner, count, ...] to an owner for each block. -1 means that a block has none.
+export function expandOwners(runs, blocks) {
+  const expanded = new Int32Array(blocks).fill(-1);
+  let place = 0;
+  for (let i = 0; i < runs.length; i += 2) {
+    expanded.fill(runs[i], place, place + runs[i + 1]);
+    place += runs[i + 1];
+  }
+  return expanded;
+}
+
+// Expands [gap, count, sequences, gap, ...] to the number of sequences that share each block.
+export function expandSharers(runs, blocks) {
+  const expanded = new Int32Array(blocks);
+  let place = 0;
+  for (let i = 0; i < runs.length; i += 3) {
+    place += runs[i];
+    expanded.fill(runs[i + 2], place, place + runs[i + 1]);
+    place += runs[i + 1];
+  }
+  return expanded;
+}
+
+// --- the cells' places ---------------------------------------------------------------------------
+
+// Returns the grid of the largest cells with which all heaps fit. A heap is one row, or a few rows of the
+// same length where possible; many small heaps stand side by side. Where nothing fits the map scrolls.
+function layOut() {
+  const perHeap = data.geometry.blocks_per_heap;
+  const width = map.clientWidth - LABEL_PX - 2;
+  const rowsOf = (cell) => Math.ceil(perHeap / Math.floor(width / cell));
+  for (const isEven of [true, false]) {
+    for (let cell = LARGEST_PX; cell >= SMALLEST_PX; cell -= 1) {
+      const rows = rowsOf(cell);
+      if (isEven && perHeap % rows) continue;
+      const fitting = makeGrid(cell, rows, width, perHeap, data.heaps.length);
+      if (fitting.height <= COMFORTABLE_PX) return fitting;
+    }
+  }
+  return makeGrid(SMALLEST_PX, rowsOf(SMALLEST_PX), width, perHeap, data.heaps.length);
+}
+
+// Cells have whole pixels. The rest of the width goes between cells, or between heaps that stand side by
+// side. The top leaves room for the first heap's number where rows are lower than the number.
+function makeGrid(cell, rows, width, perHeap, heaps) {
   const columns = Math.ceil(perHeap / rows);
   const between = cell < SHAPES_FROM_PX ? 6 : LABEL_PX;
   const fitting = Math.max(1, Math.floor((width + between) / (columns * cell + between)));
@@ -25,200 +136,243 @@ function grid(cell, rows, width, perHeap, heaps) {
   const pitchY = rows * cell + (rows > 1 ? 9 : 3);
   const top = Math.max(0, Math.ceil((LABEL_HIGH_PX - cell) / 2));
   const height = top + Math.ceil(heaps / across) * pitchY + 3;
-  return { cell, wide, rows, columns, across, pitchX, pitchY, top, height, perHeap, heaps };
+  return { cell, wide, columns, across, pitchX, pitchY, top, height, perHeap, heaps };
 }
 
-export class MemoryMap {
-  #data = null;
-  #letters = "";
-  #owners = new Int32Array(0);
-  #sharers = new Int32Array(0);
-  #grid = null;
-  #chosen = null;
-  #highlighted = null;
-  #drawn = "";
+function placeOf(block) {
+  const { cell, wide, columns, across, pitchX, pitchY, top, perHeap } = grid;
+  const heap = Math.floor(block / perHeap);
+  const within = block % perHeap;
+  return [
+    LABEL_PX + Math.round((heap % across) * pitchX + (within % columns) * wide),
+    top + Math.floor(heap / across) * pitchY + Math.floor(within / columns) * cell,
+  ];
+}
 
-  constructor(page) {
-    this.page = page;
-    page.map.addEventListener("pointermove", (event) => this.#hover(event));
-    page.map.addEventListener("pointerleave", () => this.#leave());
-    page.map.addEventListener("keydown", (event) => this.#key(event));
-    page.map.addEventListener("blur", () => this.#leave());
-    page.map.addEventListener("focus", () => this.choose(this.#chosen ?? 0, true));
-    new ResizeObserver(() => this.draw()).observe(page.map);
+// null between cells.
+function blockAt(x, y) {
+  const { cell, wide, columns, across, pitchX, pitchY, top, perHeap } = grid;
+  const [acrossAt, down] = [Math.floor((x - LABEL_PX) / pitchX), Math.floor((y - top) / pitchY)];
+  const column = Math.floor((x - LABEL_PX - acrossAt * pitchX) / wide);
+  const row = Math.floor((y - top - down * pitchY) / cell);
+  const within = row * columns + column;
+  const block = (down * across + acrossAt) * perHeap + within;
+  const inside = acrossAt >= 0 && acrossAt < across && column < columns && row >= 0 && within < perHeap;
+  return inside && block >= 0 && block < letters.length ? block : null;
+}
+
+// --- drawing -------------------------------------------------------------------------------------
+
+function drawMap() {
+  if (!data || map.clientWidth === 0) return;
+  map.hidden = data.heaps.length === 0;
+  if (map.hidden) return;
+  grid = layOut();
+  const context = sizeCanvas(canvas, map.clientWidth, grid.height);
+  const colours = readColours();
+  const brush = new Brush();
+  const isHighlighted = data.owner_ids.includes(highlighted);
+  const gap = grid.cell >= 10 ? 2 : grid.cell >= 4 ? 1 : 0;
+  for (let block = 0; block < letters.length; block += 1) {
+    const owner = data.owner_ids[owners[block]];
+    const faded = isHighlighted && owner !== highlighted;
+    const look = { state: letters[block], owner, faded, shared: sharers[block] > 1 };
+    drawBlock(brush, colours, look, ...placeOf(block), grid.cell - gap);
+  }
+  brush.paint(context);
+  context.fillStyle = colours.text;
+  context.font = "11px ui-monospace, SFMono-Regular, Menlo, Consolas, monospace";
+  context.textBaseline = "middle";
+  context.textAlign = "right";
+  const middle = Math.min(grid.cell, 16) / 2;
+  const every = Math.ceil(13 / grid.pitchY);
+  for (let heap = 0; heap < grid.heaps; heap += 1) {
+    const across = heap % grid.across;
+    if ((across && grid.cell < SHAPES_FROM_PX) || Math.floor(heap / grid.across) % every) continue;
+    const [x, y] = placeOf(heap * grid.perHeap);
+    context.fillText(String(heap), x - 7, y + middle);
+  }
+  if (chosen !== null) point();
+}
+
+// The samples are grey: no sequence's own colour.
+function drawLegend() {
+  const colours = readColours(0);
+  const samples = Object.entries(STATES).map(([kind, [title]]) => {
+    const sample = make("canvas", { className: "sample", ariaHidden: "true" });
+    const shared = kind === "shared";
+    const brush = new Brush();
+    drawBlock(brush, colours, { state: shared ? "s" : kind, owner: 1, shared, faded: false }, 0, 0, SAMPLE_PX);
+    brush.paint(sizeCanvas(sample, SAMPLE_PX, SAMPLE_PX));
+    return make("li", {}, sample, make("span", {}, title));
+  });
+  at("map-legend").replaceChildren(...samples);
+}
+
+// chroma: in place of the style's, for the sequences' colours.
+function readColours(chroma = null) {
+  const style = getComputedStyle(document.documentElement);
+  const [lightness, usual] = ["--owner-lightness", "--owner-chroma"].map((name) => style.getPropertyValue(name));
+  const colours = Object.entries(COLOURS).map(([use, name]) => [use, style.getPropertyValue(name)]);
+  const owner = (id, alpha) => `oklch(${lightness} ${chroma ?? usual} ${hue(id)} / ${alpha})`;
+  return { owner, ...Object.fromEntries(colours) };
+}
+
+// Collects shapes of one kind in one path: a pool of many blocks is a few hundred strokes. All marks are
+// painted above all fields.
+class Brush {
+  #fields = new Map();
+  #marks = new Map();
+
+  field(style) {
+    return pathOf(this.#fields, "fill", style, 1);
   }
 
-  get blocks() {
-    return this.#letters.length;
+  mark(style, kind = "fill", width = 1) {
+    return pathOf(this.#marks, kind, style, width);
   }
 
-  update(data) {
-    const signature = JSON.stringify([data.heaps, data.owners, data.sharers, data.owner_ids]);
-    this.#data = data;
-    if (signature === this.#drawn) return;
-    this.#drawn = signature;
-    this.#letters = data.heaps.join("");
-    this.#owners = expandOwners(data.owners, this.blocks);
-    this.#sharers = expandSharers(data.sharers, this.blocks);
-    this.draw();
-    const focused = document.activeElement === this.page.map && this.#chosen !== null;
-    if (focused && this.#grid) this.choose(this.#chosen, true);
-  }
-
-  highlight(id) {
-    if (id === this.#highlighted) return;
-    this.#highlighted = id;
-    this.draw();
-  }
-
-  // The largest cells with which all heaps are seen at once: a heap is a row, or a few rows, of the same
-  // length if that can be; many small heaps stand side by side. Where nothing fits one has to scroll.
-  #layOut() {
-    const { heaps, geometry } = this.#data;
-    const perHeap = geometry.blocks_per_heap;
-    const width = this.page.map.clientWidth - LABEL_PX - 2;
-    for (const isEven of [true, false]) {
-      for (let cell = LARGEST_PX; cell >= SMALLEST_PX; cell -= 1) {
-        const rows = Math.ceil(perHeap / Math.floor(width / cell));
-        if (isEven && perHeap % rows) continue;
-        const found = grid(cell, rows, width, perHeap, heaps.length);
-        if (found.height <= COMFORTABLE_PX) return found;
-      }
+  paint(context) {
+    for (const { kind, style, width, path } of [...this.#fields.values(), ...this.#marks.values()]) {
+      context.fillStyle = context.strokeStyle = style;
+      context.lineWidth = width;
+      context[kind](path);
     }
-    const rows = Math.ceil(perHeap / Math.floor(width / SMALLEST_PX));
-    return grid(SMALLEST_PX, rows, width, perHeap, heaps.length);
-  }
-
-  draw() {
-    const { map, canvas } = this.page;
-    if (!this.#data || map.clientWidth === 0) return;
-    map.hidden = this.#data.heaps.length === 0;
-    if (map.hidden) return;
-    const grid = (this.#grid = this.#layOut());
-    const context = sharp(canvas, map.clientWidth, grid.height);
-    const look = colours();
-    const under = new Brush();
-    const over = new Brush();
-    const ids = this.#data.owner_ids;
-    const gap = grid.cell >= 10 ? 2 : grid.cell >= 4 ? 1 : 0;
-    const size = grid.cell - gap;
-    for (let block = 0; block < this.blocks; block += 1) {
-      const [x, y] = this.#place(block);
-      const owner = ids[this.#owners[block]];
-      const faded = this.#highlighted !== null && owner !== this.#highlighted;
-      const shared = this.#sharers[block] > 1;
-      const what = { state: this.#letters[block], owner, shared, faded };
-      drawBlock(under, over, look, what, x, y, size);
-    }
-    under.paint(context);
-    over.paint(context);
-    context.fillStyle = look.text;
-    context.font = "11px ui-monospace, SFMono-Regular, Menlo, Consolas, monospace";
-    context.textBaseline = "middle";
-    context.textAlign = "right";
-    const middle = Math.min(grid.cell, 16) / 2;
-    const every = Math.ceil(13 / grid.pitchY);
-    for (let heap = 0; heap < grid.heaps; heap += 1) {
-      const across = heap % grid.across;
-      if ((across && grid.cell < SHAPES_FROM_PX) || Math.floor(heap / grid.across) % every) continue;
-      const [x, y] = this.#place(heap * grid.perHeap);
-      context.fillText(String(heap), x - 7, y + middle);
-    }
-    if (this.#chosen !== null) this.#point();
-  }
-
-  #place(block) {
-    const { cell, wide, columns, across, pitchX, pitchY, top, perHeap } = this.#grid;
-    const heap = Math.floor(block / perHeap);
-    const within = block % perHeap;
-    return [
-      LABEL_PX + Math.round((heap % across) * pitchX + (within % columns) * wide),
-      top + Math.floor(heap / across) * pitchY + Math.floor(within / columns) * cell,
-    ];
-  }
-
-  #at(x, y) {
-    const { cell, wide, columns, across, pitchX, pitchY, top, perHeap } = this.#grid;
-    const [acrossAt, down] = [Math.floor((x - LABEL_PX) / pitchX), Math.floor((y - top) / pitchY)];
-    const column = Math.floor((x - LABEL_PX - acrossAt * pitchX) / wide);
-    const row = Math.floor((y - top - down * pitchY) / cell);
-    const within = row * columns + column;
-    const block = (down * across + acrossAt) * perHeap + within;
-    const inside = acrossAt >= 0 && acrossAt < across && column < columns && row >= 0 && within < perHeap;
-    return inside && block >= 0 && block < this.blocks ? block : null;
-  }
-
-  // What is known of a block, in words.
-  fact(block) {
-    const { geometry, owner_ids: ids } = this.#data;
-    const place = `Heap ${Math.floor(block / geometry.blocks_per_heap)}, block ${block % geometry.blocks_per_heap}`;
-    const words = [STATES[this.#letters[block]]];
-    const owner = ids[this.#owners[block]];
-    const sharers = this.#sharers[block];
-    if (owner !== undefined) words.push(`sequence ${owner}`);
-    if (sharers > 1) words.push(`first of ${count(sharers, "sequence")} that share it`);
-    return `${place}: ${words.join(", ")}`;
-  }
-
-  choose(block, spoken) {
-    if (!this.blocks || !this.#grid) return;
-    this.#chosen = Math.max(0, Math.min(block, this.blocks - 1));
-    this.#point();
-    const [, y] = this.#place(this.#chosen);
-    const { map } = this.page;
-    if (spoken) {
-      this.page.fact.textContent = this.fact(this.#chosen);
-      if (y < map.scrollTop) map.scrollTop = y;
-      const bottom = y + this.#grid.cell - map.clientHeight;
-      if (bottom > map.scrollTop) map.scrollTop = bottom;
-    }
-  }
-
-  #point() {
-    const [x, y] = this.#place(Math.min(this.#chosen, this.blocks - 1));
-    const { cursor } = this.page;
-    cursor.style.transform = `translate(${x - 2}px, ${y - 2}px)`;
-    cursor.style.width = cursor.style.height = `${this.#grid.cell + 2}px`;
-    cursor.hidden = false;
-  }
-
-  #hover(event) {
-    if (!this.#grid) return;
-    const box = this.page.canvas.getBoundingClientRect();
-    const block = this.#at(event.clientX - box.left, event.clientY - box.top);
-    const { tip } = this.page;
-    tip.hidden = block === null;
-    if (block === null) return;
-    this.choose(block, false);
-    tip.textContent = this.fact(block);
-    const left = Math.min(event.clientX + 14, window.innerWidth - tip.offsetWidth - 8);
-    const below = event.clientY + 18 + tip.offsetHeight < window.innerHeight;
-    const top = below ? event.clientY + 18 : event.clientY - tip.offsetHeight - 10;
-    tip.style.transform = `translate(${Math.max(8, left)}px, ${top}px)`;
-  }
-
-  #leave() {
-    this.page.tip.hidden = true;
-    if (document.activeElement === this.page.map) return;
-    this.page.cursor.hidden = true;
-    this.page.fact.textContent = "";
-    this.#chosen = null;
-  }
-
-  #key(event) {
-    const columns = this.#grid?.columns ?? 1;
-    const at = this.#chosen ?? 0;
-    const targets = {
-      ArrowRight: at + 1,
-      ArrowLeft: at - 1,
-      ArrowDown: at + columns,
-      ArrowUp: at - columns,
-      Home: 0,
-      End: this.blocks - 1,
-    };
-    if (!(event.key in targets)) return;
-    event.preventDefault();
-    this.page.tip.hidden = true;
-    this.choose(targets[event.key], true);
   }
 }
+
+function pathOf(paths, kind, style, width) {
+  const name = `${kind} ${width} ${style}`;
+  if (!paths.has(name)) paths.set(name, { kind, style, width, path: new Path2D() });
+  return paths.get(name).path;
+}
+
+// x, y, size: the cell without its gap.
+function drawBlock(brush, colours, { state, owner, shared, faded }, x, y, size) {
+  const roomy = size >= SHAPES_FROM_PX;
+  const alpha = faded ? 0.18 : 1;
+  if (state === "s") {
+    brush.field(colours.owner(owner, alpha)).rect(x, y, size, size);
+  } else if (state === "o") {
+    brush.field(colours.owner(owner, alpha * 0.28)).rect(x, y, size, size);
+    const border = roomy ? 2 : 1;
+    const inside = size - border;
+    brush.mark(colours.owner(owner, alpha), "stroke", border).rect(x + border / 2, y + border / 2, inside, inside);
+  } else {
+    brush.field(colours[state]).rect(x, y, size, size);
+  }
+  if (state === "d") {
+    const dot = Math.max(1, Math.round(size / 5));
+    brush.mark(colours.mark).rect(x + (size - dot) / 2, y + (size - dot) / 2, dot, dot);
+  }
+  const inset = state === "q" && roomy ? size * 0.25 : 0;
+  for (const [begin, ...points] of MARKS[state] ?? []) {
+    const mark = brush.mark(colours.mark, "stroke", roomy ? 1.4 : 1);
+    const place = ([across, down]) => [x + inset + across * (size - 2 * inset), y + inset + down * (size - 2 * inset)];
+    mark.moveTo(...place(begin));
+    for (const point of points) mark.lineTo(...place(point));
+  }
+  if (!shared) return;
+  const notch = brush.mark(colours.notch);
+  if (!roomy) return notch.rect(x + Math.floor(size / 2), y, 1, size);
+  const side = Math.round(size * 0.55);
+  notch.moveTo(x + size - side, y);
+  notch.lineTo(x + size, y);
+  notch.lineTo(x + size, y + side);
+  notch.closePath();
+}
+
+// Clears the canvas, and gives it as many dots as the screen has.
+function sizeCanvas(canvas, width, height) {
+  const ratio = window.devicePixelRatio || 1;
+  const [wide, high] = [Math.round(width * ratio), Math.round(height * ratio)];
+  if (canvas.width !== wide || canvas.height !== high) {
+    Object.assign(canvas, { width: wide, height: high });
+    Object.assign(canvas.style, { width: `${width}px`, height: `${height}px` });
+  }
+  const context = canvas.getContext("2d");
+  context.setTransform(ratio, 0, 0, ratio, 0, 0);
+  context.clearRect(0, 0, width, height);
+  return context;
+}
+
+// --- one block -----------------------------------------------------------------------------------
+
+function describeBlock(block) {
+  const perHeap = data.geometry.blocks_per_heap;
+  const words = [STATES[letters[block]].at(-1)];
+  const owner = data.owner_ids[owners[block]];
+  if (owner !== undefined) words.push(`sequence ${owner}`);
+  if (sharers[block] > 1) words.push(`first of ${count(sharers[block], "sequence")} that share it`);
+  return `Heap ${Math.floor(block / perHeap)}, block ${block % perHeap}: ${words.join(", ")}`;
+}
+
+// isSpoken: also read the block out, and scroll to it.
+function choose(block, isSpoken) {
+  if (!letters || !grid) return;
+  chosen = Math.max(0, Math.min(block, letters.length - 1));
+  point();
+  if (!isSpoken) return;
+  at("map-fact").textContent = describeBlock(chosen);
+  const [, y] = placeOf(chosen);
+  const lowest = y + grid.cell - map.clientHeight;
+  map.scrollTop = Math.max(lowest, Math.min(map.scrollTop, y));
+}
+
+function point() {
+  const [x, y] = placeOf(Math.min(chosen, letters.length - 1));
+  cursor.style.transform = `translate(${x - 2}px, ${y - 2}px)`;
+  cursor.style.width = cursor.style.height = `${grid.cell + 2}px`;
+  cursor.hidden = false;
+}
+
+function hover(event) {
+  if (!grid) return;
+  const box = canvas.getBoundingClientRect();
+  const block = blockAt(event.clientX - box.left, event.clientY - box.top);
+  tip.hidden = block === null;
+  if (block === null) return;
+  choose(block, false);
+  tip.textContent = describeBlock(block);
+  const left = Math.min(event.clientX + 14, window.innerWidth - tip.offsetWidth - 8);
+  const below = event.clientY + 18 + tip.offsetHeight < window.innerHeight;
+  const top = below ? event.clientY + 18 : event.clientY - tip.offsetHeight - 10;
+  tip.style.transform = `translate(${Math.max(8, left)}px, ${top}px)`;
+}
+
+function leave() {
+  tip.hidden = true;
+  if (document.activeElement === map) return;
+  cursor.hidden = true;
+  at("map-fact").textContent = "";
+  chosen = null;
+}
+
+function moveByKey(event) {
+  const columns = grid?.columns ?? 1;
+  const block = chosen ?? 0;
+  const targets = {
+    ArrowRight: block + 1,
+    ArrowLeft: block - 1,
+    ArrowDown: block + columns,
+    ArrowUp: block - columns,
+    Home: 0,
+    End: letters.length - 1,
+  };
+  if (!(event.key in targets)) return;
+  event.preventDefault();
+  tip.hidden = true;
+  choose(targets[event.key], true);
+}
+
+map.addEventListener("pointermove", hover);
+map.addEventListener("pointerleave", leave);
+map.addEventListener("keydown", moveByKey);
+map.addEventListener("blur", leave);
+map.addEventListener("focus", () => choose(chosen ?? 0, true));
+new ResizeObserver(drawMap).observe(map);
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+  drawLegend();
+  drawMap();
+});
+drawLegend();

@@ -1,49 +1,80 @@
-// The dialog with what a conversation is asked with: its system prompt, and how answers are drawn.
+// The settings of a conversation: its model, and the dialog for its system prompt and sampling.
 
-import { made } from "./element.js";
-import { FIELDS, readSampling } from "./sampling.js";
+import { askJson } from "./api.js";
+import { FIELDS, readSampling } from "./conversation.js";
+import { at, make, setText } from "./element.js";
 
-export class Settings {
-  #fields = new Map();
-  #conversation = null;
+const select = at("model");
+let models = [];
 
-  // page: dialog, form, system, sampling, thinking, close. onChange(conversation) when it is closed.
-  constructor(page, onChange) {
-    this.page = page;
-    for (const field of FIELDS) {
-      const input = made("input");
-      Object.assign(input, { type: "number", min: field.least, max: field.most, placeholder: "default" });
-      input.step = field.step < 1 ? "any" : 1;
-      input.inputMode = field.step < 1 ? "decimal" : "numeric";
-      const label = made("label", "", field.label);
-      label.append(input);
-      page.sampling.append(label);
-      this.#fields.set(field.name, input);
-    }
-    page.form.addEventListener("submit", (event) => {
-      event.preventDefault();
-      page.dialog.close();
-    });
-    page.dialog.addEventListener("close", () => {
-      this.#read();
-      onChange(this.#conversation);
-    });
-  }
+export const chosenModel = () => select.value || null;
 
-  open(conversation) {
-    this.#conversation = conversation;
-    this.page.system.value = conversation.system;
-    this.page.thinking.checked = conversation.sampling.thinking !== false;
-    for (const [name, input] of this.#fields) input.value = conversation.sampling[name] ?? "";
-    this.page.dialog.showModal();
-  }
+// A server that loads and unloads models has a memory for each.
+export const comeAndGo = () => models.length > 1 || models.some((model) => "loaded" in model);
 
-  #read() {
-    const given = { thinking: this.page.thinking.checked };
-    for (const [name, input] of this.#fields) {
+export const isAway = () => models.some(({ id, loaded }) => id === select.value && loaded === false);
+
+export function describeWait() {
+  if (isAway()) return `Loading ${select.value}`;
+  return comeAndGo() ? "Waiting for the first token; the model may be loading" : "Waiting for the first token";
+}
+
+// Raises ServerError.
+export async function refreshModels() {
+  models = (await askJson("/v1/models")).data;
+  const ids = models.map(({ id }) => id);
+  const chosen = chosenModel();
+  const shown = [...select.options].map((option) => option.value);
+  if (shown.join("\n") !== ids.join("\n")) select.replaceChildren(...ids.map((id) => make("option", {}, id)));
+  select.hidden = ids.length === 0;
+  chooseModel(chosen);
+}
+
+// The server's first model stands for a model that the server does not have.
+export function chooseModel(id) {
+  if (models.some((model) => model.id === id)) select.value = id;
+  else if (!select.value && models.length) select.selectedIndex = 0;
+}
+
+export function onModelChosen(listener) {
+  select.addEventListener("change", listener);
+}
+
+// The list may have changed since it was last shown.
+select.addEventListener("focus", () => refreshModels().catch(() => {}));
+
+// --- the dialog ----------------------------------------------------------------------------------
+
+const inputs = new Map(FIELDS.map(({ name, label, least, most, step }) => {
+  const isWhole = step >= 1;
+  const kind = isWhole ? { step: "1", inputMode: "numeric" } : { step: "any", inputMode: "decimal" };
+  const input = make("input", { type: "number", min: least, max: most, placeholder: "default", ...kind });
+  at("sampling").append(make("label", {}, label, input));
+  return [name, input];
+}));
+
+// onClose: called after the conversation has its new settings.
+export function openSettings(conversation, onClose) {
+  at("system").value = conversation.system;
+  at("thinking").checked = conversation.sampling.thinking !== false;
+  for (const [name, input] of inputs) input.value = conversation.sampling[name] ?? "";
+  at("settings").onclose = () => {
+    const given = { thinking: at("thinking").checked };
+    for (const [name, input] of inputs) {
       if (input.value !== "" && input.checkValidity()) given[name] = input.valueAsNumber;
     }
-    this.#conversation.system = this.page.system.value;
-    this.#conversation.sampling = readSampling(given);
+    conversation.system = at("system").value;
+    conversation.sampling = readSampling(given);
+    onClose();
+  };
+  at("settings").showModal();
+}
+
+// Shows the settings that differ from the server's.
+export function sumUpSettings({ system, sampling }) {
+  const parts = system.trim() ? ["system prompt"] : [];
+  for (const [name, value] of Object.entries(sampling)) {
+    parts.push(name === "thinking" ? "no thoughts" : `${name.replace("_", " ")} ${value}`);
   }
+  setText(at("settings-sum"), parts.join(" · "));
 }

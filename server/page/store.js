@@ -1,23 +1,42 @@
-// Conversations in this browser: IndexedDB, a limited number of them. Where a browser keeps nothing (a
-// private window) they are kept until the tab ends, and that is said.
+// Stores conversations: a limited number in this browser's IndexedDB, and any in files. Where a browser
+// has no storage (a private window) conversations end with the tab.
 
-import { NotAConversation, readConversation } from "./conversation.js";
+import { MOST_CHARS, NotAConversation, newId, readConversation } from "./conversation.js";
+import { make } from "./element.js";
 
 export const MOST_CONVERSATIONS = 200;
 const DATABASE = "quire";
 const TABLE = "conversations";
+const FORMAT = "quire-conversations";
+const NAME_CHARS = 60;
+const WRITES = new Set(["put", "delete", "clear"]);
 
-const done = (request) =>
+const resultOf = (request) =>
   new Promise((resolve, reject) => {
     request.onsuccess = () => resolve(request.result);
     request.onerror = () => reject(request.error);
   });
 
+// Stands for IndexedDB's table in the tab's memory.
+class TabTable extends Map {
+  put(conversation) {
+    this.set(conversation.id, conversation);
+  }
+
+  getAll() {
+    return [...this.values()];
+  }
+
+  count() {
+    return this.size;
+  }
+}
+
 export class Store {
   #database = null;
-  #kept = new Map();
+  #tabTable = new TabTable();
 
-  // Whether conversations outlive the tab.
+  // False where conversations end with the tab.
   get lasts() {
     return this.#database !== null;
   }
@@ -26,9 +45,9 @@ export class Store {
     try {
       const opening = indexedDB.open(DATABASE, 1);
       opening.onupgradeneeded = () => opening.result.createObjectStore(TABLE, { keyPath: "id" });
-      this.#database = await done(opening);
-      await done(this.#table("readonly").count());
-      // Another tab may want a newer form; this one goes on without.
+      this.#database = await resultOf(opening);
+      await this.#run("count");
+      // Another tab may need the database in a newer version; this one goes on without.
       this.#database.onversionchange = () => this.#forget();
     } catch {
       this.#forget();
@@ -40,65 +59,84 @@ export class Store {
     this.#database = null;
   }
 
-  // The newest first: id, title and time of each.
-  async list() {
-    const all = (await this.#all()).map(({ id, title, changed }) => ({ id, title, changed }));
+  // The newest first.
+  async all() {
+    const all = (await this.#run("getAll")).map(readKept).filter((conversation) => conversation !== null);
     return all.sort((one, other) => other.changed - one.changed);
   }
 
-  async #all() {
-    const values = this.lasts ? await done(this.#table("readonly").getAll()) : [...this.#kept.values()];
-    return values.flatMap((value) => {
-      try {
-        return [readConversation(value)];
-      } catch (error) {
-        if (error instanceof NotAConversation) return [];
-        throw error;
-      }
-    });
-  }
-
-  async all() {
-    return (await this.#all()).sort((one, other) => other.changed - one.changed);
-  }
-
-  // null where there is none.
   async get(id) {
-    const value = this.lasts ? await done(this.#table("readonly").get(id)) : this.#kept.get(id);
-    return value ? readConversation(value) : null;
+    return readKept(await this.#run("get", id));
   }
 
-  // Whether there was room for it. The oldest one goes for what is one too many.
+  // Returns false where the browser has no room. Deletes the oldest conversations above the limit.
   async put(conversation) {
-    const copy = structuredClone(conversation);
-    if (!this.lasts) {
-      this.#kept.set(copy.id, copy);
-      return true;
-    }
     try {
-      await done(this.#table("readwrite").put(copy));
+      await this.#run("put", structuredClone(conversation));
     } catch {
       return false;
     }
-    if ((await done(this.#table("readonly").count())) > MOST_CONVERSATIONS) await this.#makeRoom();
+    if ((await this.#run("count")) > MOST_CONVERSATIONS) {
+      for (const { id } of (await this.all()).slice(MOST_CONVERSATIONS)) await this.delete(id);
+    }
     return true;
   }
 
-  async #makeRoom() {
-    for (const { id } of (await this.list()).slice(MOST_CONVERSATIONS)) await this.delete(id);
+  delete(id) {
+    return this.#run("delete", id);
   }
 
-  async delete(id) {
-    if (this.lasts) await done(this.#table("readwrite").delete(id));
-    else this.#kept.delete(id);
+  clear() {
+    return this.#run("clear");
   }
 
-  async clear() {
-    if (this.lasts) await done(this.#table("readwrite").clear());
-    else this.#kept.clear();
+  async #run(method, ...given) {
+    if (!this.lasts) return this.#tabTable[method](...given);
+    const transaction = this.#database.transaction(TABLE, WRITES.has(method) ? "readwrite" : "readonly");
+    const request = transaction.objectStore(TABLE)[method](...given);
+    // Otherwise a page that is left at this moment takes the change with it.
+    transaction.commit();
+    return resultOf(request);
   }
+}
 
-  #table(mode) {
-    return this.#database.transaction(TABLE, mode).objectStore(TABLE);
+function readKept(value) {
+  try {
+    return readConversation(value);
+  } catch (error) {
+    if (error instanceof NotAConversation) return null;
+    throw error;
   }
+}
+
+// --- files ---------------------------------------------------------------------------------------
+
+export function asJson(conversations) {
+  return JSON.stringify({ format: FORMAT, version: 1, conversations }, null, 2);
+}
+
+export function asMarkdown({ title, system, turns }) {
+  const parts = [`# ${title || "Conversation"}`];
+  if (system.trim()) parts.push("## System", system);
+  for (const { question, answer } of turns) parts.push("## You", question, "## Answer", answer);
+  return `${parts.join("\n\n")}\n`;
+}
+
+// Reads the conversations of a file, and gives each a new id. Raises NotAConversation.
+export async function readFile(file) {
+  if (file.size > 4 * MOST_CHARS) throw new NotAConversation();
+  const value = await file.text().then(JSON.parse).catch(() => null);
+  if (value?.format !== FORMAT || !Array.isArray(value.conversations)) throw new NotAConversation();
+  return value.conversations.map((one) => ({ ...readConversation(one), id: newId() }));
+}
+
+export function download(name, type, text) {
+  const href = URL.createObjectURL(new Blob([text], { type }));
+  make("a", { href, download: name }).click();
+  setTimeout(() => URL.revokeObjectURL(href), 60_000);
+}
+
+export function fileName(title, ending) {
+  const plain = title.toLowerCase().replace(/[^\p{L}\p{N}]+/gu, "-").slice(0, NAME_CHARS).replace(/^-|-$/g, "");
+  return `${plain || "conversation"}.${ending}`;
 }

@@ -1,99 +1,117 @@
-// What each turn of the open conversation cost, and the text at which it left what was cached.
+// Explains the turns of the open conversation: their cost, the reasons why they were slow, and the text at
+// which a prompt left the cache.
 
-import { ask } from "./api.js";
+import { askJson, describe } from "./api.js";
 import { messagesOf } from "./conversation.js";
-import { made } from "./element.js";
-import { count, rate, seconds } from "./format.js";
-import { reasons } from "./why.js";
-import { inWords } from "./words.js";
+import { at, make } from "./element.js";
+import { count, decimal, percent, rate, seconds } from "./format.js";
 
 const SHOWN_TOKENS = 40;
+const ONE_BLOCK = 64;
 
-export class Turns {
-  constructor({ list, empty, sum }) {
-    Object.assign(this, { list, empty, sum });
+export function showTurns({ turns }) {
+  const list = at("turns");
+  const known = turns.filter((turn) => turn.facts?.prompt);
+  const open = new Set([...list.querySelectorAll("details[open]")].map((row) => row.dataset.turn));
+  const longest = Math.max(...known.map(({ facts }) => facts.prompt));
+  list.replaceChildren(...known.map((turn) => makeTurn(turns, turns.indexOf(turn), longest, open)));
+  at("turns-empty").hidden = known.length > 0;
+  const sum = (name) => known.reduce((total, { facts }) => total + facts[name], 0);
+  const cached = Math.round((100 * sum("cached")) / sum("prompt"));
+  at("turns-sum").textContent = known.length
+    ? `${count(known.length, "turn")} · ${cached} % of the prompts from the cache`
+    : "";
+}
+
+function makeTurn(turns, place, longest, open) {
+  const { facts } = turns[place];
+  const computed = facts.prompt - facts.cached;
+  const bar = make("span", { className: "turn-bar", ariaHidden: "true" }, make("i", "kept"), make("i", "computed"));
+  bar.firstChild.style.width = percent(facts.cached, longest);
+  bar.lastChild.style.width = percent(computed, longest);
+  const words = [
+    `${decimal(facts.cached)} cached`,
+    `${decimal(computed)} computed`,
+    `first token ${seconds(facts.first_s)}`,
+    `${rate(facts.per_s)} tokens/s`,
+  ];
+  const name = make("span", "turn-name", `Turn ${place + 1}`);
+  const summary = make("summary", {}, name, bar, make("span", "turn-facts", words.join(" · ")));
+  const why = make("div", "why");
+  const row = make("details", "turn", summary, why);
+  row.dataset.turn = place + 1;
+  row.addEventListener("toggle", () => {
+    if (row.open && !why.hasChildNodes()) explain(why, turns, place);
+  });
+  row.open = open.has(row.dataset.turn);
+  return row;
+}
+
+function explain(why, turns, place) {
+  const { facts } = turns[place];
+  const before = turns.slice(0, place).findLast((turn) => turn.answer.trim());
+  const sentences = explainFacts(facts, before?.facts ?? null, Boolean(before?.thoughts));
+  why.append(...sentences.map((sentence) => make("p", {}, sentence)));
+  if (facts.miss) showMiss(why, turns, place);
+}
+
+// before: the facts of the turn before, or null; hadThoughts: its answer had thoughts.
+export function explainFacts(facts, before, hadThoughts) {
+  const computed = facts.prompt - facts.cached;
+  const sentences = [`${count(computed, "token")} of the prompt had to be computed, ${count(facts.cached, "token")} came from the cache.`];
+  sentences.push(explainMiss(facts, before, hadThoughts, computed));
+  if (facts.first_s) {
+    const speed = computed > ONE_BLOCK && !facts.loads ? `: about ${rate(computed / facts.first_s)} prompt tokens a second` : "";
+    sentences.push(`The first token took ${seconds(facts.first_s)}${speed}.`);
   }
+  if (facts.loads) sentences.push("The model had to be loaded first: that is most of this time.");
+  if (facts.waited) sentences.push("It had to wait, as others waited too.");
+  if (facts.beside) sentences.push(`Up to ${count(facts.beside, "other")} ran beside it, and shared the machine.`);
+  return sentences;
+}
 
-  show({ turns }) {
-    const known = turns.filter((turn) => turn.facts?.prompt);
-    const open = new Set([...this.list.querySelectorAll("details[open]")].map((row) => row.dataset.turn));
-    this.list.replaceChildren(
-      ...turns.flatMap((turn, place) => (turn.facts?.prompt ? [this.#row(turns, place, open)] : [])),
-    );
-    this.empty.hidden = known.length > 0;
-    const sum = (name) => known.reduce((total, { facts }) => total + facts[name], 0);
-    const [prompt, cached] = [sum("prompt"), sum("cached")];
-    this.sum.textContent = known.length
-      ? `${count(known.length, "turn")} · ${Math.round((100 * cached) / prompt)} % of the prompts from the cache`
-      : "";
+function explainMiss({ miss, cached, block }, before, hadThoughts, computed) {
+  const slack = block ?? ONE_BLOCK;
+  if (!miss) return computed <= slack ? "That is as little as can be." : "Nothing more of it could be shared.";
+  const left = decimal(miss.left_at);
+  if (miss.reason === "evicted") return "What is missing had been cached, and was evicted since: memory was short, or it was idle for too long.";
+  if (miss.reason === "state_evicted") return `Its text is cached up to token ${left}, but the model's state there was evicted since: what follows an earlier one was computed again.`;
+  if (miss.reason === "no_state") return `Its text is cached up to token ${left}, but no state of the model was kept there: what follows an earlier one was computed again.`;
+  if (!before) return cached ? "Its beginning was known from elsewhere; the rest was new." : "It is the first turn, and nothing of it had been seen before.";
+  if (miss.left_at + slack < before.prompt) {
+    return `It does not begin as the turn before: at token ${left} of what were ${count(before.prompt, "token")} something has changed, and all behind it was computed again.`;
   }
+  if (hadThoughts && miss.left_at + slack < before.prompt + before.tokens) return "The turn before was cached up to its answer. The answer's thoughts are no longer part of the prompt, so that the answer was computed again without them, and your message.";
+  return "The turn before was cached; what was computed is what is new.";
+}
 
-  #row(turns, place, open) {
-    const { facts } = turns[place];
-    const row = made("details", "turn");
-    row.dataset.turn = place + 1;
-    const summary = made("summary");
-    const bar = made("span", "turn-bar");
-    const [kept, computed] = [made("i", "kept"), made("i", "computed")];
-    const longest = Math.max(...turns.map((turn) => turn.facts?.prompt ?? 0));
-    kept.style.width = `${(100 * facts.cached) / longest}%`;
-    computed.style.width = `${(100 * (facts.prompt - facts.cached)) / longest}%`;
-    bar.append(kept, computed);
-    bar.setAttribute("aria-hidden", "true");
-    const words = [
-      `${facts.cached.toLocaleString("en")} cached`,
-      `${(facts.prompt - facts.cached).toLocaleString("en")} computed`,
-      `first token ${seconds(facts.first_s)}`,
-      `${rate(facts.per_s)} tokens/s`,
-    ];
-    summary.append(made("span", "turn-name", `Turn ${place + 1}`), bar, made("span", "turn-facts", words.join(" · ")));
-    const why = made("div", "why");
-    row.append(summary, why);
-    row.addEventListener("toggle", () => {
-      if (row.open && !why.hasChildNodes()) this.#explain(why, turns, place);
-    });
-    row.open = open.has(row.dataset.turn);
-    return row;
-  }
-
-  #explain(why, turns, place) {
-    const { facts } = turns[place];
-    const before = turns.slice(0, place).findLast((turn) => turn.answer.trim());
-    const said = reasons(facts, before?.facts ?? null, Boolean(before?.thoughts));
-    why.append(...said.map((sentence) => made("p", "", sentence)));
-    if (facts.miss) this.#leave(why, turns, place);
-  }
-
-  // The prompt is made again, as it was: the server has kept nothing of it.
-  async #leave(why, turns, place) {
-    const { facts, question } = turns[place];
-    const note = made("p", "figures", "Looking for the text …");
-    why.append(note);
-    const thinking = facts.thinking ? {} : { enable_thinking: false };
-    const model = facts.model ?? undefined;
-    const messages = messagesOf(facts.system, turns.slice(0, place), question);
-    try {
-      const prompt = await (await ask("/tokenize", { body: { model, messages, ...thinking } })).json();
-      if (prompt.count !== facts.prompt) {
-        note.textContent = "The prompt cannot be made again as it was: the model or the conversation is another one now.";
-        return;
-      }
-      const at = facts.miss.left_at;
-      const [kept, left] = await Promise.all([
-        text(model, prompt.tokens.slice(Math.max(0, at - SHOWN_TOKENS), at)),
-        text(model, prompt.tokens.slice(at, at + SHOWN_TOKENS)),
-      ]);
-      note.textContent = `It left what was cached at token ${at.toLocaleString("en")}, where this begins:`;
-      const shown = made("p", "leaves");
-      shown.append(made("span", "kept", at > SHOWN_TOKENS ? `…${kept}` : kept), made("mark", "", left));
-      why.append(shown);
-    } catch (error) {
-      note.textContent = inWords(error);
+// Makes the prompt again to find its text: the server has not kept it.
+async function showMiss(why, turns, place) {
+  const { facts, question } = turns[place];
+  const note = make("p", "figures", "Looking for the text …");
+  why.append(note);
+  const model = facts.model ?? undefined;
+  const messages = messagesOf(facts.system, turns.slice(0, place), question);
+  const thinking = facts.thinking ? {} : { enable_thinking: false };
+  try {
+    const prompt = await askJson("/tokenize", { body: { model, messages, ...thinking } });
+    if (prompt.count !== facts.prompt) {
+      note.textContent = "The prompt cannot be made again as it was: the model or the conversation is another one now.";
+      return;
     }
+    const left = facts.miss.left_at;
+    const [kept, rest] = await Promise.all([
+      readTokens(model, prompt.tokens.slice(Math.max(0, left - SHOWN_TOKENS), left)),
+      readTokens(model, prompt.tokens.slice(left, left + SHOWN_TOKENS)),
+    ]);
+    note.textContent = `It left what was cached at token ${decimal(left)}, where this begins:`;
+    const before = make("span", "kept", left > SHOWN_TOKENS ? `…${kept}` : kept);
+    why.append(make("p", "leaves", before, make("mark", {}, rest)));
+  } catch (error) {
+    note.textContent = describe(error);
   }
 }
 
-async function text(model, tokens) {
-  if (!tokens.length) return "";
-  return (await (await ask("/detokenize", { body: { model, tokens } })).json()).content;
+async function readTokens(model, tokens) {
+  return tokens.length ? (await askJson("/detokenize", { body: { model, tokens } })).content : "";
 }

@@ -2,9 +2,16 @@
 
 from playwright.sync_api import Page, expect
 
-from tests.page.checks.steps import accessible, answered, ask, box, no_overflow, settings
+from tests.page.checks.steps import (
+    accessible,
+    answered,
+    ask,
+    box,
+    long_answers,
+    no_overflow,
+    settings,
+)
 from tests.page.checks.text import FORMS
-from tests.page.load import long_answers
 from tests.page.visit import NARROW, Browser, shot
 
 MIDDLE = {"width": 1100, "height": 760}

@@ -5,8 +5,7 @@ from typing import Any
 
 from playwright.sync_api import Page, Route, expect
 
-from tests.page.checks.steps import FAILED_LOAD
-from tests.page.load import get, long_answers, metrics
+from tests.page.checks.steps import FAILED_LOAD, get, long_answers, metrics
 from tests.page.visit import Browser, shot
 
 
@@ -122,9 +121,10 @@ def lists_and_numbers_are_read_right(browser: Browser) -> None:
             """async () => {
               const f = await import("/page/format.js");
               const c = await import("/page/curves.js");
+              const m = await import("/page/memory_map.js");
               return {
-                owners: [...f.expandOwners([-1, 2, 0, 1, 5, 2], 6)],
-                sharers: [...f.expandSharers([1, 2, 3, 1, 1, 2], 6)],
+                owners: [...m.expandOwners([-1, 2, 0, 1, 5, 2], 6)],
+                sharers: [...m.expandSharers([1, 2, 3, 1, 1, 2], 6)],
                 bytes: [0, 1023, 1536, 10 * 2 ** 20, 123 * 2 ** 30].map(f.bytes),
                 seconds: [null, 0.004, 0.5, 12.34, 125].map(f.seconds),
                 rates: [null, 12.34, 123.4].map(f.rate),
@@ -171,10 +171,7 @@ def a_pool_of_many_blocks_is_drawn_while_nobody_waits(browser: Browser) -> None:
         page.route("**/memory", lambda route: route.abort())
         fastest_ms = page.evaluate(
             """async () => {
-              const { MemoryMap } = await import("/page/memory_map.js");
-              const at = (id) => document.getElementById(id);
-              const map = new MemoryMap({ map: at("map"), canvas: at("map-canvas"), tip: at("tip"),
-                cursor: at("map-cursor"), fact: at("map-fact") });
+              const { updateMap } = await import("/page/memory_map.js");
               const heaps = Array(1563).fill("sscoqfdr".repeat(8));
               const owners = Array.from({ length: 1563 * 8 }, (_, n) => [n % 200, 8]).flat();
               const drawn = (first) => {
@@ -182,7 +179,7 @@ def a_pool_of_many_blocks_is_drawn_while_nobody_waits(browser: Browser) -> None:
                   owner_ids: Array.from({ length: 200 }, (_, n) => n + first),
                   geometry: { blocks_per_heap: 64, max_heaps: 1563 } };
                 const began = performance.now();
-                map.update(data);
+                updateMap(data);
                 return performance.now() - began;
               };
               // What others do on the machine can only slow it down.

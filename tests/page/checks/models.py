@@ -6,8 +6,7 @@ from typing import Any
 
 from playwright.sync_api import Page, Route, expect
 
-from tests.page.checks.steps import FAILED_LOAD, answered, ask, sent_bodies
-from tests.page.load import get
+from tests.page.checks.steps import FAILED_LOAD, answered, ask, get, sent_bodies
 from tests.page.visit import Browser, shot
 
 AWAY = "org/away"

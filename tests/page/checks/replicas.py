@@ -4,8 +4,7 @@ from typing import Any
 
 from playwright.sync_api import Page, Route, expect
 
-from tests.page.checks.steps import FAILED_LOAD, accessible, no_overflow
-from tests.page.load import get
+from tests.page.checks.steps import FAILED_LOAD, accessible, get, no_overflow
 from tests.page.visit import NARROW, Browser, shot
 
 LIST = "/cluster/replicas"

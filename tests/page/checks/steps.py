@@ -1,10 +1,15 @@
-"""Steps that many checks take."""
+"""Steps that many checks take: on the page, and in requests beside it."""
 
 import json
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from playwright.sync_api import Locator, Page, Request, Route, expect
 
+TIMEOUT_S = 30.0
+PROMPT = "A page that two prompts begin with is mapped twice and kept once. " * 14
 FAILED_LOAD = ("Failed to load resource",)
 RUN_AXE = """async () => (await axe.run()).violations.map((found) =>
   `${found.id}: ${found.nodes.map((node) => node.html).join(" ")}`)"""
@@ -61,3 +66,44 @@ def accessible(page: Page) -> None:
     """axe finds nothing."""
     violations: list[str] = page.evaluate(RUN_AXE)
     assert not violations, "\n".join(violations)
+
+
+def get(address: str, path: str) -> Any:
+    return json.loads(read_text(address, path))
+
+
+def read_text(address: str, path: str) -> str:
+    with urllib.request.urlopen(address + path, timeout=TIMEOUT_S) as response:
+        body: bytes = response.read()
+    return body.decode()
+
+
+def metrics(address: str) -> dict[str, float]:
+    """Return the metrics without labels."""
+    lines = [
+        line.split() for line in read_text(address, "/metrics").splitlines() if line[:1] != "#"
+    ]
+    return {name: float(value) for name, value in lines if "{" not in name}
+
+
+@contextmanager
+def long_answers(address: str, *ends: str, tokens: int = 3000) -> Iterator[None]:
+    """Begin an answer for each end of a prompt; all prompts begin alike. The answers end with the
+    block."""
+    with ExitStack() as stack:
+        for end in ends:
+            body = {
+                "prompt": PROMPT + end,
+                "stream": True,
+                "max_tokens": tokens,
+                "min_tokens": tokens,
+            }
+            request = urllib.request.Request(
+                f"{address}/v1/completions",
+                json.dumps(body).encode(),
+                {"Content-Type": "application/json"},
+            )
+            response = stack.enter_context(urllib.request.urlopen(request, timeout=TIMEOUT_S))
+            while not response.readline().startswith(b"data: "):
+                pass
+        yield

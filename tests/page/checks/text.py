@@ -50,7 +50,7 @@ See [below].
 """
 # Renders with the page's own view; what is in it, and what has run.
 LOOK = """async (texts) => {
-  const { MarkdownView } = await import("/page/markdown_view.js");
+  const { MarkdownView } = await import("/page/markdown.js");
   globalThis.hacked = () => { globalThis.wasHacked = true; };
   // Not the whole page: its memory is drawn when the server has answered, which may be now.
   const around = () => document.querySelectorAll("head *, body > *, #messages *").length;
@@ -79,7 +79,7 @@ LOOK = """async (texts) => {
 }"""
 # In milliseconds: each text bit by bit, and the longest that one step of it took.
 WRITE = """async (texts) => {
-  const { MarkdownView } = await import("/page/markdown_view.js");
+  const { MarkdownView } = await import("/page/markdown.js");
   const found = [];
   for (const text of texts) {
     const target = document.createElement("div");
@@ -102,8 +102,7 @@ WRITE = """async (texts) => {
   return found;
 }"""
 SAME = """async (text) => {
-  const { MarkdownView } = await import("/page/markdown_view.js");
-  const { CodeBlock } = await import("/page/code.js");
+  const { MarkdownView } = await import("/page/markdown.js");
   const shown = (write) => {
     const target = document.createElement("div");
     write(new MarkdownView(target));

@@ -51,20 +51,21 @@ def reasons_are_told_apart(browser: Browser) -> None:
     with browser.page(browser.demo) as page:
         found: dict[str, list[str]] = page.evaluate(
             """async () => {
-              const { reasons } = await import("/page/why.js");
+              const { explainFacts } = await import("/page/turns.js");
               const facts = { prompt: 1000, cached: 960, tokens: 50, first_s: 0.5, block: 16,
                 beside: 0, waited: false, miss: null };
               const missed = (reason, left_at) => ({ ...facts, miss: { reason, left_at } });
+              const crowded = { ...facts, beside: 3, waited: true };
               const before = { prompt: 900, tokens: 60 };
               return {
-                evicted: reasons({ ...missed("evicted", 900), cached: 900 }, before, false),
-                state: reasons(missed("state_evicted", 980), before, false),
-                nowhere: reasons(missed("no_state", 980), before, false),
-                elsewhere: reasons(missed("never_cached", 960), null, false),
-                changed: reasons(missed("never_cached", 200), before, true),
-                thoughts: reasons(missed("never_cached", 900), before, true),
-                none: reasons(facts, before, false),
-                company: reasons({ ...facts, beside: 3, waited: true, block: 64 }, before, false),
+                evicted: explainFacts({ ...missed("evicted", 900), cached: 900 }, before, false),
+                state: explainFacts(missed("state_evicted", 980), before, false),
+                nowhere: explainFacts(missed("no_state", 980), before, false),
+                elsewhere: explainFacts(missed("never_cached", 960), null, false),
+                changed: explainFacts(missed("never_cached", 200), before, true),
+                thoughts: explainFacts(missed("never_cached", 900), before, true),
+                none: explainFacts(facts, before, false),
+                company: explainFacts({ ...crowded, block: 64 }, before, false),
               };
             }"""
         )

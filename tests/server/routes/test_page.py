@@ -160,8 +160,8 @@ def test_the_page_asks_nobody_else_and_runs_nothing_inline() -> None:
 
 def test_only_one_file_makes_elements_of_html() -> None:
     users = {name for name, text in OWN.items() if "vendor/dompurify" in text}
-    assert users == {"safe.js"}
-    assert "DOMPurify.sanitize(html, RULES)" in OWN["safe.js"]
+    assert users == {"markdown.js"}
+    assert "DOMPurify.sanitize(html, RULES)" in OWN["markdown.js"]
 
 
 def test_modules_import_only_files_that_are_there() -> None:
@@ -173,7 +173,7 @@ def test_modules_import_only_files_that_are_there() -> None:
 
 
 def test_every_language_that_code_may_be_coloured_in_has_its_grammar() -> None:
-    code = OWN["code.js"]
+    code = OWN["markdown.js"]
     found = re.search(r"LANGUAGES = new Set\(\[(.*?)\]\)", code, re.DOTALL)
     folder = re.search(r'GRAMMARS = "\./(.*)"', code)
     assert found is not None
