@@ -19,7 +19,7 @@ MAC_TESTS := tests/kvcache tests/metal_ext --ignore=tests/kvcache/selftest
 # Tests of the gates' own tools, and what a gate does at length: make nightly runs them. Clients are
 # a gate themselves.
 TOOL_TESTS := tests/bench tests/docker tests/fuzz tests/install tests/metal \
-  $(patsubst %,tests/abuse/test_%.py,costs crowd soak)
+  tests/abuse/test_programs.py
 GATE_TESTS := tests/clients
 COVERED := build/coverage
 OUTPUT_SYNC := $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)

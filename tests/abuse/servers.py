@@ -1,10 +1,19 @@
-"""Real servers with small limits: the production protocol around an engine that recalls."""
+"""Real servers with small limits: the production protocol around an engine that recalls.
+
+``python -m tests.abuse.servers`` serves with very few file descriptors until it is killed, and
+writes its port.
+"""
 
 import asyncio
+import os
+import resource
 import socket
+import sys
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -14,6 +23,8 @@ from server.http.app import create_app
 from server.http.server import LISTEN_BACKLOG, GuardedServer, http_config
 from server.routes.service import Service
 from server.text.tokenizer import Tokenizer
+from tests.engines import VOCAB
+from tests.models import write_tokenizer
 from tests.server.harness import DEADLINE_S, Engine, eventually, make_service, start_engine
 
 KEY = "sk-0123456789abcdef"
@@ -84,3 +95,23 @@ async def abused(
             async with asyncio.timeout(DEADLINE_S):
                 await serving
     engine.stop()
+
+
+# Connections of the server with few descriptors.
+FEW = 12
+
+
+async def serve_few() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        write_tokenizer(Path(folder), VOCAB)
+        async with abused(Tokenizer(Path(folder)), {"limits": {"max_receive_s": 30}}) as server:
+            used = len(os.listdir("/proc/self/fd"))
+            _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (used + FEW, hard))
+            sys.stdout.write(f"{server.port}\n")
+            sys.stdout.flush()
+            await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(serve_few())

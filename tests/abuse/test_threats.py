@@ -34,8 +34,7 @@ from tests.abuse.clients import (
     slow_body,
     slow_headers,
 )
-from tests.abuse.exhaustion import FEW
-from tests.abuse.servers import Abused, abused
+from tests.abuse.servers import FEW, Abused, abused
 from tests.clients.servers import QUIRE
 from tests.server.harness import (
     CHAT,
@@ -425,7 +424,7 @@ async def test_threat_11_one_key_leaves_room_for_others(tokenizer: Tokenizer) ->
 
 async def test_fault_24_a_server_without_descriptors_takes_connections_again_later() -> None:
     child = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tests.abuse.exhaustion"),
+        *(sys.executable, "-m", "tests.abuse.servers"),
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         cwd=ROOT,

@@ -3,9 +3,10 @@
 A folder beside this file is a client's: with ``requirements.lock`` one of Python's, with
 ``package-lock.json`` one of Node's. What it needs is installed below ``build/clients``, from its
 lock alone, and again only when that has changed. uv and Node come from PyPI, by the lock of the
-folder ``tools``.
+folder ``tools``. ``python -m tests.clients.environments`` resolves all locks again.
 """
 
+import json
 import os
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -125,3 +127,39 @@ def environment(**more: str) -> dict[str, str]:
 def run(command: Sequence[str | Path], folder: Path = ROOT) -> None:
     """Raises CalledProcessError."""
     subprocess.run(command, cwd=folder, env=environment(), check=True, timeout=INSTALL_TIMEOUT_S)
+
+
+OLDEST_PYTHON = "3.11"
+
+
+def write_lock(client: Client) -> None:
+    """Write the client's lock: versions and hashes of its packages, and no address."""
+    if client.is_python:
+        compile_ = [str(TOOLS / "bin" / "uv"), "pip", "compile", "requirements.in", "--upgrade"]
+        options = ["--universal", "--python-version", OLDEST_PYTHON, "--generate-hashes", "--quiet"]
+        tidy = ["--no-emit-index-url", "--no-header", "--no-annotate", "-o", PYTHON_LOCK]
+        run([*compile_, *options, *tidy], client.folder)
+        return
+    (client.folder / NODE_LOCK).unlink(missing_ok=True)
+    npm = [str(TOOLS / "bin" / "npm"), "install", "--package-lock-only", "--no-audit", "--no-fund"]
+    run([*npm, "--omit-lockfile-registry-resolved"], client.folder)
+    path = client.folder / NODE_LOCK
+    packages = json.loads(path.read_text())
+    path.write_text(json.dumps(without_addresses(packages), indent=2) + "\n")
+
+
+def without_addresses(lock: dict[str, Any]) -> dict[str, Any]:
+    """Drop from npm's lock the pages on which authors ask for money."""
+    for package in lock["packages"].values():
+        package.pop("funding", None)
+    return lock
+
+
+def main() -> None:
+    install_tools()
+    for client in [tools(), *all_clients()]:
+        write_lock(client)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,5 +1,7 @@
-"""Servers for the clients: child processes on free ports of the loopback address."""
+"""Servers for the clients: child processes on free ports of the loopback address, and the small
+models that they serve."""
 
+import json
 import re
 import subprocess
 import sys
@@ -10,8 +12,31 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.clients.environments import ROOT
-from tests.clients.models import random_model
-from tests.models import write_embedding_model
+from tests.models import write_embedding_model, write_model, write_tokenizer
+
+TEMPLATE = Path(__file__).parents[2] / "configs" / "demo" / "chat_template.jinja"
+THOUGHTS_OFF = "{%- set enable_thinking = enable_thinking is defined and enable_thinking -%}\n"
+
+
+def random_model(folder: Path) -> Path:
+    """Write a model of random weights: only a grammar gives its answers a form. Its template thinks
+    only on request, as the thoughts of such a model do not end."""
+    return with_template(write_model(folder), THOUGHTS_OFF + TEMPLATE.read_text())
+
+
+def tokenizer_only(folder: Path, vocab_size: int) -> Path:
+    """Write the tokenizer of a model without weights."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_tokenizer(folder, vocab_size)
+    return with_template(folder, TEMPLATE.read_text())
+
+
+def with_template(folder: Path, template: str) -> Path:
+    path = folder / "tokenizer_config.json"
+    settings = json.loads(path.read_text()) | {"chat_template": template}
+    path.write_text(json.dumps(settings))
+    return folder
+
 
 QUIRE = str(Path(sys.executable).with_name("quire"))
 START_TIMEOUT_S = 120.0

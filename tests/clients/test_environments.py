@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.clients.__main__ import summary_of
-from tests.clients.environments import Client, all_clients, environment, tools
-from tests.clients.lock import without_addresses
+from tests.clients.environments import Client, all_clients, environment, tools, without_addresses
 
 CLIENTS = {client.name: client for client in all_clients()}
 EVERY = pytest.mark.parametrize("client", [tools(), *CLIENTS.values()], ids=lambda c: c.name)

@@ -1,13 +1,44 @@
-"""What of costs is found; and a row, measured on a real server."""
+"""The programs of this folder, each run briefly: costs, crowd, soak."""
 
+import signal
 import sys
+from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from tests.abuse.clients import chat_request, crowd
 from tests.abuse.costs import Cost, main, problems
+from tests.abuse.crowd import outcome_of
 from tests.abuse.limit_rows import COMPLETIONS
+from tests.abuse.processes import END_LIMIT_S, SMALL, serving
+from tests.abuse.soak import DEMO, soak
+from tests.clients.servers import QUIRE
 from tests.fuzz.judgement import MIB
+
+
+async def test_fault_24_a_system_with_few_descriptors_serves_some_and_says_how_many(
+    tiny_model: Path,
+) -> None:
+    few = ("sh", "-c", 'ulimit -n 64 && exec "$@"', "sh", QUIRE)
+    with serving(tiny_model, *SMALL, quire=few) as server:
+        assert "the system allows open files for 16 only: raise `ulimit -n`" in server.text
+        asked = chat_request(max_tokens=4).replace(b"\r\n", b"\r\nConnection: close\r\n", 1)
+        port = int(server.url.rpartition(":")[2])
+        for _ in range(5):
+            endings = await crowd(port, 16, asked, END_LIMIT_S)
+            assert Counter(map(outcome_of, endings)) == {"answered": 16}
+        server.send(signal.SIGTERM)
+        assert server.wait() == 0
+
+
+def test_rude_clients_leave_nothing_behind() -> None:
+    run = soak(DEMO, minutes=0.0, seed=1)
+    assert run.problems == [], run.report()
+    assert any(what.startswith("honest: 200") for what in run.outcomes), run.report()
+    assert len(run.outcomes) > 4, run.report()
+
 
 HALF = Cost(5, 5000, 200, b"a", 1.0, 1.0, 40 * MIB, 0.0)
 WHOLE = replace(HALF, cpu_s=2.9, peak_bytes=119 * MIB)
