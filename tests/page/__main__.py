@@ -10,7 +10,7 @@ from inspect import isfunction, signature
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from tests.page import BUILT, ROOT, install
+from tests.page.environment import BUILT, ROOT, install
 
 if TYPE_CHECKING:
     from tests.page.visit import Browser

@@ -10,7 +10,7 @@ from typing import Any
 from playwright.sync_api import Page, expect, sync_playwright
 
 from tests.clients.servers import QUIRE, serving
-from tests.page import AXE, BUILT
+from tests.page.environment import AXE, BUILT
 
 WIDE = {"width": 1440, "height": 960}
 NARROW = {"width": 390, "height": 844}

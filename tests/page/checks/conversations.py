@@ -6,9 +6,9 @@ from typing import Any
 
 from playwright.sync_api import Page, expect
 
-from tests.page import BUILT
 from tests.page.checks.hostile import TEXTS
 from tests.page.checks.steps import FAILED_LOAD, answered, ask, box, sent_bodies, settings
+from tests.page.environment import BUILT
 from tests.page.visit import Browser
 
 PUT = """async (values) => {
