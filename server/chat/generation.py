@@ -62,10 +62,16 @@ class Generation:
     """One answer while it is generated."""
 
     def __init__(
-        self, stream: TokenStream, tokenizer: Tokenizer, prompt: Prompt, index: int = 0
+        self,
+        stream: TokenStream,
+        tokenizer: Tokenizer,
+        prompt: Prompt,
+        times: AnswerTimes,
+        index: int = 0,
     ) -> None:
-        """stream: the tokens of choice ``index``."""
+        """stream: the tokens of choice ``index``. times: measures the answer."""
         self.stream = stream
+        self.times = times
         self._index = index
         options = prompt.parse_options
         self._detokenizer = Detokenizer(
@@ -108,9 +114,16 @@ class Generation:
             ids += () if event.token_id is None else (event.token_id,)
             if event.finish is not None or self._cut:
                 end = self._end(event.finish, pieces, tokens)
-                return replace(end, prompt=scored, token_ids=ids)
+                return self._deliver(replace(end, prompt=scored, token_ids=ids))
         self._note(pieces)
-        return Delta(join_pieces(pieces), tokens, None, self._index, prompt=scored, token_ids=ids)
+        delta = Delta(join_pieces(pieces), tokens, None, self._index, prompt=scored, token_ids=ids)
+        return self._deliver(delta)
+
+    def _deliver(self, delta: Delta) -> Delta:
+        if self.prefix is not None:
+            self.times.cached_tokens = self.prefix.cached_tokens
+        self.times.delivered(self.completion_tokens, delta.finish)
+        return delta
 
     def cut_off(self) -> Delta:
         """End an answer whose time is over as if it had reached its maximum length, and return its
@@ -118,7 +131,7 @@ class Generation:
         come."""
         if self._scores_prompt and not self._begun:
             raise GenerationError("the time of the request was over before it was read")
-        return self._end(FinishReason.LENGTH, [], [])
+        return self._deliver(self._end(FinishReason.LENGTH, [], []))
 
     def _held_back(self, *, cut: bool) -> list[AnswerPiece]:
         """Return the text that was held back because it might begin a stop string or a tag. cut:
@@ -232,8 +245,6 @@ class Choices:
         seconds by ``clock`` after which running answers are cut off. Raises what
         ``ServingEngine.submit_choices`` raises."""
         self._request_times = times or RequestTimes(Latencies(client.limits.max_model_len))
-        self._times: list[AnswerTimes] = []
-        """The times of each generation."""
         self._clock = clock
         self._ends_at = clock() + max_s
         self._generations: list[Generation] = []
@@ -252,15 +263,13 @@ class Choices:
         read_with = self._firsts[0].stream if self._firsts else None
         submission = replace(prompt.submission, name=current_request_id())
         streams = client.submit_choices(submission, read_with)
-        answers = [
-            Generation(stream, tokenizer, prompt, index)
-            for index, stream in enumerate(streams, start=len(self._generations))
-        ]
-        self._firsts.append(answers[0])
-        self._generations += answers
-        self._times += self._request_times.answers_to(
-            len(prompt.ids), len(answers), prompt.submission.salt.tenant
+        all_times = self._request_times.answers_to(
+            len(prompt.ids), len(streams), prompt.submission.salt.tenant
         )
+        for stream, times in zip(streams, all_times, strict=True):
+            index = len(self._generations)
+            self._generations.append(Generation(stream, tokenizer, prompt, times, index))
+        self._firsts.append(self._generations[-len(streams)])
 
     @property
     def usage(self) -> Usage:
@@ -285,50 +294,31 @@ class Choices:
         Raises GenerationError for a fault of the engine. Leaving the iteration early aborts running
         requests.
         """
-        timed = self._timed
         try:
-            while running := [pair for pair in timed if not pair[0].finished]:
+            while running := [choice for choice in self._generations if not choice.finished]:
                 left_s = self._ends_at - self._clock()
                 if left_s <= 0:
-                    yield [_cut_off(choice, times) for choice, times in running]
+                    yield [choice.cut_off() for choice in running]
                     return
-                streams = [choice.stream for choice, _ in running]
+                streams = [choice.stream for choice in running]
                 batches = await TokenStream.next_batches(streams, min(ping_s, left_s))
                 yield [
-                    _take(choice, times, events)
-                    for (choice, times), events in zip(running, batches, strict=True)
+                    choice.take(events)
+                    for choice, events in zip(running, batches, strict=True)
                     if events
                 ]
         except GenerationError:
-            for times in self._times:
-                times.end("error")
+            for choice in self._generations:
+                choice.times.end("error")
             raise
         finally:
             self.close()
 
     def close(self) -> None:
         """Abort running requests. Idempotent."""
-        for generation, times in self._timed:
-            generation.stream.close()
-            times.end("aborted")
-
-    @property
-    def _timed(self) -> list[tuple[Generation, AnswerTimes]]:
-        return list(zip(self._generations, self._times, strict=True))
-
-
-def _cut_off(choice: Generation, times: AnswerTimes) -> Delta:
-    delta = choice.cut_off()
-    times.delivered(choice.completion_tokens, delta.finish)
-    return delta
-
-
-def _take(choice: Generation, times: AnswerTimes, events: list[TokenEvent]) -> Delta:
-    delta = choice.take(events)
-    if choice.prefix is not None:
-        times.cached_tokens = choice.prefix.cached_tokens
-    times.delivered(choice.completion_tokens, delta.finish)
-    return delta
+        for choice in self._generations:
+            choice.stream.close()
+            choice.times.end("aborted")
 
 
 def prefix_of_all(reports: list[PrefixReport]) -> PrefixReport | None:

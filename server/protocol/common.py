@@ -269,7 +269,19 @@ class FieldsChecked(WireModel):
         check_refused(self.refused_fields, self.model_extra or {})
 
 
-class SamplingFields(FieldsChecked):
+class SharedSampling(FieldsChecked):
+    """Sampling fields by the names that all APIs and Ollama's options use."""
+
+    temperature: float | None = Field(default=None, ge=0, le=2)
+    top_p: float | None = Field(default=None, ge=0, le=1)
+    top_k: TopK | None = None
+    min_p: float | None = Field(default=None, ge=0, le=1)
+    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
+    seed: Seed | None = None
+
+
+class SamplingFields(SharedSampling):
     """Sampling fields by the names that all APIs use, with the extensions that local servers share.
     null means: as if the field were not there."""
 
@@ -280,18 +292,11 @@ class SamplingFields(FieldsChecked):
 
     model: str | None = None
     stream: bool | None = None
-    temperature: float | None = Field(default=None, ge=0, le=2)
-    top_p: float | None = Field(default=None, ge=0, le=1)
-    top_k: TopK | None = None
-    min_p: float | None = Field(default=None, ge=0, le=1)
-    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
-    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
     repetition_penalty: float | None = Field(default=None, ge=0.01, le=10)
     logit_bias: dict[str, Any] | None = Field(
         default=None, json_schema_extra={"additionalProperties": BIAS_SCHEMA}
     )
     """Checked by hand, because pydantic would collect every error of a long list."""
-    seed: Seed | None = None
     cache_salt: CacheSalt | None = None
     """Only requests with the same salt share cached prefixes."""
     cache_report: bool | None = None

@@ -3,7 +3,7 @@ fields."""
 
 import math
 import re
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -18,8 +18,7 @@ from server.protocol.common import (
     LogprobFields,
     OpenAISamplingFields,
     SamplingFields,
-    Seed,
-    TopK,
+    SharedSampling,
     Whole,
     WireModel,
 )
@@ -113,8 +112,6 @@ def _seconds(text: str) -> float:
 
 LENGTH_PARAM = "options.num_predict"
 
-Penalty = Annotated[float, Field(ge=-2, le=2)]
-
 
 class OllamaSampling(SamplingFields):
     """The sampling fields of Ollama's options, by the names of all APIs."""
@@ -128,20 +125,13 @@ class OllamaSampling(SamplingFields):
         return self.stop
 
 
-class Options(FieldsChecked):
+class Options(SharedSampling):
     """Ollama's options for sampling."""
 
     refused_fields = OPTIONS_REFUSED
 
-    temperature: float | None = Field(default=None, ge=0, le=2)
-    top_p: float | None = Field(default=None, ge=0, le=1)
-    top_k: TopK | None = None
-    min_p: float | None = Field(default=None, ge=0, le=1)
     repeat_penalty: float | None = Field(default=None, ge=0.01, le=10)
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
     repeat_last_n: Whole | None = None
-    seed: Seed | None = None
     stop: str | ListOf[str] | None = None
     num_predict: Whole | None = Field(default=None, ge=-2, le=2**31 - 1)
 
@@ -152,18 +142,12 @@ class Options(FieldsChecked):
     @property
     def sampling(self) -> OllamaSampling:
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        penalized = self.repeat_last_n != 0
-        return OllamaSampling(
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            min_p=self.min_p,
-            repetition_penalty=self.repeat_penalty if penalized else 1.0,
-            presence_penalty=self.presence_penalty if penalized else None,
-            frequency_penalty=self.frequency_penalty if penalized else None,
-            seed=self.seed,
-            stop=stop,
-        )
+        given = self.model_dump(include={*SharedSampling.model_fields})
+        given["repetition_penalty"] = self.repeat_penalty
+        if self.repeat_last_n == 0:
+            given |= {"presence_penalty": None, "frequency_penalty": None}
+            given["repetition_penalty"] = 1.0
+        return OllamaSampling(**given, stop=stop)
 
     @property
     def max_tokens(self) -> int | None:

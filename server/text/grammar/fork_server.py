@@ -53,13 +53,6 @@ class CostEstimate:
     param: str | None = None
     """The request's field at fault."""
 
-    def to_json(self) -> bytes:
-        return json.dumps(asdict(self)).encode()
-
-    @classmethod
-    def of_json(cls, text: str) -> "CostEstimate":
-        return cls(**json.loads(text))
-
 
 def estimate_cost(spec_text: str, tokens: Tokens, max_mask_s: float) -> CostEstimate:
     """Compile a spec, and follow its grammar over the first tokens of some answers. spec_text: of
@@ -192,7 +185,8 @@ def run_child(request: dict[str, Any], tokens: Tokens, into: int) -> NoReturn:
     signal.setitimer(signal.ITIMER_PROF, request["cpu_s"])
     os.nice(request["nice"])
     with open(into, "wb") as sink:
-        sink.write(estimate_cost(request["spec"], tokens, request["max_mask_s"]).to_json())
+        estimate = estimate_cost(request["spec"], tokens, request["max_mask_s"])
+        sink.write(json.dumps(asdict(estimate)).encode())
     os._exit(0)
 
 
@@ -227,7 +221,7 @@ def main(facts: str) -> None:
     """Serve the parent process. facts: of the tokenizer, as JSON."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is for that one, which says when to end
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    ForkServer(sys.stdin.fileno(), sys.stdout.fileno(), TokenizerFacts.of_json(facts)).run()
+    ForkServer(sys.stdin.fileno(), sys.stdout.fileno(), TokenizerFacts(**json.loads(facts))).run()
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 import json
 import re
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from llguidance import LLMatcher
@@ -28,13 +28,6 @@ class TokenizerFacts:
     """The tokens of the tags around calls."""
     names: dict[str, int]
     """Added tokens, by the names that grammars may use."""
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def of_json(cls, text: str) -> "TokenizerFacts":
-        return cls(**json.loads(text))
 
 
 Grammar = dict[str, Any]

@@ -14,7 +14,7 @@ import json
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import structlog
@@ -128,9 +128,7 @@ class GrammarWorker:
 
     def _read(self, answer: dict[str, Any]) -> CostEstimate:
         limits = self._limits
-        estimate = (
-            CostEstimate.of_json(answer["estimate"]) if "estimate" in answer else CostEstimate()
-        )
+        estimate = CostEstimate(**json.loads(answer.get("estimate", "{}")))
         ended = answer.get("ended")
         if ended == OVER_MEMORY or estimate.memory_bytes > limits.max_memory_bytes:
             return CostEstimate(
@@ -196,7 +194,7 @@ class _Process:
     async def start(cls, tokenizer: bytes, facts: TokenizerFacts) -> "_Process":
         process = await asyncio.create_subprocess_exec(
             *COMMAND,
-            facts.to_json(),
+            json.dumps(asdict(facts)),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,

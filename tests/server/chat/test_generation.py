@@ -25,6 +25,7 @@ from server.chat.generation import (
     choice_params,
     prefix_of_all,
 )
+from server.metrics.answer_times import Latencies, RequestTimes
 from server.text.conversation import Channel
 from server.text.parser import ParseOptions
 from server.text.pieces import Delta, TextPiece, ToolCallArguments, Usage, join_pieces
@@ -57,8 +58,9 @@ def started(
     alone, where thoughts are split off."""
     params = SamplingParams(max_tokens=max_tokens, stop_token_ids=stop_token_ids)
     stream = PreparedStream(Request(1, (1, 2, 3), params), lambda _: None, 1, asyncio.Event())
+    (times,) = RequestTimes(Latencies(100)).answers_to(3, 1, b"")
     return Generation(
-        stream, tokenizer, prompt_of((1, 2, 3), params, stop, parse_options(chat)), index
+        stream, tokenizer, prompt_of((1, 2, 3), params, stop, parse_options(chat)), times, index
     ), stream
 
 
