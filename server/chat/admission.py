@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from engine.errors import EngineDeadError, QueueFullError, ShareFullError
 from engine.serving import ServingEngine
-from engine.types import SamplingParams, TokenEvent
+from engine.types import SamplingParams
 from server.chat.drain import Drain
 from server.metrics import Metrics
 from server.metrics.requests import Refusal
@@ -38,7 +38,7 @@ async def generates(client: ServingEngine, timeout_s: float) -> bool:
     try:
         while time.monotonic() < deadline:
             if events := await stream.next_batch(CANARY_POLL_S):
-                return any(map(_is_alive, events))
+                return any(e.token_id is not None or e.embedding is not None for e in events)
             # While all slots are taken, the probe waits; tokens of other requests prove the same.
             if _computed_tokens(client) > computed:
                 return True
@@ -51,10 +51,6 @@ def _computed_tokens(client: ServingEngine) -> int:
     """Return the number of tokens that the engine has generated or prefilled since its start."""
     stats = client.stats
     return stats.generated_tokens + stats.prompt_tokens
-
-
-def _is_alive(event: TokenEvent) -> bool:
-    return event.token_id is not None or event.embedding is not None
 
 
 ENGINE_ENDED = "The engine has ended; the server must be restarted."

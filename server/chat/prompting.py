@@ -24,7 +24,7 @@ from server.text.calls.parser import ends_in_call
 from server.text.calls.tool_format import ToolFormat
 from server.text.calls.written import WrittenCalls
 from server.text.chat_template import ChatTemplate, TemplateError
-from server.text.conversation import Channel, Conversation, Tool
+from server.text.conversation import Channel, Conversation
 from server.text.grammar.compiler import GrammarCompiler, GrammarMemoryError
 from server.text.grammar.constraint_spec import ConstraintSpec
 from server.text.grammar.grammar_errors import GrammarError, UnfitBeginningError
@@ -69,7 +69,10 @@ def constraint_spec_of(conversation: Conversation, options: ParseOptions) -> Con
     tools = conversation.callable_tools
     choice = conversation.tool_choice
     if choice.mode == "auto" and choice.allowed is not None:
-        tools = tuple(_only_named(tool) for tool in tools)
+        # Hold calls to the names of other tools, whose schemas are not enforced.
+        tools = tuple(
+            tool if tool.strict else replace(tool, strict=True, parameters=None) for tool in tools
+        )
     if options.begun_content and conversation.output is not None:
         tools = ()  # what is begun is the answer of that form, and no call
     start = options.first_channel
@@ -84,11 +87,6 @@ def constraint_spec_of(conversation: Conversation, options: ParseOptions) -> Con
         first_channel=start,
         thinking_budget=conversation.thinking.budget,
     )
-
-
-def _only_named(tool: Tool) -> Tool:
-    """Make calls use the tool's exact name, even where its schema is not enforced."""
-    return tool if tool.strict else replace(tool, strict=True, parameters=None)
 
 
 CALL_BEGUN = "A call cannot be begun for the model, only its thoughts and what it says."

@@ -62,10 +62,6 @@ class OfferedTool(WireModel):
     strict: bool | None = None
     defer_loading: bool | None = None
 
-    @property
-    def is_run_by_anthropic(self) -> bool:
-        return self.type is not None and self.type.startswith(SERVER_TOOLS)
-
     def tool(self, place: str) -> Tool:
         """Return the neutral form. Raises ApiError."""
         if self.type not in (None, "custom"):
@@ -111,7 +107,7 @@ def read_custom_tools(
 
 
 def _read(tools: Iterable[tuple[OfferedTool, str]]) -> list[PlacedTool]:
-    own = ((tool, place) for tool, place in tools if not tool.is_run_by_anthropic)
+    own = ((tool, place) for tool, place in tools if not (tool.type or "").startswith(SERVER_TOOLS))
     return [(tool.tool(place), f"{place}.name") for tool, place in own]
 
 

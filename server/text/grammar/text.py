@@ -97,7 +97,8 @@ def output_grammar(output: OutputFormat, facts: TokenizerFacts) -> Grammar:
             return _json(check_schema(value))
         case "regex":
             check_repeats(_text(value))
-            return _only(LLMatcher.grammar_from_regex(value))
+            (grammar,) = json.loads(LLMatcher.grammar_from_regex(value))["grammars"]
+            return {"lark_grammar": grammar["lark_grammar"]}
         case "choice":
             if not isinstance(value, list) or not value:
                 raise GrammarError("it has no choices")
@@ -108,11 +109,6 @@ def output_grammar(output: OutputFormat, facts: TokenizerFacts) -> Grammar:
 
 def _json(schema: dict[str, Any]) -> Grammar:
     return {"json_schema": schema | {"x-guidance": JSON_OPTIONS}}
-
-
-def _only(text: str) -> Grammar:
-    (grammar,) = json.loads(text)["grammars"]
-    return {"lark_grammar": grammar["lark_grammar"]}
 
 
 def _text(value: Any) -> str:
