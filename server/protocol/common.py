@@ -39,7 +39,7 @@ MAX_STOP_STRING_CHARS = 256
 MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIASES = 1024
 MAX_TOP_LOGPROBS = 20
-# Scanning so many bytes takes some milliseconds without a pause.
+# Scanned without a pause, in some milliseconds.
 PIECE_BYTES = 65536
 
 
@@ -253,7 +253,7 @@ class WireModel(BaseModel):
 
 
 class StreamOptions(WireModel):
-    """What a stream carries besides the answer."""
+    """Options of a stream."""
 
     include_usage: bool | None = None
 

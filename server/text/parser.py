@@ -111,7 +111,7 @@ class ParseOptions:
     """Tools that may be called; without any, calls are content."""
     tool_format: ToolFormat = ToolFormat.HERMES
     max_calls: int | None = None
-    """The answer ends after so many calls."""
+    """The answer ends after this number of calls."""
     remember: Remember | None = field(default=None, compare=False)
     """Called with every call as it was written."""
     begun: str = ""

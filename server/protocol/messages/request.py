@@ -124,33 +124,12 @@ READ = frozenset(
 )
 
 
-class TextBlock(WireModel):
-    """A block where only text is expected. ``cache_control`` and unknown fields are ignored."""
-
-    type: str
-    text: str | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _type_alone(cls, block: Any) -> Any:
-        """Drop all fields but the type of a block that is not read: their types are unknown."""
-        kind = block.get("type") if isinstance(block, dict) else None
-        return {"type": kind} if isinstance(kind, str) and kind not in READ else block
-
-    def text_for_model(self, place: str, unsupported: Unsupported) -> str:
-        """Return the text that the model reads; see ``Unsupported.note``."""
-        if self.type == "text":
-            return self.text or ""
-        # Some blocks that are read elsewhere are unsupported here.
-        return unsupported.note(self.type, place)
-
-
 class Source(WireModel):
     """The source of an image or a document. Only text is read."""
 
     type: str | None = None
     data: str | None = None
-    content: str | ListOf[TextBlock] | None = None
+    content: "str | ListOf[Block] | None" = None
 
     def text_for_model(self, place: str, unsupported: Unsupported) -> str | None:
         if self.type == "text":
@@ -160,28 +139,6 @@ class Source(WireModel):
         return joined_text(self.content, f"{place}.content", unsupported)
 
 
-class ShownBlock(TextBlock):
-    """A block of a tool's result."""
-
-    source: Source | str | None = None
-    title: str | None = None
-    content: "str | ListOf[ShownBlock] | None" = None
-    tool_name: str | None = None
-
-    def text_for_model(self, place: str, unsupported: Unsupported) -> str:
-        """See TextBlock. A document of text becomes its text."""
-        if self.type == "document" and isinstance(self.source, Source):
-            text = self.source.text_for_model(f"{place}.source", unsupported)
-            if text is not None:
-                return text
-        if self.type == "search_result":
-            text = joined_text(self.content or "", f"{place}.content", unsupported)
-            return f"{self.title or ''}\n{self.source or ''}\n{text}\n"
-        if self.type == "tool_reference" and self.tool_name is not None:
-            return unsupported.loaded(self.tool_name)
-        return super().text_for_model(place, unsupported)
-
-
 class AddedTool(WireModel):
     """A tool that the client offers from this message on, by name or by definition."""
 
@@ -189,9 +146,15 @@ class AddedTool(WireModel):
     definition: OfferedTool | None = None
 
 
-class Block(ShownBlock):
-    """A block of a user's or of an assistant's message."""
+class Block(WireModel):
+    """A block of a message, or within one. ``cache_control`` and unknown fields are ignored."""
 
+    type: str
+    text: str | None = None
+    source: Source | str | None = None
+    title: str | None = None
+    content: "str | ListOf[Block] | None" = None
+    tool_name: str | None = None
     thinking: str | None = None
     id: str | None = None
     name: str | None = None
@@ -201,19 +164,35 @@ class Block(ShownBlock):
     is_error: bool | None = None
     tool: AddedTool | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _type_alone(cls, block: Any) -> Any:
+        """Drop all fields but the type of a block that is not read: their types are unknown."""
+        kind = block.get("type") if isinstance(block, dict) else None
+        return {"type": kind} if isinstance(kind, str) and kind not in READ else block
+
     def text_for_model(self, place: str, unsupported: Unsupported) -> str:
-        """See TextBlock. A compaction becomes its summary."""
-        if self.type == "compaction":
-            return joined_text(self.content or "", f"{place}.content", unsupported)
+        """Return the text that the model reads; see ``Unsupported.note``. A document of text
+        becomes its text, and a compaction its summary."""
+        if self.type == "text":
+            return self.text or ""
+        if self.type == "document" and isinstance(self.source, Source):
+            text = self.source.text_for_model(f"{place}.source", unsupported)
+            if text is not None:
+                return text
+        if self.type in ("search_result", "compaction"):
+            text = joined_text(self.content or "", f"{place}.content", unsupported)
+            heading = f"{self.title or ''}\n{self.source or ''}\n"
+            return text if self.type == "compaction" else f"{heading}{text}\n"
+        if self.type == "tool_reference" and self.tool_name is not None:
+            return unsupported.loaded(self.tool_name)
         if self.type == "tool_addition":
             tool = self.tool or AddedTool()
             name = tool.name if tool.definition is None else tool.definition.name
-            return (
-                unsupported.leave_out(self.type, place)
-                if name is None
-                else unsupported.loaded(name)
-            )
-        return super().text_for_model(place, unsupported)
+            if name is None:
+                return unsupported.leave_out(self.type, place)
+            return unsupported.loaded(name)
+        return unsupported.note(self.type, place)
 
     def call(self, place: str) -> ToolCall:
         """Return the neutral form of a tool_use, with arguments written as models write them."""
@@ -258,20 +237,18 @@ class InputMessage(WireModel):
         )
 
 
-def system_texts(
-    content: str | Sequence[TextBlock], place: str, unsupported: Unsupported
-) -> list[str]:
+def system_texts(content: str | Sequence[Block], place: str, unsupported: Unsupported) -> list[str]:
     """Return the parts of a system prompt without billing headers. Raises ApiError."""
     blocks = [content] if isinstance(content, str) else _texts(content, place, unsupported)
     texts = [_without_billing(text) for text in blocks]
     return [text for text in texts if text]
 
 
-def joined_text(content: str | Sequence[TextBlock], place: str, unsupported: Unsupported) -> str:
+def joined_text(content: str | Sequence[Block], place: str, unsupported: Unsupported) -> str:
     return content if isinstance(content, str) else "".join(_texts(content, place, unsupported))
 
 
-def _texts(blocks: Sequence[TextBlock], place: str, unsupported: Unsupported) -> list[str]:
+def _texts(blocks: Sequence[Block], place: str, unsupported: Unsupported) -> list[str]:
     return [
         block.text_for_model(f"{place}[{number}]", unsupported)
         for number, block in enumerate(blocks)
@@ -438,6 +415,6 @@ class MessagesRequest(ConversationFields, SamplingFields):
 
 
 class CountTokensRequest(ConversationFields, FieldsChecked):
-    """Of a body that has the same fields only the conversation and the salt count."""
+    """A body with the fields of a request. Only the conversation and the salt count."""
 
     cache_salt: CacheSalt | None = None

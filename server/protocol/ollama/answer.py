@@ -43,7 +43,7 @@ class ModelFacts:
     parameters: int = 0
     """Number of weights, however they are packed."""
     quantization: str = UNKNOWN
-    """Of the weights: ``BF16``, ``4bit``."""
+    """The weights' format: ``BF16``, ``4bit``."""
     size_bytes: int = 0
     """Of the weights as they are stored."""
     digest: str = "0" * 64

@@ -219,8 +219,7 @@ class HermesCall:
         self._end = ENDS[tool_format]
         self._held = ""
         self._searched = 0
-        """The closing tag does not begin in so many leading characters: they are not searched
-        again."""
+        """Number of leading characters that hold no beginning of the closing tag."""
         self._json = JsonMender()
 
     @property

@@ -12,7 +12,7 @@ from server.text.conversation import Channel, Tool
 from server.text.pieces import AnswerPiece, TextPiece, longest_beginning
 
 CALL_ID_BYTES = 12
-# A client's begun answer whose last call is not recognised within so many characters has none.
+# A call in a client's begun answer must be recognised within this length.
 MAX_BEGUN_CHARS = 1024
 
 
@@ -37,7 +37,7 @@ class CallParser:
         *,
         begun_content: str = "",
     ) -> None:
-        """max_calls: the answer ends after so many. remember: called with every complete call.
+        """max_calls: the answer ends after them. remember: called with every complete call.
         begun_content: the beginning of the answer, from the client."""
         self.calls = 0
         """Number of complete calls."""

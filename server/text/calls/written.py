@@ -18,7 +18,7 @@ from server.text.newest import Newest
 from server.text.pieces import AnswerPiece, ToolCallArguments, ToolCallStart
 
 NONCE_BYTES = 12
-# Templates write up to so many characters between a tag and the name, and behind it.
+# Length of the text that templates write between a tag and the name, and behind it.
 MAX_AROUND_CHARS = 64
 
 
