@@ -18,8 +18,8 @@ from server.protocol.wire_errors import (
     unavailable,
 )
 
-CANARY_PRIORITY = -(2**31)
-CANARY_POLL_S = 0.1
+PROBE_PRIORITY = -(2**31)
+PROBE_POLL_S = 0.1
 
 
 async def generates(client: ServingEngine, timeout_s: float) -> bool:
@@ -31,13 +31,13 @@ async def generates(client: ServingEngine, timeout_s: float) -> bool:
     deadline = time.monotonic() + timeout_s
     try:
         stream = client.submit(
-            (0,), params, priority=CANARY_PRIORITY, pooling=pooling, beyond_queue=True
+            (0,), params, priority=PROBE_PRIORITY, pooling=pooling, beyond_queue=True
         )
     except EngineDeadError:
         return False
     try:
         while time.monotonic() < deadline:
-            if events := await stream.next_batch(CANARY_POLL_S):
+            if events := await stream.next_batch(PROBE_POLL_S):
                 return any(e.token_id is not None or e.embedding is not None for e in events)
             # While all slots are taken, the probe waits; tokens of other requests prove the same.
             if _computed_tokens(client) > computed:
