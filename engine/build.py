@@ -39,23 +39,23 @@ from kvcache.substrates import Substrate, SubstrateChoice
 WARM_UP_PROMPT_TOKENS = 64
 FIRST_BUDGET_TOKENS = 64
 MIN_BUDGET_TOKENS = 16
-# What the kernels are compiled for: of attention, and of gated delta nets.
+# The sizes that the GPU's kernels are compiled for: of attention's heads, and of gated delta nets'.
 GPU_HEAD_DIMS = (64, 128, 256)
 GPU_DELTA_DIM = 128
-# Of the weights' bytes: 4 bits are worth a word where they take less than that.
+# Packing in 4 bits is suggested where it takes less than this part of the weights' bytes.
 SMALLER = 0.9
 
 
 @dataclass(frozen=True, slots=True)
 class EnginePlan:
-    """What will be built, as far as it can be said before a byte is allocated."""
+    """The parts of an engine, chosen before a byte is allocated."""
 
     checkpoint: Checkpoint
     substrate: SubstrateChoice
     memory: MemoryPlan
     threads: int
     instruction_set: str
-    """Of a CPU."""
+    """The name of a CPU's."""
     activations: Activations
 
     @property
@@ -71,7 +71,7 @@ class EnginePlan:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Return what somebody should do something about, a sentence each."""
+        """Return a sentence for each problem that somebody can do something about."""
         tight = self.memory.warning
         return (*self.substrate.warnings, *([] if tight is None else [tight]))
 
@@ -91,7 +91,7 @@ class EnginePlan:
 
     @property
     def device(self) -> str:
-        """What stands under K and V, and what computes, in one line."""
+        """Return the substrate and the kernels, in one line."""
         kernels = "Metal"
         if not self.on_gpu:
             kernels = f"{self.instruction_set}, {self.threads} threads"
@@ -106,8 +106,8 @@ def plan_engine(
 ) -> EnginePlan:
     """Fit the model and its cache into the machine.
 
-    machine: what the processor that computes may use. choice: what stands under K and V.
-    Raises BudgetError or LayoutError with the figure that does not fit.
+    machine: the memory of the processor that computes. choice: of the substrate. Raises BudgetError
+    or LayoutError with the figure that does not fit.
     """
     problem = unserved(checkpoint.spec, choice.substrate)
     if problem is not None:
@@ -157,7 +157,7 @@ def plan_memory(
     demand = memory_demand(spec, config, machine, shape, substrate, itemsize)
     weights = checkpoint.stored_bytes if substrate.on_gpu else checkpoint.packed_bytes
     demand = replace(demand, weights_bytes=weights)
-    # Who names a budget of K and V may take what would be left to others.
+    # An explicit budget of K and V may take memory that is otherwise left to other programs.
     room = usable if config.kv_budget_bytes is None else machine.total_bytes
     if demand.weights_bytes > room:
         longest = smallest_context(config.max_model_len, spec.max_position_embeddings)
@@ -180,8 +180,8 @@ def plan_memory(
 
 
 def _too_large(checkpoint: Checkpoint, demand: MemoryDemand, room: int, least: int) -> str:
-    """Return what weights need that are too much by themselves, and what would fit. least: bytes
-    that the model would start with."""
+    """Return how much the weights take, and which model would fit. least: bytes that the model
+    would start with."""
     packed, others = Q4.bytes_of(checkpoint.num_weights), demand.fixed_bytes - demand.weights_bytes
     hint = "serve a smaller model"
     if packed < SMALLER * demand.weights_bytes:
@@ -326,8 +326,8 @@ def first_budget(config: EngineConfig, tile: int = 1) -> TokenBudget:
 
 
 def substrate_faults(substrate: Substrate, backends: Sequence[PageBackend]) -> SubstrateFaults:
-    """Return what remembers faults of a GPU's memory. Not of a CPU's pages: no other substrate is
-    safer than these."""
+    """Return the recorder of a GPU's memory faults. Those of a CPU's pages are not recorded: no
+    other substrate is safer."""
     if not substrate.on_gpu:
         return SubstrateFaults()
     return SubstrateFaults(
@@ -337,5 +337,5 @@ def substrate_faults(substrate: Substrate, backends: Sequence[PageBackend]) -> S
 
 
 def mlx_memory() -> MlxMemory:
-    """Return what MLX holds now; to be asked by the thread that owns it."""
+    """Return the bytes that MLX holds now. Call it on the thread that owns MLX."""
     return MlxMemory(mx.get_active_memory(), mx.get_cache_memory(), mx.get_peak_memory())

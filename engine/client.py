@@ -102,8 +102,8 @@ class TokenStream:
     async def next_batches(
         streams: Sequence["TokenStream"], timeout_s: float
     ) -> list[list[TokenEvent]]:
-        """Do what ``next_batch`` does for streams that are read together: wait for the first event
-        of any of them, and return those of all."""
+        """Wait as ``next_batch`` does for the first event of any of these streams, which share
+        their wake event; return the events of all."""
         if _silent(streams):
             wake = streams[0].wake
             with suppress(TimeoutError):
@@ -187,7 +187,8 @@ class EngineClient:
     # --- life -----------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the thread and wait until the engine is built; raises what building raised."""
+        """Start the thread and wait until the engine is built; raise the exception of a failed
+        build."""
         self._thread.start()
         self._built.wait()
         if self._failure is not None:
@@ -228,9 +229,9 @@ class EngineClient:
         self._loop.mailbox.put(SetMemoryPressure(level))
 
     def set_kv_limit(self, limit_bytes: int, answer: Callable[[int], None]) -> None:
-        """Let K and V take so many bytes from now on, as far as nobody uses more. From any thread.
-        answer: called on the engine's thread with the bytes that they may take now; never where the
-        engine ends before."""
+        """Limit the bytes of K and V, as far as sequences do not use more. From any thread. answer:
+        called on the engine's thread with the limit in force; never where the engine ends
+        before."""
         assert self._loop is not None
         self._loop.mailbox.put(SetKVLimit(limit_bytes, answer))
 
@@ -290,13 +291,13 @@ class EngineClient:
         return self._slots.max_share(self.capacity)
 
     def check_room(self, requests: int, tenant: bytes) -> None:
-        """Check that so many more requests fit. Raises QueueFullError where they do not, and
+        """Check that that many more requests fit. Raises QueueFullError where they do not, and
         ShareFullError where other requests of the tenant have to end first."""
         self._slots.check(requests, tenant, self.capacity)
 
     async def memory_map(self) -> MemoryMap:
-        """Return what the memory holds, made by the engine before its next step: waits for the step
-        that runs, however long it takes. Raises EngineDeadError, also when the engine ends
+        """Return a snapshot of the memory, made by the engine before its next step: it waits for
+        the running step, however long that takes. Raises EngineDeadError, also when the engine ends
         meanwhile."""
         return await self._ask(GetMemoryMap)
 
@@ -415,6 +416,6 @@ class EngineClient:
 
 
 def _answer(future: "asyncio.Future[T]", answer: T) -> None:
-    """Set the result, unless nobody waits for it any more."""
+    """Set the result, unless its reader has gone."""
     if not future.done():
         future.set_result(answer)

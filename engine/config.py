@@ -25,9 +25,9 @@ class EngineConfig(CacheSettings):
     step_time_target_ms: Annotated[float, Gt(0)] = 100.0
     threads: Annotated[int, Ge(1), Le(256)] | None = None
     instruction_set: str = "auto"
-    """Of a CPU's kernels, by its name; auto is the best one."""
+    """A name of a CPU's kernels; auto is the best one."""
     activations: Activations = "float32"
-    """What a CPU's products may round the numbers to that weights are multiplied with."""
+    """The type to which a CPU may round activations before it multiplies weights with them."""
     mlx_cache_bytes: int = 256 * MIB
     residency_keep_s: Annotated[float, Ge(0), Le(86_400)] = 180.0
     """How long after the last step a GPU's memory is kept ready for the next one."""

@@ -1,4 +1,4 @@
-"""Statistics of the engine: counters, histograms, and what MLX holds."""
+"""Statistics of the engine: counters, histograms, and MLX's memory."""
 
 from bisect import bisect_left
 from collections import Counter
@@ -28,7 +28,7 @@ class SchedulerCounters:
     preemptions: int = 0
     failed_rows: int = 0
     wasted_rows: int = 0
-    """Whose results nobody wanted any more when their step was read."""
+    """Rows of requests that had ended when their step was read."""
 
     def count_prompt(self, tokens: int, cached_tokens: int, miss: MissReason | None) -> None:
         """Count a prompt that is about to be computed. miss: why not more of it is cached."""
@@ -73,7 +73,7 @@ def no_values(bounds: tuple[float, ...]) -> HistogramCounts:
 
 
 class Distributions(NamedTuple):
-    """Histograms of what the engine has measured since its start."""
+    """Histograms of the engine's measurements since its start."""
 
     step_seconds: HistogramCounts = no_values(STEP_BOUNDS_S)
     step_sequences: HistogramCounts = no_values(SEQUENCE_BOUNDS)
@@ -110,7 +110,7 @@ class MlxMemory(NamedTuple):
     """Bytes that MLX reports of itself; zeros where no MLX runs."""
 
     active_bytes: int = 0
-    """Of arrays in use, weights among them."""
+    """Of arrays in use, weights included."""
     cache_bytes: int = 0
     """Kept for its next arrays."""
     peak_bytes: int = 0
@@ -133,7 +133,7 @@ class EngineStats:
     submitted_prompt_tokens: int = 0
     """Prompt tokens of admitted requests, whether the cache had them or not."""
     cached_prompt_tokens: int = 0
-    """Those that the cache had."""
+    """Prompt tokens that the cache had."""
     prefix_misses: tuple[tuple[MissReason, int], ...] = ()
     """Requests of which more could have been cached, by the reason why it was not."""
     mapping_waits: int = 0

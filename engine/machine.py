@@ -35,9 +35,9 @@ MAX_THREADS = 256
 # which leaves them a quarter or a third of the memory already.
 HEADROOM_PART = 5
 GPU_HEADROOM_BYTES = 3 * 1024**3 // 2
-# Pages of macOS that can be had without compressing or swapping anybody's memory: free ones, those
-# of files, and those that their owners have given up (bsd/vm/vm_unix.c of XNU). It is what Activity
-# Monitor does not call used.
+# Pages of macOS that are available without compressing or swapping programs' memory: free pages,
+# pages of files, and pages that their owners have given up (bsd/vm/vm_unix.c of XNU). Activity
+# Monitor does not call them used.
 MACOS_AVAILABLE = (
     b"vm.page_free_count",
     b"vm.page_pageable_external_count",
@@ -70,7 +70,7 @@ def _text(file: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class MachineMemory:
-    """Bytes of memory: in all, and not used by anybody now."""
+    """Bytes of memory: all of it, and the part that no program uses now."""
 
     total_bytes: int
     available_bytes: int
@@ -222,7 +222,7 @@ def _version_1(folder: Path) -> GroupMemory | None:
     if limit is None or used is None:
         return None
     stat = _figures(folder / "memory.stat")
-    # A container does not see the groups around its own, but is told of their limits.
+    # A container does not see the groups around its own; this file shows the least of their limits.
     limit = min(limit, stat.get("hierarchical_memory_limit", limit))
     cache = stat.get("total_active_file", 0) + stat.get("total_inactive_file", 0)
     return GroupMemory(limit, used, cache)
@@ -282,7 +282,7 @@ def macos_pressure(sysctl: Sysctl | None = None) -> PressureLevel:
 
 
 def linux_pressure(proc: Path = PROC, groups: Path = CONTROL_GROUPS) -> PressureLevel:
-    """Return the worst of what the machine and the process's control groups say."""
+    """Return the worst level of the machine and of the process's control groups."""
     own = proc / "self/cgroup"
     stalls = [proc / "pressure/memory"]
     stalls += [folder / "memory.pressure" for folder in own_groups(groups, own)]

@@ -19,15 +19,15 @@ POLL_S = 1.0
 # Time for streams to carry their error events, and for the server to end. After it the process ends
 # at once: a thread that hangs in the device cannot be joined.
 SHUTDOWN_GRACE_S = 5.0
-# Where more seconds lie between two checks, it was not the step that stood still, but the process:
-# the machine slept, or somebody had stopped the process.
+# More seconds between two checks mean that the whole process stood still, and not a step: the
+# machine slept, or somebody had stopped the process.
 LONGEST_BREAK_S = 3.0
 
 End = Callable[[int], object]
 
 
 class Watchdog:
-    """Adds up how long it has seen the same step run. To be asked regularly."""
+    """Adds up how long the same step has run at its checks, which should be regular."""
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s

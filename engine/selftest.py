@@ -101,13 +101,13 @@ class SubstrateReport:
     """Why it could not be tested; "" where it was."""
     tests: dict[SelfTest, SelfTestReport] = field(default_factory=dict)
     releases_heaps: bool = True
-    """Whether heaps may be released: on a GPU where the release test has passed once."""
+    """Whether heaps may be released: a GPU's only where its release test has passed once."""
     remembered: str = ""
     """Where passed tests were written down, or why they could not be."""
     faults: tuple[str, ...] = ()
-    """Those of the time before these tests."""
+    """Known before these tests."""
     standing_faults: tuple[str, ...] = ()
-    """Those that keep it from being chosen: the ones that were not forgotten, and new ones."""
+    """Known after these tests; any of them keeps it from being chosen."""
 
     @property
     def refusal(self) -> str:
@@ -117,7 +117,7 @@ class SubstrateReport:
 
     @property
     def fault(self) -> str:
-        """Return what speaks against it, its arithmetic included; "" when nothing does."""
+        """Return the first thing that is wrong, arithmetic included; "" when nothing is."""
         return self.refusal or self._fault_of(SelfTest.KERNELS) or self._fault_of(SelfTest.STRESS)
 
     def _fault_of(self, test: SelfTest) -> str:
@@ -149,7 +149,7 @@ class MachineReport:
     extension: Extension
     device: MetalDevice | None
     memory: MachineMemory
-    """Of the processor that would compute."""
+    """The memory of the processor that would compute."""
     headroom_bytes: int
     substrates: tuple[SubstrateReport, ...]
     chosen: Substrate | None
@@ -174,7 +174,7 @@ class MachineReport:
 
     @property
     def usable_bytes(self) -> int:
-        """Return what weights, activations and K and V may have together."""
+        """Return the bytes that weights, activations, K and V may take together."""
         return max(0, self.memory.usable_bytes(self.headroom_bytes))
 
     def as_json(self) -> dict[str, Any]:
@@ -359,8 +359,8 @@ def read_extension() -> Extension:
 
 
 def extension_facts() -> dict[str, Any]:
-    """Load the extension and return its facts, of JSON's own types. Raises ImportError with what
-    does not match."""
+    """Load the extension and return its facts, of JSON's own types. Raises ImportError that names
+    the mismatch."""
     import metal_ext
     from metal_ext import _ext
 

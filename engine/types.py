@@ -60,8 +60,8 @@ class SamplingParams:
     min_tokens: int = 0
     """No stop token is chosen before so many tokens, unless a constraint allows nothing else."""
     prompt_logprobs: int | None = None
-    """How many alternatives to report with each token of the prompt; None reports none. Where it is
-    set, ``max_tokens`` may be 0."""
+    """How many alternatives to report with each token of the prompt; None reports none. With a
+    number, ``max_tokens`` may be 0."""
 
     @property
     def greedy(self) -> bool:
@@ -122,7 +122,8 @@ class Request:
     constraint: TokenConstraint | None = None
     """No other request has the same object."""
     pooling: bool = False
-    """Whether its result is the vector of its prompt, and no tokens: then ``max_tokens`` is 0."""
+    """Whether its result is the vector of its prompt instead of tokens: then ``max_tokens`` is
+    0."""
     submitted_s: float | None = None
     """When, by the engine's clock; None where its waiting time is not measured."""
     name: str = "unnamed"
@@ -172,7 +173,7 @@ class TokenLogprobs:
     """Log-probabilities of one position, of the model's own distribution."""
 
     logprob: float
-    """Of the token that was chosen, or that stands in the prompt."""
+    """Of the chosen token, or of the prompt's own."""
     top: tuple[tuple[int, float], ...]
     """The likeliest tokens, best first."""
 
@@ -192,7 +193,7 @@ class TokenEvent(NamedTuple):
     """In a request's first event, where they are wanted: one for each token of the prompt, None for
     the first one. ``logprob`` is that of the prompt's own token, given all before it."""
     embedding: np.ndarray | None = None
-    """Of a request that pools, with its end: float32 ``[hidden_size]`` of length 1."""
+    """At the end of a request that pools: float32 ``[hidden_size]`` of length 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +206,7 @@ class EngineLimits:
     embedding_size: int | None = None
     """Of the vectors that it makes, where it pools and generates nothing."""
     shared_block_tokens: int | None = None
-    """Tokens of a block, where whole blocks are kept for others; None where nothing is."""
+    """Tokens of a block, where whole blocks are shared; None where nothing is."""
     keeps_states: bool = False
     """Whether a prefix can be shared only where a state of it was kept: ``Request.turns`` count."""
 

@@ -1,1 +1,1 @@
-"""What a model is, which tensors it has, and its forward over flat tokens."""
+"""A model as data, its tensors, and its forward over flat tokens."""

@@ -85,7 +85,7 @@ def _pooling_modes(settings: dict[str, Any]) -> set[str]:
 
 __all__ = ["Checkpoint", "CheckpointError", "read_checkpoint"]
 
-# What older files keep of RoPE beside its base, from which it follows.
+# A tensor of older files, which follows from RoPE's base.
 FREQUENCIES = ".rotary_emb.inv_freq"
 
 
@@ -97,15 +97,15 @@ class Checkpoint:
     spec: ModelSpec
     eos_token_ids: tuple[int, ...]
     dtype: str
-    """Of the float tensors: "F32", "BF16" or "F16"."""
+    """The type of the float tensors: "F32", "BF16" or "F16"."""
     stored_bytes: int
-    """Of all tensors as they are stored."""
+    """The bytes of all tensors in the files."""
     packed_bytes: int
-    """Of all tensors as the CPU's kernels read them."""
+    """The bytes of all tensors as the CPU's kernels read them."""
     num_weights: int
     """Numbers of all weight matrices, however they are packed."""
     embeds: bool
-    """Whether it makes vectors of texts, and generates nothing."""
+    """Whether it makes vectors of texts instead of answers."""
     naming: Naming
     """How its tensors are named."""
     unread: tuple[str, ...]
@@ -119,7 +119,8 @@ class Checkpoint:
 
     @property
     def left_out(self) -> str | None:
-        """Return what of its files is not served, as a sentence; None where all is."""
+        """Return a sentence about the parts of its files that are not served; None where all
+        are."""
         uses = Counter(
             use for name in self.unread for start, use in self.spec.unread if name.startswith(start)
         )
@@ -181,8 +182,8 @@ def checkpoint_of(
     naming: Naming = NAMINGS[0],
     unread: tuple[str, ...] = (),
 ) -> Checkpoint:
-    """Return what weights amount to. tensors: what the files hold, without what is not read.
-    packings: of the layers that are packed."""
+    """Return a checkpoint with the sizes of its weights. tensors: of the files, without unread
+    ones. packings: of the packed layers."""
     path = config.file.parent
     model = tensors_of(spec, naming, embeds=embeds)
     return Checkpoint(

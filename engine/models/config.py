@@ -9,7 +9,7 @@ from engine.models.safetensors_headers import CheckpointError, read_json
 
 AFFINE = "affine"
 MAX_NUMBER = 2**63
-# What MLX knows of each mode: bits and group sizes. Source: mlx.core.quantize.
+# MLX's modes, each with its bits and group sizes. Source: mlx.core.quantize.
 MODES = {
     AFFINE: ((1, 2, 3, 4, 5, 6, 8), (32, 64, 128)),
     "mxfp4": ((4,), (32,)),
@@ -46,8 +46,8 @@ class ModelConfig:
 
     @property
     def text(self) -> "ModelConfig":
-        """Return the config of the part that reads text, where it is nested, with what stands
-        around it. Raises CheckpointError."""
+        """Return the config of the part that reads text, merged over the outer one where it is
+        nested. Raises CheckpointError."""
         nested = self.values.get("text_config", {})
         if not isinstance(nested, dict):
             raise self._wrong("text_config", nested, "an object")
@@ -56,14 +56,14 @@ class ModelConfig:
         return text
 
     def count(self, field: str, default: int | None = None) -> int:
-        """Return a number above 0. default: where nothing is said, if that is allowed."""
+        """Return a number above 0. default: for a missing field; None where it must be there."""
         value = self.values.get(field, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise self._wrong(field, value, "a number above 0")
         return value
 
     def number(self, field: str, value: object = ...) -> float:
-        """Return a number above 0. value: what to check, where it is not the field's own."""
+        """Return a number above 0. value: checked instead of the field's own."""
         if value is ...:
             value = self.values.get(field)
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -74,7 +74,7 @@ class ModelConfig:
         return value
 
     def flag(self, field: str, default: bool | None = None) -> bool:
-        """Return true or false. default: where nothing is said, if that is allowed."""
+        """Return true or false. default: for a missing field; None where it must be there."""
         value = self.values.get(field, default)
         if not isinstance(value, bool):
             raise self._wrong(field, value, "true or false")

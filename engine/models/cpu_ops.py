@@ -81,7 +81,7 @@ class PackedAttention:
     """The weights of attention, as the kernels read them."""
 
     heads: tuple[int, int, int]
-    """Of queries, and their gates where they have some; of keys and values."""
+    """Heads of queries, doubled where they have gates; of keys; of values."""
     gated: bool
     queries_keys_values: metal_ext.PackedLinear
     bias: mx.array | None
@@ -257,8 +257,8 @@ def _packed_mlp(
 
 
 def _routers(tensors: ModelTensors) -> set[str]:
-    """Return the names of the matrices that choose experts: what they multiply is never rounded,
-    or a row would go elsewhere."""
+    """Return the names of the matrices that choose experts: activations are never rounded for them,
+    because a row would go to other experts."""
     mlps = (layer.mlp for layer in tensors.layers)
     return {mlp.router[0].name for mlp in mlps if isinstance(mlp, MixtureTensors)}
 
@@ -272,11 +272,8 @@ def _bias(matrices: Sequence[StoredMatrix]) -> mx.array | None:
 def pack_linear(
     matrices: Sequence[StoredMatrix], workers: metal_ext.CpuWorkers, *, exact: bool = False
 ) -> metal_ext.PackedLinear:
-    """Pack matrices, plain or in MLX's groups, one behind the other as one. exact: what they are
-    multiplied with is never rounded.
-
-    Raises ValueError where they cannot be.
-    """
+    """Pack matrices, plain or in MLX's groups, one behind the other as one. exact: activations are
+    never rounded for it. Raises ValueError where they cannot be packed."""
     parts = [_codes(matrix) for matrix in matrices]
     weights = [weight for weight, _ in parts]
     return metal_ext.PackedLinear(weights, workers, [codes for _, codes in parts], exact)

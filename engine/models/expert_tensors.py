@@ -27,8 +27,8 @@ class ExpertMatrix:
     """The weights of one linear layer of every expert."""
 
     name: str
-    """Of all; where each has tensors of its own, these have the expert's number before the last
-    part of it."""
+    """Of the layer. Where each expert has tensors of its own, their names have the expert's number
+    before the last part."""
     experts: int
     outputs: int
     inputs: int
@@ -56,7 +56,8 @@ class ExpertMatrix:
 def expert_matrices(
     layer: str, names: ExpertNames, experts: int, hidden: int, inner: int
 ) -> tuple[tuple[ExpertMatrix, ...], ExpertMatrix]:
-    """Return what makes gates and what is gated, and what leads back. layer: its name."""
+    """Return the matrices of gates and of up-projections, one or two; and the down-projection.
+    layer: its name."""
     at = f"{layer}.{STACK if names is ExpertNames.STACKED else EXPERTS}"
     down = ExpertMatrix(f"{at}.down_proj", experts, hidden, inner, names)
     if names is ExpertNames.FUSED:

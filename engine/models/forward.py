@@ -18,8 +18,7 @@ from kvcache.views import KVViews
 
 
 class Ops(Protocol):
-    """A model's weights, and what is computed with them. ``x`` is ``[T, hidden]``; layers go by
-    number."""
+    """A model's weights and operations. ``x`` is ``[T, hidden]``; layers go by number."""
 
     @property
     def weights(self) -> Sequence[mx.array]:
@@ -29,11 +28,11 @@ class Ops(Protocol):
         """Return the rows of the embedding. token_ids: ``[T]`` int32."""
 
     def project(self, number: int, x: mx.array, views: KVViews) -> tuple[mx.array, mx.array | None]:
-        """Append a layer's keys and values of x; return its queries ``[T, heads, head_dim]``, and
-        what the output's gate is the sigmoid of, of the same shape, where there is one."""
+        """Append a layer's keys and values of x. Return its queries ``[T, heads, head_dim]``, and
+        the logits of the output's gate in the same shape, where it has one."""
 
     def recur(self, number: int, x: mx.array, views: KVViews) -> mx.array:
-        """Advance a layer's states by x; return what they give ``[T, values_width]``."""
+        """Advance a layer's states by x; return their output ``[T, values_width]``."""
 
     def add_mixed(self, number: int, x: mx.array, mixed: mx.array) -> mx.array:
         """Return x plus a layer's output projection of attention or states."""
@@ -94,8 +93,8 @@ class Forward:
 def qk_transforms(
     spec: ModelSpec, tensors: ModelTensors, vectors: Mapping[str, mx.array]
 ) -> list[metal_ext.QKTransform]:
-    """Return what the queries and keys take before attention, of every layer that attends. vectors:
-    weights of norms by name, of these in float32."""
+    """Return the transform of queries and keys, of every layer that attends. vectors: float32
+    weights of norms by name."""
     ropes = {
         (its.rope, its.head_dim): metal_ext.RopeTable(
             its.rope.frequencies(its.head_dim), its.rope.magnitude
@@ -119,8 +118,7 @@ def split_gate(projected: mx.array) -> tuple[mx.array, mx.array]:
 
 
 def conv_by_taps(net: GatedDeltaNet, conv: mx.array) -> mx.array:
-    """Return the weights of a convolution as kernels read them, ``[taps, conv_width]``, of what is
-    stored."""
+    """Return the weights of a stored convolution as kernels read them, ``[taps, conv_width]``."""
     return mx.contiguous(conv.reshape(net.conv_width, net.taps).T)
 
 

@@ -17,7 +17,7 @@ from kvcache.user_folders import cache_folder
 log = logging.getLogger(__name__)
 
 HASHING_THREADS = 4
-# What a file of the hub's cache is called, which snapshots link to: its SHA-256.
+# The name of a file in the hub's cache, to which snapshots link: its SHA-256.
 BLOB_NAME = re.compile(r"[0-9a-f]{64}")
 # Two changes within a tick of the file system's clock leave the same times: a digest is kept only
 # of a file that has not changed for longer than any such tick.
@@ -42,8 +42,8 @@ class ModelIdentity:
         pool.shutdown(wait=False)
 
     def digest(self, arithmetic: str) -> bytes:
-        """Return the identity, once all files are read. arithmetic: what the weights are multiplied
-        as. Raises OSError."""
+        """Return the identity, once all files are read. arithmetic: of the products of weights.
+        Raises OSError."""
         digests = sorted(future.result() for future in self._digests)
         return sha256(json.dumps([arithmetic, self._config, *digests]).encode()).digest()
 
@@ -68,7 +68,8 @@ def content_digest(file: Path) -> str:
 
 
 def _version(status: os.stat_result) -> dict[str, int]:
-    """Return what changes with a file's content. Its owner can set mtime back, but not ctime."""
+    """Return the fields that change with a file's content. Its owner can set mtime back, but not
+    ctime."""
     return {
         "inode": status.st_ino,
         "size": status.st_size,

@@ -30,8 +30,8 @@ def read_context(config: ModelConfig) -> int:
 def rope_number(
     config: ModelConfig, field: str, default: float | None = None, *, parameters_first: bool = False
 ) -> float:
-    """Return a number that stands in ``rope_parameters`` or beside them. parameters_first: which
-    one holds where there are two, as mlx-lm reads the family. Raises CheckpointError."""
+    """Return a number of ``rope_parameters`` or of the fields beside them. parameters_first:
+    whether the former wins where both exist, as mlx-lm reads the family. Raises CheckpointError."""
     nested = config.values.get("rope_parameters")
     places = [config.values, nested if isinstance(nested, dict) else {}]
     values = [place.get(field) for place in (reversed(places) if parameters_first else places)]
@@ -97,7 +97,7 @@ class _Fields:
         return self.config.number(f"rope_scaling.{name}", value)
 
     def numbers(self, name: str, count: int) -> list[float]:
-        """Return a list of so many numbers above 0."""
+        """Return a list of that many numbers above 0."""
         value = self.values.get(name)
         if not isinstance(value, list) or len(value) != count:
             raise CheckpointError(

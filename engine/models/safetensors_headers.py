@@ -19,8 +19,7 @@ from typing import Any, BinaryIO
 MAX_HEADER_BYTES = 16 << 20
 MAX_JSON_BYTES = 32 << 20
 ITEM_BYTES = {"F32": 4, "BF16": 2, "F16": 2, "U32": 4, "U8": 1}
-# What a file begins with that Git has and Git LFS has not fetched (github.com/git-lfs/git-lfs,
-# docs/spec.md).
+# The beginning of a file that Git LFS has not fetched (github.com/git-lfs/git-lfs, docs/spec.md).
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 INDEX_FILE = "model.safetensors.index.json"
 
@@ -181,8 +180,8 @@ def _load(file: Path) -> Any:
 
 
 def regular_size(file: Path) -> int:
-    """Return the bytes of a file, which is not opened: who opens a pipe may wait for ever, and a
-    device has no end. Raises CheckpointError for what is no regular file; OSError."""
+    """Return the bytes of a file without opening it: opening a pipe may block for ever, and a
+    device has no end. Raises CheckpointError for anything but a regular file; OSError."""
     status = os.stat(file)
     if not stat.S_ISREG(status.st_mode):
         raise CheckpointError(f"{file}: this is no regular file")

@@ -1,4 +1,4 @@
-"""What a model is, as data: an embedding, layers and a head.
+"""A model as data: an embedding, layers and a head.
 
 ``families`` makes a spec of ``config.json``; names, shapes and sizes of tensors, the forward, the
 memory of K and V and the cost of a step follow from it.
@@ -16,11 +16,11 @@ class Rope:
 
     base: float
     scale: float = 1.0
-    """Of positions."""
+    """A factor of positions."""
     periods: tuple[float, ...] | None = None
-    """Positions per radian of each pair, instead of what base and scale make."""
+    """Positions per radian of each pair; they replace base and scale."""
     magnitude: float = 1.0
-    """What heads are multiplied by."""
+    """A factor of the rotated heads."""
     dims: int | None = None
     """How many dimensions of a head turn, the first; None: all."""
 
@@ -91,8 +91,8 @@ class DenseMlp:
     inner_size: int
 
     def numbers_per_token(self, hidden_size: int) -> int:
-        """Return how many numbers there are inside of it at once: gates, what is gated, and what
-        comes of both. The hidden state is not among them."""
+        """Return the numbers of a token inside of it at once: gates, up-projection and their
+        product, without the hidden state."""
         return 3 * self.inner_size
 
 
@@ -103,22 +103,23 @@ class Experts:
 
     experts: int
     chosen: int
-    """Of each token."""
+    """For each token."""
     inner_size: int
-    """Of each expert."""
+    """The size of each expert."""
     normalised: bool
     """Whether the chosen ones' shares are divided by their sum."""
     shared_inner_size: int | None = None
-    """Of a dense MLP that every token passes as well, times ``sigmoid(gate(x))``."""
+    """The size of a dense MLP whose output, times ``sigmoid(gate(x))``, is added for every
+    token."""
 
     def numbers_per_token(self, hidden_size: int) -> int:
-        """Return how many numbers there are inside of it at once: those of each expert, what goes
-        into it and what comes out; two numbers for each expert's share; the shared one's."""
+        """Return the numbers of a token inside of it at once: each chosen expert's, its input and
+        its output; two for each expert's share; the shared one's."""
         chosen = self.chosen * (3 * self.inner_size + 2 * hidden_size)
         return chosen + 2 * self.experts + 3 * (self.shared_inner_size or 0)
 
     def distinct(self, tokens: int) -> float:
-        """Return how many experts so many tokens choose together, if each chooses at random."""
+        """Return how many experts that many tokens choose together, if each chooses at random."""
         return self.experts * (1.0 - (1.0 - self.chosen / self.experts) ** tokens)
 
 
@@ -145,11 +146,10 @@ class ModelSpec:
     tied_embeddings: bool
     """Whether the embedding is the head as well."""
     norm_eps: float
-    """Of all RMS norms."""
+    """For all RMS norms."""
     max_position_embeddings: int
     unread: tuple[tuple[str, str], ...] = ()
-    """How tensors begin that a checkpoint may hold and text does not need, and what they are
-    for."""
+    """Prefixes of tensors that text does not need, each with its use."""
 
     @property
     def unread_prefixes(self) -> tuple[str, ...]:
@@ -175,8 +175,8 @@ class ModelSpec:
         return [kinds[:number].count(kind) for number, kind in enumerate(kinds)]
 
     def kv_shape(self, format: KVFormat, computed: KVFormat = KVFormat.FLOAT32) -> KVShape:
-        """Return what is kept of a sequence. format: of K and V. computed: what the model computes
-        with, and what convolutions keep."""
+        """Return the shape of a sequence's cache. format: of K and V. computed: the type of
+        activations, and of convolutions' rows."""
         return KVShape(
             tuple(KVSpec(each.kv_heads, each.head_dim, format) for each in self.attentions),
             tuple(

@@ -16,10 +16,10 @@ class StoredMatrix:
     """The weights of a linear layer, or an embedding."""
 
     weight: mx.array
-    """``[outputs, inputs]``, or words of codes where it is grouped; behind a number of experts,
-    where it is every expert's, as all else is then."""
+    """``[outputs, inputs]``, or words of codes where it is grouped. A stack of experts has their
+    number in front, here and in the other arrays."""
     scales: mx.array | None = None
-    """Of each group, as are ``biases``."""
+    """One for each group, as ``biases``."""
     biases: mx.array | None = None
     packing: Quantization | None = None
     """How it is grouped."""
@@ -64,7 +64,7 @@ class StoredMatrix:
 
 
 class StoredWeights:
-    """Weights by name. What is taken is no longer there, so that it lives as long as its taker."""
+    """Weights by name. Taking one removes it, so that it lives as long as its taker."""
 
     def __init__(self, arrays: dict[str, mx.array], packing_of: PackingOf) -> None:
         """arrays: not evaluated yet."""

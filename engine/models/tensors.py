@@ -1,7 +1,8 @@
-"""Which tensors a model has, as its spec says: names, shapes, and what is one product.
+"""The tensors of a model, by its spec: their names and shapes, and which of them are joined to one
+product.
 
-Checks of a folder and sizes of weights, stored and packed, follow from the list. Packed is how the
-CPU's kernels read them (kernels/cpu/linear.h).
+Checks of a folder and sizes of weights, stored and packed, follow from the list. Packed weights are
+those that the CPU's kernels read (kernels/cpu/linear.h).
 """
 
 import math
@@ -38,13 +39,13 @@ PackingOf = Callable[[str], Quantization | None]
 
 @dataclass(frozen=True, slots=True)
 class Naming:
-    """How a checkpoint names its tensors, and what it keeps in them."""
+    """How a checkpoint names and stores its tensors."""
 
     prefix: str = "model."
-    """Of the names of all below the head; a model that was saved without its head has none."""
+    """Before all names but the head's; empty for a model that was saved without its head."""
     head: str = HEAD
     zero_centred: bool = False
-    """Whether norms are kept less 1, and convolutions as ``[width, 1, taps]`` instead of
+    """Whether norms are stored less 1, and convolutions as ``[width, 1, taps]`` instead of
     ``[width, taps, 1]``: some families' own form, which MLX's tools change."""
     experts: ExpertNames = ExpertNames.STACKED
     joined_deltas: bool = False
@@ -70,8 +71,8 @@ class Matrix:
     inputs: int
     has_bias: bool = False
     parts: tuple[int, ...] = ()
-    """Where files have its outputs in groups, so many of each part in every group: how many. They
-    are read part by part."""
+    """Rows of each part in a group of outputs, where files interleave parts so: reading puts all
+    groups' rows of a part together."""
 
     def shapes(self) -> Shapes:
         bias: Shapes = {f"{self.name}.bias": (self.outputs,)} if self.has_bias else {}
@@ -85,7 +86,7 @@ class Vector:
     name: str
     size: int
     less_one: bool = False
-    """Whether they are kept less 1."""
+    """Whether they are stored less 1."""
 
     def shapes(self) -> Shapes:
         return {f"{self.name}.weight": (self.size,)}
@@ -166,13 +167,13 @@ class DeltaTensors:
     """The tensors of a gated delta net."""
 
     inputs: Product
-    """Of queries, keys and values; of the output's gate; of beta; of the decay. Where they are
-    joined: of the first two, and of the others."""
+    """Four matrices: queries with keys and values, the output's gate, beta, the decay. In
+    Qwen3-Next's own form two: the first two joined, and the last two."""
     conv: Constant
     a_log: Constant
     dt_bias: Constant
     norm: Vector
-    """Of each head's output."""
+    """A norm of each head's output."""
     output: Matrix
 
     @property
@@ -213,7 +214,7 @@ class ModelTensors:
     layers: tuple[LayerTensors, ...]
     norm: Vector
     head: Matrix | None
-    """None: the embedding is the head, or nobody asks for one."""
+    """None where the embedding is the head, or a model of vectors has none."""
 
     @cached_property
     def products(self) -> list[Product | ExpertProduct]:
@@ -238,7 +239,7 @@ class ModelTensors:
 
     @property
     def constants(self) -> list[Constant]:
-        """Return what is neither."""
+        """Return all parts that are neither matrices nor norms."""
         return [part for part in self.parts if isinstance(part, Constant)]
 
     @cached_property
@@ -246,8 +247,8 @@ class ModelTensors:
         return {name: shape for part in self.parts for name, shape in part.shapes().items()}
 
     def count(self, dimensions: int) -> int:
-        """Return how many numbers all tensors of so many dimensions have: 1 for norms, biases and
-        convolutions, 2 for matrices, stacks of them included."""
+        """Return the numbers of all tensors with that many dimensions: 1 for norms, biases and
+        convolutions, 2 for matrices, stacks included."""
         stacks = [matrix for matrix in self.matrices if isinstance(matrix, ExpertMatrix)]
         stacked = {name for stack in stacks for name in stack.shapes()}
         return sum(
@@ -350,7 +351,7 @@ def _dense_tensors(inner: int, hidden: int, at: str) -> DenseTensors:
 
 
 def naming_of(tensors: Mapping[str, Tensor]) -> Naming:
-    """Return how a folder's files name what they hold."""
+    """Return the naming of a folder's files."""
     known = (naming for naming in NAMINGS if f"{naming.prefix}{EMBEDDING}.weight" in tensors)
     centred = any(
         name.endswith(".conv1d.weight") and each.shape[-1] != 1 for name, each in tensors.items()
@@ -414,7 +415,7 @@ def _misfit(
     packing: Quantization,
     tensors: Mapping[str, Tensor],
 ) -> CheckpointError | None:
-    """Return what a packed layer has otherwise than the packing makes it; None where nothing is."""
+    """Return an error for a packed layer that the packing does not fit; None where it fits."""
     scales = tensors[f"{layer}.scales"]
     known = packing.mode != AFFINE or scales.dtype in FLOAT_TYPES
     for part, (dtype, part_shape) in grouped_tensors(shape, packing, scales.dtype).items():
@@ -433,11 +434,11 @@ def _misfit(
 # --- packed for the CPU's kernels -----------------------------------------------------------------
 
 Kind = tuple[int, mx.Dtype, int, int]
-"""Outputs; of what dtype numbers or scales are; bits and group size, or 0."""
+"""Outputs; the dtype of numbers or scales; bits and group size, or 0."""
 
 
 def packed_bytes(model: ModelTensors, tensors: Mapping[str, Tensor], packing_of: PackingOf) -> int:
-    """Return the bytes of all tensors once they are packed. tensors: what the files hold."""
+    """Return the bytes of all packed tensors. tensors: of the files."""
     total = FLOAT32_BYTES * model.count(1)
     for product in model.products:
         kinds = [_kind_of(matrix, tensors, packing_of) for matrix in product]

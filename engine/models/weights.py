@@ -19,10 +19,10 @@ Progress = Callable[[int, int], None]
 
 
 def compute_itemsize(dtype: str, *, on_gpu: bool) -> int:
-    """Return the bytes of a number between two layers: those of what is stored on a GPU, which
-    multiplies that; float32's on a CPU, whose kernels sum in it.
+    """Return the bytes of an activation's number: on a GPU those of the stored weights; on a CPU
+    float32's, in which its kernels sum.
 
-    dtype: of the checkpoint's numbers, as safetensors calls it.
+    dtype: of the checkpoint's numbers, by its name in safetensors.
     """
     return 2 if on_gpu and dtype != "F32" else FLOAT32_BYTES
 
@@ -30,8 +30,8 @@ def compute_itemsize(dtype: str, *, on_gpu: bool) -> int:
 def load_model(
     checkpoint: Checkpoint, progress: Progress, workers: metal_ext.CpuWorkers | None
 ) -> Forward:
-    """Load and evaluate all weights on the calling thread. workers: a CPU's, who also pack; None:
-    weights stay as they are stored, for a GPU."""
+    """Load and evaluate all weights on the calling thread. workers: a CPU's, which also pack; None
+    for a GPU, where weights stay as they are stored."""
     spec, tensors, stored = checkpoint.spec, checkpoint.tensors, read_weights(checkpoint)
     if workers is None:
         ops = MlxOps(spec, tensors, stored)

@@ -1,4 +1,4 @@
-"""Capacity on paper: what a model needs, what a device can do, and the engine run on a cost model.
+"""Capacity on paper: a model's memory, a device's speed, and the engine run on a cost model.
 
 Nothing here loads a weight; a folder with a ``config.json`` is enough.
 """

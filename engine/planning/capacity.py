@@ -65,15 +65,15 @@ class BlockAccount:
     tokens_per_block: int
     mean_tokens: int
     tail_tokens: float
-    """Of the last block of a sequence, the part that holds nothing, on average."""
+    """Unused tokens of a sequence's last block, on average."""
     waste: float
-    """The same as a fraction of what is committed."""
+    """The same as a fraction of the committed memory."""
     mappings_merged: int
-    """Of a sequence of the mean length whose blocks follow each other in their heaps."""
+    """For a sequence of the mean length whose blocks are adjacent in their heaps."""
     mappings_scattered: int
-    """Of one whose blocks lie anywhere."""
+    """For one whose blocks are scattered."""
     table_bytes: int
-    """Of its page table on the host."""
+    """The size of its page table on the host."""
     mapping_s_per_token: float
     """Spent on mapping, for each token that a sequence grows by."""
 
@@ -130,8 +130,8 @@ def tail_tokens(tokens_per_block: int, mean_tokens: int) -> float:
 
 
 CHUNK_TOKENS = 256
-# The workload of the simulation: a crowd that comes almost at once, so that memory is what limits
-# how many of it run.
+# The workload of the simulation: requests that come almost at once, so that memory limits how many
+# of them run.
 SEED = 0
 REQUESTS = 48
 MEAN_GAP_S = 0.05
@@ -139,7 +139,7 @@ MEAN_GAP_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What weights leave to sequences."""
+    """The memory that weights leave to sequences."""
 
     kv_bytes: int
     """For K and V; 0 where the weights alone are too much."""
@@ -165,11 +165,11 @@ class Allocation:
     layout: KVLayout
 
     def committed_bytes(self, tokens: int) -> int:
-        """Return what a sequence of so many tokens is charged."""
+        """Return the bytes that a sequence of that many tokens is charged."""
         return self.layout.blocks_for(tokens) * self.layout.block_bytes
 
     def fit(self, room: Room, tokens: int) -> int:
-        """Return how many sequences of so many tokens it holds, in whole heaps."""
+        """Return how many sequences of that many tokens fit, in whole heaps."""
         layout = self.layout
         held = room.kv_bytes // layout.heap_bytes * layout.heap_tokens
         return room.sequences(held // layout.tokens_per_block // layout.blocks_for(tokens))
@@ -177,7 +177,7 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True)
 class QuantisationStep:
-    """What one pair of packings leaves to K and V, and how many whole contexts that is."""
+    """The memory that a pair of packings leaves to K and V."""
 
     resident: Resident
     """For one sequence of the whole context."""
@@ -191,12 +191,12 @@ class QuantisationStep:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """How many sequences fit, by what their weights are packed in. By allocation, in its order."""
+    """How many sequences fit beside weights of one packing, for each allocation in order."""
 
     weights: Packing
     room: Room
     tokens: int
-    """Of K and V, in whole heaps of quire's own; 0 where it would not serve."""
+    """Tokens of K and V in whole heaps of quire's own; 0 where it would not serve."""
     whole_context: tuple[int, ...]
     mean_length: tuple[int, ...]
 
@@ -213,12 +213,12 @@ class Crowd:
 
 @dataclass(frozen=True, slots=True)
 class CapacityReport:
-    """The whole plan. K and V are bf16 wherever nothing else is said."""
+    """The whole plan. K and V are bf16 unless a packing is named."""
 
     shape: ModelShape
     device: Device
     memory_bytes: int
-    """Of the machine; the device may use ``demand.machine_bytes`` of it."""
+    """The machine's; the device may use ``demand.machine_bytes`` of it."""
     context: int
     demand: MemoryDemand
     """Without weights."""
@@ -229,7 +229,7 @@ class CapacityReport:
     allocations: tuple[Allocation, ...]
     """Dense, chunks, sparse."""
     mean_tokens: int
-    """Of the workload's sequences, prompt and answer."""
+    """The mean length of the workload's sequences, prompt and answer."""
     fits: tuple[Fit, ...]
     problem: str | None
     """Why the model does not run on the device, whatever memory it has; None where it does."""

@@ -41,7 +41,7 @@ MMAP_CALL_S = 3.2e-6
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What a step's time and a mapping's cost follow from."""
+    """The figures that determine a step's time and a mapping's cost."""
 
     name: str
     memory_bytes: int
@@ -51,13 +51,13 @@ class Device:
     ops_per_s: float
     """Multiplications and additions of matrix products."""
     step_overhead_s: float
-    """What a step takes however little it does."""
+    """The part of a step's time that does not depend on its size."""
     page_bytes: int
     """The smallest page that it can map."""
     mapping_batch_s: float
-    """What a batch of mappings takes, however many they are."""
+    """The fixed time of a batch of mappings."""
     mapping_s: float
-    """What each mapping adds to that."""
+    """The time of each mapping in the batch."""
     on_gpu: bool
 
     def working_set_bytes(self, memory_bytes: int) -> int:
@@ -137,8 +137,8 @@ def this_device() -> Device:
     return find_device(str(mx.device_info().get("device_name", ""))) or CPU
 
 
-# Of a number of a state and a token: it decays, is multiplied by the key and by the query, and the
-# key's part is added to it.
+# Operations for each number of a state and each token: it decays, is multiplied by the key and by
+# the query, and the key's part is added to it.
 STATE_OPS = 7
 
 
@@ -157,15 +157,15 @@ class CostModel:
     """Read by every step: of all but experts."""
     kv_bytes_per_token: int
     ops_per_token: int
-    """Of the matrices that every token passes."""
+    """Of the matrices that multiply every token."""
     ops_per_row: int
     """Of the logits, which only an entry's last token needs."""
     ops_per_pair: int
-    """Of attention, for each pair of a token and one that it sees."""
+    """Of attention, for each pair of a token and a token that it sees."""
     mixtures: tuple[tuple[Experts, int], ...] = ()
-    """Of each layer that has one, and the bytes of one expert."""
+    """The mixture of each layer that has one, and the bytes of one expert."""
     state_bytes: int = 0
-    """Of a sequence's states, which a step reads and writes."""
+    """A sequence's states, which a step reads and writes."""
 
     @classmethod
     def of(cls, shape: ModelShape, device: Device, weights: Packing, kv: Packing) -> "CostModel":
@@ -179,7 +179,7 @@ class CostModel:
         active = sum(mixture.chosen * size for mixture, size in zip(mixtures, one, strict=True))
         return cls(
             device=device,
-            # Of an embedding that is not the output matrix as well, a step reads a few rows.
+            # A step reads only a few rows of an embedding that is not the output matrix as well.
             weights_bytes=weights.bytes_of(layers - experts + embedding)
             + VECTOR_BYTES * shape.vector_numbers,
             kv_bytes_per_token=kv_bytes_per_token(shape, kv),
@@ -197,7 +197,7 @@ class CostModel:
         )
 
     def weights_read(self, tokens: int) -> float:
-        """Return the bytes of weights that a step of so many tokens reads."""
+        """Return the bytes of weights that a step of that many tokens reads."""
         return self.weights_bytes + sum(
             mixture.distinct(tokens) * size for mixture, size in self.mixtures
         )

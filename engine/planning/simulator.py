@@ -40,7 +40,7 @@ LONGEST_ANSWER_TOKENS = 2048
 
 
 class SimulatedClock:
-    """Seconds since the start; stands still until it is told to move."""
+    """Seconds since the start; only ``advance`` moves it."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -68,8 +68,8 @@ class Arrival:
 def random_arrivals(
     seed: int, *, requests: int, longest_tokens: int, mean_gap_s: float
 ) -> list[Arrival]:
-    """Return requests of independent people: gaps are exponential, lengths log-uniform, so that a
-    few long sequences stand among many short ones. Nobody shares a prefix."""
+    """Return independent requests: gaps are exponential, lengths log-uniform, so that a few long
+    sequences stand among many short ones. None shares a prefix."""
     random = Random(seed)
     shortest = min(SHORTEST_TOKENS, longest_tokens)
     at_s = 0.0
@@ -115,8 +115,8 @@ class SimulatedRunner:
         self._clock = clock
 
     def begin(self, plan: StepPlan, *, overlapped: bool = False) -> SimulatedStep:
-        """Take all of the step's time at once: steps do not overlap here, and nobody's choice of
-        tokens needs a state."""
+        """Take all of the step's time at once: steps do not overlap here, and no choice of tokens
+        needs a state."""
         assert not plan.needs_state
         assert not overlapped
         views = self._kv.views(plan.segments)
@@ -129,7 +129,7 @@ class SimulatedRunner:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What was going on during a step."""
+    """The counts during one step."""
 
     start_s: float
     end_s: float

@@ -1,1 +1,1 @@
-"""Steps: plan one, launch it, read it, and tell what came of it."""
+"""Steps: plan one, launch it, read it, and apply its outcome."""

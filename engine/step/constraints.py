@@ -1,7 +1,7 @@
-"""What choosing tokens must know of those before: which may come next, one bit each, from
+"""Makes the state that choosing tokens depends on: masks of the tokens that may come next, from
 constraints and from ``min_tokens``; and histories, for penalties.
 
-What a constraint raises ends its own request and nothing else.
+An exception of a constraint ends its own request and nothing else.
 """
 
 import logging
@@ -102,7 +102,7 @@ def _fill(sequence: Sequence, row: np.ndarray) -> bool:
 
 
 def _why(sequence: Sequence, error: Exception) -> str:
-    """Return what the request's client is told."""
+    """Return the message for the request's client."""
     if isinstance(error, FormLimitError):
         return f"{FORM_LIMITS}: {error}"
     # Its text may hold some of the answer.

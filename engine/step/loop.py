@@ -92,7 +92,7 @@ NO_FAULTS = SubstrateFaults()
 
 
 class ModelFailedError(RuntimeError):
-    """The model cannot compute any more what it could compute at the start."""
+    """The model cannot compute a token that it could compute at the start."""
 
 
 class ModelHealthCheck:
@@ -141,7 +141,7 @@ class ModelHealthCheck:
 
 
 class EngineLoop:
-    """Runs steps, and what stands around them: health of the model, idle memory, statistics."""
+    """Runs steps, checks the model's health, releases idle memory, and makes statistics."""
 
     def __init__(
         self,
@@ -156,7 +156,7 @@ class EngineLoop:
         faults: SubstrateFaults = NO_FAULTS,
     ) -> None:
         """emit: called on the engine thread, once per step that has events. mlx_memory: returns
-        what MLX holds; called on the same thread."""
+        MLX's bytes; called on the same thread."""
         self.mailbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self.stats = EngineStats()
         self._scheduler = scheduler
@@ -201,7 +201,7 @@ class EngineLoop:
         return bool(plan.entries or retired)
 
     def run_once(self) -> bool:
-        """Run a step, and do what is due around it; return what the step returns."""
+        """Run a step and the work that is due around it; return the step's result."""
         if self.busy_since is None:
             self.busy_since = self._clock()
         retired = self._pipeline.num_retired
@@ -211,7 +211,7 @@ class EngineLoop:
         return worked
 
     def run(self) -> None:
-        """Run steps until told to stop; sleep while there is nothing to do."""
+        """Run steps until a Stop message; sleep while there is nothing to do."""
         with self.faults.recording():
             while not self._stopping:
                 if not self.run_once() and not self._stopping:
@@ -236,7 +236,7 @@ class EngineLoop:
         self.mailbox.put(Request(HEALTH_CHECK_ID, (0,) * prompt_tokens, params, pooling=pooling))
         events: list[TokenEvent] = []
         emit, self._emit = self._emit, events.extend
-        # Until its memory is free as well: what is freed later would be kept as a prefix.
+        # Until its memory is free as well: a block that is freed later would be kept as a prefix.
         with self.faults.recording():
             while self.run_once() or self._kv.recovering:
                 pass
@@ -298,15 +298,15 @@ class EngineLoop:
         return plan
 
     def _begin_state(self, plan: StepPlan) -> PendingState | None:
-        """Begin to make what choosing the newest step's tokens waits for, now that those before are
-        known. None where there is nothing to wait for, or the step is not in flight any more."""
+        """Begin to make the sampling state of the newest step, now that the tokens before are
+        known. None where it needs no state, or is not in flight any more."""
         if not plan.needs_state or not self._pipeline.depth:
             return None
         rows, vocab_size = self._scheduler.sampling_rows(plan), self.limits.vocab_size
         return self._mask_thread.submit(sampling_state, rows, vocab_size)
 
     def _commit(self, retired: list[RetiredStep]) -> list[TokenEvent]:
-        """Tell the scheduler what became of steps; return the events."""
+        """Apply the outcomes of steps; return the events."""
         events: list[TokenEvent] = []
         for step in retired:
             if isinstance(step, CompletedStep):
@@ -321,7 +321,7 @@ class EngineLoop:
         return events
 
     def _finish(self) -> None:
-        """Read the step in flight, and tell what came of it."""
+        """Read the step in flight, and apply its outcome."""
         self._publish(self._commit(self._pipeline.retire(0)))
 
     def _publish(self, events: list[TokenEvent]) -> None:

@@ -15,9 +15,9 @@ from kvcache.manager import KVCacheManager
 
 log = logging.getLogger(__name__)
 
-# A second failed step within this time ends the engine: what failed is not one request's fault.
+# A second failed step within this time ends the engine: such a failure is not one request's fault.
 FAILURE_WINDOW_S = 60.0
-# What no engine survives.
+# Errors that no engine survives.
 FATAL = (AssertionError, BackendFailedError, EngineFailedError)
 # A sequence that joins waits for PATIENCE times the length of the newest mapping point, and at most
 # LONGEST_PATIENCE_S: others may come meanwhile, or running ones may need a point themselves.
@@ -42,7 +42,7 @@ class FailedStep(NamedTuple):
 
 
 class CancelledStep(NamedTuple):
-    """A step behind one that failed: it read what that one should have written."""
+    """A step behind one that failed: it read results that the failed one did not write."""
 
     plan: StepPlan
 
@@ -102,7 +102,7 @@ class StepPipeline:
         self.num_retired = 0
         """Steps that have been read, or have failed."""
         self.step_seconds = 0.0
-        """Of the newest completed step."""
+        """The time of the newest completed step."""
         self._runner = runner
         self._clock = clock
         self._points = points
@@ -124,7 +124,7 @@ class StepPipeline:
 
     def advance(self, plan: StepPlan) -> list[RetiredStep]:
         """Launch the plan's step and retire all before it; where it has no entries, all steps.
-        Raises what ``launch`` raises."""
+        Raises as ``launch`` does."""
         self.launch(plan)
         retired = self.retire(1 if plan.entries else 0)
         if plan.entries:
@@ -134,9 +134,9 @@ class StepPipeline:
         return retired
 
     def launch(self, plan: StepPlan) -> None:
-        """Build the plan's step, if it has any entries; behind a step in flight, submit what the
-        device takes of it. Raises EngineFailedError when it is the second one that fails within a
-        minute."""
+        """Build the plan's step, if it has any entries; behind a step in flight, submit the part
+        that the device has room for. Raises EngineFailedError when it is the second one that fails
+        within a minute."""
         if not plan.entries:
             return
         started_s = self._clock()
@@ -154,7 +154,7 @@ class StepPipeline:
 
     def flush(self, state: PendingState | None) -> None:
         """Submit all of the step in flight, if there is one. Those before it have been retired.
-        state: where its plan needs one. Raises what ``launch`` raises."""
+        state: where its plan needs one. Raises as ``launch`` does."""
         if not self._launched:
             return
         (launched,) = self._launched
@@ -168,8 +168,8 @@ class StepPipeline:
             launched.step = None
 
     def retire(self, max_left: int) -> list[RetiredStep]:
-        """Read steps, the oldest first, until no more than so many are in flight, and none that has
-        failed. Raises what ``launch`` raises."""
+        """Read steps, the oldest first, until at most ``max_left`` are in flight, and none that has
+        failed. Raises as ``launch`` does."""
         retired: list[RetiredStep] = []
         while self.depth > max_left or (self._launched and self._launched[0].step is None):
             retired += self._retire(self._launched.popleft())

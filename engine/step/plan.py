@@ -1,4 +1,4 @@
-"""The plan of a step, and what comes of it: values, without anything that lives in the engine.
+"""The plan of a step and its outcomes: values, without anything that lives in the engine.
 
 A plan can be recorded, replayed, and sent to another process.
 """
@@ -14,7 +14,7 @@ from engine.types import NO_TURNS, PrefixSalt, SamplingParams, TokenEvent, Token
 
 WORD_BITS = 32
 
-# --- what the cache has decided ----------------------------------------------------------------
+# --- decisions of the cache -----------------------------------------------------------------------
 
 
 class Opened(NamedTuple):
@@ -33,7 +33,7 @@ class Opened(NamedTuple):
 
 
 class Attached(NamedTuple):
-    """A sequence shares what others have computed."""
+    """A sequence shares blocks that other sequences have computed."""
 
     seq_id: int
     num_computed: int
@@ -59,7 +59,7 @@ class Closed(NamedTuple):
 CacheDecision = Opened | Attached | Forked | Closed
 
 
-# --- what a step runs ---------------------------------------------------------------------------
+# --- the entries of a step ------------------------------------------------------------------------
 
 
 class PendingToken(NamedTuple):
@@ -67,7 +67,7 @@ class PendingToken(NamedTuple):
 
     step: int
     row: int
-    """Of the rows that sample."""
+    """Its place among the rows that sample."""
 
 
 class Sampling(NamedTuple):
@@ -110,17 +110,17 @@ class PlanEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """What one step runs; entries of one token come first."""
+    """The work of one step; entries of one token come first."""
 
     number: int
     """Counts up."""
     entries: tuple[PlanEntry, ...]
     decisions: tuple[CacheDecision, ...] = ()
-    """What the cache has decided since the plan before, in order."""
+    """The cache's decisions since the plan before, in order."""
     begun: tuple[float | None, ...] = ()
     """When each request was submitted whose first tokens are computed."""
     refused: tuple[TokenEvent, ...] = ()
-    """Ends of sequences that the system has no memory for, though nobody else has any."""
+    """Ends of sequences that the system has no memory for, though no others are left."""
 
     @property
     def prefill_tokens(self) -> int:
@@ -145,7 +145,7 @@ class StepPlan:
 
 NO_STEP = StepPlan(0, ())
 
-# --- what choosing tokens waits for -------------------------------------------------------------
+# --- the state for choosing tokens ----------------------------------------------------------------
 
 
 class TokenHistory(NamedTuple):
@@ -168,20 +168,20 @@ class Masks:
 
 
 class SamplingState(NamedTuple):
-    """What choosing tokens must know of the tokens before; a row for each entry that samples. The
-    row of a sequence that has ended allows everything."""
+    """The masks and histories for choosing tokens; a row for each entry that samples. The row of a
+    sequence that has ended allows everything."""
 
     masks: Masks | None
     """None where all rows may choose any token."""
     histories: Sequence[TokenHistory | None]
-    """Where there are penalties."""
+    """None where a row has no penalties."""
 
 
 PendingState = Future[SamplingState]
 """A state that is being made while the device computes."""
 
 
-# --- what comes of it ---------------------------------------------------------------------------
+# --- outcomes -------------------------------------------------------------------------------------
 
 
 class Token(NamedTuple):
@@ -207,7 +207,7 @@ NOT_FINITE = RowError("the model's output was not finite")
 
 
 class Scores(NamedTuple):
-    """Log-probabilities of prompt tokens, and what was sampled after them."""
+    """Log-probabilities of prompt tokens, and the token that was sampled after them."""
 
     logprobs: tuple[TokenLogprobs, ...]
     then: "Token | RowError | None" = None
@@ -220,21 +220,21 @@ class InFlightStep(Protocol):
     """A step that was begun and has not been read."""
 
     def submit(self, state: PendingState | None) -> None:
-        """Hand the device all that it has not got yet; may wait for room in its queue. Called once,
-        when the step before has been read. state: where the plan needs one. Raises what
-        ``StepRunner.begin`` raises."""
+        """Hand the device the rest of the step; may wait for room in its queue. Called once, when
+        the step before has been read. state: where the plan needs one. Raises as
+        ``StepRunner.begin`` does."""
 
     def read(self) -> Sequence[Outcome]:
-        """Wait for the step: one outcome for each entry that has one, in order. Raises what
-        ``StepRunner.begin`` raises."""
+        """Wait for the step; return one outcome for each entry that has one, in order. Raises as
+        ``StepRunner.begin`` does."""
 
     def cancel(self) -> None:
-        """Cancel it, because the step before it has failed: nothing of it runs any more, and nobody
-        will read it."""
+        """Cancel it, because the step before it has failed: it runs no further and is never
+        read."""
 
 
 class StepRunner(Protocol):
-    """Runs plans: the model, or what stands for it in a simulation."""
+    """Runs plans: on the model, or in a simulation."""
 
     completed_epoch: int
     """The newest epoch that the device has finished."""

@@ -24,10 +24,9 @@ from kvcache.manager import KVCacheManager
 from kvcache.views import KVViews
 from metal_ext import CpuWorkers
 
-# How MLX begins what it says of a command buffer that the GPU did not finish.
+# The beginning of MLX's message about a command buffer that the GPU did not finish.
 GPU_FAULT = "[METAL] Command buffer execution failed"
-# What Metal says then where a command has touched memory that is not there
-# (MTLCommandBufferErrorPageFault).
+# Metal's words where a command has touched unmapped memory (MTLCommandBufferErrorPageFault).
 PAGE_FAULTS = ("PageFault", "Address Fault")
 NO_SAMPLES = PendingSamples([], list)
 
@@ -67,7 +66,7 @@ class ModelStep:
         self._unsubmitted = self._arrays
 
     def submit_graph(self) -> None:
-        """Hand the device what is built and it has not got yet; wait for room in MLX's queue."""
+        """Hand the device the unsubmitted part of the built graph; wait for room in MLX's queue."""
         if self._unsubmitted:
             mx.async_eval(*self._unsubmitted)  # type: ignore[no-untyped-call]
             self._unsubmitted = []
@@ -99,7 +98,7 @@ class ModelStep:
         return joined(entries, sampled, score(self._runner.head, self._scored_states, entries))
 
     def cancel(self) -> None:
-        """Nobody will read it; what was queued of it has run, or has failed."""
+        """The queued part has run, or has failed; nothing is read."""
         self._views.cancel()
         self._runner.has_completed(self._views.epoch)
 
@@ -228,7 +227,7 @@ class ModelRunner:
         return mx.concatenate([known_ids, self._sampled])[mx.array(places)]
 
     def _output(self, plan: StepPlan, states: mx.array) -> PendingSamples | mx.array:
-        """Return what comes of the rows that sample, or their logits where choosing tokens needs a
+        """Return the samples of the rows that sample, or their logits where choosing tokens needs a
         state. states: of their last tokens."""
         if self._pools:
             return pool(states)

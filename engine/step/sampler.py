@@ -60,7 +60,7 @@ class Logprobs:
 
     @property
     def arrays(self) -> list[mx.array]:
-        """Return what is to be evaluated."""
+        """Return the arrays to evaluate."""
         return [a for a in (self.chosen, self.top_ids, self.top) if a is not None]
 
     def read(self) -> list[TokenLogprobs | None]:
@@ -89,10 +89,10 @@ class Logprobs:
 
 # Drawn numbers have 24 bits: all that a float32 in [0, 1) can tell apart.
 DRAW_BITS = 24
-# What is added to eight logits for a byte of a mask, the lowest bit first.
+# A table that masks eight logits for each byte of a mask, the lowest bit first.
 ADDED = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1), 0, -np.inf)
 ADDED = ADDED[:, ::-1].astype(np.float32)
-# Of a row without penalties: its one token is changed by nothing.
+# For a row without penalties: it changes nothing of its one token.
 NO_HISTORY = TokenHistory(np.zeros(1, np.int32), np.zeros(1, np.float32))
 
 
@@ -149,7 +149,7 @@ def sample(
 
 
 def _outcome(token: Token, is_finite: bool, why_broken: str | None) -> Token | RowError:
-    """Return what came of a row: that it was not finite is the worst fault."""
+    """Return the outcome of a row; a number that is not finite is the worst fault."""
     if not is_finite:
         return NOT_FINITE
     return token if why_broken is None else RowError(why_broken)
@@ -162,7 +162,7 @@ def draw(seed: int, index: int) -> float:
     return (int.from_bytes(digest, "little") >> (64 - DRAW_BITS)) * 2.0**-DRAW_BITS
 
 
-# --- what changes the logits -------------------------------------------------------------------
+# --- changes of the logits ------------------------------------------------------------------------
 
 
 def _adjust(
@@ -190,7 +190,7 @@ def _adjust(
 def _mask(logits: mx.array, masks: Masks) -> mx.array:
     """Return the logits ``[R, vocab]`` with minus infinity where a token is not allowed."""
     rows, vocab = logits.shape
-    # Adding eight numbers of a table for each byte takes a third of what choosing takes.
+    # A table with eight numbers for each byte takes a third of the time of choosing.
     added = mx.array(ADDED)[mx.array(masks.words.view(np.uint8))].reshape(rows, -1)
     return logits + (added if added.shape[1] == vocab else added[:, :vocab])
 
@@ -244,11 +244,11 @@ def _column(
     return mx.array([value(p) for p in params], dtype=mx.float32)[:, None]
 
 
-# --- what chooses ------------------------------------------------------------------------------
+# --- the choice -----------------------------------------------------------------------------------
 
 
 def _choices(params: SequenceOf[SamplingParams], indices: SequenceOf[int], vocab: int) -> mx.array:
-    """Return what ``choose_tokens`` is given for each row, ``[R, 5]``."""
+    """Return the parameters of ``choose_tokens`` for each row, ``[R, 5]``."""
     rows = [
         (
             p.temperature,
@@ -289,7 +289,8 @@ def _allowed(logits: mx.array, ids: mx.array) -> mx.array:
 
 
 def _draw(logits: mx.array, params: SequenceOf[SamplingParams], draws: mx.array) -> mx.array:
-    """Draw token ids ``[R]``: invert the cumulative distribution of what the filters leave."""
+    """Draw token ids ``[R]``: invert the cumulative distribution of the tokens that pass the
+    filters."""
     probabilities = mx.softmax(logits / _column(params, lambda p: p.temperature), axis=-1)
     floor = _floor(probabilities, params)
     if floor is not None:
@@ -317,7 +318,7 @@ def _floor(probabilities: mx.array, params: SequenceOf[SamplingParams]) -> mx.ar
         before = mx.cumsum(descending, axis=-1) - descending
         top_p = _column(params, lambda p: p.top_p)
         share = top_p * descending.sum(axis=-1, keepdims=True)
-        # Sums are rounded: a row without top_p keeps its tail whoever shares the batch.
+        # Sums are rounded: a row without top_p keeps its tail, whichever rows share the batch.
         nucleus = inside & ((before < share) | (top_p >= 1))
         floors.append(mx.where(nucleus, descending, 2.0).min(axis=-1, keepdims=True))
     if not floors:

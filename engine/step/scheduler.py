@@ -56,8 +56,8 @@ def resting_sequences(running: SequenceOf[Sequence], max_step_mask_s: float) -> 
 
 
 class Sharing:
-    """Opens sequences with their cached prefixes, closes them, and finds out which sequences wait
-    for others. Notes what the cache decides, for the next plan."""
+    """Opens sequences with their cached prefixes, closes them, and finds those that wait for
+    others. Records the cache's decisions for the next plan."""
 
     def __init__(self, kv: KVCacheManager, by_id: Mapping[int, Sequence]) -> None:
         """by_id: the scheduler's sequences, by their numbers."""
@@ -66,14 +66,14 @@ class Sharing:
         self._decisions: list[CacheDecision] = []
 
     def take_decisions(self) -> tuple[CacheDecision, ...]:
-        """Return what the cache has decided since the last call, in order."""
+        """Return the cache's decisions since the last call, in order."""
         decisions = tuple(self._decisions)
         self._decisions.clear()
         return decisions
 
     def attach_cached(self, sequences: Iterable[Sequence], *, in_parts: bool) -> None:
-        """Attach what others have computed of the sequences' tokens: all of it at once, when the
-        owner has computed it. ``in_parts``: block by block, because each attached block frees a
+        """Attach blocks of the sequences' tokens that others have computed: all at once, when the
+        owner has finished. ``in_parts``: block by block, because each attached block frees a
         reserved one, and with these a waiting sequence could be admitted."""
         for sequence in sequences:
             if sequence.num_scheduled > sequence.num_computed:
@@ -130,7 +130,7 @@ class Sharing:
         return True
 
     def close(self, sequence: Sequence, *, keep_prefix: bool, preempted: bool = False) -> None:
-        """Free the sequence's memory. keep_prefix: whether what it has computed may be shared."""
+        """Free the sequence's memory. keep_prefix: whether its computed blocks may be shared."""
         self.kv.close(sequence.seq_id, keep_prefix=keep_prefix)
         self._decisions.append(Closed(sequence.seq_id, keep_prefix, preempted))
 
@@ -279,14 +279,14 @@ class Scheduler:
                 # The last token that is sampled is never computed.
                 sequence.num_output_placeholders += stop + 1 < sequence.max_tokens
         if not entries:
-            # What the cache has decided is said with the next plan that runs.
+            # The next plan that runs carries the cache's decisions.
             return StepPlan(0, (), refused=self._break_deadlock() if self._is_stuck else ())
         self._plans += 1
         decisions = self.sharing.take_decisions()
         return StepPlan(self._plans, tuple(entries), decisions, tuple(self._begun))
 
     def commit(self, plan: StepPlan, outcomes: SequenceOf[Outcome]) -> list[TokenEvent]:
-        """Commit what a step computed. outcomes: of the entries that have one, in order."""
+        """Commit a step's results. outcomes: of the entries that have one, in order."""
         events: list[TokenEvent] = []
         rest = iter(outcomes)
         for entry in plan.entries:
@@ -308,7 +308,7 @@ class Scheduler:
         return events
 
     def _note(self, sequence: Sequence, event: TokenEvent) -> None:
-        """Count what happened to a sequence, and close it where it ends."""
+        """Count an event of a sequence, and close the sequence at its end."""
         self.counters.generated_tokens += event.token_id is not None
         if event.finish is None:
             sequence.num_output_placeholders -= 1
@@ -352,8 +352,8 @@ class Scheduler:
         return True
 
     def _break_deadlock(self) -> tuple[TokenEvent, ...]:
-        """Preempt a sequence when nothing can run, because the system refuses to map more. Where it
-        is alone, end it with an error."""
+        """Preempt a sequence when none can run, because the system refuses to map more. End it with
+        an error where it is alone."""
         if self.kv.recovering:
             return ()
         if len(self._running) > 1:

@@ -1,4 +1,5 @@
-"""A sequence: what it has so far, what a step computes of it, and what an outcome makes of it."""
+"""A sequence: its state, the entries that it gives a plan, and the events that outcomes make of
+it."""
 
 from dataclasses import dataclass, field
 from enum import Enum
@@ -50,7 +51,7 @@ class TokenCounts:
     _seen: int = 0
 
     def update(self, token_ids: list[int], num_prompt: int) -> None:
-        """Take in what was appended to ``token_ids`` since the last call."""
+        """Count the tokens that were appended to ``token_ids`` since the last call."""
         for position in range(self._seen, len(token_ids)):
             token = token_ids[position]
             slot = self._slots.setdefault(token, len(self.ids))
@@ -76,7 +77,7 @@ class Sequence:
 
     request: Request
     arrival: int
-    """Counts up: who came first."""
+    """The order of arrival; counts up."""
     max_tokens: int
     """Limit of prompt and answer together."""
     token_ids: list[int] = field(init=False)
@@ -96,11 +97,11 @@ class Sequence:
     num_output_placeholders: int = 0
     """Tokens that steps in flight will sample, and that later steps must compute."""
     sampled_row: int = 0
-    """Of the newest step that samples for it: which of the rows that sample."""
+    """In the newest step that samples for it: its place among the rows that sample."""
     status: SequenceStatus = SequenceStatus.WAITING
     preemptions: int = 0
     block_hashes: BlockHashes | None = None
-    """What the cache finds its prefix by; kept through preemptions."""
+    """The keys of its prefix in the cache; kept through preemptions."""
     prefix: PrefixReport | None = None
     """Made when it first computes a token of its own."""
     counts: TokenCounts = field(default_factory=TokenCounts)
@@ -110,11 +111,11 @@ class Sequence:
     steps_rested: int = 0
     """How many steps it has just sat out because of that, one after the other."""
     scored: list[TokenLogprobs] = field(default_factory=list)
-    """Of the prompt's tokens from the second on, as far as the model has been asked for them. Kept
-    through preemptions."""
+    """Scores of the prompt's tokens from the second on, as far as they are computed. Kept through
+    preemptions."""
 
     def __post_init__(self) -> None:
-        """Look up once what every step asks for."""
+        """Compute once the properties that every step reads."""
         self.token_ids = list(self.request.prompt_ids)
         self.seq_id = self.request.request_id
         self.num_prompt = len(self.token_ids)
@@ -125,7 +126,7 @@ class Sequence:
 
     @property
     def history(self) -> TokenHistory | None:
-        """Return its distinct tokens, where there are penalties."""
+        """Return its distinct tokens; None where it has no penalties."""
         if not self.request.params.penalises:
             return None
         self.counts.update(self.token_ids, self.num_prompt)
@@ -177,7 +178,7 @@ class Sequence:
         )
 
 
-# --- what a plan says of it ---------------------------------------------------------------------
+# --- entries of a plan ----------------------------------------------------------------------------
 
 
 def plan_entry(sequence: Sequence, stop: int, newest_plan: int) -> PlanEntry:
@@ -210,7 +211,7 @@ def _scoring(sequence: Sequence, stop: int) -> Scoring | None:
     return Scoring(first, tuple(sequence.token_ids[first + 1 : last + 1]), num_top)
 
 
-# --- what comes of a step -----------------------------------------------------------------------
+# --- outcomes of a step ---------------------------------------------------------------------------
 
 
 def apply_outcome(sequence: Sequence, outcome: Outcome) -> TokenEvent | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 MAX_GROWTH = 1.5
 # Between this fraction of the target and the target itself nothing changes.
 CALM_FRACTION = 0.8
-# A step of prompts alone may take this many times the target: nobody's next token waits for it.
+# A step of prompts alone may take this many times the target: it delays no sequence's next token.
 ALONE_TARGETS = 5.0
 # Where decoding alone takes most of the target, prompts would starve: beside them a step may take
 # this many times as long as without.
@@ -35,7 +35,7 @@ class TokenBudget:
     alone: int = field(init=False)
     """In a step of prompts alone."""
     decoding_s: float = field(default=0.0, init=False)
-    """What steps without prefill take; 0 before there was one."""
+    """The mean time of steps without prefill; 0 before the first one."""
 
     def __post_init__(self) -> None:
         """Check the order of the limits."""
@@ -54,7 +54,7 @@ class TokenBudget:
         return budget - begun if 2 * begun <= self.tile else budget + self.tile - begun
 
     def observe(self, prefill_tokens: int, seconds: float, *, decoding: bool = True) -> None:
-        """Take in a step of so many prompt tokens. decoding: beside rows that decode."""
+        """Take in a step with that many prompt tokens. decoding: beside rows that decode."""
         if seconds <= 0:
             return
         if prefill_tokens == 0:

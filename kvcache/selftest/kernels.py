@@ -44,8 +44,8 @@ TOLERANCE = {mx.float32: 0.01, mx.float16: 0.02, mx.bfloat16: 0.06}
 PRODUCT_ROWS = (1, 8, 64)
 INPUTS, OUTPUTS = 1024, 512
 BITS, GROUP = 4, 64
-# Of the greatest result of a product. On a GPU inputs and results are rounded to eight bits, and
-# sums are not; MLX's products on a CPU sum in as many bits as the inputs have, which are float32.
+# A part of a product's greatest result. A GPU rounds inputs and results to eight bits, but not
+# sums; MLX's products on a CPU sum in their inputs' precision, which is float32.
 PRODUCT_TOLERANCE = 0.02
 
 Rows = NDArray[np.float64]
@@ -79,7 +79,7 @@ class KernelChecks:
         self._random = np.random.default_rng(11)
         empty = np.zeros((0, KV_HEADS, self._width))
         self._keys: list[Rows] = [empty] * len(LENGTHS)
-        """Of every sequence, as the cache should hold them."""
+        """One array for each sequence, as the cache should hold it."""
         self._values: list[Rows] = [empty] * len(LENGTHS)
 
     def checks(self) -> list[NamedCheck]:
@@ -188,10 +188,10 @@ class KernelChecks:
         gated = metal_ext.swiglu(self._array(gate), self._array(up))
         return self._compared(_difference(gated, gate / (1 + np.exp(-gate)) * up))
 
-    # --- what they are made of ------------------------------------------------------------------
+    # --- parts of the checks ----------------------------------------------------------------------
 
     def _attend(self, plan: list[tuple[int, int]]) -> float:
-        """Append and attend; compare what the cache holds, bit by bit, and the results."""
+        """Append and attend; compare the cache's contents, bit by bit, and the results."""
         queries, keys, values = (self._draw(heads, plan) for heads in (QUERY_HEADS, KV_HEADS, 2))
         rows = self._rows(plan)
         token, turned = rows.append(

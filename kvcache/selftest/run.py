@@ -1,6 +1,6 @@
 """Runs self-tests, each in a process of its own that may crash or hang, and remembers which passed.
 
-Nothing here imports the native extension or MLX: they may be what cannot be loaded.
+Nothing here imports the native extension or MLX: either may fail to load.
 """
 
 import json
@@ -70,7 +70,7 @@ class SelfTestReport:
 
     results: tuple[Result, ...]
     fault: str
-    """What went wrong, as half a sentence; "" when nothing did."""
+    """Half a sentence; "" when nothing went wrong."""
     seconds: float
     """From the start of the process to its end."""
 
@@ -108,7 +108,7 @@ class CacheSize:
     num_layers: int
     spec: KVSpec
     max_tokens: int
-    """Of one sequence."""
+    """The length of one sequence."""
     heap_bytes: int
     buffers: int
     """Address ranges that there may be at once."""

@@ -79,7 +79,7 @@ class StressChecks:
             ran_s = time.monotonic() - started
             worst = self._compare(end - 1, results)
             self._cache.read(SHARING, number * self._block, last=number * self._block + 1)
-            # A step over what was mapped ahead reads all before it.
+            # A step over the block that was mapped ahead reads all before it.
             self._cache.read(GROWING, end, last=end + 1)
             unmap_blocks(self._backend, SHARING, number + 1)
             self._share(number + 1)
@@ -97,7 +97,7 @@ class StressChecks:
         text = f"in {self._overlapped} of {self._rounds} rounds mappings ended before commands did"
         return Result(text, {"rounds": self._rounds, "overlapped": self._overlapped})
 
-    # --- what a round is made of ----------------------------------------------------------------
+    # --- parts of a round -------------------------------------------------------------------------
 
     def _share(self, blocks: int) -> None:
         """Map behind buffer 1 the first blocks of buffer 0, and one of its own to write to."""

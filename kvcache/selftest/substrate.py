@@ -30,9 +30,9 @@ SCALE = 0.5
 MAX_TOKENS = 16384  # 16 MiB
 # Rows that are written beyond the first block.
 TAIL_ROWS = 64
-# Of values between -1 and 1 that are kept with eight bits.
+# For values between -1 and 1 that are stored with eight bits.
 TOLERANCE = 0.02
-# Of a released heap; the process takes and gives back other memory meanwhile.
+# The part of a released heap that must come back; the process allocates other memory meanwhile.
 RETURNED_SHARE = 0.9
 # Fewer buffers of the real size fail the test: the system may refuse the others, here and while
 # serving.
@@ -163,8 +163,8 @@ def shut_down(backend: PageBackend) -> Result:
 
 
 class SubstrateChecks:
-    """Two buffers over one heap. What is written are numbers that bfloat16 keeps exactly, and
-    queries that look for single rows of them."""
+    """Two buffers over one heap. Their rows are numbers that bfloat16 keeps exactly, and queries
+    look for single rows."""
 
     def __init__(
         self, backend: PageBackend, layout: KVLayout, num_tokens: int | None = None
@@ -257,7 +257,7 @@ class SubstrateChecks:
     def _release(self) -> Result:
         return release_heap(self._backend, self._group.blocks_per_heap, self._group.heap_bytes)
 
-    # --- what they are made of ------------------------------------------------------------------
+    # --- parts of the checks ----------------------------------------------------------------------
 
     def compute(self, buffer: int, start: int, count: int) -> float:
         """Run a step over rows of a buffer whose past is written; return attention's greatest
@@ -307,7 +307,7 @@ class SubstrateChecks:
         return queries
 
     def read(self, buffer: int, tokens: int, last: int | None = None) -> Result:
-        """Compare all regions of a buffer with what was written. last: how many tokens the buffer
+        """Compare all regions of a buffer with the written rows. last: how many tokens the buffer
         has, where the tokens' own block may only be read."""
         for number, region in enumerate(self._regions(buffer, last or tokens)):
             wrong = (region[:tokens] != self.written[number][:tokens]).any(axis=(1, 2))

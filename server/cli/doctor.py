@@ -1,6 +1,6 @@
 """The ``quire doctor`` command: tests the machine, and writes the report in plain words or as JSON.
 
-Nothing here imports the native extension or MLX: they may be what is wrong.
+Nothing here imports the native extension or MLX: either may be broken.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The families of models that are served: for each, what makes a spec of ``config.json``."""
+"""The served families of models: for each, a function that makes a spec of ``config.json``."""
 
 from collections.abc import Callable
 

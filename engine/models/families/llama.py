@@ -6,7 +6,7 @@ from engine.models.families.qwen3 import dense_decoder
 from engine.models.safetensors_headers import CheckpointError
 from engine.models.spec import ModelSpec
 
-# Of older ones, whose config.json does not say it (mlx_lm.models.llama).
+# For older models, whose config.json does not have it (mlx_lm.models.llama).
 ROPE_THETA = 10_000.0
 
 

@@ -10,7 +10,7 @@ from engine.models.spec import Attention, DenseMlp, GatedDeltaNet, LayerSpec, Mi
 
 DRAFTS = "drafts of tokens"
 IMAGES = "images"
-# What text is served without.
+# Prefixes of tensors that text does not need, and their use.
 UNREAD = (
     ("mtp.", DRAFTS),
     ("language_model.mtp.", DRAFTS),
@@ -20,7 +20,7 @@ UNREAD = (
 # Every fourth layer has attention, unless config.json names another interval.
 ATTENTION_INTERVAL = 4
 PARTIAL_ROTARY_FACTOR = 0.25
-# What the kernels of a gated delta net know of a head's dimensions.
+# The head sizes of a gated delta net that the kernels support.
 HEAD_DIM_UNIT = 16
 MAX_HEAD_DIM = 256
 

@@ -1,4 +1,4 @@
-"""Qwen3 MoE: a Qwen3 whose MLPs are mixtures of experts, all of them or every so many."""
+"""Qwen3 MoE: a Qwen3 whose MLPs are mixtures of experts, all or one in every few."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,8 +13,8 @@ def read_experts(
     config: ModelConfig, *, shared: bool = False, normalised: bool | None = None
 ) -> Experts:
     """Return the mixture of the layers that have one. shared: whether every token passes one more
-    expert. normalised: what holds where nothing is said of it, if that is allowed. Raises
-    CheckpointError."""
+    expert. normalised: the value of a missing ``norm_topk_prob``; None where it must be there.
+    Raises CheckpointError."""
     experts, chosen = config.count("num_experts"), config.count("num_experts_per_tok")
     if chosen > experts:
         raise CheckpointError(

@@ -1,5 +1,5 @@
 """Qwen3-Next and Qwen3-Coder-Next: a hybrid whose MLPs are mixtures of experts with a shared one,
-all of them or every so many."""
+all or one in every few."""
 
 from engine.models.config import ModelConfig
 from engine.models.families.qwen3_5 import hybrid_decoder
