@@ -341,19 +341,9 @@ class EngineClient:
         wake = asyncio.Event() if read_with is None else read_with.wake
         streams: list[TokenStream] = []
         for number, params in enumerate(submission.params, start=self._last_id + 1):
-            request = Request(
-                number,
-                submission.prompt_ids,
-                params,
-                submission.priority,
-                submission.salt,
-                submission.system_tokens,
-                fork_of=streams[0].request.request_id if streams else None,
-                constraint=None if submission.constraint is None else submission.constraint.copy(),
-                pooling=submission.pooling,
-                submitted_s=time.monotonic(),
-                name=submission.name,
-                turns=submission.turns,
+            fork_of = streams[0].request.request_id if streams else None
+            request = submission.request(
+                number, params, fork_of=fork_of, submitted_s=time.monotonic()
             )
             streams.append(TokenStream(request, self._abort, self._max_backlog, wake))
             self._streams[number] = streams[-1]

@@ -1,9 +1,9 @@
 """Types that the engine and its users share. No MLX here, and no text."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields
 from enum import Enum
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -104,32 +104,37 @@ class TokenConstraint(Protocol):
         """Return a copy for another answer to the same prompt; before anything was accepted."""
 
 
+@dataclass(frozen=True, slots=True, repr=False, kw_only=True)
+class PromptOptions:
+    """The fields that a submission and its requests have in common."""
+
+    priority: int = 0
+    """Lower runs earlier."""
+    salt: PrefixSalt = NO_SALT
+    """Only requests of equal salts share prefixes."""
+    system_tokens: int = 0
+    """Leading tokens that other conversations probably begin with as well."""
+    turns: Turns = NO_TURNS
+    """Positions where the next prompt of its conversation may depart from it."""
+    constraint: TokenConstraint | None = None
+    """A submission's is copied: no two requests have the same object."""
+    pooling: bool = False
+    """Whether the result is the prompt's vector instead of tokens: then ``max_tokens`` is 0."""
+    name: str = "unnamed"
+    """In the log."""
+
+
 @dataclass(frozen=True, slots=True, repr=False)
-class Request:
-    """What a client asked for, in ids."""
+class Request(PromptOptions):
+    """A client's request, in token ids."""
 
     request_id: int
     prompt_ids: tuple[int, ...]
     params: SamplingParams
-    priority: int = 0
-    """Lower runs earlier."""
-    salt: PrefixSalt = field(default_factory=PrefixSalt)
-    """Only requests of equal salts share prefixes."""
-    system_tokens: int = 0
-    """Leading tokens that other conversations are likely to begin with as well."""
     fork_of: int | None = None
     """A request with the same prompt, submitted before, whose pages it shares from the start."""
-    constraint: TokenConstraint | None = None
-    """No other request has the same object."""
-    pooling: bool = False
-    """Whether its result is the vector of its prompt instead of tokens: then ``max_tokens`` is
-    0."""
     submitted_s: float | None = None
-    """When, by the engine's clock; None where its waiting time is not measured."""
-    name: str = "unnamed"
-    """What the log calls it."""
-    turns: Turns = NO_TURNS
-    """Where the next prompt of its conversation may leave it."""
+    """By the engine's clock; None where its waiting time is not measured."""
 
     def __repr__(self) -> str:
         """Return counts only: prompts are never printed."""
@@ -137,23 +142,20 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Submission:
-    """What an engine is asked: one prompt, and an answer for each of ``params``."""
+class Submission(PromptOptions):
+    """One prompt, and an answer for each of ``params``."""
 
     prompt_ids: tuple[int, ...]
     params: tuple[SamplingParams, ...]
-    priority: int = 0
-    salt: PrefixSalt = NO_SALT
-    system_tokens: int = 0
-    turns: Turns = NO_TURNS
-    constraint: TokenConstraint | None = None
-    """Each answer gets a copy."""
-    pooling: bool = False
-    """For the prompt's vector."""
     beyond_queue: bool = False
     """Even when the queue is full."""
-    name: str = "unnamed"
-    """What the log calls the requests."""
+
+    def request(self, number: int, params: SamplingParams, **own: Any) -> Request:
+        """Return the request for one answer. own: fields of Request that a submission lacks."""
+        options = {each.name: getattr(self, each.name) for each in fields(PromptOptions)}
+        if self.constraint is not None:
+            options["constraint"] = self.constraint.copy()
+        return Request(number, self.prompt_ids, params, **options, **own)
 
 
 @dataclass(frozen=True, slots=True)

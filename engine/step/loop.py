@@ -122,7 +122,13 @@ class ModelHealthCheck:
         self.is_running = True
         params = SamplingParams(max_tokens=0 if self._pooling else 1, temperature=0.0)
         self._submit(
-            Request(HEALTH_CHECK_ID, (0,), params, HEALTH_CHECK_PRIORITY, pooling=self._pooling)
+            Request(
+                HEALTH_CHECK_ID,
+                (0,),
+                params,
+                priority=HEALTH_CHECK_PRIORITY,
+                pooling=self._pooling,
+            )
         )
 
     def take_own(self, events: list[TokenEvent]) -> list[TokenEvent]:

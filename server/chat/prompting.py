@@ -158,11 +158,11 @@ class ChatPrompts:
         submission = Submission(
             encoded.ids,
             choice_params(params, choices),
-            sampling.priority or 0,
-            salt,
-            encoded.system_tokens,
-            encoded.turns,
-            constraint,
+            priority=sampling.priority or 0,
+            salt=salt,
+            system_tokens=encoded.system_tokens,
+            turns=encoded.turns,
+            constraint=constraint,
         )
         return Prompt(submission, sampling.stop_strings(), options, known.new_recorder)
 

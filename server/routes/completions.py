@@ -149,4 +149,5 @@ def _prompt(
     )
     params = replace(params, prompt_logprobs=wire.prompt_logprobs)
     choices = choice_params(params, wire.response_options.choices)
-    return Prompt(Submission(ids, choices, wire.priority or 0, salt), wire.stop_strings())
+    submission = Submission(ids, choices, priority=wire.priority or 0, salt=salt)
+    return Prompt(submission, wire.stop_strings())

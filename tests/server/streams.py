@@ -10,7 +10,6 @@ from engine.types import (
     EngineStats,
     FinishReason,
     PrefixReport,
-    Request,
     SamplingParams,
     Submission,
     TokenEvent,
@@ -86,27 +85,12 @@ class PreparedClient:
         wake = PreparedWake(iter(self._batches)) if read_with is None else read_with.wake
         assert isinstance(wake, PreparedWake)
         streams = [
-            PreparedStream(_request(number, asked, params), self.aborted.append, 1000, wake)
+            PreparedStream(asked.request(number, params), self.aborted.append, 1000, wake)
             for number, params in enumerate(asked.params, start=len(wake.streams) + 1)
         ]
         wake.streams += streams
         self.streams += streams
         return streams
-
-
-def _request(number: int, asked: Submission, params: SamplingParams) -> Request:
-    return Request(
-        number,
-        asked.prompt_ids,
-        params,
-        asked.priority,
-        asked.salt,
-        asked.system_tokens,
-        constraint=asked.constraint,
-        pooling=asked.pooling,
-        name=asked.name,
-        turns=asked.turns,
-    )
 
 
 def token(

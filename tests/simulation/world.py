@@ -309,7 +309,15 @@ class Traffic:
         )
         priority = rng.randint(-1, 1) if urgent else 0
         turns = _draw_turns(Random(~params.seed), len(prompt), system_tokens)
-        request = Request(self._last_id, prompt, params, priority, salt, system_tokens, turns=turns)
+        request = Request(
+            self._last_id,
+            prompt,
+            params,
+            priority=priority,
+            salt=salt,
+            system_tokens=system_tokens,
+            turns=turns,
+        )
         return self._of_some_kind(request)
 
     def _of_some_kind(self, request: Request) -> Request:

@@ -120,7 +120,7 @@ def request(
     params = SamplingParams(
         max_tokens, temperature=0.0, stop_token_ids=frozenset(() if stop is None else (stop,))
     )
-    return Request(request_id, tuple(range(prompt)), params, priority)
+    return Request(request_id, tuple(range(prompt)), params, priority=priority)
 
 
 def shape(plan: StepPlan) -> list[tuple[int, int, int]]:
