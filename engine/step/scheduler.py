@@ -8,7 +8,6 @@ import math
 from bisect import insort
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, field
 
 from engine.figures import SchedulerCounters
 from engine.step.constraints import accept
@@ -153,7 +152,6 @@ class Sharing:
         return owner is not None and self._by_id[owner].order < sequence.order
 
 
-@dataclass(slots=True)
 class Scheduler:
     """First come, first served within a priority; preemption by recomputation.
 
@@ -162,28 +160,33 @@ class Scheduler:
     Until then the one that needs the memory sits out. Emitted tokens are never sampled again.
     """
 
-    kv: KVCacheManager
-    limits: EngineLimits
-    budget: TokenBudget
-    max_num_batched_tokens: int
-    max_step_mask_s: float = math.inf
-    """Processor time of all masks of a step."""
-    counters: SchedulerCounters = field(default_factory=SchedulerCounters)
-    _waiting: list[Sequence] = field(default_factory=list)
-    _running: list[Sequence] = field(default_factory=list)
-    _by_id: dict[int, Sequence] = field(default_factory=dict)
-    sharing: Sharing = field(init=False)
-    _begun: list[float | None] = field(default_factory=list)
-    _plans: int = 0
-    _resting: set[int] = field(default_factory=set)
-    _arrivals: int = 0
-    _is_stuck: bool = False
-    """Whether the last plan was empty: then no sequence is admitted while others run."""
-    holds_back: bool = False
-    """Whether no sequence is admitted while another one runs."""
-
-    def __post_init__(self) -> None:
-        self.sharing = Sharing(self.kv, self._by_id)
+    def __init__(
+        self,
+        kv: KVCacheManager,
+        limits: EngineLimits,
+        budget: TokenBudget,
+        max_num_batched_tokens: int,
+        max_step_mask_s: float = math.inf,
+    ) -> None:
+        """max_step_mask_s: processor time of all masks of a step."""
+        self.kv = kv
+        self.limits = limits
+        self.budget = budget
+        self.counters = SchedulerCounters()
+        self.holds_back = False
+        """Whether no sequence is admitted while another one runs."""
+        self._max_batched_tokens = max_num_batched_tokens
+        self.max_step_mask_s = max_step_mask_s
+        self._waiting: list[Sequence] = []
+        self._running: list[Sequence] = []
+        self._by_id: dict[int, Sequence] = {}
+        self.sharing = Sharing(kv, self._by_id)
+        self._begun: list[float | None] = []
+        self._plans = 0
+        self._resting: set[int] = set()
+        self._arrivals = 0
+        self._is_stuck = False
+        """Whether the last plan was empty: then no sequence is admitted while others run."""
 
     # --- in and out -----------------------------------------------------------------------------
 
@@ -330,7 +333,7 @@ class Scheduler:
             runs = sequence.status is SequenceStatus.RUNNING
             if not decoding or not runs or sequence.seq_id in self._resting:
                 continue
-            if len(entries) == self.max_num_batched_tokens:
+            if len(entries) == self._max_batched_tokens:
                 return entries, True
             fits = self.kv.reserve(sequence.seq_id, tokens)
             if fits or (not overlapped and self._make_room(sequence)):
@@ -380,7 +383,7 @@ class Scheduler:
         """Add chunks of prompts, as far as the budget allows, the first in order first."""
         decoding = any(sequence.num_generated for sequence in self._running)
         room = self.budget.room(decoding=decoding, rows=len(entries))
-        room = min(room, self.max_num_batched_tokens - len(entries))
+        room = min(room, self._max_batched_tokens - len(entries))
         done = {entry.seq_id for entry in entries} | self._resting
         for sequence in self._running:
             if room <= 0:
