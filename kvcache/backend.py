@@ -220,8 +220,7 @@ class StateRows:
     """The rows of one step, and the kernel over the states of their sequences."""
 
     def __init__(self, layout: CellLayout, native: Any, executor: Any) -> None:
-        """native: rows of a CPU with its workers as the executor, or those of a Metal substrate
-        with the substrate."""
+        """native, executor: as in StepRows."""
         self._layout = layout
         self._native = native
         self._executor = executor

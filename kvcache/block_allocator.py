@@ -237,7 +237,7 @@ class BlockAllocator:
     def _spare_a_heap(self, count: int) -> None:
         """Evict prefixes that no sequence uses, and unmap free blocks, where made heaps then have
         ``count`` blocks."""
-        blocks = self._pool.num_heaps * self._group.blocks_per_heap
+        blocks = len(self._pool.heaps) * self._group.blocks_per_heap
         missing = count - self._pool.count(BlockState.FREE)
         is_large = blocks >= SPARED_HEAPS_RATIO * self._pool.capacity_blocks
         if is_large and missing <= self._pool.count(BlockState.CACHED):

@@ -4,11 +4,11 @@
 
     free -> held by one sequence, which writes it -> waiting for its epoch -> free
               |                                        ^
-              v                                        | (held by nobody, and cannot be found)
+              v                                        | (no holder, and cannot be found)
             sealed: found by its position, held by all sequences that go on from it
               |
               v
-            cached: found by its position, held by nobody -> evicted -> free
+            cached: found by its position, no holder -> evicted -> free
 
 A sealed cell is never written again. A cell is handed out again when the newest step that may touch
 it has completed.
@@ -64,12 +64,6 @@ class CellPool:
         """Digests of blocks after which a cell was evicted."""
         self.num_evicted = 0
 
-    # --- counts ---------------------------------------------------------------------------------
-
-    @property
-    def capacity(self) -> int:
-        return len(self.cells)
-
     @property
     def expendable(self) -> int:
         """Return the cells that can be handed out before one better than a waypoint is evicted."""
@@ -89,7 +83,7 @@ class CellPool:
             if cell.is_cached:
                 cached[cell.retention] += 1
         return CellStats(
-            cells=self.capacity,
+            cells=len(self.cells),
             free=len(self._free),
             held=sum(cell.holders > 0 for cell in self.cells),
             cached=tuple((retention.name.lower(), count) for retention, count in cached.items()),
@@ -98,8 +92,6 @@ class CellPool:
             cell_bytes=cell_bytes,
             committed_bytes=committed_bytes,
         )
-
-    # --- the circle -----------------------------------------------------------------------------
 
     def take_for(self, retention: Retention, saves: int) -> Cell | None:
         """Hand out a cell for a state that is worth keeping; None where one worth more would have
@@ -125,7 +117,7 @@ class CellPool:
 
     def let_go(self, cell: Cell) -> None:
         """Remove one holder of a cell; free it where no holder is left and it cannot be found."""
-        assert cell.holders > 0, f"{cell} is held by nobody"
+        assert cell.holders > 0, f"{cell} has no holder"
         cell.holders -= 1
         self._free_if_lost(cell)
 

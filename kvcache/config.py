@@ -9,25 +9,26 @@ MIB = 1024**2
 T = TypeVar("T")
 FIXED = "no setting"
 Fixed = Annotated[T, FIXED]
-"""Of a field that is no setting: only tests give it another value."""
+"""Marks a field that is no setting: only tests change it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheSettings:
-    """How K and V lie in memory; None means that it is chosen at start."""
+    """Settings of the memory of K and V; None: chosen at start."""
 
     substrate: Literal["auto", "sparse", "paged", "dense", "posix"] = "auto"
     release_heaps: bool | None = None
-    """Whether a GPU releases heaps before the process ends; None: where it is known to bear it."""
+    """Whether a GPU releases heaps before the process ends; None: where the release test has
+    passed."""
     map_while_running: bool | None = None
     """Whether a GPU's sparse buffers may be mapped and unmapped while steps run."""
     kv_budget_bytes: int | None = None
     headroom_bytes: int | None = None
-    """Left to other programs."""
+    """Memory that is left to other programs."""
     page_bytes: int | None = None
     heap_bytes: int = 64 * MIB
     free_slack_bytes: int = 256 * MIB
-    """Memory of free blocks that is kept for the next sequences; one heap at least."""
+    """Memory of free blocks that is kept for the next sequences; at least one heap's."""
     idle_release_s: Annotated[float, Ge(0)] = 2.0
     """Idle time after which free memory goes back to the system, but for one heap."""
     prefix_cache: bool = True

@@ -94,8 +94,6 @@ class FaultMemory:
             path.unlink(missing_ok=True)
         return bool(known)
 
-    # --- files ----------------------------------------------------------------------------------
-
     def _files(self) -> list[Path]:
         """Return the fault, then intents. A file counts whatever its contents."""
         folder = cache_folder()

@@ -41,9 +41,7 @@ class GroupCache:
             self.prefixes,
             maps_while_running=backend.maps_while_running,
         )
-        self._closed: list[ClosedSequence] = []
-
-    # --- joining --------------------------------------------------------------------------------
+        self.closed: list[ClosedSequence] = []
 
     def take_buffer(self, needed: int, prefix: list[Block], *, alone: bool) -> SparseBuffer | None:
         """Return a buffer for a sequence with this cached prefix; None where blocks, mappings or
@@ -52,7 +50,7 @@ class GroupCache:
         cached = sum(block.state is BlockState.CACHED for block in prefix)
         if own + cached > self.allocator.available_blocks:
             return None
-        # For a sequence alone, the system itself decides whether it may have so many mappings.
+        # The estimate does not bar a sequence that is alone: the system itself decides.
         if not alone and not self.buffers.has_room_for(own, prefix):
             return None
         return self.buffers.take(prefix)
@@ -71,22 +69,16 @@ class GroupCache:
             return None
         return None if any(map(self.prefixes.has_max_sharers, blocks)) else blocks
 
-    # --- leaving --------------------------------------------------------------------------------
-
     def close(self, sequence: CachedSequence, epoch: int) -> None:
         """Close a sequence: its blocks wait for that epoch."""
         self.allocator.remove(sequence)
         self.prefixes.close(sequence)
-        self._closed.append(ClosedSequence(sequence, epoch))
-
-    @property
-    def num_closed(self) -> int:
-        return len(self._closed)
+        self.closed.append(ClosedSequence(sequence, epoch))
 
     @property
     def recovering(self) -> bool:
         """Return whether blocks or mappings of closed sequences are not free yet."""
-        return bool(self._closed) or self.pool.count(BlockState.RELEASING) > 0
+        return bool(self.closed) or self.pool.count(BlockState.RELEASING) > 0
 
     def advance(self, completed_epoch: int) -> None:
         """Seal full blocks, and free buffers of closed sequences: once their epoch has passed they
@@ -94,7 +86,7 @@ class GroupCache:
         self.prefixes.seal(completed_epoch)
         done = self.backend.completed_ticket()
         still_closed = []
-        for closed in self._closed:
+        for closed in self.closed:
             buffer = closed.sequence.buffer
             if self._keeps_mappings:
                 if closed.epoch <= completed_epoch:
@@ -109,7 +101,7 @@ class GroupCache:
                 continue
             self.prefixes.cache_or_free(buffer.table.blocks)
             self.buffers.free(buffer)
-        self._closed = still_closed
+        self.closed = still_closed
         self.pool.poll(done)
 
     @property
@@ -119,8 +111,6 @@ class GroupCache:
         if self._keeps_mappings:
             return self.allocator.is_at_mapping_point
         return self.backend.releases is not Releases.IDLE
-
-    # --- statistics -----------------------------------------------------------------------------
 
     def stats(self, sequences: Collection[CachedSequence]) -> KVStats:
         """Return a snapshot in which a shared block counts once. sequences: all open ones."""
@@ -141,8 +131,8 @@ class GroupCache:
             quarantined_bytes=waiting * group.block_bytes,
             free_slack_bytes=pool.free_committed_bytes,
             committed_bytes=self.backend.committed_bytes(),
-            num_heaps=pool.num_heaps,
-            kept_heaps=pool.num_heaps if self.backend.releases is Releases.NOTHING else 0,
+            num_heaps=len(pool.heaps),
+            kept_heaps=len(pool.heaps) if self.backend.releases is Releases.NOTHING else 0,
             num_sequences=len(sequences),
             block_bytes=group.block_bytes,
             block_tokens=size,
@@ -155,7 +145,7 @@ class GroupCache:
     def check_invariants(self, sequences: list[CachedSequence]) -> None:
         """Count again which sequences and buffers have which block. sequences: all open ones.
         Raises AssertionError."""
-        all_sequences = [*sequences, *(closed.sequence for closed in self._closed)]
+        all_sequences = [*sequences, *(closed.sequence for closed in self.closed)]
         self.buffers.check_invariants([s.buffer for s in all_sequences])
         self.prefixes.check_invariants(sequences)
         self.pool.check_invariants()

@@ -61,10 +61,6 @@ class HeapPool:
         return self.free_blocks + self.used_blocks + self._counts[BlockState.RELEASING]
 
     @property
-    def num_heaps(self) -> int:
-        return len(self.heaps)
-
-    @property
     def free_blocks(self) -> int:
         """Return the blocks that ``allocate`` could hand out now, with those of heaps to be
         made."""
@@ -124,7 +120,7 @@ class HeapPool:
         self._limit_blocks = min(max(blocks, kept), self._max_heaps * size)
         return self._limit_blocks
 
-    # --- the circle -----------------------------------------------------------------------------
+    # --- states --------------------------------------------------------------------------------
 
     def allocate(self, count: int, after: Block | None = None) -> list[Block] | None:
         """Take ``count`` free blocks; None, with none taken, when there are not as many.

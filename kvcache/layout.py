@@ -82,7 +82,7 @@ class StateSpec:
     value_dim: int
     tail_rows: int
     format: KVFormat = KVFormat.FLOAT32
-    """Of the convolution's rows: the layer's number format."""
+    """The number format of the convolution's rows."""
 
     @property
     def tail_width(self) -> int:
@@ -106,7 +106,7 @@ class CellLayout:
     offsets: tuple[int, ...]
     """The beginning of each state, in bytes."""
     cell_bytes: int
-    """Whole pages of any system."""
+    """A multiple of any system's page."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -310,11 +310,11 @@ class KVCacheManager:
         for group in self._groups:
             group.allocator.is_at_mapping_point = is_quiet
             group.allocator.wants_mapping_point &= not is_quiet
-            closed = group.num_closed
+            closed = len(group.closed)
             group.advance(self._completed_epoch)
             # After failed attempts to map blocks nothing is released: while the system refuses to
             # map them, the cache would seem to recover for ever.
-            changed = (self._completed_epoch, group.num_closed) != (before, closed)
+            changed = (self._completed_epoch, len(group.closed)) != (before, closed)
             if changed and group.may_release:
                 group.allocator.release_memory(self._limits.settings.free_slack_bytes)
         if self._states is not None:

@@ -89,7 +89,7 @@ class MemoryPlan:
     demand: MemoryDemand
     layout: KVLayout
     kv_budget_bytes: int
-    """Whole heaps."""
+    """A multiple of the heap."""
     max_model_len: int
     max_num_seqs: int
     note: str | None = None

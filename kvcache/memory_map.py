@@ -109,7 +109,7 @@ def take_map(
             "blocks_per_heap": size,
             "page_bytes": group.page_bytes,
             "regions": sum(len(each.regions) for each in layout.groups),
-            "max_heaps": max(pool.num_heaps, -(-pool.capacity_blocks // size)),
+            "max_heaps": max(len(pool.heaps), -(-pool.capacity_blocks // size)),
         },
         heaps=tuple("".join(map(letter_of, heap.blocks)) for heap in pool.heaps),
         sharers=array("H", [block.sequences for heap in pool.heaps for block in heap.blocks]),

@@ -13,7 +13,7 @@ from kvcache.block import Block, BlockState, Prefix
 from kvcache.block_hashes import TOKEN_BYTES, BlockHashes, Evictions
 from kvcache.cell_pool import CellPool
 
-# A queue of blocks to evict is rebuilt when half of it and so many entries are out of date.
+# A queue of blocks to evict is rebuilt when half of it, and this many entries, are out of date.
 STALE_QUEUE_ENTRIES = 64
 
 
@@ -64,8 +64,6 @@ class PrefixIndex:
         block = self._blocks.get(prefix.digest)
         return block is not None and block.prefix is prefix
 
-    # --- in -------------------------------------------------------------------------------------
-
     def insert(self, hashes: BlockHashes, number: int, block: Block, system: bool) -> None:
         """Insert a sealed block that is in use. Its parent is in the index."""
         digest, parent = hashes.digests[number], hashes.parent(number)
@@ -91,8 +89,6 @@ class PrefixIndex:
         if block.state is BlockState.CACHED:
             self._cached[prefix.system] -= 1
         prefix.system = prefix.system or system
-
-    # --- out ------------------------------------------------------------------------------------
 
     def tick(self) -> None:
         """Advance the clock of uses."""
@@ -130,8 +126,6 @@ class PrefixIndex:
             self._remove(gone)
         return [gone for gone in following if gone.state is BlockState.CACHED]
 
-    # --- why not --------------------------------------------------------------------------------
-
     def explain(self, hashes: BlockHashes, matched: int) -> tuple[int, MissReason | None]:
         """Return why a prompt shares no more than ``matched`` blocks: the first token at which it
         left the longest cached prefix, and the reason; None when no more could have been shared.
@@ -149,8 +143,6 @@ class PrefixIndex:
         if hashes.digests[matched] in self._evicted:
             return left_at, MissReason.EVICTED
         return left_at, MissReason.NEVER_CACHED
-
-    # --- inside ---------------------------------------------------------------------------------
 
     def _is_current(self, system: bool, last_use: int, digest: bytes) -> bool:
         block = self._blocks.get(digest)

@@ -122,7 +122,7 @@ class StateCache:
     @property
     def has_room(self) -> bool:
         """Return whether one sequence more could have all cells that it may need."""
-        return CELLS_PER_SEQUENCE * (len(self._open) + 1) <= self.pool.capacity
+        return CELLS_PER_SEQUENCE * (len(self._open) + 1) <= len(self.pool.cells)
 
     @staticmethod
     def last_with_state(blocks: Sequence[Block]) -> int:
@@ -186,7 +186,7 @@ class StateCache:
 
     def reserve(self, seq_id: int, num_tokens: int) -> bool:
         """Set cells aside for a step that ends at ``num_tokens``; False where there are none, or
-        where it is better to wait for the sequence's step in flight."""
+        where the sequence should wait for its step in flight."""
         states = self._open[seq_id]
         start = states.sequence.progress.scheduled
         needed = self._needed(states, start, num_tokens)
@@ -279,13 +279,13 @@ class StateCache:
     def _is_short(self) -> bool:
         """Return whether open sequences leave no room for the cells that one conversation keeps."""
         held = CELLS_PER_SEQUENCE * len(self._open)
-        return self.pool.capacity - held < CELLS_PER_CONVERSATION
+        return len(self.pool.cells) - held < CELLS_PER_CONVERSATION
 
     @property
     def _has_spare(self) -> bool:
         """Return whether, with a cell less, every open sequence has all that it may need."""
         held = sum(max(CELLS_PER_SEQUENCE, len(states.held)) for states in self._open.values())
-        return held + len(self._sealing) < self.pool.capacity
+        return held + len(self._sealing) < len(self.pool.cells)
 
     def commit(self, seq_id: int, epoch: int) -> None:
         """Note that the oldest step has been read: the last boundary that it crossed is the base
@@ -383,7 +383,7 @@ class StateCache:
         """Count the holders of cells again. Raises AssertionError."""
         holders = [cell for states in self._open.values() for cell in states.held]
         self.pool.check_invariants([*holders, *(item.cell for item in self._sealing)])
-        assert CELLS_PER_SEQUENCE * len(self._open) <= self.pool.capacity, "too few cells"
+        assert CELLS_PER_SEQUENCE * len(self._open) <= len(self.pool.cells), "too few cells"
         for cell in self.pool.cells:
             assert cell.prefix is None or self._index.has(cell.prefix), f"{cell} is found nowhere"
         for states in self._open.values():

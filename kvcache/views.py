@@ -6,14 +6,8 @@ import mlx.core as mx
 
 import metal_ext
 from kvcache.backend import LayerRegions, Segment, StateRows, StepRows
-from kvcache.layout import KVFormat, KVLayout
+from kvcache.layout import KVLayout
 from metal_ext import GatedDelta, QKTransform
-
-DTYPES = {
-    KVFormat.BFLOAT16: mx.bfloat16,
-    KVFormat.FLOAT16: mx.float16,
-    KVFormat.FLOAT32: mx.float32,
-}
 
 
 class OrderingHandles:
@@ -60,8 +54,6 @@ class KVViews:
         self._decode_rows = next((i for i, n in enumerate(counts) if n > 1), len(counts))
         self._chunks = list(counts[self._decode_rows :])
 
-    # --- the layers -----------------------------------------------------------------------------
-
     def append(
         self,
         layer: int,
@@ -105,8 +97,6 @@ class KVViews:
         tokens[number], output = self._states.recur(tokens[number], number, qkv, z, a, b, delta)
         return output
 
-    # --- the end of the step --------------------------------------------------------------------
-
     def step_end(self, results: list[mx.array]) -> list[mx.array]:
         """Return the arrays to evaluate so that the results are there and the step's appends have
         run."""
@@ -133,7 +123,7 @@ def layer_regions(layout: KVLayout) -> list[LayerRegions]:
     regions = []
     for layer, spec in enumerate(layout.shape.layers):
         group, keys = layout.place(layer)
-        dtype = DTYPES[spec.format]
+        dtype: mx.Dtype = getattr(mx, spec.format.value)
         native = metal_ext.Layer(keys, keys + 1, dtype)
         regions.append(
             LayerRegions(group, keys, keys + 1, spec.kv_heads, spec.head_dim, dtype, native)

@@ -52,10 +52,10 @@ class MemoryMapCache:
             with suppress(EngineDeadError):
                 memory_map = await self._client.memory_map()
                 taken_at = self._clock()
-                self._newest = await asyncio.to_thread(encode_map, memory_map), taken_at
+                self._newest = await asyncio.to_thread(_encode, memory_map), taken_at
         finally:
             self._asking = None
 
 
-def encode_map(memory_map: MemoryMap) -> bytes:
+def _encode(memory_map: MemoryMap) -> bytes:
     return to_json(memory_map.as_json())

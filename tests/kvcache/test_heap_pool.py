@@ -61,7 +61,7 @@ def sealed(pool: HeapPool) -> Block:
 
 def test_heaps_are_made_one_at_a_time_and_only_when_needed() -> None:
     pool, backend = small_pool()
-    assert (pool.num_heaps, pool.capacity_blocks, pool.free_blocks) == (0, 12, 12)
+    assert (len(pool.heaps), pool.capacity_blocks, pool.free_blocks) == (0, 12, 12)
     take(pool, 1)
     assert backend.heaps == 1
     take(pool, HEAP_BLOCKS)
@@ -357,7 +357,7 @@ def test_a_heap_that_was_released_is_charged_again_as_a_whole() -> None:
 def test_an_arena_is_made_and_charged_before_anybody_asks() -> None:
     pool, backend = small_pool(heaps=3, charge=Charge.ALL, releases=Releases.NOTHING)
     pool.check_invariants()
-    assert backend.heaps == pool.num_heaps == 3
+    assert backend.heaps == len(pool.heaps) == 3
     assert pool.free_committed_bytes == 12 * small_group().block_bytes
     assert len(take(pool, 12)) == 12
     assert pool.free_committed_bytes == 0
@@ -365,7 +365,7 @@ def test_an_arena_is_made_and_charged_before_anybody_asks() -> None:
 
 def test_an_arena_whose_slices_are_refused_has_those_that_were_not() -> None:
     pool, _ = small_pool(heaps=3, charge=Charge.ALL, faults=MemoryFaults(fail_at=3))
-    assert pool.num_heaps == 2
+    assert len(pool.heaps) == 2
     assert len(take(pool, 8)) == 8
 
 

@@ -451,5 +451,5 @@ def test_a_layers_states_are_advanced_in_the_order_of_its_tokens() -> None:
 def test_cells_are_named_in_what_is_said_of_them() -> None:
     stage = Stage()
     stage.live(SYSTEM)
-    with pytest.raises(AssertionError, match="cell 0 is held by nobody"):
+    with pytest.raises(AssertionError, match="cell 0 has no holder"):
         stage.pool.let_go(stage.pool.cells[0])

@@ -154,7 +154,7 @@ async def test_fault_27_metrics_show_what_the_pool_counts(tokenizer: Tokenizer) 
         mapped = value(samples, "quire_kv_mapped_blocks_total")
         unmapped = value(samples, "quire_kv_unmapped_blocks_total")
         buffers = [sequence.buffer for sequence in blocks]
-        buffers += [closed.sequence.buffer for closed in kv._first._closed]
+        buffers += [closed.sequence.buffer for closed in kv._first.closed]
         assert mapped - unmapped == sum(buffer.mapped_blocks for buffer in buffers) > 0
         engine.gate.open()
         for connection in busy:
