@@ -10,7 +10,7 @@ POISON_BYTES = POISON.to_bytes(SLOT_BYTES, "little")
 
 
 class MistakeError(AssertionError):
-    """What on a device would be a wrong answer or a panic."""
+    """A use of memory that would be a wrong answer or a panic on a device."""
 
 
 class MappingState(Enum):
@@ -29,16 +29,16 @@ class Block:
     place: int
     slots: "array[int]"
     mappings: int = 0
-    """Places where it is mapped, those that come or go included."""
+    """Places where the block is mapped, pending ones included."""
     releasing: bool = False
     touched: bool = False
-    """Whether it holds memory of the system."""
+    """Whether the block holds memory of the system."""
     epoch: int = 0
     """The newest step that wrote to it."""
     owner: object = None
-    """With whom its contents may be shared."""
+    """Only sequences of this owner may share the contents."""
     writer: object = None
-    """Who wrote them."""
+    """The sequence that wrote the contents."""
 
     @property
     def follower(self) -> tuple[int, int]:
@@ -56,7 +56,7 @@ class Block:
 
 @dataclass(slots=True, eq=False)
 class Mapping:
-    """What stands behind one block of a buffer."""
+    """The mapping behind one block of a buffer."""
 
     block: Block
     writable: bool

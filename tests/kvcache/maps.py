@@ -1,4 +1,4 @@
-"""What is always true of a memory map."""
+"""Invariants of a memory map."""
 
 from collections import Counter
 

@@ -11,16 +11,16 @@ class MemoryFaults:
 
     rng: Random = field(default_factory=lambda: Random(0))
     calls: int = 0
-    """Of add_heap, add_buffer, map and map_ahead."""
+    """The number of calls of add_heap, add_buffer, map and map_ahead."""
     fail_at: int = 0
     """The number of the call that is refused, counted from 1."""
     refuse_ahead: bool = False
     """Whether every map_ahead is refused."""
     rate: float = 0.0
-    """Of all calls, those that begin a storm."""
+    """The share of calls that begin a storm."""
     longest_storm: int = 1
     stuck_rate: float = 0.0
-    """Of all waits, those that end without their ticket."""
+    """The share of waits that end without their ticket."""
     left: int = 0
     """Refusals that may still come."""
     refused: int = 0

@@ -21,7 +21,7 @@ NO_MEMORY = OSError(errno.ENOMEM, "the device refuses")
 
 
 class MistakeError(AssertionError):
-    """What must never happen."""
+    """A use of memory that a device would not forgive."""
 
 
 @dataclass
@@ -49,7 +49,7 @@ class Device:
     mapper_failure: str = ""
     substrates: list["Substrate"] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)
-    """Of the operations that kernels do."""
+    """The operations of kernels."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Heap:
 
 @dataclass(frozen=True)
 class Geometry:
-    """What native_geometry is told."""
+    """The arguments of native_geometry."""
 
     page_bytes: int
     tokens_per_block: int
@@ -136,7 +136,7 @@ class Rows:
 
 @dataclass
 class Cells:
-    """Of a CPU, whose kernel advances them in float32: with as much room again."""
+    """Cells of a CPU, whose kernel advances them in float32, with twice the room."""
 
     count: int
     cell_bytes: int
@@ -387,7 +387,7 @@ class CopyCounter:
 
 
 class Operations:
-    """What kernels do, and the classes, by the names that the extension gives them."""
+    """The operations of kernels, and the classes, by their names in the extension."""
 
     def __init__(self, device: Device) -> None:
         self.device = device

@@ -62,7 +62,8 @@ class StrictMemory:
     """How often a poll finds that nothing more is done, where nothing is done at once. At 0 every
     poll finds all done, at 1 none finds anything."""
     holds_contents: bool = False
-    """Whether every token is written: only then is it checked that what is shared or copied was."""
+    """Whether every token is written: only then are the contents of shared and copied blocks
+    checked."""
     faults: MemoryFaults = field(default_factory=MemoryFaults)
     rng: Random = field(default_factory=lambda: Random(0))
     releases: Releases = Releases.BLOCKS
@@ -96,12 +97,12 @@ class StrictMemory:
     _heaps: list[list[Block]] = field(default_factory=list)
     _queue: deque[Callable[[], None]] = field(default_factory=deque)
     _ahead: set[int] = field(default_factory=set)
-    """Tickets of map_ahead whose outcome nobody has asked for."""
+    """Tickets of map_ahead whose outcome the cache has not read."""
     _refused: set[int] = field(default_factory=set)
     _has_memory: set[int] = field(default_factory=set)
     """Heaps, where memory does not come with the mapping."""
     _unfinished: list[Mapping] = field(default_factory=list)
-    """Those of this mapping point."""
+    """Operations of this mapping point."""
     _begun_here: bool = False
 
     # --- what the cache calls -------------------------------------------------------------------
@@ -328,7 +329,7 @@ class StrictMemory:
         return found
 
     def slot(self, buffer: int, token: int) -> int:
-        """What the slot of one token holds."""
+        """Return the contents of one token's slot."""
         number, slot = divmod(token, self.group.tokens_per_block)
         return self._readable(buffer, number).block.slots[slot]
 

@@ -66,8 +66,8 @@ class StrictStates:
         epoch: int,
         after: Callable[[int], int],
     ) -> None:
-        """A step's rows of one sequence, which begin at a position. after: what a state is after so
-        many of the rows; 0 of them: before the first; fewer: before earlier ones."""
+        """Advance the states by a step's rows of one sequence, which begin at a position. after:
+        the state after a number of the rows; 0: before the first; fewer: before earlier rows."""
         if segment.read is None and start:
             raise MistakeError(f"a step begins at {start} without a state")
         if segment.read is not None:
@@ -86,7 +86,7 @@ class StrictStates:
     def _images(
         self, cell: int, start: int, after: Callable[[int], int], rows: int
     ) -> list[tuple[int, bytes]]:
-        """What a cell holds after so many rows, and where."""
+        """The contents of a cell after a number of rows, and their places."""
         end = start + rows
         found = []
         for offset, spec in zip(self.layout.offsets, self.layout.states, strict=True):
@@ -100,7 +100,8 @@ class StrictStates:
         return found
 
     def _use(self, cell: int, use: _Use) -> None:
-        """Whoever comes to a cell of another one waits until nothing of that one runs."""
+        """A sequence that takes the cell of another one waits until none of the other's steps
+        runs."""
         running = [its for its in self._uses.get(cell, []) if its.epoch > self.completed_epoch]
         for other in running:
             if other.life != use.life and (other.writes or use.writes):

@@ -1,4 +1,4 @@
-"""Whoever dies within an act is remembered; nobody else is."""
+"""A process that dies within an act is remembered; no other is."""
 
 import fcntl
 import json
@@ -72,7 +72,7 @@ class Other:
 
 
 def is_remembered(memory: FaultMemory) -> bool:
-    """Whether a process that was killed within its act is told of afterwards."""
+    """Whether a process that was killed within its act is remembered afterwards."""
     Other().kill()
     return any("the first mapping" in fault for fault in memory.found())
 

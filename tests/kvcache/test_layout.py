@@ -37,7 +37,7 @@ def test_the_geometry_of_qwen3_4b_is_that_of_the_design() -> None:
 @pytest.mark.parametrize("kv_heads", [1, 2, 4, 8, 16])
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_blocks_of_a_metal_device_hold_a_power_of_two_tokens(kv_heads: int, head_dim: int) -> None:
-    """What rows divide is a power of two there; the kernels find tokens by it."""
+    """A page divided by rows is a power of two there; the kernels find tokens by it."""
     wide, narrow = KVSpec(kv_heads, head_dim), KVSpec(1, 64)
     layout = paged_layout(
         KVShape((wide, narrow)),

@@ -248,7 +248,8 @@ def test_fault_25_a_gpus_heaps_do_not_go_back_before_nothing_runs() -> None:
 
 
 def kept_heaps(heaps: int, prefix_heaps: int) -> KVCacheManager:
-    """Of a system that takes no heap back and is short of memory; some hold a prefix."""
+    """A cache on a system that takes no heap back and is short of memory; some heaps hold a
+    prefix."""
     kv, backend = small_manager(heaps=heaps, releases=Releases.NOTHING, charge=Charge.HEAPS)
     kv.set_memory_pressure(short=True)
     assert join(kv, 1, prefix_heaps * HEAP_BLOCKS * TOKENS)

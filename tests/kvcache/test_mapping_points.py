@@ -24,7 +24,7 @@ PROMPT = list(range(100, 100 + 3 * TOKENS + 5))
 
 
 def cache(**changes: Any) -> tuple[KVCacheManager, StrictMemory]:
-    """Of a device that releases nothing, unless the changes say so."""
+    """A cache on a device that releases nothing, unless the changes say so."""
     fields: dict[str, Any] = {
         "releases": Releases.NOTHING,
         "charge": Charge.HEAPS,

@@ -38,7 +38,7 @@ REQUEST = CacheRequest(
 def asked(
     request: CacheRequest = REQUEST, max_model_len: int | None = None, **settings: Any
 ) -> CacheRequest:
-    """The same with these settings."""
+    """A request with these settings."""
     settings_ = replace(request.settings, **settings)
     return replace(request, settings=settings_, max_model_len=max_model_len)
 

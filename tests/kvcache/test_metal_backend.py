@@ -69,7 +69,7 @@ def write(backend: PageBackend, buffer: int, number: float, count: int = 3) -> N
 def first_rows(
     backend: PageBackend, buffer: int, tokens: int, layer: int, kind: str, count: int = 1
 ) -> Any:
-    """Of a region, as a step sees them that has the last ``count`` of them."""
+    """The rows of a region that a step of its last ``count`` rows sees."""
     rows = backend.rows([Segment(buffer, tokens - count, count)])
     regions = layer_regions(layout(backend.name))[layer]
     found = rows.region(mx.zeros((1,)), regions, kind, 0)

@@ -222,7 +222,7 @@ def test_a_block_computed_again_replaces_its_idle_equal() -> None:
 
 
 def test_nobody_waits_for_blocks_that_will_not_be_found() -> None:
-    """Whoever computed what another has published publishes nothing more."""
+    """A sequence that has computed blocks which another one has published publishes no more."""
     kv, backend = small_manager(heaps=4)
     for seq in (1, 2):
         assert join(kv, seq, IDS)

@@ -41,7 +41,7 @@ class Cache:
         return mine
 
     def rest(self, block: Block) -> None:
-        """Nobody has it mapped any more."""
+        """No buffer maps the block any more."""
         block.state = BlockState.CACHED
         self.index.note_cached(block)
 

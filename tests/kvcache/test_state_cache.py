@@ -38,7 +38,7 @@ class Stage:
     states: StrictStates = field(init=False)
     newest: int = 0
     computed: list[int] = field(default_factory=list)
-    """How many tokens each sequence had to compute."""
+    """The number of tokens that each sequence had to compute."""
 
     def __post_init__(self) -> None:
         layout = paged(self.max_tokens)

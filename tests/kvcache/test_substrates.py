@@ -1,4 +1,5 @@
-"""The first substrate of the GPU that works; else the CPU's; or the one that was asked for."""
+"""The choice of a substrate: the configured one, or the first of the GPU's that works, or the
+CPU's."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Those who asked: what they must get, and when they lose patience."""
+"""Clients: the answers that they must get, and the rounds after which they lose patience."""
 
 from dataclasses import dataclass, field
 
@@ -22,16 +22,16 @@ class Client:
     max_model_len: int
     max_backlog: int
     pace: int
-    """Reads at every so many rounds; 0 never."""
+    """The rounds between two reads; 0: it never reads."""
     leaves_after: int | None
-    """Closes the stream when it has read so many tokens."""
+    """The number of tokens after which it closes the stream."""
     answered: int = 0
     """Tokens that the engine has emitted."""
     heard: bool = False
-    """Whether the engine has said anything."""
+    """Whether the engine has sent an event."""
     finish: FinishReason | None = None
     aborted: bool = False
-    """Whether the engine was told that nobody wants it any more."""
+    """Whether the request was aborted."""
     unread: int = 0
     read: int = 0
     """Tokens that the reader has."""
@@ -40,7 +40,7 @@ class Client:
     """Whether the reader closed the stream."""
     messages: list[str] = field(default_factory=list)
     asked: int = 0
-    """How many masks its constraint had been asked for at its end."""
+    """The number of masks of its constraint, at its end."""
 
     @property
     def constraint(self) -> Third | None:

@@ -52,9 +52,9 @@ class DeviceFaults:
     rng: Random
     clock: Callable[[], float]
     rate: float
-    """Of all steps, those that fail."""
+    """The share of steps that fail."""
     bad_row_rate: float
-    """Of all rows that are sampled, those that are not finite."""
+    """The share of sampled rows that are not finite."""
     is_fatal: bool
     """Whether a second step may fail within the time that ends the engine."""
     failed_at: list[float] = field(default_factory=list)

@@ -56,7 +56,7 @@ class Simulation:
         self._clients: dict[int, Client] = {}
         self._recalls = {HEALTH_CHECK_ID: Recall((0,), 0, VOCAB)}
         self._live: dict[int, Client] = {}
-        """Those whose end the engine has not said."""
+        """Clients whose end the engine has not sent."""
         self._reading: dict[int, Client] = {}
         self._machine = Machine(seed, self.world, self._hear, lambda number: self._recalls[number])
         self._weather = Random(f"{seed} pressure")

@@ -1,4 +1,4 @@
-"""What a seed stands for: the limits of an engine, the manners of its machine, and its traffic."""
+"""The world of a seed: the limits of an engine, the manners of its machine, and its traffic."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -33,7 +33,7 @@ class EngineTraits:
     idle_release_s: float
     prefix_keep_s: float
     num_cells: int = 0
-    """Of a model with recurrent layers; 0: it has none."""
+    """Cells of a model with recurrent layers; 0: it has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +72,11 @@ class TrafficTraits:
     fatal_faults: bool
     """Whether a second step may fail within a minute."""
     scoring_rate: float
-    """Who wants to know how likely the prompt was."""
+    """The share of requests that score their prompt."""
     pooling_rate: float
-    """Who wants a vector and no tokens."""
+    """The share of requests for a vector instead of tokens."""
     rule_rate: float
-    """Whose answer is held to something: by a constraint, by penalties or by ``min_tokens``."""
+    """The share of requests with a constraint, penalties or ``min_tokens``."""
 
 
 @dataclass(frozen=True, slots=True)
