@@ -4,9 +4,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from pydantic import create_model
 
-from server.config import Config
 from tests import budget
 
 ROOT = Path(__file__).parents[1]
@@ -132,12 +130,3 @@ def test_a_circle_of_imports_is_one_however_long() -> None:
     assert budget.circles(line) == []
     assert budget.circles(line | {"c": {"a"}}) == [{"a", "b", "c"}]
     assert len(budget.circles(line | {"b": {"a"}, "c": {"d"}, "d": {"c"}})) == 2
-
-
-def test_a_setting_counts_in_the_room_that_declares_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = budget.count_settings()
-    section = create_model("section", __base__=type(Config().log), planted=(int, 1))
-    monkeypatch.setattr(
-        "tests.budget.Config", create_model("Config", __base__=Config, log=(section, section()))
-    )
-    assert budget.count_settings() == before | {"server": before["server"] + 1}

@@ -1,9 +1,7 @@
 """Gates run side by side, each behind those whose builds it uses."""
 
-import os
 import re
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -71,11 +69,6 @@ def test_a_gate_that_hangs_is_killed_with_all_that_it_has_started(logs: Path) ->
     assert len(psutil.Process().children(recursive=True)) == before
 
 
-def test_an_unknown_gate_is_refused_with_the_names_of_all() -> None:
-    with pytest.raises(SystemExit, match=r"no gate \['unknown'\].* landing nightly setup native"):
-        gates.main(["unknown"])
-
-
 def test_gates_end_with_the_command_that_runs_them(tmp_path: Path) -> None:
     program = (
         "import sys; from pathlib import Path; from tests import gates\n"
@@ -90,24 +83,6 @@ def test_gates_end_with_the_command_that_runs_them(tmp_path: Path) -> None:
     assert process.wait(WAIT_S) == 1
     # Without a parent they may never be reaped.
     assert all(not each.is_running() or each.status() == "zombie" for each in children)
-
-
-def test_a_missing_package_is_installed_whatever_else_is_there(tmp_path: Path) -> None:
-    programs = {
-        "dpkg-query": 'case "$3" in there) printf installed ;; removed) printf config ;; esac',
-        "apt-get": f'echo "$@" >> {tmp_path}/calls',
-        "flock": 'shift; exec "$@"',
-        "sudo": 'exec "$@"',
-    }
-    for name, text in programs.items():
-        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
-        (tmp_path / name).chmod(0o755)
-    env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    for packages in (["there"], ["there", "missing", "removed"]):
-        subprocess.run([ROOT / "tests/packages.sh", *packages], env=env, check=True)
-    update, install = (tmp_path / "calls").read_text().splitlines()
-    assert update == "update -q"
-    assert install == "install -qy --no-install-recommends missing removed"
 
 
 def test_continuous_integration_runs_the_tier_that_protects_users() -> None:

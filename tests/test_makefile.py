@@ -110,31 +110,6 @@ def test_continuous_integration_asks_a_mac_for_what_it_has() -> None:
         assert faults(commands_on_macos(workflow)) == [], workflow.name
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "\t$(MAKE) --jobs=2 --output-sync=target covered-half",
-        ".ONESHELL:",
-        "FILES != ls",
-        "a.c b.h &: grammar.y",
-        "\t$(file >list,$^)",
-        "\t@grep '##' $(MAKEFILE_LIST) | sed 's/:.*## /\\t/' | expand -t 12",
-        "\tsed -i 's/a/b/' file",
-        "\tgrep -oP 'a(?=b)' file",
-        "\techo $$(readlink -f .)",
-        "\t$(MAKE) --jobs=$(shell nproc)",
-        "\tsha256sum -c sums",
-        "\tdate -d yesterday",
-        "\tcp -- a b",
-        "\tfind -name '*.py'",
-        "\texpand --tabs=12",
-        "\ttimeout 10 make serve",
-    ],
-)
-def test_what_a_mac_does_not_understand_is_found(line: str) -> None:
-    assert len(faults(f"all:\n{line}\n")) >= 1
-
-
 def test_help_names_every_target_that_says_what_it_does() -> None:
     # Not as a part of the make that runs the tests.
     alone = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}

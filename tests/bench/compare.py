@@ -137,7 +137,7 @@ def rate_rows(
             silent = any(math.isnan(figure) for figure in theirs)
             called = f"{peer}, reports no usage" if silent else peer
             row_name = f"{name}, {streams_text(case.streams)}"
-            row = Row.higher_is_better(row_name, "tok/s", ours, (called, theirs), least(peer, case))
+            row = Row.of(row_name, "tok/s", ours, (called, theirs), least(peer, case))
             rows.append(row)
     return rows
 
@@ -151,7 +151,7 @@ def ttft_rows(
 ) -> list[Row]:
     """Compare medians of the times to the first text. least: as for rate_rows."""
     return [
-        Row.lower_is_better(
+        Row.of(
             f"time to first token, {name(case)}",
             "ms",
             seen[labels[0], case].ttft_ms,

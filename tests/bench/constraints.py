@@ -18,11 +18,12 @@ from server.text.conversation import OutputFormat
 from server.text.grammar.compiler import GrammarCompiler
 from server.text.grammar.constraint_spec import ConstraintSpec
 from server.text.grammar.vocabulary import Vocabulary
-from server.text.grammar.worker import GrammarLimits, GrammarWorker
+from server.text.grammar.worker import GrammarWorker
 from server.text.tokenizer import Tokenizer
 from tests.bench.models import SERVING, write_endless_model
 from tests.bench.table import Goal, Part, Rounds, Row
 from tests.engines import CONFIG, ON_CPU
+from tests.server.text.grammars import LIMITS
 
 GIB = 1024**3
 STREAMS = 16
@@ -31,13 +32,6 @@ PROMPT_TOKENS = 100
 MODEL_LEN = 2048
 STEPS = 200
 WARM_UP_STEPS = 30
-LIMITS = GrammarLimits(
-    max_compile_s=10.0,
-    max_memory_bytes=2**30,
-    max_mask_s=10.0,
-    max_kept=8,
-    max_kept_bytes=2**30,
-)
 PERSON = {
     "type": "object",
     "properties": {
@@ -113,8 +107,8 @@ def rows(times: list[StepTimes]) -> list[Row]:
     """Return a row for all that constraints cost, and one for the grammar's part of it."""
     step = ("2-layer step", [one.free for one in times])
     name = f"constraints, {STREAMS} streams"
-    cost = Row.lower_is_better(name, "us/row", [one.cost for one in times], step)
-    grammar = Row.lower_is_better(f"{name}, grammar", "us/row", [t.grammar for t in times], step)
+    cost = Row.of(name, "us/row", [one.cost for one in times], step)
+    grammar = Row.of(f"{name}, grammar", "us/row", [t.grammar for t in times], step)
     return [cost.with_goal(Goal.at_least(cost.ratio.value, 1 / MOST_OF_A_STEP)), grammar]
 
 

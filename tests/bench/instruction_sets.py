@@ -244,7 +244,7 @@ def _rows(found: Measurement, cases: Cases, weights: Weights, name: str) -> list
 
 def _prompt_rows(seen: Seen, label: str, ending: str, cases: Sequence[Case]) -> list[Row]:
     return [
-        Row.higher_is_better(
+        Row.of(
             f"prompt of {case.prompt_tokens} tokens{ending}",
             "tok/s",
             prompt_rates(case.prompt_tokens, seen[label, case].ttft_ms),
@@ -262,7 +262,7 @@ def prompt_rates(tokens: int, ttft_ms: Sequence[float]) -> list[float]:
 
 def _decode_rows(seen: Seen, label: str, ending: str, cases: Sequence[Case]) -> list[Row]:
     return [
-        Row.higher_is_better(
+        Row.of(
             f"decode{ending}, {streams_text(case.streams)}",
             "tok/s",
             seen[label, case].together_per_s,
@@ -279,7 +279,7 @@ def _streaming_row(found: Measurement, label: str, ending: str, weights: Weights
     streamed = [size * rate / 1e9 for rate in found.seen[label, ALONE].decode_per_s]
     least = LEAST_OF_READ_BANDWIDTH if weights.quantised else None
     name = f"decode{ending} at 1 stream, weights alone"
-    return Row.higher_is_better(name, "GB/s", streamed, ("read probe", found.read), least)
+    return Row.of(name, "GB/s", streamed, ("read probe", found.read), least)
 
 
 def _whole_rows(seen: Seen, label: str, ending: str, cases: Sequence[Case]) -> list[Row]:

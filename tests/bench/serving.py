@@ -93,7 +93,7 @@ def run_front(rounds: Rounds, threads: int, folder: Path) -> Part:
             direct_ms.append(statistics.median(direct))
             front_ms.append(statistics.median(front))
             added_ms.append(statistics.median(b - a for a, b in zip(direct, front, strict=True)))
-    row = Row.lower_is_better(
+    row = Row.of(
         "first token behind the front of several models", "ms", front_ms, ("direct", direct_ms)
     )
     added = statistics.median(added_ms)

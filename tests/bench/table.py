@@ -93,42 +93,22 @@ class Row:
         return self.ours.median
 
     @classmethod
-    def higher_is_better(
+    def of(
         cls,
         name: str,
         unit: str,
-        quire: Sequence[float],
+        ours: Sequence[float],
         peer: tuple[str, Sequence[float]],
         least: float | None = None,
     ) -> "Row":
-        """Of one figure per round; least: the ratio to reach."""
-        return cls._of(name, unit, quire, peer, Ratio.of(quire, peer[1]), least)
-
-    @classmethod
-    def lower_is_better(
-        cls,
-        name: str,
-        unit: str,
-        quire: Sequence[float],
-        peer: tuple[str, Sequence[float]],
-        least: float | None = None,
-    ) -> "Row":
-        """Of one figure per round; least: the ratio to reach."""
-        return cls._of(name, unit, quire, peer, Ratio.of(peer[1], quire), least)
-
-    @classmethod
-    def _of(
-        cls,
-        name: str,
-        unit: str,
-        quire: Sequence[float],
-        peer: tuple[str, Sequence[float]],
-        ratio: Ratio,
-        least: float | None,
-    ) -> "Row":
+        """Compare one figure per round: a rate, in units per second, is better when it is higher,
+        another figure when it is lower. least: the ratio to reach."""
+        peer_name, theirs = peer
+        sides = (ours, theirs) if unit.endswith("/s") else (theirs, ours)
+        ratio = Ratio.of(*sides)
         known = least is not None and not math.isnan(ratio.value)
         goal = Goal.at_least(ratio.value, least) if least is not None and known else None
-        return cls(name, unit, Figures.of(quire), peer[0], Figures.of(peer[1]), ratio, goal)
+        return cls(name, unit, Figures.of(ours), peer_name, Figures.of(theirs), ratio, goal)
 
     def with_goal(self, goal: Goal) -> "Row":
         return replace(self, goal=goal)

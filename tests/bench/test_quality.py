@@ -7,9 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import metal_ext
 from engine.models.checkpoint import read_checkpoint
-from tests.bench import quality
 from tests.bench.quality import ExactModel, Quality, Subject, agreement, kl, mlx_logits
 from tests.models import ModelSpec, write_model
 
@@ -49,16 +47,3 @@ def test_the_exact_logits_are_mlx_lms_within_float32(tmp_path: Path, how: dict[s
     logits = mlx_logits(checkpoint, its.prompts, its.model.tokens, stored=False)
     assert kl(exact, logits).max() < 1e-9
     assert agreement(exact, logits) == 1.0
-
-
-def test_the_table_has_every_side_in_a_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(quality, "demo_subject", lambda form, made: subject(tmp_path))
-    best = metal_ext.instruction_sets()[0]
-    assert quality.main(["--model", "demo", "--weights", "bfloat16", "--sets", best]) == 0
-    head, _, *lines = capsys.readouterr().out.splitlines()
-    assert {line.count("|") for line in (head, *lines)} == {len(quality.HEADINGS) + 1}
-    sides = [line.split(" | ")[2] for line in lines]
-    assert sides[-2:] == ["mlx-lm in bfloat16", "mlx-lm in float32"]
-    assert all(side.startswith("quire, ") for side in sides[:-2])

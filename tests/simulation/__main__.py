@@ -1,6 +1,7 @@
-"""Runs many seeds: ``python -m tests.simulation [--seeds N] [--first N] [--jobs N] [--seed N]``.
+"""Runs many seeds: ``python -m tests.simulation [--seeds N] [--seed N] [--groups N] [--states]``.
 
-A seed that fails is printed with what led to it, and kept in seeds.txt, which is always run.
+A seed is the life of an engine. One that fails is printed with the steps that led to it, and added
+to seeds.txt, whose seeds are run every time.
 """
 
 import argparse
@@ -9,17 +10,9 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 
 from tests.simulation.faults import SeedFailedError
-from tests.simulation.seeds import (
-    SEEDS_FILE,
-    add_up,
-    keep,
-    kept_seeds,
-    run_seeds_in_processes,
-    silence,
-)
+from tests.simulation.seeds import add_up, keep, kept_seeds, run_seeds_in_processes, silence
 from tests.simulation.simulator import Simulation
 
 MOST_SHOWN = 3
@@ -28,29 +21,24 @@ MOST_SHOWN = 3
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     parser.add_argument("--seeds", type=int, default=10_000, help="how many")
-    parser.add_argument("--first", type=int, default=0, help="the first of them")
-    parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--seed", type=int, help="only this one, step by step")
     parser.add_argument("--groups", type=int, default=1, help="kinds of layers of the model")
     parser.add_argument("--states", action="store_true", help="and recurrent layers")
-    parser.add_argument("--kept", type=Path, default=SEEDS_FILE, help="seeds that once failed")
     asked = parser.parse_args(arguments)
     if asked.seed is not None:
         return _run_one(asked.seed, asked.groups, asked.states)
-    seeds = [*kept_seeds(asked.kept), *range(asked.first, asked.first + asked.seeds)]
+    seeds = [*kept_seeds(), *range(asked.seeds)]
     started = time.perf_counter()
     counts: Counter[str] = Counter()
     failures: list[SeedFailedError] = []
-    for more, failed in run_seeds_in_processes(
-        seeds, asked.jobs, asked.groups, states=asked.states
-    ):
+    for more, failed in run_seeds_in_processes(seeds, asked.groups, states=asked.states):
         counts = add_up(counts, more)
         for error in failed:
             failures.append(error)
             if len(failures) <= MOST_SHOWN:
                 print(f"{error}\n", flush=True)
     seconds = time.perf_counter() - started
-    keep(failures, asked.kept)
+    keep(failures)
     _print(counts)
     print(f"{len(seeds)} seeds in {seconds:.1f} s: {len(seeds) / seconds:.1f} per second")
     print(f"failed: {sorted(error.seed for error in failures) or 'none'}")

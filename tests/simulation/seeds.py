@@ -1,4 +1,4 @@
-"""Lists of seeds, and what comes of them."""
+"""Runs lists of seeds, and keeps those that failed."""
 
 import logging
 import re
@@ -15,6 +15,7 @@ from tests.simulation.simulator import Simulation
 
 SEEDS_FILE = Path(__file__).parent / "seeds.txt"
 SEEDS_PER_TASK = 50
+PROCESSES = 2
 
 Outcome = tuple[Counter[str], list[SeedFailedError]]
 
@@ -34,11 +35,11 @@ def run_seeds(seeds: Iterable[int], groups: int = 1, *, states: bool = False) ->
 
 
 def run_seeds_in_processes(
-    seeds: list[int], jobs: int, groups: int, *, states: bool = False
+    seeds: list[int], groups: int, *, states: bool = False
 ) -> Iterator[Outcome]:
     """Yield the outcomes of pieces, in order."""
     tasks = [seeds[i : i + SEEDS_PER_TASK] for i in range(0, len(seeds), SEEDS_PER_TASK)]
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(PROCESSES, mp_context=get_context("spawn")) as pool:
         yield from pool.map(partial(run_seeds, groups=groups, states=states), tasks)
 
 
@@ -51,17 +52,17 @@ def add_up(counts: Counter[str], more: Counter[str]) -> Counter[str]:
     return total
 
 
-def kept_seeds(file: Path) -> list[int]:
+def kept_seeds() -> list[int]:
     """Return the seeds that once failed: the first word of each line."""
-    lines = file.read_text().splitlines()
+    lines = SEEDS_FILE.read_text().splitlines()
     return [int(line.split()[0]) for line in lines if line and not line.startswith("#")]
 
 
-def keep(failures: Iterable[SeedFailedError], file: Path) -> None:
+def keep(failures: Iterable[SeedFailedError]) -> None:
     """Add failed seeds to the file, one for each reason without its numbers."""
-    known = kept_seeds(file)
+    known = kept_seeds()
     by_reason = {re.sub(r"\d+", "", error.reason): error for error in reversed(list(failures))}
-    with file.open("a") as text:
+    with SEEDS_FILE.open("a") as text:
         for error in by_reason.values():
             if error.seed not in known:
                 text.write(f"{error.seed}  {error.reason.splitlines()[0]}\n")

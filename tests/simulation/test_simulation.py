@@ -11,7 +11,7 @@ import tests.simulation.runner
 from kvcache.memory_budget import GIB
 from tests.simulation.__main__ import main
 from tests.simulation.mac import AVAILABLE_BYTES, PEOPLE, WORKING_SET_BYTES, mac_hour, mac_plan
-from tests.simulation.seeds import SEEDS_FILE, kept_seeds, run_seeds
+from tests.simulation.seeds import kept_seeds, run_seeds
 
 SEEDS = 100
 EVENTS = (
@@ -48,7 +48,7 @@ ONE_SEED = "from tests.simulation.seeds import run_seeds; print(sorted(run_seeds
 
 
 def test_seeds_pass_and_everything_happens_under_them() -> None:
-    counts, failures = run_seeds([*kept_seeds(SEEDS_FILE), *range(SEEDS)])
+    counts, failures = run_seeds([*kept_seeds(), *range(SEEDS)])
     assert not failures, "\n\n".join(map(str, failures[:3]))
     assert [event for event in EVENTS if not counts[event]] == []
 
