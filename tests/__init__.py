@@ -4,7 +4,7 @@ import os
 import sys
 import tempfile
 
-# No server that a test or a gate starts has the settings of whoever runs it.
+# No server that a test or a gate starts reads the settings of its user.
 os.environ["XDG_CONFIG_HOME"] = os.path.join(tempfile.gettempdir(), f"quire-tests-{os.getuid()}")
 
 # The editable install's finder comes last: slipcover wraps the modules that it finds twice, and

@@ -1,7 +1,7 @@
 """Hold the project to configs/budget.toml: `python -m tests.budget`, a part of `make check`.
 
-A room is a top-level folder; `root` is what lies beside the folders, and `whole` what no room has
-for itself. A figure above its budget is an error that names both. A budget rises only in a commit
+A room is a top-level folder; `root` has the files beside the folders, and `whole` the figures of no
+single room. A figure above its budget is an error that names both. A budget rises only in a commit
 that changes nothing else, and whose subject says what was bought: "budget: 1500 lines of server for
 agents' tools". `--lower` lowers the budgets to today's figures.
 """
@@ -36,7 +36,7 @@ VENDORED = "vendor"
 SMALL_FILE_LINES = 60
 # A family is a table of a model's names: one small file each.
 SMALL_BY_NATURE = "engine/models/families/"
-# They name nothing: a reader cannot tell whose, or what. To parse all tests takes seconds.
+# They name nothing. To parse all tests takes seconds.
 VAGUE_NAMES = {"its", "found", "said", "asked", "most", "made"}
 RAISE = "budget: "
 # A commit that landed has passed this check: late ones alone are looked at.
@@ -72,7 +72,7 @@ def bindings(tree: ast.AST) -> Iterator[str]:
 
 
 def count_files(root: Path = ROOT) -> Figures:
-    """Count what git knows, or would add, by room."""
+    """Count the files that git knows, or would add, by room."""
     rooms: Figures = defaultdict(lambda: defaultdict(int))
     listed = git("ls-files", "--cached", "--others", "--exclude-standard", root=root)
     for name in listed.splitlines():
@@ -176,7 +176,7 @@ def excesses(figures: Figures, budget: Figures) -> list[str]:
 
 
 def read_table(root: Path, commit: str) -> Figures | None:
-    """Return the budgets of a commit, None where it has none."""
+    """Return the budgets of a commit, or None."""
     if not git("ls-tree", commit, TABLE, root=root):
         return None
     return tomllib.loads(git("show", f"{commit}:{TABLE}", root=root))
@@ -208,7 +208,7 @@ def format_table(figures: Figures) -> str:
 
 
 def lower(figures: Figures, budget: Figures) -> Figures:
-    """Return the lesser of each figure and its budget; what is gone has no budget."""
+    """Return the lesser of each figure and its budget; figures that are gone have none."""
     return {
         room: {name: min(count, budget[room].get(name, 0)) for name, count in counts.items()}
         for room, counts in figures.items()

@@ -20,10 +20,10 @@ settings.register_profile(
     "tests", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("tests")
-# A Mac's default is its GPU. What tests compute is meant for the CPU, unless they say otherwise.
+# A Mac's default is its GPU. Tests compute on the CPU, unless they say otherwise.
 mx.set_default_device(mx.Device(mx.cpu))
 
-# What only Linux has, and how a test that needs it can be told from its text.
+# Signs in the text of tests that need Linux, and the reasons.
 ONLY_LINUX = {
     r"committed_bytes\b": "only Linux charges shared memory by the page",
     r"sched_[gs]etaffinity": "only Linux says on which processors a process may run",

@@ -1,7 +1,7 @@
 """Run gates side by side: `python -m tests.gates landing`, `nightly`, or gates by their names.
 
-Needs nothing but Python, and builds the rest. What a gate prints goes to build/gates, and is shown
-when the gate ends. Every gate runs, whatever failed before it; the last lines are what each took.
+Needs nothing but Python, and builds the rest. The output of a gate goes to build/gates, and is
+shown when the gate ends. Every gate runs, whatever failed before it; the last lines are the times.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Model folders that take for ever, or all memory, from who reads them without limits."""
+"""Model folders that take for ever, or all memory, from a reader without limits."""
 
 import json
 import os

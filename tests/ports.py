@@ -1,4 +1,4 @@
-"""A port for a program that must be told one."""
+"""A port for a program that takes its number."""
 
 import socket
 import sys

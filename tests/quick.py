@@ -1,4 +1,4 @@
-"""Choose the tests of what was touched, and run them: `make quick`.
+"""Choose the tests of the files that were touched, and run them: `make quick`.
 
 A source is tested by its mirror (engine/build.py: tests/engine/test_build.py), by the tests of its
 room that import it, and by the mirrors of the sources of its room that import it. Where that finds
@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("server", "engine", "kvcache", "metal_ext", "tests")
 MAIN = "main"
-# What reads every file, and takes a second or two.
+# They read every file, and take a second or two.
 ALWAYS = ("tests/test_tidy.py", "tests/test_makefile.py")
 
 

@@ -1,6 +1,6 @@
 """RecallModel: a model whose answer is a hash of everything that it reads back from the cache.
 
-At position p it writes what stood there, (layer, K or V, p, token id), into K and V through the
+At position p it writes (layer, K or V, p, token id) into K and V through the
 real write path. The next token is a hash of all slots 0..p of all layers, read back as flat arrays
 through the page map. ``recall`` computes the same answer without any cache, so that every
 generated token checks mapping, recycling, preemption and isolation at once; and a slot that holds
@@ -62,7 +62,7 @@ def _slots(layer: int, kind: int, positions: np.ndarray, tokens: np.ndarray) -> 
 
 
 class WrongSlotError(AssertionError):
-    """A slot of the cache holds what was never written there."""
+    """A slot of the cache holds numbers that were never written there."""
 
 
 @dataclass

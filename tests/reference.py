@@ -1,4 +1,4 @@
-"""mlx-lm's models: what ours are compared with."""
+"""mlx-lm's models, with which ours are compared."""
 
 import resource
 from typing import Any

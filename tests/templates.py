@@ -99,7 +99,7 @@ HYBRID_TEMPLATE = (
     {%- endif %}
 {%- endif %}"""
 )
-"""As Qwen3.5's: an answer begins in thoughts, a system message stands first, somebody asks."""
+"""Like Qwen3.5's: an answer begins in thoughts, a system message stands first, a user asks."""
 CODER_TEMPLATE = (
     """\
 {%- set head = messages[0] if messages and messages[0].role == 'system' else none %}

@@ -1,4 +1,4 @@
-"""The house does not grow unless somebody says what for."""
+"""The project grows only in commits that say what for."""
 
 import subprocess
 from pathlib import Path

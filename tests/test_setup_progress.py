@@ -1,4 +1,4 @@
-"""``make setup`` says how far it is: configs/setup/progress.py around stand-ins for pip."""
+"""``make setup`` shows its progress: configs/setup/progress.py around stand-ins for pip."""
 
 import os
 import pty

@@ -72,7 +72,7 @@ class Chat:
 
 @dataclass
 class Topic:
-    """What text/*.txt says about one thing; the file format is explained in README.md."""
+    """The facts of text/*.txt about one thing; README.md explains the file format."""
 
     name: str
     weight: float = 1.0
@@ -85,7 +85,7 @@ class Topic:
 
     @property
     def title(self) -> str:
-        """How a thought names the topic."""
+        """Return the topic's name in a thought."""
         return self.slots["term"][0] if "term" in self.slots else "that"
 
 
@@ -320,5 +320,5 @@ def fill(frame: str, slot: str, other: str) -> str:
 
 
 def normalise(question: str) -> str:
-    """Lower case, words only: what makes two questions the same."""
+    """Return words in lower case: two questions with the same ones are the same."""
     return " ".join(re.findall(r"[a-z0-9]+", question.lower()))

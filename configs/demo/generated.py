@@ -42,7 +42,7 @@ NEIGHBOURS = {
 
 
 def made_up_word(rng: random.Random) -> str:
-    """A word, sometimes two, that nobody has heard of."""
+    """Draw a new word, sometimes two."""
     words = ["".join(rng.choices(SYLLABLES, k=rng.randint(2, 4))) for _ in range(rng.randint(1, 2))]
     word = " ".join(words)
     return rng.choice((word, f"a {word}", f"the {word}", word.title()))

@@ -374,7 +374,7 @@ def answer(
 
 
 def is_right(text: str, thinking: bool, must_match: list[str]) -> bool:
-    """Whether the answer after the thoughts has all the key words."""
+    """Return whether the answer after the thoughts has all the key words."""
     thoughts, mark, rest = text.partition("</think>\n\n")
     if thinking != bool(mark) or (thinking and not thoughts.startswith("<think>\n")):
         return False

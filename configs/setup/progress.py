@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 TICK_S = 1.0
-# Between two lines where nobody sees one that is written over.
+# Between two lines where output is no terminal.
 LINE_EVERY_S = 10.0
 MAX_COLUMNS = 79
 LINES_OF_A_FAILURE = 40
@@ -28,7 +28,7 @@ COMPILING = re.compile(r"\[(\d+)/(\d+)\] .*?([\w.-]+?)(?:\.o)?$")
 
 
 class State:
-    """How far pip is, as one line."""
+    """The progress of pip, as one line."""
 
     def __init__(self, packages: int) -> None:
         """packages: about how many pip will collect; 0 where that is not known."""

@@ -1,7 +1,6 @@
-"""The board *memory*: what K and V take, what is shared, and what is left of the machine."""
+"""The board *memory*: bytes of K and V, shared blocks, and the rest of the machine's memory."""
 
-from panels import CHOSEN, CRITICAL, WARNING, Board, Panel, Query, Row
-from queries import increase, rate, value
+from panels import CHOSEN, CRITICAL, WARNING, Board, Panel, Query, Row, increase, rate, value
 
 USES = {
     "live": "green",

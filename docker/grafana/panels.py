@@ -12,7 +12,7 @@ Json = dict[str, Any]
 GRID_COLUMNS = 24
 SCHEMA_VERSION = 41
 DATASOURCE: Json = {"type": "prometheus", "uid": "quire-prometheus"}
-# What every expression selects by: the variables below.
+# Every expression selects by the variables below.
 CHOSEN = 'job=~"$job",instance=~"$instance"'
 JOBS = 'up{job=~"quire-.+"}'
 GOOD, WARNING, CRITICAL = "green", "orange", "red"
@@ -42,7 +42,7 @@ class Panel:
     minimum: float | None = 0
     maximum: float | None = None
     colors: dict[str, str] = field(default_factory=dict)
-    """Of series, by what they are called."""
+    """Colours of series by their legends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,3 +238,44 @@ def _other_boards() -> Json:
         "tooltip": "",
         "url": "",
     }
+
+
+# --- expressions that boards repeat, over the chosen instances ------------------------------------
+
+RATE = "[$__rate_interval]"
+
+
+def value(metric: str, by: str = "") -> str:
+    """Sum a gauge over instances; by: a label that is kept."""
+    return f"sum{_by(by)} ({metric}{{{CHOSEN}}})"
+
+
+def rate(metric: str, by: str = "", where: str = "") -> str:
+    """Return a counter's gain per second."""
+    return f"sum{_by(by)} (rate({metric}{{{CHOSEN}{where}}}{RATE}))"
+
+
+def increase(metric: str, by: str = "") -> str:
+    """Return a counter's gain per point of the picture."""
+    return f"sum{_by(by)} (increase({metric}{{{CHOSEN}}}{RATE}))"
+
+
+def quantile(share: float, histogram: str) -> str:
+    return f"histogram_quantile({share:g}, {buckets(histogram)})"
+
+
+def buckets(histogram: str) -> str:
+    """Return observations per second, by bucket."""
+    return rate(f"{histogram}_bucket", "le")
+
+
+def mean(histogram: str) -> str:
+    return f"{rate(f'{histogram}_sum')} / {rate(f'{histogram}_count')}"
+
+
+def percentiles(histogram: str) -> list[Query]:
+    return [Query(quantile(share, histogram), f"p{100 * share:g}") for share in (0.5, 0.95, 0.99)]
+
+
+def _by(label: str) -> str:
+    return f" by ({label})" if label else ""

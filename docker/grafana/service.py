@@ -1,7 +1,21 @@
-"""The board *service*: what is asked, how fast it is answered, and what the engine does."""
+"""The board *service*: requests, the speed of their answers, and the work of the engine."""
 
-from panels import CHOSEN, CRITICAL, WARNING, Board, Panel, Query, Row
-from queries import buckets, increase, mean, percentiles, quantile, rate, value
+from panels import (
+    CHOSEN,
+    CRITICAL,
+    WARNING,
+    Board,
+    Panel,
+    Query,
+    Row,
+    buckets,
+    increase,
+    mean,
+    percentiles,
+    quantile,
+    rate,
+    value,
+)
 
 TTFT = "quire_time_to_first_token_seconds"
 ITL = "quire_inter_token_latency_seconds"

@@ -39,7 +39,7 @@ from tests.bench.peers import BrokenError, Command, Contest, Remote
 from tests.bench.serving import run_front, run_serving
 from tests.bench.table import Part, Rounds, render
 
-# What `make bench` runs. The last part takes a large model and long, and is asked for by its name.
+# Parts of `make bench`. The last one takes a large model and long, and only runs by its name.
 DEFAULT_PARTS = ("constraints", "serving", "front")
 PARTS = (*DEFAULT_PARTS, "instruction-sets")
 SEEDS = 10**9
@@ -50,7 +50,7 @@ Parsed = TypeVar("Parsed")
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Rounds of every part, and what a round is."""
+    """The rounds of every part, and the work of a round."""
 
     constraints: Rounds
     serving: Rounds
@@ -222,7 +222,7 @@ def _checked(parse: Callable[[str], Parsed]) -> Callable[[str], Parsed]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = read_options(arguments, __doc__)
-    # What Ctrl-C does ends every server that was started.
+    # As Ctrl-C: it ends every server that was started.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     load = " ".join(f"{average:.2f}" for average in os.getloadavg())
     try:

@@ -1,4 +1,4 @@
-"""Closed-loop loads on several servers, which take turns, and what becomes of them as rows."""
+"""Closed-loop loads on several servers, which take turns, and their results as rows."""
 
 import asyncio
 import math
@@ -12,7 +12,7 @@ from tests.bench.models import TEMPLATE_TOKENS
 from tests.bench.peers import BrokenError, Contestant
 from tests.bench.table import Figures, Row
 
-MAX_LOAD_S = 600.0  # of one that hangs
+MAX_LOAD_S = 600.0  # a load that takes longer hangs
 # Before each load that counts, at as many streams: buffers are allocated, threads awake, and what
 # a program compiles for a shape is compiled.
 WARM_UP_PROMPT_TOKENS = 64

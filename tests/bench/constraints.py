@@ -1,4 +1,4 @@
-"""What constraints cost beside the model's own step: the same streams with a schema and without."""
+"""The cost of constraints beside the model's own step: streams with and without a schema."""
 
 import asyncio
 import statistics
@@ -54,9 +54,9 @@ class StepTimes:
     free: float
     """A step without constraints."""
     cost: float
-    """How much longer the step with constraints takes that follows it."""
+    """How much longer the next step, with constraints, takes."""
     grammar: float
-    """Of that, the masks and what is done with the chosen tokens."""
+    """The part of the cost that masks and accepting the chosen tokens take."""
 
 
 class Timed:

@@ -1,4 +1,4 @@
-"""Runs a server the way the benchmark wants it: ``python -m tests.bench.launch NAME ...``.
+"""Starts a server for the benchmark: ``python -m tests.bench.launch NAME ...``.
 
 Both servers go through here, so that they end with the process that started them, and mlx-lm's
 proves that it multiplies with the fast BLAS.
@@ -19,7 +19,7 @@ LAST_RESORT_S = 10.0
 
 def main() -> None:
     name, *arguments = sys.argv[1:]
-    # What Ctrl-C does ends both servers in order.
+    # As Ctrl-C: it ends both servers in order.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     threading.Thread(target=_obey, daemon=True).start()
     sys.argv = [name, *arguments]

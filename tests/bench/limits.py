@@ -1,4 +1,4 @@
-"""What figures are worth: how fast this machine reads memory, and what others take of it."""
+"""The limits of this machine: how fast it reads memory, and how much other programs take of it."""
 
 import ctypes
 import hashlib
@@ -136,9 +136,9 @@ class Busy:
 
     at_s: float
     machine_s: float
-    """Of all cores: of every process, of interrupts, and what the hypervisor gave to others."""
+    """On all cores: of every process, of interrupts, and time that the hypervisor gave away."""
     ours_s: float
-    """Of this process and of all that it has started and that still run."""
+    """Of this process and its descendants that still run."""
 
     @classmethod
     def now(cls) -> "Busy":

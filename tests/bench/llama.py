@@ -42,11 +42,11 @@ FLAGS: dict[str, tuple[str, ...]] = {
     "avx2": AVX2,
     "dotprod": ("NATIVE",),
 }
-"""What llama.cpp is built with, by quire's names of instruction sets; best first."""
+"""llama.cpp's build flags by quire's names of instruction sets; best first."""
 SOMETIMES = {"AVX512_VBMI": "avx512vbmi"}
-"""What some processors of a set have not, and what Linux calls it."""
+"""Flags that some processors of a set lack, and Linux's names for them."""
 ASKED = ("avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx_int8")
-"""What a library of kernels is asked for: ggml_cpu_has_...()."""
+"""The features that a library of kernels reports: ggml_cpu_has_...()."""
 COMMON = (
     "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", "-DBUILD_SHARED_LIBS=ON", "-DLLAMA_CURL=OFF",
     "-DLLAMA_OPENSSL=OFF", "-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF",

@@ -33,7 +33,7 @@ class Unchunker:
 
     def __init__(self) -> None:
         self._line = b""
-        self._left = 0  # of the current chunk, with the line end that follows it
+        self._left = 0  # bytes of the current chunk, with its line end
 
     def feed(self, data: bytes) -> bytes:
         parts: list[bytes] = []
@@ -198,7 +198,7 @@ class Exchange(asyncio.Protocol):
     """One request on a connection of its own."""
 
     def __init__(self, request: bytes, started_s: float) -> None:
-        """started_s: before the connection was asked for, which a full server lets wait too."""
+        """started_s: before the connection was opened, as a full server lets that wait too."""
         self.parser = ReplyParser()
         self.started_s = started_s
         self._request = request

@@ -16,7 +16,7 @@ from tests.families import PUBLISHED, Published
 from tests.models import ModelSpec, write_model
 
 ARCHITECTURES = {"qwen3": "qwen3", "qwen3_moe": "qwen3moe", "qwen3_5": "qwen35"}
-"""What GGUF calls a family, by its model_type."""
+"""GGUF's name of a family, by its model_type."""
 TENSORS = {
     "self_attn.q_proj.weight": "attn_q.weight",
     "self_attn.k_proj.weight": "attn_k.weight",
@@ -44,7 +44,7 @@ TENSORS = {
     "post_attention_layernorm.weight": "ffn_norm.weight",
 }
 POST_NORM = {"qwen35": "post_attention_norm.weight"}
-"""Where the norm before the MLP is called otherwise."""
+"""Other names of the norm before the MLP."""
 EMBEDDING = "embed_tokens.weight"
 ENDS = {EMBEDDING: "token_embd.weight", "norm.weight": "output_norm.weight"}
 MODEL = "model."
@@ -186,7 +186,7 @@ ROUTER_BITS = 8
 ASCII = 128
 Weights = dict[str, mx.array]
 Config = dict[str, Any]
-# What the chat template puts around a question: its roles, byte by byte, and its special tokens.
+# The chat template around a question: its roles, byte by byte, and its special tokens.
 TEMPLATE_TOKENS = 19
 
 

@@ -1,5 +1,5 @@
-"""The servers of a comparison: quire, mlx-lm's and llama.cpp's, any other command line, and servers
-that run already. What is started here is a child process on a free loopback port."""
+"""The servers of a comparison: quire, mlx-lm's and llama.cpp's, any other command line, each a
+child process on a free loopback port; and servers that run already."""
 
 import json
 import os
@@ -56,7 +56,7 @@ class Command:
 
     label: str
     line: str
-    model: None = None  # it is asked
+    model: None = None  # read from the running server
     proves_products: bool = False
     has_our_model: bool = False
 
@@ -88,7 +88,7 @@ class LlamaServer:
     """A GGUF file."""
     slots: int
     slot_tokens: int
-    """Of a prompt and its answer."""
+    """Tokens of a prompt and its answer."""
     label: str = "llama-server"
     model: None = None
     proves_products: bool = False
@@ -358,9 +358,9 @@ class Contest:
 
     threads: int
     seeds: Iterator[int]
-    """Of prompts: no two loads of a run have one, not even on servers that outlive the run."""
+    """Seeds of prompts: no two loads share one, not even on servers that outlive the run."""
     ours_url: str | None = None
-    """Of a quire that runs already; otherwise the benchmark starts one."""
+    """The URL of a quire that runs already; otherwise the benchmark starts one."""
     peers: tuple[tuple[str, str], ...] = ()
     """Names and URLs of servers that run already."""
     commands: tuple[Command, ...] = ()

@@ -1,4 +1,4 @@
-"""What rounding costs in quality: ``python -m tests.bench.quality``.
+"""The cost of rounding in quality: ``python -m tests.bench.quality``.
 
 Logits of quire with every setting of ``activations`` and of mlx-lm's model are set beside those of
 a forward in float64 over the same stored weights. The table has, over positions
@@ -12,7 +12,7 @@ are those that products run with: attention has the best one. K and V are kept a
 default, in bfloat16 for these weights, where a row does not say float32.
 mlx-lm reads one prompt alone of the random model.
 
-One file, since it is one comparison: what is exact, who is set beside it, and what all of them
+One file, since it is one comparison: the exact logits, the sides, and the texts that all of them
 read.
 """
 
@@ -48,7 +48,7 @@ RANDOM = "qwen3-0.6b"
 FORMS = ("bfloat16", "4-bit")
 ACTIVATIONS = ("float32", "bfloat16", "int8")
 PROMPTS = {"demo": (8, 256), RANDOM: (4, 64)}
-"""How many, and the tokens of each."""
+"""The number of prompts, and the tokens of each."""
 MLX_PROMPTS = {RANDOM: 1}  # mlx-lm's plain loops take minutes for each
 ROLES = {"user": "user", "quire": "assistant"}
 SEED = 1
@@ -84,7 +84,7 @@ class Quality:
 
     positions: int
     mean: float
-    """Of the KL divergence, nats."""
+    """The mean KL divergence, nats."""
     high: float
     """Its 99th percentile."""
     same: float
@@ -117,7 +117,7 @@ class ExactModel:
         self._weights = loaded
         self._embedding = self._stored("model.embed_tokens")
         self.tokens: Ids = np.flatnonzero(np.any(self._embedding != 0, axis=1))
-        """Those that have an embedding, so that a logit of them says something."""
+        """The tokens that have an embedding: logits of others are zero."""
         self.vocab_size = len(self._embedding)
 
     def logits(self, prompts: Sequence[Sequence[int]]) -> Numbers:

@@ -1,4 +1,4 @@
-"""Whole servers around a model so small that what is measured is the server."""
+"""Whole servers around a model so small that the server itself is measured."""
 
 import asyncio
 import shlex
@@ -75,7 +75,7 @@ def run_front(rounds: Rounds, threads: int, folder: Path) -> Part:
     models go. Raises BrokenError."""
     model = write_endless_model(folder / "front" / "one", SERVING)
     shutil.copytree(model, folder / "front" / "two")
-    # The first one that it lists is the one that is asked.
+    # The load goes to the first model of its list.
     arguments = ["serve", str(model), str(folder / "front" / "two"), "--threads", str(threads)]
     line = shlex.join([QUIRE, *arguments])
     several = Command("several models", f"{line} --host 127.0.0.1 --port {{port}}")

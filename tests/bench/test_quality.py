@@ -1,4 +1,4 @@
-"""What rounding costs: the divergence, the exact logits that it is from, and the table."""
+"""The measure of rounding: the divergence, and the exact logits that it is from."""
 
 import math
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The bundled model through the real server: what ``make serve`` and curl give."""
+"""The bundled model through the real server, as ``make serve`` and curl use it."""
 
 import json
 import re

@@ -15,7 +15,7 @@ BOARDS = DOCKER / "grafana" / "dashboards"
 RULES = DOCKER / "prometheus" / "rules"
 METRIC = re.compile(r"\b(?:quire|process)_[a-z0-9_]+\b")
 RECORDED = re.compile(r"\bquire(?::[a-z0-9_]+)+")
-# What Grafana puts in for its variables.
+# Grafana's values of its variables.
 SUBSTITUTES = {"$__rate_interval": "15s", "$job": "quire-.*", "$instance": ".*"}
 
 

@@ -27,7 +27,7 @@ from tests.docker.prometheus import (
 
 BURST = 24
 BURST_EVERY_S = 4.0
-# So many that somebody waits for longer than a scrape takes to come.
+# Enough for a request to wait longer than the interval of scrapes.
 BURST_TOKENS = 320
 REQUEST_TIMEOUT_S = 120.0
 SEED = 6
@@ -54,7 +54,7 @@ class Load:
         self._end_s = time.monotonic() + seconds
         self._random = random.Random(SEED)
         self.answers: Counter[str] = Counter()
-        """By status, or by what became of the client."""
+        """Counts by status, or by the end of the client."""
 
     async def run(self) -> None:
         async with self._client:
@@ -145,7 +145,7 @@ ALWAYS_ZERO = {
     ("Alive and draining", "draining"): "nobody ends it",
     ("Why a replica was chosen", "given to another one"): "no replica is lost",
 }
-# What needs a front with replicas: shown in ``tests/docker/cluster.py``, and here only evaluated.
+# Series of a front with replicas: ``tests/docker/cluster.py`` shows them; here they are evaluated.
 OF_A_CLUSTER = "quire_replica"
 
 

@@ -1,7 +1,8 @@
-"""Whether Grafana knows every field of a board: run by the tools' own Python, with a file's name.
+"""Checks that Grafana knows every field of a board: run by the tools' own Python on a file.
 
-Grafana's own package reads the board into its typed model and writes it again. What the model does
-not know is lost on the way. Prints the paths of such fields; ends with 1 if there are any.
+Grafana's own package reads the board into its typed model and writes it again. Fields that the
+model does not know are lost on the way. Prints the paths of such fields; ends with 1 if there are
+any.
 """
 
 import json

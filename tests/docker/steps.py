@@ -1,4 +1,4 @@
-"""Does by hand, in clean roots, what docker/Dockerfile says, and serves from what comes of it.
+"""Follows docker/Dockerfile by hand, in clean roots, and serves from the result.
 
 ``python -m tests.docker.steps`` needs root, debootstrap, unshare, nsenter and ip. Every stage is a
 directory that begins as the Debian that the image is made of; RUN lines are executed in it as they

@@ -1,4 +1,4 @@
-"""What the Compose files and the Dockerfile must say, read without Docker."""
+"""Rules of the Compose files and the Dockerfile, read without Docker."""
 
 import os
 import re

@@ -22,7 +22,7 @@ from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import SymbolTableSection
 
-# What MLX's own wheels are for: by the C library's minor version. Older ones cannot install them.
+# The C library's minor version that MLX's own wheels need.
 GLIBC = 35
 PLATFORM = f"manylinux_2_{GLIBC}"
 RPATH = "$ORIGIN/../mlx/lib"

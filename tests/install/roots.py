@@ -60,7 +60,7 @@ RELEASES = {
         Release("resolute", "3.14", is_ubuntu=True),
     )
 }
-# Where the headers of each come from.
+# The release that has each Python's headers.
 HEADERS_OF = {"3.11": "bookworm", "3.12": "noble", "3.13": "trixie", "3.14": "resolute"}
 PYTHONS = tuple(HEADERS_OF)
 

@@ -16,7 +16,7 @@ import scikit_build_core.build
 from tests.install.roots import ROOT, tracked
 
 FOLDER = ROOT / "build" / "wheels"
-# Written by whoever makes the archive.
+# Written by the build.
 WRITTEN = {"PKG-INFO"}
 MUST_HAVE = {
     "LICENSE",

@@ -1,4 +1,4 @@
-"""What a release says of itself, and the formula that installs it."""
+"""The notes of a release, and the formula that installs it."""
 
 import re
 import tomllib

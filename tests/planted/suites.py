@@ -22,7 +22,7 @@ from tests.simulation.mac import mac_hour
 from tests.simulation.seeds import run_seeds
 
 ROOT = Path(__file__).parents[2]
-# What of a suite can be asked to find a mistake: the first, where the mistake names none.
+# Parts of a suite that can find a mistake: the first one, where the mistake names none.
 PARTS = {
     "core": ("rules", "lives"),
     "kernels": ("small", "asan", "races"),
@@ -133,9 +133,9 @@ sys.meta_path.insert(0, PathFinder)
 from tests.planted.suites import hunt_in_copies
 hunt_in_copies()
 """
-# What is included is tried where it is used.
+# A text that others include is tried in one of them.
 LIBRARIES = {"rows": "gather"}
-# A test that fails, or in which python dies; where it dies of what a test has broken, soon after.
+# The test that fails, or in which python dies.
 TEST = re.compile(r"^(?:_+ |\S+::)(test_\w+)|line \d+ in (test_\w+)", re.MULTILINE)
 SANITIZERS = ("ThreadSanitizer: data race", "AddressSanitizer: [a-z-]+", "runtime error: .*")
 

@@ -1,4 +1,4 @@
-"""However an answer with calls is cut, it is the same answer; what a model means arrives."""
+"""However an answer with calls is cut, it is the same answer, with the calls that it writes."""
 
 import asyncio
 import json

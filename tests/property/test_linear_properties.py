@@ -1,5 +1,4 @@
-"""Whatever a layer's shape and kind, and however its rows are cut: its product is the exact one,
-and always the same."""
+"""The product of a layer of any shape and kind is the exact one, however its rows are cut."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""Clients: the answers that they must get, and the rounds after which they lose patience."""
+"""Clients of the simulated engine: they check their answers, and may leave."""
 
 from dataclasses import dataclass, field
 
@@ -22,16 +22,16 @@ class Client:
     max_model_len: int
     max_backlog: int
     pace: int
-    """The rounds between two reads; 0: it never reads."""
+    """Rounds between two reads; 0: it never reads."""
     leaves_after: int | None
-    """The number of tokens after which it closes the stream."""
+    """Tokens that it reads before it closes the stream."""
     answered: int = 0
     """Tokens that the engine has emitted."""
     heard: bool = False
-    """Whether the engine has sent an event."""
+    """Whether the engine has emitted an event."""
     finish: FinishReason | None = None
     aborted: bool = False
-    """Whether the request was aborted."""
+    """Whether the engine was told to abort it."""
     unread: int = 0
     read: int = 0
     """Tokens that the reader has."""
@@ -40,7 +40,7 @@ class Client:
     """Whether the reader closed the stream."""
     messages: list[str] = field(default_factory=list)
     asked: int = 0
-    """The number of masks of its constraint, at its end."""
+    """Masks that its constraint had filled at its end."""
 
     @property
     def constraint(self) -> Third | None:

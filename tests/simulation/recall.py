@@ -1,4 +1,4 @@
-"""What each request must be answered: RecallModel in whole numbers, and what answers are held to.
+"""The right answer of each request: RecallModel in whole numbers, and the rules of answers.
 
 A token's slot is a number that follows from its own id and the slot before it, as K and V follow
 from everything before them: it says nothing about the sequence that wrote it, so that prefixes can
@@ -19,9 +19,9 @@ from engine.types import Request, TokenLogprobs
 from tests.kvcache.blocks import SLOT_BYTES
 
 PARTS = 3
-"""A constraint allows one token of so many."""
+"""A constraint allows one token in three."""
 WORD_BITS = 32
-# Of those whose stop tokens are held back: else hardly anybody would come to one.
+# A stop token in four, where they are held back: an answer would hardly come to one otherwise.
 DENSE_STOPS = 4
 
 

@@ -108,9 +108,9 @@ class Computed(NamedTuple):
     held: bytes
     """The slots of all its tokens."""
     is_bad: bool
-    """Whether its outcome is not finite."""
+    """Whether its result is not finite."""
     pools: bool
-    """Whether its outcome is a vector."""
+    """Whether its result is a vector."""
 
 
 @dataclass(slots=True, eq=False)
@@ -121,13 +121,13 @@ class SlotStep:
     plan: StepPlan
     epoch: int
     buffers: list[tuple[int, ...]]
-    """The buffers of each entry, by group."""
+    """The accesses of each entry, by group."""
     computed: list[Computed]
-    """Entries that have an outcome."""
+    """The entries that have a result."""
     fails: bool
-    """Whether the step fails: when it is read, or when it is submitted."""
+    """Whether the fault is seen when the step is read, or when it is submitted."""
     fails_late: bool
-    """Whether the failure shows when tokens are chosen that needed a state."""
+    """Whether the fault is seen when tokens are chosen that needed a state."""
     results: list[Outcome] | None = None
     lost: bool = False
     """Whether the step before it has failed."""
@@ -205,7 +205,7 @@ class SlotRunner:
     failed: StepPlan | None = None
     """The newest plan that failed, when it was begun or read."""
     failed_late: StepPlan | None = None
-    """The newest plan that failed when it was submitted: the next step reports it."""
+    """The newest plan that failed when it was submitted, which the next step reports."""
     waited: int = 0
     """Steps behind one in flight whose tokens waited for those of that one."""
     bad_rows: set[int] = field(default_factory=set)
@@ -220,13 +220,13 @@ class SlotRunner:
     wasted: list[int] = field(default_factory=list)
     """Requests that had ended when a result of theirs was read."""
     _sampled: list[int | None] = field(default_factory=list)
-    """Tokens that the newest step sampled; None where its row is not finite."""
+    """The tokens of the newest step; None for rows that are not finite."""
     _sampled_by: int = 0
     """That step's number."""
     _salts: dict[int, PrefixSalt] = field(default_factory=dict)
     """By sequence."""
     _lives: dict[int, int] = field(default_factory=dict)
-    """The number of each sequence's newest life: each life has a buffer of its own."""
+    """The number of each sequence's newest life: each has a buffer of its own."""
     _numbers: Iterator[int] = field(default_factory=count)
     _spoilt: set[int] = field(default_factory=set)
     """Requests of a step in flight that is going to fail, and those whose rows are bad there."""

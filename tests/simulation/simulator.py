@@ -56,7 +56,7 @@ class Simulation:
         self._clients: dict[int, Client] = {}
         self._recalls = {HEALTH_CHECK_ID: Recall((0,), 0, VOCAB)}
         self._live: dict[int, Client] = {}
-        """Clients whose end the engine has not sent."""
+        """Clients whose end the engine has not emitted."""
         self._reading: dict[int, Client] = {}
         self._machine = Machine(seed, self.world, self._hear, lambda number: self._recalls[number])
         self._weather = Random(f"{seed} pressure")
@@ -64,7 +64,7 @@ class Simulation:
         self._company = Random(f"{seed} other models")
         self._limit_rate = self._company.choice((0.0, 0.0, 0.01, 0.2))
         self._was_limited = False
-        """How short of memory the system is, as the engine knows."""
+        """The memory pressure that the engine knows."""
         self._agenda: list[tuple[float, int, int | None]] = []
         """(time, number, the request to abort): None is an arrival."""
         self._agenda += [(time, number, None) for number, time in enumerate(self._traits.arrivals)]
@@ -75,7 +75,7 @@ class Simulation:
         self._undelivered: list[TokenEvent] = []
         self._round = 0
         self._quiet = 0
-        """Steps since something was said."""
+        """Steps since the last event."""
         if self.world.pressure > PressureLevel.NORMAL:
             self._press(self.world.pressure)
 

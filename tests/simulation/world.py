@@ -57,7 +57,7 @@ class TrafficTraits:
     """The arrival and manners of requests."""
 
     arrivals: tuple[float, ...]
-    """When requests come, in seconds, rising."""
+    """The times of requests, in seconds, rising."""
     longest_prompt: int
     longest_answer: int
     system_prompts: tuple[tuple[int, ...], ...]
@@ -72,9 +72,9 @@ class TrafficTraits:
     fatal_faults: bool
     """Whether a second step may fail within a minute."""
     scoring_rate: float
-    """The share of requests that score their prompt."""
+    """The share of requests for the prompt's log probabilities."""
     pooling_rate: float
-    """The share of requests for a vector instead of tokens."""
+    """The share of requests for a vector."""
     rule_rate: float
     """The share of requests with a constraint, penalties or ``min_tokens``."""
 
@@ -88,11 +88,11 @@ class World:
     device: DeviceTraits
     traffic: TrafficTraits
     pressure_rate: float
-    """How often the system gets short of memory, or has enough again."""
+    """The rate of changes of the memory pressure."""
     overlap: bool
     """Whether steps are begun before the one in flight is read."""
     pressure: PressureLevel = PressureLevel.NORMAL
-    """How short of memory the system is from the beginning."""
+    """The memory pressure at the beginning."""
 
 
 def draw_world(rng: Random, groups: int = 1, *, states: bool = False) -> World:
@@ -113,7 +113,7 @@ def draw_world(rng: Random, groups: int = 1, *, states: bool = False) -> World:
     device = replace(device, model_is_broken=rng.random() < 0.02)
     pressure_rate = rng.choice((0.0, 0.0, 0.01, 0.2))
     overlap = rng.random() < 0.75
-    # Last, so that lives in which nobody is held to anything are what they always were.
+    # Last, so that lives without rules stay the same.
     traffic = replace(traffic, rule_rate=rng.choice((0.0, 0.3, 0.8)))
     if memory.shares_blocks and rng.random() < 0.4:
         manners = rng.choice((Manners.IDLE, Manners.NOTHING))

@@ -1,4 +1,4 @@
-"""Schemas of many kinds, which even a model that says anything at all comes to the end of."""
+"""Schemas of many kinds, whose answers end even where a model draws tokens at random."""
 
 from typing import Any
 
