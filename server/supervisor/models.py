@@ -214,7 +214,6 @@ class ModelSupervisor:
         self._turn = asyncio.Lock()
         """Held while memory is shared out."""
         self._changed = asyncio.Event()
-        self._reloads: set[asyncio.Task[None]] = set()
 
     def update(self, sources: Iterable[ModelSource]) -> None:
         """Replace the models by those of the disk. A model that is loaded or used stays."""
@@ -305,11 +304,14 @@ class ModelSupervisor:
 
     async def load(self, model: ManagedModel) -> None:
         """Load a model, or wait for a load that runs. Raises LoadError, NoRoomError."""
+        await asyncio.shield(self._start_load(model))
+
+    def _start_load(self, model: ManagedModel) -> "asyncio.Task[None]":
         if model.loading is None:
             self._line_up(model)
             model.loading = asyncio.create_task(self._load(model))
             model.loading.add_done_callback(lambda done: done.cancelled() or done.exception())
-        await asyncio.shield(model.loading)
+        return model.loading
 
     async def _load(self, model: ManagedModel) -> None:
         try:
@@ -509,24 +511,20 @@ class ModelSupervisor:
         code = process.ended.result()
         log.error(f"the process of {model.name} has ended by itself (exit code {code})")
         if code == SUBSTRATE_FAILED_CODE and process.was_ready:
-            reload = asyncio.create_task(self._reload(model))
-            self._reloads.add(reload)
-            reload.add_done_callback(self._reloads.discard)
-
-    async def _reload(self, model: ManagedModel) -> None:
-        """Load a model again after a failure of its GPU: it takes another backend."""
-        with suppress(LoadError, NoRoomError):
-            await self.load(model)
+            self._start_load(model)
 
     async def keep_time(self) -> None:
         """Unload models at the end of their keep_alive; share out freed memory. Never returns."""
         while True:
             changed = self._changed
             async with self._turn:
-                while (model := self._next_to_go) is not None and model.keep.until <= self._clock():
-                    await self._unload(model, "keep_alive", "nobody has used it for its keep_alive")
+                for model in list(self.models.values()):
+                    if model.idle and model.keep.until <= self._clock():
+                        why = "nobody has used it for its keep_alive"
+                        await self._unload(model, "keep_alive", why)
             await self._share_out()
-            wait_s = math.inf if model is None else model.keep.until - self._clock()
+            ends = (model.keep.until for model in self.models.values() if model.idle)
+            wait_s = min(ends, default=math.inf) - self._clock()
             with suppress(TimeoutError):
                 async with asyncio.timeout(None if wait_s == math.inf else max(0.0, wait_s)):
                     await changed.wait()
@@ -534,12 +532,6 @@ class ModelSupervisor:
     def _has_changed(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
-
-    @property
-    def _next_to_go(self) -> ManagedModel | None:
-        """Return the idle model whose keep_alive ends first."""
-        idle = (model for model in self.models.values() if model.idle)
-        return min(idle, key=lambda model: model.keep.until, default=None)
 
     def end_answers(self) -> None:
         """Have all processes end their answers with an error, and exit."""
@@ -550,8 +542,8 @@ class ModelSupervisor:
     async def close(self) -> None:
         """End all processes."""
         tasks = [model.loading for model in self.models.values() if model.loading is not None]
-        for task in (*tasks, *self._reloads):
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, *self._reloads, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         processes = [each.process for each in self.models.values() if each.process is not None]
         await asyncio.gather(*(process.stop() for process in processes))

@@ -21,7 +21,7 @@ import itertools
 import json
 import socket
 from asyncio import InvalidStateError
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,7 +120,7 @@ class ModelProcess:
         """Requests that wait for it, over HTTP or the pair."""
         self._pinging: asyncio.Task[None] | None = None
         self._reason = "its process ended before it was ready"
-        self._progress = _progress_of(name)
+        self._loaded_quarters = 0
         self.ending = False
         self.ended = asyncio.create_task(self._watch())
         """Returns the exit code."""
@@ -315,7 +315,10 @@ class ModelProcess:
 
     def _hear(self, message: dict[str, Any]) -> None:
         if "loaded" in message:
-            self._progress(message["loaded"], message["of"])
+            quarters = 4 * message["loaded"] // max(1, message["of"])
+            if quarters > self._loaded_quarters:
+                self._loaded_quarters = quarters
+                log.info(f"loading {self.name}: {25 * quarters} %")
         elif "number" in message:
             # An answer may come too late.
             if (waiting := self._answers.get(message["number"])) is not None:
@@ -328,17 +331,3 @@ class ModelProcess:
 
 def _url(target: bytes) -> httpcore2.URL:
     return httpcore2.URL(scheme=b"http", host=b"model", target=target)
-
-
-def _progress_of(name: str) -> Callable[[int, int], None]:
-    """Return a function that logs the progress of a load, in quarters."""
-    logged = 0
-
-    def progress(done: int, total: int) -> None:
-        nonlocal logged
-        quarters = 4 * done // max(1, total)
-        if quarters > logged:
-            logged = quarters
-            log.info(f"loading {name}: {25 * quarters} %")
-
-    return progress
