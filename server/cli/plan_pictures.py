@@ -3,17 +3,18 @@
 Only ``quire plan --out`` imports this module, whose matplotlib is the extra ``plan``.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import matplotlib
 from matplotlib.axes import Axes
+from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import PercentFormatter
 
 from engine.planning.capacity import CHUNK_TOKENS, BlockAccount, CapacityReport
-from engine.planning.memory import BF16
+from engine.planning.memory import BF16, Resident
 from server.cli.plan import pair_name
 
 GIB = 1024**3
@@ -61,12 +62,7 @@ def weights_and_kv(report: CapacityReport) -> Figure:
     figure, (axes,) = _figure("Weights against K and V by context (bf16)", report)
     known = report.shape.max_position_embeddings
     labels = [tokens_label(r.context) + " *" * (r.context > known) for r in report.by_context]
-    weights = [r.weights_bytes / GIB for r in report.by_context]
-    kept = [r.kept_bytes / GIB for r in report.by_context]
-    axes.bar(labels, weights, color=WEIGHTS_COLOUR, label="weights", width=0.6)
-    bars = axes.bar(labels, kept, bottom=weights, color=KV_COLOUR, label=_kept(report), width=0.6)
-    totals = [f"{r.total_bytes / GIB:.1f}" for r in report.by_context]
-    axes.bar_label(bars, totals, padding=3)
+    _stack(axes, axes.bar, "bottom", labels, report.by_context)
     room = _room_bytes(report) / GIB
     axes.axhline(room, color=LIMIT_COLOUR, linestyle="--", label=f"room for both: {room:.1f} GiB")
     beyond = f"; * beyond the {known} positions that the model knows"
@@ -82,11 +78,7 @@ def quantisation(report: CapacityReport) -> Figure:
     figure, (axes,) = _figure(f"What quantisation buys at {report.context} tokens", report)
     steps = [step.resident for step in reversed(report.steps)]
     labels = [pair_name(r.weights, r.kv) + " *" * (r.kv != BF16) for r in steps]
-    weights = [r.weights_bytes / GIB for r in steps]
-    kept = [r.kept_bytes / GIB for r in steps]
-    axes.barh(labels, weights, color=WEIGHTS_COLOUR, label="weights", height=0.6)
-    bars = axes.barh(labels, kept, left=weights, color=KV_COLOUR, label=_kept(report), height=0.6)
-    axes.bar_label(bars, [f"{r.total_bytes / GIB:.1f}" for r in steps], padding=3)
+    _stack(axes, axes.barh, "left", labels, steps)
     room = _room_bytes(report) / GIB
     axes.axvline(room, color=LIMIT_COLOUR, linestyle="--", label=f"room for both: {room:.1f} GiB")
     axes.set_xlabel("resident (GiB); * not to be had: quire keeps K and V in bf16 or float32")
@@ -186,8 +178,21 @@ def crowd(report: CapacityReport) -> Figure:
     return figure
 
 
-def _kept(report: CapacityReport) -> str:
-    return "K, V and states" if report.by_context[0].states_bytes else "K and V"
+def _stack(
+    axes: Axes,
+    draw: Callable[..., BarContainer],
+    base: str,
+    labels: Sequence[str],
+    residents: Sequence[Resident],
+) -> None:
+    """Draw bars of weights, and of K and V on them, with their sums."""
+    kept = "K, V and states" if residents[0].states_bytes else "K and V"
+    weights = [resident.weights_bytes / GIB for resident in residents]
+    draw(labels, weights, 0.6, color=WEIGHTS_COLOUR, label="weights")
+    beside = [resident.kept_bytes / GIB for resident in residents]
+    bars = draw(labels, beside, 0.6, **{base: weights}, color=KV_COLOUR, label=kept)
+    sums = [f"{resident.total_bytes / GIB:.1f}" for resident in residents]
+    axes.bar_label(bars, sums, padding=3)
 
 
 def _sign(figure: Figure, model: str) -> None:

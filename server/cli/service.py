@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -130,7 +130,7 @@ def install(arguments: Sequence[str], parameters: Mapping[str, Any], *, cluster:
     that serves, as it reads the arguments. Raises StartError."""
     flags = with_further(flags_of(parameters), parameters.get("further") or ())
     settings = read_settings(parameters.get("config"), flags)
-    arguments = absolute(arguments, named_files(parameters))
+    arguments = absolute(arguments, parameters)
     if cluster:
         log, grace_s = settings.log.file or _log_folder() / OUTPUT_FILE, CLUSTER_STOP_GRACE_S
         arguments = ["cluster", "serve", "--start", *arguments]
@@ -182,28 +182,21 @@ def quire_command() -> Path:
     return Path(found).absolute()
 
 
-def named_files(parameters: Mapping[str, Any]) -> Iterable[str]:
-    """Yield the files and folders that the arguments of ``quire serve`` name."""
-    for name in ("model", "models", "config"):
-        given = parameters.get(name) or ()
-        yield from map(str, (given,) if isinstance(given, str | Path) else given)
+def absolute(arguments: Sequence[str], parameters: Mapping[str, Any]) -> list[str]:
+    """Return arguments whose files are found from any folder. parameters: the arguments as ``quire
+    serve`` reads them."""
+    given = (parameters.get("model"), *(parameters.get("models") or ()), parameters.get("config"))
+    names = {str(name) for name in given if name}
 
+    def path(word: str) -> str:
+        file = Path(word).expanduser()
+        return str(file.absolute()) if word in names and file.exists() else word
 
-def absolute(arguments: Sequence[str], names: Iterable[str]) -> list[str]:
-    """Return arguments whose files are found from any folder. names: of arguments that are files,
-    or else models' ids."""
-    paths = {
-        name: str(Path(name).expanduser().absolute())
-        for name in names
-        if Path(name).expanduser().exists()
-    }
     written = []
     for argument in arguments:
         flag, equals, value = argument.partition("=")
-        if equals and flag == "--config":
-            written.append(f"{flag}={paths.get(value, value)}")
-        else:
-            written.append(paths.get(argument, argument))
+        is_config = equals and flag == "--config"
+        written.append(f"{flag}={path(value)}" if is_config else path(argument))
     return written
 
 

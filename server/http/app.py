@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from engine.machine import release_free_memory
 from server.chat.drain import Drain
 from server.config import Config, engine_config
-from server.http.errors import BugGuard, SafeHeaders, add_error_handlers
+from server.http.errors import BugGuard, add_error_handlers
 from server.http.guards.body import BodyLimit, UnreadBody
 from server.http.guards.drain import DrainGuard
 from server.http.guards.hosts import AllowedHosts, AllowedOrigins, HostGuard, OriginGuard
@@ -156,5 +156,4 @@ def add_guards(app: FastAPI, config: Config, drain: Drain, count: CountRefusal) 
     app.add_middleware(KeyGuard, keys=Keys.of(config.access), count=count)
     app.add_middleware(OriginGuard, allowed=AllowedOrigins.of(config.access), count=count)
     app.add_middleware(HostGuard, allowed=AllowedHosts.of(config), count=count)
-    app.add_middleware(SafeHeaders)
     app.add_middleware(UnreadBody)

@@ -41,16 +41,6 @@ def adding(headers: Mapping[str, str], send: Send) -> Send:
     return sent
 
 
-class SafeHeaders:
-    """Add the headers to every answer; an answer's own win."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._app(scope, receive, adding(SAFE_HEADERS, send))
-
-
 REQUEST_ID_HEADER = "request-id"
 """Anthropic's name of the request id. Every response of its API has it, beside our own one."""
 

@@ -5,7 +5,7 @@ import traceback
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.http.errors import REQUEST_ID_HEADER
+from server.http.errors import REQUEST_ID_HEADER, SAFE_HEADERS, adding
 from server.metrics import HttpMetrics
 from server.metrics.answer_times import RecentRequests, RequestTimes
 from server.protocol.common import HEADER, bind_request_id
@@ -59,7 +59,8 @@ class RequestObserver:
             # Guards see requests alone.
             await scope["app"].router(scope, receive, send)
             return
-        exchange = Exchange(scope, receive, send, self._metrics, self._model)
+        safe_send = adding(SAFE_HEADERS, send)
+        exchange = Exchange(scope, receive, safe_send, self._metrics, self._model)
         try:
             await self._app(scope, exchange.receive, exchange.send)
         except Exception as error:

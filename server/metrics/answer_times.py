@@ -7,8 +7,7 @@ import itertools
 import time
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from itertools import count
+from typing import Any
 
 from engine.types import Histogram
 
@@ -166,37 +165,14 @@ class AnswerTimes:
 KEPT_REQUESTS = 64
 
 
-@dataclass(frozen=True, slots=True)
-class RecentRequest:
-    """One request that has ended."""
-
-    number: int
-    """Counts up from 1."""
-    ended_at: float
-    """By the clock of RecentRequests."""
-    answers: int
-    prompt_tokens: int
-    cached_tokens: int
-    generated_tokens: int
-    first_token_s: float | None
-    """From its arrival; None where there was no token."""
-    duration_s: float
-    tokens_per_s: float | None
-    """From the first token to the end; None for fewer than two tokens."""
-    tenant: bytes = field(repr=False)
-    finish: str
-    """The reasons of its answers, each once, with commas: stop, length, tool_calls; error after a
-    fault; aborted where the client left."""
-
-
 class RecentRequests:
-    """The last requests of one server, a limited number of them."""
+    """The last requests of one server, a limited number of them: times and counts, no contents."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Clock = time.monotonic) -> None:
         """clock: that of the requests' times."""
         self.clock = clock
-        self._numbers = count(1)
-        self._ended: deque[RecentRequest] = deque(maxlen=KEPT_REQUESTS)
+        self._numbers = itertools.count(1)
+        self._ended: deque[tuple[bytes, float, dict[str, Any]]] = deque(maxlen=KEPT_REQUESTS)
 
     def add(self, times: RequestTimes) -> None:
         """Keep an ended request; the oldest one makes room. Requests that never reached the engine
@@ -205,22 +181,24 @@ class RecentRequests:
             return
         now = self.clock()
         duration_s = now - times.arrived
-        self._ended.append(
-            RecentRequest(
-                number=next(self._numbers),
-                ended_at=now,
-                answers=len(times.answers),
-                prompt_tokens=times.prompt_tokens,
-                cached_tokens=times.cached_tokens,
-                generated_tokens=times.generated_tokens,
-                first_token_s=times.first_token_s,
-                duration_s=duration_s,
-                tokens_per_s=times.tokens_per_s(duration_s),
-                tenant=times.tenant,
-                finish=times.finish or "",
-            )
-        )
+        figures = {
+            "number": next(self._numbers),
+            "answers": len(times.answers),
+            "prompt_tokens": times.prompt_tokens,
+            "cached_tokens": times.cached_tokens,
+            "generated_tokens": times.generated_tokens,
+            "first_token_s": times.first_token_s,
+            "duration_s": duration_s,
+            "tokens_per_s": times.tokens_per_s(duration_s),
+            "finish": times.finish or "",
+        }
+        self._ended.append((times.tenant, now, figures))
 
-    def newest_first(self, tenant: bytes | None = None) -> list[RecentRequest]:
-        """Return the kept requests of a tenant; of None, all."""
-        return [request for request in reversed(self._ended) if tenant in (None, request.tenant)]
+    def newest_first(self, tenant: bytes | None = None) -> list[dict[str, Any]]:
+        """Return the figures of a tenant's requests, for JSON; of None, all."""
+        now = self.clock()
+        return [
+            figures | {"ended_s_ago": now - ended}
+            for owner, ended, figures in reversed(self._ended)
+            if tenant in (None, owner)
+        ]

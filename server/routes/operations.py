@@ -1,6 +1,5 @@
 """GET /version, /health, /ready, /metrics, /memory and /cluster/replicas, and gateways' routes."""
 
-from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
 
@@ -141,7 +140,7 @@ def add_memory_routes(router: APIRouter, service: Service) -> None:
             "model": service.model.id,
             "engine_alive": service.client.alive,
             "age_s": round(age_s, 3),
-            "requests": _requests(service, tenant if several_keys else None),
+            "requests": service.recent.newest_first(tenant if several_keys else None),
         }
         # The map has been encoded already, once for all clients.
         return _newest(to_json(head)[:-1] + b',"map":' + body + b"}")
@@ -149,13 +148,3 @@ def add_memory_routes(router: APIRouter, service: Service) -> None:
 
 def _newest(body: bytes) -> Response:
     return Response(body, media_type="application/json", headers={"Cache-Control": "no-store"})
-
-
-def _requests(service: Service, tenant: bytes | None) -> list[dict[str, Any]]:
-    """Return the last requests of a tenant, the newest first; of None, all."""
-    now = service.recent.clock()
-    requests = [asdict(request) for request in service.recent.newest_first(tenant)]
-    for request in requests:
-        del request["tenant"]
-        request["ended_s_ago"] = now - request.pop("ended_at")
-    return requests

@@ -78,11 +78,8 @@ class KeyGuard:
 
 def _is_open(scope: Scope) -> bool:
     path = _plain_path(scope)
-    if scope["method"] not in ("GET", "HEAD"):
-        return False
-    if path in OPEN_PATHS:
-        return True
-    return OPEN_FILES.fullmatch(path) is not None
+    is_open = path in OPEN_PATHS or OPEN_FILES.fullmatch(path) is not None
+    return is_open and scope["method"] in ("GET", "HEAD")
 
 
 def _plain_path(scope: Scope) -> str:

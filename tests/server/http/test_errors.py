@@ -4,9 +4,9 @@ from collections.abc import AsyncIterator
 import pytest
 from fastapi import FastAPI
 from starlette.responses import StreamingResponse
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Message
 
-from server.http.errors import SAFE_HEADERS, SafeHeaders, error_response
+from server.http.errors import SAFE_HEADERS, adding, error_response
 from server.protocol.wire_errors import overloaded
 from tests.server.harness import Connection, http_client
 
@@ -47,17 +47,11 @@ def test_where_both_apis_have_a_path_a_header_tells_them_apart(path: str) -> Non
 async def sent(*messages: Message) -> list[Message]:
     found: list[Message] = []
 
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        for message in messages:
-            await send(message)
-
     async def send(message: Message) -> None:
         found.append(message)
 
-    async def receive() -> Message:
-        raise AssertionError
-
-    await SafeHeaders(app)({"type": "http"}, receive, send)
+    for message in messages:
+        await adding(SAFE_HEADERS, send)(message)
     return found
 
 

@@ -38,10 +38,19 @@ def test_a_request_is_timed_from_its_first_token_to_its_end(
     answer.delivered(9, "stop")
     ring.add(times)
     (request,) = ring.newest_first()
-    assert (request.number, request.answers, request.finish) == (1, 1, "stop")
-    assert (request.prompt_tokens, request.cached_tokens, request.generated_tokens) == (20, 16, 9)
-    assert (request.first_token_s, request.duration_s, request.tokens_per_s) == (2.0, 6.0, 2.0)
-    assert request.ended_at == 106.0
+    assert (request["number"], request["answers"], request["finish"]) == (1, 1, "stop")
+    assert (request["prompt_tokens"], request["cached_tokens"], request["generated_tokens"]) == (
+        20,
+        16,
+        9,
+    )
+    assert (request["first_token_s"], request["duration_s"], request["tokens_per_s"]) == (
+        2.0,
+        6.0,
+        2.0,
+    )
+    clock.now += 3
+    assert ring.newest_first()[0]["ended_s_ago"] == 3.0
 
 
 def test_without_tokens_there_is_neither_a_first_one_nor_a_rate(
@@ -51,7 +60,11 @@ def test_without_tokens_there_is_neither_a_first_one_nor_a_rate(
     times.answers_to(20, 1, b"")[0].end("length")
     ring.add(times)
     (request,) = ring.newest_first()
-    assert (request.first_token_s, request.tokens_per_s, request.cached_tokens) == (None, None, 0)
+    assert (request["first_token_s"], request["tokens_per_s"], request["cached_tokens"]) == (
+        None,
+        None,
+        0,
+    )
 
 
 @pytest.mark.parametrize("generated", [1, 2])
@@ -61,7 +74,7 @@ def test_a_rate_needs_two_tokens_and_time_between_them(
     times = request_at(clock)
     times.answers_to(20, 1, b"")[0].delivered(generated, "stop")
     ring.add(times)
-    assert ring.newest_first()[0].tokens_per_s is None
+    assert ring.newest_first()[0]["tokens_per_s"] is None
 
 
 def test_what_the_engine_never_had_is_not_kept(clock: Clock, ring: RecentRequests) -> None:
@@ -74,5 +87,5 @@ def test_only_the_last_ones_are_kept(clock: Clock, ring: RecentRequests) -> None
         times = request_at(clock)
         times.answers_to(20, 1, b"")
         ring.add(times)
-    numbers = [request.number for request in ring.newest_first()]
+    numbers = [request["number"] for request in ring.newest_first()]
     assert numbers == list(range(KEPT_REQUESTS + 3, 3, -1))
