@@ -54,14 +54,14 @@ class SettingError(StartError):
 def parse_size(value: object) -> int:
     """Parse a size in bytes. ``4.5GiB``, ``4 gib``, ``4G`` (10^9) and ``65536`` are sizes; a text
     with anything else is none. Raises PydanticCustomError, a ValueError."""
-    found = SIZE.fullmatch(str(value).strip())
-    if found is None:
+    match = SIZE.fullmatch(str(value).strip())
+    if match is None:
         raise PydanticCustomError(
             "size",
             "this is no size: write a number and a unit, such as 4.5GiB or 512MiB, or a number of "
             "bytes, such as 65536",
         )
-    number, prefix, binary = found.groups()
+    number, prefix, binary = match.groups()
     base = 1024 if binary else 1000
     return int(Fraction(number) * base ** POWERS.index((prefix or " ").lower()))
 
@@ -176,14 +176,14 @@ def with_settings_of(room: type, **renamed: str) -> Callable[[type[SectionT]], t
     """
 
     def with_fields(section: type[SectionT]) -> type[SectionT]:
-        found: dict[str, Any] = {}
+        settings: dict[str, Any] = {}
         for field in settings_of(room):
             size = Size if field.default is not None else Size | None
-            found[renamed.get(field.name, field.name)] = (
+            settings[renamed.get(field.name, field.name)] = (
                 size if field.name.endswith("_bytes") else field.type,
                 Field(default=field.default, serialization_alias=field.name),
             )
-        return create_model(section.__name__, __base__=section, __doc__=section.__doc__, **found)
+        return create_model(section.__name__, __base__=section, __doc__=section.__doc__, **settings)
 
     return with_fields
 

@@ -130,21 +130,21 @@ def read_model(
     whether clients may call it as they like. Raises StartError."""
     reading = reading or reading_process()
     with model_errors():
-        found = find_model(name, settings.models.folders)
-        if found.notice:
-            log.warning(found.notice)
+        model = find_model(name, settings.models.folders)
+        if model.notice:
+            log.warning(model.notice)
         with reading:
             if not any_name:  # else who started this process has seen them, and can end it
-                check_found(FolderReader(process=reading), found, settings)
-            checkpoint = checkpoint_of(found, settings)
+                check_found(FolderReader(process=reading), model, settings)
+            checkpoint = checkpoint_of(model, settings)
             engine_plan = make_plan(settings, checkpoint)
-            tokenizer, served = check_files(found, checkpoint, settings, any_name=any_name)
+            tokenizer, served = check_files(model, checkpoint, settings, any_name=any_name)
             if not checkpoint.embeds and (warning := tokenizer.template.try_out(reading)):
                 log.warning(warning)
-        if found.missing:
-            log.info(f"downloading {found.asked}: {gib(found.missing_bytes)} of weights")
-            found.fetch_weights()
-            whole = checkpoint_in(found.folder, EMBEDS[settings.engine.task], None)
+        if model.missing:
+            log.info(f"downloading {model.asked}: {gib(model.missing_bytes)} of weights")
+            model.fetch_weights()
+            whole = checkpoint_in(model.folder, EMBEDS[settings.engine.task], None)
             engine_plan = make_plan(settings, whole)
     for line in engine_plan.lines():
         log.debug(line)
@@ -160,36 +160,36 @@ def read_model(
     return ModelFiles(engine_plan, tokenizer, replace(served, facts=facts))
 
 
-def checkpoint_of(found: FoundModel, settings: Config) -> Checkpoint:
+def checkpoint_of(model: FoundModel, settings: Config) -> Checkpoint:
     """Read a model's checkpoint, or the one that it is going to be where weights are missing.
     Raises CheckpointError."""
-    return checkpoint_in(found.folder, EMBEDS[settings.engine.task], _promised_bytes(found))
+    return checkpoint_in(model.folder, EMBEDS[settings.engine.task], _promised_bytes(model))
 
 
 def check_found(
-    reader: FolderReader, found: FoundModel, settings: Config, *, tokenizer: bool = True
+    reader: FolderReader, model: FoundModel, settings: Config, *, tokenizer: bool = True
 ) -> None:
     """Have a model's files read in another process first, so that this one may read them.
     tokenizer: whether its files are here. Raises CheckpointError."""
-    how = EMBEDS[settings.engine.task], _promised_bytes(found), tokenizer
-    if problem := reader.read(folder_problem, found.folder, *how):
+    how = EMBEDS[settings.engine.task], _promised_bytes(model), tokenizer
+    if problem := reader.read(folder_problem, model.folder, *how):
         raise CheckpointError(problem)
 
 
-def _promised_bytes(found: FoundModel) -> int | None:
-    return found.weights_bytes if found.missing else None
+def _promised_bytes(model: FoundModel) -> int | None:
+    return model.weights_bytes if model.missing else None
 
 
 def check_files(
-    found: FoundModel, checkpoint: Checkpoint, settings: Config, *, any_name: bool = False
+    model: FoundModel, checkpoint: Checkpoint, settings: Config, *, any_name: bool = False
 ) -> tuple[Tokenizer, ServedModel]:
     """Read all but the weights. any_name: as for ``read_model``. Raises StartError, TokenizerError
     or SamplingDefaultsError for a model that cannot be served."""
-    tokenizer = Tokenizer(found.folder, settings.prompts)
-    check_vocabulary(found.folder, tokenizer, checkpoint)
+    tokenizer = Tokenizer(model.folder, settings.prompts)
+    check_vocabulary(model.folder, tokenizer, checkpoint)
     served = ServedModel(
-        model_names(found, settings.server.served_model_name),
-        sampling_defaults(found.folder),
+        model_names(model, settings.server.served_model_name),
+        sampling_defaults(model.folder),
         frozenset(checkpoint.eos_token_ids or tokenizer.end_ids),
         any_name=any_name,
     )
@@ -216,10 +216,10 @@ def sampling_defaults(folder: Path) -> dict[str, Any]:
     config = json.loads(file.read_text(encoding="utf-8"))
     if config.get("do_sample") is False:
         return {"temperature": 0.0}
-    found = {key: config[key] for key in SAMPLING_DEFAULTS if config.get(key) is not None}
+    defaults = {key: config[key] for key in SAMPLING_DEFAULTS if config.get(key) is not None}
     try:
-        OpenAISamplingFields.model_validate(found)
+        OpenAISamplingFields.model_validate(defaults)
     except ValidationError as error:
         problem = error.errors()[0]
         raise SamplingDefaultsError(f"{file}: {problem['loc'][0]}: {problem['msg']}") from error
-    return found
+    return defaults

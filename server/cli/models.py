@@ -96,10 +96,10 @@ def list_models(file: Path | None, say: Callable[[str], None], *, as_json: bool)
     machine = Machine(settings)
     with FolderReader(EMBEDS[settings.engine.task]) as reader:
         models = local_models(settings.models.folders, reader=reader)
-    found = [(model, machine.fit(model)) for model in models]
+    fits = [(model, machine.fit(model)) for model in models]
     if as_json:
-        return json.dumps({"models": [as_values(model, fit) for model, fit in found]}, indent=1)
-    return "\n".join(_lines_of_table(found)) if found else NOTHING
+        return json.dumps({"models": [as_values(model, fit) for model, fit in fits]}, indent=1)
+    return "\n".join(_lines_of_table(fits)) if fits else NOTHING
 
 
 def as_values(model: LocalModel, fit: Fit) -> dict[str, Any]:
@@ -110,7 +110,7 @@ def as_values(model: LocalModel, fit: Fit) -> dict[str, Any]:
     return values | {"served": fit.reason is None} | asdict(fit)
 
 
-def _lines_of_table(found: Sequence[tuple[LocalModel, Fit]]) -> list[str]:
+def _lines_of_table(fits: Sequence[tuple[LocalModel, Fit]]) -> list[str]:
     rows = [
         (
             printable(model.name),
@@ -120,9 +120,9 @@ def _lines_of_table(found: Sequence[tuple[LocalModel, Fit]]) -> list[str]:
             str(fit.context or model.max_position_embeddings or "-"),
             "no: see below" if fit.reason else "embeddings" if model.embeds else "yes",
         )
-        for model, fit in found
+        for model, fit in fits
     ]
-    reasons = [f"{printable(model.name)}: {fit.reason}" for model, fit in found if fit.reason]
+    reasons = [f"{printable(model.name)}: {fit.reason}" for model, fit in fits if fit.reason]
     return [*table(HEAD, rows), *([""] if reasons else []), *reasons]
 
 
@@ -146,8 +146,10 @@ def show_model(name: str, file: Path | None, *, as_json: bool) -> str:
             f"{name}` says what it would need"
         )
     fit = Machine(settings).fit(model)
-    files = {str(path.relative_to(model.folder)): size for path, size in _files(model.folder)}
-    others = _other_commits(model)
+    paths = sorted(path for path in model.folder.rglob("*") if path.is_file())
+    files = {str(path.relative_to(model.folder)): path.stat().st_size for path in paths}
+    commits = folders_in(model.folder.parent) if model.revision else ()
+    others = [path.name for path in commits if path != model.folder]
     if as_json:
         values = as_values(model, fit)
         return json.dumps(values | {"files": files, "other_revisions": others}, indent=1)
@@ -160,19 +162,6 @@ def described(model: LocalModel) -> str:
     numbers = f"{model.parameters / unit:.2f} {name} parameters" if model.parameters else ""
     parts = (model.family, numbers, model.quantization, kind if model.parameters else "")
     return ", ".join(part for part in parts if part)
-
-
-def _files(folder: Path) -> list[tuple[Path, int]]:
-    """Return all files of a model, and their bytes."""
-    found = sorted(path for path in folder.rglob("*") if path.is_file())
-    return [(path, path.stat().st_size) for path in found]
-
-
-def _other_commits(model: LocalModel) -> list[str]:
-    """Return the other commits of the repository of which files are here."""
-    if model.revision is None:
-        return []
-    return [path.name for path in folders_in(model.folder.parent) if path != model.folder]
 
 
 def _lines(model: LocalModel, fit: Fit, files: dict[str, int], others: list[str]) -> list[str]:
@@ -212,38 +201,40 @@ def pull_model(
     force: whether to fetch a model that is too large for this machine. Raises StartError."""
     settings = read_settings(file, {})
     with model_errors(), FolderReader() as reader:
-        found = find_model(name, settings.models.folders, files=CONFIG_FILES)
-        if found.repository is None:
-            raise ModelError(f"{name}: this is {found.folder}, on this disk: nothing is to be done")
-        check_found(reader, found, settings, tokenizer=False)
-        checkpoint = checkpoint_of(found, settings)
-        _describe(found, checkpoint, reader, echo)
+        wanted = find_model(name, settings.models.folders, files=CONFIG_FILES)
+        if wanted.repository is None:
+            raise ModelError(
+                f"{name}: this is {wanted.folder}, on this disk: nothing is to be done"
+            )
+        check_found(reader, wanted, settings, tokenizer=False)
+        checkpoint = checkpoint_of(wanted, settings)
+        _describe(wanted, checkpoint, reader, echo)
         _check_memory(settings, checkpoint, echo, force=force)
-        found.check_room()
+        wanted.check_room()
         if dry_run:
             return
-        found.fetch_small_files()
-        check_found(reader, found, settings)
-        if found.missing:
-            found.fetch_weights()
-            check_found(reader, replace(found, missing=()), settings)
-        found.follow_branch()
+        wanted.fetch_small_files()
+        check_found(reader, wanted, settings)
+        if wanted.missing:
+            wanted.fetch_weights()
+            check_found(reader, replace(wanted, missing=()), settings)
+        wanted.follow_branch()
     echo(f"It is here: `quire serve {name}` serves it.")
 
 
 def _describe(
-    found: FoundModel, checkpoint: Checkpoint, reader: FolderReader, echo: Callable[[str], None]
+    wanted: FoundModel, checkpoint: Checkpoint, reader: FolderReader, echo: Callable[[str], None]
 ) -> None:
-    assert found.repository is not None
-    model = hub_model(found.repository, reader, found.folder)
+    assert wanted.repository is not None
+    model = hub_model(wanted.repository, reader, wanted.folder)
     assert model is not None
-    if found.notice:
-        echo(found.notice)
-    echo(f"{found.name}, commit {found.folder.name[:12]}: {described(model)}")
-    if found.missing:
+    if wanted.notice:
+        echo(wanted.notice)
+    echo(f"{wanted.name}, commit {wanted.folder.name[:12]}: {described(model)}")
+    if wanted.missing:
         echo(
-            f"weights: {gib(found.missing_bytes)} of {gib(found.weights_bytes)} are to be fetched; "
-            f"{gib(free_bytes(found.folder))} are free in {cache_folder()}"
+            f"weights: {gib(wanted.missing_bytes)} of {gib(wanted.weights_bytes)} are to be "
+            f"fetched; {gib(free_bytes(wanted.folder))} are free in {cache_folder()}"
         )
     else:
         echo(f"weights: {gib(checkpoint.stored_bytes)}, all of them here")
@@ -318,16 +309,20 @@ def find_removal(name: str, file: Path | None) -> Removal:
     pinned = snapshot_of(place.repository, place.revision) if place.revision else None
     if place.revision and pinned is None:
         raise ModelError(f"{name}: this commit is not in the hub's cache, {cache_folder()}")
-    cache = _scan(name)
+    try:
+        cache = scan_cache_dir(cache_folder())
+    except (CacheNotFound, OSError, ValueError) as error:
+        raise ModelError(f"{name}: the hub's cache cannot be read: {error}") from error
     all_commits = _commits(name, place.repository, cache)
-    chosen = [its for its in all_commits if pinned is None or its.commit_hash == pinned.name]
-    strategy = cache.delete_revisions(*(its.commit_hash for its in chosen))
+    chosen = [one for one in all_commits if pinned is None or one.commit_hash == pinned.name]
+    hashes = tuple(commit.commit_hash for commit in chosen)
+    strategy = cache.delete_revisions(*hashes)
     repository = repository_folder(place.repository).resolve()
     whole = len(chosen) == len(all_commits)
     parts = repository.glob(f"blobs/*{PART_SUFFIX}") if whole else ()
     return Removal(
         place.repository,
-        tuple(its.commit_hash for its in chosen),
+        hashes,
         repository if whole else chosen[0].snapshot_path,
         strategy.expected_freed_size + sum(part.stat().st_size for part in parts),
         len(all_commits) - len(chosen),
@@ -335,18 +330,11 @@ def find_removal(name: str, file: Path | None) -> Removal:
     )
 
 
-def _scan(name: str) -> HFCacheInfo:
-    try:
-        return scan_cache_dir(cache_folder())
-    except (CacheNotFound, OSError, ValueError) as error:
-        raise ModelError(f"{name}: the hub's cache cannot be read: {error}") from error
-
-
 def _commits(name: str, repository: str, cache: HFCacheInfo) -> list[CachedRevisionInfo]:
     """Return the commits of a repository that are here. Raises ModelError where none is."""
-    for found in cache.repos:
-        if (found.repo_type, found.repo_id) == ("model", repository) and found.revisions:
-            return sorted(found.revisions, key=lambda its: its.last_modified)
+    for repo in cache.repos:
+        if (repo.repo_type, repo.repo_id) == ("model", repository) and repo.revisions:
+            return sorted(repo.revisions, key=lambda commit: commit.last_modified)
     folder = repository_folder(repository)
     if folder.exists():
         raise ModelError(f"{name}: the hub's tools find it broken: remove {folder} yourself")

@@ -51,20 +51,20 @@ def plan_model(
     target = _device(device)
     memory_bytes, working_set_bytes = _memory_bytes(memory, target, here=device is None)
     with model_errors(), FolderReader() as reader:
-        found = find_model(name, settings.models.folders, files=CONFIG_FILES)
-        if problem := reader.read(shape_problem, found.folder):
+        model = find_model(name, settings.models.folders, files=CONFIG_FILES)
+        if problem := reader.read(shape_problem, model.folder):
             raise CheckpointError(problem)
-        shape = read_shape(found.folder)
-        has_weights = found.missing or any(found.folder.glob("*.safetensors"))
+        shape = read_shape(model.folder)
+        has_weights = model.missing or any(model.folder.glob("*.safetensors"))
         if has_weights:
-            check_found(reader, found, settings, tokenizer=False)
+            check_found(reader, model, settings, tokenizer=False)
     if context is None:
         context = min(DEFAULT_CONTEXT, shape.max_position_embeddings)
     if context < MIN_CONTEXT:
         raise SettingError(f"--context is {context} tokens; it must be {MIN_CONTEXT} at least")
-    here = f"This machine: {found.folder} holds no weights that could be served."
+    here = f"This machine: {model.folder} holds no weights that could be served."
     if has_weights:
-        here = _on_this_machine(settings, found)
+        here = _on_this_machine(settings, model)
     try:
         report = plan_capacity(
             shape,
@@ -80,7 +80,7 @@ def plan_model(
     if out is None:
         lines.append("Pictures: --out FOLDER draws them.")
     else:
-        lines += _draw(report, out, found.name)
+        lines += _draw(report, out, model.name)
     return "\n".join(lines)
 
 
@@ -106,22 +106,22 @@ def _memory_bytes(size: str | None, device: Device, *, here: bool) -> tuple[int,
     return machine_memory().total_bytes, metal.working_set_bytes if metal else None
 
 
-def _on_this_machine(settings: Config, found: FoundModel) -> str:
+def _on_this_machine(settings: Config, model: FoundModel) -> str:
     """Write how the checkpoint would lie in this machine's memory, or why that cannot be said."""
     with model_errors():
-        checkpoint = checkpoint_of(found, settings)
+        checkpoint = checkpoint_of(model, settings)
     try:
         plan = make_plan(settings, checkpoint)
     except SettingError as error:
         return f"This machine cannot serve it: {error}"
-    return "\n".join([*_notes(found), *plan.lines(), *plan.warnings])
+    return "\n".join([*_notes(model), *plan.lines(), *plan.warnings])
 
 
-def _notes(found: FoundModel) -> list[str]:
+def _notes(model: FoundModel) -> list[str]:
     """Write where the figures are from, where they are not from weights that are here."""
-    notes = [found.notice] if found.notice else []
-    if found.missing:
-        to_fetch = f"{gib(found.missing_bytes)} of {gib(found.weights_bytes)} of weights"
+    notes = [model.notice] if model.notice else []
+    if model.missing:
+        to_fetch = f"{gib(model.missing_bytes)} of {gib(model.weights_bytes)} of weights"
         notes.append(f"not here yet: {to_fetch}; sizes are what the hub says")
     return notes
 

@@ -69,9 +69,9 @@ def _read(file: Path) -> bytes:
 def _make(file: Path) -> None:
     """Make the file, whole and for the user alone; keep the one of a faster process."""
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with NamedTemporaryFile(dir=file.parent, prefix=".new-") as made:
-        made.write(secrets.token_bytes(SECRET_BYTES))
-        made.flush()
-        os.fsync(made.fileno())
+    with NamedTemporaryFile(dir=file.parent, prefix=".new-") as draft:
+        draft.write(secrets.token_bytes(SECRET_BYTES))
+        draft.flush()
+        os.fsync(draft.fileno())
         with suppress(FileExistsError):
-            os.link(made.name, file)
+            os.link(draft.name, file)

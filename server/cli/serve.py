@@ -95,16 +95,16 @@ def neighbours() -> str | None:
     Records of installed files are searched as text: parsing all of them would take longer than
     everything else of a start.
     """
-    found: dict[str, list[str]] = {}
+    owners: dict[str, list[str]] = {}
     for distribution in distributions():
         files = "\n" + (distribution.read_text("RECORD") or "")
         packages = [name for name in PACKAGES if f"\n{name}/" in files or f"\n{name}.py," in files]
         if packages and (whose := distribution.metadata["Name"]) != OURS:
             for package in packages:
-                found.setdefault(package, []).append(whose)
-    if not found:
+                owners.setdefault(package, []).append(whose)
+    if not owners:
         return None
-    others = ", ".join(f"`{package}` of {' and '.join(of)}" for package, of in found.items())
+    others = ", ".join(f"`{package}` of {' and '.join(of)}" for package, of in owners.items())
     return (
         f"quire shares its place with {others}, and one overwrites files of the other: install "
         "quire where it is alone (uv tool install, pipx)"
@@ -209,7 +209,7 @@ def grammar_compiler(
     limits = GrammarLimits.of(settings.limits)
     return kind(
         Vocabulary(tokenizer, vocab_size, model.stop_token_ids),
-        lambda made: GrammarWorker(made.text, made.facts, limits),
+        lambda vocabulary: GrammarWorker(vocabulary.text, vocabulary.facts, limits),
         limits,
     )
 

@@ -105,8 +105,8 @@ def make_front(
     disk = Disk(settings.models.folders, names, EMBEDS[settings.engine.task], reading)
     templates = FolderReader()
 
-    def sources(found: Iterable[LocalModel]) -> list[ModelOnDisk]:
-        return [ModelOnDisk(local, machine, start, number, templates) for local in found]
+    def sources(models_here: Iterable[LocalModel]) -> list[ModelOnDisk]:
+        return [ModelOnDisk(local, machine, start, number, templates) for local in models_here]
 
     models = ModelSupervisor(settings.models, budget_bytes)
     models.update(sources(disk.checked()))
@@ -139,34 +139,34 @@ class Disk:
     def checked(self) -> list[LocalModel]:
         """Return the models that can be served. Raises ModelError for a name that no model has,
         and where no model can be served."""
-        found = self._all()
+        models = self._all()
         for name, place in self._named.items():
-            meant = [model for model in found if _is_at(place, model)]
+            meant = [model for model in models if _is_at(place, model)]
             if not meant:
                 raise ModelError(f"{name}: it is not on this disk: `quire pull {name}` fetches it")
             if problem := meant[0].problem:
                 raise ModelError(f"{name}: {problem}")
-        if all(model.problem for model in found):
-            why = "".join(f"; {model.name}: {model.problem}" for model in found[:NAMED_PROBLEMS])
+        if all(model.problem for model in models):
+            why = "".join(f"; {model.name}: {model.problem}" for model in models[:NAMED_PROBLEMS])
             raise ModelError(
                 f"there is no model on this disk that can be served{why}: `quire pull ORG/NAME` "
                 "fetches one, and `quire serve demo` needs none"
             )
-        return self._served(found)
+        return self._served(models)
 
     def _all(self) -> list[LocalModel]:
         """Return the models of the folders and the hub's cache, and those that were named by a
         folder of their own, which win over others of their names."""
         with self._reader as reader:
-            found = {model.name: model for model in local_models(self._folders, reader=reader)}
-            known = {model.folder.resolve() for model in found.values()}
+            models = {model.name: model for model in local_models(self._folders, reader=reader)}
+            known = {model.folder.resolve() for model in models.values()}
             given = [folder for folder in self._given if folder.resolve() not in known]
             more = local_models(given, hub=False, reader=reader)
-            found |= {model.name: model for model in more}
-        return [found[name] for name in sorted(found, key=str.lower)]
+            models |= {model.name: model for model in more}
+        return [models[name] for name in sorted(models, key=str.lower)]
 
-    def _served(self, found: Iterable[LocalModel]) -> list[LocalModel]:
-        return [model for model in found if model.problem is None and self._is_meant(model)]
+    def _served(self, models: Iterable[LocalModel]) -> list[LocalModel]:
+        return [model for model in models if model.problem is None and self._is_meant(model)]
 
     def _is_meant(self, model: LocalModel) -> bool:
         return not self._named or any(_is_at(place, model) for place in self._named.values())
@@ -210,10 +210,10 @@ class ModelOnDisk:
         """Plan its memory. Raises LoadError."""
         assert self.local.checkpoint is not None
         try:
-            found = self.machine.plan(self.local.checkpoint)
+            engine_plan = self.machine.plan(self.local.checkpoint)
         except StartError as error:
             raise LoadError(str(error)) from error
-        plan, layout = found.memory, found.memory.layout
+        plan, layout = engine_plan.memory, engine_plan.memory.layout
         longest = layout.blocks_for(plan.max_model_len) * layout.block_bytes
         heaps = -(-longest // layout.heap_bytes)
         return MemoryNeeds(
@@ -221,7 +221,7 @@ class ModelOnDisk:
             min(heaps * layout.heap_bytes, plan.kv_budget_bytes),
             plan.kv_budget_bytes,
             plan.max_model_len,
-            found.on_gpu,
+            engine_plan.on_gpu,
             plan.state_bytes,
         )
 
@@ -237,8 +237,8 @@ class ModelOnDisk:
             raise LoadError(str(error)) from error
         if problem:
             raise LoadError(problem)
-        found = capabilities(embeds=self.local.embeds, calls=calls, thinks=thinks)
-        return Abilities(found, text)
+        names = capabilities(embeds=self.local.embeds, calls=calls, thinks=thinks)
+        return Abilities(names, text)
 
     async def launch(self, needs: MemoryNeeds, kv_bytes: int) -> ModelProcess:
         """Start its process. kv_bytes: for its K and V at first. Raises OSError."""

@@ -176,10 +176,10 @@ def quire_command() -> Path:
     for path in (here if here.name == "quire" else beside, beside):
         if path.is_file():
             return path.absolute()
-    found = shutil.which("quire")
-    if found is None:
+    installed = shutil.which("quire")
+    if installed is None:
         raise ServiceError("the quire command is not found: install quire where it stays")
-    return Path(found).absolute()
+    return Path(installed).absolute()
 
 
 def absolute(arguments: Sequence[str], parameters: Mapping[str, Any]) -> list[str]:

@@ -145,8 +145,8 @@ def nearest(name: str, known: tuple[str, ...]) -> str | None:
     for one in known:
         for spelling in (one, one.rpartition(".")[2]):
             spellings.setdefault(_plain(spelling), one)
-    found = get_close_matches(_plain(name), spellings, n=1)
-    return spellings[found[0]] if found else None
+    matches = get_close_matches(_plain(name), spellings, n=1)
+    return spellings[matches[0]] if matches else None
 
 
 def _dotted() -> list[str]:

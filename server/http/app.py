@@ -15,9 +15,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from engine.machine import release_free_memory
 from server.chat.drain import Drain
 from server.config import Config, engine_config
-from server.http.errors import BugGuard, add_error_handlers
+from server.http.errors import add_error_handlers
+from server.http.guards.answers import AnswerGuard
 from server.http.guards.body import BodyLimit, UnreadBody
-from server.http.guards.drain import DrainGuard
 from server.http.guards.hosts import AllowedHosts, AllowedOrigins, HostGuard, OriginGuard
 from server.http.guards.keys import KeyGuard, Keys
 from server.http.observer import RequestObserver
@@ -151,8 +151,7 @@ def add_guards(app: FastAPI, config: Config, drain: Drain, count: CountRefusal) 
     app.add_middleware(TrailingSlash)
     max_body_bytes = int(config.limits.max_body_bytes)
     app.add_middleware(BodyLimit, max_body_bytes=max_body_bytes, count=count)
-    app.add_middleware(BugGuard)
-    app.add_middleware(DrainGuard, drain=drain, count_refusal=count)
+    app.add_middleware(AnswerGuard, drain=drain, count_refusal=count)
     app.add_middleware(KeyGuard, keys=Keys.of(config.access), count=count)
     app.add_middleware(OriginGuard, allowed=AllowedOrigins.of(config.access), count=count)
     app.add_middleware(HostGuard, allowed=AllowedHosts.of(config), count=count)

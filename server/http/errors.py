@@ -8,12 +8,12 @@ from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from server.protocol.common import current_request_id
 from server.protocol.messages.answer import message_error
 from server.protocol.ollama.answer import ollama_error
-from server.protocol.wire_errors import ApiError, internal_error
+from server.protocol.wire_errors import ApiError
 from server.routes.answering import CLIENT_CLOSED_REQUEST
 from server.routes.openapi import speaks_anthropic, speaks_ollama
 
@@ -88,15 +88,15 @@ async def _api_error(request: Request, error: Exception) -> Response:
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
-        found = ApiError(404, "There is nothing at this path.", type="not_found_error")
+        answer = ApiError(404, "There is nothing at this path.", type="not_found_error")
     elif error.status_code == 405 and request.method == "POST" and _is_unknown(request):
-        found = ApiError(404, "There is nothing to ask here.", type="not_found_error")
+        answer = ApiError(404, "There is nothing to ask here.", type="not_found_error")
     elif error.status_code == 405:
-        found = ApiError(405, f"This path does not answer {request.method}.")
+        answer = ApiError(405, f"This path does not answer {request.method}.")
     else:
-        found = ApiError(error.status_code, str(error.detail))
-    found.headers.update(error.headers or {})
-    return await _api_error(request, found)
+        answer = ApiError(error.status_code, str(error.detail))
+    answer.headers.update(error.headers or {})
+    return await _api_error(request, answer)
 
 
 def _is_unknown(request: Request) -> bool:
@@ -109,27 +109,3 @@ def _is_unknown(request: Request) -> bool:
 async def _client_left(_: Request, error: Exception) -> Response:
     """Answer a client that has left: nobody reads the answer."""
     return Response(status_code=CLIENT_CLOSED_REQUEST)
-
-
-class BugGuard:
-    """Answers 500 for routes that fail, and breaks the connection off where an answer has begun. It
-    stands inside all other guards, so that its answers have their headers too. The exception goes
-    on to the observer around all of them, which logs it."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        begun = False
-
-        async def noted(message: Message) -> None:
-            nonlocal begun
-            begun = True
-            await send(message)
-
-        try:
-            await self._app(scope, receive, noted)
-        except Exception:
-            if not begun:
-                await answer_with(internal_error(), scope, receive, send)
-            raise

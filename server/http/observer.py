@@ -204,15 +204,15 @@ def places_of(error: BaseException) -> list[str]:
     seen: list[BaseException] = []  # One may be before another and among its group, too.
     errors: list[BaseException | None] = [error]
     while errors:
-        found = errors.pop(0)
-        if found is None or any(found is other for other in seen):
+        cause = errors.pop(0)
+        if cause is None or any(cause is other for other in seen):
             continue
-        seen.append(found)
-        places.append(type(found).__qualname__)
+        seen.append(cause)
+        places.append(type(cause).__qualname__)
         places += (
             f"{frame.filename}:{frame.lineno} {frame.name}"
-            for frame in traceback.extract_tb(found.__traceback__)
+            for frame in traceback.extract_tb(cause.__traceback__)
         )
-        inner = found.exceptions if isinstance(found, BaseExceptionGroup) else ()
-        errors += [*inner, found.__cause__ or found.__context__]
+        inner = cause.exceptions if isinstance(cause, BaseExceptionGroup) else ()
+        errors += [*inner, cause.__cause__ or cause.__context__]
     return places

@@ -69,13 +69,13 @@ def http_config(settings: Config, app: FastAPI, metrics: HttpMetrics) -> uvicorn
     """Return how an application is served by uvicorn. Raises this process's limit of open
     files."""
     limits = settings.limits
-    most = connections_that_fit(limits.max_connections)
-    if most < limits.max_connections:
+    allowed = connections_that_fit(limits.max_connections)
+    if allowed < limits.max_connections:
         log.warning(
             f"limits.max_connections is {limits.max_connections}, but the system allows open files "
-            f"for {most} only: raise `ulimit -n`, or lower the setting"
+            f"for {allowed} only: raise `ulimit -n`, or lower the setting"
         )
-        limits = limits.model_copy(update={"max_connections": most})
+        limits = limits.model_copy(update={"max_connections": allowed})
     return uvicorn.Config(
         app,
         host=settings.server.host,
@@ -163,7 +163,7 @@ def run(
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, server.handle_exit)
     listeners = [listener, *others]
-    for found in listeners:
-        listen_on(found, LISTEN_BACKLOG)
+    for each in listeners:
+        listen_on(each, LISTEN_BACKLOG)
     announce()
     server.run(sockets=listeners)

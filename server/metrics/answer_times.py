@@ -28,11 +28,11 @@ DURATION_BOUNDS_S = (
 FINISH_REASONS = ("stop", "length", "tool_calls", "error", "aborted")
 
 
-def token_bounds(most: int) -> tuple[float, ...]:
+def token_bounds(max_tokens: int) -> tuple[float, ...]:
     """Return 1, 2, 5, 10, ... up to the first one that is not less than ``most``."""
     series = (digit * 10**power for power in itertools.count() for digit in (1, 2, 5))
     bounds = [next(series)]
-    while bounds[-1] < most:
+    while bounds[-1] < max_tokens:
         bounds.append(next(series))
     return tuple(bounds)
 

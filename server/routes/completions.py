@@ -99,14 +99,14 @@ def add_completion_routes(router: APIRouter, service: Service) -> None:
 
 async def _all_encoded(service: Service, wire: CompletionRequest) -> list[EncodedText]:
     """Encode all prompts. Raises ApiError as ``_encoded`` does, and for too many of them."""
-    found: list[EncodedText] = []
-    total, most = 0, service.rules.max_total_tokens
+    encoded: list[EncodedText] = []
+    total, limit = 0, service.rules.max_total_tokens
     for number, prompt in enumerate(wire.prompts):
-        found.append(await _encoded(service, wire, prompt, wire.place(number)))
-        total += len(found[-1].ids)
-        if total > most:
-            raise too_many_tokens(most, "prompt")
-    return found
+        encoded.append(await _encoded(service, wire, prompt, wire.place(number)))
+        total += len(encoded[-1].ids)
+        if total > limit:
+            raise too_many_tokens(limit, "prompt")
+    return encoded
 
 
 async def encoded_text(
@@ -114,12 +114,12 @@ async def encoded_text(
 ) -> EncodedText:
     """Encode a text to go on with. place: how errors name it. Raises ApiError for far too many
     tokens."""
-    most = service.rules.max_model_len
+    limit = service.rules.max_model_len
     try:
         async with service.encoding:
-            return await service.tokenizer.encode_text(text, most, offsets=offsets)
+            return await service.tokenizer.encode_text(text, limit, offsets=offsets)
     except TextTooLongError as error:
-        raise ContextOverflowError(None, most, place) from error
+        raise ContextOverflowError(None, limit, place) from error
 
 
 async def _encoded(

@@ -62,24 +62,24 @@ async def vectors_of(
 async def _inputs(service: Service, wire: EmbeddingRequest) -> Inputs:
     """Encode every input. Raises ApiError for one that can never fit."""
     rules = service.rules
-    most, total = rules.max_model_len, rules.max_total_tokens
+    limit, total = rules.max_model_len, rules.max_total_tokens
     texts = [one for one in wire.inputs if isinstance(one, str)]
     ids = [tuple(one) for one in wire.inputs if not isinstance(one, str)]
     if texts:
         ends = wire.add_special_tokens is not False
         try:
             async with service.encoding:
-                ids = await service.tokenizer.encode_texts(texts, most, total, ends=ends)
+                ids = await service.tokenizer.encode_texts(texts, limit, total, ends=ends)
         except TextTooLongError as error:
-            raise input_too_long(None, most, wire.name_of(error.number)) from error
+            raise input_too_long(None, limit, wire.name_of(error.number)) from error
         except TextsTooLongError as error:
             raise too_many_tokens(total, "input") from error
     for number, tokens in enumerate(ids):
         name = wire.name_of(number)
         if not tokens:
             raise invalid(f"The {name} has no tokens.", name)
-        if len(tokens) > most:
-            raise input_too_long(len(tokens), most, name)
+        if len(tokens) > limit:
+            raise input_too_long(len(tokens), limit, name)
         rules.check_token_ids(tokens, name)
     return ids
 

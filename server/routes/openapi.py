@@ -98,7 +98,9 @@ def _completed(schema: Json) -> Json:
             for media in operation.get("requestBody", {}).get("content", {}).values():
                 parts = media["schema"].pop("$defs", {})
                 owner = media["schema"]["title"]
-                components |= {f"{owner}.{part}": found for part, found in parts.items()}
+                components |= {
+                    f"{owner}.{part}": schema_of_part for part, schema_of_part in parts.items()
+                }
             operation["responses"].pop("422", None)
             operation["responses"] |= {"4XX": failure, "5XX": failure}
     schema["components"] = {"schemas": components}

@@ -86,14 +86,14 @@ def read_page() -> dict[str, PageFile]:
     """Return all files of the page, by their paths below its folder."""
     assert server.__file__ is not None
     folder = Path(server.__file__).with_name("page")
-    found: dict[str, PageFile] = {}
+    page: dict[str, PageFile] = {}
     for file in folder.rglob("*"):
         if file.suffix in KINDS:  # A desktop may have put files of its own there.
             name, content = file.relative_to(folder).as_posix(), file.read_bytes()
             etag = f'"{sha256(content).hexdigest()[:32]}"'
             caching = CACHED_FOREVER if name.startswith(VENDORED) else ASKED_AGAIN
-            found[name] = PageFile(content, KINDS[file.suffix], etag, caching)
-    return found
+            page[name] = PageFile(content, KINDS[file.suffix], etag, caching)
+    return page
 
 
 def wants_html(accept: str) -> bool:

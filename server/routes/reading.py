@@ -106,6 +106,6 @@ class RequestReader:
     def unsupported(self, request: Request, api: Api) -> Unsupported:
         """Return the treatment of images and files in a request of that API. The response's headers
         and the log count them."""
-        found = Unsupported(getattr(self.config.images, api), f"images.{api}", api)
-        request.state.unsupported = found
-        return found
+        unsupported = Unsupported(getattr(self.config.images, api), f"images.{api}", api)
+        request.state.unsupported = unsupported
+        return unsupported

@@ -1,4 +1,4 @@
 """Guards between the socket and the routes; each refuses what is not allowed.
 
-From outside: connections and their deadlines, Host, Origin, key, the drain, bugs, body, routes.
+From outside: connections and their deadlines, Host, Origin, key, drain and bugs, body, routes.
 """

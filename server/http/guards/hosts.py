@@ -37,15 +37,15 @@ class Authority(NamedTuple):
 def read_authority(text: str) -> Authority | None:
     """Read a host and a port; None for other text, and for names that resolvers would read in
     another way."""
-    found = AUTHORITY.fullmatch(text.lower())
-    if found is None:
+    match = AUTHORITY.fullmatch(text.lower())
+    if match is None:
         return None
-    port = found["port"] or ""
-    if found["v6"] is not None:
-        address = read_address(found["v6"])
+    port = match["port"] or ""
+    if match["v6"] is not None:
+        address = read_address(match["v6"])
         # Brackets are for IPv6 alone; but this may be an IPv4 address in disguise.
-        return None if address is None or ":" not in found["v6"] else Authority(address, port)
-    name = found["name"].removesuffix(".")
+        return None if address is None or ":" not in match["v6"] else Authority(address, port)
+    name = match["name"].removesuffix(".")
     return Authority(read_address(name) or name, port) if name.strip(".") else None
 
 
@@ -238,10 +238,12 @@ class AllowedHosts:
 
     def has(self, host: str) -> bool:
         """Return whether a Host header names this server."""
-        found = read_authority(host)
-        if found is None:
+        authority = read_authority(host)
+        if authority is None:
             return False
-        return found.host in self.hosts or (self.any_address and not isinstance(found.host, str))
+        return authority.host in self.hosts or (
+            self.any_address and not isinstance(authority.host, str)
+        )
 
 
 class HostGuard:
@@ -266,8 +268,8 @@ class HostGuard:
 def _take_absolute_target(scope: Scope) -> None:
     """Replace a target in absolute form by its path, and the Host header by its authority. RFC
     9112, section 3.2.2."""
-    if found := ABSOLUTE.fullmatch(scope.get("raw_path") or b""):
-        host, path = found[1], found[2] or b"/"
+    if target := ABSOLUTE.fullmatch(scope.get("raw_path") or b""):
+        host, path = target[1], target[2] or b"/"
         others = [field for field in scope["headers"] if field[0] != b"host"]
         headers = [(b"host", host), *others]
         scope.update(raw_path=path, path=unquote(path.decode("ascii")), headers=headers)

@@ -142,8 +142,8 @@ def only_this_machine(host: str) -> bool:
     if address is not None:
         return is_loopback(address)
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        places = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError:
         return False
-    addresses = [read_address(str(place[0])) for *_, place in found]
+    addresses = [read_address(str(place[0])) for *_, place in places]
     return all(address is not None and is_loopback(address) for address in addresses)

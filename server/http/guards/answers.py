@@ -1,4 +1,4 @@
-"""Refuse requests while the server drains, and track those that may still end."""
+"""Answer for routes that do not: 503 while the server drains, 500 after a bug."""
 
 import asyncio
 
@@ -7,15 +7,19 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from server.chat.drain import Drain
 from server.http.errors import answer_with
 from server.metrics.requests import CountRefusal, Refusal
-from server.protocol.wire_errors import shutting_down
+from server.protocol.wire_errors import internal_error, shutting_down
 
 # Probes are answered until the end.
 STAYS_OPEN = frozenset({"/health", "/ready", "/metrics"})
 
 
-class DrainGuard:
-    """Answer 503 with Retry-After while the server drains, and track all other requests until they
-    are answered. One that is cut off before its answer began gets a 503, too."""
+class AnswerGuard:
+    """Track requests until they are answered, and refuse new ones while the server drains.
+
+    The drain cuts off running ones: with a 503 where no answer has begun. A route that fails gets a
+    500, or breaks the connection off; its exception goes on to the observer, which logs it. This
+    guard stands inside all that add headers.
+    """
 
     def __init__(self, app: ASGIApp, drain: Drain, count_refusal: CountRefusal) -> None:
         self._app = app
@@ -23,10 +27,8 @@ class DrainGuard:
         self._count_refusal = count_refusal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["path"] in STAYS_OPEN:
-            await self._app(scope, receive, send)
-            return
-        if self._drain.draining:
+        drains = scope["path"] not in STAYS_OPEN
+        if drains and self._drain.draining:
             self._count_refusal(Refusal.DRAINING)
             await answer_with(shutting_down(), scope, receive, send)
             return
@@ -39,13 +41,19 @@ class DrainGuard:
 
         task = asyncio.current_task()
         assert task is not None
-        self._drain.enter(task)
+        if drains:
+            self._drain.enter(task)
         try:
             await self._app(scope, receive, noted)
         except asyncio.CancelledError:
-            if not self._drain.has_cut:
+            if not (drains and self._drain.has_cut):
                 raise
             if not has_begun:
                 await answer_with(shutting_down(), scope, receive, send)
+        except Exception:
+            if not has_begun:
+                await answer_with(internal_error(), scope, receive, send)
+            raise
         finally:
-            self._drain.leave(task)
+            if drains:
+                self._drain.leave(task)

@@ -5,7 +5,7 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from server.chat.drain import Drain
-from server.http.guards.drain import DrainGuard
+from server.http.guards.answers import AnswerGuard
 from server.routes.service import Service
 from tests.server.harness import CHAT, chat
 
@@ -45,7 +45,7 @@ async def test_who_is_cancelled_by_others_is_no_matter_of_the_drain() -> None:
     async def send(message: Message) -> None:
         raise AssertionError("nothing is sent")
 
-    guard = DrainGuard(wait, drain, lambda _: None)
+    guard = AnswerGuard(wait, drain, lambda _: None)
     serving = asyncio.ensure_future(guard({"type": "http", "path": "/"}, receive, send))
     await asyncio.sleep(0.01)
     serving.cancel()
