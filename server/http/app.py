@@ -22,21 +22,18 @@ from server.http.guards.hosts import AllowedHosts, AllowedOrigins, HostGuard, Or
 from server.http.guards.keys import KeyGuard, Keys
 from server.http.observer import RequestObserver
 from server.metrics.requests import CountRefusal
-from server.routes.completions import add_chat_routes, add_completion_routes, add_message_routes
-from server.routes.embeddings import add_embedding_routes
-from server.routes.models import add_model_routes
-from server.routes.ollama import add_ollama_routes
-from server.routes.openapi import DescribedApp
-from server.routes.operations import (
-    add_gateway_routes,
-    add_memory_routes,
-    add_operation_routes,
-    add_replica_routes,
+from server.routes import (
+    completions,
+    embeddings,
+    models,
+    ollama,
+    operations,
+    responses,
+    tokenize,
 )
+from server.routes.openapi import DescribedApp
 from server.routes.page import add_page_routes
-from server.routes.responses import add_response_routes
 from server.routes.service import Service
-from server.routes.tokenize import add_tokenize_routes
 
 # Seconds between two looks; a busy server waits for the next one.
 LOOK_S = 15.0
@@ -83,20 +80,7 @@ class TrailingSlash:
         await self._app(scope, receive, send)
 
 
-ROUTES = (
-    add_chat_routes,
-    add_completion_routes,
-    add_response_routes,
-    add_message_routes,
-    add_embedding_routes,
-    add_ollama_routes,
-    add_tokenize_routes,
-    add_model_routes,
-    add_gateway_routes,
-    add_memory_routes,
-    add_replica_routes,
-    add_operation_routes,
-)
+ROUTES = (completions, embeddings, models, ollama, operations, responses, tokenize)
 
 
 def create_app(service: Service) -> FastAPI:
@@ -120,8 +104,8 @@ def create_app(service: Service) -> FastAPI:
         model=service.model.id,
     )
     app = ObservedApp(observer, lifespan=lifespan)
-    for add_routes in ROUTES:
-        add_routes(app.router, service)
+    for routes in ROUTES:
+        routes.add_routes(app.router, service)
     add_page_routes(app.router, service.config)
     add_guards(app, service.config, service.drain, service.metrics.count_refusal)
     add_error_handlers(app)

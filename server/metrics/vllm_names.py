@@ -10,11 +10,13 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from engine.serving import ServingEngine
-from engine.types import EngineStats, HistogramCounts, KVStats
+from engine.types import KVStats
 from server.metrics.answer_times import Latencies
 from server.metrics.families import Labelled, counters, gauges, histograms
 
 LABELS = ("model_name", "engine")
+FIRST_TOKEN, PROMPT = "time_to_first_token_seconds", "request_prompt_tokens"
+GENERATED = "request_generated_tokens"
 # vLLM's reasons. It has none for calls: they end as answers do.
 REASONS = {
     "stop": ("stop", "tool_calls"),
@@ -34,41 +36,13 @@ class VllmCollector(Collector):
         self._labels = (model, "0")
 
     def collect(self) -> Iterator[Metric]:
-        stats = self._client.stats
-        yield from self._engine(stats)
-        if stats.kv is not None:
-            yield from self._pool(stats.kv)
-        yield self._finished()
-        for name, own_name, counts in self._distributions(stats):
-            family = f"vllm:{name}", _same_as(own_name), LABELS
-            yield histograms(*family, [(self._labels, counts)])
-
-    def _distributions(self, stats: EngineStats) -> list[tuple[str, str, HistogramCounts]]:
-        """Return vLLM's name, ours, and the counts that both show."""
-        seen, between = self._latencies, self._latencies.inter_token_s.snapshot
-        first, duration = "time_to_first_token_seconds", "request_duration_seconds"
-        prompt, generated = "request_prompt_tokens", "request_generated_tokens"
-        return [
-            (first, first, seen.first_token_s.snapshot),
-            ("inter_token_latency_seconds", "inter_token_latency_seconds", between),
-            ("time_per_output_token_seconds", "inter_token_latency_seconds", between),
-            ("e2e_request_latency_seconds", duration, seen.duration_s.snapshot),
-            (
-                "request_queue_time_seconds",
-                "request_queue_seconds",
-                stats.measured.queue_seconds,
-            ),
-            (prompt, prompt, seen.prompt_tokens.snapshot),
-            ("request_generation_tokens", generated, seen.generated_tokens.snapshot),
-        ]
-
-    def _engine(self, stats: EngineStats) -> Iterator[Metric]:
+        stats, seen = self._client.stats, self._latencies
+        between, submitted = seen.inter_token_s.snapshot, stats.submitted_prompt_tokens
         for name, own_name, value in (
             ("num_requests_running", "requests_running", stats.running),
             ("num_requests_waiting", "requests_waiting", stats.waiting),
         ):
             yield gauges(f"vllm:{name}", _same_as(own_name), LABELS, self._one(value))
-        submitted = stats.submitted_prompt_tokens
         for name, own_name, value in (
             ("prefix_cache_queries", "prompt_tokens_submitted_total", submitted),
             ("prefix_cache_hits", "prompt_tokens_cached_total", stats.cached_prompt_tokens),
@@ -77,6 +51,19 @@ class VllmCollector(Collector):
             ("num_preemptions", "preemptions_total", stats.preemptions),
         ):
             yield counters(f"vllm:{name}", _same_as(own_name), LABELS, self._one(value))
+        if stats.kv is not None:
+            yield from self._pool(stats.kv)
+        yield self._finished()
+        for name, own_name, counts in (
+            (FIRST_TOKEN, FIRST_TOKEN, seen.first_token_s.snapshot),
+            ("inter_token_latency_seconds", "inter_token_latency_seconds", between),
+            ("time_per_output_token_seconds", "inter_token_latency_seconds", between),
+            ("e2e_request_latency_seconds", "request_duration_seconds", seen.duration_s.snapshot),
+            ("request_queue_time_seconds", "request_queue_seconds", stats.measured.queue_seconds),
+            (PROMPT, PROMPT, seen.prompt_tokens.snapshot),
+            ("request_generation_tokens", GENERATED, seen.generated_tokens.snapshot),
+        ):
+            yield histograms(f"vllm:{name}", _same_as(own_name), LABELS, [(self._labels, counts)])
 
     def _pool(self, kv: KVStats) -> Iterator[Metric]:
         """Yield the metrics of the pool. A cached block is free to vLLM: it goes when another is

@@ -24,7 +24,13 @@ from server.text.detokenizer import decoded_text
 from server.text.tokenizer import EncodedText, TextTooLongError
 
 
-def add_message_routes(router: APIRouter, service: Service) -> None:
+def add_routes(router: APIRouter, service: Service) -> None:
+    _add_chat_routes(router, service)
+    _add_completion_routes(router, service)
+    _add_message_routes(router, service)
+
+
+def _add_message_routes(router: APIRouter, service: Service) -> None:
     reader, answering = service.reader, service.answering
     model, prompts = service.model, service.prompts
 
@@ -49,7 +55,7 @@ def add_message_routes(router: APIRouter, service: Service) -> None:
         return {"input_tokens": await prompts.count_tokens(conversation, "messages", salt)}
 
 
-def add_chat_routes(router: APIRouter, service: Service) -> None:
+def _add_chat_routes(router: APIRouter, service: Service) -> None:
     """Add the route, with and without /v1: some clients' base URLs have none."""
     reader, answering = service.reader, service.answering
     model, prompts, token_bytes = service.model, service.prompts, service.tokenizer.token_bytes
@@ -76,7 +82,7 @@ def add_chat_routes(router: APIRouter, service: Service) -> None:
         return await answering.respond(request, answer, prompt, stream=wire.stream)
 
 
-def add_completion_routes(router: APIRouter, service: Service) -> None:
+def _add_completion_routes(router: APIRouter, service: Service) -> None:
     """Add the route, with and without /v1: some clients' base URLs have none."""
     reader, answering = service.reader, service.answering
 

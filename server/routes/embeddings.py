@@ -30,7 +30,7 @@ WINDOW = 2
 Inputs = list[tuple[int, ...]]
 
 
-def add_embedding_routes(router: APIRouter, service: Service) -> None:
+def add_routes(router: APIRouter, service: Service) -> None:
     reader = service.reader
 
     @router.post("/v1/embeddings", openapi_extra=takes(EmbeddingRequest))

@@ -21,7 +21,7 @@ LIST_PATHS = tuple(
 )
 
 
-def add_model_routes(router: APIRouter, service: Service) -> None:
+def add_routes(router: APIRouter, service: Service) -> None:
     """Add the routes, with and without /v1: some clients' base URLs have none."""
     model, max_model_len = service.model, service.rules.max_model_len
 

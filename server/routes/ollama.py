@@ -42,7 +42,7 @@ from server.routes.openapi import LINES, takes
 from server.routes.service import Service
 
 
-def add_ollama_routes(router: APIRouter, service: Service) -> None:
+def add_routes(router: APIRouter, service: Service) -> None:
     async def infos() -> list[ModelInfo]:
         return [info_of(service)]
 

@@ -29,7 +29,14 @@ JSON_OBJECT: dict[int | str, dict[str, Any]] = {
 }
 
 
-def add_gateway_routes(router: APIRouter, service: Service) -> None:
+def add_routes(router: APIRouter, service: Service) -> None:
+    _add_gateway_routes(router, service)
+    _add_memory_routes(router, service)
+    _add_replica_routes(router, service)
+    _add_operation_routes(router, service)
+
+
+def _add_gateway_routes(router: APIRouter, service: Service) -> None:
     model, rules = service.model, service.rules
 
     async def model_info() -> dict[str, Any]:
@@ -78,7 +85,7 @@ def who_answers() -> dict[str, str]:
     return {"name": "quire", "version": version("quire"), "models": "/v1/models"}
 
 
-def add_operation_routes(router: APIRouter, service: Service) -> None:
+def _add_operation_routes(router: APIRouter, service: Service) -> None:
     client, drain, figures = service.client, service.drain, service.metrics
 
     @router.get("/version", include_in_schema=False)
@@ -108,7 +115,7 @@ def add_operation_routes(router: APIRouter, service: Service) -> None:
         return Response(figures.render(), media_type=CONTENT_TYPE_LATEST)
 
 
-def add_replica_routes(router: APIRouter, service: Service) -> None:
+def _add_replica_routes(router: APIRouter, service: Service) -> None:
     """Add the list of a cluster's replicas, where the service has them."""
     if (listed := service.replicas) is None:
         return
@@ -118,7 +125,7 @@ def add_replica_routes(router: APIRouter, service: Service) -> None:
         return _newest(to_json({"model": service.model.id, "replicas": listed()}))
 
 
-def add_memory_routes(router: APIRouter, service: Service) -> None:
+def _add_memory_routes(router: APIRouter, service: Service) -> None:
     cache, reader = MemoryMapCache(service.client), service.reader
     several_keys = len(service.config.access.api_keys) > 1
 

@@ -22,7 +22,7 @@ MAX_LISTED_ITEMS = 100
 LISTED_ITEMS = 20
 
 
-def add_response_routes(router: APIRouter, service: Service) -> None:
+def add_routes(router: APIRouter, service: Service) -> None:
     reader, answering = service.reader, service.answering
     model, prompts, token_bytes = service.model, service.prompts, service.tokenizer.token_bytes
     limits = service.config.limits

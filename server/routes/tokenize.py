@@ -13,7 +13,7 @@ from server.routes.service import Service
 from server.text.detokenizer import decoded_text
 
 
-def add_tokenize_routes(router: APIRouter, service: Service) -> None:
+def add_routes(router: APIRouter, service: Service) -> None:
     reader, rules, tokenizer, prompts = (
         service.reader,
         service.rules,

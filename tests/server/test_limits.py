@@ -26,8 +26,8 @@ BEYOND: dict[str, tuple[Callable[[BodyLimits], bytes], int, str]] = {
 
 def test_every_route_that_takes_a_body_has_its_limits(service: Service) -> None:
     router = APIRouter()
-    for add_routes in ROUTES:
-        add_routes(router, service)
+    for module in ROUTES:
+        module.add_routes(router, service)
     posts = {
         r.path for r in router.routes if isinstance(r, APIRoute) and "POST" in (r.methods or ())
     }
