@@ -71,7 +71,7 @@ def banner(
     page = [("page", f"{client}/  (open it in a browser)")] if settings.server.page else []
     anthropic = [("", f"ANTHROPIC_BASE_URL={client}")] if generates else []
     clients = [("clients", f"OPENAI_BASE_URL={client}/v1"), *anthropic]
-    lines = [*page, *clients, ("key", key_rule(settings)), *lines, ("end", "Ctrl-C")]
+    lines = [*page, *clients, ("API key", key_rule(settings)), *lines, ("end", "Ctrl-C")]
     text = "".join(f"  {name:<{NAME_COLUMNS}}{printable(value)}\n" for name, value in lines)
     return f"quire {version('quire')}: {printable(serving)}\n\n{text}"
 

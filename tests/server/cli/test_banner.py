@@ -55,7 +55,7 @@ def test_people_read_where_it_is_what_it_is_and_what_to_paste(
     assert said[0] == ("page", f"{URL}/  (open it in a browser)")
     assert said[1] == ("clients", f"OPENAI_BASE_URL={URL}/v1")
     assert lines[2].strip() == f"ANTHROPIC_BASE_URL={URL}"
-    assert said[3] == ("key", "any (local only)")
+    assert lines[3] == "  API key    any (local only)"
     assert said[4] == ("model", "demo: context 256 tokens, 2 requests at a time")
     assert said[5][1].startswith("K and V up to 8.00 MiB (")
     assert said[6][1].startswith("substrate: posix; kernels: ")
@@ -98,7 +98,7 @@ def test_the_key_rule_is_told_and_no_key(
     tables: Tables, rule: str, plan: EnginePlan, entries: list[dict[str, object]]
 ) -> None:
     text = text_of(settings(**tables), plan, entries, URL)
-    assert f"key        {rule}" in text
+    assert f"API key    {rule}" in text
     assert "secret" not in text
 
 
