@@ -1,7 +1,7 @@
 """Deltas of an answer -> a response, and the events of /v1/responses."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -164,68 +164,6 @@ class SearchItem(CallItem):
         }
 
 
-class Output:
-    """The items of a response, one after the other."""
-
-    def __init__(
-        self, key: str, token_bytes: TokenText, packs_reasoning: bool, tools: Iterable[Tool] = ()
-    ) -> None:
-        """key: a prefix of the items' ids, different for every response. tools: that may be
-        called."""
-        self._key = key
-        self._tools = {tool.name: tool for tool in tools}
-        self._token_bytes = token_bytes
-        self._packs_reasoning = packs_reasoning
-        self._done: list[Json] = []
-        self._open: TextItem | CallItem | None = None
-
-    @property
-    def items(self) -> list[Json]:
-        """All items; the last one is incomplete unless it is closed."""
-        return self._done + ([self._open.object("incomplete")] if self._open else [])
-
-    def take(self, piece: AnswerPiece) -> list[Json]:
-        events: list[Json] = []
-        if self._open is None or not self._open.takes(piece):
-            events = self._close("completed")
-            item = self._open = self._new(piece)
-            events += self._numbered(item.open())
-        if not isinstance(piece, ToolCallStart):
-            events += self._numbered(self._open.grow(piece))
-        return events
-
-    def end(self, finish: str) -> list[Json]:
-        """End the output and return its events. finish: the reason."""
-        events: list[Json] = []
-        if not self.items:
-            events = self.take(TextPiece(Channel.CONTENT, ""))
-        # A complete call at the end finishes with "tool_calls".
-        cut = finish == "length" or (finish == "stop" and isinstance(self._open, CallItem))
-        return events + self._close("incomplete" if cut else "completed")
-
-    def _new(self, piece: AnswerPiece) -> TextItem | CallItem:
-        number = f"{self._key}{len(self._done):04x}"
-        if isinstance(piece, ToolCallStart):
-            tool = self._tools.get(piece.name, Tool(piece.name))
-            item = SearchItem if tool.searches else CallItem
-            return item(f"fc_{number}", piece, name_object(tool))
-        assert isinstance(piece, TextPiece), "arguments follow their call"
-        prefix = "rs" if piece.channel is Channel.REASONING else "msg"
-        id = f"{prefix}_{number}"
-        return TextItem(id, piece.channel, self._token_bytes, self._packs_reasoning)
-
-    def _close(self, status: Status) -> list[Json]:
-        if self._open is None:
-            return []
-        events = self._numbered(self._open.close(status))
-        self._done.append(self._open.object(status))
-        self._open = None
-        return events
-
-    def _numbered(self, events: list[Json]) -> list[Json]:
-        return [event | {"output_index": len(self._done)} for event in events]
-
-
 @dataclass(slots=True)
 class ResponseAnswer:
     """One response, streamed or whole."""
@@ -243,13 +181,10 @@ class ResponseAnswer:
     """The tools that may be called."""
     keep: Callable[[Json], None] = lambda _: None
     """Receives the response at its end, unless the engine has failed."""
-    _output: Output = field(init=False)
+    _done: list[Json] = field(default_factory=list)
+    _open: TextItem | CallItem | None = None
     _events: int = 0
     _finish: str = "stop"
-
-    def __post_init__(self) -> None:
-        key = self.metadata.id.removeprefix("resp_")
-        self._output = Output(key, self.token_bytes, self.packs_reasoning, self.tools)
 
     def first_chunks(self) -> list[Json]:
         return [
@@ -258,10 +193,10 @@ class ResponseAnswer:
         ]
 
     def chunks(self, delta: Delta) -> list[Json]:
-        events = [event for piece in delta.pieces for event in self._output.take(piece)]
+        events = [event for piece in delta.pieces for event in self.take(piece)]
         if delta.finish is not None:
             self._finish = delta.finish
-            events += self._output.end(delta.finish)
+            events += self.end(delta.finish)
         return [self._numbered(event) for event in events]
 
     def last_chunks(self, usage: Usage) -> list[Json]:
@@ -272,7 +207,7 @@ class ResponseAnswer:
     def failure(self, error: ApiError) -> Json:
         """Return the response as far as it has come."""
         response = self._object("failed") | {
-            "output": self._output.items,
+            "output": self.items,
             "error": {"code": error.type, "message": error.message} | error.late_fields,
         }
         return self._numbered({"type": "response.failed", "response": response})
@@ -285,11 +220,58 @@ class ResponseAnswer:
         response = self._object("incomplete" if cut else "completed") | {
             "completed_at": None if cut else int(time.time()),
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
-            "output": self._output.items,
+            "output": self.items,
             "usage": response_usage(usage, self.cache_report),
         }
         self.keep(response)
         return response
+
+    @property
+    def items(self) -> list[Json]:
+        """All items; the last one is incomplete unless it is closed."""
+        return self._done + ([self._open.object("incomplete")] if self._open else [])
+
+    def take(self, piece: AnswerPiece) -> list[Json]:
+        events: list[Json] = []
+        if self._open is None or not self._open.takes(piece):
+            events = self._close("completed")
+            item = self._open = self._new(piece)
+            events += self._place(item.open())
+        if not isinstance(piece, ToolCallStart):
+            events += self._place(self._open.grow(piece))
+        return events
+
+    def end(self, finish: str) -> list[Json]:
+        """End the output and return its events. finish: the reason."""
+        events: list[Json] = []
+        if not self.items:
+            events = self.take(TextPiece(Channel.CONTENT, ""))
+        # A complete call at the end finishes with "tool_calls".
+        cut = finish == "length" or (finish == "stop" and isinstance(self._open, CallItem))
+        return events + self._close("incomplete" if cut else "completed")
+
+    def _new(self, piece: AnswerPiece) -> TextItem | CallItem:
+        number = f"{self.metadata.id.removeprefix('resp_')}{len(self._done):04x}"
+        if isinstance(piece, ToolCallStart):
+            tools = (tool for tool in self.tools if tool.name == piece.name)
+            tool = next(tools, Tool(piece.name))
+            item = SearchItem if tool.searches else CallItem
+            return item(f"fc_{number}", piece, name_object(tool))
+        assert isinstance(piece, TextPiece), "arguments follow their call"
+        prefix = "rs" if piece.channel is Channel.REASONING else "msg"
+        id = f"{prefix}_{number}"
+        return TextItem(id, piece.channel, self.token_bytes, self.packs_reasoning)
+
+    def _close(self, status: Status) -> list[Json]:
+        if self._open is None:
+            return []
+        events = self._place(self._open.close(status))
+        self._done.append(self._open.object(status))
+        self._open = None
+        return events
+
+    def _place(self, events: list[Json]) -> list[Json]:
+        return [event | {"output_index": len(self._done)} for event in events]
 
     def _object(self, status: str) -> Json:
         return {

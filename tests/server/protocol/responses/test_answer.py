@@ -7,7 +7,7 @@ from pydantic import TypeAdapter
 
 from engine.types import MissReason, PrefixReport, SamplingParams
 from server.protocol.answers import ResponseMetadata
-from server.protocol.responses.answer import Output, ResponseAnswer, response_usage
+from server.protocol.responses.answer import ResponseAnswer, response_usage
 from server.protocol.responses.items import packed_reasoning
 from server.protocol.responses.request import ResponsesRequest
 from server.protocol.wire_errors import REPLICA_LOST, generation_failed, internal_error
@@ -137,11 +137,12 @@ ITEM: TypeAdapter[Any] = TypeAdapter(ResponseOutputItem)
 Events = list[dict[str, Any]]
 
 
-def output(*, packs_reasoning: bool = False) -> Output:
-    return Output("ab", BYTES.__getitem__, packs_reasoning)
+def output(*, packs_reasoning: bool = False) -> ResponseAnswer:
+    metadata = ResponseMetadata("resp_ab", 0, "m")
+    return ResponseAnswer(metadata, BYTES.__getitem__, {}, packs_reasoning=packs_reasoning)
 
 
-def told(*pieces: AnswerPiece, finish: str = "stop", **how: Any) -> tuple[Output, Events]:
+def told(*pieces: AnswerPiece, finish: str = "stop", **how: Any) -> tuple[ResponseAnswer, Events]:
     """The output of an answer that has ended, and all its events."""
     made = output(**how)
     events = [event for piece in pieces for event in made.take(piece)]
