@@ -217,15 +217,11 @@ class HermesCall:
         self._tools = tools
         self._tool_format = tool_format
         self._end = ENDS[tool_format]
-        self._held = ""
+        self.unread = ""
+        """Text that belongs to nothing yet."""
         self._searched = 0
         """Number of leading characters that hold no beginning of the closing tag."""
         self._json = JsonMender()
-
-    @property
-    def unread(self) -> str:
-        """Text that belongs to nothing yet."""
-        return self._held
 
     @property
     def closing(self) -> str:
@@ -234,7 +230,7 @@ class HermesCall:
 
     def feed(self, text: str) -> list[AnswerPiece]:
         """Take in text and return the pieces of the call that are certain now."""
-        self._held += text
+        self.unread += text
         pieces: list[AnswerPiece] = []
         if not self.started:
             pieces += self._take_head()
@@ -248,48 +244,48 @@ class HermesCall:
         """Return the remaining pieces at the end of the answer. cut: whether the model would go on,
         so that nothing is added."""
         if not self.started:
-            return self._take_whole(self._held, "")
+            return self._take_whole(self.unread, "")
         if self.complete:
             self.rest = ""
             return []
         if cut:
-            return self._arguments(self._json.unread + self._held)
+            return self._arguments(self._json.unread + self.unread)
         return self._arguments(self._json.end())
 
     def _take_head(self) -> list[AnswerPiece]:
-        name = NAME.match(self._held, 0, MAX_HEAD_CHARS)
+        name = NAME.match(self.unread, 0, MAX_HEAD_CHARS)
         is_other = name is not None and not is_called(name[1], self._tools)
-        if is_other or NO_CALL[self._tool_format].match(self._held, 0, MAX_HEAD_CHARS):
-            self.rest = self._held
+        if is_other or NO_CALL[self._tool_format].match(self.unread, 0, MAX_HEAD_CHARS):
+            self.rest = self.unread
             return []
-        head = HEAD.match(self._held, 0, MAX_HEAD_CHARS)
+        head = HEAD.match(self.unread, 0, MAX_HEAD_CHARS)
         # "parameters" may stand before "arguments".
         if head and (head[2] == ARGUMENTS[0] or self._tool_format is ToolFormat.LLAMA):
-            self._held = self._held[head.end() :]
+            self.unread = self.unread[head.end() :]
             return self._start(head[1])
-        place = self._held.find(CALL_CLOSE, self._searched)
+        place = self.unread.find(CALL_CLOSE, self._searched)
         if place >= 0 and self._end == CALL_CLOSE:
-            return self._take_whole(self._held[:place], self._held[place + len(CALL_CLOSE) :])
-        self._searched = max(0, len(self._held) - len(CALL_CLOSE))
+            return self._take_whole(self.unread[:place], self.unread[place + len(CALL_CLOSE) :])
+        self._searched = max(0, len(self.unread) - len(CALL_CLOSE))
         return []
 
     def _take_whole(self, text: str, rest: str) -> list[AnswerPiece]:
         call = whole_call(text)
         if call is None or not is_called(call[0], self._tools):
-            self.rest = self._held
+            self.rest = self.unread
             return []
         name, arguments = call
-        self.complete, self._held, self.rest = True, rest, rest
+        self.complete, self.unread, self.rest = True, rest, rest
         return [*self._start(name), *self._arguments(arguments)]
 
     def _take_arguments(self) -> list[AnswerPiece]:
         """Take text up to the bracket that closes the first one; or up to a closing tag outside of
         strings: then the model has forgotten brackets."""
         text: list[str] = []
-        taken = len(self._held)
-        for place, character in enumerate(self._held):
+        taken = len(self.unread)
+        for place, character in enumerate(self.unread):
             if character == self._end[0] and not self._json.in_string:
-                after = self._held[place:]
+                after = self.unread[place:]
                 self.complete = after.startswith(self._end)
                 if self.complete:
                     text.append(self._json.end())
@@ -300,13 +296,13 @@ class HermesCall:
             if self._json.is_whole:
                 self.complete, taken = True, place + 1
                 break
-        self._held = self._held[taken:]
+        self.unread = self.unread[taken:]
         return self._arguments("".join(text))
 
     def _take_tail(self) -> None:
-        filling = FILLING.match(self._held)
+        filling = FILLING.match(self.unread)
         assert filling is not None
-        after = self._held[filling.end() :]
+        after = self.unread[filling.end() :]
         if after.startswith(self._end):
             self.rest = after[len(self._end) :]
         elif not self._end.startswith(after):

@@ -158,7 +158,7 @@ class XmlCall:
         self._offered = tools
         self._tools = {tool.name: tool.parameters for tool in tools}
         self._prefix = "" if opener == CALL_OPEN else opener
-        self._held = self._prefix
+        self.unread = self._prefix
         self._stage = Stage.HEAD
         self._schema: dict[str, object] | None = None
         self._is_closed = False
@@ -182,17 +182,13 @@ class XmlCall:
         return self._stage is Stage.TAIL
 
     @property
-    def unread(self) -> str:
-        return self._held
-
-    @property
     def closing(self) -> str:
         """Text that follows complete arguments; "" where they did not end properly."""
         return f"\n{CALL_CLOSE}" if self._is_closed else ""
 
     def feed(self, text: str) -> list[AnswerPiece]:
         """See HermesCall."""
-        self._held += text
+        self.unread += text
         pieces: list[AnswerPiece] = []
         stage = None
         while stage is not self._stage and self.rest is None:
@@ -206,7 +202,7 @@ class XmlCall:
         if self._stage is Stage.VALUE:
             pieces = self._add(self._value.flush(cut=cut)) + self.feed("")
         if self._stage is Stage.HEAD:
-            self.rest = self._held[len(self._prefix) :]
+            self.rest = self.unread[len(self._prefix) :]
         elif self._stage is Stage.VALUE and not self._is_sent:
             begun = json.dumps(self._text, ensure_ascii=False)[:-1] if self._types == STRING else ""
             pieces += self._json(self._fields() + self._key(self._name) + begun)
@@ -223,12 +219,12 @@ class XmlCall:
             return self._take_between()
         if self._stage is Stage.TAIL:
             return self._take_tail()
-        held, self._held = self._held, ""
+        held, self.unread = self.unread, ""
         return self._add(self._value.feed(held))
 
     def _take_head(self) -> list[AnswerPiece]:
         """Take the name. A call's name is followed by a parameter or by the call's end."""
-        name, rest = _named(self._held.lstrip(), FUNCTION_OPEN) or ("", "")
+        name, rest = _named(self.unread.lstrip(), FUNCTION_OPEN) or ("", "")
         if rest is None:
             return []
         after = rest.lstrip()
@@ -238,31 +234,31 @@ class XmlCall:
         is_call = after.startswith(closes) or (parameter is not None and parameter[1] is not None)
         named = name in self._tools if self._prefix else is_called(name, self._offered)
         if not named or not (is_open or is_call):
-            self.rest = self._held[len(self._prefix) :]
+            self.rest = self.unread[len(self._prefix) :]
         if self.rest is not None or not is_call:
             return []
-        self._held, self._stage = after, Stage.BETWEEN
+        self.unread, self._stage = after, Stage.BETWEEN
         self._schema = self._tools.get(name)
         return [ToolCallStart(self._index, self._new_id(), name), *self._json("{")]
 
     def _take_between(self) -> list[AnswerPiece]:
-        self._held = self._held.lstrip()
-        parameter = _named(self._held, PARAMETER_OPEN)
+        self.unread = self.unread.lstrip()
+        parameter = _named(self.unread, PARAMETER_OPEN)
         if parameter is not None:
             name, rest = parameter
             if rest is not None:
                 self._begin_parameter(name, rest)
             return []
-        if self._held.startswith(FUNCTION_CLOSE):
-            self._held = self._held[len(FUNCTION_CLOSE) :]
+        if self.unread.startswith(FUNCTION_CLOSE):
+            self.unread = self.unread[len(FUNCTION_CLOSE) :]
             self._is_closed = True
-        elif FUNCTION_CLOSE.startswith(self._held):
+        elif FUNCTION_CLOSE.startswith(self.unread):
             return []
         # Any other text ends the call.
         return self._end()
 
     def _begin_parameter(self, name: str, rest: str) -> None:
-        self._held, self._stage, self._name = rest, Stage.VALUE, name
+        self.unread, self._stage, self._name = rest, Stage.VALUE, name
         self._types = argument_types(self._schema, name)
         properties = (self._schema or {}).get("properties")
         names = properties if isinstance(properties, dict) else ()
@@ -281,7 +277,7 @@ class XmlCall:
         if self._is_sent:
             written += json.dumps(text, ensure_ascii=False)[1:-1]
         if self._value.rest is not None:
-            self._held, self._stage = self._value.rest, Stage.BETWEEN
+            self.unread, self._stage = self._value.rest, Stage.BETWEEN
             if self._is_sent:
                 written += '"'
             else:
@@ -305,7 +301,7 @@ class XmlCall:
         return f"{before}{json.dumps(name, ensure_ascii=False)}: "
 
     def _take_tail(self) -> list[AnswerPiece]:
-        after = self._held.lstrip()
+        after = self.unread.lstrip()
         if after.startswith(CALL_CLOSE):
             self.rest = after[len(CALL_CLOSE) :]
         elif not CALL_CLOSE.startswith(after):
