@@ -72,7 +72,7 @@ def want(prompt: tuple[int, ...], count: int) -> list[int]:
 
 
 async def test_answers_are_those_of_an_engine_and_follow_their_prefix() -> None:
-    async with engine_of(LocalReplicas(3)) as engine:
+    async with engine_of(LocalReplicas(3, prefix_keep_s=1000.0)) as engine:
         replicas = engine._replicas
         assert isinstance(replicas, LocalReplicas)
         first = await read(engine.submit(PROMPT, params()))
