@@ -5,17 +5,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from engine.machine import machine_memory
-from engine.models.checkpoint import CheckpointError
 from engine.planning.capacity import CapacityReport, plan_capacity
 from engine.planning.devices import Device, device_names, find_device, this_device
-from engine.planning.memory import BF16, Packing, cell_bytes, kv_bytes_per_token, read_shape
+from engine.planning.memory import BF16, cell_bytes, kv_bytes_per_token, read_shape
 from engine.substrate import metal_device
 from kvcache.layout import LayoutError
 from kvcache.memory_budget import gib
 from server.catalogue.folder_reader import FolderReader
 from server.catalogue.hub import CONFIG_FILES, FoundModel, find_model
 from server.catalogue.local_models import shape_problem
-from server.cli.model_files import check_found, checkpoint_of, make_plan, model_errors
+from server.cli.model_files import ModelError, check_found, checkpoint_of, make_plan, model_errors
 from server.cli.sentences import table
 from server.cli.settings import read_settings
 from server.config import Config, SettingError, engine_config, parse_size
@@ -53,7 +52,7 @@ def plan_model(
     with model_errors(), FolderReader() as reader:
         model = find_model(name, settings.models.folders, files=CONFIG_FILES)
         if problem := reader.read(shape_problem, model.folder):
-            raise CheckpointError(problem)
+            raise ModelError(problem)
         shape = read_shape(model.folder)
         has_weights = model.missing or any(model.folder.glob("*.safetensors"))
         if has_weights:
@@ -217,7 +216,7 @@ def _quantisation(report: CapacityReport) -> Iterator[str]:
     first = report.steps[0].resident
     rows = [
         (
-            pair_name(step.resident.weights, step.resident.kv),
+            f"{step.resident.weights.name}/{step.resident.kv.name}",
             gibs(step.resident.weights_bytes),
             gibs(step.resident.kv_bytes),
             gibs(step.resident.total_bytes),
@@ -350,8 +349,3 @@ def _advice(report: CapacityReport) -> Iterator[str]:
         f"{conditions} {served[0].weights.name} weights are the widest that fit. Sequences of "
         f"full length at once: {', '.join(counts)}."
     )
-
-
-def pair_name(weights: Packing, kv: Packing) -> str:
-    """Write both packings, as people write them."""
-    return f"{weights.name}/{kv.name}"

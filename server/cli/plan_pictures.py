@@ -15,7 +15,6 @@ from matplotlib.ticker import PercentFormatter
 
 from engine.planning.capacity import CHUNK_TOKENS, BlockAccount, CapacityReport
 from engine.planning.memory import BF16, Resident
-from server.cli.plan import pair_name
 
 GIB = 1024**3
 KIB = 1024
@@ -77,7 +76,7 @@ def quantisation(report: CapacityReport) -> Figure:
     """Draw what each packing of weights and of K and V needs for one context."""
     figure, (axes,) = _figure(f"What quantisation buys at {report.context} tokens", report)
     steps = [step.resident for step in reversed(report.steps)]
-    labels = [pair_name(r.weights, r.kv) + " *" * (r.kv != BF16) for r in steps]
+    labels = [f"{r.weights.name}/{r.kv.name}" + " *" * (r.kv != BF16) for r in steps]
     _stack(axes, axes.barh, "left", labels, steps)
     room = _room_bytes(report) / GIB
     axes.axvline(room, color=LIMIT_COLOUR, linestyle="--", label=f"room for both: {room:.1f} GiB")
