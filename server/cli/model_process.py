@@ -116,7 +116,7 @@ def _serve(listener: socket.socket, control: Control) -> None:
     salts = Salts(salt_secret(settings.access.salt_secret_file))
     model = read_model(start["model"], settings, trial, any_name=True)
 
-    def ready(client: EngineClient, drain: Drain) -> None:
+    def ready(client: EngineClient, drain: Drain, _: str) -> None:
         control.begin(client, drain, start["kv_limit"])
 
     def progress(done: int, total: int) -> None:

@@ -6,6 +6,7 @@ before a client can connect.
 
 import socket
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.metadata import distributions
 from pathlib import Path
 
@@ -46,7 +47,7 @@ PACKAGES = ("server", "engine", "kvcache", "metal_ext")
 OURS = "quire"
 STOP_TIMEOUT_S = 30.0
 Progress = Callable[[int, int], None]
-Ready = Callable[[EngineClient, Drain], None]
+Ready = Callable[[EngineClient, Drain, str], None]
 
 log = structlog.get_logger("quire")
 
@@ -147,13 +148,8 @@ def serve_on(
             salts,
         )
         freeze_objects()
-
-        def tell(drain: Drain, url: str) -> None:
-            if ready is None:
-                announce(settings, model.plan, model.served.id, url)
-            else:
-                ready(client, drain)
-
+        say = partial(announce, settings, model.plan, model.served.id)
+        tell = partial(ready, client) if ready else lambda _, url: say(url)
         listen(settings, service, listener, tell, others)
         if not client.alive:
             raise engine_error(model.plan.on_gpu and client.substrate_failed)
