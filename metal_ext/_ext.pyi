@@ -11,14 +11,13 @@ the threads of ``CpuWorkers``. ``Mapper`` has one thread of its own.
 Errors. A count or index outside its interval is an ``IndexError`` (``std::out_of_range``), a
 combination that cannot work a ``ValueError``, a refused system call an ``OSError`` with its errno:
 all are raised when the object or operation is made, before any memory is touched, and name the
-figure. A block that is mapped twice, or unmapped without memory, is a ``RuntimeError``: a bug. So is
-what can be known only when an operation is evaluated: that there is no memory for its result.
+figure. A block that is mapped twice, or unmapped without memory, is a ``RuntimeError``: a bug. A
+result without memory is one, too; it is found only when the operation is evaluated.
 
 An operation runs where its rows are. Rows of the POSIX substrate need a CPU stream, rows of a
 ``MetalSubstrate`` a GPU stream: on any other it is a ``RuntimeError`` when it is evaluated.
 
-Metal. ``HAS_METAL`` says whether this build has what is declared here below "Metal"; without it
-those names do not exist at run time.
+Metal. The names below "Metal" exist at run time only where ``HAS_METAL`` is true.
 """
 
 from collections.abc import Sequence
@@ -27,7 +26,7 @@ from typing import overload
 import mlx.core as mx
 
 HAS_METAL: bool
-"""Whether this build has the Metal substrates; whether the machine has: ``metal_capabilities``."""
+"""True where this build has the Metal substrates. ``metal_capabilities`` asks the machine."""
 
 MLX_VERSION: str
 """The MLX that the extension was compiled against."""
@@ -80,10 +79,7 @@ class Heap:
         """One private allocation, committed in full when it is mapped."""
     @property
     def committed_bytes(self) -> int:
-        """What the system charges for it now: ``st_blocks`` for a memfd. Any thread."""
-    @property
-    def releases_blocks(self) -> bool:
-        """Whether less than the whole heap can be given back; False on a Mac."""
+        """The bytes that the system charges for it now: ``st_blocks`` for a memfd. Any thread."""
 
 class AddressRange:
     """Contiguous addresses of one sequence.
@@ -110,8 +106,8 @@ class AddressRange:
         """Tokens of the leading blocks that have memory, read-only ones included."""
     @property
     def base_address(self) -> int:
-        """Address of region 0 for whoever runs the kernels; 0 where it has none: a dense range
-        without a heap, and a paged one."""
+        """Address of region 0 as the kernels take it; 0 where it has none: a dense range without a
+        heap, and a paged one."""
 
 class Mapper:
     """Changes mappings on its own thread, in order. Tickets rise by one and complete in order."""
@@ -136,8 +132,8 @@ class Mapper:
     def refused(self, ticket: int) -> bool:
         """Whether the system refused that ``map``, which has then changed nothing.
 
-        True is said once; False for any other operation. RuntimeError when the ticket is not
-        completed.
+        True for the first call alone; False for any other operation. RuntimeError when the ticket
+        is not completed.
         """
     def unmap(self, range: AddressRange, block: int, count: int) -> int:
         """Queues the unmapping of range blocks ``[block, + count)``; returns its ticket."""
@@ -148,12 +144,12 @@ class Mapper:
         """The newest ticket such that it and all before it are done; 0 at first."""
     @property
     def failure(self) -> str:
-        """What the first failed operation said, or "". After one, mappings are in doubt."""
+        """The words of the first failed operation, or "". After one, mappings are in doubt."""
     def wait(self, ticket: int, timeout_s: float) -> bool:
         """Waits without the interpreter lock; False when ``timeout_s`` (0 to 3600) passed first."""
 
 class CopyCounter:
-    """How many K and V bytes ``block_copy`` has copied."""
+    """Counts the K and V bytes that ``block_copy`` has copied."""
 
     def __init__(self) -> None: ...
     @property
@@ -173,7 +169,7 @@ class CpuWorkers:
     def instruction_set(self) -> str: ...
 
 class RowTable:
-    """What the rows of a step's flat token array are.
+    """The places of the rows of a step's flat token array.
 
     segments: ``(range, start, count)``: the next ``count`` rows stand at positions
     ``[start, start + count)`` of the range. Making it checks that all of ``[0, start + count)``
@@ -182,8 +178,8 @@ class RowTable:
 
     It keeps the addresses alive, not the mappings: what is made of it must have been evaluated
     before a block below ``start + count`` is unmapped, else it ends in SIGSEGV. No check could see
-    that coming, as ``Mapper`` unmaps on its own thread while operations run. Whoever unmaps waits
-    for the step's epoch first.
+    that coming, as ``Mapper`` unmaps on its own thread while operations run. Wait for the step's
+    epoch before unmapping.
     """
 
     def __init__(self, segments: list[tuple[AddressRange, int, int]]) -> None: ...
@@ -306,7 +302,7 @@ def block_copy(
 # --- Metal: where HAS_METAL is true ----------------------------------------------------------------
 
 def metal_capabilities() -> dict[str, bool | int | str | list[str]]:
-    """What the default device says of itself; {} where there is no device."""
+    """Return the properties of the default device; {} where there is no device."""
 
 class MetalSubstrate:
     """Heaps and ranges of one kind and geometry on the default Metal device.
@@ -365,9 +361,9 @@ class MetalSubstrate:
         rows: MetalRows,
         segments: list[tuple[int, int | None, list[tuple[int, int]]]],
     ) -> MetalStateRows:
-        """What the step of these rows does with cells: (count, cell that is read, writes) of every
+        """The cells of the step of these rows: (count, cell that is read, writes) of every
         sequence, in the order of its rows; None reads zeros. writes: ``(rows, cell)``, rising: after
-        so many rows the state is written there; the last one is after all rows, and may be the cell
+        ``rows`` rows the state is written there; the last one is after all rows, and may be the cell
         that was read. RuntimeError where a cell is read that nothing has written, is written twice,
         or is written while a step that has not completed may touch it for another sequence."""
     def copy_block(
@@ -393,21 +389,22 @@ class MetalSubstrate:
     def buffers_per_range(self) -> int: ...
     @property
     def failure(self) -> str:
-        """What the device did not answer in time, or "". After that nothing may be trusted."""
+        """The command that the device did not finish in time, or "". After that nothing may be
+        trusted."""
     def shutdown(self) -> bool:
         """Ordered end: waits for the steps, unmaps, releases. False where the device did not
         answer in time: the process must then end without releasing anything. Releases the
         interpreter lock."""
 
 class MetalRows:
-    """What the rows of one step's flat token array are, and the step's epoch."""
+    """The places of the rows of one step's flat token array, and the step's epoch."""
 
     def __len__(self) -> int: ...
     @property
     def epoch(self) -> int: ...
 
 class MetalStateRows:
-    """What the rows of one step read and write of cells."""
+    """The cells that the rows of one step read and write."""
 
 class RopeTable:
     """How heads turn, for all positions."""
@@ -466,7 +463,8 @@ class StateMemory:
     """
 
     def __init__(self, bytes: int) -> None:
-        """bytes: at least so many, in whole pages. OSError where the system has no addresses."""
+        """bytes: the least size; it is rounded up to whole pages. OSError where the system has no
+        addresses."""
     @property
     def address(self) -> int: ...
     @property
@@ -496,7 +494,7 @@ class StateRows:
     def __len__(self) -> int: ...
 
 class GatedDelta:
-    """What a gated delta net has beside its projections."""
+    """The parameters of a gated delta net beside its projections."""
 
     def __init__(
         self,
@@ -598,12 +596,6 @@ class PackedExperts:
     ) -> None:
         """As for a PackedLinear, of stacks: weights ``[experts, outputs, inputs]``, scales and
         biases ``[experts, outputs, groups]``."""
-    @property
-    def experts(self) -> int: ...
-    @property
-    def outputs(self) -> int: ...
-    @property
-    def inputs(self) -> int: ...
     @property
     def nbytes(self) -> int: ...
 

@@ -1,10 +1,9 @@
 #include "bindings.h"
 
-#include <system_error>
-
 #include <chrono>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 
 #include "core/checked.h"
 #include "core/posix_memory.h"
@@ -16,7 +15,7 @@
 
 using namespace nb::literals;
 
-// What every build has: memory of the POSIX substrate, and the operations on a CPU.
+// Binds the part of every build: memory of the POSIX substrate, and the operations on a CPU.
 namespace quire {
 namespace {
 
@@ -47,8 +46,7 @@ void bind_memory(nb::module_& m) {
         return std::make_shared<SharedHeap>(g); }, "geometry"_a)
       .def_static("dense", [](const Geometry& g) -> HeapPointer {
         return std::make_shared<DenseHeap>(g); }, "geometry"_a)
-      .def_prop_ro("committed_bytes", held(&Heap::committed_bytes))
-      .def_prop_ro("releases_blocks", held(&Heap::releases_blocks));
+      .def_prop_ro("committed_bytes", held(&Heap::committed_bytes));
 
   nb::class_<Handle<AddressRange>>(m, "AddressRange")
       .def_static("sparse", [](const Geometry& g) -> RangePointer {
@@ -201,9 +199,6 @@ void bind_layers(nb::module_& m) {
                           const ops::Workers& workers, const ops::Codes& codes) {
         new (self) Handle{ops::pack_experts(weights, codes, workers)};
       }, "weights"_a, "workers"_a, "codes"_a)
-      .def_prop_ro("experts", [](const ops::PackedStack& p) { return p->count(); })
-      .def_prop_ro("outputs", [](const ops::PackedStack& p) { return p->shape().outputs; })
-      .def_prop_ro("inputs", [](const ops::PackedStack& p) { return p->shape().inputs; })
       .def_prop_ro("nbytes", [](const ops::PackedStack& p) { return p->packed_bytes(); });
   m.def("packed_bytes", &ops::packed_bytes, "inputs"_a, "matrices"_a);
   m.def("linear", &ops::linear, "x"_a, "packed"_a, "workers"_a, nb::kw_only(),

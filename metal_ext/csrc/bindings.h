@@ -1,4 +1,5 @@
 #pragma once
+
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
@@ -81,7 +82,7 @@ struct TupleCaster {
   Caster tuple;
 };
 
-// Binds what a build with Metal has beside the rest.
+// For a build with Metal.
 void bind_metal(nb::module_& m);
 
 }  // namespace quire

@@ -9,13 +9,13 @@
 
 #include "bindings.h"
 #include "core/checked.h"
-#include "core/metal/capabilities.h"
+#include "core/metal/gpu.h"
 #include "ops/metal/on_device.h"
 #include "ops/metal/ops.h"
 
 using namespace nb::literals;
 
-// What a build with Metal has beside the rest: substrates on a GPU, and the operations on them.
+// Binds the part of a build with Metal: substrates on a GPU, and the operations on them.
 namespace quire {
 namespace {
 

@@ -269,7 +269,6 @@ def call(
 
 
 def test_a_stack_has_the_bytes_of_its_experts() -> None:
-    assert (STACK.experts, STACK.outputs, STACK.inputs) == (3, 64, 32)
     assert STACK.nbytes == 3 * packed_bytes(32, [(64, mx.float32, 0, 0)])
 
 

@@ -15,7 +15,6 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="counts pages of
 def test_a_new_heap_is_charged_nothing() -> None:
     heap = Heap.shared(SHAPE.geometry())
     assert heap.committed_bytes == 0
-    assert heap.releases_blocks
     SHAPE.mapped(8, heap)
     assert heap.committed_bytes == 0, "mapping is not writing"
 
@@ -100,7 +99,6 @@ def test_a_dense_heap_is_charged_in_full_when_it_is_mapped_until_it_is_released(
     heap = Heap.dense(geometry)
     range_ = AddressRange.dense(geometry)
     mapper = Mapper()
-    assert heap.releases_blocks
     assert (heap.committed_bytes, range_.base_address, range_.mapped_tokens) == (0, 0, 0)
     for _ in range(2):
         range_.map(heap, 0, 0, 1, writable=True)

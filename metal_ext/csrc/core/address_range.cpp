@@ -1,11 +1,10 @@
 #include "core/address_range.h"
 
-#include <system_error>
-
 #include <algorithm>
 #include <cerrno>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 
 #include "core/checked.h"
 #include "core/posix_memory.h"
@@ -90,7 +89,7 @@ void AddressRange::unmap(int64_t block, int64_t count) {
   prepare_unmap();
   const std::lock_guard changing(changing_);
   require(first, blocks, true);
-  set(first, blocks, Access::none);  // before the memory goes: nobody may count on it any more
+  set(first, blocks, Access::none);  // before the memory goes, so that no row can use it
   unmap_memory(first, blocks);
 }
 
@@ -173,7 +172,7 @@ void SparseRange::clear(std::byte* first, size_t bytes) {
     map_nothing(first, bytes);
     spare_ = make_spare(base_);
   } catch (const std::system_error& error) {
-    // No weather: who is told that a mapping was refused counts on its being as before.
+    // An error of its own: after a refusal the caller relies on mappings that are as before.
     throw std::runtime_error(std::string("memory that must go stays mapped: ") + error.what());
   }
 }

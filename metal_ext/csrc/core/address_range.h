@@ -1,4 +1,5 @@
 #pragma once
+
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -38,8 +39,8 @@ class AddressRange {
   // write takes no page fault. What map() changes is seen before the memory is there.
   void map_committed(
       const std::shared_ptr<Heap>& heap, int64_t heap_block, int64_t block, int64_t count);
-  // What map() refuses by name before it does anything: runs that do not lie inside the range and
-  // the heap, and a heap of another geometry.
+  // The checks that map() makes first. Refuses runs that do not lie inside the range and the heap,
+  // and a heap of another geometry.
   void check_map(const Heap& heap, int64_t heap_block, int64_t block, int64_t count) const;
   // Takes the memory away from [block, + count). Throws std::logic_error when one has none.
   void unmap(int64_t block, int64_t count);
@@ -72,8 +73,8 @@ class AddressRange {
 
   const Geometry geometry_;
   // The engine and the mapper's thread both map and unmap. One at a time holds changing_ through
-  // its system calls; what the blocks are has a mutex of its own, so that who asks never waits for
-  // them.
+  // its system calls. The state of the blocks has a mutex of its own, so that its readers never
+  // wait for system calls.
   std::mutex changing_;
   mutable std::mutex mutex_;  // guards what follows
   std::vector<Access> access_;

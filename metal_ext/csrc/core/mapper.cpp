@@ -1,10 +1,8 @@
 #include "core/mapper.h"
 
-#include <system_error>
-
 #include <exception>
 #include <stdexcept>
-#include <string>
+#include <system_error>
 #include <utility>
 
 namespace quire {

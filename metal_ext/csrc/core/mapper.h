@@ -1,4 +1,5 @@
 #pragma once
+
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -22,14 +23,14 @@ class Mapper {
   // An operation that the system may refuse: a std::system_error that it throws says that nothing
   // was changed, and is no failure.
   uint64_t attempt(std::function<void()> operation);
-  // Whether the system refused that attempt; true is said once. Throws std::logic_error when the
-  // ticket is not completed.
+  // True where the system refused that attempt; only the first call returns it. Throws
+  // std::logic_error when the ticket is not completed.
   bool refused(uint64_t ticket);
   // The newest ticket such that it and all before it are done.
   uint64_t completed() const;
   // False when the time passed first.
   bool wait(uint64_t ticket, std::chrono::nanoseconds timeout) const;
-  // What the first operation that failed said; empty while none has. A failed operation leaves
+  // The words of the first operation that failed; empty while none has. A failed operation leaves
   // mappings in doubt: the caller must stop serving.
   std::string failure() const;
 

@@ -1,8 +1,9 @@
 #pragma once
+
 #include <cstddef>
 
 // The few system calls that the POSIX substrate stands on. Each but populate() throws
-// std::system_error that names the call and the bytes it was asked for.
+// std::system_error that names the call and its bytes.
 namespace quire {
 
 size_t system_page_bytes();
@@ -12,10 +13,10 @@ size_t system_page_bytes();
 int create_shared_memory(size_t bytes);
 void close_shared_memory(int fd);
 
-// What the system charges for the file: st_blocks on Linux, its whole size on a Mac.
+// The bytes that the system charges for the file: st_blocks on Linux, its whole size on a Mac.
 size_t shared_memory_committed(int fd);
 
-// Whether a part of a shared-memory file can be given back: not on a Mac.
+// A part of a shared-memory file can be given back on Linux, and not on a Mac.
 #ifdef __linux__
 constexpr bool kPunchesHoles = true;
 #else
@@ -47,7 +48,7 @@ void map_private_zeros(void* address, size_t bytes);  // readable, writable, com
 void map_nothing(void* address, size_t bytes);        // back to reserved
 // Gives the memory behind private zeros back to the system; later reads give zeros.
 void give_back_private(void* address, size_t bytes);
-// What of private zeros is in memory, in whole pages.
+// How many bytes of private zeros are in memory, in whole pages.
 size_t private_committed(void* address, size_t bytes);
 
 }  // namespace quire

@@ -1,4 +1,5 @@
 #pragma once
+
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -19,7 +20,7 @@ struct Segment {
   int64_t count;
 };
 
-// What the rows of a step are: row i of the flat token array stands at a position of a range.
+// The places of a step's rows: row i of the flat token array stands at a position of a range.
 // Made once per step and shared by every layer. Making it checks that each row, and all rows before
 // it that attention will read, have memory behind them, and notes whether rows may be written;
 // kernels then need no check.

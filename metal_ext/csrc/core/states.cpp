@@ -1,10 +1,9 @@
 #include "core/states.h"
 
-#include <system_error>
-
 #include <algorithm>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 
 #include "core/checked.h"
 #include "core/posix_memory.h"

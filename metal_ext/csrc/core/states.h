@@ -1,4 +1,5 @@
 #pragma once
+
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -13,8 +14,8 @@ class StateMemory {
  public:
   static constexpr int64_t kMaxBytes = int64_t{1} << 46;
 
-  // Whole pages, so many bytes at least. Throws std::out_of_range, and std::system_error where the
-  // system has no addresses.
+  // Takes at least `bytes`, in whole pages. Throws std::out_of_range, and std::system_error where
+  // the system has no addresses.
   explicit StateMemory(int64_t bytes);
   ~StateMemory();
   StateMemory(const StateMemory&) = delete;
@@ -67,9 +68,9 @@ class StateRows {
     size_t count;
     const std::byte* from;  // null: zeros
     std::byte* to;
-    bool written;  // whether what it leaves is what was asked for, or only the next run's
+    bool written;  // true where a write was asked for, false where only the next run reads it
   };
-  // What a tile holds of a segment.
+  // The rows of one segment in a tile.
   struct Part {
     size_t segment_first;  // the segment's first row, of all rows
     const std::byte* read;  // its cell; null: zeros
@@ -93,7 +94,7 @@ class StateRows {
   size_t size() const { return rows_; }
   const std::vector<Tile>& tiles() const { return tiles_; }
 
-  // Throws std::out_of_range unless every cell has so many bytes behind the offset.
+  // Throws std::out_of_range unless every cell has `bytes` behind the offset.
   void require_room(int64_t offset, size_t bytes) const;
 
  private:

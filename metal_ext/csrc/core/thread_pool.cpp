@@ -1,9 +1,8 @@
 #include "core/thread_pool.h"
 
-#include <system_error>
-
 #include <chrono>
 #include <string>
+#include <system_error>
 
 #include "core/checked.h"
 

@@ -1,4 +1,5 @@
 #pragma once
+
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
@@ -45,8 +46,6 @@ class ThreadPool {
 
   // Held by an operation from its first use of scratch() to its last run(): one at a time.
   std::unique_lock<std::mutex> hold() { return std::unique_lock(owner_); }
-  // The same without waiting: empty while another operation holds the pool.
-  std::unique_lock<std::mutex> try_hold() { return std::unique_lock(owner_, std::try_to_lock); }
 
   // Room for the intermediate results of the operation that holds the pool: at least that many
   // floats, on a cache line; valid until the next call. Grows, never shrinks.

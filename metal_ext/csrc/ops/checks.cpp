@@ -85,7 +85,7 @@ void check_row_bytes(const Geometry& geometry, const Layer& layer, size_t row_by
   }
 }
 
-void check_view(
+mx::Shape check_view(
     const AddressRange& range, int64_t region, int64_t tokens, int64_t kv_heads, int64_t head_dim,
     mx::Dtype type) {
   const Geometry& geometry = range.geometry();
@@ -100,6 +100,16 @@ void check_view(
         "region " + std::to_string(region) + " has rows of " + std::to_string(row) +
         " bytes; that shape and type do not fill them");
   }
+  return {narrowed<int>("tokens", tokens), narrowed<int>("kv_heads", kv_heads),
+          narrowed<int>("head_dim", head_dim)};
+}
+
+void show(mx::array& view, mx::allocator::Data memory, size_t offset) {
+  mx::Strides strides(view.strides());
+  const mx::array::Flags flags{
+      .contiguous = true, .row_contiguous = true, .col_contiguous = view.size() <= 1};
+  view.set_data(std::move(memory), view.size(), std::move(strides), flags,
+                narrowed<int64_t>("offset", offset));
 }
 
 size_t check_block_copy(

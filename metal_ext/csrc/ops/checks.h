@@ -1,13 +1,15 @@
 #pragma once
+
 #include <cstddef>
 #include <cstdint>
 
 #include "core/checked.h"
 #include "core/geometry.h"
+#include "mlx/allocator.h"
 #include "mlx/array.h"
 #include "ops/ops.h"
 
-// What is checked before an operation is made, whatever runs it.
+// The checks of arguments that come before an operation is made.
 namespace quire::ops {
 
 // Throws std::invalid_argument unless x is float32 of that shape.
@@ -26,10 +28,11 @@ void check_projected(
 // Checks that both regions of the layer exist and that query heads can share KV heads.
 void check_heads(
     const Geometry& geometry, const Layer& layer, int64_t query_heads, int64_t kv_heads);
-// Checks that both regions of the layer hold rows of so many bytes.
+// Checks that both regions of the layer hold rows of `row_bytes` bytes.
 void check_row_bytes(const Geometry& geometry, const Layer& layer, size_t row_bytes);
-// Checks a view of the first `tokens` rows of a region: that they are mapped, and of that shape.
-void check_view(
+// Checks a view of the first `tokens` rows of a region: that they are mapped, and of that shape,
+// [tokens, kv_heads, head_dim]. Returns it.
+mx::Shape check_view(
     const AddressRange& range, int64_t region, int64_t tokens, int64_t kv_heads, int64_t head_dim,
     mx::Dtype type);
 // Checks that the first `tokens` rows of a block can be copied into another range's; returns how
@@ -40,6 +43,9 @@ size_t check_block_copy(
 
 // Throws std::invalid_argument unless both weights are [head_dim] float32.
 void check_norms(const std::optional<QKNorms>& norms, int head_dim);
+
+// Makes a view show memory, row by row, from an offset in bytes on.
+void show(mx::array& view, mx::allocator::Data memory, size_t offset);
 
 // --- on the CPU ----------------------------------------------------------------------------------
 

@@ -11,8 +11,8 @@
 namespace quire::ops {
 namespace {
 
-// A row is read in pieces, and what they give is joined in their order: the same bits come of it
-// whoever reads them. Where a token lies inside of a piece is found one number after the other.
+// A row is read in pieces, whose results are joined in their order: the bits are the same on any
+// number of threads. The place of a token in a piece is searched one number after the other.
 constexpr size_t kPieceNumbers = 8192;
 constexpr int kChoiceNumbers = 5;
 
@@ -30,7 +30,7 @@ struct Row {
   Choice choice;
 };
 
-// What a piece of a row comes to.
+// The results of a piece of a row.
 struct Piece {
   double sum;
   float largest;

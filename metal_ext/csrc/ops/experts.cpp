@@ -6,7 +6,7 @@
 
 #include "core/checked.h"
 #include "ops/layers.h"
-#include "ops/multiply.h"
+#include "ops/packed_linear.h"
 #include "ops/primitive.h"
 
 namespace quire::ops {
@@ -23,7 +23,7 @@ constexpr size_t floats_of(size_t bytes) {
   return whole_lines((bytes + sizeof(float) - 1) / sizeof(float));
 }
 
-// Calls body(i, worker) for all i below count, each of which is about so many numbers.
+// Calls body(i, worker) for all i below count, each of which is work on `numbers` numbers.
 template <class Body>
 void for_each(ThreadPool& pool, size_t count, size_t numbers, const Body& body) {
   const size_t at_once = std::clamp<size_t>(count / pool.threads(), 1, kTaskRows);
@@ -241,7 +241,7 @@ class MixtureStep {
     runs_.push_back(run);
   }
 
-  // What is prepared for gate and up is read no more when the results are written: they share.
+  // The rows prepared for gate and up share their memory with the results, which are written later.
   void take_memory() {
     const size_t shared = std::max(x_floats_, whole_lines(results_ * hidden_));
     const size_t threads = workers_.pool.threads();

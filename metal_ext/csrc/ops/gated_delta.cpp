@@ -17,7 +17,7 @@ using Part = StateRows::Part;
 using Run = StateRows::Run;
 using Tile = StateRows::Tile;
 
-// Of the sum of squares of a head's queries or keys, in every checkpoint.
+// Added to the sum of squares of a head's queries or keys; every checkpoint has this one.
 constexpr float kUnitEps = 1e-6f;
 // Heads that one task convolves.
 constexpr size_t kHeadsPerTask = 8;
@@ -278,12 +278,23 @@ GatedDelta::GatedDelta(
   check_float32("norm", norm, {narrowed<int>("value_dim", shape.value_dim)});
 }
 
-void check_state_input(const char* name, const mx::array& x, size_t rows, size_t width) {
-  if (x.ndim() != 2 || static_cast<size_t>(x.shape(0)) != rows ||
-      static_cast<size_t>(x.shape(1)) != width) {
+void check_delta(
+    const DeltaShape& shape, const std::vector<mx::array>& arrays, size_t rows, int64_t offset) {
+  constexpr const char* kNames[] = {"qkv", "z", "a", "b"};
+  const auto heads = static_cast<size_t>(shape.value_heads);
+  const size_t widths[] = {shape.conv_width(), shape.values_width(), heads, heads};
+  for (size_t i = 0; i < arrays.size(); ++i) {
+    const mx::array& x = arrays[i];
+    if (x.ndim() != 2 || static_cast<size_t>(x.shape(0)) != rows ||
+        static_cast<size_t>(x.shape(1)) != widths[i]) {
+      throw std::invalid_argument(
+          std::string(kNames[i]) + " must be [" + std::to_string(rows) + ", " +
+          std::to_string(widths[i]) + "], a row for each of the states' rows");
+    }
+  }
+  if (offset % static_cast<int64_t>(sizeof(float)) != 0) {
     throw std::invalid_argument(
-        std::string(name) + " must be [" + std::to_string(rows) + ", " + std::to_string(width) +
-        "], a row for each of the states' rows");
+        "offset is " + std::to_string(offset) + "; it must be a multiple of 4");
   }
 }
 
@@ -292,20 +303,12 @@ std::pair<mx::array, mx::array> gated_delta(
     const mx::array& b, const Delta& delta, const CellRows& rows, int64_t offset,
     const Workers& workers) {
   const DeltaShape& shape = delta->shape;
-  const auto heads = static_cast<size_t>(shape.value_heads);
-  check_state_input("qkv", qkv, rows->size(), shape.conv_width());
-  check_state_input("z", z, rows->size(), shape.values_width());
-  check_state_input("a", a, rows->size(), heads);
-  check_state_input("b", b, rows->size(), heads);
+  rows->require_room(offset, shape.state_bytes() + shape.tail_bytes(sizeof(float)));
+  check_delta(shape, {qkv, z, a, b}, rows->size(), offset);
   for (const mx::array& x : {qkv, z, a, b}) {
     if (x.dtype() != mx::float32) {
       throw std::invalid_argument("qkv, z, a and b must be float32 on the CPU");
     }
-  }
-  rows->require_room(offset, shape.state_bytes() + shape.tail_bytes(sizeof(float)));
-  if (offset % static_cast<int64_t>(sizeof(float)) != 0) {
-    throw std::invalid_argument(
-        "offset is " + std::to_string(offset) + "; it must be a multiple of 4");
   }
   const auto results = mx::array::make_arrays(
       {token.shape(), z.shape()}, {token.dtype(), mx::float32},

@@ -1,8 +1,10 @@
 #pragma once
+
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "core/states.h"
 #include "ops/ops.h"
@@ -38,7 +40,7 @@ struct DeltaShape {
   }
 };
 
-// What one layer has beside its projections. All numbers are float32.
+// The parameters of one layer beside its projections. All numbers are float32.
 struct GatedDelta {
   // conv: [tail_rows + 1, conv_width], the weights of the newest row last; a_log, dt_bias:
   // [value_heads]; norm: [value_dim]. Throws std::invalid_argument where one is not.
@@ -57,15 +59,14 @@ struct GatedDelta {
 using Delta = std::shared_ptr<const GatedDelta>;
 using CellRows = std::shared_ptr<const StateRows>;
 
-// qkv: [T, conv_width], z: [T, value_heads * value_dim], a, b: [T, value_heads], float32 of any
-// strides. The layer's part of a cell begins `offset` bytes into it. Returns the next token, and
-// RMSNorm(y) * SiLU(z), of z's shape.
 std::pair<mx::array, mx::array> gated_delta(
     const mx::array& token, const mx::array& qkv, const mx::array& z, const mx::array& a,
     const mx::array& b, const Delta& delta, const CellRows& rows, int64_t offset,
     const Workers& workers);
 
-// Throws std::invalid_argument unless x is [rows, width].
-void check_state_input(const char* name, const mx::array& x, size_t rows, size_t width);
+// Throws std::invalid_argument unless arrays, which are qkv, z, a and b, have `rows` rows of such
+// heads, and the offset is one of numbers.
+void check_delta(
+    const DeltaShape& shape, const std::vector<mx::array>& arrays, size_t rows, int64_t offset);
 
 }  // namespace quire::ops

@@ -6,7 +6,7 @@
 #include "core/checked.h"
 #include "cpu/packing.h"
 #include "ops/layers.h"
-#include "ops/multiply.h"
+#include "ops/packed_linear.h"
 #include "ops/primitive.h"
 
 namespace quire::ops {
@@ -140,7 +140,7 @@ struct PackedRows {
   }
 };
 
-// What a product reads, after a look at it.
+// Checks the inputs of a product, and returns them as it reads them.
 std::vector<mx::array> inputs_of(
     const mx::array& x, const cpu::LinearShape& shape, const std::optional<mx::array>& norm,
     const std::optional<mx::array>& residual) {

@@ -1,4 +1,5 @@
 #pragma once
+
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -19,6 +20,8 @@
 // stands for it. append() takes a layer's token and returns its successor; whatever reads the layer
 // takes the newest one. That orders reads after writes. Writes after reads are not ordered: rows
 // are written once, and their memory is reused only after its epoch.
+//
+// metal_ext/_ext.pyi says what the operations take and return.
 namespace quire::ops {
 
 namespace mx = mlx::core;
@@ -42,8 +45,8 @@ struct Layer {
   mx::Dtype type;
 };
 
-// How many K and V bytes block_copy has copied: the promise "nothing is copied when a sequence
-// joins, leaves or grows" is read off it.
+// How many K and V bytes block_copy has copied. It shows that nothing is copied when a sequence
+// joins, leaves or grows.
 class CopyCounter {
  public:
   void add(uint64_t bytes) { bytes_.fetch_add(bytes, std::memory_order_relaxed); }
@@ -78,34 +81,22 @@ using Rows = std::shared_ptr<const RowTable>;
 using Rope = std::shared_ptr<const RopeTable>;
 using Workers = std::shared_ptr<CpuWorkers>;
 
-// keys, values: [T, kv_heads, head_dim] float32 or bfloat16, row i for row i of the table, of which
-// none may lie in a read-only block.
 mx::array append(
     const mx::array& token, const mx::array& keys, const mx::array& values, const Rows& rows,
     const Layer& layer, const Workers& workers);
 
-// The angles of the table's rows: [T, 2 * frequencies] float32, all cosines and then all sines,
-// both times the magnitude.
-mx::array rope_angles(
-    const Rows& rows, const Rope& rope, const Workers& workers);
+mx::array rope_angles(const Rows& rows, const Rope& rope, const Workers& workers);
 
-// RMS norm and RoPE (halves) of queries and keys, each where it is given, and append() of keys and
-// values. queries: [T, query_heads, head_dim], keys, values: [T, kv_heads, head_dim], float32 or
-// bfloat16 of any strides; angles: [T, 2 * pairs] float32, of the first dimensions. Returns the
-// next token, and the queries, of their own type.
 std::pair<mx::array, mx::array> project_append(
     const mx::array& token, const mx::array& queries, const mx::array& keys,
     const mx::array& values, const std::optional<QKNorms>& norms,
     const std::optional<mx::array>& angles, const Rows& rows, const Layer& layer,
     const Workers& workers);
 
-// queries: [R, query_heads, head_dim] for rows [first_row, first_row + R) of the table; each row
-// over all positions up to its own. Returns the same shape and type.
 mx::array decode_attention(
     const mx::array& token, const mx::array& queries, const Rows& rows, int64_t first_row,
     const Layer& layer, int64_t kv_heads, double scale, const Workers& workers);
 
-// queries: [T, query_heads, head_dim] of one whole segment. Returns the same shape and type.
 mx::array chunk_attention(
     const mx::array& token, const mx::array& queries, const Rows& rows, int64_t segment,
     const Layer& layer, int64_t kv_heads, double scale, const Workers& workers);
@@ -116,7 +107,6 @@ mx::array region_view(
     const mx::array& token, const std::shared_ptr<AddressRange>& range, int64_t region,
     int64_t tokens, int64_t kv_heads, int64_t head_dim, mx::Dtype type);
 
-// Copies the first `tokens` rows of a block to another range's writable block, in every region.
 mx::array block_copy(
     const mx::array& token, const std::shared_ptr<AddressRange>& source, int64_t source_block,
     const std::shared_ptr<AddressRange>& target, int64_t target_block, int64_t tokens,

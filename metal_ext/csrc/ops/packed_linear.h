@@ -1,7 +1,10 @@
 #pragma once
+
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "ops/ops.h"
@@ -57,7 +60,7 @@ struct CodeGroups {
   int64_t group;                    // 32, 64 or 128
 };
 
-// Of each weight; or empty, where all are plain.
+// The codes of each weight; or empty, where all weights are plain.
 using Codes = std::vector<std::optional<CodeGroups>>;
 
 // weights: [outputs, inputs] each, float32, bfloat16 or float16, or uint32 where there are codes;
@@ -80,7 +83,41 @@ struct MatrixKind {
   int64_t group;
 };
 
-// Bytes that matrices of so many inputs take as one layer. Throws as pack_linear() does.
+// Bytes that matrices of `inputs` inputs take as one layer. Throws as pack_linear() does.
 size_t packed_bytes(int64_t inputs, const std::vector<MatrixKind>& matrices);
+
+// Makes row `row` of what is multiplied, [inputs] float32, in `target`.
+using MakeRow = std::function<void(size_t row, float* target)>;
+
+// Floats of scratch that multiply() needs for `rows` rows.
+size_t multiply_scratch(const PackedLinear& packed, size_t rows, const CpuWorkers& workers);
+
+// out [rows][outputs] = x . W^T for 1 to kMaxRows rows, plus `residual` [rows][outputs] where there
+// is one. The caller holds the pool. scratch: on a cache line.
+void multiply(
+    const PackedLinear& packed, size_t rows, const MakeRow& make_row, float* scratch,
+    const float* residual, float* out, CpuWorkers& workers);
+
+// Rows, prepared as the kernels read them, times a matrix: out [rows][outputs], plus `residual`
+// where there is one. rows: 1 to kMaxRows.
+struct Product {
+  const cpu::LinearShape* shape;
+  const std::byte* packed;
+  const std::byte* prepared;
+  size_t rows;
+  float* out;
+  const float* residual = nullptr;
+};
+
+// Multiplies all of them, in one queue of tasks for all threads. The caller holds the pool.
+void multiply_all(std::span<const Product> products, CpuWorkers& workers);
+
+// Calls body(first, count) for all rows, as many at a time as multiply() takes.
+template <class Body>
+void for_each_rows(size_t rows, const Body& body) {
+  for (size_t first = 0; first < rows; first += cpu::kMaxRows) {
+    body(first, rows - first < cpu::kMaxRows ? rows - first : cpu::kMaxRows);
+  }
+}
 
 }  // namespace quire::ops

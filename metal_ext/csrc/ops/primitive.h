@@ -1,4 +1,5 @@
 #pragma once
+
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -55,7 +56,7 @@ class Arrays {
   std::vector<mx::array> arrays_;
 };
 
-// What an operation gives.
+// The results of an operation.
 enum class Results {
   rows,   // arrays that lie row by row, as row_by_row() wants them
   plain,  // any others
@@ -84,8 +85,8 @@ class CpuPrimitive : public mx::Primitive {
 };
 
 // An operation that is one task: work.run(inputs, results) runs on the CPU stream's thread after
-// everything that was queued before. The task keeps the work alive. Work::kResults is what it
-// gives; results(out), where the work has that, gives results their memory in its own way.
+// everything that was queued before. The task keeps the work alive. Work::kResults says what the
+// results are. A work with results(out) gives results their memory in its own way.
 template <class Work>
 class Operation final : public CpuPrimitive {
  public:

@@ -17,16 +17,10 @@ class RegionView final : public CpuPrimitive {
       : CpuPrimitive("region_view"), range_(std::move(range)), region_(region) {}
 
   void eval_cpu(const std::vector<mx::array>&, std::vector<mx::array>& out) override {
-    mx::array& view = out[0];
-    mx::Strides strides(view.strides());
-    const mx::array::Flags flags{
-        .contiguous = true, .row_contiguous = true, .col_contiguous = view.size() <= 1};
-    view.set_data(
-        mx::allocator::Data(
-            mx::allocator::Buffer(range_->region(0) - kSizeField),
-            [keep = range_](mx::allocator::Buffer) {}),
-        view.size(), std::move(strides), flags,
-        static_cast<int64_t>(range_->geometry().range_region_offset(region_)));
+    mx::allocator::Data memory(
+        mx::allocator::Buffer(range_->region(0) - kSizeField),
+        [keep = range_](mx::allocator::Buffer) {});
+    show(out[0], std::move(memory), range_->geometry().range_region_offset(region_));
   }
 
  private:
@@ -62,10 +56,7 @@ mx::array region_view(
     const mx::array& token, const std::shared_ptr<AddressRange>& range, int64_t region,
     int64_t tokens, int64_t kv_heads, int64_t head_dim, mx::Dtype type) {
   check_on_host(*range);
-  check_view(*range, region, tokens, kv_heads, head_dim, type);
-  const mx::Shape shape{
-      narrowed<int>("tokens", tokens), narrowed<int>("kv_heads", kv_heads),
-      narrowed<int>("head_dim", head_dim)};
+  const mx::Shape shape = check_view(*range, region, tokens, kv_heads, head_dim, type);
   return mx::array(
       shape, type, std::make_shared<RegionView>(range, static_cast<size_t>(region)), {token});
 }

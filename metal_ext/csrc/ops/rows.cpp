@@ -6,7 +6,7 @@
 #include "ops/checks.h"
 #include "ops/primitive.h"
 
-// How keys and values get into regions, and what queries and keys take before.
+// Writes keys and values into regions, and normalises and turns queries and keys before.
 namespace quire::ops {
 namespace {
 
@@ -70,7 +70,7 @@ struct RopeAngles {
   }
 };
 
-// What is done to a row's heads. A null pointer: not that.
+// Normalises and turns a row's heads. A null pointer leaves that step out.
 struct HeadWork {
   const cpu::Kernels& kernels;
   size_t dims;

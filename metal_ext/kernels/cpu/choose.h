@@ -1,4 +1,4 @@
-// What choosing a token takes of a row of logits. Included inside an instruction set's namespace,
+// Passes over a row of logits, to choose a token. Included inside an instruction set's namespace,
 // as simd.h is.
 
 // Sums are kept in double, and are made of half a vector of floats each.

@@ -38,11 +38,7 @@ inline void transpose(Vec* v) {
   }
 }
 
-// Sums of T keys and V vectors of query rows that wait for their like.
-template <size_t V, size_t T>
-constexpr size_t kWaiting = T * V * kLanes;
-
-// What score_tokens sums in one lane, and `taken` sums that wait below `top`, added in turn.
+// Sums what score_tokens sums in one lane, and adds the `taken` sums that wait below `top` in turn.
 // queries: [D / kLanes][V][kLanes]. Not inlined, or its sums would not stay in registers.
 template <size_t D, size_t V, size_t T, size_t taken>
 __attribute__((noinline)) void multiply_lane(const float* queries, const float* keys, float* top) {
@@ -115,7 +111,7 @@ inline Vec sum_tokens(const float* weights, size_t first, size_t tokens) {
   }
 }
 
-// What soften() does, for kLanes rows.
+// As soften(), for kLanes rows.
 inline void soften_rows(
     float* scores, size_t tokens, float* highest, float* weight, float* factors) {
   constexpr size_t kChains = 4;
@@ -176,7 +172,7 @@ __attribute__((noinline)) void add_slab(
 
 // The query rows of a chunk that share a KV head, and where their results gather. Row i stands at
 // position `position + i / group` and is query head `i % group` of the KV head. Rows are made up to
-// whole vectors: the last ones may be nobody's.
+// whole vectors: the last ones may be padding.
 struct Chunk {
   const HeadShape& shape;
   size_t position;

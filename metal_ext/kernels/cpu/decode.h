@@ -3,8 +3,8 @@
 
 // Reading K and V of a long sequence is bound by memory. All heads of a few rows are read before
 // the next rows are, so that memory is read in one direction; and lines that will be read
-// kFetchTokens later are asked for a few at a time, between pieces of arithmetic: asked for in one
-// go they fill the core's miss buffers, and the arithmetic waits.
+// kFetchTokens later are prefetched a few at a time, between pieces of arithmetic: all at once they
+// would fill the core's miss buffers, and the arithmetic would wait.
 constexpr size_t kScoreStep = 8;  // tokens
 constexpr size_t kValueStep = 4;
 constexpr size_t kFetchTokens = 16;
@@ -107,7 +107,7 @@ inline void for_head_runs(size_t group, const Body& body) {
   }
 }
 
-// Asks for a KV head's part of the rows that will be read kFetchTokens after `tokens` rows.
+// Prefetches a KV head's part of the rows that will be read kFetchTokens after `tokens` rows.
 template <class KV, size_t D>
 inline void fetch_ahead(const KV* head, size_t stride, size_t tokens) {
   for (size_t t = 0; t < tokens; ++t) {

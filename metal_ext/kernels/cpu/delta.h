@@ -1,5 +1,5 @@
-// What a gated delta net does of a token, in float32: a short convolution, unit vectors, and a
-// recurrence. Included inside an instruction set's namespace, as simd.h is.
+// A gated delta net over tokens, in float32: a short convolution, unit vectors, and a recurrence.
+// Included inside an instruction set's namespace, as simd.h is.
 //
 // Yang, Kautz, Hatamizadeh, "Gated Delta Networks" (arXiv 2412.06464):
 //   S = decay S + (v - decay S k) beta k^T,   y = S q.

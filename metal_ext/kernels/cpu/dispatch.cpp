@@ -26,8 +26,8 @@ namespace neon { extern const Kernels kernels; }
 
 namespace {
 
-// Whether this process may use the tiles of AMX for bfloat16 and bytes. Linux gives them to those
-// who ask. CPUID.(EAX=07H,ECX=0):EDX, bits 22, 24 and 25; ARCH_REQ_XCOMP_PERM for XTILEDATA.
+// True where this process may use the tiles of AMX for bfloat16 and bytes. Linux gives them on
+// request. CPUID.(EAX=07H,ECX=0):EDX, bits 22, 24 and 25; ARCH_REQ_XCOMP_PERM for XTILEDATA.
 #if defined(__x86_64__)
 bool may_use_tiles() {
 #if defined(__linux__)
@@ -41,7 +41,7 @@ bool may_use_tiles() {
 #endif
 }
 #else
-// Whether this processor adds products of bytes: Armv8.2's DotProd. Every Mac's does.
+// True where this processor adds products of bytes: Armv8.2's DotProd. Every Mac's does.
 bool has_dots() {
 #if defined(__linux__)
   return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;

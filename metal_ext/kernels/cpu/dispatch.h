@@ -14,10 +14,10 @@ std::vector<std::string> available();
 // "auto" is the best one. Throws std::invalid_argument that lists what there is.
 const Kernels& select(const std::string& name);
 
-// What is called "float32", "bfloat16" or "int8". Throws std::invalid_argument for other names.
+// From "float32", "bfloat16" or "int8". Throws std::invalid_argument for other names.
 Activations activations_of(const std::string& name);
 
-// Whether the kernels were built for heads of that many dimensions.
+// True where the kernels were built for heads of that many dimensions.
 bool supports_head_dim(size_t head_dim);
 
 }  // namespace quire::cpu

@@ -20,7 +20,7 @@ constexpr int kFirstShift = 2 * kBucketBits;
 constexpr float kLeastWeight = std::numeric_limits<float>::min();
 // Weights of which the largest is looked at first.
 constexpr size_t kPieceWeights = 256;
-// What keeps a bound a bound after rounding.
+// A factor that keeps the bound valid after rounding.
 constexpr double kBelow = 0.5;
 
 // A run of equal weights in falling order, and what stands before it.

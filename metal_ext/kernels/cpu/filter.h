@@ -4,8 +4,8 @@
 
 #include "cpu/kernels.h"
 
-// What top_k and top_p leave of a row's tokens. The weights are the tokens' probabilities times any
-// number, such that none is above 1.
+// The filters top_k and top_p over a row's tokens. The weights are the tokens' probabilities times
+// any number, such that none is above 1.
 namespace quire::cpu {
 
 struct Filter {

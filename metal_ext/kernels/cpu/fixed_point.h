@@ -5,8 +5,8 @@
 //
 //   x[i] = largest / kLargestWhole * (limb[0][i] * 2^16 + limb[1][i] * 2^8 + limb[2][i])
 //
-// What is lost of each is at most about 2^-24 (2^-16, 2^-8) of the group's largest magnitude. A
-// row, as prepared:
+// Each number loses at most about 2^-24 (2^-16, 2^-8) of the group's largest magnitude. A row, as
+// prepared:
 //
 //   [groups]{ the largest magnitude, the sum of x } float32
 //   [groups][limbs][group] signed bytes
@@ -44,7 +44,7 @@ constexpr size_t limbs_of(const LinearShape& shape) {
 template <size_t Limbs>
 constexpr float kLargestWhole = Limbs == 3 ? 8355000.0f : Limbs == 2 ? 32638.0f : 127.0f;
 
-// Calls body(how many limbs x has).
+// Calls body(number of limbs).
 template <class Body>
 void with_limbs(const LinearShape& shape, const Body& body) {
   switch (limbs_of(shape)) {
@@ -110,7 +110,7 @@ void prepare_fixed_point(
   });
 }
 
-// Of a group of weights and the outputs of a panel.
+// The scales of a group of weights, for the outputs of a panel.
 struct GroupScales {
   Vec scale[kPanelVecs];  // by which whole numbers are multiplied: over the largest of x's
   Vec bias[kPanelVecs];
@@ -134,7 +134,7 @@ inline GroupScales scales_at(const LinearShape& shape, const std::byte* group) {
 }
 
 // Adds a group to its outputs' totals. sums: of codes times each limb, the highest first. The one
-// place where whole numbers become others: so a row has the same bits whoever made the sums,
+// place where whole numbers become floats: so a row has the same bits by any instructions,
 // which fit 32 bits, and those of the two lower limbs together do: 255 * 128 * 128 * 257 < 2^31.
 template <size_t Limbs>
 inline Vec add_group(const IntVec* sums, Vec scale, Vec bias, const GroupFactors* x, Vec total) {
@@ -162,7 +162,7 @@ struct CodeCall : ProductCall {
   }
 };
 
-// Codes of 4 inputs and kLanes outputs each, of so many inputs one below the other.
+// Vectors of codes in a word: each has the codes of 4 inputs at kLanes outputs.
 template <size_t Bits>
 constexpr size_t kCodeParts = 8 / Bits;
 

@@ -66,7 +66,7 @@ struct HeadRun {
   constexpr size_t end() const { return first + count; }
 };
 
-// What has been gathered of softmax(scores) . values over some keys, for each query head.
+// A partial softmax(scores) . values over some keys, for each query head.
 struct Partial {
   float* highest;  // [query_heads] highest score
   float* weight;   // [query_heads] sum of exp(score - highest)
@@ -84,7 +84,7 @@ constexpr size_t kChunkRows = 32;
 constexpr size_t kKeyTokens = 16;
 constexpr size_t kValueDims = 64;
 
-// What stands between a layer's products, in float32, a row at a time. out may be an input.
+// The operations between a layer's products, in float32, a row at a time. out may be an input.
 struct LayerKernels {
   // x / sqrt(mean(x^2) + eps) * weight, [n] each.
   void (*rms_norm)(const float* x, const float* weight, float eps, size_t n, float* out);
@@ -126,7 +126,7 @@ struct DeltaRun {
   size_t out_stride;
 };
 
-// What a gated delta net does between its products, in float32.
+// The operations of a gated delta net between its products, in float32.
 struct DeltaKernels {
   // SiLU of the sum of `taps` rows [n], each times its weights: weights of two taps are `stride`
   // apart. A null row is zeros.
@@ -152,8 +152,8 @@ struct ChooseKernels {
   // The sum of those of [n] weights that are not below the floor.
   double (*sum_from)(const float* weights, float floor, size_t n);
 
-  // Those of [n] weights that are not below `least`, in their order; returns how many these are.
-  // out: room for all. Fast where they are few.
+  // Copies those of [n] weights that are not below `least` to out, in their order, and returns
+  // their number. out: room for all. Fast where they are few.
   size_t (*collect)(const float* weights, float least, size_t n, float* out);
 };
 

@@ -1,4 +1,4 @@
-// What a layer does between its products, row by row, in float32. Included inside an instruction
+// The operations between a layer's products, row by row, in float32. Included inside an instruction
 // set's namespace, as simd.h is.
 
 // Calls body(first, count) for every kLanes numbers below n, and for those that are left.

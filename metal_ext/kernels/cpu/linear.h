@@ -7,7 +7,7 @@
 //
 // W is packed once: 16 outputs make a panel, and inside of a panel the two weights of an output
 // that follow each other along the inputs stand side by side. So a panel is read from its beginning
-// to its end, whoever multiplies:
+// to its end, by any instructions:
 //
 //   bfloat16     pairs of inputs:    [inputs / 2][16 outputs][2]
 //   float32      the same:           [inputs / 2][2][16 outputs]
@@ -22,7 +22,7 @@ namespace quire::cpu {
 enum class WeightType { bfloat16, float32, bits4, bits8 };
 enum class ScaleType { bfloat16, float32 };
 
-// What x may be rounded to before it is multiplied, where a set has products of such numbers:
+// The type that x may be rounded to before it is multiplied, where a set has such products:
 // bfloat16, and for codes whole numbers of 16 bits of a group's largest magnitude; or of 8 bits.
 enum class Activations { float32, bfloat16, int8 };
 

@@ -3,11 +3,11 @@
 
 constexpr size_t kPanelVecs = kPanelOutputs / kLanes;
 static_assert(kPanelOutputs % kLanes == 0);
-// Weights are asked for so far ahead.
+// Bytes between the weights that are read and those that are prefetched.
 constexpr size_t kWeightsAhead = 2048;
 
-// What is read kWeightsAhead bytes after `at`, a place in a panel, where `panels` are read at the
-// same time: at a panel's end, what is read there next. From the panel's beginning.
+// The place that is read kWeightsAhead bytes after `at`, from the panel's beginning, where `panels`
+// panels are read at the same time. At a panel's end it lies in the panels that are read next.
 constexpr size_t ahead_of(size_t at, size_t panel_bytes, size_t panels) {
   const size_t next = at + kWeightsAhead;
   return next < panel_bytes ? next : next + (panels - 1) * panel_bytes;
@@ -62,7 +62,7 @@ void for_blocks(size_t rows, size_t first, size_t panels, const Body& body) {
 }
 static_assert(kMostPanels == 4);
 
-// What a call multiplies: rows [0, rows) of x, as prepared.
+// The arguments of a call: rows [0, rows) of x, as prepared.
 struct ProductCall {
   const LinearShape& shape;
   const std::byte* packed;
@@ -164,7 +164,7 @@ void with_weights(const LinearShape& shape, const Body& body) {
   }
 }
 
-// Of a row: [kPanelOutputs] sums. The last panel may have fewer outputs than others.
+// sums: [kPanelOutputs] of a row. The last panel may have fewer outputs than others.
 inline void store_sums_of(const LinearShape& shape, size_t panel, const float* sums, float* row) {
   const size_t first = panel * kPanelOutputs;
   const size_t left = shape.outputs - first;
@@ -311,8 +311,8 @@ template <class Weights, size_t P, size_t R>
 
 // --- codes times many rows -----------------------------------------------------------------------
 
-// From so many rows on, a group's codes are made floats in memory first, of some panels at a time:
-// once for all rows, which then need registers for nothing but sums. These are the same ones.
+// From kLeastTallRows rows on, a group's codes become floats in memory first, of some panels at a
+// time: once for all rows, which then need registers for sums alone. The sums are the same.
 constexpr size_t kLeastTallRows = 3;
 constexpr size_t kTallPanels = 2;
 constexpr size_t kMostTallRows = 12;

@@ -141,7 +141,7 @@ struct TileSums {
     _tile_stored(2, at[2], kLineBytes);
     _tile_stored(3, at[3], kLineBytes);
   }
-  // Of both parts of row `row` of the block.
+  // The sum of both parts of row `row` of the block.
   Vec of(const Block& block, size_t row, size_t panel) const {
     const size_t part = kParts * row;
     const float* const first =

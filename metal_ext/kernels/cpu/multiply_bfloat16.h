@@ -9,7 +9,7 @@ size_t pair_row_bytes(const LinearShape& shape) {
   return odd_lines(shape.inputs * sizeof(uint16_t));
 }
 
-// What is missing in the last pair is zero.
+// A missing number of the last pair is zero.
 void prepare_pairs(const LinearShape& shape, const float* x, size_t row, std::byte* prepared) {
   auto* const to = reinterpret_cast<uint16_t*>(prepared + row * pair_row_bytes(shape));
   to_bfloat16(x, to, shape.inputs);

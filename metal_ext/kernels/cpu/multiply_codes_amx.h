@@ -4,10 +4,10 @@
 // Inputs of a tile of codes: these, or a group if that is less.
 constexpr size_t kCodeStep = 64;
 
-// Inputs whose codes are made ready at a time for many rows: what stays in a core's cache.
+// Inputs whose codes are unpacked at a time for many rows: as many as stay in a core's cache.
 constexpr size_t kSliceInputs = 1024;
-// A unit's sums, a group's and a panel's, are scaled while the matrix unit makes those behind it:
-// so many units later, since vectors cannot be loaded at once from where tiles have been stored.
+// The sums of a unit, a group of a panel, are scaled kUnitsBehind units later, while the matrix
+// unit makes the next ones: vectors cannot be loaded at once from memory that tiles were stored to.
 constexpr size_t kUnitsBehind = 3;
 // Groups that are kept for few rows: the one that is multiplied, the next one, and those whose
 // sums are still to be scaled, of which there are most where there is one panel. A power of two.

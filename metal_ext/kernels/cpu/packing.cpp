@@ -32,7 +32,7 @@ float widened(uint16_t number) {
 }
 float widened(float number) { return number; }
 
-// Of numbers that are no more than a bfloat16's.
+// For numbers that a bfloat16 can hold.
 template <class Number>
 Number narrowed(float number) {
   if constexpr (sizeof(Number) == 2) {
@@ -50,9 +50,10 @@ size_t place_of_scale(size_t number, size_t lane) {
   return sizeof(Number) == 2 ? place_of_bfloat16(number, lane) : place_of_float32(number, lane);
 }
 
-// --- what is stored ------------------------------------------------------------------------------
+// --- stored numbers ------------------------------------------------------------------------------
 
-// What E8M0 says: 2^(exponent - 127), which float32 has as its own exponent, but for the least one.
+// The value of an E8M0 byte: 2^(exponent - 127). float32 has it as its own exponent, but for the
+// least one.
 float power_of_two(uint32_t exponent) {
   const uint32_t bits = exponent == 0 ? 0x00400000u : exponent << 23;
   float number;
@@ -68,7 +69,7 @@ float stored_number(StoredNumber type, const void* numbers, size_t at) {
   }
 }
 
-// What E2M1 says, in halves.
+// The values of E2M1, in halves.
 constexpr int kHalves[] = {0, 1, 2, 3, 4, 6, 8, 12};
 constexpr int kMostHalves = 12;
 

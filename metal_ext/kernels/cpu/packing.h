@@ -10,7 +10,7 @@
 // once, and a row is unpacked where a token is looked up.
 namespace quire::cpu {
 
-// Of plain numbers or of scales. exponents: bytes e for 2^(e - 127), the scales of MXFP4.
+// The type of plain numbers or of scales. exponents: bytes e for 2^(e - 127), the scales of MXFP4.
 enum class StoredNumber { bfloat16, float32, exponents };
 
 // How MLX stores a matrix: plain numbers; or codes with a scale and a bias for each group. Codes

@@ -1,5 +1,5 @@
-// What the host passes to the kernels: one text for MSL and for C++. Members have fixed sizes and
-// natural alignment, without holes, so that both sides see the same bytes.
+// The arguments that the host passes to the kernels: one text for MSL and for C++. Members have
+// fixed sizes and natural alignment, without holes, so that both sides see the same bytes.
 #pragma once
 
 #ifdef __METAL_VERSION__
@@ -13,8 +13,8 @@ namespace metal {
 
 enum : uint32_t {
   kSplitTokens = 256,       // positions of a row that one threadgroup of decode_split reads at most
-  kShortSplitTokens = 128,  // of rows that too few threadgroups would read otherwise:
-  kShortRowTokens = 2048,   // those of so many positions at most
+  kShortSplitTokens = 128,  // of short rows, which too few threadgroups would read otherwise
+  kShortRowTokens = 2048,   // positions of a short row at most
   kTileHeads = 4,           // query heads of a KV head that share that reading
   kDecodeThreads = 256,     // of a threadgroup of decode_split
   kMaxHeadDim = 256,
@@ -23,8 +23,8 @@ enum : uint32_t {
 };
 
 // Positions of each split of a row whose last one is `position`; the last split may have fewer.
-// What fits one split is one, as nothing is left to combine then. Nothing else counts: a row is
-// summed in the same order in any company.
+// A row that fits one split has one, as nothing is left to combine then. Nothing but the position
+// counts: a row is summed in the same order in any company.
 inline uint32_t split_tokens(uint32_t position) {
   return position < kSplitTokens || position >= kShortRowTokens ? kSplitTokens
                                                                 : kShortSplitTokens;
@@ -73,17 +73,17 @@ struct AppendArguments {
   uint32_t rows;
 };
 
-// q and k: RMS norm over head_dim, then RoPE (halves, not pairs), each where it is wanted; then the
-// row is appended.
+// RMS norm of q and k over head_dim, then RoPE (halves, not pairs), each where the model has it;
+// then the row is appended.
 struct ProjectArguments {
   LayerPlace place;
   uint32_t query_heads;
   uint32_t kv_heads;
   uint32_t rows;
-  uint32_t normed;  // whether it is: 0 or 1
+  uint32_t normed;  // 1 where there is a norm
   uint32_t turned;  // pairs of dimensions that turn, the first of a head
   float eps;        // of the norms
-  float magnitude;  // what is turned is multiplied by it
+  float magnitude;  // factor of the dimensions that turn
   uint32_t unused;
   float frequencies[kMaxHeadDim / 2];  // radians per position, of dimensions i and i + turned
 };
@@ -93,7 +93,7 @@ struct GatherArguments {
   LayerPlace place;
   uint32_t row_elements;
   uint32_t tokens;
-  uint32_t row;  // whose sequence it is, in the row table
+  uint32_t row;  // any row of the sequence, in the row table
   uint32_t unused;
 };
 

@@ -1,14 +1,14 @@
-// Attention of single rows over all positions up to their own, in splits of split_tokens positions
-// counted from 0. What is summed in which order depends on a row's position alone.
+// Softmax attention of single rows over all positions up to their own, in splits of split_tokens
+// positions counted from 0. The order of summation depends on a row's position alone.
 //
-// A threadgroup of decode_split scores the tokens of one split, softens the scores, and weighs the
-// values with them, for up to kTileHeads query heads of one KV head: these are the components of a
-// float4, and every number of K and V is read once for all of them. combine.metal puts the splits
-// of a row together; what is a row's only one is its result, whatever other rows have.
+// A threadgroup of decode_split takes one split, for up to kTileHeads query heads of one KV head.
+// It scores the tokens, takes the softmax of the scores, and sums the values with these weights.
+// The heads are the components of a float4, and every number of K and V is read once for all of
+// them. combine.metal combines the splits of a row. A single split needs no combining.
 #include "rows.h"
 
 constant constexpr uint kDecodeSimdgroups = kDecodeThreads / 32;
-// Rows that a lane has asked for before it works on the first of them: the memory is kept busy.
+// Rows that a lane loads before it computes with the first of them, so that memory stays busy.
 constant constexpr uint kKeysAhead = 2;
 constant constexpr uint kValuesAhead = 4;
 static_assert(kTileHeads == 4, "the heads of a tile are the components of a float4");

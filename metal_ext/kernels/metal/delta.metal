@@ -9,7 +9,7 @@
 #include "rows.h"
 
 constant constexpr uint kDeltaSimdgroups = kDeltaThreads / 32;
-// Of the sum of squares of a head's queries or keys, in every checkpoint.
+// Added to the sum of squares of a head's queries or keys; every checkpoint has this one.
 constant constexpr float kUnitEps = 1e-6f;
 
 // A cell's part of the layer: an address, or bytes from the arena's start.
@@ -55,7 +55,7 @@ inline float convolved(
   return silu(sum);
 }
 
-// What a lane has of a unit vector: x * scale / sqrt(sum(x^2) + eps).
+// A lane's part of a unit vector: x * scale / sqrt(sum(x^2) + eps).
 template <int N>
 inline void unit_part(const threadgroup float* x, uint lane, float scale, thread float* part) {
   float squares = 0.0f;

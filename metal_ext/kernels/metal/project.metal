@@ -1,5 +1,5 @@
-// What lies between the projections and attention: q and k norms and RoPE, each where it is wanted,
-// and the rows' append.
+// The step between projections and attention: norms and RoPE of q and k, each where the model has
+// it, and the rows' append.
 #include "rows.h"
 
 // Grid: (query_heads + kv_heads, rows) threadgroups of one simdgroup, one head each. Those of KV

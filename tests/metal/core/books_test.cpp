@@ -1,7 +1,7 @@
 #include <stdexcept>
 
 #include "check.h"
-#include "core/metal/capabilities.h"
+#include "core/metal/gpu.h"
 #include "core/metal/device_heap.h"
 #include "core/metal/queues.h"
 #include "core/metal/sparse.h"

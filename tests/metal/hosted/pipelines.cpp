@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "core/metal/kernel_text.h"
+#include "../msl/all_kernels.h"
 
 namespace {
 

@@ -5,7 +5,7 @@
 #include <set>
 
 #include "../../native/check.h"
-#include "core/metal/kernel_text.h"
+#include "../msl/all_kernels.h"
 
 using namespace quire::metal;
 using quire::test::throws;

@@ -5,7 +5,7 @@
 #include <cstdio>
 #include <cstring>
 
-#include "core/metal/kernel_text.h"
+#include "all_kernels.h"
 
 int main(int count, char** names) {
   const std::vector<quire::metal::Kernel> all = quire::metal::all_kernels();

@@ -1,4 +1,5 @@
 #pragma once
+
 #include <Metal/Metal.hpp>
 
 #include <memory>
@@ -13,7 +14,7 @@ class ExtentHeap final : public DeviceHeap {
  public:
   explicit ExtentHeap(std::shared_ptr<Context> context) : DeviceHeap(std::move(context)) {}
 
-  // Of a block of region 0; region r lies heap_region_offset(r) behind it.
+  // The address of a block of region 0; region r lies heap_region_offset(r) behind it.
   uint64_t block_address(size_t block) const;
   // The same memory for the CPU, of a block of any region.
   std::byte* contents(size_t region, size_t block) const;

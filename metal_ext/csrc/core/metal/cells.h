@@ -1,4 +1,5 @@
 #pragma once
+
 #include <Metal/Metal.hpp>
 
 #include <cstddef>
@@ -15,7 +16,7 @@ namespace quire::metal {
 // in.
 struct CellSegment {
   struct Write {
-    size_t rows;  // after so many of them
+    size_t rows;  // the write comes after this many of them
     size_t cell;
   };
   size_t count;
@@ -42,7 +43,8 @@ class Cells {
 
   size_t count() const { return uses_.size(); }
   size_t cell_bytes() const { return cell_bytes_; }
-  // As kernels are told where a cell is: its GPU address; on dense, bytes from its buffer's start.
+  // The place of a cell as kernels take it: its GPU address; on dense, bytes from its buffer's
+  // start.
   uint64_t place(size_t cell) const;
   // Dense: the one buffer, which kernels bind. Null on others.
   MTL::Buffer* arena() const;
@@ -57,7 +59,7 @@ class Cells {
   // The newest steps that have touched a cell; 0: none.
   struct Use {
     uint64_t written = 0;
-    uint64_t read = 0;  // by who does not write it
+    uint64_t read = 0;  // by sequences that do not write it
   };
 
   void check(const CellSegment& segment) const;

@@ -1,4 +1,5 @@
 #pragma once
+
 #include <Metal/Metal.hpp>
 
 #include <chrono>
@@ -6,9 +7,8 @@
 #include <mutex>
 
 #include "core/geometry.h"
-#include "core/metal/capabilities.h"
-#include "core/metal/device.h"
 #include "core/metal/epochs.h"
+#include "core/metal/gpu.h"
 #include "core/metal/queues.h"
 #include "core/metal/residency.h"
 
@@ -16,7 +16,7 @@ namespace quire::metal {
 
 class Bundle;
 
-// What all heaps and ranges of one substrate share. It outlives them.
+// The objects that all heaps and ranges of one substrate share. It outlives them.
 struct Context {
   // Throws std::runtime_error that names everything that the device lacks for that kind.
   Context(
@@ -29,7 +29,7 @@ struct Context {
   const Capabilities capabilities;
   const Kind kind;
   const Geometry geometry;
-  // Whether mappings change while steps are in flight. Only sparse has mappings that could not.
+  // True where mappings change while steps are in flight. Only on sparse may that be forbidden.
   const bool maps_beside_steps;
   Health health;
   Epochs epochs;

@@ -1,4 +1,5 @@
 #pragma once
+
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -11,8 +12,8 @@
 
 namespace quire::metal {
 
-// What the substrate knows of every block of one heap: what maps it, who writes it, and since when
-// nobody may. Not thread-safe: the substrate's books have one mutex. All throw std::logic_error.
+// The state of every block of one heap: its mappings, its writer, and whether it is sealed. Not
+// thread-safe: the substrate's books have one mutex. All throw std::logic_error.
 //
 //   blank -- writable mapping --> owned -- read-only mapping, its writes complete --> sealed
 //
@@ -22,8 +23,8 @@ class BlockLedger {
  public:
   explicit BlockLedger(size_t blocks) : blocks_(blocks) {}
 
-  // The blocks stand behind `writer`'s addresses, who alone may write them. Rule: a block gets a
-  // writable mapping only when nothing maps it.
+  // Puts the blocks behind the addresses of `writer`, which alone may write them. Rule: a block
+  // gets a writable mapping only when nothing maps it.
   void map_writable(size_t first, size_t count, const void* writer);
   // Rule: a block is shared only when the epoch of its last write is complete, and from then on it
   // is sealed.
@@ -34,7 +35,8 @@ class BlockLedger {
   // Takes a mapping back that did not come about, because the heap's memory was refused.
   void withdraw(size_t first, size_t count);
 
-  // A step writes it. Rules: only its writer writes a block, and nobody a sealed one.
+  // A step writes the block. Rules: only its writer writes a block, and a sealed one is never
+  // written.
   void require_writable(size_t block, const void* writer) const;
   void write(size_t block, const void* writer, uint64_t epoch);
   // The epoch of the last write; 0 for none, or one that was waited for.
@@ -47,7 +49,7 @@ class BlockLedger {
  private:
   struct Block {
     size_t mappings = 0;
-    bool blank = true;  // since the heap has memory, nobody has had it writable
+    bool blank = true;  // no writable mapping yet since the heap has memory
     bool sealed = false;
     const void* writer = nullptr;
     uint64_t written_epoch = 0;
@@ -87,7 +89,7 @@ class DeviceHeap : public Heap {
   // let go.
   virtual void make() = 0;
   virtual void unmake() = 0;
-  // Whether the device gets the memory back before the substrate ends.
+  // True where the device gets the memory back before the substrate ends.
   virtual bool releases() const { return true; }
 
  private:

@@ -1,10 +1,9 @@
 #include "core/metal/device_range.h"
 
-#include <system_error>
-
 #include <algorithm>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 
 namespace quire::metal {
 

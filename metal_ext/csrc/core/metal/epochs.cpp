@@ -2,9 +2,8 @@
 
 #include <algorithm>
 #include <stdexcept>
-#include <string>
 
-#include "core/metal/device.h"
+#include "core/metal/gpu.h"
 
 namespace quire::metal {
 namespace {

@@ -10,10 +10,8 @@ namespace quire::metal {
 namespace {
 
 constexpr size_t kSimdgroup = 32;
-constexpr Number kNumbers[] = {Number::float32, Number::float16, Number::bfloat16};
 constexpr int kHeadDims[] = {64, 128, 256};
 constexpr int kDeltaDim = 128;
-constexpr Kind kKinds[] = {Kind::sparse, Kind::dense, Kind::paged};
 
 std::string text_of(Number number) {
   constexpr const char* kNames[] = {"float", "half", "bfloat"};
@@ -113,33 +111,6 @@ Kernel zero_blocks_kernel() { return instance("blocks.metal", "zero_blocks", kCo
 Kernel copy_blocks_kernel() { return instance("blocks.metal", "copy_blocks", kCopyThreads); }
 
 Kernel mark_step_kernel() { return instance("step.metal", "mark_step", 1); }
-
-std::vector<Kernel> all_kernels() {
-  std::vector<Kernel> all{zero_blocks_kernel(), copy_blocks_kernel(), mark_step_kernel()};
-  for (Number activations : kNumbers) {
-    all.push_back(swiglu_kernel(activations));
-    for (Kind kind : {Kind::sparse, Kind::dense}) {
-      all.push_back(gated_delta_kernel(activations, kind));
-      all.push_back(delta_tails_kernel(activations, kind));
-    }
-    for (int head_dim : kHeadDims) {
-      all.push_back(decode_combine_kernel(activations, head_dim));
-    }
-  }
-  for (Number kv : kNumbers) {
-    for (Kind kind : kKinds) {
-      all.push_back(gather_kernel(kv, kind));
-      for (Number activations : kNumbers) {
-        all.push_back(append_kernel(activations, kv, kind));
-        for (int head_dim : kHeadDims) {
-          all.push_back(decode_split_kernel(activations, kv, head_dim, kind));
-          all.push_back(project_append_kernel(activations, kv, head_dim, kind));
-        }
-      }
-    }
-  }
-  return all;
-}
 
 std::string library_text(const std::vector<Kernel>& kernels) {
   std::vector<std::string> seen;

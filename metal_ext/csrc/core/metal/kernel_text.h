@@ -1,4 +1,5 @@
 #pragma once
+
 #include <cstddef>
 #include <string>
 #include <string_view>
@@ -14,7 +15,7 @@ const char* name_of(Kind kind);
 
 enum class Number { float32, float16, bfloat16 };
 
-// Of a threadgroup of kernels that move bytes, each thread some.
+// Threads of a threadgroup of the kernels that move bytes.
 inline constexpr size_t kCopyThreads = 256;
 
 struct Kernel {
@@ -32,15 +33,12 @@ Kernel decode_combine_kernel(Number activations, int head_dim);
 Kernel project_append_kernel(Number activations, Number kv, int head_dim, Kind kind);
 Kernel gather_kernel(Number kv, Kind kind);
 Kernel swiglu_kernel(Number activations);
-// Of heads of 128 dimensions.
+// These two have heads of 128 dimensions.
 Kernel gated_delta_kernel(Number activations, Kind kind);
 Kernel delta_tails_kernel(Number activations, Kind kind);
 Kernel zero_blocks_kernel();
 Kernel copy_blocks_kernel();
 Kernel mark_step_kernel();
-
-// Every kernel that the functions above can name.
-std::vector<Kernel> all_kernels();
 
 // The complete text of a library that holds these kernels, which are all of one file: what the file
 // includes of ours stands before it, and lines that instantiate its templates behind it.

@@ -5,7 +5,6 @@
 #include <stdexcept>
 #include <string>
 
-#include "core/metal/device.h"
 #include "core/metal/kernel_text.h"
 
 namespace quire::metal {

@@ -1,11 +1,12 @@
 #pragma once
+
 #include <Metal/Metal.hpp>
 
 #include <cstdint>
 #include <mutex>
 #include <span>
 
-#include "core/metal/device.h"
+#include "core/metal/gpu.h"
 #include "metal/arguments.h"
 
 namespace quire::metal {

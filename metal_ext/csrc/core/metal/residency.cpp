@@ -127,7 +127,7 @@ Residency::Residency(MTL::Device* device, const Health& health, const Options& o
   }
 }
 
-// --- what is added -----------------------------------------------------------------------------
+// --- members -------------------------------------------------------------------------------------
 
 void Residency::add(MTL::Buffer* buffer, uint64_t bytes) {
   const std::lock_guard books(books_);
@@ -299,7 +299,7 @@ void Residency::remove_allocation(const MTL::Allocation* allocation) {
   ++changed_;
 }
 
-// --- what is asked for -------------------------------------------------------------------------
+// --- requests ------------------------------------------------------------------------------------
 
 void Residency::ask_for_all() {
   const auto pool = new_pool();

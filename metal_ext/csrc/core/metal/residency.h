@@ -1,4 +1,5 @@
 #pragma once
+
 #include <Metal/Metal.hpp>
 
 #include <atomic>
@@ -15,7 +16,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "core/metal/device.h"
+#include "core/metal/gpu.h"
 
 namespace quire::metal {
 
@@ -89,18 +90,18 @@ class ResidentSet {
 };
 
 // Keeps memory resident that kernels reach by address, because the system cannot see such uses, and
-// the weights, because the system forgets what nobody asks for. It is in residency sets, on every
-// queue on which something runs that may touch it:
+// the weights, because the system drops unused memory after a while. All of it is in residency
+// sets. Every queue whose commands may touch it has the sets:
 //
 //   weights | weights | heaps | heaps | heaps and buffers
 //   --- closed: nothing comes or goes ---|--- open, until a step begins
 //
-// Rule: what is in a set changes only while no command in flight has the set; a Mac has been seen
-// to go down where members came and went under commands. So memory that is made while steps run
-// gets a set of its own, which stays open for what else is made before the next step begins. A set
-// from which something goes is dropped whole, when nothing runs, and what is left gets a new one.
+// Rule: the members of a set change only while no command in flight has the set; a Mac has been
+// seen to go down where members came and went under commands. So memory that is made while steps
+// run gets a set of its own, which stays open for other new memory until the next step begins. A
+// set that loses a member is emptied while nothing runs, and filled again with the others.
 //
-// Where there are no residency sets (macOS 14), a list of what encoders must name.
+// Without residency sets (macOS 14) it keeps a list of the resources that encoders must name.
 class Residency {
  public:
   // A set has no more than this share of the working set: macOS makes whole sets resident, and one
@@ -108,10 +109,10 @@ class Residency {
   static constexpr uint64_t kSetPercent = 5;
   // A queue takes 32 sets (Metal's feature set tables). One is MLX's own, the others are spare.
   static constexpr size_t kMostSets = 24;
-  // Of these, those that weights leave to heaps and buffers.
+  // Sets that the weights leave to heaps and buffers.
   static constexpr size_t kLeftByWeights = 4;
 
-  // macOS 26 takes what was wired back one second after its last use (llama.cpp's pull request
+  // macOS 26 takes wired memory back one second after its last use (llama.cpp's pull request
   // 17766, whose first interval this is).
   static constexpr std::chrono::milliseconds kInterval{500};
 
@@ -119,16 +120,16 @@ class Residency {
     bool supported = false;  // Capabilities::residency_sets
     uint64_t working_set_bytes = 0;
     size_t most_sets = kMostSets;
-    // How long after the last use the sets are asked for; 0: no longer than they are in use.
+    // How long after the last use residency is still requested; 0: not at all after it.
     std::chrono::nanoseconds keep = std::chrono::nanoseconds::zero();
     std::chrono::nanoseconds interval = kInterval;  // the longest without a use or a request
     Clock now = &std::chrono::steady_clock::now;
   };
-  // health: a device that has failed is asked for nothing.
+  // health: nothing is requested of a device that has failed.
   Residency(MTL::Device* device, const Health& health, const Options& options);
   ~Residency() { end(); }
 
-  // What a set has at most where there is a choice; 0 where nobody knows.
+  // The most bytes of a set, where its members leave a choice; 0 where the device names no limit.
   uint64_t set_bytes() const { return set_bytes_; }
   // New memory, for the next settle(). bytes: what it takes of the working set. Any thread.
   void add(MTL::Buffer* buffer, uint64_t bytes);
@@ -149,17 +150,17 @@ class Residency {
   // --- mapper's thread ---------------------------------------------------------------------------
   // The queues of its own commands, which it waits for. Before there are sets.
   void attach_own(MTL4::CommandQueue* mapping, MTL::CommandQueue* work);
-  // Whether settle() would need one set more than there may be.
+  // True where settle() would need one set more than there may be.
   bool crowded() const;
   // Makes room for sets: those that are not full are dropped, and made again as few. Nothing runs.
   void gather();
-  // Puts what was added into the set that is open, or the next ones, and asks for these. Throws
-  // std::system_error(ENOMEM) where the device refuses: what has no set yet stays added.
+  // Puts added memory into the open set, or the next ones, and requests their residency. Throws
+  // std::system_error(ENOMEM) where the device refuses: memory without a set stays added.
   void settle();
-  // Before commands over memory that was settled are committed. What nobody has used or asked for
-  // since a while may not be resident any more: it is asked for first.
+  // Before commands over settled memory are committed. Memory that was neither used nor requested
+  // for a while may not be resident any more: its residency is requested again.
   void refresh();
-  bool lapsed() const;  // whether it will ask
+  bool lapsed() const;  // true where refresh() will request it
   // Before the last reference goes. Nothing runs.
   void remove(MTL::Buffer* buffer);
   void remove(MTL::Heap* heap);
@@ -181,7 +182,7 @@ class Residency {
   const Health& health_;
   const Options options_;
   const uint64_t set_bytes_;
-  // Held by whoever makes, drops or asks for sets, as long as that takes.
+  // Held while sets are made, dropped or requested.
   std::mutex changes_;
   std::vector<ResidentSet> empty_;  // what gather() makes sets of
   mutable std::mutex books_;  // guards all that follows, and is never held for long
@@ -196,7 +197,7 @@ class Residency {
   NS::SharedPtr<MTL::CommandQueue> work_;
   std::vector<MTL::Resource*> unattached_;
 
-  // When all sets were last in use or asked for.
+  // When all sets were last in use or requested.
   std::atomic<std::chrono::steady_clock::time_point> fresh_;
   std::unique_ptr<Heartbeat> heartbeat_;  // null where nothing is kept
 };

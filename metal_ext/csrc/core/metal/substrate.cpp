@@ -3,16 +3,12 @@
 #include <algorithm>
 #include <exception>
 #include <stdexcept>
-#include <string>
 #include <utility>
-
-#include "core/metal/buffers.h"
-#include "core/metal/sparse.h"
 
 namespace quire::metal {
 namespace {
 
-// What outlives a substrate that could not end.
+// The objects of a substrate that could not end, which stay for good.
 struct Kept {
   std::shared_ptr<Context> context;
   std::shared_ptr<Arena> arena;

@@ -1,4 +1,5 @@
 #pragma once
+
 #include <Metal/Metal.hpp>
 
 #include <chrono>
@@ -34,11 +35,11 @@ class Substrate {
     Kind kind;
     Geometry geometry;
     size_t max_ranges;            // dense: slices of the arena
-    // Sparse: whether mappings may change while steps are in flight, whoever uses the memory.
+    // Sparse: whether mappings may change while any step is in flight.
     bool maps_beside_steps = false;
     size_t max_buffer_bytes = 0;  // 0: the device's; smaller values force more buffers per range
-    std::chrono::nanoseconds timeout = std::chrono::seconds(30);  // of anything the device is asked
-    Residency::Options residency = {};  // what the device itself says of it aside
+    std::chrono::nanoseconds timeout = std::chrono::seconds(30);  // of one command
+    Residency::Options residency = {};  // the device's own properties are added
   };
   // Throws std::runtime_error that names everything that the device lacks for that kind, or the
   // figure that does not fit; std::invalid_argument for a geometry that the kind cannot have;

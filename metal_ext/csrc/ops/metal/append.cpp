@@ -4,7 +4,7 @@
 #include "ops/metal/layer_rows.h"
 #include "ops/metal/ops.h"
 
-// How keys and values get into rows, and what queries and keys take before.
+// Writes keys and values into rows, and normalises and turns queries and keys before.
 namespace quire::ops {
 namespace {
 
@@ -41,17 +41,12 @@ struct ProjectAppend {
   void encode(
       Encoder& encoder, const std::vector<mx::array>& in, std::vector<mx::array>& out) const {
     constexpr int kRead = 5;
-    std::vector<mx::array> read;
-    for (size_t i = 1; i <= kRead; ++i) {
-      read.push_back(encoder.contiguous(in[i]));
-    }
+    const std::vector<mx::array> read = encoder.contiguous_inputs(in, kRead);
     out[0].copy_shared_buffer(in[0]);
     allocate_on_device(out[1]);
     encoder.kernel(kernel);
     encoder.output(out[0], 0);  // the token; queries are bound there behind it
-    for (int i = 0; i < kRead; ++i) {
-      encoder.input(read[static_cast<size_t>(i)], i);
-    }
+    encoder.inputs(read);
     bind_rows(encoder, *rows, layer, kRead, RowAccess::write);
     encoder.output(out[1], 8);
     encoder.bytes(arguments, 9);

@@ -1,4 +1,5 @@
 #pragma once
+
 #include <Metal/Metal.hpp>
 
 #include <cstddef>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "core/address_range.h"
+#include "core/checked.h"
 #include "core/metal/kernel_text.h"
 #include "core/metal/substrate.h"
 #include "mlx/allocator.h"
@@ -27,7 +29,7 @@ namespace quire::ops {
 
 namespace mx = mlx::core;
 
-// A substrate, and what MLX's graph and encoders know of it. Engine's thread.
+// A substrate, and its state in MLX's graph and encoders. Engine's thread.
 struct MetalSubstrate {
   std::shared_ptr<metal::Substrate> memory;
   // Steps that have begun, and have no end in the graph yet.
@@ -39,8 +41,8 @@ struct MetalSubstrate {
   // Sparse ranges of which the newest step has one row, and its epoch. Such rows are read by
   // address alone, behind the token: no command says that it writes the range's buffers.
   std::map<const AddressRange*, uint64_t> by_address;
-  // Where there are no residency sets: the encoder that was told what it uses, and how much that
-  // was. Kept, so that no other encoder can have its address.
+  // Without residency sets: the encoder that knows its resources, and their number. It is kept, so
+  // that no other encoder can have its address.
   NS::SharedPtr<MTL::ComputeCommandEncoder> told;
   size_t told_resources = 0;
 };
@@ -51,11 +53,11 @@ using DeviceMemory = std::shared_ptr<MetalSubstrate>;
 //
 // MLX lets the commands of an encoder run at the same time, and encoders too, except where it sees
 // that one writes an array that another one uses; then it puts a barrier or a fence between them.
-// An array is its MTL::Buffer to it. So whatever writes rows writes the cache token, and whatever
-// reads rows by address names the token (`after`) before its first command. MLX's own commands read
-// views of rows (region_view) and know of no token: whatever writes rows of a range that may be
-// viewed says that it writes the range's buffer, too (`output` of an array that stands for it).
-// Neither may be left out: what is missing is read too early, now and then.
+// It knows an array by its MTL::Buffer. So an operation that writes rows writes the cache token,
+// and one that reads rows by address names the token (`after`) before its first command. MLX's own
+// commands read views of rows (region_view) without any token: an operation that writes rows of a
+// range that may be viewed also declares the range's buffer as an output (`output` of an array that
+// stands for it). Neither may be left out: without them rows are read too early, now and then.
 //
 // Nothing is committed here: MLX holds on to the command buffer across the call.
 class Encoder {
@@ -67,15 +69,28 @@ class Encoder {
   void use(MetalSubstrate& substrate);
 
   // The array, where its elements lie in order without gaps; else a copy of it that does, made by a
-  // command of MLX's. Before anything is said of the next command.
+  // command of MLX's. Comes before the calls for the next command.
   mx::array contiguous(const mx::array& array);
+  // The same for the inputs of an operation behind the token, 1 to `count`.
+  std::vector<mx::array> contiguous_inputs(const std::vector<mx::array>& in, size_t count) {
+    std::vector<mx::array> read;
+    for (size_t i = 1; i <= count; ++i) {
+      read.push_back(contiguous(in[i]));
+    }
+    return read;
+  }
 
   // The next command runs after whatever wrote the array.
   void after(const mx::array& array);
 
-  // What the next command runs and works on. All must be said again for every command.
+  // The kernel and the arguments of the next command. Every command needs all of them anew.
   void kernel(const metal::Kernel& kernel);
   void input(const mx::array& array, int index, int64_t offset_bytes = 0);
+  void inputs(const std::vector<mx::array>& arrays) {  // at 0 and behind
+    for (size_t i = 0; i < arrays.size(); ++i) {
+      input(arrays[i], narrowed<int>("index", i));
+    }
+  }
   void output(mx::array& array, int index);
   template <class T>
   void bytes(const T& value, int index) {

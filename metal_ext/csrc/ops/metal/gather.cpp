@@ -5,8 +5,8 @@
 #include "ops/metal/on_device.h"
 #include "ops/metal/ops.h"
 
-// What attention over many rows of one sequence reads: its past as one array each of keys and
-// values, copied, or as it lies.
+// The past of one sequence for attention over many of its rows: one array each of keys and values,
+// copied, or as it lies.
 namespace quire::ops {
 namespace {
 
@@ -40,23 +40,13 @@ struct RegionView {
   size_t region;
 
   void encode(Encoder&, const std::vector<mx::array>&, std::vector<mx::array>& out) const {
-    mx::array& view = out[0];
     const metal::BufferPlace place = substrate->memory->own(*range).view(region);
-    mx::Strides strides(view.strides());
-    const mx::array::Flags flags{
-        .contiguous = true, .row_contiguous = true, .col_contiguous = view.size() <= 1};
-    view.set_data(
-        mx::allocator::Data(
-            as_mlx_buffer(place.buffer),
-            [range = range, substrate = substrate](mx::allocator::Buffer) {}),
-        view.size(), std::move(strides), flags, static_cast<int64_t>(place.offset));
+    mx::allocator::Data memory(
+        as_mlx_buffer(place.buffer),
+        [range = range, substrate = substrate](mx::allocator::Buffer) {});
+    show(out[0], std::move(memory), place.offset);
   }
 };
-
-mx::Shape rows_shape(int64_t tokens, int64_t kv_heads, int64_t head_dim) {
-  return {narrowed<int>("tokens", tokens), narrowed<int>("kv_heads", kv_heads),
-          narrowed<int>("head_dim", head_dim)};
-}
 
 }  // namespace
 
@@ -78,7 +68,8 @@ std::pair<mx::array, mx::array> device::gather(
   const metal::GatherArguments arguments{
       place.place, heads.row_elements(), narrowed<uint32_t>("tokens", tokens),
       narrowed<uint32_t>("rows", rows->first_row(number)), 0};
-  const mx::Shape shape = rows_shape(tokens, kv_heads, head_dim);
+  const mx::Shape shape{narrowed<int>("tokens", tokens), narrowed<int>("kv_heads", kv_heads),
+                        narrowed<int>("head_dim", head_dim)};
   const auto results = mx::array::make_arrays(
       {shape, shape}, {layer.type, layer.type},
       device_operation(
@@ -95,7 +86,7 @@ mx::array device::region_view(
     throw std::invalid_argument(
         "a paged region lies in no one array: metal_ext.gather copies its rows into one");
   }
-  check_view(*range, region, tokens, kv_heads, head_dim, type);
+  const mx::Shape shape = check_view(*range, region, tokens, kv_heads, head_dim, type);
   const auto row = substrate->by_address.find(range.get());
   if (row != substrate->by_address.end() &&
       row->second > substrate->memory->epochs().completed()) {
@@ -105,7 +96,7 @@ mx::array device::region_view(
   }
   substrate->memory->own(*range);
   return mx::array(
-      rows_shape(tokens, kv_heads, head_dim), type,
+      shape, type,
       device_operation("region_view", RegionView{substrate, range, static_cast<size_t>(region)}),
       {token});
 }

@@ -1,4 +1,5 @@
 #pragma once
+
 #include <cstddef>
 #include <cstdint>
 
@@ -8,10 +9,10 @@
 #include "ops/metal/rows.h"
 #include "ops/ops.h"
 
-// A layer's rows, as the kernels are told of them.
+// A layer's rows as the kernels take them.
 namespace quire::ops {
 
-// What the kernels compute with. Throws std::invalid_argument for other types.
+// The type of numbers that the kernels compute with. Throws std::invalid_argument for other types.
 metal::Number number_of(const char* name, mx::Dtype type);
 
 // How many heads of how many numbers rows have; query_heads is kv_heads where there are no queries.

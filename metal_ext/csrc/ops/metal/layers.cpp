@@ -7,7 +7,7 @@
 #include "ops/metal/layer_rows.h"
 #include "ops/metal/ops.h"
 
-// What a model's layers compute beside attention: a gated delta net, and the gate of an MLP.
+// The parts of a model's layers beside attention: a gated delta net, and the gate of an MLP.
 namespace quire::ops {
 namespace {
 
@@ -24,17 +24,12 @@ struct GatedDeltaStep {
   void encode(
       Encoder& encoder, const std::vector<mx::array>& in, std::vector<mx::array>& out) const {
     constexpr int kRead = 8;
-    std::vector<mx::array> read;
-    for (size_t i = 1; i <= kRead; ++i) {
-      read.push_back(encoder.contiguous(in[i]));
-    }
+    const std::vector<mx::array> read = encoder.contiguous_inputs(in, kRead);
     out[0].copy_shared_buffer(in[0]);
     allocate_on_device(out[1]);
     encoder.kernel(delta);
     encoder.output(out[0], 0);  // the token; qkv is bound there behind it
-    for (int i = 0; i < kRead; ++i) {
-      encoder.input(read[static_cast<size_t>(i)], i);
-    }
+    encoder.inputs(read);
     bind_cells(encoder, kRead);
     encoder.output(out[1], 11);
     encoder.bytes(arguments, 12);
@@ -64,12 +59,9 @@ struct GatedDeltaStep {
 
 constexpr int64_t kDim = 128;
 
-void check_arrays(const DeltaShape& shape, const std::vector<mx::array>& arrays, size_t rows) {
+void check_arrays(const DeltaShape& shape, const std::vector<mx::array>& arrays) {
   constexpr const char* kNames[] = {"qkv", "z", "a", "b"};
-  const auto heads = static_cast<size_t>(shape.value_heads);
-  const size_t widths[] = {shape.conv_width(), shape.values_width(), heads, heads};
-  for (size_t i = 0; i < arrays.size(); ++i) {
-    check_state_input(kNames[i], arrays[i], rows, widths[i]);
+  for (size_t i = 1; i < arrays.size(); ++i) {
     check_same_type("qkv", arrays[0], kNames[i], arrays[i]);
   }
   if (shape.key_dim != kDim || shape.value_dim != kDim) {
@@ -115,14 +107,10 @@ std::pair<mx::array, mx::array> device::gated_delta(
     const DeviceMemory& substrate) {
   const MetalRows& rows = *states->rows();
   check_rows_of("gated_delta", rows, substrate);
-  check_arrays(delta->shape, {qkv, z, a, b}, rows.size());
   states->require_room(
       offset, delta->shape.state_bytes() + delta->shape.tail_bytes(qkv.itemsize()));
-  constexpr int64_t kNumber = sizeof(float);
-  if (offset % kNumber != 0) {
-    throw std::invalid_argument(
-        "offset is " + std::to_string(offset) + "; it must be a multiple of 4");
-  }
+  check_delta(delta->shape, {qkv, z, a, b}, rows.size(), offset);
+  check_arrays(delta->shape, {qkv, z, a, b});
   const metal::Number type = number_of("qkv", qkv.dtype());
   // Cells have no page tables: on paged they are found by address, as on sparse.
   const metal::Kind kind = states->arena() ? metal::Kind::dense : metal::Kind::sparse;

@@ -33,7 +33,7 @@ MTL::Buffer* metal_buffer(const mx::array& array) {
   return static_cast<MTL::Buffer*>(const_cast<void*>(array.buffer().ptr()));
 }
 
-// MLX does not export what its operations copy with, but an operation that copies can be asked.
+// MLX does not export its copying function, but its operation `contiguous` copies when evaluated.
 mx::array ordered_copy(const mx::array& array, const mx::Stream& stream) {
   const mx::array copy = mx::contiguous(array, /*allow_col_major=*/false, stream);
   std::vector<mx::array> made{copy};

@@ -1,4 +1,5 @@
 #pragma once
+
 #include <Metal/Metal.hpp>
 
 #include "mlx/allocator.h"
@@ -14,7 +15,7 @@ namespace mx = mlx::core;
 // The device that MLX computes on; null where there is none.
 MTL::Device* mlx_device();
 
-// Throws std::runtime_error unless the stream is one of that device. operation: whose work it is.
+// Throws std::runtime_error unless the stream is one of that device. operation: its name.
 void require_device_stream(const mx::Stream& stream, const char* operation);
 
 // The buffer as an array of MLX has it.

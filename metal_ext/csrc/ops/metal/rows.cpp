@@ -4,7 +4,6 @@
 #include <cstring>
 #include <stdexcept>
 #include <string>
-#include <utility>
 
 #include "core/checked.h"
 #include "core/metal/kernel_text.h"
@@ -16,15 +15,15 @@
 namespace quire::ops {
 namespace {
 
-// What commands over rows or cells need, whoever has let go of it meanwhile: the substrate, which
-// ends with its last reference, and what stands for its buffers.
+// Objects that commands over rows or cells keep alive: the substrate, which ends with its last
+// reference, and the arrays that stand for its buffers.
 struct Kept {
   std::shared_ptr<MetalSubstrate> substrate;
   std::vector<std::vector<mx::array>> stand_ins;
 };
 
-// What the host writes once for the device to read, as an array of 32-bit words. MLX holds it until
-// the commands that read it have run, and `kept` with it.
+// Values that the host writes once for the device to read, as an array of 32-bit words. MLX holds
+// it until the commands that read it have run, and `kept` with it.
 template <class T>
 mx::array words_of(const std::vector<T>& values, std::shared_ptr<const void> kept = nullptr) {
   static_assert(sizeof(T) % sizeof(uint32_t) == 0);
@@ -37,8 +36,9 @@ mx::array words_of(const std::vector<T>& values, std::shared_ptr<const void> kep
       {narrowed<int>("words", bytes / sizeof(uint32_t))}, mx::uint32);
 }
 
-// Stands for a buffer in what MLX knows of reads and writes. It has one element, because MLX counts
-// the elements of what a command uses, and gives the commands away early when they are many.
+// An array that stands for a buffer where MLX tracks reads and writes. It has one element, because
+// MLX counts the elements of what a command uses, and gives the commands away early when they are
+// many.
 mx::array stand_in(MTL::Buffer* buffer) {
   return mx::array(
       mx::allocator::Data(as_mlx_buffer(buffer), [](mx::allocator::Buffer) {}), {1}, mx::uint8);

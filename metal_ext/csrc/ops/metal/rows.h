@@ -1,4 +1,5 @@
 #pragma once
+
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -15,7 +16,7 @@
 // The rows of a step and the cells that they use, on the device.
 namespace quire::ops {
 
-// The work of one decode call, cut as the kernels want it.
+// The work of one decode call, cut into tasks of the kernels.
 struct DecodeCut {
   mx::array tasks;       // DecodeTask [count]
   mx::array first_task;  // uint32 [rows + 1]
@@ -40,9 +41,9 @@ class MetalRows {
   // Throws std::logic_error that names the operation where the step has ended.
   void require_open(const char* operation) const;
   // The step's end is part of the graph: nothing more may be added to it. Throws std::logic_error
-  // where that was said before, or an older step has no end yet.
+  // the second time, and where an older step has no end yet.
   void close();
-  // The step's end has been encoded: what comes later would use memory that others may have.
+  // The step's end has been encoded: a later command would use memory of another sequence.
   void end() { ended_ = true; }
   void require_not_ended(const char* operation) const;
   // The step failed, and nothing of it runs any more.
@@ -54,7 +55,7 @@ class MetalRows {
   int64_t entries_offset(size_t buffer) const;  // bytes
   // Paged: uint64 GPU addresses of blocks, which entries point into. On others, any array.
   const mx::array& pages() const { return pages_; }
-  // The buffers that somebody may view while the step writes them, each as an array of one element:
+  // The buffers that a view may show while the step writes them, each as an array of one element:
   // sparse, buffer number `buffer` of the ranges that get several rows; dense, the arena; paged,
   // none, because nothing can show them.
   const std::vector<mx::array>& written(size_t buffer) const { return written_[buffer]; }
@@ -98,7 +99,7 @@ class MetalStateRows {
 
   const std::shared_ptr<MetalRows>& rows() const { return rows_; }
   uint32_t segments() const { return segments_; }
-  // Throws std::out_of_range unless a cell has so many bytes behind the offset.
+  // Throws std::out_of_range unless a cell has `bytes` behind the offset.
   void require_room(int64_t offset, size_t bytes) const;
 
   // DeltaSegment [segments], and DeltaWrite of all of them. The first is an input of every

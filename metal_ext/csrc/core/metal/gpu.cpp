@@ -1,10 +1,13 @@
-#include "core/metal/capabilities.h"
+#include "core/metal/gpu.h"
 
+#include <algorithm>
+#include <cerrno>
+#include <span>
 #include <stdexcept>
-
-#include "core/metal/device.h"
+#include <system_error>
 
 namespace quire::metal {
+
 namespace {
 
 // metal-cpp keeps what it asks objects with to its own classes.
@@ -30,9 +33,11 @@ constexpr Family kFamilies[] = {
 };
 
 constexpr Kind kAll[] = {Kind::sparse, Kind::paged, Kind::dense};
+constexpr Kind kAddressed[] = {Kind::sparse, Kind::paged};
+constexpr Kind kSparse[] = {Kind::sparse};
 
-// Every message that the substrates send, and who sends it. What makes an object stands before what
-// the object is asked.
+// Every message that the substrates send, by its receiver and the kinds that send it. The message
+// that makes an object stands before the messages to the object.
 constexpr const char* kDeviceAll[] = {
     "newBufferWithLength:options:", "newSharedEvent", "maxBufferLength"};
 constexpr const char* kDeviceSparse[] = {
@@ -60,15 +65,13 @@ class Probe {
   Capabilities run() {
     const auto pool = new_pool();
     describe();
-    for (const Kind kind : kAll) {
-      demand(kind, device_, "the device", kDeviceAll);
-    }
-    demand(Kind::sparse, device_, "the device", kDeviceSparse);
+    demand(kAll, device_, "the device", kDeviceAll);
+    demand(kSparse, device_, "the device", kDeviceSparse);
     buffers_and_events();
     residency();
     queues();
     const auto descriptor = NS::TransferPtr(MTL::HeapDescriptor::alloc()->init());
-    demand(Kind::sparse, descriptor.get(), "a heap descriptor", kHeapDescriptor);
+    demand(kSparse, descriptor.get(), "a heap descriptor", kHeapDescriptor);
     if (found_.placement_sparse == false) {
       lacks(Kind::sparse, "the device says that it has no placement sparse resources");
     }
@@ -78,17 +81,20 @@ class Probe {
  private:
   void lacks(Kind kind, const std::string& what) { found_.missing.push_back({kind, what}); }
 
-  template <size_t count>
+  // What an object of the device must answer for some kinds.
   void demand(
-      Kind kind, const void* object, const char* whose, const char* const (&selectors)[count]) {
-    for (const char* selector : selectors) {
-      if (object != nullptr && !Ask::answers(object, selector)) {
-        lacks(kind, std::string(whose) + " does not answer " + selector);
+      std::span<const Kind> kinds, const void* object, const char* whose,
+      std::span<const char* const> selectors) {
+    for (const Kind kind : kinds) {
+      for (const char* selector : selectors) {
+        if (object != nullptr && !Ask::answers(object, selector)) {
+          lacks(kind, std::string(whose) + " does not answer " + selector);
+        }
       }
     }
   }
 
-  // Whether the device can be asked for an object; that it cannot has been noted already.
+  // True where the device can make an object; demand() has noted already where it cannot.
   bool makes(const char* selector) const { return Ask::answers(device_, selector); }
 
   void describe() {
@@ -120,17 +126,12 @@ class Probe {
     if (makes("newBufferWithLength:options:")) {
       const auto buffer =
           NS::TransferPtr(device_->newBuffer(16, MTL::ResourceStorageModeShared));
-      for (const Kind kind : kAll) {
-        demand(kind, buffer.get(), "a buffer", kBufferAll);
-      }
-      demand(Kind::sparse, buffer.get(), "a buffer", kBufferAddress);
-      demand(Kind::paged, buffer.get(), "a buffer", kBufferAddress);
+      demand(kAll, buffer.get(), "a buffer", kBufferAll);
+      demand(kAddressed, buffer.get(), "a buffer", kBufferAddress);
     }
     if (makes("newSharedEvent")) {
       const auto event = NS::TransferPtr(device_->newSharedEvent());
-      for (const Kind kind : kAll) {
-        demand(kind, event.get(), "a shared event", kEvent);
-      }
+      demand(kAll, event.get(), "a shared event", kEvent);
     }
   }
 
@@ -146,16 +147,16 @@ class Probe {
       return;
     }
     const size_t before = found_.missing.size();
-    demand(Kind::sparse, set.get(), "a residency set", kResidencySet);
+    demand(kSparse, set.get(), "a residency set", kResidencySet);
     found_.residency_sets = found_.missing.size() == before;
   }
 
   void queues() {
     if (makes("newCommandQueue")) {
       const auto queue = NS::TransferPtr(device_->newCommandQueue());
-      demand(Kind::sparse, queue.get(), "a command queue", kQueue);
+      demand(kSparse, queue.get(), "a command queue", kQueue);
       const size_t before = found_.missing.size();
-      demand(Kind::sparse, queue.get(), "a command queue", kQueueResidency);
+      demand(kSparse, queue.get(), "a command queue", kQueueResidency);
       found_.residency_sets &= queue && found_.missing.size() == before;
     }
     if (makes("newMTL4CommandQueue")) {
@@ -163,7 +164,7 @@ class Probe {
       if (!queue) {
         lacks(Kind::sparse, "the device makes no Metal 4 command queue");
       }
-      demand(Kind::sparse, queue.get(), "a Metal 4 command queue", kMappingQueue);
+      demand(kSparse, queue.get(), "a Metal 4 command queue", kMappingQueue);
     }
   }
 
@@ -195,6 +196,69 @@ std::vector<std::string> Capabilities::missing_for(Kind kind) const {
     }
   }
   return words;
+}
+
+void Health::fail(const std::string& what) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (failure_.empty()) {
+      failure_ = what;
+    }
+  }
+  throw std::runtime_error(what);
+}
+
+void Health::time_out(const std::string& what) {
+  const auto limit = std::chrono::duration_cast<std::chrono::milliseconds>(timeout_);
+  fail(
+      "the GPU did not finish within " + std::to_string(limit.count()) + " ms: " + what +
+      "; quire must end, and start again with the paged or the dense backend");
+}
+
+void Health::require() const {
+  const std::lock_guard lock(mutex_);
+  if (!failure_.empty()) {
+    throw std::runtime_error(failure_);
+  }
+}
+
+std::string Health::failure() const {
+  const std::lock_guard lock(mutex_);
+  return failure_;
+}
+
+NS::SharedPtr<NS::AutoreleasePool> new_pool() {
+  return NS::TransferPtr(NS::AutoreleasePool::alloc()->init());
+}
+
+void refuse_memory(const std::string& object) {
+  throw std::system_error(ENOMEM, std::generic_category(), object);
+}
+
+NS::SharedPtr<MTL::Buffer> make_shared_buffer(MTL::Device* device, size_t bytes) {
+  const auto pool = new_pool();
+  auto buffer = NS::TransferPtr(device->newBuffer(
+      bytes, MTL::ResourceStorageModeShared | MTL::ResourceHazardTrackingModeUntracked));
+  if (!buffer) {
+    refuse_memory("a GPU buffer of " + std::to_string(bytes) + " bytes");
+  }
+  return buffer;
+}
+
+NS::SharedPtr<MTL::SharedEvent> make_shared_event(MTL::Device* device) {
+  auto event = NS::TransferPtr(device->newSharedEvent());
+  if (!event) {
+    refuse_memory("the GPU gives no shared event");
+  }
+  return event;
+}
+
+bool wait_for_value(
+    MTL::SharedEvent* event, uint64_t value, std::chrono::nanoseconds timeout) {
+  const auto limit = std::chrono::ceil<std::chrono::milliseconds>(timeout).count();
+  // The event's value counts, not the result of the wait: the system may end a wait early.
+  event->waitUntilSignaledValue(value, static_cast<uint64_t>(std::max<int64_t>(limit, 0)));
+  return event->signaledValue() >= value;
 }
 
 }  // namespace quire::metal

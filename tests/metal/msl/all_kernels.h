@@ -1,0 +1,40 @@
+// Every kernel that the host can name (core/metal/kernel_text.h).
+#pragma once
+
+#include <vector>
+
+#include "core/metal/kernel_text.h"
+
+namespace quire::metal {
+
+inline std::vector<Kernel> all_kernels() {
+  constexpr Number kNumbers[] = {Number::float32, Number::float16, Number::bfloat16};
+  constexpr int kHeadDims[] = {64, 128, 256};
+  constexpr Kind kKinds[] = {Kind::sparse, Kind::dense, Kind::paged};
+  std::vector<Kernel> all{zero_blocks_kernel(), copy_blocks_kernel(), mark_step_kernel()};
+  for (Number activations : kNumbers) {
+    all.push_back(swiglu_kernel(activations));
+    for (Kind kind : {Kind::sparse, Kind::dense}) {
+      all.push_back(gated_delta_kernel(activations, kind));
+      all.push_back(delta_tails_kernel(activations, kind));
+    }
+    for (int head_dim : kHeadDims) {
+      all.push_back(decode_combine_kernel(activations, head_dim));
+    }
+  }
+  for (Number kv : kNumbers) {
+    for (Kind kind : kKinds) {
+      all.push_back(gather_kernel(kv, kind));
+      for (Number activations : kNumbers) {
+        all.push_back(append_kernel(activations, kv, kind));
+        for (int head_dim : kHeadDims) {
+          all.push_back(decode_split_kernel(activations, kv, head_dim, kind));
+          all.push_back(project_append_kernel(activations, kv, head_dim, kind));
+        }
+      }
+    }
+  }
+  return all;
+}
+
+}  // namespace quire::metal
