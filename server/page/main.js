@@ -4,8 +4,7 @@ import { onKeyNeeded, useKey } from "./api.js";
 import { Chat } from "./chat.js";
 import { Conversations } from "./conversations.js";
 import { at, make } from "./element.js";
-import { newestMap, startMemory, watchMemory } from "./memory.js";
-import { startReplicas } from "./replicas.js";
+import { newestMap, startMemory, startReplicas, watchMemory } from "./memory.js";
 import * as settings from "./settings.js";
 import { showTurns } from "./turns.js";
 
@@ -32,7 +31,7 @@ const conversations = new Conversations((conversation) => {
   goToPrompt();
 });
 
-settings.onModelChosen(() => {
+at("model").addEventListener("change", () => {
   chat.conversation.model = settings.chosenModel();
   conversations.keep(chat.conversation);
   watch();

@@ -1,4 +1,5 @@
-// The memory view: asks for GET /memory twice a second, and draws the parts that have changed.
+// The memory view: asks for GET /memory twice a second, and for a cluster's replicas, and draws the parts
+// that have changed.
 
 import { askJson, poll, RETRY_MS, ServerError } from "./api.js";
 import * as curves from "./curves.js";
@@ -216,4 +217,46 @@ function makeRequest(request) {
     seconds(request.duration_s),
   ];
   return makeRow(figures, `finish ${request.finish}`, request.finish);
+}
+
+// --- the replicas of a cluster --------------------------------------------------------------------
+
+// The path of the list; undefined before the server has named it, null where it has none.
+let path;
+
+export const startReplicas = poll(async () => {
+  try {
+    if (path === undefined) path = (await askJson("/version")).replicas ?? null;
+    if (path === null) return null;
+    showReplicas((await askJson(path)).replicas);
+  } catch (error) {
+    if (!(error instanceof ServerError)) throw error;
+    setText(at("replicas-sum"), "What is shown is from before.");
+    if (error.status === 401) return null;
+  }
+  return RETRY_MS;
+});
+
+function showReplicas(replicas) {
+  at("replicas-part").hidden = false;
+  setList(at("replicas"), replicas, makeReplica);
+  // The shown memory is that of the first replica that answers.
+  const up = replicas.filter(({ state }) => state === "up");
+  const parts = [`${up.length} of ${count(replicas.length, "replica")} answer`];
+  if (up.length) parts.push(`the memory below is that of ${up[0].name}`);
+  setText(at("replicas-sum"), parts.join(" · "));
+}
+
+function makeReplica(replica) {
+  const { state, prompt_tokens: prompt } = replica;
+  const figures = [
+    decimal(replica.running),
+    decimal(replica.waiting),
+    `${decimal(replica.free_blocks)} of ${decimal(replica.total_blocks)}`,
+  ];
+  const known = state === "starting" ? ["–", "–", "–"] : figures;
+  const hits = prompt ? `${Math.round((100 * replica.cached_tokens) / prompt)} %` : "–";
+  const silent = `silent for ${seconds(replica.heard_s_ago)}`;
+  const words = { up: "answers", silent, starting: "starts" };
+  return makeRow([replica.host ?? "–", replica.name, ...known, hits], `replica ${state}`, words[state]);
 }

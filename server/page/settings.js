@@ -36,10 +36,6 @@ export function chooseModel(id) {
   else if (!select.value && models.length) select.selectedIndex = 0;
 }
 
-export function onModelChosen(listener) {
-  select.addEventListener("change", listener);
-}
-
 // The list may have changed since it was last shown.
 select.addEventListener("focus", () => refreshModels().catch(() => {}));
 

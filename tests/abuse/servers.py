@@ -28,6 +28,8 @@ from tests.models import write_tokenizer
 from tests.server.harness import DEADLINE_S, Engine, eventually, make_service, start_engine
 
 KEY = "sk-0123456789abcdef"
+# Connections of the server with few descriptors.
+FEW = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +97,6 @@ async def abused(
             async with asyncio.timeout(DEADLINE_S):
                 await serving
     engine.stop()
-
-
-# Connections of the server with few descriptors.
-FEW = 12
 
 
 async def serve_few() -> None:

@@ -22,6 +22,7 @@ BUILT = ROOT / "build" / "clients"
 TOOLS = BUILT / "tools"
 PYTHON_LOCK = "requirements.lock"
 NODE_LOCK = "package-lock.json"
+OLDEST_PYTHON = "3.11"
 INSTALL_TIMEOUT_S = 300
 
 
@@ -127,9 +128,6 @@ def environment(**more: str) -> dict[str, str]:
 def run(command: Sequence[str | Path], folder: Path = ROOT) -> None:
     """Raises CalledProcessError."""
     subprocess.run(command, cwd=folder, env=environment(), check=True, timeout=INSTALL_TIMEOUT_S)
-
-
-OLDEST_PYTHON = "3.11"
 
 
 def write_lock(client: Client) -> None:

@@ -49,7 +49,7 @@ def main() -> int:
 
 
 def _files(package: dict[str, Any], folder: Path) -> list[tuple[dict[str, str], bytes]]:
-    """The wanted files of a package: their entries of the lock, and what they hold."""
+    """Return the wanted files of a package: their entries of the lock, and their contents."""
     wanted = f"{package['name']}@{package['version']}"
     command = ("npm", "pack", "--silent", "--pack-destination", str(folder), wanted)
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""A browser that watches what pages do: errors on the console, and whom they ask."""
+"""A browser that watches its pages: errors on the console, and requests to other hosts."""
 
 import sys
 from collections.abc import Iterator
@@ -73,8 +73,8 @@ class Browser:
     def page(
         self, address: str, *, expected: tuple[str, ...] = (), dark: bool = False, **options: Any
     ) -> Iterator[Page]:
-        """A page of that server. expected: parts of what may be on the console; anything else
-        there, or a request to any other host, is an AssertionError in the end."""
+        """Open a page of that server. expected: parts of the lines that the console may have. Any
+        other line, and a request to any other host, is an AssertionError in the end."""
         context = self._browser.new_context(
             **({"viewport": WIDE, "color_scheme": "dark" if dark else "light"} | options)
         )

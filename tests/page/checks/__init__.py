@@ -1,1 +1,1 @@
-"""What the page must do, in a real browser in front of real servers."""
+"""Checks of the page, in a real browser in front of real servers."""

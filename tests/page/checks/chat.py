@@ -93,7 +93,7 @@ def enter_sends_and_shift_enter_and_input_methods_do_not(browser: Browser) -> No
 
 
 def too_warm(route: Route) -> None:
-    """The same request, but with what no server takes."""
+    """Send the same request with a temperature that no server takes."""
     body = json.loads(route.request.post_data or "{}") | {"temperature": 99}
     route.continue_(post_data=json.dumps(body))
 
@@ -101,7 +101,7 @@ def too_warm(route: Route) -> None:
 def a_refusal_is_shown_as_a_sentence_and_the_question_is_kept(browser: Browser) -> None:
     with browser.page(browser.demo, expected=FAILED_LOAD) as page:
         settings(page, temperature="99")
-        # The browser says what is wrong with it, and what stays wrong is not taken.
+        # The browser says that the value is wrong; a wrong value is not taken.
         expect(page.get_by_role("dialog")).to_be_visible()
         page.keyboard.press("Escape")
         expect(page.locator("#settings-sum")).to_be_empty()

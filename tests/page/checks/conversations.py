@@ -82,7 +82,7 @@ def a_message_is_edited_and_an_answer_regenerated(browser: Browser) -> None:
         answered(page)
         expect(page.locator(".answer .text")).to_have_text(["one", "three"])
         assert "two" not in json.dumps(bodies[-1])
-        # What cannot be answered again is not lost.
+        # A turn that cannot be answered again is not lost.
         page.route("**/v1/chat/completions", lambda route: route.abort())
         page.get_by_role("button", name="Regenerate").click()
         expect(page.get_by_role("alert")).to_have_text(
@@ -176,7 +176,7 @@ def conversations_leave_as_files_and_come_back(browser: Browser) -> None:
         expect(page.locator(".answer .text strong")).to_have_text("a")
         expect(page.locator("#settings-sum")).to_have_text("system prompt · top k 3")
         page.locator("#import-file").set_input_files(both)
-        # Under ids of their own: what was there already stays.
+        # Imported conversations have new ids: the stored ones stay.
         expect(page.locator("#conversations .open")).to_have_count(3)
 
 

@@ -61,7 +61,7 @@ def axe_finds_nothing_in_dark_and_light_in_lists_and_dialogs(browser: Browser) -
         name = "dark" if dark else "light"
         with browser.page(browser.parrot, dark=dark) as page:
             accessible(page)
-            # What the cache does not have yet: there is something to be said of the turn.
+            # The cache does not have this prompt yet: the turn has reasons to show.
             settings(page, system_prompt=f"{name.capitalize()} is the scheme.")
             ask(page, f"Repeat after me: <think>\nA thought.\n</think>\n\n{FORMS}")
             answered(page)

@@ -162,7 +162,7 @@ PAINTED = """() => {
   }
   return [[left, top, right, bottom], [0, 0, width, height]];
 }"""
-"""What of the map is painted, and how large it is."""
+"""Return the painted part of the map, and the map's size."""
 
 
 def a_pool_of_many_blocks_is_drawn_while_nobody_waits(browser: Browser) -> None:

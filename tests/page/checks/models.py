@@ -47,7 +47,7 @@ def a_model_is_chosen_and_its_memory_shown(browser: Browser) -> None:
 
 
 def two_models(page: Page, address: str) -> list[str]:
-    """Makes of the server one with a second model. Gives whose memory is looked at."""
+    """Add a second model to the server's answers. Return the models of asked memory."""
     looked: list[str] = []
 
     def models(route: Route) -> None:

@@ -11,7 +11,6 @@ LIST = "/cluster/replicas"
 
 
 def replica(name: str, state: str, **figures: Any) -> dict[str, Any]:
-    """One, as it is told."""
     nothing = dict.fromkeys(("running", "waiting", "free_blocks", "total_blocks"), 0)
     tokens = {"prompt_tokens": 0, "cached_tokens": 0}
     return {"name": name, "host": None, "state": state, **nothing, **tokens} | figures
@@ -68,7 +67,7 @@ def the_list_of_replicas_is_accessible_and_fits(browser: Browser) -> None:
 
 
 def a_cluster(page: Page, address: str, told: dict[str, Any]) -> None:
-    """Makes of the server one with replicas. told: what it says of them."""
+    """Make the server one with replicas. told: its list of them."""
 
     def version(route: Route) -> None:
         route.fulfill(json=get(address, "/version") | {"replicas": LIST})

@@ -45,7 +45,7 @@ def settings(page: Page, **values: str) -> None:
 
 
 def sent_bodies(page: Page) -> list[dict[str, Any]]:
-    """What is asked from now on, as it was sent."""
+    """Return a list that collects the bodies of all further questions."""
     bodies: list[dict[str, Any]] = []
 
     def note(request: Request) -> None:

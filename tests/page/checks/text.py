@@ -1,4 +1,4 @@
-"""What a model writes."""
+"""A model's text on the page."""
 
 from typing import Any
 
@@ -48,7 +48,7 @@ See [below].
 
 [below]: https://example.com/below
 """
-# Renders with the page's own view; what is in it, and what has run.
+# Renders texts with the page's own view, and collects its elements, attributes and links.
 LOOK = """async (texts) => {
   const { MarkdownView } = await import("/page/markdown.js");
   globalThis.hacked = () => { globalThis.wasHacked = true; };
@@ -247,5 +247,5 @@ def long_and_crooked_texts_are_shown_while_nobody_waits(browser: Browser) -> Non
     with browser.page(browser.demo) as page:
         for text, found in zip(texts, page.evaluate(WRITE, texts), strict=True):
             assert found["shown"] > 0, text[:20]
-            # What others do on the machine is in it too.
+            # Other load of the machine is part of this time.
             assert found["longest"] < 3000, (text[:20], found)

@@ -1,4 +1,4 @@
-"""What browsers get, and what other programs do."""
+"""The page's routes: browsers get files, other programs get one line of text."""
 
 import hashlib
 import re
