@@ -40,8 +40,8 @@ export class Conversations {
   async start() {
     await this.#store.open();
     const id = readTab(OPEN);
-    const kept = id ? await this.#store.get(id) : null;
-    if (kept) this.#open(kept);
+    const stored = id ? await this.#store.get(id) : null;
+    if (stored) this.#open(stored);
     else this.begin();
   }
 
@@ -64,8 +64,8 @@ export class Conversations {
   }
 
   async show(problem = "") {
-    const kept = await this.#store.all();
-    const items = kept.map(({ id, title, changed }) => ({ id, title, changed, isOpen: id === this.#current.id }));
+    const stored = await this.#store.all();
+    const items = stored.map(({ id, title, changed }) => ({ id, title, changed, isOpen: id === this.#current.id }));
     setList(at("conversations"), items, (item) => this.#makeItem(item));
     at("conversations-empty").hidden = items.length > 0;
     const rule = this.#store.lasts

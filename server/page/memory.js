@@ -45,10 +45,10 @@ export function watchMemory(watched) {
 }
 
 export const startMemory = poll(async () => {
-  const asked = model;
+  const watched = model;
   try {
-    const answer = await askJson(asked === null ? "/memory" : `/memory?model=${encodeURIComponent(asked)}`);
-    if (asked !== model) return POLL_MS;
+    const answer = await askJson(watched === null ? "/memory" : `/memory?model=${encodeURIComponent(watched)}`);
+    if (watched !== model) return POLL_MS;
     newest = answer;
     const { pool } = newest.map;
     if (pool && newest.age_s < OLD_S) curves.add(performance.now() / 1000 - newest.age_s, pool);
@@ -193,7 +193,7 @@ function showCells({ pool, cells }) {
     conversations.set(cell.conversation, [...(conversations.get(cell.conversation) ?? []), cell]);
   }
   const shown = [...conversations].sort(([one], [other]) => other - one).slice(0, LISTED);
-  setList(at("cells"), shown, ([number, its]) => makeStates(number, its, longest));
+  setList(at("cells"), shown, ([number, ofNumber]) => makeStates(number, ofNumber, longest));
 }
 
 function makeStates(number, cells, longest) {
