@@ -1,7 +1,8 @@
 """Statistics of the pool."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,9 @@ class KVStats:
     def used_bytes(self) -> int:
         """Return the bytes that are neither free nor kept for prefix hits."""
         return self.capacity_bytes - self.free_bytes - self.cached_bytes
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self) | {"cells": asdict(self.cells) | {"cached": dict(self.cells.cached)}}
 
 
 def total(groups: Sequence[KVStats]) -> KVStats:

@@ -33,7 +33,7 @@ def test_under_load_every_map_agrees_with_its_figures() -> None:
     for one in found:
         assert one.stats.kv is not None
         map_adds_up(one.kv, one.stats.kv)
-        assert [report.id for report in one.running] == sorted(
+        assert [report["id"] for report in one.running] == sorted(
             sequence.seq_id for sequence in one.kv.sequences
         )
     assert any(sequence.borrowed_blocks for one in found for sequence in one.kv.sequences)
@@ -50,9 +50,9 @@ def test_a_report_counts_tokens() -> None:
     add_map(loop, found)
     loop.run_once()
     (report,) = found[0].running
-    assert (report.id, report.status, report.preemptions) == (5, "running", 0)
-    assert (report.prompt_tokens, report.tokens, report.most_tokens) == (10, 13, 40)
-    assert report.computed_tokens == 12
+    assert (report["id"], report["status"], report["preemptions"]) == (5, "running", 0)
+    assert (report["prompt_tokens"], report["tokens"], report["most_tokens"]) == (10, 13, 40)
+    assert report["computed_tokens"] == 12
     loop.close()
 
 
@@ -65,7 +65,7 @@ def test_of_many_that_wait_the_first_ones_are_told() -> None:
     loop.run_once()
     (only,) = found
     assert only.stats.waiting == MAX_SHOWN_SEQUENCES + 9
-    assert [report.id for report in only.waiting] == list(range(1, MAX_SHOWN_SEQUENCES + 1))
+    assert [report["id"] for report in only.waiting] == list(range(1, MAX_SHOWN_SEQUENCES + 1))
     loop.close()
 
 
