@@ -97,7 +97,6 @@ class Options:
     quantised: bool
     sets: tuple[str, ...]
     """Instruction sets, by their names; none: all."""
-    llama: Path
 
     @property
     def threads(self) -> int:
@@ -121,7 +120,6 @@ def read_options(arguments: Sequence[str] | None, description: str | None) -> Op
         asked.ours,
         tuple(asked.peer),
         tuple(asked.peer_command),
-        not asked.skip_mlx_lm,
     )
     return Options(
         tuple(part for part in PARTS if part in parts),
@@ -132,7 +130,6 @@ def read_options(arguments: Sequence[str] | None, description: str | None) -> Op
         asked.model,
         asked.weights == "4-bit",
         tuple(name for names in asked.sets for name in names),
-        asked.llama or asked.folder / "llama",
     )
 
 
@@ -167,7 +164,6 @@ def _parser(description: str | None) -> argparse.ArgumentParser:
         metavar="NAME=COMMAND",
         help="a server to start and end, {port} and {threads} in its command; may be repeated",
     )
-    add("--skip-mlx-lm", action="store_true", help="no mlx_lm.server as a peer")
     add = parser.add_argument_group("instruction-sets").add_argument
     add("--model", choices=KINDS, default=next(iter(KINDS)), help="whose dimensions")
     add("--weights", choices=("bfloat16", "4-bit"), default="bfloat16", help="of both sides")
@@ -185,7 +181,6 @@ def _parser(description: str | None) -> argparse.ArgumentParser:
         metavar="NAMES",
         help="some of them, with commas; otherwise all of this processor",
     )
-    add("--llama", type=Path, metavar="FOLDER", help="llama-server (default: llama below --folder)")
     return parser
 
 
@@ -258,7 +253,7 @@ def _run(options: Options) -> list[Part]:
                 size.sets_work,
                 contest,
                 ModelStore(options.folder, KINDS[options.model]),
-                Builds(options.llama),
+                Builds(options.folder / "llama"),
                 options.sets,
                 quantised=options.quantised,
             ),

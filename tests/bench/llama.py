@@ -45,8 +45,6 @@ FLAGS: dict[str, tuple[str, ...]] = {
 """llama.cpp's build flags by quire's names of instruction sets; best first."""
 SOMETIMES = {"AVX512_VBMI": "avx512vbmi"}
 """Flags that some processors of a set lack, and Linux's names for them."""
-ASKED = ("avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx_int8")
-"""The features that a library of kernels reports: ggml_cpu_has_...()."""
 COMMON = (
     "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", "-DBUILD_SHARED_LIBS=ON", "-DLLAMA_CURL=OFF",
     "-DLLAMA_OPENSSL=OFF", "-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF",
@@ -55,10 +53,6 @@ COMMON = (
 PROGRAMS = ("llama-server", "llama-quantize")
 LIBRARY = "libggml-cpu.so"
 NICE = 10
-ASK = (
-    "import ctypes, sys; its = ctypes.CDLL(sys.argv[1]); "
-    "print(*(name for name in sys.argv[2:] if getattr(its, 'ggml_cpu_has_' + name)()))"
-)
 
 
 class BuildError(OSError):
@@ -119,17 +113,13 @@ class Builds:
         return None
 
     def kernels(self, name: str) -> Path:
-        """Return the folder with the kernels of an instruction set, whose features were checked."""
+        """Return the folder with the kernels of an instruction set."""
         folder = self._folder / name / "bin"
         if not (folder / LIBRARY).exists():
             raise BuildError(
                 f"no kernels for {name} lie below {self._folder}: python -m tests.bench.llama"
             )
         _check_sources(folder.parent)
-        found, expected = _features(folder / LIBRARY), features(name)
-        if name != "dotprod" and found != expected:
-            said = ", ".join(sorted(found)) or "nothing"
-            raise BuildError(f"the kernels in {folder} were built for {said}: remove {folder}")
         return folder
 
 
@@ -139,12 +129,6 @@ def version() -> str:
     return f"{name} {number}"
 
 
-def features(name: str) -> set[str]:
-    """Return the features that the kernels of an instruction set must report."""
-    flags = {flag.lower() for flag in FLAGS[name]}
-    return flags & set(ASKED)
-
-
 def _check_sources(folder: Path) -> None:
     """Raise BuildError when a folder was built from another version."""
     cache = (folder / "CMakeCache.txt").read_text()
@@ -152,15 +136,6 @@ def _check_sources(folder: Path) -> None:
     source = Path(found[1]).resolve() if found else Path()
     if _unpacked() not in source.parts:
         raise BuildError(f"{folder} was built from {source}, not from {version()}: remove {folder}")
-
-
-def _features(library: Path) -> set[str]:
-    """Return the features that a library of kernels reports, in a process of its own."""
-    command = [sys.executable, "-c", ASK, str(library), *ASKED]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode != 0:
-        raise BuildError(f"{library} cannot be loaded: {done.stderr.strip()[-200:]}")
-    return set(done.stdout.split())
 
 
 # --- building ------------------------------------------------------------------------------------

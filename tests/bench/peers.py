@@ -364,7 +364,6 @@ class Contest:
     peers: tuple[tuple[str, str], ...] = ()
     """Names and URLs of servers that run already."""
     commands: tuple[Command, ...] = ()
-    with_mlx_lm: bool = True
 
     @contextmanager
     def servers(self, ours: Program, mlx_lm: Program) -> Iterator[list[Contestant]]:
@@ -376,6 +375,5 @@ class Contest:
                 return stack.enter_context(Server(program, self.threads))
 
             own = Remote.at(OURS, self.ours_url) if self.ours_url is not None else start(ours)
-            started = [start(mlx_lm)] if self.with_mlx_lm else []
-            started += [start(command) for command in self.commands]
+            started = [start(mlx_lm), *(start(command) for command in self.commands)]
             yield [own, *started, *(Remote.at(label, url) for label, url in self.peers)]
