@@ -88,7 +88,8 @@ def checks_of(
         case SelfTest.PACE:
             yield "pause", _measure_pause
             yield "submit", _measure_submission
-        case SelfTest.KERNELS:
+        case _:
+            assert test is SelfTest.KERNELS
             new_checks = partial(KernelChecks, on_gpu=substrate.on_gpu)
             for spec in kernel_specs(substrate.on_gpu):
                 shape = KVShape.uniform(1, spec)
