@@ -14,7 +14,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from engine.errors import EngineDeadError, EngineStuckError, QueueFullError, ShareFullError
 from engine.memory_map import MemoryMap
 from engine.messages import (
     Abort,
@@ -28,11 +27,15 @@ from engine.messages import (
 from engine.power import SleepDetector
 from engine.step.loop import Emit, EngineLoop
 from engine.types import (
+    EngineDeadError,
     EngineLimits,
     EngineStats,
+    EngineStuckError,
     FinishReason,
+    QueueFullError,
     Request,
     SamplingParams,
+    ShareFullError,
     Submission,
     TokenEvent,
 )

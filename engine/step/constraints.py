@@ -10,9 +10,9 @@ from collections.abc import Sequence as SequenceOf
 
 import numpy as np
 
-from engine.errors import FORM_LIMITS, FormLimitError
 from engine.step.plan import WORD_BITS, Masks, Outcome, RowError, SamplingState, Scores, Token
 from engine.step.sequence import Sequence
+from engine.types import FORM_LIMITS, FormLimitError
 
 log = logging.getLogger(__name__)
 

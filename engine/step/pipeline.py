@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from engine.errors import EngineFailedError
 from engine.figures import StepMeter
 from engine.step.plan import InFlightStep, Outcome, PendingState, StepPlan, StepRunner
+from engine.types import EngineFailedError
 from kvcache.backend import BackendFailedError
 from kvcache.manager import KVCacheManager
 

@@ -7,7 +7,6 @@ from typing import Protocol
 
 import mlx.core as mx
 
-from engine.errors import EngineFailedError
 from engine.machine import release_free_memory
 from engine.step.plan import (
     InFlightStep,
@@ -19,6 +18,7 @@ from engine.step.plan import (
     StepPlan,
 )
 from engine.step.sampler import PendingSamples, joined, pool, sample, score, scored_rows
+from engine.types import EngineFailedError
 from kvcache.backend import BackendFailedError
 from kvcache.manager import KVCacheManager
 from kvcache.views import KVViews

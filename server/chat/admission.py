@@ -3,9 +3,8 @@
 import time
 from dataclasses import dataclass
 
-from engine.errors import EngineDeadError, QueueFullError, ShareFullError
 from engine.serving import ServingEngine
-from engine.types import SamplingParams
+from engine.types import EngineDeadError, QueueFullError, SamplingParams, ShareFullError
 from server.chat.drain import Drain
 from server.metrics import Metrics
 from server.metrics.requests import Refusal

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from engine.errors import FORM_LIMITS
+from engine.types import FORM_LIMITS
 
 MAX_NAMED_PROBLEMS = 3
 SURROGATE = re.compile("[\ud800-\udfff]")

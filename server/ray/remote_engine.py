@@ -14,10 +14,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from engine.client import MAX_BACKLOG, Slots, TokenStream
-from engine.errors import EngineDeadError
 from engine.memory_map import MemoryMap
 from engine.types import (
     BlockHashes,
+    EngineDeadError,
     EngineLimits,
     EngineStats,
     FinishReason,

@@ -9,12 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from engine.client import EngineClient, TokenStream
-from engine.errors import FORM_LIMITS, EngineDeadError, QueueFullError
 from engine.machine import raise_descriptor_limit, use_one_arena
 from engine.memory_map import MemoryMap
 from engine.models.identity import ModelIdentity
 from engine.monitor import EngineMonitor
-from engine.types import FinishReason, Submission, TokenEvent
+from engine.types import (
+    FORM_LIMITS,
+    EngineDeadError,
+    FinishReason,
+    QueueFullError,
+    Submission,
+    TokenEvent,
+)
 from server.chat.admission import generates
 from server.cli.log import configure_log
 from server.cli.model_files import ModelFiles, read_model

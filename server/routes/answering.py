@@ -12,8 +12,8 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from engine.errors import EngineDeadError, QueueFullError
 from engine.serving import ServingEngine
+from engine.types import EngineDeadError, QueueFullError
 from server.chat.admission import Admission
 from server.chat.generation import Choices, GenerationError, Prompt
 from server.config import Config

@@ -7,8 +7,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from engine.errors import EngineDeadError
-from engine.types import PrefixSalt, SamplingParams, TokenEvent
+from engine.types import EngineDeadError, PrefixSalt, SamplingParams, TokenEvent
 from server.metrics.answer_times import RequestTimes
 from server.protocol.embeddings import EmbeddingRequest, Vectors, embedding_pieces, shorten
 from server.protocol.wire_errors import (

@@ -7,9 +7,9 @@ from contextlib import suppress
 
 from pydantic_core import to_json
 
-from engine.errors import EngineDeadError
 from engine.memory_map import MemoryMap
 from engine.serving import ServingEngine
+from engine.types import EngineDeadError
 
 # A map that is younger is sent again.
 MAX_AGE_S = 0.1

@@ -6,8 +6,18 @@ from collections.abc import AsyncIterator
 import pytest
 
 from engine.client import EngineClient, TokenStream
-from engine.errors import EngineDeadError, PromptTooLongError, QueueFullError, ShareFullError
-from engine.types import FinishReason, PrefixSalt, Request, SamplingParams, Submission, TokenEvent
+from engine.types import (
+    EngineDeadError,
+    FinishReason,
+    PrefixSalt,
+    PromptTooLongError,
+    QueueFullError,
+    Request,
+    SamplingParams,
+    ShareFullError,
+    Submission,
+    TokenEvent,
+)
 from tests.engines import SHAPE, VOCAB, greedy, recall_client, recall_loop
 from tests.recall import RecallModel, recall_many
 

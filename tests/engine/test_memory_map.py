@@ -6,11 +6,10 @@ import threading
 
 import pytest
 
-from engine.errors import EngineDeadError
 from engine.memory_map import MAX_SHOWN_SEQUENCES, MemoryMap
 from engine.messages import GetMemoryMap, Stop
 from engine.step.loop import EngineLoop
-from engine.types import Request, SamplingParams
+from engine.types import EngineDeadError, Request, SamplingParams
 from tests.engines import Answers, greedy, recall_client, recall_loop, steps
 from tests.kvcache.maps import expanded, map_adds_up
 

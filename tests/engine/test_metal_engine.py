@@ -15,7 +15,6 @@ import pytest
 import engine.build
 from engine.build import build_engine, plan_engine
 from engine.client import EngineClient
-from engine.errors import EngineFailedError
 from engine.machine import MachineMemory
 from engine.messages import SetMemoryPressure, Stop
 from engine.models.checkpoint import read_checkpoint
@@ -23,7 +22,7 @@ from engine.step.loop import EngineLoop
 from engine.step.plan import Outcome, StepPlan
 from engine.step.runner import ModelStep
 from engine.step.scheduler import Scheduler
-from engine.types import FinishReason, Request, SamplingParams
+from engine.types import EngineFailedError, FinishReason, Request, SamplingParams
 from kvcache.backend import BackendFailedError
 from kvcache.fault_memory import FaultMemory
 from kvcache.layout import LayoutError

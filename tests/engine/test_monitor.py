@@ -14,11 +14,10 @@ import pytest
 
 from engine import monitor as module
 from engine.client import EngineClient
-from engine.errors import EngineDeadError
 from engine.messages import CheckModel
 from engine.monitor import LONGEST_BREAK_S, EngineMonitor, Watchdog
 from engine.power import KeepAwake, SleepDetector
-from engine.types import FinishReason, Request, SamplingParams
+from engine.types import EngineDeadError, FinishReason, Request, SamplingParams
 from tests.engines import recall_loop
 from tests.recall import RecallModel
 from tests.server.harness import Gate, ScriptedModel, eventually, start_engine

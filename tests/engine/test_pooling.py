@@ -12,13 +12,12 @@ import pytest
 import metal_ext
 from engine.build import build_engine, plan_engine
 from engine.client import EngineClient
-from engine.errors import PromptTooLongError
 from engine.machine import MachineMemory
 from engine.models.checkpoint import read_checkpoint
 from engine.models.weights import load_model
 from engine.step.plan import NOT_FINITE, Vector
 from engine.step.sampler import pool
-from engine.types import FinishReason, PrefixSalt, SamplingParams
+from engine.types import FinishReason, PrefixSalt, PromptTooLongError, SamplingParams
 from kvcache.layout import KVFormat
 from tests.engine.models.forwards import cache_for, step
 from tests.engines import CONFIG, ON_CPU

@@ -1,7 +1,7 @@
 import pytest
 
 from engine.client import Slots
-from engine.errors import QueueFullError, ShareFullError
+from engine.types import QueueFullError, ShareFullError
 
 
 def test_a_tenant_may_take_its_share_and_no_more() -> None:

@@ -10,11 +10,10 @@ from heapq import heappop, heappush
 from random import Random
 
 from engine.client import TokenStream
-from engine.errors import EngineFailedError
 from engine.machine import PressureLevel
 from engine.messages import Abort, SetKVLimit, SetMemoryPressure
 from engine.step.loop import HEALTH_CHECK_ID, IDLE_POLL_S, STALLED_POLL_S, ModelFailedError
-from engine.types import FinishReason, Request, TokenEvent
+from engine.types import EngineFailedError, FinishReason, Request, TokenEvent
 from kvcache.backend import BackendFailedError, Releases
 from tests.simulation.clients import Client
 from tests.simulation.faults import SeedFailedError, SimulationError, TraceLine

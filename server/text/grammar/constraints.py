@@ -7,8 +7,7 @@ from enum import Enum
 import numpy as np
 from llguidance import LLMatcher
 
-from engine.errors import FormLimitError
-from engine.types import TokenConstraint
+from engine.types import FormLimitError, TokenConstraint
 from server.text.calls.tool_format import CALL_OPEN
 from server.text.conversation import Channel
 from server.text.grammar.grammar_errors import GrammarError, UnfitBeginningError, limit_of, meaning

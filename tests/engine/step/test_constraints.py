@@ -8,12 +8,18 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from engine.errors import FORM_LIMITS, FormLimitError
 from engine.step import sampler
 from engine.step.constraints import BROKEN, accept
 from engine.step.plan import NOT_FINITE, RowError, Scores, Token
 from engine.step.sequence import Sequence
-from engine.types import Request, SamplingParams, TokenConstraint, TokenLogprobs
+from engine.types import (
+    FORM_LIMITS,
+    FormLimitError,
+    Request,
+    SamplingParams,
+    TokenConstraint,
+    TokenLogprobs,
+)
 from metal_ext import CpuWorkers
 from tests.engines import Scripted
 from tests.sampling import sample_next

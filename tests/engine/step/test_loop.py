@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from engine.build import build_engine, plan_engine
-from engine.errors import EngineFailedError
 from engine.figures import MlxMemory
 from engine.machine import MachineMemory
 from engine.messages import Abort, SetMemoryPressure, Stop
@@ -17,7 +16,7 @@ from engine.step.loop import EngineLoop, SubstrateFaults
 from engine.step.pipeline import FAILURE_WINDOW_S
 from engine.step.plan import NO_STEP, InFlightStep, StepPlan
 from engine.step.scheduler import Scheduler
-from engine.types import FinishReason, Request, SamplingParams
+from engine.types import EngineFailedError, FinishReason, Request, SamplingParams
 from kvcache.backend import BackendFailedError
 from tests.engines import (
     BLOCK_BYTES,

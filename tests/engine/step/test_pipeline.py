@@ -11,7 +11,6 @@ import mlx.core as mx
 import pytest
 
 from engine.build import build_engine, plan_engine
-from engine.errors import EngineFailedError
 from engine.machine import MachineMemory
 from engine.messages import Abort, Stop
 from engine.models.checkpoint import read_checkpoint
@@ -20,7 +19,7 @@ from engine.step.pipeline import FAILURE_WINDOW_S, RetiredStep, StepPipeline
 from engine.step.plan import NO_STEP, InFlightStep, Outcome, PendingState, StepPlan, StepRunner
 from engine.step.runner import ModelRunner, ModelStep
 from engine.step.sampler import PendingSamples
-from engine.types import FinishReason, Request, SamplingParams, TokenEvent
+from engine.types import EngineFailedError, FinishReason, Request, SamplingParams, TokenEvent
 from tests.engines import (
     CONFIG,
     ON_CPU,

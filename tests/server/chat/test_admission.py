@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 
 from engine.client import EngineClient, TokenStream
-from engine.errors import EngineDeadError
-from engine.types import EngineStats, FinishReason, SamplingParams, TokenEvent
+from engine.types import EngineDeadError, EngineStats, FinishReason, SamplingParams, TokenEvent
 from server.chat.admission import generates
 from server.protocol.wire_errors import ApiError
 from server.text.tokenizer import Tokenizer

@@ -7,12 +7,12 @@ from typing import Any, cast
 import pytest
 
 from engine.client import EngineClient, TokenStream
-from engine.errors import QueueFullError
 from engine.types import (
     FinishReason,
     MissReason,
     PrefixReport,
     PrefixSalt,
+    QueueFullError,
     Request,
     SamplingParams,
     TokenEvent,

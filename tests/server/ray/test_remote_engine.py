@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 
 from engine.client import TokenStream
-from engine.errors import EngineDeadError, PromptTooLongError, QueueFullError
 from engine.types import (
     BlockHashes,
+    EngineDeadError,
     EngineLimits,
     FinishReason,
     PrefixSalt,
+    PromptTooLongError,
+    QueueFullError,
     SamplingParams,
     Submission,
     TokenEvent,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from fastapi import FastAPI
 
-from engine.errors import EngineDeadError
+from engine.types import EngineDeadError
 from server.text.tokenizer import Tokenizer
 from tests.engines import SHAPE, VOCAB
 from tests.models import ModelSpec, write_embedding_model

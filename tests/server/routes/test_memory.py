@@ -12,10 +12,9 @@ import httpx2
 import pytest
 
 from engine.client import EngineClient
-from engine.errors import EngineDeadError
 from engine.memory_map import KVMap, MemoryMap
 from engine.messages import GetMemoryMap
-from engine.types import EngineStats
+from engine.types import EngineDeadError, EngineStats
 from server.config import Config
 from server.routes.memory import MAX_AGE_S, MemoryMapCache
 from server.text.tokenizer import Tokenizer

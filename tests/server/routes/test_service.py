@@ -7,8 +7,7 @@ from typing import Any, cast
 import pytest
 
 from engine.client import EngineClient
-from engine.errors import EngineDeadError, QueueFullError
-from engine.types import SamplingParams
+from engine.types import EngineDeadError, QueueFullError, SamplingParams
 from server.protocol.wire_errors import ApiError
 from server.routes.service import Service
 from tests.server.streams import PreparedClient, PreparedStream, prompt_of

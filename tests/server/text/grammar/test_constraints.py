@@ -5,8 +5,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from engine.errors import FormLimitError
-from engine.types import TokenConstraint
+from engine.types import FormLimitError, TokenConstraint
 from server.text.conversation import Channel
 from server.text.grammar.constraints import (
     ConstraintError,
