@@ -19,7 +19,7 @@ namespace quire::ops {
 
 namespace {
 
-// Bytes that a layer may have packed: as many as a range of addresses (core/geometry.cpp).
+// Bytes that a layer may have packed: as many as a range of addresses (core/geometry.h).
 constexpr size_t kMaxPackedBytes = size_t{1} << 46;
 
 std::invalid_argument cannot(const std::string& what) {
