@@ -1,1 +1,1 @@
-"""Text <-> token ids."""
+"""Text <-> token ids: tokenizers, chat templates, and parsers of answers."""

@@ -1,4 +1,4 @@
-"""Render a conversation as the text of a prompt, by the model's own template."""
+"""Render a conversation as the text of a prompt with the model's own chat template."""
 
 import re
 from bisect import bisect_left
@@ -42,10 +42,10 @@ LINE = "\n"
 
 @dataclass(frozen=True, slots=True)
 class BegunAnswer:
-    """The text behind the generation prompt, for an answer that a client has begun."""
+    """The text after the generation prompt, for an answer that the client has begun."""
 
     opening: str = ""
-    """Tags and completed reasoning."""
+    """Reasoning tags, and reasoning that has ended."""
     text: str = ""
     """The text that the model continues."""
 
@@ -61,9 +61,9 @@ class _Parts:
 
 
 def begun_answer(turn: Turn, prompt: str, *, closed: str, thinks: bool) -> BegunAnswer:
-    """Write a begun turn as the model would have written it, without the parts that the prompt has
-    opened. prompt: rendered for an answer. closed: the template's text that forbids reasoning.
-    thinks: whether the model may reason."""
+    """Write the begun turn as the model would have written it, without the parts already in the
+    prompt. closed: the template's text that forbids reasoning. thinks: whether the model may
+    reason."""
     parts, start = _parts(turn), first_channel_of(prompt)
     if start is Channel.CONTENT or not thinks:
         parts = _Parts(None, True, parts.content)
@@ -81,7 +81,7 @@ def begun_answer(turn: Turn, prompt: str, *, closed: str, thinks: bool) -> Begun
 
 
 def _parts(turn: Turn) -> _Parts:
-    """Split a turn. Some clients leave reasoning in the text, between its tags."""
+    """Split a turn. Some clients leave the reasoning in the text, between its tags."""
     text = turn.text.lstrip()
     if turn.reasoning or not text.startswith(OPEN):
         return _Parts(turn.reasoning or None, bool(turn.text), turn.text)
@@ -98,19 +98,18 @@ SUPPLIED = frozenset(
 
 
 class Generation(Extension):
-    """The tag that transformers adds around the assistant's text."""
+    """Lets jinja2 parse the tag that transformers adds around the assistant's text."""
 
     tags = {"generation"}  # noqa: RUF012 - as jinja2 declares it
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
-        """Parse the content of the tag, as if there were no tag."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 def template_arguments(texts: Iterable[str], special_tokens: Iterable[str]) -> frozenset[str]:
-    """Return the variables that templates read before they set them, except those that transformers
-    supplies. special_tokens: their names in templates. A template that cannot be parsed has no
+    """Return the variables that templates read before setting them, except those of transformers.
+    special_tokens: names of special tokens in templates. A template with a syntax error has no
     variables."""
     environment = Environment(autoescape=True, extensions=["jinja2.ext.loopcontrols", Generation])
     variables: set[str] = set()
@@ -124,14 +123,14 @@ def template_arguments(texts: Iterable[str], special_tokens: Iterable[str]) -> f
 
 
 def _unset_variables(node: nodes.Node, known: set[str]) -> set[str]:
-    """Return the variables that a template reads before it sets them. known: variables that are
-    set; the template's own are added."""
+    """Return the variables that a template reads before setting them. known: the variables set so
+    far; this function adds those that the node sets."""
     if isinstance(node, nodes.Name):
         if node.ctx == "load":
             return {node.name} - known
         known.add(node.name)
     if isinstance(node, nodes.Macro):
-        known = known.copy()  # its parameters are its own
+        known = known.copy()  # a macro's parameters are local
     parts = list(node.iter_child_nodes())
     if isinstance(node, nodes.Assign):
         parts.reverse()
@@ -140,56 +139,56 @@ def _unset_variables(node: nodes.Node, known: set[str]) -> set[str]:
 
 Message = dict[str, Any]
 GuardedT = TypeVar("GuardedT")
-# Template arguments for an effort, and efforts in ascending order.
+# Template arguments that set an effort, and efforts in ascending order.
 EFFORT_NAMES = ("reasoning_effort", "effort", "thinking_effort")
 EFFORTS = ("minimal", "low", "medium", "high", "xhigh", "max")
 MARK = "A message in the middle."
-STRANGE = "\U0010fffc"  # for private use: no message begins with it
-# Templates do not count such a user's message as a question.
+STRANGE = "\U0010fffc"  # a private-use character: no real message begins with it
+# Templates do not count a user's message between these tags as a question.
 RESULT_OPEN, RESULT_CLOSE = "<tool_response>", "</tool_response>"
 MAX_WORDS_CHARS = 200
 REFUSED = "chats, messages and responses are refused, completions are not"
 
 
 class PromptEnds(NamedTuple):
-    """Where other prompts may leave a prompt, in leading characters; 0 where that is unknown."""
+    """Prefixes of a prompt that other prompts may share, in characters; 0: unknown."""
 
     system: int
-    """Behind the tools and the leading system messages: other conversations begin with them."""
+    """The tools and the leading system messages: other conversations may begin with them."""
     person: int
-    """Behind the newest message of a person: templates drop reasoning that came after it."""
+    """Everything up to the newest message of a person: templates drop later reasoning."""
     messages: int
-    """Behind the last message, before the generation prompt."""
+    """All messages, without the generation prompt."""
 
 
 class TemplateError(ValueError):
     """A conversation that the model's template cannot render."""
 
     def __init__(self, message: str, reason: str) -> None:
-        """reason: for the log, without text of the conversation."""
+        """reason: for the log; it quotes no text of the conversation."""
         super().__init__(message)
         self.reason = reason
 
 
 class ChatTemplate:
-    """The template in a model's folder: a program by the model's makers, run in a sandbox."""
+    """The chat template in a model's folder: a program by the model's makers, run in a sandbox."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, special_tokens: SpecialTokens) -> None:
-        """special_tokens: those without a meaning where texts spell them."""
+        """special_tokens: the tokens that have no meaning where a message spells them."""
         self._tokenizer = tokenizer
         self._special_tokens = special_tokens
         text = self._text(tools=[])
         self.exists = text is not None
         self.tool_format = tool_format(text or "")
-        """How the model writes calls; None where its template knows no tools."""
+        """How the model writes calls; None if its template does not support tools."""
         self.text = text or ""
         self.knows_thoughts = OPEN in self.text or CLOSE in self.text
-        """Whether it writes reasoning."""
+        """Whether the template writes reasoning."""
         self.unusable = ""
-        """Why the template must not be rendered in this process; "" where it may."""
+        """Why the template must not be rendered in this process; "" if it may."""
 
     def try_out(self, process: LimitedProcess) -> str:
-        """Try the template in a process. Return a warning for people, or ""."""
+        """Try the template in a process. Return a warning for the operator, or ""."""
         if not self.exists:
             return f"the model has no chat template: {REFUSED}"
         trial = try_template(process, self._texts, self._tokenizer.special_tokens_map)
@@ -210,14 +209,12 @@ class ChatTemplate:
 
     @cached_property
     def takes_late_system(self) -> bool:
-        """Whether system messages may stand anywhere. Found by trying: some templates refuse them,
-        others leave them out."""
+        """Whether system messages may stand anywhere: some templates refuse or omit late ones."""
         talk = [USER, ANSWER, {"role": "system", "content": MARK}, USER]
         return MARK in self._render_or_nothing(talk)
 
     @cached_property
     def takes_several_calls(self) -> bool:
-        """Whether one message may have several calls. Found by trying."""
         calls = [_call(ToolCall(number, "look", "{}"), None) for number in "12"]
         results = [{"role": "tool", "content": "", "tool_call_id": number} for number in "12"]
         talk: list[Message] = [
@@ -229,18 +226,18 @@ class ChatTemplate:
 
     @cached_property
     def takes_no_user(self) -> bool:
-        """Whether a conversation needs no user's message. Found by trying."""
+        """Whether the template renders a conversation without a user's message."""
         return bool(self._render_or_nothing([SYSTEM, ANSWER]))
 
     @cached_property
     def keeps_marks(self) -> bool:
-        """Whether marks in special tokens that texts spell survive rendering. Found by trying."""
+        """Whether the marks that ``SpecialTokens`` puts into texts survive rendering."""
         guarded = "".join(map(self._special_tokens.guarded_text, self._special_tokens.contents))
         prompt = self._render_or_nothing([{"role": "user", "content": guarded}])
         return not prompt or guarded in prompt
 
     def _render_or_nothing(self, messages: list[Message]) -> str:
-        """Return the prompt of messages; "" where the template refuses them."""
+        """Return the prompt of messages; "" if the template refuses them."""
         try:
             return self._render(messages, add_generation_prompt=True)
         except Exception:
@@ -248,12 +245,12 @@ class ChatTemplate:
 
     @cached_property
     def arguments(self) -> frozenset[str]:
-        """Names of the arguments that it takes besides the conversation."""
+        """Names of the template's arguments besides the conversation."""
         return template_arguments(self._texts, self._tokenizer.special_tokens_map)
 
     def with_effort(self, conversation: Conversation) -> Conversation:
-        """Return the conversation with its effort as a template argument, where the template takes
-        one; otherwise the budget remains. An effort that the template does not spell becomes the
+        """Return the conversation with its effort as a template argument, if the template takes
+        one; else the thinking budget applies. An effort that the template does not name becomes the
         nearest one."""
         thinking, given = conversation.thinking, dict(conversation.template_arguments)
         name = next((name for name in EFFORT_NAMES if name in self.arguments), None)
@@ -278,9 +275,9 @@ class ChatTemplate:
         finds_turns: bool = True,
         limit: TimeLimit | None = None,
     ) -> tuple[str, PromptEnds]:
-        """Return the prompt without a begun answer, and where other prompts may leave it. Special
-        tokens that texts spell have marks: ``pieces_of`` cuts there. finds_turns: whether to find
-        all ends, and not the system's alone; each is rendered. Raises TemplateError."""
+        """Return the prompt without a begun answer, and its shareable prefixes. Special tokens in
+        texts have marks, where ``pieces_of`` cuts. finds_turns: whether to find all prefixes, or
+        only the system's; each one costs a rendering. Raises TemplateError."""
         if conversation.continues:
             conversation = replace(conversation, turns=conversation.turns[:-1], continues=False)
         arguments = _arguments(conversation) | {"add_generation_prompt": add_generation_prompt}
@@ -291,8 +288,7 @@ class ChatTemplate:
             message = "the model's chat template takes too long to render these messages"
             raise TemplateError(message, "it takes longer than limits.max_template_s") from None
         except Exception as error:
-            # The template is the model's own program: any error means that it does not take the
-            # input.
+            # The template is a program by others: any error means that it refuses the input.
             message = "the model's chat template cannot render these messages"
             words = " ".join(str(error).split())[:MAX_WORDS_CHARS].rstrip(".")
             if type(error) is jinja2.TemplateError and words:
@@ -303,8 +299,7 @@ class ChatTemplate:
     def begun(
         self, conversation: Conversation, prompt: str, *, limit: TimeLimit | None = None
     ) -> BegunAnswer:
-        """Return the text of a begun answer behind the prompt that ``render`` made. Raises as
-        ``render`` does."""
+        """Return the begun answer's text after ``prompt``. Raises the errors of ``render``."""
         if not conversation.continues:
             return BegunAnswer()
         turn, thinking = conversation.turns[-1], conversation.thinking
@@ -329,13 +324,13 @@ class ChatTemplate:
         alone = self.takes_no_user
         messages = self._guarded(template_messages(conversation, late, alone, marks))
         try:
-            # Write calls as the model wrote them, where that is known.
+            # Write each call exactly as the model wrote it, if that text is known.
             written = self._render(messages, **arguments)
             prompt = marks.replace(written)
         except Exception:
             if not marks:
                 raise
-            # The template changes calls beyond writing them.
+            # The template did more than write each call: do without marks.
             marks = CallMarks(self._guarded)
             messages = self._guarded(template_messages(conversation, late, alone))
             prompt = written = self._render(messages, **arguments)
@@ -343,15 +338,16 @@ class ChatTemplate:
         after = conversation.turns_after_person
         person = 0 if after is None else len(messages) - after
         counts = (len(system), person, len(messages)) if finds_turns else (len(system), 0, 0)
-        # Often the newest message of a person is also the last message.
+        # The newest message of a person is often also the last message.
         ends = {n: self._end_of(messages[:n], written, marks, arguments) for n in set(counts)}
         return prompt, PromptEnds(*(ends[n] for n in counts))
 
     def _end_of(
         self, part: list[Message], written: str, marks: CallMarks, arguments: dict[str, Any]
     ) -> int:
-        """Return the number of leading characters that the first messages take in the prompt; 0
-        where the template cannot render them alone. written: the prompt, with marks for calls."""
+        """Return the number of the prompt's leading characters that the messages ``part`` make; 0
+        if the template cannot render them alone. written: the prompt, with marks instead of
+        calls."""
         try:
             end = common_chars(self._part_text(part, arguments), written)
             return len(marks.replace(written[:end], is_whole=False))
@@ -368,8 +364,7 @@ class ChatTemplate:
         return list(dict.fromkeys(text for text in texts if text is not None))
 
     def _text(self, tools: list[Any] | None = None) -> str | None:
-        """Return the template for conversations with tools, or without; None where there is none,
-        or no default among several."""
+        """Return the template for conversations with or without tools; None if there is none."""
         try:
             text: str = self._tokenizer.get_chat_template(tools=tools)
         except ValueError:
@@ -377,9 +372,8 @@ class ChatTemplate:
         return text
 
     def _part_text(self, part: list[Message], arguments: dict[str, Any]) -> str:
-        """Return the first messages as a prompt of their own; "" where there are none, or where the
-        template refuses them."""
-        # Some templates need a user's message behind the system's.
+        """Return the text of ``part`` as a prompt of its own; "" if empty or refused."""
+        # Some templates need a user's message after the system message.
         for more in ((), ({"role": "user", "content": STRANGE},)) if part else ():
             with suppress(Exception):
                 return self._render([*part, *more], **arguments | {"add_generation_prompt": False})
@@ -391,8 +385,8 @@ class ChatTemplate:
 
 
 def _arguments(conversation: Conversation) -> dict[str, Any]:
-    """Return the template's arguments besides the messages. Unset ones are left out, because
-    templates distinguish them from False."""
+    """Return the template's arguments besides the messages. Unset arguments are omitted, because
+    templates distinguish unset from False."""
     arguments: dict[str, Any] = dict(conversation.template_arguments)
     if conversation.thinking.enabled is not None:
         arguments["enable_thinking"] = conversation.thinking.enabled
@@ -402,7 +396,7 @@ def _arguments(conversation: Conversation) -> dict[str, Any]:
 
 
 def with_calls_apart(turns: Sequence[Turn]) -> tuple[Turn, ...]:
-    """Return turns in which each call is a message of its own, with its result behind it."""
+    """Return turns with one call per message, each followed by its result."""
     apart, rest = list[Turn](), deque(turns)
     while rest:
         turn = rest.popleft()
@@ -426,10 +420,10 @@ def template_messages(
     takes_no_user: bool = True,
     marks: CallMarks | None = None,
 ) -> list[Message]:
-    """Return the turns as messages with one system message, first. takes_late_system: whether
-    system messages may come later; otherwise they become a user's. takes_no_user: whether no user's
-    message is needed; otherwise a lone system message becomes the question, or an empty question is
-    added. marks: stand for calls with known text."""
+    """Return the turns as messages; leading system turns become one message. takes_late_system: if
+    False, later system messages become a user's. takes_no_user: if False and no user's message
+    exists, a lone system message becomes a user's, or an empty one is added. marks: replace calls
+    whose written text is known."""
     leading = list(takewhile(lambda turn: turn.role == "system", conversation.turns))
     messages = [_message(turn, marks) for turn in conversation.turns[len(leading) :]]
     for message in messages:
@@ -464,8 +458,6 @@ def _message(turn: Turn, marks: CallMarks | None) -> Message:
 
 
 def _call(call: ToolCall, marks: CallMarks | None) -> Message:
-    """Return a call with its arguments as an object, which the template writes in the model's
-    format."""
     if marks is not None and call.written is not None:
         function = {"name": marks.add(call.written), "arguments": {}}
     else:
@@ -474,8 +466,8 @@ def _call(call: ToolCall, marks: CallMarks | None) -> Message:
 
 
 def arguments_object(text: str) -> dict[str, Any]:
-    """Parse arguments that a client sends back. The model is shown a text that is no object as it
-    is."""
+    """Parse arguments that a client sends back. Text that is no JSON object becomes a single
+    argument."""
     if not text.strip():
         return {}
     arguments = json_object(text)
@@ -483,6 +475,6 @@ def arguments_object(text: str) -> dict[str, Any]:
 
 
 def common_chars(one: str, other: str) -> int:
-    """Return the number of characters that both texts begin with."""
+    """Return the length of the longest common prefix."""
     lengths = range(1, min(len(one), len(other)) + 1)
     return bisect_left(lengths, True, key=lambda length: one[:length] != other[:length])

@@ -1,5 +1,4 @@
-"""The neutral form of a request, into which all APIs translate. This module knows no HTTP, tokens
-or templates."""
+"""The neutral form of a request, into which every API translates its own."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -7,12 +6,12 @@ from typing import Any, Literal
 
 Role = Literal["system", "user", "assistant", "tool"]
 ANY_OBJECT = {"type": "object", "properties": {}}
-# Coding tools put notes that no person has written between these tags, in messages of users.
+# Coding tools put notes between these tags into users' messages. No person wrote them.
 REMINDER_OPEN, REMINDER_CLOSE = "<system-reminder>", "</system-reminder>"
 
 
 class Channel(Enum):
-    """The part of an answer that a text belongs to."""
+    """A part of an answer."""
 
     REASONING = "reasoning"
     CONTENT = "content"
@@ -23,29 +22,28 @@ class Tool:
     """A function that the model may call."""
 
     name: str
-    """Unique among the tools; letters, digits and ``_.:/-``."""
+    """Unique among the tools. Characters: letters, digits and ``_.:/-``."""
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    """JSON Schema of the object of arguments; None: any object."""
+    """JSON Schema of the arguments' object; None: any object."""
     strict: bool = False
-    """Whether arguments must satisfy the schema even where no call is required."""
+    """Whether arguments must satisfy the schema even if no call is required."""
     deferred: bool = False
-    """Whether the prompt describes the tool only where the conversation loads it."""
+    """Whether the prompt describes the tool only after the conversation has loaded it."""
     searches: bool = False
-    """Whether its calls are searches for tools."""
+    """Whether the tool searches for deferred tools."""
     namespace: str | None = None
-    """The client's group of tools."""
+    """The client's name of a group of tools."""
     own_name: str | None = None
-    """The client's name of it within the namespace."""
+    """The tool's name within its namespace."""
 
     @property
     def client_name(self) -> tuple[str | None, str]:
-        """The namespace, and the name within it."""
         return self.namespace, self.own_name or self.name
 
     @property
     def described(self) -> dict[str, Any]:
-        """The tool's description as chat templates take it."""
+        """The tool as chat templates take it."""
         described = {} if self.description is None else {"description": self.description}
         parameters = ANY_OBJECT if self.parameters is None else self.parameters
         function = {"name": self.name, **described, "parameters": parameters}
@@ -58,21 +56,21 @@ class ToolChoice:
 
     mode: Literal["none", "auto", "required", "named"] = "auto"
     name: str | None = None
-    """The tool that must be called, with "named" alone."""
+    """The tool that must be called; only with mode "named"."""
     allowed: frozenset[str] | None = None
-    """With "auto" and "required": the names that may be called; None: all."""
+    """With "auto" and "required": names of the tools that may be called; None: all tools."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call that was made."""
+    """A tool call of an earlier answer."""
 
     id: str
     name: str
     arguments: str
-    """As the model wrote them: a JSON object, unless the model erred."""
+    """As the model wrote them: a JSON object, unless the model made a mistake."""
     written: str | None = None
-    """The whole call as the model wrote it, with tags, where that is known."""
+    """The whole call as the model wrote it, with its tags; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,16 +80,15 @@ class Turn:
     role: Role
     text: str = ""
     reasoning: str = ""
-    """An assistant's, before the text."""
+    """Only in an assistant's turn, before the text."""
     tool_calls: tuple[ToolCall, ...] = ()
-    """An assistant's, after the text."""
+    """Only in an assistant's turn, after the text."""
     tool_call_id: str | None = None
-    """The call that a tool's result answers."""
+    """Id of the call that this turn, a tool's result, answers."""
 
     @property
     def is_a_persons(self) -> bool:
-        """Whether a person speaks here: the turn is no tool's result, and has more than
-        reminders."""
+        """Whether a person wrote this turn: a user's turn with text outside reminders."""
         first, *others = self.text.split(REMINDER_OPEN)
         outside_reminders = [first, *(other.partition(REMINDER_CLOSE)[2] for other in others)]
         return self.role == "user" and any(map(str.strip, outside_reminders))
@@ -99,14 +96,14 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class OutputFormat:
-    """The form of the whole answer behind its reasoning."""
+    """The form that the whole answer must have, after its reasoning."""
 
     kind: Literal["json_object", "json_schema", "regex", "choice", "grammar"]
     value: Any = None
-    """json_schema: the schema, a dict or a bool. regex: the pattern. choice: a list of strings.
-    grammar: its text, Lark or GBNF. json_object: None."""
+    """json_schema: a dict or a bool. regex: the pattern. choice: a list of strings. grammar: Lark
+    or GBNF text. json_object: None."""
     param: str = "response_format"
-    """The wire's name of the field that sets it, for errors."""
+    """The API's name of the field that sets the form, for errors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,22 +111,21 @@ class Thinking:
     """How much the model may reason before it answers."""
 
     enabled: bool | None = None
-    """None leaves it to the model's template."""
+    """None: the model's template decides."""
     budget: int | None = None
-    """Tokens; None: no limit but the answer's own."""
+    """In tokens; None: only the answer's own limit."""
     effort: str | None = None
-    """For templates that take an effort."""
+    """Passed to templates that take an effort."""
     budget_is_efforts: bool = False
     """Whether the budget was derived from the effort."""
 
 
 TemplateArguments = tuple[tuple[str, str | float | bool], ...]
-"""Names and values."""
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A conversation to be answered, and how."""
+    """A conversation to answer, with the rules for its answer."""
 
     turns: tuple[Turn, ...]
     tools: tuple[Tool, ...] = ()
@@ -140,38 +136,37 @@ class Conversation:
     continues: bool = False
     """Whether the last turn, an assistant's, is the beginning of the answer."""
     template_arguments: TemplateArguments = ()
-    """Further arguments of the model's template, by its own names."""
+    """Further arguments of the model's template, by the template's names."""
 
     def __post_init__(self) -> None:
         assert not self.continues or self.turns[-1].role == "assistant"
 
     @property
     def offered_tools(self) -> tuple[Tool, ...]:
-        """The tools that the model may know: none where it must not call. Where only some may be
-        called it still sees all, so that prompts begin alike."""
+        """The tools that the model may see: none if it must not call. If only some may be called it
+        still sees all, so that prompts keep a common prefix."""
         return () if self.tool_choice.mode == "none" else self.tools
 
     @property
     def shown_tools(self) -> tuple[Tool, ...]:
-        """The offered tools that the prompt begins with: those that are not deferred. If all are,
-        the first: templates explain calls only beside a tool."""
+        """The offered tools that are not deferred. If all are deferred, the first one: templates
+        explain calls only if there is a tool."""
         offered = self.offered_tools
         return tuple(tool for tool in offered if not tool.deferred) or offered[:1]
 
     @property
     def turns_after_person(self) -> int | None:
-        """Number of turns behind the newest one of a person; None without one."""
+        """Number of turns after the newest one by a person; None without such a turn."""
         turns = enumerate(reversed(self.turns))
         return next((number for number, turn in turns if turn.is_a_persons), None)
 
     @property
     def must_call(self) -> bool:
-        """Whether the answer must be calls."""
         return self.tool_choice.mode in ("required", "named")
 
     @property
     def max_calls(self) -> int | None:
-        """Maximum number of calls; None: no limit."""
+        """None: no limit."""
         is_one = self.tool_choice.mode == "named" or not self.parallel_tool_calls
         return 1 if is_one else None
 

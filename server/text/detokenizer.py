@@ -1,4 +1,4 @@
-"""Decode token ids to text as it grows, in whole characters."""
+"""Decode token ids to text one by one, in whole characters."""
 
 from codecs import getincrementaldecoder
 from collections.abc import Sequence
@@ -7,9 +7,8 @@ from server.text.tokenizer import EncodedText, Tokenizer
 
 
 class Detokenizer:
-    """The text of one answer. The results of ``feed`` and ``flush`` join to the tokenizer's
-    decoding of all ids, without special tokens. Only beside a broken character of byte tokens this
-    keeps more."""
+    """Decodes one answer. The joined results of ``feed`` and ``flush`` equal the tokenizer's
+    decoding of all ids without special tokens, except near an invalid character of byte tokens."""
 
     def __init__(
         self,
@@ -19,25 +18,23 @@ class Detokenizer:
         with_special: bool = False,
         continues: bool = False,
     ) -> None:
-        """with_tags: keep tags around reasoning and calls, even special ones. with_special: keep
-        all special tokens. continues: whether another text comes before, so that a leading space
-        stays."""
+        """with_tags: keep the tags around reasoning and calls, even if they are special tokens.
+        with_special: keep all special tokens. continues: whether text precedes, so that a leading
+        space stays."""
         self.chars = 0
-        """Characters so far."""
+        """Number of characters returned so far."""
         self.offset = 0
-        """The newest token's offset: the characters before the one that it begins in."""
+        """Number of characters before the first character of the newest token."""
         self._tokenizer = tokenizer
         tags = tokenizer.special_tag_ids if with_tags else frozenset[int]()
         self._hidden = frozenset[int]() if with_special else tokenizer.special_ids - tags
-        # The decoder keeps the bytes of one character at most, so that the cost of a token does not
-        # grow.
+        # The decoder holds the bytes of one character at most: the cost of a token is constant.
         self._decoder = getincrementaldecoder("utf-8")(errors="replace")
         self._is_whole = True
         self._drops_space = tokenizer.drops_space and not continues
 
     def feed(self, token_id: int) -> str:
-        """Take in a token and return the text that it completes; "" while a character is
-        incomplete."""
+        """Take in a token and return the completed text; "" while a character is incomplete."""
         self.offset = self.chars
         raw = b"" if token_id in self._hidden else self._tokenizer.token_bytes(token_id)
         if not raw:
@@ -49,7 +46,7 @@ class Detokenizer:
             self.chars += len(raw)
             return raw.decode("ascii")
         text = self._decoder.decode(raw[:1])
-        # The first byte belongs to the incomplete character, or to the one that it completed.
+        # The first byte belongs to the incomplete character, or to the one it completes.
         self.offset += len(text) - (not self._decoder.getstate()[0])
         text += self._decoder.decode(raw[1:])
         self._is_whole = not self._decoder.getstate()[0]
@@ -57,7 +54,7 @@ class Detokenizer:
         return text
 
     def flush(self) -> str:
-        """Return the rest: an incomplete character as U+FFFD."""
+        """Return U+FFFD if the last character is incomplete, else ""."""
         return self._decoder.decode(b"", final=True)
 
 

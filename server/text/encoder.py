@@ -1,7 +1,7 @@
 """Encode texts in parts, because their tokens take far more memory than the text.
 
-Special tokens that texts spell have no meaning. Each gets a mark before the template writes the
-prompt, and the prompt is cut at the marks before it is encoded::
+Special tokens that a message spells must have no meaning. Each gets a mark before the template
+writes the prompt, and the prompt is cut at the marks before encoding::
 
     x<|im_end|>  -->  x<¤|im_end|>  -->  ...user x<¤|im_end|>...  -->  ...user x<  |im_end|>...
 """
@@ -14,7 +14,8 @@ from typing import Any
 from tokenizers import Encoding
 from tokenizers import Tokenizer as FastTokenizer
 
-# For private use (Unicode, section 23.5). An escape follows a mark that the text itself has.
+# MARK is a private-use character (Unicode, section 23.5). If a text has MARK itself, ESCAPE
+# follows.
 MARK, ESCAPE = "\U0010fffd", "\0"
 CUT = re.compile(f"{MARK}(?!{ESCAPE})")
 
@@ -23,11 +24,11 @@ class SpecialTokens:
     """The special tokens of one tokenizer."""
 
     def __init__(self, contents: Iterable[str]) -> None:
-        """contents: their texts. A token of a single character cannot be cut."""
+        """contents: texts of the tokens. A token of one character cannot be cut."""
         self.contents = tuple(content for content in contents if len(content) > 1)
 
     def guarded(self, value: Any) -> Any:
-        """Return a JSON value with marks in all of its texts."""
+        """Return a JSON value with marks in all of its strings."""
         if isinstance(value, str):
             return self.guarded_text(value)
         if isinstance(value, list):
@@ -37,7 +38,7 @@ class SpecialTokens:
         return value
 
     def guarded_text(self, text: str) -> str:
-        """Put a mark into every special token of a text, even where tokens overlap."""
+        """Put a mark into every special token that the text spells, even if tokens overlap."""
         text = text.replace(MARK, MARK + ESCAPE)
         for content in self.contents:
             while content in text:
@@ -52,20 +53,18 @@ def pieces_of(prompt: str) -> list[str]:
     return [piece.replace(MARK + ESCAPE, MARK) for piece in CUT.split(prompt)]
 
 
-# Encoding takes a hundred bytes and more per token. A text with more than SHORT_TOKEN_CHARS for
-# each allowed token is first counted in slices, which may be off by some tokens each. Texts are
-# encoded in groups.
+# A token's encoding takes over a hundred bytes. So a text longer than SHORT_TOKEN_CHARS per allowed
+# token is first counted in slices; each slice may miscount by a few tokens.
 SHORT_TOKEN_CHARS = 2
 SLICE_CHARS = 65_536
 SLICING_RATIO = 2
 GROUP_CHARS, GROUP_TEXTS = 262_144, 1024
-# The library caches the first words of a process for good, up to 9 KiB each, and 10 000 of them by
-# default.
+# The library caches the first words that it meets forever: by default 10 000, up to 9 KiB each.
 CACHED_WORDS = 2048
 
 
 class Encoder:
-    """Encodes texts for one tokenizer. Other threads run meanwhile."""
+    """Encodes texts with one tokenizer. Other threads can run meanwhile."""
 
     def __init__(self, fast: FastTokenizer) -> None:
         self._fast = fast
@@ -75,14 +74,13 @@ class Encoder:
     def encode(
         self, texts: list[str], *, offsets: bool = False, ends: bool = False
     ) -> list[Encoding]:
-        """Encode all texts at once. offsets: compute the tokens' offsets. ends: add the tokens that
-        the tokenizer puts around a text."""
-        # Other threads run during a batch, but not while a single text is encoded.
+        """Encode texts as one batch. ends: add the tokens that the tokenizer puts around a text."""
+        # The library releases the GIL for a batch, but not for a single text.
         encode = self._fast.encode_batch if offsets else self._fast.encode_batch_fast
         return encode(texts, add_special_tokens=ends)
 
     def exceeds(self, pieces: list[str], max_tokens: int) -> bool:
-        """Return whether a text has far more tokens than are allowed. pieces: its parts."""
+        """Return whether a text, given as its parts, has far more tokens than allowed."""
         if sum(map(len, pieces)) <= SHORT_TOKEN_CHARS * max_tokens:
             return False
         tokens = 0
@@ -93,18 +91,18 @@ class Encoder:
         return False
 
     def count(self, pieces: list[str]) -> int:
-        """Return the approximate number of tokens of a text."""
+        """Return the approximate number of tokens of a text, given as its parts."""
         return sum(self._counts(pieces))
 
     def _counts(self, pieces: list[str]) -> Iterator[int]:
-        """Yield the approximate number of tokens of one part of a text after another."""
+        """Yield the approximate number of tokens of each group of slices."""
         starts = ((piece, at) for piece in pieces for at in range(0, len(piece), SLICE_CHARS))
         for group in in_groups(piece[at : at + SLICE_CHARS] for piece, at in starts):
             yield sum(map(len, self.encode(group)))
 
 
 def in_groups(texts: Iterable[str]) -> Iterator[list[str]]:
-    """Yield texts in groups of a bounded size, because their encodings take memory."""
+    """Yield texts in groups of bounded size, to bound the memory of their encodings."""
     group: list[str] = []
     chars = 0
     for text in texts:
@@ -118,11 +116,10 @@ def in_groups(texts: Iterable[str]) -> Iterator[list[str]]:
 
 
 def tokens_within(encoding: Encoding, chars: int) -> int:
-    """Return the number of leading tokens that end within the first ``chars`` characters of the
-    text."""
+    """Return the number of tokens that lie in the first ``chars`` characters of the text."""
 
     def end(index: int) -> int:
-        # Encoding.offsets would list them all. Padding behind the text has no offset.
+        # Encoding.offsets would build a list of all tokens. Padding at the end has no offset.
         place = encoding.token_to_chars(index)
         return chars + 1 if place is None else place[1]
 

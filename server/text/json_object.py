@@ -3,22 +3,21 @@
 import json
 from typing import Any
 
-# Numbers, texts, lists and objects. Parsing more would stop other requests for too long.
+# Numbers, strings, arrays and objects. Parsing more would delay other requests for too long.
 MAX_VALUES = 32_768
 
 
 def outside_texts(piece: bytes, in_text: bool = False) -> tuple[bytes, bool]:
-    """Return JSON without its strings, and whether it ends within one. Each remaining comma or
-    opening bracket begins a value. piece: must not end within an escape. in_text: whether it begins
-    within a string."""
+    """Return JSON without its strings, and whether the piece ends within a string. Each remaining
+    comma or opening bracket begins a value. piece: must not end within an escape. in_text: whether
+    the piece begins within a string."""
     parts = piece.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
-    # Every other part is outside of strings.
+    # Every second part is a string.
     return b"".join(parts[in_text::2]), in_text ^ (len(parts) % 2 == 0)
 
 
 def has_many_values(text: str) -> bool:
-    """Return whether JSON has more than ``MAX_VALUES``, the largest number that is parsed in one
-    go."""
+    """Return whether JSON has more than ``MAX_VALUES`` values."""
     if len(text) <= MAX_VALUES:
         return False
     outside, _ = outside_texts(text.encode(errors="replace"))
@@ -26,9 +25,9 @@ def has_many_values(text: str) -> bool:
 
 
 def json_object(text: str) -> dict[str, Any] | None:
-    """Parse a text as an object; None where it is none. Line breaks within strings, which models
-    write, are accepted, and NaN and Infinity become strings. Half surrogates, numbers beyond float
-    and more than ``MAX_VALUES`` values are refused."""
+    """Parse a JSON object; None if the text is none. Accepts line breaks within strings, which
+    models write; NaN and Infinity become strings. Refuses lone surrogates, numbers beyond float,
+    and more than ``MAX_VALUES`` values."""
     if has_many_values(text):
         return None
     try:
@@ -40,7 +39,7 @@ def json_object(text: str) -> dict[str, Any] | None:
 
 
 def follow(reference: object, root: object) -> Any:
-    """Resolve a ``$ref`` within a schema; None where it points at nothing. RFC 6901."""
+    """Resolve a ``$ref`` (RFC 6901) within a schema; None if its target does not exist."""
     if not isinstance(reference, str) or not reference.startswith("#"):
         return None
     for step in reference.split("/")[1:]:

@@ -1,9 +1,9 @@
-"""Run work on foreign files and programs in a process of its own, with little time and memory.
+"""Run work on foreign files and programs in another process, with limits on time and memory.
 
 ``python -m server.text.limited_process MODULE...`` is that process; it imports the modules first. A
-call is a line of JSON: a function of this code base, its arguments and its limits. The answer is a
-line of JSON behind the line ``ready``, which starts the call's time. A process takes call after
-call; one that exceeds a limit is killed, and the next call starts another.
+request is a line of JSON: a function of this code base, its arguments and its limits. The process
+writes ``ready`` when the function's time starts, and then the result as a line of JSON. A process
+serves many calls. After a call exceeds a limit, the next call starts a new process.
 """
 
 import json
@@ -23,17 +23,16 @@ from typing import Any, Self
 
 import psutil
 
-# For starting, most of it imports.
+# Most of this time goes into imports.
 START_LIMIT_S = 60.0
 POLL_S = 0.02
 MAX_ANSWER_BYTES = 4 << 20
 CHUNK_BYTES = 1 << 16
-# Programs and libraries reserve more addresses than they use.
+# Programs and libraries reserve more address space than memory.
 ADDRESSES_PER_BYTE = 4
 READY = b"ready\n"
-# Exit status after a MemoryError.
 NO_MEMORY_CODE = 12
-# Variables that Python may need to start as this process did.
+# Environment variables that Python may need in order to start like this process.
 KEPT_VARIABLES = (
     "PATH",
     "HOME",
@@ -45,10 +44,10 @@ KEPT_VARIABLES = (
 
 
 class LimitError(Exception):
-    """A call without an answer; the message tells the reason."""
+    """A call failed without a result; the message is the reason."""
 
     def __init__(self, fault: str, *, begun: bool) -> None:
-        """begun: whether the call had begun, so that its own work is at fault."""
+        """begun: whether the function had started, so that its own work caused the failure."""
         super().__init__(fault)
         self.begun = begun
 
@@ -58,19 +57,18 @@ class Limits:
     """Limits of one call."""
 
     seconds: float
-    """Of wall time, and of processor time."""
+    """Limit of wall time, and also of processor time."""
     memory_bytes: int
 
 
 @dataclass(slots=True)
 class LimitedProcess:
-    """Calls functions in a process with limits. The process starts with the first call, or with
-    ``start``."""
+    """Calls functions in a limited process, which the first call or ``start`` starts."""
 
     variables: Mapping[str, str] = field(default_factory=dict)
-    """Of the process's environment."""
+    """Further environment variables of the process."""
     modules: Sequence[str] = ()
-    """Imported before the first call."""
+    """Modules that the process imports before the first call."""
     _process: "subprocess.Popen[bytes] | None" = None
 
     def __enter__(self) -> Self:
@@ -83,8 +81,8 @@ class LimitedProcess:
                 self._process = None
 
     def call(self, limits: Limits, work: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a function of a module. Arguments and result must be JSON values. Raises LimitError,
-        and has ended the process then."""
+        """Call a module-level function. Arguments and result must be JSON values. Raises LimitError
+        after ending the process."""
         call = (work.__module__, work.__qualname__, arguments, astuple(limits))
         request = json.dumps(call, default=str).encode() + b"\n"
         try:
@@ -96,9 +94,9 @@ class LimitedProcess:
             raise
 
     def start(self) -> None:
-        """Start the process unless it runs. It imports its modules in the background."""
+        """Start the process unless it runs; it imports its modules in the background."""
         if self._process is None:
-            # The environment may have keys, and the working directory foreign modules.
+            # The environment may contain API keys, and the working directory foreign modules.
             kept = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "server.text.limited_process", *self.modules],
@@ -111,7 +109,7 @@ class LimitedProcess:
             os.set_blocking(self._process.stdin.fileno(), False)
 
     def _answer(self, request: bytes, limits: Limits) -> bytes:
-        """Send a request and return its line of answer. Raises LimitError."""
+        """Send a request and return the line with its result. Raises LimitError."""
         self.start()
         process = self._process
         assert process is not None
@@ -157,7 +155,7 @@ def _end_of(process: "subprocess.Popen[bytes]", limits: Limits) -> str:
 
 
 def _sent(pipe: int, request: bytes) -> bytes:
-    """Send as much as fits and return the rest; nothing where the process has closed its input."""
+    """Write as much as the pipe takes and return the rest; b"" if the process closed its input."""
     try:
         return request[os.write(pipe, request) :]
     except BrokenPipeError:
@@ -173,7 +171,7 @@ def _beyond_size(size_bytes: int, what: str) -> str:
 
 
 def limit_this_process(limits: Limits) -> None:
-    """Limit this process from now on, where the system can, because its parent may have died."""
+    """Set system limits on this process, in case the parent dies and cannot end it."""
     own = psutil.Process()
     times, addresses = own.cpu_times(), own.memory_info().vms
     for kind, limit in (
@@ -185,7 +183,7 @@ def limit_this_process(limits: Limits) -> None:
 
 
 def main() -> None:
-    """Serve calls until the input is closed."""
+    """Serve calls until standard input is closed."""
     for module in sys.argv[1:]:
         import_module(module)
     answers = sys.stdout.buffer

@@ -10,19 +10,19 @@ ValueT = TypeVar("ValueT")
 
 
 class Newest(Generic[KeyT, ValueT]):
-    """Keeps values by their keys, up to a total size. The least recently used ones make room."""
+    """A cache of bounded total size: the least recently used values make room for new ones."""
 
     def __init__(self, max_size: int) -> None:
-        """max_size: of all values together, in the unit of their sizes; 0 keeps none."""
+        """max_size: total of the values' sizes, in any unit; 0 keeps no values."""
         self._max_size = max_size
         self._entries: OrderedDict[KeyT, tuple[ValueT, int]] = OrderedDict()
         self.size = 0
-        # Values come from the event loop; prompts are made on other threads.
+        # The event loop adds values while worker threads read them.
         self._lock = threading.Lock()
 
     def keep(self, key: KeyT, value: ValueT, size: int = 1) -> list[tuple[KeyT, ValueT]]:
-        """Keep a value, replacing that of the same key. Return the entries that were dropped for
-        it; or itself where it is too large alone."""
+        """Keep a value in place of the key's old one. Return the dropped entries, or the new entry
+        itself if it alone exceeds the maximum."""
         with self._lock:
             self._pop(key)
             if size > self._max_size:
@@ -48,7 +48,7 @@ class Newest(Generic[KeyT, ValueT]):
             return self._pop(key)
 
     def pop_oldest(self) -> bool:
-        """Drop the least recently used value. Return False where there is none."""
+        """Drop the least recently used value. Return False if the cache is empty."""
         with self._lock:
             return bool(self._entries) and self._pop(next(iter(self._entries))) is not None
 

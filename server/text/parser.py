@@ -1,5 +1,4 @@
-"""Split an answer's text, as it streams in, into reasoning, content and calls; and end it at stop
-strings."""
+"""Split an answer's streamed text into reasoning, content and calls; end it at stop strings."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,9 +13,9 @@ OPEN, CLOSE = "<think>", "</think>"
 
 
 def first_channel_of(prompt: str, begun: str = "") -> Channel | None:
-    """Return the channel that an answer begins with; None where the model decides. prompt:
-    rendered; its end tells if the template has opened or closed the tag. begun: the client's
-    beginning of that channel."""
+    """Return the channel that an answer begins in; None if the model decides. prompt: a rendered
+    prompt; the template may have opened or closed the tag at its end. begun: the beginning of the
+    channel that the client wrote."""
     ending = prompt.rstrip()
     if ending.endswith(CLOSE):
         return Channel.CONTENT
@@ -26,26 +25,23 @@ def first_channel_of(prompt: str, begun: str = "") -> Channel | None:
 
 
 class ReasoningParser:
-    """Split ``<think>...</think>`` off the beginning of an answer.
+    """Splits ``<think>...</think>`` off the beginning of an answer.
 
     White space around the tags belongs to neither channel. An answer without the opening tag is
-    content; without the closing tag it is reasoning.
-    """
+    content; an answer without the closing tag is reasoning."""
 
     def __init__(self, prompt: str, begun: str = "") -> None:
-        """prompt, begun: see ``first_channel_of``."""
         self._state = first_channel_of(prompt, begun)
         self._begun = self._state is Channel.CONTENT or bool(begun.strip())
         self._held = ""
 
     @property
     def reasoning(self) -> bool:
-        """Whether the model reasons now."""
+        """Whether the model is reasoning now."""
         return self._state is Channel.REASONING
 
     def feed(self, text: str) -> list[AnswerPiece]:
-        """Take in text and return the pieces that are certain now, in order; neighbours belong to
-        different channels."""
+        """Take in text and return the pieces that are certain now. Neighbours differ in channel."""
         self._held += text
         return join_pieces(self._advance(final=False))
 
@@ -92,8 +88,8 @@ class ReasoningParser:
 
 
 def _uncertain_end(text: str) -> int:
-    """Return the length of the text's end that may be white space before the closing tag, or the
-    tag's beginning."""
+    """Return the length of the text's end that may belong to the closing tag: white space before
+    the tag, or a part of the tag."""
     for length in range(min(len(text), len(CLOSE) - 1), 0, -1):
         if CLOSE.startswith(text[-length:]):
             before = text[:-length]
@@ -106,16 +102,16 @@ class ParseOptions:
     """How to parse the answer to a chat."""
 
     prompt: str
-    """The rendered prompt: its end tells if the model reasons already."""
+    """The rendered prompt; its end shows whether the model reasons already."""
     tools: tuple[Tool, ...] = ()
-    """Tools that may be called; without any, calls are content."""
+    """The tools that may be called. Without tools, calls are content."""
     tool_format: ToolFormat = ToolFormat.HERMES
     max_calls: int | None = None
-    """The answer ends after this number of calls."""
+    """The answer ends after this number of calls; None: no limit."""
     remember: Remember | None = field(default=None, compare=False)
-    """Called with every call as it was written."""
+    """Receives every complete call."""
     begun: str = ""
-    """The client's beginning of the answer's first channel. It is no piece of the answer."""
+    """The client's beginning of the first channel. The answer's pieces do not contain it."""
 
     @property
     def first_channel(self) -> Channel | None:
@@ -123,12 +119,12 @@ class ParseOptions:
 
     @property
     def begun_content(self) -> str:
-        """The client's beginning of the content; "" where it has begun reasoning."""
+        """The client's beginning of the content; "" if the client has begun the reasoning."""
         return self.begun if self.first_channel is Channel.CONTENT else ""
 
 
 class AnswerParser:
-    """Splits an answer. The joined pieces do not depend on how the text is cut."""
+    """Splits an answer into pieces. The joined pieces do not depend on how the text is cut."""
 
     def __init__(self, options: ParseOptions, new_id: Callable[[], str] = new_call_id) -> None:
         self._reasoning_parser = ReasoningParser(options.prompt, options.begun)
@@ -152,7 +148,7 @@ class AnswerParser:
 
     @property
     def done(self) -> bool:
-        """Whether the answer has ended, whatever the model adds."""
+        """Whether the answer has ended, even if the model continues."""
         return self._calls is not None and self._calls.done
 
     @property
@@ -161,16 +157,15 @@ class AnswerParser:
 
     @property
     def ended_with_calls(self) -> bool:
-        """At the end of the answer: whether the client is to make calls."""
+        """Valid at the end of the answer: whether the client must execute calls."""
         return self._calls is not None and self._calls.ended_with_calls
 
     def feed(self, text: str) -> list[AnswerPiece]:
-        """Take in text and return the pieces that are certain now, in order."""
+        """Take in text and return the pieces that are certain now."""
         return join_pieces(self._split(self._reasoning_parser.feed(text)))
 
     def flush(self, *, cut: bool = False) -> list[AnswerPiece]:
-        """Return the remaining pieces at the end of the answer. cut: whether the model would go
-        on."""
+        """Return the remaining pieces at the end. cut: whether the answer was cut off."""
         pieces = self._split(self._reasoning_parser.flush())
         if self._calls is not None:
             thoughts, calls = self._thought_calls.flush(cut=cut)
@@ -186,7 +181,7 @@ class AnswerParser:
             if piece.channel is Channel.REASONING:
                 split += _thought(self._thought_calls.feed(piece.text))
             else:
-                # Calls in reasoning before content were a draft.
+                # Calls in the reasoning were a draft if content follows.
                 split += _thought(self._thought_calls.flush(cut=True)[0])
                 split += self._calls.feed(piece.text)
         return split
@@ -197,26 +192,24 @@ def _thought(text: str) -> list[AnswerPiece]:
 
 
 class StopStrings:
-    """Holds back text that may begin a stop string, so that no part of one is ever sent."""
+    """Holds back text that may begin a stop string, so that no part of a stop string is sent."""
 
     def __init__(self, stops: tuple[str, ...]) -> None:
-        """stops: none of them empty."""
         assert all(stops)
         self._stops = stops
         self._held = ""
         self.matched: str | None = None
-        """The stop string that ended the answer."""
+        """The stop string that ended the answer; None before."""
 
     def feed(self, text: str) -> str:
-        """Take in text and return the part that may be sent; nothing after a match."""
+        """Take in text and return the part that may be sent; "" after a match."""
         if self.matched is not None or not self._stops:
             return text if self.matched is None else ""
         held = self._held + text
         places = [(held.find(stop), stop) for stop in self._stops]
         matches = [(place + len(stop), place, stop) for place, stop in places if place >= 0]
         if matches:
-            # Prefer the string that is complete first, so that the result does not depend on how
-            # the text is cut.
+            # Prefer the stop string that ends first: the result must not depend on how text is cut.
             _, place, self.matched = min(matches)
             self._held = ""
             return held[:place]
@@ -225,6 +218,6 @@ class StopStrings:
         return held[: len(held) - keep]
 
     def flush(self) -> str:
-        """Return the held text, when the answer ends otherwise."""
+        """Return the held text when the answer ends without a match."""
         rest, self._held = self._held, ""
         return rest

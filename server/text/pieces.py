@@ -13,44 +13,44 @@ class TokenReport:
     token_id: int
     logprobs: TokenLogprobs
     offset: int = 0
-    """The characters of the answer before the one that the token begins in."""
+    """Number of the answer's characters before the token's first character."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextPiece:
-    """A text of one channel."""
+    """Text of one channel."""
 
     channel: Channel
     text: str
     tokens: tuple[TokenReport, ...] = ()
-    """The tokens of a content's text, where they are reported."""
+    """The tokens that make the text, if the channel is content and log-probabilities are wanted."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCallStart:
-    """The beginning of a call. Its arguments follow with the same index."""
+    """The beginning of a call. Its arguments follow in pieces with the same index."""
 
     index: int
-    """Counts the calls of one answer, from 0."""
+    """Index of the call in the answer, from 0."""
     id: str
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCallArguments:
-    """A text of a call's arguments. Joined, they are a JSON object, unless the model erred or the
-    answer was cut off."""
+    """A part of a call's arguments. The joined parts are a JSON object, unless the model made a
+    mistake or the answer was cut off."""
 
     index: int
     text: str
 
 
 AnswerPiece = TextPiece | ToolCallStart | ToolCallArguments
-"""A call ends with the next piece that is not its arguments, or with the answer."""
+"""A call ends before the next piece that is not its arguments, or with the answer."""
 
 
 def join_pieces(pieces: list[AnswerPiece]) -> list[AnswerPiece]:
-    """Join neighbours of one channel, or of one call's arguments."""
+    """Join neighbours of one channel, and neighbours of one call's arguments."""
     if len(pieces) < 2:
         return pieces
     result: list[AnswerPiece] = []
@@ -75,8 +75,7 @@ def join_pieces(pieces: list[AnswerPiece]) -> list[AnswerPiece]:
 
 
 def longest_beginning(text: str, *starts: str) -> int:
-    """Return the length of the longest end of the text that begins one of the strings without
-    completing it."""
+    """Return the length of the longest end of the text that is a proper prefix of a string."""
     longest = 0
     for each in starts:
         place = text.find(each[0], max(0, len(text) - len(each) + 1))
@@ -89,31 +88,31 @@ def longest_beginning(text: str, *starts: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts so far, of the prompt and of all choices together."""
+    """Token counts so far, of the prompts and of all choices."""
 
     prompt_tokens: int
     completion_tokens: int
     reasoning_tokens: int
     prefix: PrefixReport | None = None
-    """The cache's report on the prompt; None before it comes."""
+    """The cache's report on the prompt; None before the first token."""
     kept_tokens: int = 0
-    """Tokens of the prompt that the cache keeps from now on, old and new ones."""
+    """Number of prompt tokens that the cache keeps from now on, both old and new."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """The part of an answer that one step adds."""
+    """The parts of one choice's answer that one step adds."""
 
     pieces: list[AnswerPiece] = field(default_factory=list)
     tokens: list[TokenReport] = field(default_factory=list)
     finish: str | None = None
-    """"stop", "length", or "tool_calls" where the answer ended with calls; in the last delta."""
+    """Set in the last delta: "stop", "length", or "tool_calls" if the answer ended with calls."""
     index: int = 0
-    """The choice that it belongs to."""
+    """Index of the choice."""
     stop_string: str | None = None
-    """The stop string that ended the answer; in the last delta."""
+    """Set in the last delta: the stop string that ended the answer."""
     token_ids: tuple[int, ...] = ()
-    """All generated tokens, those of reasoning, stop strings and ends included."""
+    """All generated tokens, including those of reasoning, stop strings and ends."""
     prompt: tuple[TokenLogprobs | None, ...] = ()
-    """Log-probabilities of the prompt's tokens, where they are wanted, in the first delta; None for
-    the first token."""
+    """Set in the first delta if wanted: log-probabilities of the prompt's tokens; None for the
+    first."""

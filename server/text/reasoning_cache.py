@@ -1,11 +1,10 @@
 """Keep the reasoning of the newest answers, for clients that do not send it back.
 
-Some templates show earlier reasoning: since the last question, or all of it. Without it the model
-sees less than it knew, and the prompt leaves the cached prefix at its first answer. So the
-reasoning of the newest answers is kept, and put back into their turns.
+Some templates write earlier reasoning into the prompt. If it is missing, the model knows less, and
+the prompt no longer matches the cached prefix. So the kept reasoning is put back into its turns.
 
-The key of an answer with calls is the random id of its first call. The key of another answer is its
-text with all turns before it, because short answers are alike. Keys differ between tenants.
+The key of an answer with calls is the random id of its first call. The key of any other answer is
+its text with all turns before it, because short answers are alike. Keys differ between tenants.
 """
 
 import hashlib
@@ -24,7 +23,7 @@ class ReasoningRecorder:
     """Collects the reasoning of one answer while it streams."""
 
     def __init__(self, key_of: "KeyOfAnswer", keep: Callable[[bytes, str], None]) -> None:
-        """keep: called with the key of the answer and its reasoning."""
+        """keep: receives the answer's key and its reasoning."""
         self._key_of = key_of
         self._keep = keep
         self._reasoning: list[str] = []
@@ -40,35 +39,34 @@ class ReasoningRecorder:
                 self._first_call = self._first_call or piece.id
 
     def end(self) -> None:
-        """Keep the reasoning, unless clients would not send the answer back."""
+        """Keep the reasoning, unless the answer has neither text nor calls to be sent back."""
         content = "".join(self._content)
         if self._reasoning and (self._first_call or content.strip()):
             self._keep(self._key_of(content, self._first_call), "".join(self._reasoning))
 
 
 class KeyOfAnswer:
-    """Makes keys of answers in a conversation that grows turn by turn."""
+    """Computes keys of answers in a conversation, to which turns are added one by one."""
 
     def __init__(self, salt: PrefixSalt) -> None:
-        """salt: of the request; other tenants' keys differ."""
+        """salt: of the request; keys differ between tenants."""
         self._own = hashlib.sha256(salt.tenant + salt.client)
         self._history = self._own.copy()
 
     def __call__(self, text: str, first_call: str) -> bytes:
-        """Return the key of an answer. first_call: the call's id; "" without one."""
+        """Return the key of an answer. first_call: id of its first call; "" without calls."""
         digest = (self._own if first_call else self._history).copy()
         _add(digest, first_call or text.strip())
         return digest.digest()
 
     def add_turn(self, turn: Turn) -> None:
-        """Add a turn that precedes later answers."""
         calls = (call.id for call in turn.tool_calls)
         for part in (turn.role, turn.text.strip(), turn.tool_call_id or "", *calls):
             _add(self._history, part)
 
 
 def _add(digest: "hashlib._Hash", text: str) -> None:
-    """Add a text so that no two lists of texts give the same bytes."""
+    """Hash a text after its length, so that different lists of texts have different digests."""
     encoded = text.encode()
     digest.update(len(encoded).to_bytes(LENGTH_BYTES, "little"))
     digest.update(encoded)
@@ -76,22 +74,22 @@ def _add(digest: "hashlib._Hash", text: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Recalled:
-    """A conversation with its known reasoning."""
+    """A conversation with the reasoning that the cache knows."""
 
     conversation: Conversation
     new_recorder: Callable[[], ReasoningRecorder] | None
-    """Makes the recorder of an answer; None where the answer continues an older one."""
+    """Makes the recorder of an answer; None if the answer continues an earlier one."""
 
 
 class ReasoningCache:
     """The reasoning of the newest answers, up to a number of bytes."""
 
     def __init__(self, max_bytes: int) -> None:
-        """max_bytes: of all together; 0 keeps none."""
+        """max_bytes: limit of all kept reasoning together; 0 keeps none."""
         self._kept: Newest[bytes, str] = Newest(max_bytes)
 
     def recall(self, conversation: Conversation, salt: PrefixSalt) -> Recalled:
-        """Put reasoning into turns of the assistant that have none. salt: of the request."""
+        """Put kept reasoning into the assistant's turns that have none."""
         key_of = KeyOfAnswer(salt)
         turns = []
         for turn in conversation.turns:

@@ -1,5 +1,5 @@
-"""Chat templates are programs by others: try them in a process of their own before the first chat,
-and end them when they take too long."""
+"""Try chat templates in another process before the first chat, and end slow ones: a chat template
+is a program by others."""
 
 import asyncio
 import ctypes
@@ -15,23 +15,22 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from server.text.limited_process import LimitedProcess, LimitError, Limits
 
 T = TypeVar("T")
-# An error that is sent to a thread is raised there within fewer lines.
+# Python raises an asynchronous exception in its thread within this number of lines.
 LINES = 100
 
 
 class TimeUp(BaseException):
-    """The code took too long. It is no Exception, because foreign code must not catch it."""
+    """The code took too long. Not an Exception, because foreign code must not catch it."""
 
 
 class TimeLimit:
-    """Ends code within ``with limit:`` by TimeUp, at its next line.
+    """Ends the code in ``with limit:`` by raising TimeUp at its next line.
 
     An operation in C has no lines and cannot be ended. TimeUp may also be raised at the end of the
-    ``with`` statement, so catch it outside of that.
-    """
+    ``with`` statement, so catch it outside."""
 
     def __init__(self, seconds: float) -> None:
-        """seconds: allowed for the code, from the ``with`` statement on."""
+        """seconds: allowed from the beginning of the ``with`` statement."""
         self._seconds = seconds
         self._lock = threading.Lock()
         self._thread: int | None = None
@@ -39,8 +38,8 @@ class TimeLimit:
         self._ended = False
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Run work, which has the ``with`` statement in it, in a worker thread. End the code within
-        when its time is up, or when this task is cancelled."""
+        """Run work, which contains the ``with`` statement, in a worker thread. End its code when
+        the time is up or this task is cancelled."""
         self._look()
         try:
             return await asyncio.to_thread(work)
@@ -51,7 +50,7 @@ class TimeLimit:
             self._watching.cancel()
 
     def _look(self) -> None:
-        """End code that is over its time, or look again later."""
+        """End the code if its time is up; otherwise check again later."""
         left = self._deadline - time.monotonic()
         if left <= 0:
             self.end()
@@ -60,9 +59,9 @@ class TimeLimit:
             self._watching = loop.call_later(wait_s, self._look)
 
     def end(self) -> None:
-        """End the code within, now or as soon as it begins; once."""
+        """Raise TimeUp once in the code: now, or as soon as the code begins."""
         if self._ended:
-            return  # and asks for no lock: TimeUp may have come to who had it
+            return  # takes no lock: TimeUp may have hit the lock's holder
         with self._lock:
             self._ended = True
             if self._thread is not None:
@@ -80,8 +79,8 @@ class TimeLimit:
         with self._lock:
             self._thread, self._deadline = None, float("inf")
         if self._ended and kind is not TimeUp:
-            # The error is on its way and must reach no other code: it comes at one of the next
-            # lines. (Taking it back would leave the interpreter looking for it for ever.)
+            # The pending error must reach no other code: it is raised at one of the next lines.
+            # Cancelling it would make the interpreter look for it forever.
             for _ in range(LINES):
                 time.sleep(0)
             raise TimeUp
@@ -89,14 +88,13 @@ class TimeLimit:
 
 LIMITS = Limits(5.0, 1 << 30)
 MAX_FAULT_CHARS = 300
-# jinja's name of a template in tracebacks.
 TEMPLATE_FILE = "<template>"
 
 USER, ANSWER = {"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hello"}
 SYSTEM = {"role": "system", "content": "Be brief."}
 TOOL = {"name": "look", "description": "Looks.", "parameters": {"type": "object", "properties": {}}}
 PLAIN: dict[str, Any] = {"messages": [USER]}
-# Some templates refuse these, but must end.
+# A template may refuse these, but must end.
 OTHERS: tuple[dict[str, Any], ...] = (
     {"messages": [SYSTEM, USER, ANSWER, USER]},
     {"messages": [USER, ANSWER, SYSTEM, USER]},
@@ -112,15 +110,15 @@ class TemplateTrial:
     """The result of a trial."""
 
     fault: str
-    """Why a plain conversation was not rendered; "" where it was."""
+    """Why a plain conversation was not rendered; "" if it was rendered."""
     ends: bool = True
-    """Whether the template ends within time and memory."""
+    """Whether the template kept to its limits of time and memory."""
 
 
 def try_template(
     process: LimitedProcess, texts: Sequence[str], special_tokens: Mapping[str, Any]
 ) -> TemplateTrial:
-    """Try templates in a process. special_tokens: by their names in templates."""
+    """Try templates in a process. special_tokens: texts by their names in templates."""
     try:
         return TemplateTrial(process.call(LIMITS, render_all, list(texts), dict(special_tokens)))
     except LimitError as error:
@@ -128,7 +126,7 @@ def try_template(
 
 
 def fault_of(error: Exception, *, with_message: bool) -> str:
-    """Return an error of a template and its line. with_message: add the error's message, which may
+    """Return a template's error with its line. with_message: add the error's message, which may
     quote the conversation."""
     line = getattr(error, "lineno", None)
     for frame in traceback.extract_tb(error.__traceback__):
@@ -140,7 +138,7 @@ def fault_of(error: Exception, *, with_message: bool) -> str:
 
 
 def render_all(texts: Sequence[str], special_tokens: Mapping[str, Any]) -> str:
-    """Render conversations of all kinds. Return the error of a plain one, or ""."""
+    """Render conversations of all kinds. Return the error of the plain one, or ""."""
     fault = ""
     for text in texts:
         for request in (PLAIN, *OTHERS):

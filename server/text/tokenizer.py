@@ -1,5 +1,4 @@
-"""A model's tokenizer and chat template: encode conversations and texts off the event loop, and
-turn ids back to bytes."""
+"""A model's tokenizer: encode conversations and texts off the event loop, and turn ids to bytes."""
 
 import asyncio
 import json
@@ -23,35 +22,35 @@ from server.text.encoder import Encoder, SpecialTokens, in_groups, pieces_of, to
 from server.text.parser import CLOSE, OPEN
 from server.text.template_trial import TimeLimit
 
-# A byte of a character that is no token.
+# A token that stands for one byte of a character.
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 BYTE_LEVEL = "ByteLevel"
-# SentencePiece's decoders: signs for spaces, byte tokens, and a leading space.
+# SentencePiece's decoder steps: replace signs by spaces, decode byte tokens, drop a leading space.
 SENTENCE_PIECE = re.compile(r"(Replace )*(ByteFallback )?(Fuse (Strip )?)?")
 STRIP = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
 
 
 class DecoderError(ValueError):
-    """A decoder whose text of a token depends on the tokens around it; the message has the
+    """An unsupported decoder: a token's text depends on its neighbours. The message is the
     decoder."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenDecoder:
-    """The decoder of a ``tokenizer.json`` whose text, apart from its beginning, is the tokens'
-    texts one after the other. Decoders: huggingface.co/docs/tokenizers, Components."""
+    """The decoder of a ``tokenizer.json`` that decodes each token alone; only a leading space may
+    differ. Decoders: huggingface.co/docs/tokenizers, Components."""
 
     is_byte_level: bool = False
-    """Whether tokens use the alphabet of byte-level BPE."""
+    """Whether tokens are written in the alphabet of byte-level BPE."""
     has_byte_tokens: bool = False
-    """Whether ``<0x0A>`` is a byte."""
+    """Whether a token such as ``<0x0A>`` stands for a byte."""
     replacements: tuple[tuple[str, str], ...] = ()
-    """Strings in tokens, with the texts that they stand for."""
+    """Strings in tokens, and the text that replaces each."""
     drops_space: bool = False
-    """Whether a leading space of a text is dropped."""
+    """Whether decoding drops a leading space."""
 
     def bytes_of(self, token: str) -> bytes:
-        """Return the bytes of a token, which may not be whole characters."""
+        """Return a token's bytes, which may end within a character."""
         if self.is_byte_level and all(character in BYTE_OF for character in token):
             return bytes(BYTE_OF[character] for character in token)
         if self.has_byte_tokens and (byte := BYTE_TOKEN.fullmatch(token)):
@@ -62,7 +61,7 @@ class TokenDecoder:
 
 
 def read_decoder(decoder: Decoder | None) -> TokenDecoder:
-    """Raises DecoderError for a decoder of another kind."""
+    """Raises DecoderError for an unsupported decoder."""
     state = {"decoders": []} if decoder is None else json.loads(decoder.__getstate__())
     steps: list[dict[str, Any]] = state.get("decoders", [state])
     kinds = [step["type"] for step in steps]
@@ -85,7 +84,7 @@ def read_decoder(decoder: Decoder | None) -> TokenDecoder:
 
 def _byte_alphabet() -> dict[str, int]:
     """Return the alphabet of byte-level BPE, which writes every byte as a visible character:
-    printable Latin-1 as itself, the others in order from U+0100 up (openai/gpt-2, encoder.py)."""
+    printable Latin-1 as itself, other bytes in order from U+0100 (openai/gpt-2, encoder.py)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in printable]
     alphabet = {chr(byte): byte for byte in printable}
@@ -101,20 +100,20 @@ PROMPTS = PromptsSection()
 
 
 class TokenizerError(ValueError):
-    """A model folder without a usable tokenizer; the message names the file."""
+    """The model folder has no usable tokenizer; the message names the file."""
 
 
 class TextTooLongError(ValueError):
-    """A text with more tokens than are allowed."""
+    """One text has more tokens than are allowed."""
 
     def __init__(self, number: int = 0) -> None:
-        """number: of the text, among several."""
+        """number: index of the text."""
         super().__init__(f"text {number} is too long")
         self.number = number
 
 
 class TextsTooLongError(ValueError):
-    """Texts with more tokens than are allowed together."""
+    """Several texts together have more tokens than are allowed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +123,7 @@ class EncodedText:
     text: str
     ids: tuple[int, ...]
     offsets: tuple[int, ...]
-    """For each id: the characters before the one that it begins in. Empty unless wanted."""
+    """For each id, the number of characters before its first character. Empty unless wanted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,22 +133,22 @@ class EncodedChat:
     text: str
     ids: tuple[int, ...]
     system_tokens: int
-    """Leading ids of the leading system messages. Other conversations with the same messages begin
-    with these ids."""
+    """Number of leading ids that the leading system messages make. Conversations with the same
+    system messages share these ids."""
     turns: Turns = NO_TURNS
-    """Where the next prompt of the conversation may leave this one."""
+    """The prefixes of this prompt that the conversation's next prompt may share."""
     begun: str = ""
-    """The begun reasoning or content at the end of the text."""
+    """The answer's beginning that the client wrote: reasoning or content, at the end of
+    ``text``."""
 
     @property
     def opening(self) -> str:
-        """The text before ``begun``."""
         return self.text.removesuffix(self.begun)
 
 
 @dataclass(frozen=True, slots=True)
 class _RenderedChat:
-    """A conversation as the text of a prompt, cut where texts spell special tokens."""
+    """The text of a prompt, cut where messages spell special tokens."""
 
     pieces: list[str]
     ends: PromptEnds
@@ -160,17 +159,17 @@ class Tokenizer:
     """A model's tokenizer and chat template."""
 
     def __init__(self, path: Path, settings: PromptsSection = PROMPTS) -> None:
-        """path: the model's folder. Nothing is downloaded, and no code of the model is run.
-        settings: the meaning of special tokens that conversations spell."""
+        """path: the model's folder; nothing is downloaded and no code of the model is run.
+        settings: whether conversations may spell special tokens."""
         if not (path / TOKENIZER_FILE).is_file():
-            # transformers would make an empty tokenizer of a folder without the file.
+            # transformers would make an empty tokenizer if the file were missing.
             raise TokenizerError(f"{path / TOKENIZER_FILE}: the file does not exist")
         try:
             loaded = AutoTokenizer.from_pretrained(
                 path, local_files_only=True, trust_remote_code=False
             )
         except Exception as error:
-            # Whatever error transformers raises, these files cause it.
+            # Any error of transformers means that these files are unusable.
             raise TokenizerError(
                 f"{path}: its tokenizer.json and tokenizer_config.json make no tokenizer"
             ) from error
@@ -179,17 +178,17 @@ class Tokenizer:
                 f"{path / TOKENIZER_FILE}: tokenizer_config.json names another kind"
             )
         self.fast: FastTokenizer = loaded.backend_tokenizer
-        # Settings that the maker's last program saved would silently change prompts.
+        # The file may contain settings for training, which would silently change prompts.
         self.fast.no_padding()
         self.fast.no_truncation()
         self._encoder = Encoder(self.fast)
         end_id = loaded.eos_token_id
         self.end_ids: tuple[int, ...] = () if end_id is None else (end_id,)
-        """The tokenizer's token at the end of an answer."""
+        """The tokenizer's own token for the end of an answer, if it has one."""
         added = self.fast.get_added_tokens_decoder()
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
         self.special_tag_ids = frozenset(i for i in self.special_ids if added[i].content in TAGS)
-        """Tags around reasoning and calls that some makers declare special."""
+        """Tags around reasoning and calls, if the model's makers declared them special."""
         guarded = (
             () if settings.interpret_special_tokens else self.special_ids - self.special_tag_ids
         )
@@ -207,8 +206,7 @@ class Tokenizer:
                 "SentencePiece's Replace, ByteFallback, Fuse, Strip"
             ) from error
         self.drops_space = decoder.drops_space
-        """Whether a leading space of a text is dropped."""
-        # Looked up for every token. Ids may have gaps of any size.
+        # A dict, because ids may have gaps of any size.
         self._bytes = {i: decoder.bytes_of(token) for token, i in vocabulary.items()}
 
     async def encode_chat(
@@ -220,9 +218,9 @@ class Tokenizer:
         finds_turns: bool = True,
         max_template_s: float = inf,
     ) -> EncodedChat:
-        """Encode a conversation as a prompt. finds_turns: whether to find its turns, which doubles
-        the time of rendering. max_template_s: for the chat template. Raises TemplateError;
-        TextTooLongError, before encoding, for a prompt that surely exceeds
+        """Encode a conversation as a prompt. finds_turns: whether to compute ``turns``, which
+        doubles the rendering time. max_template_s: time for the chat template. Raises
+        TemplateError; raises TextTooLongError before encoding if the prompt surely exceeds
         ``max_prompt_tokens``."""
 
         limit = TimeLimit(max_template_s)
@@ -241,8 +239,8 @@ class Tokenizer:
     async def count_chat(
         self, conversation: Conversation, max_prompt_tokens: int, *, max_template_s: float
     ) -> int:
-        """Count the ids of a conversation's prompt. One far beyond ``max_prompt_tokens`` is counted
-        in slices, which may be off by some tokens each. Raises TemplateError."""
+        """Count the ids of a conversation's prompt. If they far exceed ``max_prompt_tokens``, the
+        count is approximate. Raises TemplateError."""
         limit = TimeLimit(max_template_s)
 
         def count() -> int:
@@ -261,9 +259,9 @@ class Tokenizer:
         add_special_tokens: bool = False,
         offsets: bool = False,
     ) -> EncodedText:
-        """Encode a text; special tokens in it are recognised. add_special_tokens: add the tokens
-        that the tokenizer puts around a text. offsets: compute them. Raises TextTooLongError,
-        before encoding, for a text far beyond ``max_tokens``."""
+        """Encode a text, with the special tokens that it spells. add_special_tokens: add the tokens
+        that the tokenizer puts around a text. Raises TextTooLongError before encoding if the text
+        far exceeds ``max_tokens``."""
 
         def encode() -> EncodedText:
             if max_tokens is not None and self._encoder.exceeds([text], max_tokens):
@@ -277,9 +275,9 @@ class Tokenizer:
     async def encode_texts(
         self, texts: Sequence[str], max_tokens: int, max_total: int, *, ends: bool
     ) -> list[tuple[int, ...]]:
-        """Encode texts for their vectors. ends: add the tokenizer's end token, whose state is the
-        vector. Raises TextTooLongError, before encoding, for one far beyond ``max_tokens``;
-        TextsTooLongError where all together exceed ``max_total``."""
+        """Encode texts for their embeddings. ends: add the tokenizer's end token, whose hidden
+        state is the embedding. Raises TextTooLongError before encoding if one text far exceeds
+        ``max_tokens``, TextsTooLongError if all together exceed ``max_total``."""
 
         def encode() -> list[tuple[int, ...]]:
             for number, text in enumerate(texts):
@@ -333,6 +331,5 @@ class Tokenizer:
         return EncodedChat(text, tuple(ids), system, turns, rendered.begun)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return the bytes of one token, which may not be whole characters; none for an unknown
-        id."""
+        """Return a token's bytes, which may end within a character; b"" for an unknown id."""
         return self._bytes.get(token_id, b"")

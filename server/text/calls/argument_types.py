@@ -1,5 +1,4 @@
-"""The JSON types that a tool's schema allows for an argument, for formats that write values without
-quotes."""
+"""Find the JSON types that a tool's schema allows, for formats that write values without quotes."""
 
 import ast
 import json
@@ -13,14 +12,12 @@ ALL_TYPES = frozenset({"string", "number", "integer", "boolean", "null", "object
 STRING = frozenset({"string"})
 MAX_DEPTH = 16
 INFINITY = float("inf")
-# Models write these words as Python does.
 PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
 JSON_WORDS = {"true": True, "false": False, "null": None}
 
 
 def argument_types(parameters: dict[str, Any] | None, name: str) -> frozenset[str]:
-    """Return the JSON types that an argument may have; all of them where the schema does not say.
-    parameters: JSON Schema of the object of arguments."""
+    """Return the JSON types that the schema allows for an argument; all if it does not say."""
     properties = (parameters or {}).get("properties")
     schema = properties.get(name) if isinstance(properties, dict) else None
     return _types(schema, parameters, MAX_DEPTH)
@@ -64,7 +61,7 @@ def _type_of(value: Any) -> str:
 
 
 def as_json(text: str, types: frozenset[str]) -> str:
-    """Write a value as JSON of one of the types, or else as a JSON string."""
+    """Write a value as JSON of one of the types; if that fails, as a JSON string."""
     quoted = json.dumps(text, ensure_ascii=False)
     if types == STRING:
         return quoted
@@ -91,8 +88,7 @@ def as_json(text: str, types: frozenset[str]) -> str:
 
 
 def _lenient_value(text: str, types: frozenset[str]) -> Any:
-    """Read a value that is not JSON, as leniently as other servers. Raises what Python's parsers
-    raise."""
+    """Read a value that is not JSON. Raises the errors of Python's parsers."""
     if text.lower() in JSON_WORDS:
         return JSON_WORDS[text.lower()]
     if types & {"integer", "number"}:

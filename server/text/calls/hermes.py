@@ -1,4 +1,4 @@
-"""Read calls in JSON: ``{"name": "f", "arguments": {"x": 1}}`` between two tags, or Llama's."""
+"""Read tool calls in JSON: ``{"name": "f", "arguments": {"x": 1}}`` in tags, or Llama's format."""
 
 import json
 import re
@@ -20,7 +20,7 @@ BEGUN_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?")
 
 
 class Next(Enum):
-    """The token that must follow."""
+    """The kind of token that must follow."""
 
     KEY = auto()
     COLON = auto()
@@ -29,21 +29,19 @@ class Next(Enum):
 
 
 class JsonMender:
-    """Make a model's JSON object valid as it streams in.
+    """Repairs a model's JSON object as it streams in; valid JSON stays unchanged.
 
-    Valid JSON comes out unchanged. Mended are common slips: line breaks and odd escapes within
-    strings, Python's quotes, words that JSON lacks, missing or doubled commas and colons, and
-    missing brackets.
-    """
+    Repaired mistakes: line breaks and invalid escapes in strings, Python's quotes, words that JSON
+    lacks, missing or doubled commas and colons, and missing brackets."""
 
     def __init__(self) -> None:
         self._closing: list[str] = []
-        """Closing brackets of the open ones, outermost first."""
+        """The brackets that must close the open ones; the innermost is last."""
         self._next = Next.VALUE
         self._held = ""
-        """A comma and blanks behind it, until another value follows."""
+        """A comma with the blanks after it, until another value follows."""
         self._word = ""
-        """The beginning of a value that is neither a string nor a bracket."""
+        """The beginning of a number or word."""
         self._quote = ""
         """The quote that ends the open string."""
         self._escape = ""
@@ -55,17 +53,15 @@ class JsonMender:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the object has ended."""
         return self._next is Next.COMMA and not self._closing and not self._word
 
     @property
     def unread(self) -> str:
-        """Text that is not certain yet."""
+        """Input whose repaired form is not certain yet."""
         return self._held + self._escape + self._word
 
     def feed(self, character: str) -> str:
-        """Take in a character of an object that has not ended. Return the text that is certain
-        now."""
+        """Take in a character, while the object is open. Return the text that is certain now."""
         if self._quote:
             return self._in_string(character)
         if character not in PUNCTUATION and (character != "'" or self._word):
@@ -98,7 +94,7 @@ class JsonMender:
         return text
 
     def end(self) -> str:
-        """Return the text that the object lacks."""
+        """Close the object and return the missing text."""
         text = ""
         if self._quote:
             text = self._in_string(" ").removesuffix(" ") if self._escape else ""
@@ -110,7 +106,7 @@ class JsonMender:
 
     @property
     def _first(self) -> Next:
-        """The token that the innermost bracket begins with, and goes on with behind a comma."""
+        """The kind of token that the innermost bracket's members begin with."""
         return Next.KEY if self._closing[-1] == "}" else Next.VALUE
 
     def _in_string(self, character: str) -> str:
@@ -143,8 +139,7 @@ class JsonMender:
         return text + as_json(word, WORD_TYPES)
 
     def _begin_value(self, *, is_string: bool) -> str:
-        """Return the text that must stand before a value. is_string: whether the value can be a
-        key."""
+        """Return the text missing before a value. is_string: whether the value can be a key."""
         text, self._held = self._held, ""
         if self._next is Next.COMMA:
             text, self._next = ",", self._first
@@ -155,7 +150,7 @@ class JsonMender:
         return text
 
     def _missing_value(self) -> str:
-        """Return the value that a key lacks."""
+        """Return the value that a key without a value needs."""
         colon = ":" if self._next is Next.COLON else ""
         if self._next in (Next.KEY, Next.COMMA) or self._first is Next.VALUE:
             return ""
@@ -163,41 +158,40 @@ class JsonMender:
         return f"{colon}null"
 
     def _close(self) -> str:
-        """Close the innermost bracket, without a comma behind its last value."""
+        """Close the innermost bracket. A trailing comma is dropped."""
         text = self._missing_value()
         self._held, self._next = "", Next.COMMA
         return text + self._closing.pop()
 
 
-# The names that models use for arguments, the usual one first.
+# Keys that models use for the arguments; the first is the usual one.
 ARGUMENTS = ("arguments", "parameters", "args", "input")
 BESIDES = {"name", "type", "id"}
-# No name contains the beginning of the closing tag, so that the result does not depend on how the
-# text is cut.
+# A name has no "<", which begins the closing tag: the result must not depend on how the text is
+# cut.
 NAMED = r'\s*\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"([^"\\<\x00-\x1f]+)"'
 NAME = re.compile(NAMED)
-# From here on arguments are sent as they come.
+# After this head, arguments are sent as they stream in.
 HEAD = re.compile(NAMED + r'\s*,\s*"(arguments|parameters)"\s*:\s*(?=\{)')
 NO_CALL = {
     ToolFormat.HERMES: re.compile(r"\s*[^\s{]"),
-    # Other JSON is an answer and need not wait for its end.
+    # Other JSON is an ordinary answer, which is sent without waiting for its end.
     ToolFormat.LLAMA: re.compile(
         rf'\s*(?:[^\s{{]|\{{\s*(?:[^\s"]|"(?!(?:name|type|{"|".join(ARGUMENTS)})")[^"]*"))'
     ),
 }
 ENDS = {ToolFormat.HERMES: CALL_CLOSE, ToolFormat.LLAMA: ";"}
-# A longer head is read when the call is complete.
+# A call whose head is longer is parsed only when complete.
 MAX_HEAD_CHARS = 1024
-# Brackets and other fields behind the arguments.
+# Closing brackets and other fields after the arguments.
 FILLING = re.compile(r'\s*(?:,\s*(?:"[^<]*|$))?[\s}]*')
 
 
 class HermesCall:
-    """Read the text behind an opening tag as it streams in.
+    """Reads the text after an opening tag as it streams in.
 
-    Arguments are sent as written, apart from mended JSON. A call in an unusual order is read when
-    it is complete. Any other text is no call.
-    """
+    Repaired arguments are sent as they come. A call with unusual order of keys is sent when
+    complete. Any other text is no call."""
 
     def __init__(
         self,
@@ -208,28 +202,26 @@ class HermesCall:
     ) -> None:
         self.started = False
         self.complete = False
-        """Whether all arguments have come."""
+        """Whether all arguments have been read."""
         self.rest: str | None = None
-        """The text behind the call, or all text where it is no call; None while the call goes
-        on."""
+        """The text after the call, or all text if it is no call; None while the call is open."""
         self._index = index
         self._new_id = new_id
         self._tools = tools
         self._tool_format = tool_format
         self._end = ENDS[tool_format]
         self.unread = ""
-        """Text that belongs to nothing yet."""
+        """Text that has not been assigned to any part yet."""
         self._searched = 0
-        """Number of leading characters that hold no beginning of the closing tag."""
+        """Length of the leading text that contains no beginning of the closing tag."""
         self._json = JsonMender()
 
     @property
     def closing(self) -> str:
-        """Text that follows complete arguments; "" where no tag does."""
+        """The text that follows complete arguments; "" if the format has no closing tag."""
         return f"}}\n{CALL_CLOSE}" if self._end == CALL_CLOSE else ""
 
     def feed(self, text: str) -> list[AnswerPiece]:
-        """Take in text and return the pieces of the call that are certain now."""
         self.unread += text
         pieces: list[AnswerPiece] = []
         if not self.started:
@@ -241,8 +233,8 @@ class HermesCall:
         return pieces
 
     def flush(self, *, cut: bool) -> list[AnswerPiece]:
-        """Return the remaining pieces at the end of the answer. cut: whether the model would go on,
-        so that nothing is added."""
+        """Return the remaining pieces. cut: whether the answer was cut off; then nothing is
+        repaired."""
         if not self.started:
             return self._take_whole(self.unread, "")
         if self.complete:
@@ -259,7 +251,7 @@ class HermesCall:
             self.rest = self.unread
             return []
         head = HEAD.match(self.unread, 0, MAX_HEAD_CHARS)
-        # "parameters" may stand before "arguments".
+        # "parameters" before "arguments" may be another field.
         if head and (head[2] == ARGUMENTS[0] or self._tool_format is ToolFormat.LLAMA):
             self.unread = self.unread[head.end() :]
             return self._start(head[1])
@@ -279,8 +271,8 @@ class HermesCall:
         return [*self._start(name), *self._arguments(arguments)]
 
     def _take_arguments(self) -> list[AnswerPiece]:
-        """Take text up to the bracket that closes the first one; or up to a closing tag outside of
-        strings: then the model has forgotten brackets."""
+        """Take text up to the bracket that closes the object. A closing tag outside strings ends
+        the object, too: the model has forgotten brackets."""
         text: list[str] = []
         taken = len(self.unread)
         for place, character in enumerate(self.unread):
@@ -317,8 +309,8 @@ class HermesCall:
 
 
 def whole_call(text: str) -> tuple[str, str] | None:
-    """Return name and arguments of a complete call; None where it is none. The arguments may be an
-    object, the same as a string, or be missing, unless another field may stand for them."""
+    """Return name and arguments of a complete call; None if the text is no call. The arguments may
+    be an object, an object in a string, or missing if no other field could be meant."""
     call = json_object(text) or {}
     name = call.get("name")
     arguments = next((call[key] for key in ARGUMENTS if call.get(key)), None)

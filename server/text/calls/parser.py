@@ -12,7 +12,7 @@ from server.text.conversation import Channel, Tool
 from server.text.pieces import AnswerPiece, TextPiece, longest_beginning
 
 CALL_ID_BYTES = 12
-# A call in a client's begun answer must be recognised within this length.
+# A call in the client's beginning of an answer must be recognised within this length.
 MAX_BEGUN_CHARS = 1024
 
 
@@ -21,11 +21,10 @@ def new_call_id() -> str:
 
 
 class CallParser:
-    """Find calls in an answer's text as it streams in. All else is content.
+    """Finds calls in an answer's text as it streams in; the rest is content.
 
-    The line break before a call belongs to neither, because templates write it when the call is
-    sent back. Neither does white space between calls.
-    """
+    Neither includes the line break before a call, which templates write themselves, nor white space
+    between calls."""
 
     def __init__(
         self,
@@ -37,8 +36,8 @@ class CallParser:
         *,
         begun_content: str = "",
     ) -> None:
-        """max_calls: the answer ends after them. remember: called with every complete call.
-        begun_content: the beginning of the answer, from the client."""
+        """max_calls: the answer ends after this number of calls. remember: receives every complete
+        call. begun_content: the client's beginning of the answer."""
         self.calls = 0
         """Number of complete calls."""
         self._tools = tools
@@ -52,9 +51,8 @@ class CallParser:
         self._record = CallRecord("")
         self._held = ""
         self._space = ""
-        """White space before the open call."""
         self._has_content = bool(begun_content.strip())
-        """Whether there was content other than white space since the last call."""
+        """Whether the content since the last call is more than white space."""
         self._begins_line = not begun_content or (
             tool_format is ToolFormat.XML and begun_content.endswith("\n")
         )
@@ -62,7 +60,7 @@ class CallParser:
 
     @property
     def is_in_call(self) -> bool:
-        """Whether the text ends within a possible call."""
+        """Whether the text so far ends within a possible call."""
         return self._call is not None
 
     @property
@@ -71,17 +69,15 @@ class CallParser:
 
     @property
     def ended_with_calls(self) -> bool:
-        """At the end of the answer: whether it has calls, the last one complete."""
+        """Valid at the end of the answer: whether it has calls and the last one is complete."""
         return self.done or (self.calls > 0 and self._call is None)
 
     def feed(self, text: str) -> list[AnswerPiece]:
-        """Take in text and return the pieces that are certain now, in order."""
         self._held += text
         return self._advance(final=False)
 
     def flush(self, *, cut: bool = False) -> list[AnswerPiece]:
-        """Return the remaining pieces at the end of the answer. cut: whether the model would go
-        on."""
+        """Return the remaining pieces. cut: whether the answer was cut off."""
         return self._advance(final=True, cut=cut)
 
     def _advance(self, *, final: bool, cut: bool = True) -> list[AnswerPiece]:
@@ -97,7 +93,7 @@ class CallParser:
         return pieces
 
     def _take_text(self, final: bool) -> list[AnswerPiece]:
-        """Return content up to a call, or all that is certain."""
+        """Return the content before the next call, as far as it is certain."""
         opening = first_opening(self._opening, self._held, self._begins_line)
         if opening is not None:
             place, self._opener = opening.start(1), opening[1]
@@ -145,7 +141,7 @@ class CallParser:
         return HermesCall(self.calls, self._new_id, self._tools, self._tool_format)
 
     def _before_a_call(self, text: str) -> str:
-        """Return the text without trailing white space that belongs to a following call."""
+        """Return the text without trailing white space that belongs to the following call."""
         return text.removesuffix("\n") if self._has_content or text.strip() else ""
 
     def _content(self, text: str) -> list[AnswerPiece]:
@@ -158,15 +154,14 @@ class CallParser:
 
 
 def first_opening(opening: re.Pattern[str], text: str, begins_line: bool) -> re.Match[str] | None:
-    """Return the first place where a call may begin. opening: of ``OPENING``. begins_line: whether
-    the text begins a line."""
+    """Return the first match of ``opening``, from ``OPENING``, at which a call may begin."""
     openings = opening.finditer(text)
     return next((o for o in openings if o[1] == CALL_OPEN or o.start() or begins_line), None)
 
 
 def ends_in_call(text: str, tools: tuple[Tool, ...], tool_format: ToolFormat) -> bool:
-    """Return whether a text ends within a possible call. It is the client's text and may be long:
-    only the last opening tag and a little behind it are read."""
+    """Return whether a text, which may be long, ends within a possible call. The search reads only
+    the last opening tag and ``MAX_BEGUN_CHARS`` after it."""
     *_, last = (0, *(each.start(1) for each in OPENING[tool_format].finditer(text)))
     parser = CallParser(tools, tool_format, None)
     if CALL_CLOSE not in text[last:]:
@@ -175,7 +170,7 @@ def ends_in_call(text: str, tools: tuple[Tool, ...], tool_format: ToolFormat) ->
 
 
 class ThoughtCalls:
-    """Hold back the end of reasoning while it may be calls."""
+    """Holds back the end of reasoning while it may be a series of calls."""
 
     def __init__(self, tools: tuple[Tool, ...], tool_format: ToolFormat) -> None:
         self._tools = tools
@@ -186,7 +181,7 @@ class ThoughtCalls:
         """Reads the held text from a call's opening tag on."""
 
     def feed(self, text: str) -> str:
-        """Take in reasoning and return the certain part."""
+        """Take in reasoning and return the part that is certainly reasoning."""
         self._held += text
         certain = ""
         while True:
@@ -200,13 +195,13 @@ class ThoughtCalls:
                 self._trial, text = CallParser(self._tools, self._tool_format, None), self._held
             if not _says(self._trial.feed(text)):
                 return certain
-            # A call may begin behind this tag.
+            # The tag began no call; another one may begin after it.
             self._trial = None
             certain += self._taken(len(self._held) - len(self._held.lstrip()) + 1)
 
     def flush(self, *, cut: bool) -> tuple[str, str]:
-        """Return the rest of the reasoning and the text of calls at the end of the answer. cut:
-        whether the model would go on: then all is reasoning."""
+        """Return the rest of the reasoning and the text of calls. cut: whether the answer was cut
+        off; then everything is reasoning."""
         trial, held = self._trial, self._taken(len(self._held))
         self._trial = None
         if cut or trial is None or _says(trial.flush(cut=True)) or not trial.ended_with_calls:

@@ -1,4 +1,4 @@
-"""The formats in which models write calls."""
+"""The formats in which models write tool calls."""
 
 import re
 from enum import Enum
@@ -9,22 +9,22 @@ CALL_OPEN, CALL_CLOSE = "<tool_call>", "</tool_call>"
 FUNCTION_OPEN = "<function="
 PYTHON_TAG = "<|python_tag|>"
 TOOL_NAME = re.compile(r"[\w.:/-]{1,128}", re.ASCII)
-# Templates show Llama 3 calls like this; descriptions of tools look similar.
+# Templates show Llama 3 calls in this form; descriptions of tools look similar.
 LLAMA_CALL = re.compile(r'\{\\?"name\\?":(?:(?!description)[^{}])*\\?"parameters\\?":')
 
 
 class ToolFormat(Enum):
-    """HERMES and XML stand between tags, and any number of calls may follow each other."""
+    """A model's format of tool calls. Calls in HERMES and XML stand between tags."""
 
     HERMES = "hermes"
-    """``{"name": "f", "arguments": {"x": 1}}``."""
+    """``{"name": "f", "arguments": {"x": 1}}``"""
     XML = "xml"
-    """``<function=f><parameter=x>1</parameter></function>``, each value on lines of its own."""
+    """``<function=f><parameter=x>1</parameter></function>``, with each value on its own lines."""
     LLAMA = "llama"
-    """``{"name": "f", "parameters": {"x": 1}}``: the whole answer."""
+    """``{"name": "f", "parameters": {"x": 1}}`` as the whole answer."""
 
 
-# Some models leave <tool_call> out at the beginning of a line.
+# At the beginning of a line, some models omit <tool_call>.
 OPENERS = (CALL_OPEN, FUNCTION_OPEN, PYTHON_TAG)
 OPENING = {
     ToolFormat.HERMES: re.compile(f"({CALL_OPEN})"),
@@ -34,14 +34,14 @@ OPENING = {
 
 
 def tool_format(template: str) -> ToolFormat | None:
-    """Return the format that a chat template shows to its model; None where it shows none."""
+    """Return the call format that a chat template shows to its model, if any."""
     if CALL_OPEN not in template:
         return ToolFormat.LLAMA if LLAMA_CALL.search(template) else None
     return ToolFormat.XML if FUNCTION_OPEN in template else ToolFormat.HERMES
 
 
 def is_called(name: str, tools: tuple[Tool, ...]) -> bool:
-    """Return whether a call of this name is one. Clients that load tools tell the model the names
-    first and answer calls that come too early, so every valid name counts there."""
+    """Return whether a call with this name is valid. With deferred tools any well-formed name is:
+    clients answer calls to tools that the conversation has not loaded."""
     loads = any(tool.deferred for tool in tools) and TOOL_NAME.fullmatch(name) is not None
     return loads or any(tool.name == name for tool in tools)

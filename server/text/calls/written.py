@@ -1,8 +1,8 @@
 """Keep calls as models wrote them, for prompts that repeat them.
 
-Agents send a call back as name and arguments, and the model's template writes it anew. Where that
-differs from the model's own text, the prompt leaves the cached prefix at its first call. So the
-text of the newest calls is kept by id.
+A client sends a call back as name and arguments, and the template writes it anew. If that differs
+from the model's text, the prompt no longer matches the cached prefix. So the texts of the newest
+calls are kept by their ids.
 """
 
 import secrets
@@ -18,17 +18,17 @@ from server.text.newest import Newest
 from server.text.pieces import AnswerPiece, ToolCallArguments, ToolCallStart
 
 NONCE_BYTES = 12
-# Length of the text that templates write between a tag and the name, and behind it.
+# Maximum length of a template's text between a tag and the name, and after the name.
 MAX_AROUND_CHARS = 64
 
 
 class MarkError(ValueError):
-    """A template that does more with calls than to write each between its tags, in order."""
+    """The template does more with calls than to write each between tags, in order."""
 
 
 class CallMarks:
-    """Marks that stand for calls while a template renders. The template's text of a mark is found
-    by its random name, and the call's own text replaces it."""
+    """Random names that stand for calls while a template renders. Each is then found in the prompt
+    and replaced, with the tags around it, by the model's own text of the call."""
 
     def __init__(self, guarded: Callable[[str], str]) -> None:
         """guarded: protects special tokens in a call's text."""
@@ -40,14 +40,14 @@ class CallMarks:
         return bool(self._texts)
 
     def add(self, text: str) -> str:
-        """Return the name that stands for a call. text: the call with its tags. The call in the
-        template must have no arguments."""
+        """Return the name that stands for a call without arguments. text: the call with its
+        tags."""
         self._texts.append(self._guarded(text))
         return self._mark(len(self._texts) - 1)
 
     def replace(self, prompt: str, *, is_whole: bool = True) -> str:
-        """Replace the marks in the prompt by the calls' texts. is_whole: whether all calls must be
-        there, or only the first ones. Raises MarkError."""
+        """Replace the marks in the prompt by the calls' texts. is_whole: whether the prompt must
+        contain all marks. Raises MarkError."""
         calls = prompt.count(self._nonce)
         if calls > len(self._texts) or (is_whole and calls < len(self._texts)):
             raise MarkError("there are more calls, or fewer")
@@ -82,7 +82,6 @@ class WrittenCall:
 
     @property
     def size(self) -> int:
-        """Approximate bytes."""
         return len((self.id + self.name + self.arguments + self.text).encode())
 
 
@@ -90,16 +89,14 @@ Remember = Callable[[WrittenCall], None]
 
 
 class CallRecord:
-    """Collects one call while it is read."""
+    """Collects the text of one call while it is parsed."""
 
     def __init__(self, opener: str) -> None:
-        """opener: the tag that it began with."""
         self._text = opener
         self._start: ToolCallStart | None = None
         self._arguments = ""
 
     def add(self, text: str, pieces: list[AnswerPiece]) -> None:
-        """Take in text of the model, and the pieces that the parser made of it."""
         self._text += text
         for piece in pieces:
             if isinstance(piece, ToolCallStart):
@@ -109,9 +106,8 @@ class CallRecord:
                 self._arguments += piece.text
 
     def call(self, behind: str, closing: str) -> WrittenCall | None:
-        """Return the call; None where it is not written as calls are. behind: text that was read
-        behind the call. closing: text that would follow the arguments; "" where the answer was not
-        cut off there."""
+        """Return the call; None if it has no closing tag. behind: text already read after the call.
+        closing: text missing after the arguments, if the answer was cut off there."""
         assert self._start is not None, "only a call that has begun is one"
         text = self._text[: len(self._text) - len(behind)]
         if not text.endswith(CALL_CLOSE):
@@ -124,19 +120,17 @@ class CallRecord:
 class WrittenCalls:
     """The newest calls, up to a number of bytes.
 
-    API keys are not separated: ids are random and cannot be guessed. A stranger with an id would
-    also need name and arguments, and would learn nothing but white space.
-    """
+    All API keys share them: ids are random and cannot be guessed. A stranger with an id would also
+    need name and arguments, and would learn only white space."""
 
     def __init__(self, max_bytes: int) -> None:
-        """max_bytes: of all calls together; 0 keeps none."""
         self._calls: Newest[str, WrittenCall] = Newest(max_bytes)
 
     def remember(self, call: WrittenCall) -> None:
         self._calls.keep(call.id, call, call.size)
 
     def recall(self, conversation: Conversation) -> Conversation:
-        """Return the conversation with the text of its calls, where it is known."""
+        """Return the conversation with the written text of its calls, if known."""
         tools = {tool.name: tool for tool in conversation.tools}
         turns = tuple(
             replace(turn, tool_calls=tuple(self._recall(call, tools) for call in turn.tool_calls))
@@ -154,7 +148,7 @@ class WrittenCalls:
 
 
 def defaults_of(tool: Tool) -> dict[str, Any]:
-    """Return the default values of a tool's arguments. Claude Code adds them to the calls that it
+    """Return default values of a tool's arguments. Claude Code adds defaults to the calls that it
     sends back: an Edit gets ``replace_all: false``."""
     properties = (tool.parameters or {}).get("properties")
     named = properties.items() if isinstance(properties, dict) else ()
@@ -164,8 +158,8 @@ def defaults_of(tool: Tool) -> dict[str, Any]:
 def same_arguments(
     one: str, other: str, defaults: Mapping[str, Any] = MappingProxyType({})
 ) -> bool:
-    """Return whether two texts are the same object, or the same text where they are none. defaults:
-    values of missing arguments."""
+    """Return whether two texts are equal, or equal JSON objects with ``defaults`` for missing
+    keys."""
     if one == other:
         return True
     left, right = json_object(one), json_object(other)
@@ -175,8 +169,7 @@ def same_arguments(
 
 
 def same_value(one: Any, other: Any) -> bool:
-    """Return whether two values are the same JSON: 1 is 1.0, but not true. The order of keys does
-    not count."""
+    """Return whether two values are equal JSON: 1 equals 1.0, but not true."""
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(same_value(one[k], other[k]) for k in one)
     if isinstance(one, list) and isinstance(other, list):

@@ -34,27 +34,26 @@ LINE_END = re.compile(r"[ \t\r]*\n")
 
 
 class ParameterValue:
-    """The value of one parameter, as it streams in.
+    """Reads one parameter's value as it streams in.
 
-    It ends at ``</parameter>`` on a line of its own, or before another tag of the call; within a
-    line that tag belongs to the value. Where models leave it out, the value ends at the next
-    parameter, or at the tag that ends the call.
-    """
+    The value ends at a ``</parameter>`` on its own line or before another tag of the call;
+    elsewhere the tag belongs to the value. If the closing tag is missing, the value ends at the
+    next parameter or at the end of the call."""
 
     def __init__(self, parameters: Container[str], tools: Container[str]) -> None:
         """parameters: names of the tool's parameters. tools: names of the offered tools."""
         self.rest: str | None = None
-        """The text behind the value; None while it goes on."""
+        """The text after the value; None while the value is open."""
         self._parameters = parameters
         self._tools = tools
         self._held = ""
         self._is_block: bool | None = None
-        """Whether the value begins on a line of its own; None before its first character."""
+        """Whether the value begins on its own line; None before its first character."""
         self._has_sent = False
         self._searched = 0
-        """Index from which tags are still to be examined."""
+        """Index at which the search for tags continues."""
         self._unclosed: tuple[int, int] | None = None
-        """The end of the value and the start of the rest, should no closing tag come."""
+        """The end of the value and the start of the rest, if no closing tag follows."""
 
     def feed(self, text: str) -> str:
         """Take in text and return the part of the value that is certain now."""
@@ -67,7 +66,7 @@ class ParameterValue:
             return self._end_at(*end)
         if self._unclosed is not None:
             return ""
-        # A line break before a tag, and the tag's indentation, are no part of the value.
+        # The line break and indentation before a tag do not belong to the value.
         text = self._held[: self._searched].rstrip(" \t").removesuffix("\n")
         self._held = self._held[len(text) :]
         self._searched -= len(text)
@@ -75,8 +74,8 @@ class ParameterValue:
         return text
 
     def flush(self, *, cut: bool) -> str:
-        """Return the remaining text at the end of the answer. cut: whether the model would go on:
-        then an open value stays open."""
+        """Return the remaining text. cut: whether the answer was cut off; then an open value stays
+        open."""
         end = self._find_end(final=True) or self._unclosed
         if end is None and cut:
             return self._held
@@ -87,7 +86,7 @@ class ParameterValue:
         return self._held[:end].removesuffix("\n")
 
     def _find_end(self, *, final: bool) -> tuple[int, int] | None:
-        """Return where the value ends and the rest begins; None while that is open."""
+        """Return the end of the value and the start of the rest; None while undecided."""
         held = self._held
         for tag in TAG.finditer(held, self._searched):
             start = tag.start()
@@ -125,32 +124,27 @@ def _may_be_tag(text: str) -> bool:
 
 
 NAME = re.compile(r"[^<>\n]*")
-# Longer texts are sent as they come.
+# Strings longer than this are sent as they come.
 MAX_HELD_CHARS = 128
 
 
 class Stage(Enum):
-    """The reader's place in a call."""
+    """The part of a call that is being read."""
 
     HEAD = 0
-    """Before the call is certain."""
     BETWEEN = 1
-    """Between two parameters."""
     VALUE = 2
-    """In the value of a parameter."""
     TAIL = 3
-    """Behind the arguments."""
 
 
 class XmlCall:
-    """Read the text behind an opening tag as it streams in, and write the arguments as JSON of the
-    types in the tool's schema. Values wait for the end of the call, because the last one of a name
-    counts; but a long text is sent as it comes."""
+    """Reads the text after an opening tag and writes the arguments as JSON, typed by the tool's
+    schema. Values wait for the call's end, because the last value of a name counts; but a long
+    string is sent as it comes."""
 
     def __init__(
         self, index: int, new_id: Callable[[], str], tools: tuple[Tool, ...], opener: str
     ) -> None:
-        """opener: the tag; some models leave ``<tool_call>`` out."""
         self.rest: str | None = None
         """See HermesCall."""
         self._index = index
@@ -163,7 +157,7 @@ class XmlCall:
         self._schema: dict[str, object] | None = None
         self._is_closed = False
         self._waiting: dict[str, str] = {}
-        """Values to send, by name, as JSON."""
+        """Unsent values as JSON, by name."""
         self._separator = ""
         self._name = ""
         self._types: frozenset[str] = STRING
@@ -183,11 +177,10 @@ class XmlCall:
 
     @property
     def closing(self) -> str:
-        """Text that follows complete arguments; "" where they did not end properly."""
+        """The text that follows complete arguments; "" if the arguments have no proper end."""
         return f"\n{CALL_CLOSE}" if self._is_closed else ""
 
     def feed(self, text: str) -> list[AnswerPiece]:
-        """See HermesCall."""
         self.unread += text
         pieces: list[AnswerPiece] = []
         stage = None
@@ -197,7 +190,6 @@ class XmlCall:
         return pieces
 
     def flush(self, *, cut: bool) -> list[AnswerPiece]:
-        """See HermesCall."""
         pieces: list[AnswerPiece] = []
         if self._stage is Stage.VALUE:
             pieces = self._add(self._value.flush(cut=cut)) + self.feed("")
@@ -223,7 +215,7 @@ class XmlCall:
         return self._add(self._value.feed(held))
 
     def _take_head(self) -> list[AnswerPiece]:
-        """Take the name. A call's name is followed by a parameter or by the call's end."""
+        """Read the call's name. Only a parameter or the call's end may follow it."""
         name, rest = _named(self.unread.lstrip(), FUNCTION_OPEN) or ("", "")
         if rest is None:
             return []
@@ -254,7 +246,6 @@ class XmlCall:
             self._is_closed = True
         elif FUNCTION_CLOSE.startswith(self.unread):
             return []
-        # Any other text ends the call.
         return self._end()
 
     def _begin_parameter(self, name: str, rest: str) -> None:
@@ -266,7 +257,7 @@ class XmlCall:
         self._text, self._is_sent = "", False
 
     def _add(self, text: str) -> list[AnswerPiece]:
-        """Add text to the value, and end it at its end."""
+        """Add text to the open value. End the value if its reader has found the end."""
         written = ""
         if not self._is_sent:
             self._text += text
@@ -313,8 +304,8 @@ class XmlCall:
 
 
 def _named(text: str, opener: str) -> tuple[str, str | None] | None:
-    """Return the name in the opening tag and the text behind the tag, which is None while the tag
-    may go on. None without such a tag."""
+    """Return the name in an opening tag and the text after the tag, which is None while the tag is
+    incomplete. Return None if there is no such tag."""
     if not text.startswith(opener):
         return ("", None) if opener.startswith(text) else None
     name_match = NAME.match(text, len(opener))
