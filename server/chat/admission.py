@@ -1,4 +1,4 @@
-"""Admission and readiness: whether the engine takes a request, and whether it still generates."""
+"""Check whether the engine takes a request, and whether it still generates."""
 
 import time
 from dataclasses import dataclass
@@ -22,8 +22,7 @@ PROBE_POLL_S = 0.1
 
 
 async def generates(client: ServingEngine, timeout_s: float) -> bool:
-    """Return whether the engine generates a token, or makes a vector, ahead of all other
-    requests."""
+    """Return whether the engine, ahead of all other requests, generates a token or an embedding."""
     pooling = client.limits.embedding_size is not None
     params = SamplingParams(max_tokens=0 if pooling else 1, temperature=0.0)
     computed = _computed_tokens(client)
@@ -38,7 +37,7 @@ async def generates(client: ServingEngine, timeout_s: float) -> bool:
         while time.monotonic() < deadline:
             if events := await stream.next_batch(PROBE_POLL_S):
                 return any(e.token_id is not None or e.embedding is not None for e in events)
-            # While all slots are taken, the probe waits; tokens of other requests prove the same.
+            # While other requests take all slots, the probe waits; their tokens prove the same.
             if _computed_tokens(client) > computed:
                 return True
         return False
@@ -47,7 +46,7 @@ async def generates(client: ServingEngine, timeout_s: float) -> bool:
 
 
 def _computed_tokens(client: ServingEngine) -> int:
-    """Return the number of tokens that the engine has generated or prefilled since its start."""
+    """Return the number of tokens generated or prefilled since the engine's start."""
     stats = client.stats
     return stats.generated_tokens + stats.prompt_tokens
 
@@ -64,8 +63,8 @@ class Admission:
     drain: Drain
 
     def check_answers(self, tenant: bytes, choices: int = 1, prompts: int = 1) -> None:
-        """Check that answers can be generated and have room. tenant: of the request's salt.
-        choices: answers to each prompt. Raises ApiError (400, 429 or 503)."""
+        """Check that the engine can answer and has room. choices: answers per prompt. Raises
+        ApiError (400, 429 or 503)."""
         if not self.client.alive:
             raise self.no_engine()
         if self.client.limits.embedding_size is not None:
@@ -86,8 +85,8 @@ class Admission:
         self._check_places(tenant, choices * prompts)
 
     def check_vectors(self, tenant: bytes, dimensions: int | None) -> None:
-        """Check that vectors can be made and have room. dimensions: of the vectors; None: the
-        model's own. Raises ApiError as ``check_answers`` does."""
+        """Check that the engine makes embeddings and has room. dimensions: of the embeddings; None:
+        the model's own. Raises ApiError as ``check_answers`` does."""
         if not self.client.alive:
             raise self.no_engine()
         size = self.client.limits.embedding_size
@@ -102,13 +101,12 @@ class Admission:
         self._check_places(tenant, 1)
 
     def no_engine(self) -> ApiError:
-        """Make the 503 for an engine that takes no more requests."""
         if self.drain.draining:
             return shutting_down()
         return unavailable(ENGINE_ENDED)
 
     def count_refusal(self, error: QueueFullError) -> ApiError:
-        """Count a refusal for lack of room, and make its error."""
+        """Count a refusal for lack of room, and return the error for the client."""
         of_the_key = isinstance(error, ShareFullError)
         self.metrics.count_refusal(Refusal.KEY_SHARE if of_the_key else Refusal.QUEUE_FULL)
         return key_share_full() if of_the_key else overloaded()

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from server.protocol.wire_errors import SHUTTING_DOWN
 
-# Time in which error events reach their readers.
+# Time for error events to reach the clients.
 LAST_WORDS_S = 1.0
 POLL_S = 0.02
 
@@ -22,7 +22,7 @@ class Requests(Protocol):
 
     @property
     def alive(self) -> bool:
-        """Whether requests can still come to their own end."""
+        """Whether requests can still finish."""
 
     def end_all(self, message: str) -> None:
         """End all requests with an error, and admit no more."""
@@ -37,7 +37,6 @@ class Drain:
         self._hurries = False
         self._answering: set[asyncio.Task[object]] = set()
         self.answered = 0
-        """Number of requests that have ended."""
         self.has_cut = False
         """Whether unfinished requests were ended."""
 
@@ -47,12 +46,10 @@ class Drain:
 
     @property
     def answering(self) -> int:
-        """Number of requests that are being answered."""
         return len(self._answering)
 
     def begin(self) -> None:
-        """Refuse new requests from now on. A second call ends running ones, too. Safe in a signal
-        handler."""
+        """Refuse new requests. A second call ends running requests. Safe in a signal handler."""
         self._hurries = self.draining
         if self._began_at is None:
             self._began_at = self._clock()
@@ -65,7 +62,7 @@ class Drain:
         self.has_cut = True
         requests.end_all(SHUTTING_DOWN)
         await self._answered()
-        # The remaining requests do not read, or have not reached the engine.
+        # These requests do not read their events, or have not reached the engine.
         for task in self._answering:
             task.cancel()
         await self._answered()

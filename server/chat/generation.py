@@ -1,4 +1,4 @@
-"""Generate answers: prompts in, deltas of text out. No wire format is known here."""
+"""Generate answers: prompts in, deltas of text out. This module knows no wire format."""
 
 import math
 import time
@@ -34,19 +34,19 @@ from server.text.tokenizer import Tokenizer
 
 
 class GenerationError(Exception):
-    """A fault of the engine that ended a request. Clients may read the message."""
+    """A fault of the engine ended a request. Clients may read the message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt to be answered, and how."""
+    """A prompt, with the way to parse its answers."""
 
     submission: Submission
     stop: tuple[str, ...] = ()
     parse_options: ParseOptions | None = None
-    """How to parse a chat's answer. None: all of it is content."""
+    """How to parse a chat's answer; None: the whole answer is content."""
     new_recorder: Callable[[], ReasoningRecorder] | None = None
-    """Makes a recorder of the reasoning for each choice; None: nothing is recorded."""
+    """Makes a recorder of each choice's reasoning; None: nothing is recorded."""
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -54,7 +54,7 @@ class Prompt:
 
     @property
     def params(self) -> SamplingParams:
-        """The parameters of the first choice; the others differ in their seeds."""
+        """The parameters of the first choice; other choices differ only in their seeds."""
         return self.submission.params[0]
 
 
@@ -69,7 +69,6 @@ class Generation:
         times: AnswerTimes,
         index: int = 0,
     ) -> None:
-        """stream: the tokens of choice ``index``. times: measures the answer."""
         self.stream = stream
         self.times = times
         self._index = index
@@ -86,7 +85,7 @@ class Generation:
         self._recorder = prompt.new_recorder() if prompt.new_recorder is not None else None
         self._stop_token_ids = prompt.params.stop_token_ids
         self._held: list[TokenReport] = []
-        """Tokens of the content whose text has not come out yet."""
+        """Tokens of the content whose text is still held back."""
         self._calls = 0
         self._has_calls = False
         self._max_tokens = prompt.params.max_tokens
@@ -98,8 +97,8 @@ class Generation:
         self.finished = False
 
     def take(self, events: list[TokenEvent]) -> Delta:
-        """Take in events of the stream and return the delta that they make. The end closes the
-        stream. Raises GenerationError for a fault of the engine."""
+        """Return the delta that the stream's events make; the answer's end closes the stream.
+        Raises GenerationError for a fault of the engine."""
         pieces: list[AnswerPiece] = []
         tokens: list[TokenReport] = []
         scored: tuple[TokenLogprobs | None, ...] = ()
@@ -126,16 +125,15 @@ class Generation:
         return delta
 
     def cut_off(self) -> Delta:
-        """End an answer whose time is over as if it had reached its maximum length, and return its
-        last delta. Raises GenerationError if the prompt's log-probabilities are wanted and have not
-        come."""
+        """End an answer whose time is over as if it had its maximum length. Return its last delta.
+        Raises GenerationError if wanted log-probabilities of the prompt have not come."""
         if self._scores_prompt and not self._begun:
             raise GenerationError("the time of the request was over before it was read")
         return self._deliver(self._end(FinishReason.LENGTH, [], []))
 
     def _held_back(self, *, cut: bool) -> list[AnswerPiece]:
-        """Return the text that was held back because it might begin a stop string or a tag. cut:
-        whether the model would go on."""
+        """Return the text held back as a possible stop string or tag. cut: whether the answer was
+        cut off."""
         pieces = self._split(self._detokenizer.flush())
         if self._parser is not None:
             pieces += self._before_stop(self._parser.flush(cut=cut))
@@ -144,8 +142,8 @@ class Generation:
     def _end(
         self, finish: FinishReason | None, pieces: list[AnswerPiece], tokens: list[TokenReport]
     ) -> Delta:
-        """End the answer and return its last delta. finish: the engine's reason; None where the
-        text ended first."""
+        """End the answer and return its last delta. finish: the engine's reason; None if the text
+        itself ended the answer."""
         self.finished = True
         self.stream.close()
         stopped = self._cut or finish is FinishReason.STOP
@@ -153,7 +151,7 @@ class Generation:
         reason = "stop" if stopped or self._cut else "length"
         calls = self._parser is not None and self._parser.ended_with_calls
         if self._stop.matched is not None:
-            calls = self._has_calls  # those behind a stop string are none
+            calls = self._has_calls  # calls after a stop string do not count
         if reason == "stop" and calls:
             reason = "tool_calls"
         self._note(pieces)
@@ -167,12 +165,12 @@ class Generation:
 
     @property
     def _cut(self) -> bool:
-        """Whether the text has ended the answer before the engine does."""
+        """Whether the text, not the engine, has ended the answer."""
         done = self._parser is not None and self._parser.done
         return done or self._stop.matched is not None
 
     def _take_token(self, event: TokenEvent, tokens: list[TokenReport]) -> str:
-        """Take in a token and return the text that may be sent after it."""
+        """Take in a token and return the text that can be sent after it."""
         if event.token_id is None:
             assert self._max_tokens == 0, "only a fault comes without a token"
             return ""
@@ -180,7 +178,7 @@ class Generation:
         self.completion_tokens += 1
         self.reasoning_tokens += thinking
         if event.token_id in self._stop_token_ids:
-            # A stop token is no part of the answer, but a client that reads tokens counts it.
+            # A stop token is no part of the answer, but clients of raw completions count it.
             if event.logprobs is not None and self._parser is None:
                 report = TokenReport(event.token_id, event.logprobs, self._detokenizer.chars)
                 tokens.append(report)
@@ -192,10 +190,10 @@ class Generation:
         return text
 
     def _with_tokens(self, pieces: list[AnswerPiece]) -> list[AnswerPiece]:
-        """Attach the held tokens to the first piece that they produced."""
+        """Attach the held tokens to the first piece of their text."""
         if self._parser is not None and self._parser.calls > self._calls:
             self._calls = self._parser.calls
-            # The held tokens closed a call; only the last one may have text behind it.
+            # The held tokens closed a call; only the last token may have text after the call.
             self._held = self._held[-1:] if pieces else []
         if not pieces or not self._held:
             return pieces
@@ -212,7 +210,7 @@ class Generation:
         return self._before_stop(pieces)
 
     def _before_stop(self, pieces: list[AnswerPiece]) -> list[AnswerPiece]:
-        """Return the pieces up to a stop string. Only content can have one."""
+        """Return the pieces before a stop string. Only content can contain one."""
         before: list[AnswerPiece] = []
         for piece in pieces:
             if isinstance(piece, TextPiece) and piece.channel is Channel.CONTENT:
@@ -230,7 +228,7 @@ NUM_SEEDS = 2**64
 
 
 class Choices:
-    """The answers to all prompts of a request, ordered by prompt. They end together at a fault."""
+    """The answers to all prompts of a request, ordered by prompt. A fault ends all of them."""
 
     def __init__(
         self,
@@ -241,9 +239,8 @@ class Choices:
         max_s: float = math.inf,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Submit all prompts to the engine, or none. times: measurements of the request. max_s:
-        seconds by ``clock`` after which running answers are cut off. Raises what
-        ``ServingEngine.submit_choices`` raises."""
+        """Submit all prompts to the engine, or none. max_s: time by ``clock`` after which running
+        answers are cut off. Raises the errors of ``ServingEngine.submit_choices``."""
         self._request_times = times or RequestTimes(Latencies(client.limits.max_model_len))
         self._clock = clock
         self._ends_at = clock() + max_s
@@ -273,7 +270,8 @@ class Choices:
 
     @property
     def usage(self) -> Usage:
-        """Token counts so far. A prompt counts once, with the cached tokens of its first answer."""
+        """Token counts so far. Each prompt counts once, with the cached tokens of its first
+        answer."""
         return Usage(
             self._prompt_tokens,
             sum(generation.completion_tokens for generation in self._generations),
@@ -287,13 +285,12 @@ class Choices:
         return all(generation.finished for generation in self._generations)
 
     async def steps(self, ping_s: float) -> AsyncIterator[list[Delta]]:
-        """Yield the deltas of each step, in the order of the choices, until each choice has had one
-        with ``finish``. Yield an empty list after ``ping_s`` without a delta. When the time is
-        over, end all running choices as if they had reached their lengths.
+        """Yield the deltas of each step, ordered by choice, until every choice has finished. Yield
+        an empty list after ``ping_s`` without a delta. When the time is over, cut off all running
+        choices.
 
         Raises GenerationError for a fault of the engine. Leaving the iteration early aborts running
-        requests.
-        """
+        requests."""
         try:
             while running := [choice for choice in self._generations if not choice.finished]:
                 left_s = self._ends_at - self._clock()
@@ -322,7 +319,7 @@ class Choices:
 
 
 def prefix_of_all(reports: list[PrefixReport]) -> PrefixReport | None:
-    """Sum the cached tokens of all prompts, with the first cache miss; None without reports."""
+    """Add the cached tokens of all prompts, and keep the first cache miss."""
     if not reports:
         return None
     telling = next((report for report in reports if report.miss is not None), reports[0])
@@ -330,6 +327,6 @@ def prefix_of_all(reports: list[PrefixReport]) -> PrefixReport | None:
 
 
 def choice_params(params: SamplingParams, choices: int) -> tuple[SamplingParams, ...]:
-    """Return the parameters of each choice. Choice 0 samples like a request for one; each further
-    one has the next seed."""
+    """Return the parameters of each choice. Choice 0 has the request's seed; each further choice
+    has the next one."""
     return tuple(replace(params, seed=(params.seed + i) % NUM_SEEDS) for i in range(choices))

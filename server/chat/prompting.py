@@ -1,5 +1,5 @@
-"""Make the engine's prompt of a conversation, with the constraint of its answer. All chat APIs
-share this step."""
+"""Turn a conversation into the engine's prompt and the constraint of its answer, for all chat
+APIs."""
 
 import asyncio
 from dataclasses import dataclass, replace
@@ -42,9 +42,8 @@ async def compiled_constraint(
     ignores_eos: bool,
     turns_param: str,
 ) -> TokenConstraint | None:
-    """Compile the constraint of the answer; None where any text is allowed. options: how the answer
-    is parsed. ignores_eos: whether the request wants an answer without end. turns_param: the wire's
-    name of the conversation. Raises ApiError for a constraint that cannot be enforced."""
+    """Compile the answer's constraint; None if any text is allowed. turns_param: the API's name of
+    the conversation. Raises ApiError for a constraint that cannot be enforced."""
     spec = constraint_spec_of(conversation, options)
     try:
         constraint = await grammars.compile(spec, options.begun_content)
@@ -65,16 +64,15 @@ async def compiled_constraint(
 
 
 def constraint_spec_of(conversation: Conversation, options: ParseOptions) -> ConstraintSpec:
-    """Return the constraint of the answer. options: how the answer is parsed."""
     tools = conversation.callable_tools
     choice = conversation.tool_choice
     if choice.mode == "auto" and choice.allowed is not None:
-        # Hold calls to the names of other tools, whose schemas are not enforced.
+        # Restrict calls to the allowed names. The schemas are not enforced.
         tools = tuple(
             tool if tool.strict else replace(tool, strict=True, parameters=None) for tool in tools
         )
     if options.begun_content and conversation.output is not None:
-        tools = ()  # what is begun is the answer of that form, and no call
+        tools = ()  # the begun text is an answer of the wanted form, not a call
     start = options.first_channel
     if conversation.thinking.enabled is False:
         start = Channel.CONTENT
@@ -96,23 +94,23 @@ log = structlog.get_logger("quire")
 
 @dataclass(frozen=True, slots=True)
 class ChatSpec:
-    """A request for the answer to a conversation, from any API."""
+    """A chat request of any API."""
 
     conversation: Conversation
     sampling: SamplingFields
     max_tokens: int | None = None
-    """The longest answer; None and -1: as long as fits."""
+    """Maximum length of the answer; None and -1: as long as fits."""
     max_tokens_param: str = "max_tokens"
-    """The wire's name of ``max_tokens``, for errors."""
+    """The API's name of ``max_tokens``, for errors."""
     logprobs: int | None = None
-    """Alternatives to report with each token; None: not even its own log-probability."""
+    """Number of alternatives to report per token; None: no log-probabilities at all."""
     turns_param: str = "messages"
-    """The wire's name of the conversation, for errors."""
+    """The API's name of the conversation, for errors."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompts:
-    """Makes prompts of conversations, and counts their tokens."""
+    """Makes prompts from conversations, and counts their tokens."""
 
     tokenizer: Tokenizer
     rules: PromptRules
@@ -121,13 +119,13 @@ class ChatPrompts:
     written_calls: WrittenCalls
     reasoning_cache: ReasoningCache
     encoding: asyncio.Semaphore
-    """Held while a prompt is encoded. Requests that waited check again for room, so that a crowd is
-    encoded only as far as it finds places."""
+    """Held while a prompt is encoded. Waiting requests then check for room again, so that a burst
+    does not encode prompts that would be refused."""
     limits: LimitsSection
 
     async def prompt(self, chat: ChatSpec, salt: PrefixSalt) -> Prompt:
-        """Make the engine's prompt. Raises ApiError that names the field at fault; 429 where other
-        requests took the places meanwhile."""
+        """Make the engine's prompt. Raises ApiError with the name of the invalid field; ApiError
+        (429) if other requests have taken the room."""
         sampling, param = chat.sampling, chat.turns_param
         conversation, tool_format = self._check(chat.conversation, param)
         choices = sampling.response_options.choices
@@ -139,7 +137,6 @@ class ChatPrompts:
             encoded.opening,
             conversation.offered_tools,
             tool_format,
-            # Llama's templates write one call per turn.
             1 if tool_format is ToolFormat.LLAMA else conversation.max_calls,
             self.written_calls.remember,
             encoded.begun,
@@ -174,9 +171,8 @@ class ChatPrompts:
         *,
         add_generation_prompt: bool = True,
     ) -> EncodedChat:
-        """Encode a conversation, even one that does not fit. param: the wire's name of it.
-        add_generation_prompt: whether an answer follows. Raises ApiError where the template
-        fails."""
+        """Encode a conversation of any length. param: the API's name of the conversation.
+        add_generation_prompt: whether an answer follows. Raises ApiError if the template fails."""
         conversation, _ = self._check(conversation, param)
         async with self.encoding:
             known = await self._recall(conversation, salt)
@@ -185,8 +181,8 @@ class ChatPrompts:
             )
 
     async def count_tokens(self, conversation: Conversation, param: str, salt: PrefixSalt) -> int:
-        """Count the tokens of a conversation, roughly where they are far too many. param: the
-        wire's name of it. Raises ApiError where the template fails."""
+        """Count a conversation's tokens, approximately if they far exceed the context. Raises
+        ApiError if the template fails."""
         conversation, _ = self._check(conversation, param)
         async with self.encoding:
             known = await self._recall(conversation, salt)
@@ -201,8 +197,8 @@ class ChatPrompts:
 
     def _check(self, conversation: Conversation, param: str) -> tuple[Conversation, ToolFormat]:
         """Return the conversation with its effort in the template's terms, and the format of calls.
-        Raises ApiError for a model that cannot chat or call, for arguments that its template does
-        not take, and for a begun answer that no prompt can end with."""
+        Raises ApiError if the model cannot chat or call, if its template does not take an argument,
+        or if no prompt can end with the begun answer."""
         template = self.tokenizer.template
         if not template.exists:
             raise invalid("This model has no chat template; use /v1/completions.", param)
@@ -222,7 +218,7 @@ class ChatPrompts:
         return template.with_effort(conversation), template.tool_format or ToolFormat.HERMES
 
     async def _recall(self, conversation: Conversation, salt: PrefixSalt) -> Recalled:
-        """Add the reasoning and the text of calls that the caches know."""
+        """Add the reasoning and the calls' texts that the caches know."""
 
         def both() -> Recalled:
             known = self.reasoning_cache.recall(conversation, salt)
@@ -231,8 +227,8 @@ class ChatPrompts:
         return await asyncio.to_thread(both)
 
     async def _encode_fitting(self, conversation: Conversation, param: str) -> EncodedChat:
-        """Encode the prompt. Raises ApiError where it does not fit; the error tells if it would fit
-        without tools."""
+        """Encode the prompt. Raises ApiError if it does not fit; the error tells whether it would
+        fit without tools."""
         try:
             encoded = await self._encode(conversation, param, self.rules.max_model_len)
             self.rules.check_prompt(encoded.ids, param)
@@ -259,8 +255,7 @@ class ChatPrompts:
         *,
         add_generation_prompt: bool = True,
     ) -> EncodedChat:
-        """Encode the prompt. Raises ApiError before encoding where it surely has too many
-        tokens."""
+        """Encode the prompt. Raises ApiError before encoding if it surely has too many tokens."""
         try:
             return await self.tokenizer.encode_chat(
                 conversation,
@@ -276,7 +271,7 @@ class ChatPrompts:
 
 
 def _check_begun(conversation: Conversation, param: str) -> None:
-    """Raise ApiError for a begun answer that no prompt can end with."""
+    """Raise ApiError if no prompt can end with the begun answer."""
     if not conversation.continues:
         return
     if len(conversation.turns) == 1:
@@ -286,7 +281,7 @@ def _check_begun(conversation: Conversation, param: str) -> None:
 
 
 def _check_no_call_begun(conversation: Conversation, options: ParseOptions, param: str) -> None:
-    """Raise ApiError where the begun answer ends within a call, or must be a call."""
+    """Raise ApiError if the begun answer ends within a call, or must be a call."""
     if options.begun_content and conversation.must_call:
         raise invalid("An answer that must be a call cannot be begun with a text.", param)
     if options.tools and ends_in_call(options.begun_content, options.tools, options.tool_format):
@@ -294,7 +289,6 @@ def _check_no_call_begun(conversation: Conversation, options: ParseOptions, para
 
 
 def _check_arguments(template: ChatTemplate, conversation: Conversation) -> None:
-    """Raise ApiError for arguments that the template does not read."""
     for name, _ in conversation.template_arguments:
         if name not in template.arguments:
             taken = ", ".join(sorted(template.arguments)) or "none"

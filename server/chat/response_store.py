@@ -1,5 +1,4 @@
-"""Keep responses in memory, within a bound of bytes, for clients that read or continue them by
-id."""
+"""Keep the newest responses in memory, for clients that read or continue them by id."""
 
 import secrets
 from collections.abc import Iterable
@@ -29,9 +28,9 @@ class StoredResponse:
 
     response: Json
     history: tuple[Json, ...]
-    """The items before those of its request, from the beginning of the conversation."""
+    """Items of the conversation before the request."""
     input: tuple[Json, ...]
-    """The items of its request, each with an id."""
+    """Items of the request, each with an id."""
 
     @property
     def own_items(self) -> Iterable[Json]:
@@ -39,23 +38,24 @@ class StoredResponse:
 
     @property
     def items(self) -> tuple[Json, ...]:
-        """The whole conversation, with the answer."""
+        """The whole conversation, including the answer."""
         return (*self.history, *self.own_items)
 
 
 class ResponseStore:
-    """The newest responses of all API keys; no key sees another's. The least recently used one is
-    dropped first. tenant: of the request's salt."""
+    """The newest responses of all tenants. A tenant, named by its salt, sees only its own. The
+    least recently used responses are dropped first."""
 
     def __init__(self, max_bytes: int) -> None:
-        """max_bytes: of all keys together; 0 keeps nothing."""
+        """max_bytes: limit for all tenants together; 0 keeps nothing."""
         self._responses: Newest[tuple[bytes, str], tuple[bytes, list[str]]] = Newest(max_bytes)
         """Responses as JSON, with the ids of their items."""
         self._items: dict[tuple[bytes, str], tuple[str, bytes]] = {}
-        """Items by their ids, each with the id of the newest response that has it."""
+        """Items as JSON by their ids, each with the id of the newest response that contains it."""
 
     def keep(self, tenant: bytes, stored: StoredResponse) -> None:
-        """Keep a response and drop old ones for it. One that is too large alone is not kept."""
+        """Keep a response and drop old ones for it. A response larger than the limit is not
+        kept."""
         key = (tenant, stored.response["id"])
         text = to_json((stored.response, stored.history, stored.input))
         item_ids = [item["id"] for item in stored.own_items]
@@ -94,8 +94,8 @@ class ResponseStore:
     def conversation(
         self, tenant: bytes, wire: ResponsesRequest, limits: LimitsSection, unsupported: Unsupported
     ) -> tuple[tuple[Json, ...], list[Item], Conversation]:
-        """Return the items before the request, its new items, and the neutral form of both. A begun
-        answer is marked in the items, for requests that continue it. Raises ApiError."""
+        """Return the items before the request, its new items, and the neutral form of both. The
+        items mark a begun answer, for requests that continue it. Raises ApiError."""
         history = self._history(tenant, wire.previous_response_id)
         placed = wire.items(partial(self.find_item, tenant), unsupported)
         before = [read_item(item) for item in history]
@@ -108,7 +108,7 @@ class ResponseStore:
         return history, items, conversation
 
     def _history(self, tenant: bytes, response_id: str | None) -> tuple[Json, ...]:
-        """Return the items of the conversation that ends with a response. Raises ApiError (400)."""
+        """Return the conversation's items up to a response. Raises ApiError (400)."""
         if response_id is None:
             return ()
         try:
@@ -128,7 +128,6 @@ def read_item(item: Json) -> Item:
 
 
 def items_with_ids(items: Iterable[Item]) -> tuple[Json, ...]:
-    """Return complete items, each with an id."""
     return tuple(item.stored_form(secrets.token_hex(ID_BYTES)) for item in items)
 
 

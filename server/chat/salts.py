@@ -1,23 +1,22 @@
-"""Salts: they decide which requests share prefixes."""
+"""Compute salts, which decide which requests may share cached prefixes."""
 
 import hmac
 from collections.abc import Mapping
 
 from engine.types import PrefixSalt
 
-# White space around a field's value: RFC 9110, section 5.6.3.
+# White space around a header's value: RFC 9110, section 5.6.3.
 OWS = " \t"
 
 
 class Salts:
-    """Make salts that cannot be forged, or traced to their keys, without the secret."""
+    """Computes salts. Without the secret nobody can forge a salt or find its API key."""
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
 
     def salt(self, key: str, cache_salt: str | None) -> PrefixSalt:
-        """Return the salt of a prompt. key: the tenant's; requests without a key are one tenant.
-        cache_salt: the request's own."""
+        """Return a prompt's salt. key: the API key; requests without a key are one tenant."""
         client = b"" if cache_salt is None else self._hashed(cache_salt)
         return PrefixSalt(self._hashed(key), client)
 
@@ -26,12 +25,12 @@ class Salts:
 
 
 def request_key(headers: Mapping[str, str]) -> str:
-    """Return the API key of a request: the bearer token, or x-api-key of Anthropic's clients; ""
-    without one. headers: a mapping that ignores case."""
+    """Return the API key of a request: the bearer token, or x-api-key of Anthropic's clients; "" if
+    none. headers: a mapping that ignores case."""
     return bearer_token(headers.get("authorization")) or headers.get("x-api-key", "").strip(OWS)
 
 
 def bearer_token(authorization: str | None) -> str:
-    """Return the token of an Authorization header; "" without one. RFC 6750, section 2.1."""
+    """Return the token of an Authorization header (RFC 6750, section 2.1); "" if none."""
     scheme, _, token = (authorization or "").partition(" ")
     return token.strip(OWS) if scheme.lower() == "bearer" else ""

@@ -1,4 +1,4 @@
-"""The served model: its names, its recommended parameters, and the prompts that it takes."""
+"""The served model: its names, its recommended parameters, and its rules for prompts."""
 
 import secrets
 import time
@@ -13,7 +13,7 @@ from server.protocol.ollama.answer import NO_FACTS, ModelFacts
 from server.protocol.wire_errors import ContextOverflowError, UnknownModelError, invalid
 
 ID_BYTES = 12
-# Ollama's clients add this tag to names without one.
+# Ollama's clients add this tag to names without a tag.
 DEFAULT_TAG = ":latest"
 
 
@@ -22,15 +22,14 @@ class ServedModel:
     """The names of the model, and the parameters that its makers recommend."""
 
     names: tuple[str, ...]
-    """Names that match; the first one is the id."""
+    """Accepted names; the first one is the id."""
     defaults: dict[str, Any]
-    """Sampling parameters of generation_config.json, for fields that a request leaves out."""
+    """Sampling parameters of generation_config.json, for fields that a request omits."""
     stop_token_ids: frozenset[int]
     any_name: bool = False
-    """Whether every name means this model, because a supervisor has chosen it by the client's
-    name."""
+    """Accept every name, because a supervisor has already chosen this model by name."""
     facts: ModelFacts = NO_FACTS
-    """Facts of its files, for people and programs that choose a model."""
+    """Facts about the model's files, for people and programs that choose a model."""
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property
@@ -38,9 +37,9 @@ class ServedModel:
         return self.names[0]
 
     def is_called(self, name: str) -> bool:
-        """Return whether a client's name means this model. Trailing slashes and the tag of Ollama's
-        clients do not count. An organisation counts only if both names have one: ``name`` is
-        ``org/name`` and ``org/alias`` is ``alias``, but ``mine/name`` is not ``yours/name``."""
+        """Return whether a client's name means this model. Trailing slashes and Ollama's default
+        tag do not count. Organisations count only if both names have one: ``name`` matches
+        ``org/name``, but ``mine/name`` does not match ``yours/name``."""
         if self.any_name:
             return True
         requested = _without_end(name)
@@ -50,7 +49,7 @@ class ServedModel:
         return bool(requested) and (requested in names or base in names or requested in bases)
 
     def check(self, name: str | None) -> None:
-        """Raise ApiError (404) for another model's name. An empty name means ours."""
+        """Raise ApiError (404) for another model's name. An empty name means this model."""
         if name and not self.is_called(name):
             raise UnknownModelError(name)
 
@@ -77,17 +76,17 @@ class PromptRules:
 
     @property
     def max_total_tokens(self) -> int:
-        """Bound of the tokens of all texts in one body."""
+        """Limit of tokens of all texts in one request body."""
         return max(MAX_BODY_TOKEN_IDS, self.max_model_len)
 
     def check_token_ids(self, ids: Sequence[int], param: str) -> None:
-        """Raise ApiError for ids that the model does not have."""
+        """Raise ApiError for ids outside the model's vocabulary."""
         last_id = self.engine.vocab_size - 1
         if max(ids, default=0) > last_id:
             raise invalid(f"The {param} has a token id above {last_id}.", param)
 
     def check_prompt(self, ids: tuple[int, ...], param: str) -> None:
-        """Raise ApiError for a prompt that is empty or can never fit."""
+        """Raise ApiError if a prompt is empty or can never fit."""
         if not ids:
             raise invalid(f"The {param} has no tokens.", param)
         if len(ids) >= self.max_model_len:
@@ -103,9 +102,9 @@ class PromptRules:
         *,
         least: int = 1,
     ) -> SamplingParams:
-        """Return the engine's parameters. max_tokens: the longest answer that is wanted; None and
-        -1: as long as fits. least: the shortest that may be wanted. param: the wire's name of
-        max_tokens. Raises ApiError."""
+        """Return the engine's parameters. max_tokens: maximum answer length; None and -1: as long
+        as fits. least: the smallest valid max_tokens. param: the API's name of max_tokens. Raises
+        ApiError."""
         return fields.sampling_params(
             max_tokens=answer_length(
                 max_tokens, prompt_tokens, self.max_model_len, param, least=least
@@ -120,8 +119,8 @@ class PromptRules:
 def answer_length(
     wanted: int | None, prompt_tokens: int, max_model_len: int, param: str, *, least: int = 1
 ) -> int:
-    """Return how many tokens may be generated. None and -1 mean as many as fit; a larger number is
-    cut. Raises ApiError for fewer than ``least``."""
+    """Return the maximum answer length, cut to the room; None and -1: all room. Raises ApiError if
+    ``wanted`` is less than ``least``."""
     room = max_model_len - prompt_tokens
     if wanted is None or wanted == -1:
         return room
