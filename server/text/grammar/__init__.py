@@ -1,1 +1,1 @@
-"""Compile the required forms of answers to constraints for the engine."""
+"""Compile the required form of an answer into a constraint for the engine."""

@@ -1,5 +1,4 @@
-"""Compile constraint specs: another process estimates their cost, this one compiles and caches
-them."""
+"""Compile constraint specs after another process has estimated their cost, and cache them."""
 
 import asyncio
 import hashlib
@@ -24,7 +23,7 @@ from server.text.grammar.vocabulary import GrammarTokenizer, Vocabulary, Vocabul
 from server.text.grammar.worker import GrammarLimits, GrammarWorker
 from server.text.newest import Newest
 
-# Refusals cost next to nothing.
+# Kept refusals take almost no memory.
 MAX_REFUSALS = 1024
 
 
@@ -37,18 +36,17 @@ class Refusal:
 
 
 class GrammarCache:
-    """Keep the newest grammars and refusals, by a digest of their spec.
+    """Keeps the newest grammars and refusals, by a digest of their spec.
 
-    A grammar's bytes count until no answer has it any more, kept or not.
-    """
+    A grammar's bytes count until neither the cache nor an answer holds the grammar."""
 
     def __init__(self, max_bytes: int, max_grammars: int) -> None:
-        """max_bytes: of all grammars together. max_grammars: maximum number to keep."""
+        """max_bytes: limit for all grammars that exist. max_grammars: limit for the kept ones."""
         self._max_bytes = max_bytes
         self._grammars: Newest[bytes, CompiledGrammar] = Newest(max_grammars)
         self._refusals: Newest[bytes, Refusal] = Newest(MAX_REFUSALS)
         self._counted_bytes = 0
-        # Answers end on other threads, which may do nothing but append.
+        # Other threads free grammars; they may only append here.
         self._freed: deque[int] = deque()
 
     @property
@@ -67,8 +65,8 @@ class GrammarCache:
         return grammar
 
     def reserve(self, memory_bytes: int) -> bool:
-        """Count memory for another grammar. Unused grammars give way, the oldest first. Return
-        False where running answers have too many."""
+        """Count memory for another grammar. The least recently used grammars make room. Return
+        False if running answers hold too much."""
         while self.used_bytes + memory_bytes > self._max_bytes:
             if not self._grammars.pop_oldest():
                 return False
@@ -76,16 +74,15 @@ class GrammarCache:
         return True
 
     def release(self, memory_bytes: int) -> None:
-        """Return the memory of a grammar that was not made."""
+        """Return the reserved memory of a grammar that was not compiled."""
         self._counted_bytes -= memory_bytes
 
     def keep(self, digest: bytes, grammar: CompiledGrammar) -> None:
-        """Keep a grammar whose memory was reserved."""
         weakref.finalize(grammar, self._freed.append, grammar.memory_bytes).atexit = False
         self._grammars.keep(digest, grammar)
 
     def forget(self) -> None:
-        """Keep no grammar any longer. Answers go on with theirs."""
+        """Drop all kept grammars. Running answers continue with theirs."""
         while self._grammars.pop_oldest():
             pass
 
@@ -94,16 +91,16 @@ class GrammarCache:
 
 
 THREADS = 2
-# How long a grammar waits for the memory of ending answers, and how often it looks.
+# How long a grammar waits for memory that ending answers free, and the polling interval.
 MEMORY_WAIT_S, MEMORY_POLL_S = 30.0, 0.02
 
 
 class GrammarMemoryError(Exception):
-    """Answers use all memory for grammars."""
+    """Running answers use all memory for grammars."""
 
 
 class GrammarCompiler:
-    """Compile constraint specs into constraints."""
+    """Compiles constraint specs into constraints."""
 
     def __init__(
         self,
@@ -111,7 +108,7 @@ class GrammarCompiler:
         worker: Callable[[GrammarTokenizer], GrammarWorker],
         limits: GrammarLimits,
     ) -> None:
-        """worker: makes the worker, called once with the first grammar."""
+        """worker: makes the worker; called with the first grammar."""
         self._vocabulary = vocabulary
         self._make_worker = worker
         self._limits = limits
@@ -121,23 +118,22 @@ class GrammarCompiler:
         self._making: dict[bytes, asyncio.Task[CompiledGrammar | Refusal]] = {}
 
     def load(self) -> str:
-        """Read the tokenizer. A large one takes a second and stops all other threads, so a server
-        does it before it listens. Return the reason why all grammars will be refused, or ""."""
+        """Read the tokenizer. A large one blocks all threads for a second, so a server does this
+        before it listens. Return the reason if all grammars will be refused, else ""."""
         try:
             self._load()
         except GrammarError as error:
             return str(error)
-        _ = self._vocabulary.thinking_masks, self._vocabulary.calling_masks  # they are kept
+        _ = self._vocabulary.thinking_masks, self._vocabulary.calling_masks  # cached
         return ""
 
     async def compile(self, spec: ConstraintSpec, begun: str = "") -> TokenConstraint | None:
-        """Compile the constraint of an answer; None where any text is allowed. begun: the beginning
-        of the content, from the client.
+        """Compile an answer's constraint; None if any text is allowed. begun: the client's
+        beginning of the content.
 
-        Raises GrammarError that names the unsupported part and the request's field;
-        UnfitBeginningError where the grammar does not allow the beginning; WorkerBusyError and
-        GrammarMemoryError where there is no room now.
-        """
+        Raises GrammarError, naming the unsupported part and the request's field;
+        UnfitBeginningError if the grammar does not allow the beginning; WorkerBusyError or
+        GrammarMemoryError if there is no room now."""
         if not spec.has_grammar and not spec.has_budget:
             return None
         answer = await self._answer(spec, begun) if spec.has_grammar else None
@@ -148,7 +144,7 @@ class GrammarCompiler:
         )
 
     async def close(self) -> None:
-        """End the worker. The next grammar starts another."""
+        """End the worker. The next grammar starts another worker."""
         loaded, self._loaded = self._loaded, None
         if loaded is not None:
             loaded.threads.shutdown(wait=False, cancel_futures=True)
@@ -162,12 +158,12 @@ class GrammarCompiler:
         return await self._after(constraint, begun) if begun else constraint
 
     def forget(self) -> None:
-        """Drop all compiled grammars, because none was used for long."""
+        """Drop all compiled grammars after a long time without use."""
         self._cache.forget()
 
     async def _after(self, constraint: GrammarConstraint, begun: str) -> GrammarConstraint:
-        """Return the constraint behind the begun text. Added tokens that the text spells are plain
-        text."""
+        """Return the constraint for the text after ``begun``, read as plain bytes without special
+        tokens."""
         loaded = self._load()
 
         def after() -> GrammarConstraint:
@@ -187,8 +183,7 @@ class GrammarCompiler:
         return grammar
 
     async def _compile_once(self, digest: bytes, spec_text: str) -> CompiledGrammar | Refusal:
-        """Compile a spec once for all requests that wait for it, even if the first of them
-        leaves."""
+        """Compile a spec once for all waiting requests, even if the first request is cancelled."""
         making = self._making.get(digest)
         if making is None:
             making = self._making[digest] = asyncio.create_task(self._make(digest, spec_text))
@@ -197,7 +192,7 @@ class GrammarCompiler:
 
     def _end_making(self, digest: bytes, task: "asyncio.Task[CompiledGrammar | Refusal]") -> None:
         del self._making[digest]
-        # Retrieve the error, so that asyncio does not log it when all clients have left.
+        # Retrieve the error: asyncio would log it if all clients have left.
         _ = task.cancelled() or task.exception()
 
     async def _make(self, digest: bytes, spec_text: str) -> CompiledGrammar | Refusal:
@@ -221,11 +216,10 @@ class GrammarCompiler:
         return grammar
 
     async def _reserve(self, memory_bytes: int) -> None:
-        """Reserve memory in the order of the calls. Raises GrammarMemoryError when no answer gives
-        memory back."""
+        """Reserve memory, first come, first served. Raises GrammarMemoryError after a timeout."""
         try:
             async with asyncio.timeout(MEMORY_WAIT_S), self._reserving:
-                # Answers end on other threads, which cannot set an event of this loop.
+                # Other threads free grammars, and cannot set an event of this loop.
                 while not self._cache.reserve(memory_bytes):  # noqa: ASYNC110
                     await asyncio.sleep(MEMORY_POLL_S)
         except TimeoutError as error:
@@ -243,9 +237,9 @@ class GrammarCompiler:
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
-    """The tokenizer and the processes that compile for it."""
+    """The tokenizer in llguidance's form, with the worker and threads that use it."""
 
     tokenizer: GrammarTokenizer
     worker: GrammarWorker
     threads: ThreadPoolExecutor
-    """Compiles in this process."""
+    """Threads that compile in this process."""

@@ -1,4 +1,4 @@
-"""The constraint of an answer, gathered from all fields of a request."""
+"""The constraint of an answer, collected from all fields of a request."""
 
 import json
 from dataclasses import dataclass
@@ -16,46 +16,43 @@ class ConstraintSpec:
     """The constraint of an answer."""
 
     output: OutputFormat | None = None
-    """The form of an answer that is no call."""
+    """The form of an answer without calls."""
     tools: tuple[Tool, ...] = ()
     tool_format: ToolFormat = ToolFormat.HERMES
     must_call: bool = False
-    """Whether the answer must be calls."""
     parallel: bool = True
-    """Whether several calls are allowed."""
     first_channel: Channel | None = Channel.CONTENT
-    """The channel that the answer begins with; None where the model decides."""
+    """The channel that the answer begins in; None if the model decides."""
     thinking_budget: int | None = None
-    """Maximum tokens of reasoning; None: no limit."""
+    """Maximum number of reasoning tokens; None: no limit."""
 
     @property
     def has_grammar(self) -> bool:
-        """Whether a grammar constrains the content. Where calls are optional, a strict tool needs
-        one."""
+        """Whether a grammar constrains the content. Optional calls need one only for strict
+        tools."""
         strict = any(tool.strict for tool in self.tools)
         return self.output is not None or bool(self.tools and (self.must_call or strict))
 
     @property
     def is_lazy(self) -> bool:
-        """Whether the grammar starts at the opening tag of an optional call."""
+        """Whether the grammar applies only from the opening tag of an optional call."""
         is_optional = not self.must_call and self.output is None
         return is_optional and self.tool_format is not ToolFormat.LLAMA
 
     @property
     def has_budget(self) -> bool:
-        """Whether a budget may end the reasoning."""
+        """Whether the budget can apply to this answer."""
         return self.thinking_budget is not None and self.first_channel is not Channel.CONTENT
 
     @property
     def param(self) -> str:
-        """The request's field to name in errors of the grammar."""
+        """The request's field that errors of the grammar name."""
         return TOOLS_PARAM if self.output is None or self.must_call else self.output.param
 
 
 def spec_json(spec: ConstraintSpec, max_bytes: int) -> str:
-    """Serialise the part of the spec that the grammar depends on. Equal constraints have equal
-    texts. Raises GrammarError, before writing more than ``max_bytes``, for a spec that is too long
-    or no JSON."""
+    """Serialise the fields that the grammar depends on; equal constraints give equal texts. Raises
+    GrammarError if the text is no JSON or exceeds ``max_bytes``."""
     output = spec.output
     form = {
         "output": None if output is None else [output.kind, output.value, output.param],
@@ -66,7 +63,7 @@ def spec_json(spec: ConstraintSpec, max_bytes: int) -> str:
     }
     pieces, size = list[str](), 0
     try:
-        # Half surrogates become escapes, as other readers of JSON expect.
+        # Lone surrogates are escaped, as other JSON readers expect.
         for piece in json.JSONEncoder(allow_nan=False).iterencode(form):
             size += len(piece)
             if size > max_bytes:
@@ -80,7 +77,6 @@ def spec_json(spec: ConstraintSpec, max_bytes: int) -> str:
 
 
 def spec_of_json(text: str) -> ConstraintSpec:
-    """Read a spec that ``spec_json`` has written."""
     form: dict[str, Any] = json.loads(text)
     return ConstraintSpec(
         output=None if form["output"] is None else OutputFormat(*form["output"]),

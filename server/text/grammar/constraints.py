@@ -14,34 +14,31 @@ from server.text.grammar.grammar_errors import GrammarError, UnfitBeginningError
 from server.text.grammar.vocabulary import Vocabulary, set_bits
 from server.text.parser import CLOSE, OPEN
 
-READ_TOGETHER = 16  # tokens
-# Slow masks that an answer is allowed: Python's garbage collector may have run on the engine's
-# thread.
+READ_TOGETHER = 16  # number of tokens
+# The first slow mask is tolerated: it may be due to Python's garbage collector.
 SLOW_MASKS_SPARED = 1
 
 
 class ConstraintError(RuntimeError):
-    """A grammar that fails without having reached a limit. The message does not quote the
-    answer."""
+    """A grammar failed, but not by a limit. The message does not quote the answer."""
 
 
 class CompiledGrammar:
-    """A grammar that any number of answers may follow at once."""
+    """A grammar that several answers may follow at once."""
 
     def __init__(self, matcher: LLMatcher, memory_bytes: int) -> None:
-        """matcher: at its beginning; answers get copies."""
+        """matcher: in its initial state; answers use copies."""
         self.matcher = matcher
         self.memory_bytes = memory_bytes
         self.is_spent = False
-        """Whether an answer has reached the grammar's limits. Copies share the lexer's states, so
-        no other answer would get further."""
+        """Whether an answer has reached the grammar's limits. All answers share the lexer's states,
+        so no other answer would get further."""
 
 
 class GrammarConstraint:
-    """Allow the tokens that a grammar allows.
+    """Allows the tokens that a grammar allows.
 
-    An accepted token is consumed when the next mask is computed, while the device is busy.
-    """
+    An accepted token is consumed when the next mask is computed, while the device is busy."""
 
     def __init__(
         self,
@@ -50,24 +47,24 @@ class GrammarConstraint:
         max_mask_s: float,
         start: LLMatcher | None = None,
     ) -> None:
-        """words: of a mask. max_mask_s: processor time; the second slower mask ends the request.
-        start: the matcher at the beginning of answers, if not the grammar's own."""
+        """words: size of a mask. max_mask_s: processor time of a mask; the second slower mask ends
+        the request. start: initial state of the matcher, if it is not the grammar's."""
         self._grammar = grammar
         self._start = start or grammar.matcher
         self._matcher = self._start.deep_copy()
         self._max_mask_s = max_mask_s
         self._slow_masks = 0
-        # Reading an array's address takes longer than copying the array.
+        # Reading an array's address takes longer than copying a mask.
         self._mask = np.empty(words, np.uint32)
         self._address, self._bytes = self._mask.ctypes.data, self._mask.nbytes
         self._accepted: list[int] = []
 
     def fill_mask(self, row: np.ndarray) -> bool:
-        """See TokenConstraint. Raises ConstraintError and FormLimitError."""
+        """Raises ConstraintError and FormLimitError."""
         started_s = time.thread_time()
         self._take_in()
         self._matcher.unsafe_compute_mask_ptr(self._address, self._bytes)
-        # A matcher with an error would let the answer end.
+        # A matcher with an error would allow the answer to end.
         self._check("allows no token")
         self._slow_masks += time.thread_time() - started_s > self._max_mask_s
         if self._slow_masks > SLOW_MASKS_SPARED:
@@ -76,12 +73,12 @@ class GrammarConstraint:
         return True
 
     def accept(self, token_id: int) -> None:
-        """See TokenConstraint. A forbidden token fails with the next mask."""
+        """A forbidden token raises an error with the next mask."""
         self._accepted.append(token_id)
 
     @property
     def complete(self) -> bool:
-        """Whether nothing can follow. Raises as ``fill_mask`` does."""
+        """Whether the grammar allows no further token. Raises the errors of ``fill_mask``."""
         self._take_in()
         return bool(self._matcher.is_stopped())
 
@@ -92,7 +89,7 @@ class GrammarConstraint:
         self._accepted.clear()
 
     def _check(self, fault: str) -> None:
-        """Raise for a matcher with an error. fault: for an error that is no limit."""
+        """Raise the matcher's error, if any. fault: the message if the error is no limit."""
         if self._matcher.is_error():
             self._grammar.is_spent = True
             limit = limit_of(self._matcher.get_error())
@@ -102,12 +99,12 @@ class GrammarConstraint:
         return GrammarConstraint(self._grammar, self._mask.size, self._max_mask_s, self._start)
 
     def after(self, token_ids: Sequence[int], max_s: float) -> "GrammarConstraint":
-        """Return a constraint for answers that begin with the tokens. max_s: processor time to read
-        them. Raises UnfitBeginningError where the grammar does not allow them, and GrammarError
-        where they take too long."""
+        """Return a constraint for the text after the tokens. max_s: processor time for reading
+        them. Raises UnfitBeginningError if the grammar forbids them, GrammarError if they take too
+        long."""
         start = self._start.deep_copy()
         ends_s = time.thread_time() + max_s
-        # llguidance's loop over all of them would block other threads.
+        # llguidance's own loop over all tokens would block other threads.
         for place in range(0, len(token_ids), READ_TOGETHER):
             some = token_ids[place : place + READ_TOGETHER]
             taken = start.try_consume_tokens(list(some))
@@ -121,16 +118,16 @@ class GrammarConstraint:
 
 
 class TagWatch:
-    """Find a tag in a text that comes in pieces."""
+    """Finds a tag in a text that comes in pieces."""
 
     def __init__(self, tag: bytes) -> None:
-        """tag: its first byte must not occur again in it."""
+        """tag: its first byte must occur only once."""
         self._tag = tag
         self.matched = 0
-        """Number of the tag's bytes that the text ends with."""
+        """Number of the tag's bytes that end the text so far."""
 
     def feed(self, text: bytes) -> bool:
-        """Take in text and return whether it completes the tag."""
+        """Take in text. Return whether the tag is now complete."""
         window = self._tag[: self.matched] + text
         if self._tag in window:
             return True
@@ -145,10 +142,10 @@ CALL_OPEN_TAG = CALL_OPEN.encode()
 
 
 class LazyCalls:
-    """Allow any text, and hold each call to a grammar from its opening tag to its end."""
+    """Allows any text, but constrains each call from its opening tag to its end."""
 
     def __init__(self, call: GrammarConstraint, vocabulary: Vocabulary) -> None:
-        """call: the grammar behind the opening tag, closing tag included."""
+        """call: the grammar after the opening tag, including the closing tag."""
         self._call = call
         self._vocabulary = vocabulary
         self._open = TagWatch(CALL_OPEN_TAG)
@@ -178,12 +175,12 @@ OPEN_TAG, CLOSE_TAG = OPEN.encode(), CLOSE.encode()
 
 
 class Phase(Enum):
-    """The current part of an answer."""
+    """The part of an answer that is being generated."""
 
     BEGINNING = 0
     THINKING = 1
     BREAKING = 2
-    """Behind the closing tag, where line breaks that are no part of the answer may follow."""
+    """After the closing tag, where line breaks may precede the answer."""
     SAYING = 3
 
 
@@ -195,12 +192,11 @@ START = {
 
 
 class ReasoningConstraint:
-    """Leave reasoning free until its closing tag. When its budget of tokens is spent, write the
-    tag. Behind it the answer's own constraint holds, if there is one.
+    """Leaves reasoning free, and forces its closing tag when the token budget is spent. Then the
+    answer's own constraint applies, if any.
 
-    With such a constraint, reasoning cannot end the answer, and no text may follow the closing tag
-    within its token.
-    """
+    With such a constraint, reasoning cannot end the answer, and the token that completes the
+    closing tag cannot contain more text."""
 
     def __init__(
         self,
@@ -209,14 +205,14 @@ class ReasoningConstraint:
         start: Channel | None,
         budget: int | None,
     ) -> None:
-        """budget: tokens of reasoning without its tags; None: no limit."""
+        """budget: maximum number of reasoning tokens without the tags; None: no limit."""
         self._answer = answer
         self._vocabulary = vocabulary
         self._start = start
         self._budget = budget
         self._phase = START[start]
         if answer is not None and vocabulary.open_id is None and start is None:
-            self._phase = Phase.SAYING  # without a token for it the tag cannot be told from text
+            self._phase = Phase.SAYING  # an opening tag of several tokens looks like text
         self._begun = b""
         self._reasoning_tokens = 0
         self._close = TagWatch(CLOSE_TAG)

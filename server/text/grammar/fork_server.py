@@ -1,12 +1,12 @@
-"""The grammar worker: a process that forks a child for each spec, and bounds what a child takes.
+"""The grammar worker: a process that forks a limited child for each spec.
 
-It reads frames from standard input and writes frames to standard output. A frame is four bytes, its
-length (big-endian), and so many bytes. The first frame is the text of a tokenizer, which is read
-once: every child begins with it. All others are JSON: specs come in, and cost estimates go out as
-soon as they are known, in any order.
+It reads frames from standard input and writes frames to standard output. A frame is its length as
+four big-endian bytes, and its content. The first frame is the tokenizer's text, which is read once:
+every child inherits the tokenizer. All other frames are JSON: specs come in, and cost estimates go
+out in any order.
 
-The kernel ends a child when its processor time is over, and this process ends it when it takes too
-much memory, or too long. It has one thread, and never imports numpy, MLX or the engine.
+The kernel ends a child that exceeds its processor time. This process ends a child that exceeds its
+memory or wall time. It has one thread, and never imports numpy, MLX or the engine.
 """
 
 import json
@@ -28,7 +28,7 @@ from server.text.grammar.grammar_errors import GrammarError
 from server.text.grammar.matcher import deep_threads, new_matcher, try_matcher, warm_up
 from server.text.grammar.text import TokenizerFacts, grammar_text
 
-# The unit of getrusage's memory.
+# The unit of ru_maxrss.
 MAXRSS_BYTES = 1 if sys.platform == "darwin" else 1024
 
 
@@ -42,25 +42,25 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class CostEstimate:
-    """The cost of a grammar, or the reason why it is refused."""
+    """The cost of a grammar, or the reason for its refusal."""
 
     grammar: str = ""
     """In llguidance's format."""
     memory_bytes: int = 0
-    """Peak memory of compiling it."""
+    """Peak memory of compiling the grammar."""
     refusal: str | None = None
-    """Why it cannot be enforced, in words fit for clients."""
+    """Why the grammar cannot be enforced, in words for clients."""
     param: str | None = None
-    """The request's field at fault."""
+    """The request's field that causes the refusal."""
 
 
 def estimate_cost(spec_text: str, tokens: Tokens, max_mask_s: float) -> CostEstimate:
-    """Compile a spec, and follow its grammar over the first tokens of some answers. spec_text: of
+    """Compile a spec and follow its grammar over the first tokens of some answers. spec_text: from
     ``spec_json``. max_mask_s: processor time allowed for each token."""
     spec = spec_of_json(spec_text)
     try:
         with deep_threads(1) as thread:
-            # Pages that a child only reads count as its own, so touch them before measuring.
+            # Inherited pages count for a child when it reads them, so touch them before measuring.
             thread.submit(warm_up, tokens.engine).result()
             before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             grammar = thread.submit(_try_grammar, spec, tokens, max_mask_s).result()
@@ -78,11 +78,11 @@ def _try_grammar(spec: ConstraintSpec, tokens: Tokens, max_mask_s: float) -> str
 
 LENGTH = struct.Struct(">I")
 READ_BYTES = 65536
-# Interval of looking at the children.
+# Polling interval for the children.
 LOOK_S = 0.01
 OVER_TIME, OVER_MEMORY, DIED = "over_time", "over_memory", "died"
 STARVED = "starved"
-"""The child got too little processor time to finish in time."""
+"""The child got too little processor time within its wall time."""
 
 
 @dataclass(slots=True)
@@ -90,20 +90,19 @@ class Child:
     """A process that compiles one spec."""
 
     number: int
-    """The number of the request."""
     pid: int
     most_bytes: int
-    """Limit of its memory, inherited pages included."""
+    """Limit of the child's memory, including inherited pages."""
     ends_at: float
     output: bytearray = field(default_factory=bytearray)
     killed_for: str = ""
 
 
 class ForkServer:
-    """Forks children and reads their estimates."""
+    """Forks children and collects their estimates."""
 
     def __init__(self, source: int, sink: int, facts: TokenizerFacts) -> None:
-        """source, sink: file descriptors of the frames."""
+        """source, sink: file descriptors for frames."""
         self._source = source
         self._sink = sink
         self._facts = facts
@@ -113,7 +112,6 @@ class ForkServer:
         self._received = bytearray()
 
     def run(self) -> None:
-        """Serve until the input is closed."""
         self._selector.register(self._source, selectors.EVENT_READ)
         while True:
             for key, _ in self._selector.select(LOOK_S if self._children else None):
@@ -126,7 +124,7 @@ class ForkServer:
                 end_excess(child)
 
     def _receive(self) -> bool:
-        """Take in requests; return False when the input is closed."""
+        """Take in requests. Return False when the input is closed."""
         read = os.read(self._source, READ_BYTES)
         self._received += read
         while len(self._received) >= LENGTH.size:
@@ -155,7 +153,7 @@ class ForkServer:
         self._selector.register(out, selectors.EVENT_READ)
 
     def _listen(self, out: int) -> None:
-        """Take in output of a child, or its end."""
+        """Read a child's output; at its end, send the answer."""
         child = self._children[out]
         data = os.read(out, READ_BYTES)
         child.output += data
@@ -180,8 +178,8 @@ class ForkServer:
 
 
 def run_child(request: dict[str, Any], tokens: Tokens, into: int) -> NoReturn:
-    """Estimate a spec's cost, write the estimate, and end the process. into: a file descriptor."""
-    # The kernel ends a child whose processor time is over.
+    """In the child: estimate a spec's cost, write the estimate, and exit. into: a file
+    descriptor."""
     signal.setitimer(signal.ITIMER_PROF, request["cpu_s"])
     os.nice(request["nice"])
     with open(into, "wb") as sink:
@@ -198,7 +196,7 @@ def write_frame(sink: int, content: bytes) -> None:
 
 def _read_tokenizer(text: str, facts: TokenizerFacts) -> Tokens:
     engine = LLTokenizer(text, facts.size, facts.stop_ids)
-    warm_up(engine)  # every child has it from the beginning
+    warm_up(engine)  # children inherit this memory
     return Tokens(engine, facts)
 
 
@@ -208,7 +206,7 @@ def end_excess(child: Child) -> None:
     try:
         taken = psutil.Process(child.pid).memory_info().rss
     except psutil.Error:
-        return  # it has ended
+        return  # the child has ended
     if time.monotonic() > child.ends_at:
         child.killed_for = STARVED
     elif taken > child.most_bytes:
@@ -218,8 +216,8 @@ def end_excess(child: Child) -> None:
 
 
 def main(facts: str) -> None:
-    """Serve the parent process. facts: of the tokenizer, as JSON."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is for that one, which says when to end
+    """facts: TokenizerFacts as JSON."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # for the parent process
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     ForkServer(sys.stdin.fileno(), sys.stdout.fileno(), TokenizerFacts(**json.loads(facts))).run()
 

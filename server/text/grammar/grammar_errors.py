@@ -1,4 +1,4 @@
-"""Errors of grammars, which never repeat the request."""
+"""Errors of grammars. Their messages never quote the request."""
 
 import re
 from collections.abc import Iterator
@@ -6,8 +6,8 @@ from contextlib import contextmanager
 
 
 class GrammarError(ValueError):
-    """A grammar that cannot be enforced. The message names the keyword or the limit, in words fit
-    for clients."""
+    """A grammar cannot be enforced. The message, fit for clients, names the keyword or the
+    limit."""
 
     def __init__(self, message: str, param: str | None = None) -> None:
         """param: the request's field."""
@@ -16,12 +16,12 @@ class GrammarError(ValueError):
 
 
 class UnfitBeginningError(ValueError):
-    """A begun answer that the grammar does not allow."""
+    """The grammar does not allow the client's beginning of the answer."""
 
 
 @contextmanager
 def errors_of(param: str) -> Iterator[None]:
-    """Name the request's field in grammar errors that name none."""
+    """Add the request's field to grammar errors that name no field."""
     try:
         yield
     except GrammarError as error:
@@ -54,7 +54,7 @@ LIMITS = (
 
 
 def meaning(complaint: str) -> str:
-    """Translate llguidance's message, which may quote the request, to fixed words."""
+    """Translate llguidance's message, which may quote the request, into fixed words."""
     return _translate(complaint, MEANINGS) or limit_of(complaint) or "it is not valid"
 
 

@@ -1,4 +1,4 @@
-"""Compile a grammar's text to llguidance's matcher, within limits."""
+"""Compile a grammar's text into llguidance's matcher, within limits."""
 
 import json
 import math
@@ -15,10 +15,9 @@ from server.text.grammar.grammar_errors import GrammarError, meaning
 STACK_BYTES = 256 * 1024**2
 # All answers of a grammar share these states. Real schemas and tools need up to 3000.
 MAX_LEXER_STATES = 8192
-# Measured: half a KiB per state of a hard pattern.
+# Measured: 512 bytes per state of a hard pattern.
 LEXER_BYTES = MAX_LEXER_STATES * 512
-# The extent of the trial: some answers from each of several beginnings, and some longer ones. In
-# tokens.
+# The trial follows short answers from several first tokens, and then some longer answers.
 TRIED_BEGINNINGS, SHORT_TOKENS = 16, 4
 TRIED_ANSWERS, LONG_TOKENS = 4, 16
 FIRST_GRAMMAR = json.dumps({"grammars": [{"json_schema": {"type": "object"}}]})
@@ -33,8 +32,8 @@ def new_matcher(tokenizer: LLTokenizer, text: str) -> LLMatcher:
 
 
 def try_matcher(tokenizer: LLTokenizer, matcher: LLMatcher, max_mask_s: float) -> None:
-    """Follow a grammar over the first tokens of some answers, always the same ones. max_mask_s:
-    processor time allowed for each token. Raises GrammarError where it reaches a limit."""
+    """Follow a grammar over the first tokens of some answers, which are always the same.
+    max_mask_s: processor time allowed per token. Raises GrammarError if a limit is reached."""
     rng = random.Random(0)  # noqa: S311
     mask = _mask(matcher)
     letters = [token for byte in range(256) for token in tokenizer.tokenize_bytes(bytes([byte]))]
@@ -53,7 +52,7 @@ def warm_up(tokenizer: LLTokenizer) -> None:
 def _follow(
     answer: LLMatcher, token: int, tokens: int, max_mask_s: float, rng: random.Random
 ) -> None:
-    """Follow a grammar over some tokens of an answer. token: the first one."""
+    """Follow a grammar over some tokens of an answer, beginning with ``token``."""
     for _ in range(tokens):
         started_s = time.thread_time()
         if not answer.consume_token(token):
@@ -66,7 +65,7 @@ def _follow(
 
 
 def deep_threads(count: int) -> ThreadPoolExecutor:
-    """Make threads with a stack large enough for llguidance."""
+    """Make threads whose stack is large enough for llguidance."""
     executor = ThreadPoolExecutor(count, thread_name_prefix="grammar")
     all_here = threading.Barrier(count + 1)
     before = threading.stack_size(STACK_BYTES)
@@ -80,8 +79,8 @@ def deep_threads(count: int) -> ThreadPoolExecutor:
 
 
 def _mask(matcher: LLMatcher) -> bytes:
-    """Return one bit for each token, set where it may come next. Raises GrammarError where none
-    may."""
+    """Return a mask with one bit per token, set if the token is allowed. Raises GrammarError if
+    there is none."""
     mask = b"" if matcher.is_error() else matcher.compute_bitmask()
     if matcher.is_error():
         raise GrammarError(meaning(matcher.get_error()))
@@ -89,7 +88,8 @@ def _mask(matcher: LLMatcher) -> bytes:
 
 
 def _any_token(mask: bytes, rng: random.Random) -> int:
-    """Return a token that may come next: one of the first eight allowed from a random place on."""
+    """Return an allowed token: one of the first mask byte that allows any, from a random place
+    on."""
     start = rng.randrange(len(mask))
     around = mask[start:] + mask[:start]
     from_token = around.lstrip(b"\0")

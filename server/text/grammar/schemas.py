@@ -1,8 +1,7 @@
-"""Reduce a JSON Schema to the keywords that llguidance enforces, or refuse it by the first keyword
-that llguidance does not.
+"""Reduce a JSON Schema to the keywords that llguidance enforces, or refuse it.
 
-llguidance ignores unknown keywords. Here every keyword that constrains the answer is supported or
-refused by name; a keyword that is left out constrains nothing, or nothing that could fail.
+llguidance ignores unknown keywords. So every keyword that could constrain an answer is either
+supported or refused by name. Dropped keywords do not constrain answers.
 """
 
 import math
@@ -20,11 +19,10 @@ ALTERNATIVES = ("anyOf", "oneOf")
 
 
 def check_patterns(schema: Any) -> None:
-    """Raise GrammarError where one string must match more patterns than can be merged.
+    """Raise GrammarError if one string must match more than ``MAX_PATTERNS`` patterns.
 
-    llguidance checks that some string matches them all, and each further pattern doubles the time:
-    16 take a tenth of a second, 24 half a minute.
-    """
+    llguidance checks that some string matches all patterns, and each further pattern doubles the
+    time: 16 take a tenth of a second, 24 half a minute."""
     counter = _Counter(schema)
     try:
         max_count = max(map(counter.count, _parts(schema)), default=0)
@@ -35,7 +33,7 @@ def check_patterns(schema: Any) -> None:
 
 
 def _parts(schema: Any) -> Iterator[dict[str, Any]]:
-    """Yield the schema and all objects in it. Maps of schemas among them count nothing."""
+    """Yield the schema and all objects in it, including maps of schemas."""
     waiting = [schema]
     while waiting:
         part = waiting.pop()
@@ -47,7 +45,7 @@ def _parts(schema: Any) -> Iterator[dict[str, Any]]:
 
 
 class _Counter:
-    """Counts patterns of one value, visiting each part of a schema once."""
+    """Counts the patterns that one value must match. Visits each part of a schema once."""
 
     def __init__(self, root: Any) -> None:
         self._root = root
@@ -56,9 +54,9 @@ class _Counter:
     def count(self, schema: Any) -> int:
         """Count the patterns of a part of the schema and of its references."""
         chain = []
-        # Chains of references may be as long as a schema, so follow them without recursion.
+        # References may form chains as long as the schema, so follow them without recursion.
         while isinstance(schema, dict) and id(schema) not in self._known:
-            self._known[id(schema)] = 0  # until it is known: a chain may be a circle
+            self._known[id(schema)] = 0  # for now, because references may be circular
             chain.append(schema)
             schema = follow(schema.get("$ref"), self._root)
         count = self._known.get(id(schema), 0)
@@ -119,7 +117,7 @@ REFUSED = frozenset(
         "then", "unevaluatedItems", "unevaluatedProperties", "uniqueItems",
     }
 )  # fmt: skip
-# Values of refused keywords that constrain nothing, as generators of schemas write them.
+# Values with which a refused keyword constrains nothing. Schema generators write them.
 ASKS_NOTHING: dict[str, tuple[Any, ...]] = {
     "uniqueItems": (False,),
     "propertyNames": (True, {}, {"type": "string"}),
@@ -134,7 +132,7 @@ FORMATS = frozenset(
         "date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid",
     }
 )  # fmt: skip
-# Other formats of JSON Schema. Unknown formats are notes for people.
+# Other formats of JSON Schema. Unknown formats are only comments.
 REFUSED_FORMATS = frozenset(
     {
         "idn-email", "idn-hostname", "iri", "iri-reference", "json-pointer", "regex",
@@ -151,13 +149,13 @@ SUBSCHEMA_LISTS = frozenset({"anyOf", "oneOf", "allOf", "prefixItems", "items"})
 SUBSCHEMA_MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions"})
 # llguidance's numbers are float64.
 LARGEST_EXACT = 2**53
-# The distance from an exclusive bound to the nearest allowed number, and the largest bound to which
-# it can be added.
+# Epsilon that turns an exclusive bound into an inclusive one, and the largest bound to which it is
+# added.
 BESIDE = 1e-9
 LARGEST_CLOSED = 10**6
 # Control characters that llguidance can write.
 WRITABLE_CONTROLS = frozenset("\b\f\n\r\t")
-# llguidance recurses, and takes time with the square of the number of properties.
+# llguidance recurses, and its time grows with the square of the number of properties.
 MAX_DEPTH = 50
 MAX_SUBSCHEMAS = 5000
 MAX_PROPERTIES = 1000
@@ -179,7 +177,7 @@ def check_schema(schema: Any) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class _Checker:
-    """Checks a schema in one pass."""
+    """Checks and reduces a schema in one pass."""
 
     subschemas: int = 0
 
@@ -207,7 +205,7 @@ class _Checker:
             cleaned.pop("format", None)
         _close_bounds(cleaned)
         if cleaned.get("minProperties", 0) > len(set(cleaned.get("required", ()))) + 1:
-            # llguidance does not see that two additional names may be the same.
+            # llguidance does not see that two additional names may be equal.
             raise GrammarError("minProperties is supported up to one more than are required")
         return cleaned
 
@@ -222,14 +220,14 @@ class _Checker:
 
 
 def _close_bounds(schema: dict[str, Any]) -> None:
-    """Turn exclusive bounds that are whole numbers into inclusive ones: llguidance allows an
-    exclusive bound itself where the other bound is less than 1 away."""
+    """Turn exclusive integer bounds into inclusive ones: llguidance allows the exclusive bound
+    itself if the other bound is less than 1 away."""
     for inclusive, exclusive, sign in (
         ("minimum", "exclusiveMinimum", 1),
         ("maximum", "exclusiveMaximum", -1),
     ):
         bound = schema.pop(exclusive, False)
-        if bound is True:  # draft 4: it says something of the other keyword
+        if bound is True:  # draft 4: true makes the other keyword exclusive
             bound = schema.pop(inclusive, False)
         if bound is False:
             continue
@@ -274,9 +272,9 @@ def _check(keyword: str, value: Any) -> None:
 
 
 def check_repeats(pattern: str) -> None:
-    """Raise GrammarError for a pattern or a grammar with a repeat count beyond the limit."""
+    """Raise GrammarError if a pattern or a grammar repeats a part too often."""
     for counts in REPEAT.findall(pattern):
-        # Compare digits: a number with very many of them is never converted.
+        # Count the digits first: a very long number is slow to convert.
         if any(len(count) > 9 or int(count or 0) > MAX_LEXER_STATES for count in counts):
             raise GrammarError(f"a repeat of more than {MAX_LEXER_STATES} is not supported")
 
@@ -298,5 +296,5 @@ def _check_literal(keyword: str, value: Any, depth: int) -> None:
 
 
 def is_control(character: str) -> bool:
-    """Return whether JSON can write a character only as a numbered escape."""
+    """Return whether JSON can write a character only as a numeric escape."""
     return (character < " " or character == "\x7f") and character not in WRITABLE_CONTROLS

@@ -18,27 +18,27 @@ from server.text.grammar.xml_values import JsonText, Parameter, lark_string, xml
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFacts:
-    """Facts of a tokenizer as plain values, for another process."""
+    """Plain values from a tokenizer, for another process."""
 
     size: int
     """Number of the model's logits."""
     stop_ids: list[int]
     """Tokens that end an answer."""
     tags: dict[str, list[int]]
-    """The tokens of the tags around calls."""
+    """The token ids of each tag around calls."""
     names: dict[str, int]
-    """Added tokens, by the names that grammars may use."""
+    """Ids of added tokens, by their names in grammars."""
 
 
 Grammar = dict[str, Any]
-# White space between parts of JSON: nothing, one space, or a new line with up to 24 blanks. Models
-# that are unsure would write white space without end.
+# White space between parts of JSON: nothing, one blank, or a line break with up to 24 blanks. An
+# uncertain model could otherwise write endless white space.
 WHITE_SPACE = r"[\x20\x09]|\r?\n[\x20\x09]{0,24}"
-# Without \u, because llguidance does not recognise a key with such escapes.
+# Without \u, because llguidance does not recognise a key written with it.
 ESCAPES = 'nrbtf\\"'
 JSON_OPTIONS = {"whitespace_pattern": WHITE_SPACE, "json_allowed_escapes": ESCAPES}
-# llguidance would ignore these, or take back text. The patterns here look at each character a few
-# times at most.
+# Attributes that llguidance ignores, or that would retract text. The patterns in this file read
+# each character only a few times.
 REFUSED_ATTRIBUTES = re.compile(r"\[[^\[\]\n]*\b(temperature|max_tokens|stop)\b\s*=")
 DEFINITION = re.compile(
     r"^[ \t]*[?!]?[A-Za-z_][\w-]*(?:\[[^\]\n]*\])?[ \t]*(?::|::=)", re.MULTILINE
@@ -46,17 +46,17 @@ DEFINITION = re.compile(
 # A literal without an end takes the rest of its line.
 LITERAL = re.compile(r'"(?:\\.|[^"\\\n])*"?|/(?:\\.|[^/\\\n])*/?')
 LITERAL_OR_NAME = re.compile(rf"{LITERAL.pattern}|<[^<>\s]+>")
-# The converter scans from every line break for the next text.
+# The converter scans from every line break to the next text.
 BLANK_LINES = re.compile(r"\n\s*\n")
 LINE = "\n"
-# Text without a tag that could end a value.
+# Any text without a tag that could end a value.
 NO_TAG = r"NO_TAG: /(?s:.*)/ & ~/(?s:.*)<(\/?parameter|function=)(?s:.*)/"
-# An answer that is no call of Llama's.
+# Any text that is no call in Llama's format.
 NO_CALL = r"NO_CALL: /\s*[^{\s](?s:.*)/ & ~/\s*<\|python_tag(?s:.*)/"
 NAME = r"NAME: /[A-Za-z_][A-Za-z0-9_]*/"
-# A model that must call might not end by itself.
+# A model that must call might never stop by itself.
 MAX_CALLS = 32
-# Converting GBNF takes time with the square of its rules.
+# The time of converting GBNF grows with the square of the number of rules.
 MAX_RULES = 500
 # The key of a call's arguments, and the text around a call.
 JSON_CALLS = {ToolFormat.HERMES: ("arguments", LINE), ToolFormat.LLAMA: ("parameters", "")}
@@ -64,8 +64,8 @@ ANY_OBJECT = {"type": "object"}
 
 
 def grammar_text(spec: ConstraintSpec, facts: TokenizerFacts) -> str:
-    """Write the grammar of the content; of a lazy spec: of one call behind its opening tag. Raises
-    GrammarError."""
+    """Write the content's grammar; for a lazy spec, the grammar of one call after its opening tag.
+    Raises GrammarError."""
     grammar = CallGrammar(facts.tags)
     ways = []
     if spec.output is not None and not spec.must_call:
@@ -112,7 +112,8 @@ def _json(schema: dict[str, Any]) -> Grammar:
 
 
 def _text(value: Any) -> str:
-    """Return a text that is not empty and can be encoded. Raises GrammarError."""
+    """Return the value if it is text, not empty, and without lone surrogates. Raises
+    GrammarError."""
     if not isinstance(value, str) or not value:
         raise GrammarError("it must be a text")
     try:
@@ -146,7 +147,7 @@ def _lark(text: str) -> str:
     except RecursionError as error:
         raise GrammarError("it is nested too deeply") from error
     except Exception as error:
-        # The converter raises errors of any kind, quoting the text.
+        # The converter raises errors of any kind, which quote the text.
         raise GrammarError("it is neither Lark nor GBNF") from error
     return lark
 
@@ -156,7 +157,7 @@ def _lark(text: str) -> str:
 
 @dataclass(slots=True)
 class CallGrammar:
-    """Rules of calls, and the grammars that they refer to."""
+    """Rules of calls, and the grammars that the rules refer to."""
 
     tag_tokens: dict[str, list[int]]
     rules: list[str] = field(default_factory=list)
@@ -165,8 +166,8 @@ class CallGrammar:
     def add_calls(
         self, tools: dict[str, dict[str, Any]], tool_format: ToolFormat, opened: bool
     ) -> None:
-        """Add the rule ``call``, for one call of one of the tools. tools: schemas of arguments, by
-        name. opened: whether the opening tag is there already. Raises GrammarError."""
+        """Add the rule ``call`` for one call of any tool. tools: schemas of arguments, by name.
+        opened: whether the opening tag is already written. Raises GrammarError."""
         is_bare = tool_format is ToolFormat.LLAMA
         before = "" if opened or is_bare else self._tag(CALL_OPEN)
         after = "" if is_bare else self._tag(CALL_CLOSE)
@@ -179,17 +180,17 @@ class CallGrammar:
         self.rules.append(f"call: {before} ({' | '.join(calls)}) {after}")
 
     def add_part(self, name: str, grammar: Grammar) -> str:
-        """Add a grammar that rules may name; return its reference."""
+        """Add a grammar and return the reference for rules."""
         self.parts.append({"name": name, **grammar})
         return f"@{name}"
 
     def text(self, start: str) -> str:
-        """Return the whole grammar. start: the rule of an answer."""
+        """Return the whole grammar. start: the body of the start rule."""
         lark = "\n".join([f"start: {start}", *self.rules])
         return json.dumps({"grammars": [{"lark_grammar": lark}, *self.parts]})
 
     def _tag(self, tag: str) -> str:
-        """Write a tag, as one token if the tokenizer has one for it."""
+        """Write a tag, as one token if the tokenizer has that token."""
         ids = self.tag_tokens[tag]
         return f"<[{ids[0]}]>" if len(ids) == 1 else lark_string(tag)
 
@@ -209,7 +210,7 @@ class CallGrammar:
         self.rules.append(f"{rule}: {' '.join(parts)}")
 
     def _add_parameter(self, rule: str, parameter: Parameter) -> str:
-        """Add the rule of a parameter; return its reference with its repetition."""
+        """Add a parameter's rule. Return its reference with the repetition."""
         if NO_TAG not in self.rules:
             self.rules += [NO_TAG, NAME]
         close = lark_string(f"{LINE}</parameter>{LINE}")
@@ -219,7 +220,7 @@ class CallGrammar:
             if isinstance(form, JsonText):
                 values.append(f"{self.add_part(part, _json(form.schema))} {close}")
             else:
-                # One terminal includes the closing tag, so that the string ends nowhere else.
+                # One terminal includes the closing tag, so that the string can end only there.
                 values.append(part.upper())
                 terms = " & ".join([*form.terms, "NO_TAG"])
                 self.rules += [f"{part.upper()}_TEXT: {terms}"]
@@ -231,8 +232,8 @@ class CallGrammar:
 
 
 def _arguments(tool: Tool, enforced: bool) -> dict[str, Any]:
-    """Return the schema of a tool's arguments, always an object. Arguments of a tool that is not
-    strict are any object, unless a call is required."""
+    """Return the schema of a tool's arguments, always an object. It is enforced only if the tool is
+    strict or a call is required."""
     if tool.parameters is None or not (enforced or tool.strict):
         return ANY_OBJECT
     schema = check_schema(tool.parameters)

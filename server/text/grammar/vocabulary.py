@@ -1,5 +1,4 @@
-"""The tokenizer as constraints need it: tokens in llguidance's form, tags, and masks of tokens
-before a tag."""
+"""The tokenizer as constraints need it: llguidance's form, tags, and masks of allowed tokens."""
 
 import json
 from collections.abc import Iterable
@@ -15,16 +14,16 @@ from server.text.tokenizer import Tokenizer
 
 WORD_BITS = 32
 ADDED_TOKENS = '"added_tokens":'
-# Line breaks that models write behind a closing tag.
+# Line breaks that models write after a closing tag.
 LINE_BREAKS = ("\n", "\n\n")
 
 
 class VocabularyError(ValueError):
-    """A tokenizer that llguidance cannot read."""
+    """llguidance cannot read the tokenizer."""
 
 
 class Vocabulary:
-    """A tokenizer's tokens."""
+    """The tokens and masks of one tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer, size: int, stop_ids: frozenset[int]) -> None:
         """size: of the model's output, which may be padded. stop_ids: tokens that end an answer."""
@@ -39,10 +38,9 @@ class Vocabulary:
     def engine_text(self) -> str:
         """Write the tokenizer for llguidance. Raises VocabularyError.
 
-        Added tokens become special, with names that no text has, so that a grammar allows them only
-        by id. A plain one would match the characters of its name within a string, and llguidance
-        would take text that spells the name for the token.
-        """
+        Added tokens become special and get names that occur in no text, so that a grammar allows
+        them only by id. Otherwise a string in a grammar could match the name's characters, and
+        llguidance would read text that spells the name as the token."""
         fast = self._tokenizer.fast
         if fast.get_vocab_size(with_added_tokens=True) != self._tokenizer.vocab_size:
             raise VocabularyError("the ids of the model's tokenizer have gaps")
@@ -54,7 +52,7 @@ class Vocabulary:
         rest = text[end:]
         for token in added:
             name = f"\ue000{token['id']}\ue001"
-            # Some tokenizers list added tokens among the ordinary ones as well.
+            # Some tokenizers list added tokens among the ordinary ones, too.
             own = json.dumps(token["content"], ensure_ascii=False)
             rest = rest.replace(f"{own}:{token['id']}", f'"{name}":{token["id"]}', 1)
             token |= {"content": name, "special": True}
@@ -62,7 +60,7 @@ class Vocabulary:
 
     @property
     def names(self) -> dict[str, int]:
-        """Added tokens by their texts."""
+        """Ids of added tokens by their texts."""
         added = self._tokenizer.fast.get_added_tokens_decoder()
         return {token.content: token_id for token_id, token in added.items()}
 
@@ -77,26 +75,26 @@ class Vocabulary:
 
     @cached_property
     def calling_masks(self) -> list[np.ndarray]:
-        """Masks outside of calls, by the number of matched bytes of the opening tag."""
+        """Masks outside calls, by the number of matched bytes of the opening tag."""
         return self._masks_before(CALL_OPEN.encode(), may_stop=True)
 
     def tokens(self, text: str) -> tuple[int, ...]:
-        """Return the tokens of a tag: one, if the tokenizer has one for it."""
+        """Return the tokens of a tag: one, if the tokenizer has that token."""
         return tuple(self._tokenizer.fast.encode(text, add_special_tokens=False).ids)
 
     def token_bytes(self, token_id: int) -> bytes:
         return self._tokenizer.token_bytes(token_id)
 
     def _masks_before(self, tag: bytes, *, may_stop: bool) -> list[np.ndarray]:
-        """Make masks of tokens that do not go beyond the tag: mask n is for n matched bytes of the
-        tag. uint32 ``[words]`` each, without padding. The tag's first byte must not occur again in
-        it."""
+        """Return masks of the tokens that contain no text after the tag. Mask n, uint32
+        ``[words]``, is for n matched bytes of the tag. The tag's first byte must occur only
+        once."""
         texts = [self.token_bytes(i) for i in range(self._tokenizer.vocab_size)]
         free = np.zeros(self.words * WORD_BITS, bool)
         free[: len(texts)] = True
         if not may_stop:
             free[list(self.stop_ids)] = False
-        # Only tokens with the tag's last byte and text behind it can go beyond the tag.
+        # Only a token with the tag's last byte before its end can contain text after the tag.
         beyond = [(i, text) for i, text in enumerate(texts) if tag[-1:] in text[:-1]]
         free[[i for i, text in beyond if tag in text[:-1]]] = False
         masks = []
@@ -109,11 +107,10 @@ class Vocabulary:
 
 
 class GrammarTokenizer:
-    """A vocabulary in llguidance's form. Reading a large one takes a second and blocks other
+    """A vocabulary in llguidance's form. Building it takes up to a second and blocks all
     threads."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        """Raises VocabularyError."""
         text = vocabulary.engine_text()
         stop_ids = sorted(vocabulary.stop_ids)
         try:

@@ -1,12 +1,12 @@
-"""Ask another process for the cost of a grammar, before this one compiles it.
+"""Let another process estimate the cost of a grammar before this one compiles it.
 
-There are two queues, so that no simple spec waits for one that takes seconds::
+Two queues keep simple specs from waiting for specs that take seconds::
 
-    spec --> quick queue: QUICK_CPU_S of processor time at most --> estimate
-                 | over
-                 +--> slow queue, one at a time: max_compile_s at most --> estimate
+    spec --> quick queue: at most QUICK_CPU_S of processor time --> estimate
+                 | exceeded
+                 +--> slow queue, one at a time: at most max_compile_s --> estimate
 
-A request that gets no turn or no processor in time is refused with a hint to come back.
+A request that gets no turn or too little processor time is refused with a hint to retry.
 """
 
 import asyncio
@@ -32,16 +32,16 @@ from server.text.grammar.fork_server import (
 from server.text.grammar.text import TokenizerFacts
 
 MAX_SPEC_BYTES = 256 * 1024
-# Specs that run at once in each queue, and that may wait.
+# In each queue: specs that run at once, and specs that may wait.
 QUICK_AT_ONCE, QUICK_WAITING = 2, 64
 SLOW_AT_ONCE, SLOW_WAITING = 1, 8
 QUICK_CPU_S = 0.1
-# For a turn, and then for the estimate.
+# Wall time for waiting in a queue, and then for the estimate.
 TURN_LIMIT_S = 20.0
 QUICK_WALL_S, SLOW_WALL_S = 2.0, 20.0
 # Nice values, so that the engine goes first.
 QUICK_NICE, SLOW_NICE = 5, 15
-# An idle process ends; the next spec starts another.
+# An idle process ends after this time; the next spec starts another.
 IDLE_S = 60.0
 COMMAND = (sys.executable, "-P", "-m", "server.text.grammar.fork_server")
 
@@ -53,15 +53,15 @@ class GrammarLimits:
     """Limits of grammars."""
 
     max_compile_s: float
-    """Processor time, to compile a grammar and to read the beginning of an answer."""
+    """Processor time for compiling a grammar, and for reading the beginning of an answer."""
     max_spec_bytes: int = MAX_SPEC_BYTES
     max_memory_bytes: int = 32 * 1024**2
-    """Of one grammar."""
+    """For one grammar."""
     max_mask_s: float = 0.1
-    """Processor time of a token's mask; the second slower mask ends an answer."""
+    """Processor time of one token's mask; the second slower mask ends an answer."""
     max_kept: int = 64
     max_kept_bytes: int = GRAMMAR_BYTES
-    """Of all grammars that are kept or in use."""
+    """For all grammars that are kept or in use."""
 
     @classmethod
     def of(cls, limits: LimitsSection) -> "GrammarLimits":
@@ -73,11 +73,9 @@ class WorkerBusyError(Exception):
 
 
 class GrammarWorker:
-    """Estimates the cost of specs for one tokenizer, in a process that runs while it is needed. Use
-    it from one event loop."""
+    """Estimates the cost of specs in a process that runs while needed. For one event loop only."""
 
     def __init__(self, tokenizer: bytes, facts: TokenizerFacts, limits: GrammarLimits) -> None:
-        """tokenizer: its text."""
         self._tokenizer = tokenizer
         self._facts = facts
         self._limits = limits
@@ -90,7 +88,7 @@ class GrammarWorker:
         self._closed = False
 
     async def estimate(self, spec_text: str) -> CostEstimate:
-        """Return a spec's cost estimate. Raises WorkerBusyError where there is no room."""
+        """Return a spec's cost estimate. Raises WorkerBusyError if there is no room."""
         async with self._quick.turn():
             answer = await self._ask(spec_text, self._quick)
         if answer.get("ended") in (OVER_TIME, STARVED):
@@ -101,7 +99,6 @@ class GrammarWorker:
         return self._read(answer)
 
     async def close(self) -> None:
-        """End the process for good."""
         self._closed = True
         if self._process is not None:
             await self._process.close()
@@ -142,7 +139,7 @@ class GrammarWorker:
 
 
 class _Queue:
-    """A queue of specs: running and waiting ones."""
+    """A queue of running and waiting specs."""
 
     def __init__(self, at_once: int, waiting: int, cpu_s: float, wall_s: float, nice: int) -> None:
         """cpu_s, wall_s: limits of each spec."""
@@ -154,7 +151,7 @@ class _Queue:
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """Wait for a turn. Raises WorkerBusyError where too many wait, or for too long."""
+        """Wait for a turn. Raises WorkerBusyError if too many specs wait, or after a timeout."""
         if not self._room:
             raise WorkerBusyError
         self._room -= 1
@@ -186,7 +183,7 @@ class _Process:
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._last_number = 0
         self.is_over = False
-        """Whether it takes no more requests."""
+        """Whether the process takes no more requests."""
         self._idle: asyncio.TimerHandle | None = None
         self._listening = asyncio.create_task(self._listen())
 
@@ -205,8 +202,8 @@ class _Process:
         return started
 
     async def ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Send a request and wait for its answer. Raises WorkerBusyError when the process ends
-        before."""
+        """Send a request and wait for its answer. Raises WorkerBusyError if the process ends
+        first."""
         self._rest()
         self._last_number = number = self._last_number + 1
         answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
@@ -220,19 +217,19 @@ class _Process:
         await self._listening
 
     def _end(self) -> None:
-        """Close the process's input, so that it ends."""
+        """Close the process's input, so that the process ends."""
         self._rest()
         self.is_over = True
         self._into.close()
 
     def _rest(self) -> None:
-        """Cancel the end of an idle process."""
+        """Cancel the scheduled end of an idle process."""
         if self._idle is not None:
             self._idle.cancel()
             self._idle = None
 
     async def _listen(self) -> None:
-        """Hand out the process's answers until it ends. Requests whose client has left are answered
+        """Deliver the process's answers until it ends. Requests of clients that have left count,
         too."""
         with suppress(asyncio.IncompleteReadError):
             while True:

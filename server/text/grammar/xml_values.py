@@ -1,7 +1,7 @@
-"""Write the grammars of values in Qwen3-Coder's calls, by the schema of the parameter.
+"""Write grammars for the values in Qwen3-Coder's calls, from each parameter's schema.
 
-Strings stand there without quotes, and all else as JSON. Where a schema allows both, a text that
-reads as JSON of an allowed type is JSON (``argument_types``).
+Strings are written without quotes, all other values as JSON. If a schema allows both, text that
+reads as JSON of an allowed type is JSON, not a string (see ``argument_types``).
 """
 
 import json
@@ -23,7 +23,7 @@ ROOT_KEYWORDS = {"type", "properties", "required", "additionalProperties", *DEFI
 BRANCHES = ("anyOf", "oneOf")
 NUMBERS = r"-?[0-9]+(\.[0-9]+)?([eE][+\-]?[0-9]+)?"
 SPACE = r"[\s\x1C-\x1F]*"
-# Texts that read as JSON of a type, as regular expressions.
+# Regular expressions for texts that read as JSON of each type.
 READS_AS = {
     "number": f"{SPACE}{NUMBERS}{SPACE}",
     "integer": f"{SPACE}{NUMBERS}{SPACE}",
@@ -32,7 +32,7 @@ READS_AS = {
     "object": SPACE + r"\{(?s:.*)",
     "array": SPACE + r"\[(?s:.*)",
 }
-# Stricter patterns for types beside strings.
+# Stricter patterns for types that are alternatives to strings.
 SCALARS = {
     "number": r"-?(0|[1-9][0-9]{0,14})(\.[0-9]{1,15})?",
     "integer": r"-?(0|[1-9][0-9]{0,14})",
@@ -47,7 +47,8 @@ SCALAR_KEYWORDS = {
 
 @dataclass(frozen=True, slots=True)
 class RawText:
-    """A text without quotes: a string, or a scalar among strings."""
+    """A value without quotes: a string, or a number, boolean or null where strings are allowed,
+    too."""
 
     terms: tuple[str, ...]
     """Lark terminals, all of which must match."""
@@ -55,7 +56,7 @@ class RawText:
 
 @dataclass(frozen=True, slots=True)
 class JsonText:
-    """JSON of a schema."""
+    """A value in JSON."""
 
     schema: dict[str, Any]
 
@@ -72,12 +73,12 @@ class Parameter:
     times: Literal["", "?", "*"]
     """Exactly once, at most once, or any number of times."""
     values: list[ValueGrammar]
-    """Grammars of its value, as alternatives."""
+    """Alternative grammars of the value."""
 
 
 def xml_parameters(schema: dict[str, Any]) -> list[Parameter]:
-    """Return the parameters of a call, in their order. schema: a checked one, of the object of
-    arguments. Raises GrammarError."""
+    """Return a call's parameters in order. schema: the checked schema of the arguments' object.
+    Raises GrammarError."""
     for keyword in schema:
         if keyword not in ROOT_KEYWORDS:
             raise GrammarError(f"{keyword} at the top is not supported in this model's calls")
@@ -105,8 +106,8 @@ def xml_parameters(schema: dict[str, Any]) -> list[Parameter]:
 
 
 def _distinguish(forms: list[ValueGrammar], root: dict[str, Any]) -> list[ValueGrammar]:
-    """Make the grammars of one value exclusive: text that reads as JSON of another allowed type is
-    no string."""
+    """Make the alternatives of one value exclusive: text that reads as JSON of another allowed type
+    is no string."""
     if all(isinstance(form, JsonText) for form in forms):
         return [_json_text(form, root) for form in forms if isinstance(form, JsonText)]
     values: list[ValueGrammar] = [form for form in forms if isinstance(form, RawText)]
@@ -123,7 +124,7 @@ def _distinguish(forms: list[ValueGrammar], root: dict[str, Any]) -> list[ValueG
 
 
 def _scalar(kind: str, schema: dict[str, Any], root: dict[str, Any]) -> str:
-    """Write a terminal for a number, a boolean or null, which must end where a string could."""
+    """Write a terminal for a number, a boolean or null that is an alternative to a string."""
     depth = MAX_DEPTH
     while set(schema) - {"type"} == {"$ref"}:
         schema, depth = _resolve(schema["$ref"], root, depth), depth - 1
@@ -164,8 +165,7 @@ def _forms_of_values(schema: dict[str, Any], root: dict[str, Any]) -> list[Value
 
 
 def _json_text(form: JsonText, root: dict[str, Any]) -> JsonText:
-    """Add the referenced definitions to the schema, and bounds to numbers that could become
-    infinite."""
+    """Add the referenced definitions, and bounds for numbers that could become infinite."""
     schema = form.schema
     if "number" in _types(schema, root) and not {"enum", "const"} & set(schema):
         schema = {"minimum": -LARGEST_EXACT, "maximum": LARGEST_EXACT, **schema}
@@ -173,7 +173,7 @@ def _json_text(form: JsonText, root: dict[str, Any]) -> JsonText:
 
 
 def _types(schema: Any, root: dict[str, Any]) -> frozenset[str]:
-    """Return the JSON types of a value as the reader of calls sees them."""
+    """Return the JSON types that the parser of calls infers from the schema."""
     return argument_types({**root, "properties": {"it": schema}}, "it")
 
 
@@ -188,7 +188,7 @@ def _resolve(reference: str, root: Any, depth: int) -> dict[str, Any]:
 
 
 def _terms(schema: dict[str, Any], root: dict[str, Any], depth: int) -> list[str]:
-    """Write terminals that a string must all match."""
+    """Write the terminals that a string must all match."""
     terms = []
     for keyword in BRANCHES:
         if keyword in schema:
