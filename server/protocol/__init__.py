@@ -1,1 +1,1 @@
-"""Wire formats: what comes in, validated; what goes out, as dictionaries."""
+"""Wire formats: validated requests, and answers as dictionaries."""

@@ -20,15 +20,15 @@ class StreamForm(Enum):
     """How the objects of a stream are written."""
 
     EVENTS = auto()
-    """Server-sent events, of which ``[DONE]`` is the last."""
+    """Server-sent events. The last one is ``[DONE]``."""
     NAMED_EVENTS = auto()
-    """Server-sent events that are named by their objects' type."""
+    """Server-sent events, each named by its object's type."""
     LINES = auto()
-    """One object in each line. The first one says nothing and may be repeated."""
+    """One object per line. The first object has no content and may be repeated."""
 
 
 Json = dict[str, Any]
-# An answer may take one ANSWER_PART-th of the context, up to MAX_ANSWER_TOKENS.
+# Agents are advised to ask for 1/ANSWER_PART of the context, up to MAX_ANSWER_TOKENS.
 ANSWER_PART = 4
 MAX_ANSWER_TOKENS = 16384
 
@@ -53,7 +53,7 @@ class ResponseMetadata:
 
 
 def advised_answer_tokens(context: int) -> int:
-    """Return the length of answer that agents should ask for: the prompt gets the rest of the
+    """Return the answer length that agents should ask for. The prompt gets the rest of the
     context."""
     return min(context // ANSWER_PART, MAX_ANSWER_TOKENS)
 
@@ -77,7 +77,7 @@ def token_objects(tokens: Iterable[TokenReport], token_bytes: TokenText) -> list
 
 
 def usage_object(usage: Usage, cache_report: bool) -> Json:
-    """Return token counts as JSON. cache_report: also report the cache miss, if there was one."""
+    """Return token counts as JSON. cache_report: also report a cache miss, if any."""
     details: Json = {"cached_tokens": usage.prefix.cached_tokens if usage.prefix else 0}
     if cache_report:
         details["cache_miss"] = cache_miss(usage.prefix)
@@ -91,14 +91,13 @@ def usage_object(usage: Usage, cache_report: bool) -> Json:
 
 
 def written_tokens(usage: Usage) -> int:
-    """Return how many tokens of the prompt are new in the cache; 0 while the cache has not
-    reported."""
+    """Return the number of prompt tokens new in the cache; 0 before the cache has reported."""
     cached = usage.prefix.cached_tokens if usage.prefix else usage.kept_tokens
     return max(0, usage.kept_tokens - cached)
 
 
 def cache_miss(prefix: PrefixReport | None) -> Json | None:
-    """Return where and why a prompt left the cached prefix, as JSON; None where it did not."""
+    """Return where and why a prompt left the cached prefix; None without a cache miss."""
     if prefix is None or prefix.miss is None:
         return None
     return {"left_at": prefix.left_at, "reason": prefix.miss.value}
@@ -115,12 +114,12 @@ def usage_chunks(
 
 
 class Answer(Protocol):
-    """An answer in the form of one endpoint: deltas in, objects out."""
+    """An answer in the form of one endpoint, built from deltas."""
 
     stream_form: ClassVar[StreamForm]
 
     def first_chunks(self) -> list[Json]:
-        """Return the chunks to stream before anything is generated."""
+        """Return the chunks to stream before generation."""
 
     def chunks(self, delta: Delta) -> list[Json]:
         """Return the chunks to stream for a delta."""
@@ -129,18 +128,18 @@ class Answer(Protocol):
         """Return the chunks to stream at the end."""
 
     def failure(self, error: ApiError) -> Json:
-        """Return the chunk to stream instead of the rest when the engine fails."""
+        """Return the chunk that replaces the rest of the stream when the engine fails."""
 
     def add(self, delta: Delta) -> None:
         """Collect a delta for ``whole``."""
 
     def whole(self, usage: Usage) -> Json:
-        """Return the answer in one object."""
+        """Return the whole answer as one object."""
 
 
 @dataclass(slots=True)
 class GatheredCall:
-    """A call whose arguments are still arriving: they may turn out to be no JSON object."""
+    """A call whose arguments are still arriving."""
 
     start: ToolCallStart
     arguments: str = ""
@@ -151,6 +150,6 @@ class GatheredCall:
 
     @property
     def text(self) -> str:
-        """The call as content, for arguments that are no object."""
+        """The call as content, if its arguments turn out to be no JSON object."""
         name = json.dumps(self.start.name, ensure_ascii=False)
         return f'{CALL_OPEN}\n{{"name": {name}, "arguments": {self.arguments}'

@@ -39,7 +39,7 @@ MAX_STOP_STRING_CHARS = 256
 MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIASES = 1024
 MAX_TOP_LOGPROBS = 20
-# Scanned without a pause, in some milliseconds.
+# Scanning a piece takes some milliseconds, without a pause for other tasks.
 PIECE_BYTES = 65536
 
 
@@ -49,17 +49,17 @@ class BodyLimits:
 
     max_bytes: int
     max_values: int
-    """Every number, text, list, object, true, false and null counts."""
+    """Counts numbers, texts, lists, objects, true, false and null."""
     max_containers: int
-    """The lists and objects among them; and the names in objects, which take the most memory."""
+    """Counts lists and objects. Names in objects, which take the most memory, have the same
+    limit."""
     max_depth: int = MAX_DEPTH
-    """The JSON reader refuses deeper nesting."""
 
     async def check(self, body: bytes) -> None:
-        """Raise ApiError for a body above the limits. Other tasks run meanwhile."""
+        """Raise ApiError for a body above the limits. Other tasks can run meanwhile."""
         if len(body) > self.max_bytes:
             raise body_too_large(self.max_bytes)
-        # Short bodies pass unread: each list takes two characters and a comma.
+        # Short bodies cannot exceed the limits: a list takes two characters and a comma.
         if len(body) <= 2 * min(self.max_values, self.max_containers):
             return
         values, containers, names, in_text = 1, 0, 0, False
@@ -105,7 +105,7 @@ def _too_many(what: str) -> ApiError:
 
 
 def _pieces(body: bytes) -> Iterator[bytes]:
-    """Yield the body in pieces, none of which ends within an escape."""
+    """Yield the body in pieces; no piece ends within an escape."""
     start = 0
     while start < len(body):
         end = start + PIECE_BYTES
@@ -124,8 +124,8 @@ def new_request_id() -> str:
 
 
 def bind_request_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
-    """Give the current request an id: the client's, if it sends exactly one of plain letters, or a
-    new one. Every line that the request logs carries the id."""
+    """Give the request an id: the client's, if there is exactly one and it is plain, or a new one.
+    All log lines of the request carry the id."""
     given = [value.decode("latin-1") for name, value in headers if name.lower() == HEADER.encode()]
     taken = len(given) == 1 and CLIENTS_IDS.fullmatch(given[0])
     request_id = given[0] if taken else new_request_id()
@@ -140,7 +140,7 @@ def current_request_id() -> str:
 
 
 MAX_SEED = 2**63 - 1
-# Draw a seed, as in Ollama, llama.cpp and vLLM.
+# Means a random seed, as in Ollama, llama.cpp and vLLM.
 RANDOM_SEED = -1
 MAX_TOP_K = 2**31 - 1
 
@@ -148,24 +148,24 @@ MAX_TOP_K = 2**31 - 1
 MIN_TEMPERATURE = 1e-5
 MIN_TOP_P = 1e-6
 MIN_BIAS, MAX_BIAS = -100, 100
-# Anthropic and Ollama name no limit, and their clients send a dozen. But every stop string is
-# searched for with every token, which delays other requests.
+# For Anthropic's and Ollama's APIs, which name no limit; their clients send up to a dozen. Every
+# token is searched for all stop strings, which delays other requests.
 MANY_STOPS = 128
 BIAS_SCHEMA: JsonDict = {"type": "number", "minimum": MIN_BIAS, "maximum": MAX_BIAS}
 MAX_CACHE_SALT_CHARS = 1024
 MAX_TEMPLATE_VALUE_CHARS = 256
 MAX_TEMPLATE_NUMBER = 2**31 - 1
-# The readiness probe alone uses the lowest priority.
+# The readiness probe has the lowest priority for itself.
 MAX_PRIORITY = 2**31 - 1
 
 
 def _whole(value: Any) -> Any:
-    """Convert a whole float to int: JSON has one kind of numbers, and some clients write 8.0."""
+    """Convert a whole float to int, because some clients write 8.0."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _whole_list(values: Any) -> Any:
-    """See ``_whole``. Long lists rarely have floats, so look at the types first."""
+    """Apply ``_whole`` to a list. Long lists rarely contain floats, so look at the types first."""
     is_mixed = isinstance(values, list) and float in set(map(type, values))
     return [_whole(value) for value in values] if is_mixed else values
 
@@ -177,14 +177,15 @@ TopK = Annotated[Whole, Field(ge=-1, le=MAX_TOP_K)]
 CacheSalt = Annotated[str, Field(min_length=1, max_length=MAX_CACHE_SALT_CHARS)]
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 ItemT = TypeVar("ItemT")
-# Lists may be long: report one error and stop.
+# Long lists report only their first error.
 ListOf = Annotated[list[ItemT], Field(fail_fast=True)]
 TokenIds = Annotated[ListOf[TokenId], BeforeValidator(_whole_list)]
 
 
 def _kind_of_input(value: Any) -> str | None:
-    """Return the form of an input by its first part: trying every form would take several times as
-    long. Tags begin with capitals, so that errors leave them out."""
+    """Return the tag of an input's form. Only the first element is read: trying all forms would
+    take several times as long. Tags begin with capitals; ``_place`` omits such names from
+    errors."""
     if isinstance(value, str):
         return "Text"
     if not isinstance(value, list):
@@ -196,11 +197,11 @@ def _kind_of_input(value: Any) -> str | None:
 
 
 def _template_value(value: Any) -> Any:
-    """Check that a template argument is small, and of a type that a template can compare or
+    """Check that a template argument is small, and of a type that templates can compare or
     write."""
     if isinstance(value, str) and len(value) <= MAX_TEMPLATE_VALUE_CHARS:
         return value
-    # A bool is an int.
+    # bool is a subclass of int.
     if value is None or (isinstance(value, int | float) and abs(value) <= MAX_TEMPLATE_NUMBER):
         return value
     raise PydanticCustomError(
@@ -235,9 +236,8 @@ class ResponseOptions:
 
     choices: int = 1
     include_usage: bool = False
-    """At the end of a stream."""
     cache_report: bool = False
-    """Report in the token counts why the cache had no more of the prompt."""
+    """Whether usage reports why the cache had no more of the prompt."""
 
 
 class WireModel(BaseModel):
@@ -286,9 +286,9 @@ class SamplingFields(SharedSampling):
     null means: as if the field were not there."""
 
     stop_param: ClassVar[str] = "stop"
-    """The wire's name of the stop strings, for errors."""
+    """The API's name of the stop strings, for errors."""
     stops_factor: ClassVar[int] = 1
-    """How many times more stop strings are allowed than in OpenAI's APIs."""
+    """Factor on the number of stop strings that OpenAI's APIs allow."""
 
     model: str | None = None
     stream: bool | None = None
@@ -296,7 +296,7 @@ class SamplingFields(SharedSampling):
     logit_bias: dict[str, Any] | None = Field(
         default=None, json_schema_extra={"additionalProperties": BIAS_SCHEMA}
     )
-    """Checked by hand, because pydantic would collect every error of a long list."""
+    """``check`` validates the biases: pydantic would collect every error of a long list."""
     cache_salt: CacheSalt | None = None
     """Only requests with the same salt share cached prefixes."""
     cache_report: bool | None = None
@@ -335,7 +335,6 @@ class SamplingFields(SharedSampling):
 
     @property
     def num_prompts(self) -> int:
-        """Each prompt gets all the answers."""
         return 1
 
     def stop_strings(self) -> tuple[str, ...]:
@@ -350,9 +349,9 @@ class SamplingFields(SharedSampling):
         defaults: dict[str, Any],
         stop_token_ids: frozenset[int],
     ) -> SamplingParams:
-        """Return the engine's parameters. defaults: the model's own (generation_config.json), for
-        fields that the request leaves out. stop_token_ids: the model's. Raises ApiError for an
-        unknown token id, and for a minimum length above the maximum."""
+        """Return the engine's parameters. defaults: from generation_config.json, for fields that
+        the request omits. stop_token_ids: the model's. Raises ApiError for an unknown token id, or
+        if the minimum length exceeds the maximum."""
 
         def chosen(field: str, otherwise: float) -> float:
             value = getattr(self, field)
@@ -441,7 +440,7 @@ class LogprobFields(WireModel):
 
     @property
     def num_logprobs(self) -> int | None:
-        """Alternatives to report with each token; None: not even its own log-probability."""
+        """Number of alternatives to report per token; None: no log-probabilities at all."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
@@ -488,8 +487,8 @@ class StructureFields(WireModel):
     guided_grammar: str | None = None
 
     def output_format(self, own: OutputFormat | None = None) -> OutputFormat | None:
-        """Return the form that the answer must have; None: any text. own: a form that the
-        endpoint's own field sets. Raises ApiError for two forms."""
+        """Return the form that the answer must have; None: any text. own: the form that the
+        endpoint's own field sets. Raises ApiError if two forms are set."""
         formats = [*([own] if own else []), *self._response_format(), *self._other_formats()]
         if len(formats) > 1:
             raise invalid(
@@ -536,8 +535,8 @@ class StructureFields(WireModel):
 
 
 def _json(schema: SchemaOrText, param: str) -> OutputFormat:
-    """Return the format of a schema, which may come as text. Raises ApiError for text that is no
-    schema."""
+    """Return the format of a schema, which may be JSON text. Raises ApiError for an invalid
+    text."""
     if isinstance(schema, str):
         if has_many_values(schema):
             raise invalid(f"The text has more than {MAX_VALUES} values.", param)

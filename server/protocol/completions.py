@@ -1,4 +1,4 @@
-"""POST /v1/completions: its fields, and deltas of answers as its objects."""
+"""POST /v1/completions: the fields of a request, and the objects of its answer."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -52,7 +52,6 @@ class CompletionRequest(OpenAISamplingFields):
 
     @property
     def prompts(self) -> Sequence[PromptText]:
-        """The prompts, each as text or as ids."""
         prompt = self.prompt
         is_one = isinstance(prompt, str) or (len(prompt) > 0 and isinstance(prompt[0], int))
         return cast(Sequence[PromptText], [prompt] if is_one else prompt)
@@ -62,25 +61,25 @@ class CompletionRequest(OpenAISamplingFields):
         return len(self.prompts)
 
     def place(self, number: int) -> str:
-        """Return the name of a prompt in errors."""
+        """Return a prompt's name in errors."""
         return "prompt" if len(self.prompts) == 1 else f"prompt[{number}]"
 
     @property
     def asked_length(self) -> int:
-        """The longest answer that is wanted; OpenAI's default where the request sets none."""
+        """Maximum length of the answer, by default OpenAI's."""
         return DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
 
     @property
     def prompt_logprobs(self) -> int | None:
-        """Alternatives to report with each token of the prompt. A request for no answer at all
-        still needs the prompt computed: 0."""
+        """Number of alternatives to report per prompt token; None: no report. 0 if the request only
+        echoes the prompt, which still must be computed."""
         if not self.echo:
             return None
         return 0 if self.logprobs is None and self.max_tokens == 0 else self.logprobs
 
 
 Row = tuple[int, TokenLogprobs | None, int]
-"""A token, its log-probabilities, and the offset of its first character in the text."""
+"""A token, its log-probabilities, and its offset in the text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,15 +88,15 @@ class Echo:
 
     prompts: tuple[EncodedText, ...]
     logprobs: bool
-    """Whether to report the log-probabilities of their tokens."""
+    """Whether to report the log-probabilities of the prompts' tokens."""
 
 
 @dataclass(slots=True)
 class _TextChoice:
-    """The collected parts of a choice."""
+    """The parts of one choice, collected so far."""
 
     begun: bool = False
-    """Whether its prompt has been echoed."""
+    """Whether the prompt has been echoed."""
     text: str = ""
     logprobs: Json | None = None
     finish: str | None = None
@@ -116,7 +115,7 @@ class TextAnswer:
     prompts: int = 1
     echo: Echo | None = None
     prompt_ids: tuple[tuple[int, ...], ...] = ()
-    """The tokens of each prompt, where the response should repeat them and the answers'."""
+    """The token ids of each prompt, if the response must contain token ids."""
     _choices: list[_TextChoice] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -126,7 +125,7 @@ class TextAnswer:
         return []
 
     def chunks(self, delta: Delta) -> list[Json]:
-        """Return one chunk, or none where nothing is to send."""
+        """Return one chunk, or none if there is nothing to send."""
         begun = self._choices[delta.index].begun
         text, logprobs = self._grow(delta)
         if not text and logprobs is None and delta.finish is None and not self.prompt_ids:
@@ -173,7 +172,7 @@ class TextAnswer:
 
     def _grow(self, delta: Delta) -> tuple[str, Json | None]:
         """Return the text and log-probabilities that a delta adds to its choice. The first delta
-        brings the echoed prompt."""
+        adds the echoed prompt."""
         text = "".join(piece.text for piece in delta.pieces if isinstance(piece, TextPiece))
         rows = list(self._rows(delta))
         choice = self._choices[delta.index]
@@ -205,8 +204,8 @@ class TextAnswer:
         }
 
     def _top(self, token_id: int, logprobs: TokenLogprobs) -> dict[str, float]:
-        """Return the likeliest tokens and the token itself. The likeliest counts among tokens of
-        one text."""
+        """Return the likeliest tokens and the token itself. Of tokens with the same text, the
+        likeliest counts."""
         best: dict[str, float] = {}
         for token, value in (*logprobs.top, (token_id, logprobs.logprob)):
             best.setdefault(self._text_of(token), value)

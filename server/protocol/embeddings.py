@@ -16,7 +16,7 @@ from server.protocol.wire_errors import invalid
 MAX_DIMENSIONS = 2**31 - 1
 MAX_INPUTS = 2048
 Vectors = np.ndarray
-"""float32 ``[inputs, dimensions]``, rows of length 1."""
+"""float32 ``[inputs, dimensions]``; each row has length 1."""
 
 
 class EmbeddingRequest(FieldsChecked):
@@ -50,14 +50,13 @@ class EmbeddingRequest(FieldsChecked):
 
     @property
     def inputs(self) -> "list[str] | list[list[int]]":
-        """The text or the ids of each vector."""
         if isinstance(self.input, str):
             return [self.input]
         first = self.input[0] if self.input else None
         return [self.input] if isinstance(first, int) else self.input  # type: ignore[return-value]
 
     def name_of(self, number: int) -> str:
-        """Return the name of an input in errors."""
+        """Return an input's name in errors."""
         whole = isinstance(self.input, str) or self.inputs is not self.input
         return "input" if whole else f"input[{number}]"
 
@@ -74,7 +73,7 @@ def shorten(vectors: Vectors, dimensions: int | None) -> Vectors:
 def embedding_pieces(
     vectors: Vectors, encoding_format: str | None, model: str, tokens: int
 ) -> Iterator[bytes]:
-    """Yield the answer as JSON, one vector at a time. tokens: of all inputs."""
+    """Yield the answer as JSON, one vector at a time. tokens: the number in all inputs."""
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     entries = (
         {"object": "embedding", "index": index, "embedding": _encoded(vector, encoding_format)}
@@ -84,7 +83,7 @@ def embedding_pieces(
 
 
 def list_pieces(head: dict[str, Any], name: str, entries: Iterable[Any]) -> Iterator[bytes]:
-    """Yield an object as JSON: the head and a list of the given name, one entry at a time."""
+    """Yield a JSON object, one list entry at a time: the head's fields, and the list ``name``."""
     yield to_json(head)[:-1] + b',"%s":[' % name.encode()
     for index, entry in enumerate(entries):
         yield (b"," if index else b"") + to_json(entry)

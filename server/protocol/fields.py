@@ -1,7 +1,7 @@
-"""Unsupported fields that would change the answer: a request with one of them is refused.
+"""Unsupported fields that would change the answer. Requests that set one of them are refused.
 
-The wire models have the accepted fields; every other field is ignored. FIELDS.md lists the fields
-that clients send. null means: as if the field were not there.
+The wire models define the accepted fields; all other fields are ignored. FIELDS.md lists the fields
+that clients send. A field that is null counts as missing.
 """
 
 from dataclasses import dataclass
@@ -16,10 +16,9 @@ class RefusedField:
 
     name: str
     remedy: str
-    """What to do instead."""
     harmless: tuple[Any, ...] = ()
-    """Values that ask for what happens anyway. So do false, 0, and an empty text or list, unless
-    true is harmless."""
+    """Values that do not change the answer. false, 0, "" and [] are harmless, too, unless true
+    is."""
 
     def is_harmless(self, value: Any) -> bool:
         wants_true = any(harmless is True for harmless in self.harmless)
@@ -34,14 +33,14 @@ def refused(name: str, remedy: str, *harmless: Any) -> RefusedField:
 
 
 def overridden(fields: RefusedFields, *own: RefusedField) -> RefusedFields:
-    """Return the fields; the endpoint's own replace those of the same names."""
+    """Return the fields; an endpoint's own field replaces the field with the same name."""
     names = {field.name for field in own}
     return (*own, *(field for field in fields if field.name not in names))
 
 
 def check_refused(fields: RefusedFields, given: dict[str, Any]) -> None:
-    """Raise ApiError (400) for the first field that is set. given: fields that the wire model
-    lacks."""
+    """Raise ApiError (400) for the first refused field that is set. given: fields unknown to the
+    wire model."""
     for field in fields:
         if not field.is_harmless(given.get(field.name)):
             raise invalid(f"{field.name} is not supported: {field.remedy}.", field.name)

@@ -1,4 +1,4 @@
-"""Replace or refuse content that is no text: the models here read text alone."""
+"""Replace or refuse content that is not text, because the models here read only text."""
 
 import json
 import re
@@ -14,10 +14,10 @@ Api = Literal["chat", "responses", "messages", "ollama"]
 IMAGES = frozenset({"image", "image_url", "input_image"})
 FILES = frozenset({"document", "file", "input_file"})
 AUDIO = frozenset({"audio", "input_audio"})
-# Agents cannot remove parts from their histories, so these APIs leave out unsupported parts. The
-# other APIs refuse them.
+# In these APIs unsupported parts are omitted, because agents cannot remove parts from their
+# histories. Other APIs refuse such parts.
 AGENTS: frozenset[Api] = frozenset({"messages", "responses"})
-# The log names at most MAX_KINDS unknown types, and only plain names.
+# The log names at most MAX_KINDS unknown types, and only types with plain names.
 MAX_KINDS, KIND, UNKNOWN = 16, re.compile(r"[a-z0-9_]{1,64}"), "unknown"
 
 
@@ -27,17 +27,17 @@ class Unsupported:
     def __init__(self, rule: UnseenRule, setting: str, api: Api = "chat") -> None:
         """rule: for images and files. setting: the name of the rule's setting, for errors."""
         self.count = 0
-        """Images and files that a note replaces."""
+        """Number of images and files replaced by a note."""
         self.left_out = Counter[str]()
-        """Parts that are left out without a note, by type."""
+        """Number of parts omitted without a note, by type."""
         self._rule = rule
         self._setting = setting
         self._leaves_out = api in AGENTS
         self._tools: dict[str, Tool] = {}
 
     def note(self, kind: str, place: str) -> str:
-        """Return the note that the model reads instead of the content. kind: its type on the wire.
-        Raises ApiError (400) that names the place."""
+        """Return the note that the model reads instead of the content. kind: the content's type on
+        the wire. Raises ApiError (400) that names the place."""
         if kind not in IMAGES | FILES:
             return self.leave_out(kind, place)
         if self._rule == "refuse":
@@ -48,7 +48,7 @@ class Unsupported:
         return f"[{'image' if kind in IMAGES else 'file'} not shown: this server reads text only]"
 
     def leave_out(self, kind: str, place: str) -> str:
-        """Count a part of a history and return no text for it. Raises as ``note`` does."""
+        """Count a part of a history and return "". Raises ApiError as ``note`` does."""
         if not self._leaves_out or kind in AUDIO:
             raise unsupported_error(kind, place)
         is_named = KIND.fullmatch(kind) and len(self.left_out) < MAX_KINDS
@@ -56,12 +56,12 @@ class Unsupported:
         return ""
 
     def offer(self, tools: Iterable[Tool]) -> None:
-        """Set the tools that parts may load by name."""
+        """Set the tools that parts of the conversation may load by name."""
         self._tools = {tool.name: tool for tool in tools}
 
     def loaded(self, name: str) -> str:
-        """Return the text that loads a tool: its description; or its name alone where the prompt
-        already begins with the description, or the tool is not offered."""
+        """Return the text that loads a tool: its description, or only its name if the prompt begins
+        with the description or the tool is not offered."""
         tool = self._tools.get(name)
         return description(tool) if tool is not None and tool.deferred else f"{name}\n"
 

@@ -1,4 +1,4 @@
-"""Errors as OpenAI clients expect them: one object, always of the same shape."""
+"""Errors in OpenAI's format."""
 
 import json
 import re
@@ -12,11 +12,11 @@ from engine.types import FORM_LIMITS
 MAX_NAMED_PROBLEMS = 3
 SURROGATE = re.compile("[\ud800-\udfff]")
 MAX_NAME_CHARS = 200
-# The wait that a 429 asks for when other clients take all room.
+# Retry-After of a 429 that is due to other clients.
 RETRY_AFTER_S = 1
 # The engine's reason for ending requests at shutdown.
 SHUTTING_DOWN = "the server is shutting down"
-# A cluster's reasons for ending requests that may be sent again.
+# A cluster's reasons for ending requests that clients may repeat.
 REPLICA_LOST = "the replica that answered is gone"
 REPLICAS_FULL = "all replicas are full"
 
@@ -55,13 +55,13 @@ class ApiError(Exception):
 
     @property
     def late_fields(self) -> dict[str, int]:
-        """The fields that an error adds to its own object in a stream, where headers are sent
-        already: ``retry_after_s``, in seconds, where trying again helps."""
+        """Fields of an error within a stream, whose headers are already sent: ``retry_after_s``, in
+        seconds, if a retry helps."""
         after = self.headers.get("Retry-After")
         return {} if after is None else {"retry_after_s": int(after)}
 
     def late_body(self) -> dict[str, Any]:
-        """Return the body with ``late_fields`` in it, as the last event of a stream."""
+        """Return the body with ``late_fields``, as the last event of a stream."""
         body = self.body()
         body["error"] |= self.late_fields
         return body
@@ -73,12 +73,12 @@ def quoted(name: str) -> str:
 
 
 def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
-    """Make the 400 for an invalid request."""
     return ApiError(400, message, param=param, code=code)
 
 
 def check_count(count: int, max_count: int, what: str, param: str | None = None) -> None:
-    """Raise ApiError (400) for too many. what: the noun. param: if it is not the noun."""
+    """Raise ApiError (400) if the count exceeds the maximum. what: the noun. param: the field, by
+    default the noun."""
     if count > max_count:
         raise invalid(f"There are {count} {what}; at most {max_count} are read.", param or what)
 
@@ -89,8 +89,8 @@ class ContextOverflowError(ApiError):
     def __init__(
         self, tokens: int | None, max_model_len: int, param: str, reason: str = ""
     ) -> None:
-        """tokens: of the prompt; None where only the excess is known. reason: a sentence on why it
-        is so long."""
+        """tokens: of the prompt; None: too many to count. reason: a sentence on why the prompt is
+        so long."""
         self.tokens = tokens
         self.max_model_len = max_model_len
         had = "more tokens than that" if tokens is None else f"{tokens} tokens"
@@ -117,7 +117,7 @@ class ContextOverflowError(ApiError):
 
 
 def input_too_long(tokens: int | None, max_model_len: int, param: str) -> ApiError:
-    """Make the 400 for a text that can never fit, at endpoints without an answer."""
+    """Make the 400 for a text that can never fit, at endpoints that generate nothing."""
     had = "more tokens than that" if tokens is None else f"{tokens} tokens"
     return invalid(
         f"This model's maximum context length is {max_model_len} tokens; your {param} has {had}. "
@@ -148,11 +148,11 @@ class UnknownModelError(ApiError):
             code="model_not_found",
         )
         self.ollama_message = f"model {quoted(name)} not found"
-        """The message in the words that Ollama's clients search for."""
+        """The message that Ollama's clients search for."""
 
 
 def come_back(status: int, message: str, code: str, retry_after_s: int = RETRY_AFTER_S) -> ApiError:
-    """Make a 429 or 503 that tells the client when to try again."""
+    """Make a 429 or 503 that tells the client when to retry."""
     return ApiError(
         status,
         f"{message}; try again later.",
@@ -190,7 +190,7 @@ def body_too_large(max_bytes: int) -> ApiError:
 
 
 def not_json() -> ApiError:
-    """Make the 415 for a body without JSON's content type, with the header that curl needs."""
+    """Make the 415 for a body whose content type is not JSON."""
     return ApiError(
         415,
         "The body must be JSON, and say so: send the header `Content-Type: application/json`.",
@@ -203,16 +203,16 @@ def unavailable(message: str) -> ApiError:
 
 
 def shutting_down() -> ApiError:
-    """Make the 503 of a server that shuts down. The connection closes: another server may take
-    over."""
+    """Make the 503 of a server that shuts down. It closes the connection, so that the client can
+    reach another server."""
     error = come_back(503, "The server is shutting down", "shutting_down")
     error.headers["Connection"] = "close"
     return error
 
 
 def generation_failed(reason: str, what: str = "Generation") -> ApiError:
-    """Make the error for a fault of the engine: 500; 400 where the form of the answer is at fault;
-    503 where the server shuts down, or a replica is gone. reason: the engine's."""
+    """Make the error for the engine's reason: 500 for a fault; 400 if the form of the answer is to
+    blame; 503 if the server shuts down or a replica is lost."""
     if reason == SHUTTING_DOWN:
         return shutting_down()
     if reason in (REPLICA_LOST, REPLICAS_FULL):
@@ -224,7 +224,7 @@ def generation_failed(reason: str, what: str = "Generation") -> ApiError:
 
 
 def internal_error(message: str = "The server failed to answer.") -> ApiError:
-    """Make the 500. Clients should not repeat the request."""
+    """Make the 500, with a header that asks clients not to retry."""
     return ApiError(
         500,
         message,
@@ -235,7 +235,7 @@ def internal_error(message: str = "The server failed to answer.") -> ApiError:
 
 
 def from_validation(error: ValidationError, body: bytes = b"") -> ApiError:
-    """Make the 400 that names the parameter. body: the input, which the error never repeats."""
+    """Make the 400 that names the parameter. body: the input, which the error never quotes."""
     problems = error.errors(include_url=False, include_context=False, include_input=False)
     first = problems[0]
     if first["type"] == "json_invalid":
@@ -249,12 +249,10 @@ def from_validation(error: ValidationError, body: bytes = b"") -> ApiError:
 
 
 def _half_a_character(body: bytes) -> ApiError | None:
-    """Make the 400 that names the parameter with half of a surrogate pair; None where there is
-    none.
+    """Make the 400 that names the parameter with half of a surrogate pair, if there is one.
 
-    JSON allows such a text, Unicode does not, and pydantic's reader stops there without naming the
-    place. RFC 8259, section 8.2.
-    """
+    JSON allows such text (RFC 8259, section 8.2), Unicode does not. pydantic's reader rejects it
+    without naming the place."""
     try:
         root = json.loads(body)
     except (ValueError, RecursionError):
@@ -276,8 +274,7 @@ def _half_a_character(body: bytes) -> ApiError | None:
 
 
 def _place(location: tuple[int | str, ...]) -> str:
-    """Write ("messages", 0, "content") as messages[0].content, without the names of union
-    branches."""
+    """Write ("messages", 0, "content") as messages[0].content, without names of union branches."""
     place = ""
     for part in location:
         if isinstance(part, int):
@@ -287,5 +284,5 @@ def _place(location: tuple[int | str, ...]) -> str:
     return place
 
 
-# pydantic's names of union branches in an error's location.
+# pydantic's names of union branches in error locations.
 TYPE_NAMES = frozenset({"str", "int", "float", "bool", "none", "list", "dict"})

@@ -1,1 +1,1 @@
-"""/v1/chat/completions."""
+"""The wire format of /v1/chat/completions."""

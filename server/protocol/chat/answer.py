@@ -1,4 +1,4 @@
-"""Deltas of an answer -> the objects of /v1/chat/completions."""
+"""Turn deltas of an answer into the objects of /v1/chat/completions."""
 
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -27,7 +27,7 @@ from server.text.pieces import (
 
 @dataclass(slots=True)
 class _ChatChoice:
-    """The collected parts of a choice."""
+    """The parts of one choice, collected so far."""
 
     content: str = ""
     reasoning: str = ""
@@ -73,7 +73,7 @@ class ChatAnswer:
     token_bytes: TokenText
     response_options: ResponseOptions
     prompt_ids: tuple[int, ...] | None = None
-    """The prompt's tokens, where the response should repeat them and the answer's."""
+    """The prompt's token ids, if the response must contain token ids."""
     _choices: list[_ChatChoice] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -86,7 +86,7 @@ class ChatAnswer:
         ]
 
     def chunks(self, delta: Delta) -> list[Json]:
-        """Return the chunks of a delta; the finish reason has a chunk of its own."""
+        """Return the chunks of a delta. The finish reason gets its own chunk."""
         chunks: list[Json] = []
         index = delta.index
         logprobs = _chat_logprobs(delta.tokens, self.token_bytes)
@@ -139,8 +139,8 @@ class ChatAnswer:
 
 
 def _chat_fields(piece: AnswerPiece) -> Json:
-    """Return the fields of a piece. Reasoning has both names that clients read; a call is named
-    once."""
+    """Return the fields of a piece. Reasoning gets both names that clients read; only a call's
+    first chunk contains its name."""
     if isinstance(piece, ToolCallStart):
         function = {"name": piece.name, "arguments": ""}
         call = {"index": piece.index, "id": piece.id, "type": "function", "function": function}

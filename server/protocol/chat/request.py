@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions: the request as it comes in."""
+"""POST /v1/chat/completions: the fields of a request, and its neutral form."""
 
 import json
 from collections.abc import Sequence
@@ -41,8 +41,8 @@ class ContinuationFields(WireModel):
     add_generation_prompt: bool | None = None
 
     def continues(self, last: Turn, *, marked: bool, needs_prompt: bool = True) -> bool:
-        """Return whether the answer continues the last message. marked: whether its ``prefix`` is
-        set. needs_prompt: whether an answer must follow. Raises ApiError."""
+        """Return whether the answer continues the last message. marked: whether the message's
+        ``prefix`` is set. needs_prompt: whether an answer must follow. Raises ApiError."""
         if not (marked or self.continue_final_message):
             if needs_prompt and self.add_generation_prompt is False:
                 raise invalid(
@@ -88,7 +88,6 @@ class ContentPart(WireModel):
 
     @property
     def is_text(self) -> bool:
-        """Whether the part is text, and no image or file."""
         return self.type in (*TEXT_PARTS, "refusal")
 
     def text_for_model(self, place: str, unsupported: Unsupported) -> str:
@@ -98,8 +97,8 @@ class ContentPart(WireModel):
 
 
 def content_text(content: str | Sequence[ContentPart], place: str, unsupported: Unsupported) -> str:
-    """Join content to one string. place: its name in errors. Raises ApiError for content that
-    cannot be read."""
+    """Join the parts of content. place: the content's name in errors. Raises ApiError for
+    unsupported parts."""
     if isinstance(content, str):
         return content
     texts = []
@@ -185,7 +184,7 @@ class Message(WireModel):
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Budget = Annotated[Whole, Field(ge=0, le=2**31 - 1)]
-# Budgets of reasoning by effort. From "high" on only the answer's own length limits it.
+# Budgets of reasoning by effort. From "high" on, only the answer's length limits reasoning.
 EFFORT_TOKENS: dict[Effort, int] = {"minimal": 512, "low": 2048, "medium": 8192}
 
 
@@ -199,7 +198,7 @@ class TemplateFields(WireModel):
 
     @property
     def others(self) -> TemplateArguments:
-        """Every argument that is set, except ``enable_thinking``."""
+        """All arguments that are set, except ``enable_thinking``."""
         given = self.__pydantic_extra__
         return tuple((name, value) for name, value in given.items() if value is not None)
 
@@ -231,7 +230,7 @@ class ThinkingFields(WireModel):
         return (self.reasoning and self.reasoning.effort) or self.reasoning_effort
 
     def thinking(self) -> Thinking:
-        """Return the neutral form. An explicit switch or budget wins over an effort."""
+        """Return the neutral form. An explicit switch or budget overrides an effort."""
         arguments = self.chat_template_kwargs or TemplateFields()
         reasoning = self.reasoning or ReasoningField()
         enabled = (arguments.enable_thinking, self.enable_thinking, reasoning.enabled)
@@ -249,7 +248,7 @@ def thinking(
     enabled: bool | None = None,
     budget: int | None = None,
 ) -> Thinking:
-    """Return the neutral form of an effort. enabled, budget: explicit values, which win."""
+    """Return the neutral form of an effort. enabled, budget: explicit values, which override it."""
     if effort is not None:
         enabled = effort != "none" if enabled is None else enabled
         if effort != "none":
@@ -280,13 +279,13 @@ class ChatRequest(
 
     @property
     def asked_length(self) -> tuple[int | None, str]:
-        """The longest answer that is wanted, and the field that sets it."""
+        """Maximum length of the answer, and the field that sets it."""
         if self.max_completion_tokens is not None:
             return self.max_completion_tokens, "max_completion_tokens"
         return self.max_tokens, "max_tokens"
 
     def conversation(self, limits: LimitsSection, unsupported: Unsupported) -> Conversation:
-        """Return the neutral form. Raises ApiError that names the field at fault."""
+        """Raises ApiError that names the invalid field."""
         conversation = read_conversation(
             self.messages, self.tools, self.tool_choice, limits, unsupported
         )

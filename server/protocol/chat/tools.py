@@ -1,4 +1,4 @@
-"""The tools of a chat and the choice among them: wire -> neutral form."""
+"""Convert the tools of a chat, and the choice among the tools, to the neutral form."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -12,7 +12,7 @@ from server.text.calls.tool_format import TOOL_NAME
 from server.text.conversation import Tool, ToolChoice
 
 PlacedTool = tuple[Tool, str]
-"""A tool, and the name of its place in errors."""
+"""A tool, and its place's name in errors."""
 MAX_TOOLS = 256
 
 
@@ -45,7 +45,7 @@ class NamedTool(WireModel):
     namespace: str | None = None
 
     def meant(self, tools: Sequence[Tool], place: str) -> frozenset[str]:
-        """Return the names of the matching tools: one function, or all of a namespace. Raises
+        """Return the names of the chosen tools: one function, or all of a namespace. Raises
         ApiError."""
         name = self.name if self.function is None else self.function.name
         if self.type not in ("function", "namespace", None) or name is None:
@@ -73,12 +73,12 @@ class WireToolChoice(NamedTool):
 
     @property
     def allowed(self) -> tuple[AllowedTools, str]:
-        """The subset of tools, and its name in errors."""
+        """The allowed tools, and the field's name in errors."""
         return self.allowed_tools or AllowedTools(), "tool_choice.allowed_tools"
 
 
 def _as_word(choice: Any) -> Any:
-    """Return the type of a choice that has nothing else; Cursor sends such objects."""
+    """Return the type of a choice without other fields; Cursor sends such objects."""
     match choice:
         case {"type": "auto" | "none" | "required" as word}:
             return word
@@ -107,9 +107,9 @@ def _read(tool: WireTool, place: str) -> tuple[Tool, str]:
 def with_loaded(
     tools: Iterable[PlacedTool], loaded: Iterable[PlacedTool], *, searched: bool
 ) -> list[PlacedTool]:
-    """Add the tools that a conversation loads, unless they are offered from the start. searched:
-    whether the client expects the server to search for tools. This server does not search, so the
-    prompt then begins with all of them."""
+    """Add the tools that a conversation loads, unless they are already offered. searched: whether
+    the client expects the server to search for tools. This server cannot search, so the prompt then
+    begins with all tools."""
     first = [(replace(it, deferred=it.deferred and not searched), place) for it, place in tools]
     names = {tool.name for tool, _ in first}
     late = {tool.name: (replace(tool, deferred=True), place) for tool, place in loaded}
@@ -117,8 +117,8 @@ def with_loaded(
 
 
 def collect_tools(tools: Sequence[PlacedTool]) -> tuple[Tool, ...]:
-    """Return the tools of any API, in their order. Raises ApiError for too many, for two of one
-    name, and for a name that some model's format cannot hold."""
+    """Return the tools of any API, in order. Raises ApiError for too many tools, for a repeated
+    name, and for a name that some model's call format cannot express."""
     check_count(len(tools), MAX_TOOLS, "tools")
     by_name: dict[str, Tool] = {}
     for tool, place in tools:
@@ -134,7 +134,7 @@ def collect_tools(tools: Sequence[PlacedTool]) -> tuple[Tool, ...]:
 
 
 def read_tool_choice(choice: str | WireToolChoice | None, tools: tuple[Tool, ...]) -> ToolChoice:
-    """Return the neutral form. Raises ApiError for a choice that the tools do not allow."""
+    """Raises ApiError for a choice that the tools do not allow."""
     if choice is None or choice in ("none", "auto"):
         return ToolChoice("none" if choice == "none" or not tools else "auto")
     if isinstance(choice, str) and choice != "required":

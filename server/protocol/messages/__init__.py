@@ -1,1 +1,1 @@
-"""/v1/messages, as Anthropic has it."""
+"""The wire format of /v1/messages, as Anthropic defines it."""

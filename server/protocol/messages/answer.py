@@ -1,4 +1,4 @@
-"""Deltas of an answer -> the events and the object of /v1/messages."""
+"""Turn deltas of an answer into the events and the object of /v1/messages."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -31,8 +31,8 @@ TYPES = {
 
 
 def message_error(error: ApiError, request_id: str) -> dict[str, Any]:
-    """Return ``{"type": "error", "error": {type, message}, "request_id"}``. The message names the
-    parameter, for which Anthropic has no field."""
+    """Return ``{"type": "error", "error": {type, message}, "request_id"}``. The message contains
+    the parameter, for which Anthropic has no field."""
     otherwise = "invalid_request_error" if error.status < 500 else "api_error"
     message = error.message
     if isinstance(error, ContextOverflowError):
@@ -53,7 +53,7 @@ def late_message_error(error: ApiError, request_id: str) -> dict[str, Any]:
     return body
 
 
-# quire verifies no reasoning that comes back, but clients drop reasoning without a signature.
+# Clients drop reasoning without a signature. quire ignores signatures that come back.
 SIGNATURE = "quire"
 STOP_REASONS = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens"}
 PING: Json = {"type": "ping"}
@@ -63,8 +63,7 @@ PING: Json = {"type": "ping"}
 class _Blocks:
     """Converts pieces to events of content blocks. One block is open at a time.
 
-    A call is sent when it is complete; a call whose arguments are no JSON object becomes text.
-    """
+    A call is sent when complete. A call whose arguments are no JSON object becomes text."""
 
     used_tools: bool = False
     _count: int = 0
@@ -73,7 +72,6 @@ class _Blocks:
     _call: GatheredCall | None = None
 
     def feed(self, piece: AnswerPiece) -> list[Json]:
-        """Return the events that the piece completes."""
         if isinstance(piece, ToolCallArguments):
             assert self._call is not None, "arguments follow the start of their call"
             self._call.arguments += piece.text
@@ -110,7 +108,7 @@ class _Blocks:
         return [*self._open("text", block), self._delta({"type": "text_delta", "text": text})]
 
     def _open(self, kind: str, block: Json) -> list[Json]:
-        """Open a block, unless one of the kind is open and goes on."""
+        """Open a block, unless an open block of this kind can continue."""
         if kind == self._kind != "tool_use":
             return []
         events = self._close()
@@ -134,22 +132,21 @@ class _Blocks:
 
 @dataclass(slots=True)
 class MessageAnswer:
-    """One message, streamed or whole. The whole message is what the events add up to."""
+    """One message, streamed or whole; the whole message is the sum of the events."""
 
     stream_form: ClassVar[StreamForm] = StreamForm.NAMED_EVENTS
 
     metadata: ResponseMetadata
     prompt_tokens: int
     context_ends_it: bool = False
-    """Whether the model's context has less room than the request asks for."""
+    """Whether the context has less room than the request's max_tokens."""
     cache_report: bool = False
     _blocks: _Blocks = field(default_factory=_Blocks)
     _content: list[Json] = field(default_factory=list)
     _end: Json = field(default_factory=lambda: {"stop_reason": None, "stop_sequence": None})
 
     def first_chunks(self) -> list[Json]:
-        """Return the message without content. The cache has not reported yet: message_delta has the
-        final counts."""
+        """Return the message without content. message_delta will contain the final token counts."""
         usage = self._usage(Usage(self.prompt_tokens, 0, 0))
         return [{"type": "message_start", "message": self._message([], usage)}, PING]
 
@@ -194,8 +191,7 @@ class MessageAnswer:
         }
 
     def _usage(self, usage: Usage) -> Json:
-        """Return usage. input_tokens excludes tokens that are read from the cache or written to
-        it."""
+        """Return usage. input_tokens excludes tokens read from the cache or written to it."""
         cached = usage.prefix.cached_tokens if usage.prefix else 0
         written = written_tokens(usage)
         counts: Json = {

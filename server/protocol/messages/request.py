@@ -1,5 +1,5 @@
-"""POST /v1/messages and /v1/messages/count_tokens: wire -> neutral form. One file, because tools,
-blocks and messages refer to each other."""
+"""POST /v1/messages and /v1/messages/count_tokens: the fields of a request, and its neutral
+form."""
 
 import json
 import re
@@ -39,7 +39,7 @@ from server.text.conversation import (
     Turn,
 )
 
-# Anthropic's servers run these tools. The model does not see them, so that clients which always
+# Anthropic's servers run these tools. The model does not see them, so that clients that always
 # offer some still get answers.
 SEARCH_TOOLS = "tool_search_tool_"
 SERVER_TOOLS = (
@@ -63,7 +63,6 @@ class OfferedTool(WireModel):
     defer_loading: bool | None = None
 
     def tool(self, place: str) -> Tool:
-        """Return the neutral form. Raises ApiError."""
         if self.type not in (None, "custom"):
             raise invalid(
                 f"A tool of type {quoted(self.type or '')} is not supported: describe it with an "
@@ -84,7 +83,7 @@ class OfferedChoice(WireModel):
     disable_parallel_tool_use: bool | None = None
 
     def read(self, tools: tuple[Tool, ...]) -> ToolChoice:
-        """Return the neutral form. Raises ApiError for a choice that the tools do not allow."""
+        """Raises ApiError for a choice that the tools do not allow."""
         required = self.type in ("any", "tool")
         choice = read_tool_choice("required" if required else self.type, tools)
         if self.type != "tool":
@@ -99,8 +98,8 @@ class OfferedChoice(WireModel):
 def read_custom_tools(
     tools: Sequence[OfferedTool], added: Iterable[tuple[OfferedTool, str]]
 ) -> tuple[Tool, ...]:
-    """Return the tools that the client runs, in their order. added: tools that messages define,
-    with their places in errors. Raises ApiError that names the tool at fault."""
+    """Return the tools that the client runs, in order. added: tools that messages define, with
+    their places for errors. Raises ApiError that names the invalid tool."""
     placed = ((tool, f"tools[{number}]") for number, tool in enumerate(tools))
     searched = any((tool.type or "").startswith(SEARCH_TOOLS) for tool in tools)
     return collect_tools(with_loaded(_read(placed), _read(added), searched=searched))
@@ -111,11 +110,10 @@ def _read(tools: Iterable[tuple[OfferedTool, str]]) -> list[PlacedTool]:
     return [(tool.tool(place), f"{place}.name") for tool, place in own]
 
 
-# Claude Code's first line differs in every request, so that nothing after it could come from the
-# cache.
+# Claude Code's first line differs in every request, so that nothing after it would be cached.
 BILLING = re.compile(r"\s*x-anthropic-billing-header:[^\n]*\n*")
 FAILED = "Error: "
-# Types of blocks that are read; server/protocol/unsupported.py handles the others.
+# Types of blocks that are read; server/protocol/unsupported.py handles all others.
 READ = frozenset(
     {
         *("text", "thinking", "redacted_thinking", "compaction", "image", "document"),
@@ -159,7 +157,7 @@ class Block(WireModel):
     id: str | None = None
     name: str | None = None
     input: dict[str, Any] | list[Any] | str | None = None
-    """Agents send back arguments that were no object."""
+    """Also arguments that were no object, which agents send back."""
     tool_use_id: str | None = None
     is_error: bool | None = None
     tool: AddedTool | None = None
@@ -167,13 +165,13 @@ class Block(WireModel):
     @model_validator(mode="before")
     @classmethod
     def _type_alone(cls, block: Any) -> Any:
-        """Drop all fields but the type of a block that is not read: their types are unknown."""
+        """Drop all fields but the type of an unread block: the fields' types are unknown."""
         kind = block.get("type") if isinstance(block, dict) else None
         return {"type": kind} if isinstance(kind, str) and kind not in READ else block
 
     def text_for_model(self, place: str, unsupported: Unsupported) -> str:
-        """Return the text that the model reads; see ``Unsupported.note``. A document of text
-        becomes its text, and a compaction its summary."""
+        """Return the text that the model reads; see ``Unsupported.note``. A text document becomes
+        its text, a compaction its summary."""
         if self.type == "text":
             return self.text or ""
         if self.type == "document" and isinstance(self.source, Source):
@@ -195,7 +193,7 @@ class Block(WireModel):
         return unsupported.note(self.type, place)
 
     def call(self, place: str) -> ToolCall:
-        """Return the neutral form of a tool_use, with arguments written as models write them."""
+        """Return the neutral form of a tool_use, with the arguments as JSON."""
         if self.name is None:
             raise invalid("The tool has no name.", f"{place}.name")
         given = self.input or {}
@@ -203,7 +201,7 @@ class Block(WireModel):
         return ToolCall(self.id or "", self.name, arguments)
 
     def result(self, place: str, unsupported: Unsupported) -> Turn:
-        """Return the turn of a tool_result. An error is marked as one."""
+        """Return the turn of a tool_result. The text of an error begins with "error"."""
         text = joined_text(self.content or "", f"{place}.content", unsupported)
         if self.is_error and not text.lower().startswith("error"):
             text = FAILED + text
@@ -217,14 +215,14 @@ class InputMessage(WireModel):
     content: str | ListOf[Block]
 
     def added_tools(self, place: str) -> Iterator[tuple[OfferedTool, str]]:
-        """Yield the tools that the message defines, with their places in errors."""
+        """Yield the tools that the message defines, with their places for errors."""
         for number, block in enumerate(self.content if isinstance(self.content, list) else ()):
             if block.tool is not None and block.tool.definition is not None:
                 yield block.tool.definition, f"{place}.content[{number}].tool.definition"
 
     def turns(self, place: str, unsupported: Unsupported) -> list[Turn]:
-        """Return the neutral form. An assistant's message is one turn; a user's has a turn for each
-        tool result and for each run of text. place: the message's name in errors. Raises
+        """Return the neutral form: one turn for an assistant's message; for a user's message, one
+        turn per tool result and per run of text. place: the message's name in errors. Raises
         ApiError."""
         if self.role == "system":
             text = "\n\n".join(system_texts(self.content, f"{place}.content", unsupported))
@@ -282,7 +280,7 @@ def _spoken(blocks: list[tuple[str, Block]], unsupported: Unsupported) -> Turn:
             reasoning.append(block.thinking or "")
         elif block.type == "tool_use":
             calls.append(block.call(place))
-        # Only Anthropic can decipher redacted blocks.
+        # Only Anthropic can decrypt redacted blocks.
         elif block.type != "redacted_thinking":
             texts.append(block.text_for_model(place, unsupported))
     return Turn("assistant", "".join(texts), "\n\n".join(reasoning), tuple(calls))
@@ -347,7 +345,7 @@ class ConversationFields(StructureFields):
     chat_template_kwargs: TemplateFields | None = None
 
     def conversation(self, limits: LimitsSection, unsupported: Unsupported) -> Conversation:
-        """Return the neutral form. Raises ApiError that names the field at fault."""
+        """Raises ApiError that names the invalid field."""
         added = [
             tool
             for number, message in enumerate(self.messages)
@@ -387,8 +385,8 @@ class ConversationFields(StructureFields):
         return OutputFormat("json_schema", config.format.schema_, SCHEMA_PARAM)
 
     def _thinking(self) -> Thinking:
-        """Return the neutral form. An explicit switch or budget wins over an effort, and
-        Anthropic's field wins over the others."""
+        """Return the neutral form. Anthropic's field overrides the others; an explicit switch or
+        budget overrides an effort."""
         thinking_field = self.thinking
         if thinking_field is not None and thinking_field.type in ("disabled", "between_tools"):
             return Thinking(False)

@@ -1,1 +1,1 @@
-"""Ollama's API: https://github.com/ollama/ollama/blob/main/docs/api.md."""
+"""The wire format of Ollama's API: https://github.com/ollama/ollama/blob/main/docs/api.md."""

@@ -1,4 +1,4 @@
-"""Deltas of an answer -> the objects of /api/chat and /api/generate."""
+"""Turn deltas of an answer into the objects of /api/chat and /api/generate."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -13,8 +13,8 @@ from server.text.pieces import AnswerPiece, Delta, ToolCallArguments, ToolCallSt
 
 
 def ollama_error(error: ApiError) -> dict[str, Any]:
-    """Return ``{"error": message}``. The message names the parameter, for which Ollama has no
-    field."""
+    """Return ``{"error": message}``. The message contains the parameter: Ollama has no field for
+    it."""
     message = error.message
     if isinstance(error, UnknownModelError):
         message = error.ollama_message
@@ -23,12 +23,12 @@ def ollama_error(error: ApiError) -> dict[str, Any]:
     return {"error": message}
 
 
-# Clients refuse older servers. 0.14.0 is the first version of Ollama with the OpenAI and Anthropic
-# APIs that quire has.
+# Clients refuse older servers. Ollama 0.14.0 is the first version with both the OpenAI and the
+# Anthropic API.
 API_VERSION = "0.14.0"
 UNKNOWN = "unknown"
 FORMAT = "safetensors"
-# Clients show a time this far away as "forever", and every calendar can hold it.
+# Clients show a time this far away as "forever", and every calendar can express it.
 NEVER = datetime(2300, 1, 1, tzinfo=UTC)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 UNITS = ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K"))
@@ -39,20 +39,19 @@ class ModelFacts:
     """Facts from a model's files."""
 
     family: str = UNKNOWN
-    """``model_type`` of its config.json."""
+    """``model_type`` in config.json."""
     parameters: int = 0
-    """Number of weights, however they are packed."""
+    """Number of weights before packing."""
     quantization: str = UNKNOWN
-    """The weights' format: ``BF16``, ``4bit``."""
+    """The format of the weights, such as ``BF16`` or ``4bit``."""
     size_bytes: int = 0
-    """Of the weights as they are stored."""
+    """Size of the stored weights."""
     digest: str = "0" * 64
-    """64 hexadecimal digits that differ where the files do."""
+    """64 hexadecimal digits that change with the files."""
     modified_at: datetime = EPOCH
     weights_bytes: int = 0
-    """Of the weights in memory."""
+    """Size of the weights in memory."""
     on_gpu: bool = False
-    """Whether the weights are in memory of a GPU."""
 
 
 NO_FACTS = ModelFacts()
@@ -60,33 +59,33 @@ NO_FACTS = ModelFacts()
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A model in memory."""
+    """The state of a model in memory."""
 
     size_bytes: int
-    """Weights and the K and V that exist now."""
+    """Memory of the weights and of the current KV cache."""
     on_gpu: bool = False
     expires_at: datetime | None = None
-    """The time at which the idle model is unloaded; None: never."""
+    """When the idle model will be unloaded; None: never."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """A model, for people and programs that choose one."""
+    """A model, described for people and programs that choose one."""
 
     name: str
     facts: ModelFacts
     context_length: int
-    """Longest sequence in tokens that this server allows, whether the model is loaded or not."""
+    """Maximum sequence length in tokens on this server, even if the model is not loaded."""
     capabilities: tuple[str, ...]
-    """As ``capabilities`` gives them."""
+    """The result of ``capabilities``."""
     loaded: Loaded | None = None
     template: str = ""
-    """The chat template as its authors wrote it."""
+    """The unrendered chat template."""
 
 
 def capabilities(*, embeds: bool, calls: bool, thinks: bool) -> tuple[str, ...]:
-    """Return a model's capabilities in Ollama's words. embeds: the model makes vectors and no text.
-    calls, thinks: the template writes tools and reasoning."""
+    """Return a model's capabilities in Ollama's words. embeds: the model makes only embeddings.
+    calls, thinks: the template supports tools and reasoning."""
     if embeds:
         return ("embedding",)
     return ("completion", *(["tools"] if calls else []), *(["thinking"] if thinks else []))
@@ -161,7 +160,7 @@ def _details(model: ModelInfo) -> Json:
 
 
 def _short(parameters: int) -> str:
-    """Shorten a number: 4.0B."""
+    """Shorten a number, for example to "4.0B"."""
     for size, unit in UNITS:
         if parameters >= size:
             return f"{parameters / size:.1f}{unit}"
@@ -169,12 +168,12 @@ def _short(parameters: int) -> str:
 
 
 def _time(moment: datetime) -> str:
-    """Format a time as RFC 3339 has it, with microseconds."""
+    """Format a time as in RFC 3339, with microseconds."""
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def time_from_ns(nanoseconds: int) -> str:
-    """Format a time since 1970 as RFC 3339 has it, with nanoseconds."""
+    """Format a time since 1970 as in RFC 3339, with nanoseconds."""
     seconds, rest = divmod(nanoseconds, 10**9)
     whole = EPOCH + timedelta(seconds=seconds)
     return f"{whole:%Y-%m-%dT%H:%M:%S}.{rest:09}Z"
@@ -189,9 +188,9 @@ class Durations:
     """The time that an answer took, in seconds."""
 
     total_s: float
-    """From the request to now."""
+    """From the request until now."""
     prompt_s: float
-    """From the request to the first token, the queue included."""
+    """From the request to the first token, including the queue."""
     answer_s: float
     """From the first token to the last."""
 
@@ -218,7 +217,7 @@ class OllamaAnswer:
         return [self._object({})]
 
     def chunks(self, delta: Delta) -> list[Json]:
-        """Return the objects of a delta. A call is sent in one object when it is complete."""
+        """Return the objects of a delta. A complete call is sent in one object."""
         parts = self._parts(delta)
         logprobs = token_objects(delta.tokens, self.token_bytes)
         if logprobs and not parts:
@@ -252,7 +251,6 @@ class OllamaAnswer:
         return self._object({}) | {"done": True, "done_reason": "unload" if unloads else "load"}
 
     def _object(self, part: Json) -> Json:
-        """Make an object around a part of the message."""
         head = {"model": self.model, "created_at": time_from_ns(self.now_ns())}
         text = {TEXT[self.kind]: ""}
         if self.kind == "generate":
@@ -293,7 +291,7 @@ class OllamaAnswer:
         return [*before, self._text(piece.text)]
 
     def _end_call(self) -> list[Json]:
-        """End the open call. One whose arguments are no object becomes text."""
+        """End the open call. A call whose arguments are no JSON object becomes text."""
         call, self._call = self._call, None
         if call is None:
             return []

@@ -1,5 +1,4 @@
-"""The requests of Ollama's API: wire -> neutral form. One file, because all of them share their
-fields."""
+"""The requests of Ollama's API: their fields, and their neutral forms."""
 
 import math
 import re
@@ -57,7 +56,7 @@ SHOW_REFUSED = (
     refused("template", "it is the model's own that is shown"),
 )
 
-# Samplers of Ollama's API page, of this year and earlier, which are ignored.
+# Samplers on Ollama's API page, current or past, which are ignored.
 SAMPLERS = {"typical_p", "tfs_z", "mirostat", "mirostat_tau", "mirostat_eta"}
 INSTEAD = {
     "max_tokens": "use num_predict",
@@ -65,7 +64,7 @@ INSTEAD = {
     "repetition_penalty": "use repeat_penalty",
     "cache_salt": "it stands beside the options",
 }
-# Fields that the other APIs accept or refuse, and Ollama does not know.
+# Fields that other APIs accept or refuse, but that Ollama does not know.
 OPTIONS_REFUSED = tuple(
     refused(field.name, INSTEAD.get(field.name, field.remedy), *field.harmless)
     for field in (
@@ -87,9 +86,8 @@ DURATION = re.compile(f"([+-]?)((?:{PART.pattern})+|{NUMBER})", re.ASCII)
 
 
 def keep_alive_s(value: float | str | None) -> float | None:
-    """Return the seconds to keep the model: infinity for a negative value, 0 to unload it, None
-    where the request does not say. value: seconds as a number or text, or a duration such as "10m"
-    or "1h30m". Raises ApiError (400)."""
+    """Return how many seconds to keep the model: infinity for a negative value, None if unset.
+    value: seconds, or a duration such as "10m" or "1h30m". Raises ApiError (400)."""
     if value is None:
         return None
     seconds = _seconds(value) if isinstance(value, str) else value
@@ -151,7 +149,7 @@ class Options(SharedSampling):
 
     @property
     def max_tokens(self) -> int | None:
-        """The longest answer that is wanted; None: as long as fits."""
+        """Maximum length of the answer; None: as long as fits."""
         wanted = self.num_predict or 0
         return wanted if wanted > 0 else None
 
@@ -189,8 +187,7 @@ class ChatMessage(WireModel):
 
 
 def with_images(text: str, images: list[str] | None, place: str, unsupported: Unsupported) -> str:
-    """Return a text with notes for the images before it. place: its name in errors. Raises
-    ApiError."""
+    """Return a text after one note per image. place: the text's name in errors. Raises ApiError."""
     notes = [unsupported.note("image", f"{place}images[{n}]") for n in range(len(images or ()))]
     return "\n".join([*notes, text])
 
@@ -234,7 +231,7 @@ class AnswerFields(LogprobFields, KeptFields):
 
     @property
     def streams(self) -> bool:
-        """Whether to stream: the default in this API."""
+        """Streaming is the default in this API."""
         return self.stream is not False
 
     def output(self) -> OutputFormat | None:
@@ -267,11 +264,10 @@ class OllamaChatRequest(AnswerFields):
 
     @property
     def only_loads(self) -> bool:
-        """Whether the request only loads the model."""
         return not self.messages
 
     def conversation(self, limits: LimitsSection, unsupported: Unsupported) -> Conversation:
-        """Return the neutral form. Raises ApiError that names the field at fault."""
+        """Raises ApiError that names the invalid field."""
         tools, messages = read_tools(self.tools or []), self.messages or []
         return Conversation(
             turns=tuple(one.turn(f"messages[{n}].", unsupported) for n, one in enumerate(messages)),
@@ -303,7 +299,6 @@ class OllamaGenerateRequest(AnswerFields):
 
     @property
     def only_loads(self) -> bool:
-        """Whether the request only loads the model."""
         return not self.prompt
 
     def conversation(self, limits: LimitsSection, unsupported: Unsupported) -> Conversation:
@@ -335,7 +330,7 @@ class OllamaEmbedRequest(KeptFields):
 
     @property
     def neutral(self) -> EmbeddingRequest | None:
-        """The request by the fields of /v1/embeddings; None where it only loads the model."""
+        """The request in the form of /v1/embeddings; None if the request only loads the model."""
         if not self.input:
             return None
         return EmbeddingRequest(
@@ -350,7 +345,6 @@ class OllamaEmbeddingsRequest(KeptFields):
 
     @property
     def neutral(self) -> EmbeddingRequest | None:
-        """See OllamaEmbedRequest."""
         if not self.prompt:
             return None
         return EmbeddingRequest(input=self.prompt, cache_salt=self.cache_salt)

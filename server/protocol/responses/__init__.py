@@ -1,1 +1,1 @@
-"""/v1/responses."""
+"""The wire format of /v1/responses."""

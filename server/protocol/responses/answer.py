@@ -1,4 +1,4 @@
-"""Deltas of an answer -> a response, and the events of /v1/responses."""
+"""Turn deltas of an answer into a response and the events of /v1/responses."""
 
 import time
 from collections.abc import Callable
@@ -32,7 +32,7 @@ Status = Literal["in_progress", "completed", "incomplete"]
 
 
 class TextItem:
-    """A growing item of reasoning or text, with one part."""
+    """An item of reasoning or text that grows. It has one part."""
 
     def __init__(
         self, id: str, channel: Channel, token_bytes: TokenText, packs_reasoning: bool
@@ -62,7 +62,6 @@ class TextItem:
         return [self._with_logprobs(delta, piece.tokens)]
 
     def close(self, status: Status) -> list[Json]:
-        """Return the events that close the text, the part and the item."""
         done = self._of_part(f"response.{self._event}.done") | {"text": self._text}
         if not self._thinks:
             done["logprobs"] = self._logprobs
@@ -144,7 +143,7 @@ class CallItem:
 
 
 class SearchItem(CallItem):
-    """A search for tools that the client makes. Its only events are the first and the last."""
+    """A call of the client's tool search. It has no events while it grows."""
 
     def grow(self, piece: AnswerPiece) -> list[Json]:
         super().grow(piece)
@@ -171,10 +170,10 @@ class ResponseAnswer:
     stream_form: ClassVar[StreamForm] = StreamForm.NAMED_EVENTS
 
     metadata: ResponseMetadata
-    """Its id is ``resp_`` and a key that no other response has."""
+    """The id is ``resp_`` and a key unique to the response."""
     token_bytes: TokenText
     repeated: Json
-    """Fields of the request that the response repeats."""
+    """The request's fields that the response repeats."""
     cache_report: bool = False
     packs_reasoning: bool = False
     tools: tuple[Tool, ...] = ()
@@ -205,7 +204,7 @@ class ResponseAnswer:
         return [self._numbered(event)]
 
     def failure(self, error: ApiError) -> Json:
-        """Return the response as far as it has come."""
+        """Return the response with the output so far."""
         response = self._object("failed") | {
             "output": self.items,
             "error": {"code": error.type, "message": error.message} | error.late_fields,
@@ -228,7 +227,7 @@ class ResponseAnswer:
 
     @property
     def items(self) -> list[Json]:
-        """All items; the last one is incomplete unless it is closed."""
+        """All items; an open one is incomplete."""
         return self._done + ([self._open.object("incomplete")] if self._open else [])
 
     def take(self, piece: AnswerPiece) -> list[Json]:
@@ -242,11 +241,11 @@ class ResponseAnswer:
         return events
 
     def end(self, finish: str) -> list[Json]:
-        """End the output and return its events. finish: the reason."""
+        """End the output and return its last events."""
         events: list[Json] = []
         if not self.items:
             events = self.take(TextPiece(Channel.CONTENT, ""))
-        # A complete call at the end finishes with "tool_calls".
+        # A complete last call has the reason "tool_calls".
         cut = finish == "length" or (finish == "stop" and isinstance(self._open, CallItem))
         return events + self._close("incomplete" if cut else "completed")
 

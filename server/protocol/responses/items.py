@@ -1,8 +1,7 @@
-"""The items of /v1/responses: wire -> turns, and the form in which they are stored.
+"""The items of /v1/responses: wire -> turns, and the form in which items are stored.
 
-An assistant's turn comes as several items: reasoning, text and each call. They become one turn
-again, so that the template writes what the model wrote, and the prompt begins with the tokens of
-the answered one.
+An assistant's turn arrives as several items: reasoning, text and each call. They are merged into
+one turn again, so that the prompt repeats the model's earlier output token by token.
 """
 
 import base64
@@ -28,7 +27,8 @@ from server.protocol.unsupported import FILES, IMAGES, Unsupported, description
 from server.protocol.wire_errors import ApiError, invalid
 from server.text.conversation import Role, ToolCall, Turn
 
-# Marks packed reasoning, for clients that send back nothing else. It is no secret.
+# The beginning of packed reasoning, for clients that return only packed reasoning. It is not
+# encrypted.
 REASONING_MARK = "quire1."
 # The beginning of OpenAI's encrypted strings.
 CIPHER_BEGIN = "gAAAA"
@@ -57,19 +57,18 @@ class MessageItem(WireModel):
     role: Literal["user", "assistant", "system", "developer"]
     content: str | ListOf[ContentPart] | None = None
     prefix: bool | None = None
-    """Whether the answer or the next item continues this one."""
+    """Whether the answer or the next item continues this item."""
 
     def turn(self, place: str, unsupported: Unsupported) -> Turn:
-        """Return the turn that the item is a part of. place: the item's name in errors. Raises
-        ApiError."""
+        """Return the item's part of a turn. place: the item's name in errors. Raises ApiError."""
         if self.prefix and self.role != "assistant":
             raise invalid(NOT_CONTINUED, f"{place}.prefix")
         text = content_text(self.content or "", f"{place}.content", unsupported)
         return Turn(ROLES[self.role], text)
 
     def stored_form(self, key: str) -> Json:
-        """Return the complete item as the SDKs type it. ``turn`` must have accepted it. key: makes
-        the id of an item without one."""
+        """Return the complete item as OpenAI's SDKs define it, after ``turn`` has accepted it. key:
+        becomes the id of an item without one."""
         kind = "output_text" if self.role == "assistant" else "input_text"
         return {
             "type": "message",
@@ -147,21 +146,20 @@ class ReasoningItem(WireModel):
     summary: ListOf[ThoughtPart] | None = None
     encrypted_content: str | None = None
     prefix: bool | None = None
-    """See MessageItem."""
 
     def turn(self, _place: str, _: Unsupported) -> Turn:
         return Turn("assistant", reasoning=self._reasoning)
 
     @property
     def is_unread(self) -> bool:
-        """Whether the item has nothing but reasoning that another server encrypted."""
+        """Whether the item has only reasoning that another server encrypted."""
         return (
             not self._reasoning and read_reasoning(self.encrypted_content or REASONING_MARK) is None
         )
 
     @property
     def _reasoning(self) -> str:
-        """The reasoning. Full text wins over packed text, and packed text over a summary."""
+        """Full text is preferred over packed text, and packed text over a summary."""
         text = "".join(part.text for part in self.content or ())
         text = text or read_reasoning(self.encrypted_content or "") or ""
         return text or "\n\n".join(part.text for part in self.summary or ())
@@ -209,7 +207,7 @@ class OtherItem(WireModel):
 
 
 Item = MessageItem | CallItem | CallOutputItem | ReasoningItem | LoadedToolsItem
-# Types of items that are read; server/protocol/unsupported.py handles the others.
+# Types of items that are read; server/protocol/unsupported.py handles all others.
 TAGS = {
     "message": "Message",
     "function_call": "Call",
@@ -222,15 +220,15 @@ TAGS = {
 
 
 def _readable(part: Any) -> Any:
-    """Make readable parts of an agent's message text: clients call them encrypted even where no
-    server has encrypted them."""
+    """Make text of a readable part: agents' messages name text "encrypted_content", encrypted or
+    not."""
     text = part.get("encrypted_content") if isinstance(part, dict) else part
     is_text = isinstance(text, str) and not text.startswith(CIPHER_BEGIN)
     return {"type": "input_text", "text": text} if is_text else part
 
 
 def _in_common_types(item: Any) -> Any:
-    """Convert types that only some clients' tools and agents use to the common ones."""
+    """Convert item types that only some clients use to the common types."""
     match item:
         case {"type": "custom_tool_call" | "local_shell_call" | "tool_search_call" as kind}:
             name, given = item.get("name"), item.get("arguments") or item.get("action")
@@ -249,8 +247,7 @@ def _in_common_types(item: Any) -> Any:
 
 
 def _tag(item: Any) -> str:
-    """Return the tag of an item's model. Tags begin with capitals, so that errors leave them
-    out."""
+    """Return the tag of an item's model. Tags begin with capitals, so that errors omit them."""
     if not isinstance(item, dict):
         return "Message"
     if item.get("type") is None:
@@ -270,7 +267,7 @@ WireItem = Annotated[
     BeforeValidator(_in_common_types),
 ]
 Placed = tuple[str, Item]
-"""An item, and its name in errors."""
+"""The item's name in errors, and the item."""
 Input = Annotated[
     Annotated[str, Tag("Text")] | Annotated[ListOf[WireItem], Tag("Items")],
     Discriminator(lambda value: "Text" if isinstance(value, str) else "Items"),
@@ -320,7 +317,7 @@ def _kept_part(kind: str, part: ContentPart) -> Json:
         return {"type": "refusal", "refusal": part.refusal}
     if part.is_text:
         return _kept_text(kind, part.text or "")
-    # Store that there was an image or a file, for the next turn, but not its data.
+    # Keep only the fact that there was an image or a file, not its data.
     if part.type in IMAGES:
         return {"type": "input_image", "detail": "auto", "image_url": None, "file_id": None}
     return {"type": "input_file", "file_id": None}
@@ -334,7 +331,7 @@ NOTHING_SAID = Turn("system")
 
 
 def turns(items: Iterable[Placed], unsupported: Unsupported) -> tuple[Turn, ...]:
-    """Merge items to turns. Raises ApiError."""
+    """Merge items into turns. Raises ApiError."""
     merged: list[Turn] = []
     last: Item | None = None
     for place, item in items:
@@ -349,7 +346,7 @@ def turns(items: Iterable[Placed], unsupported: Unsupported) -> tuple[Turn, ...]
 
 
 def check_begun(items: Sequence[Placed]) -> None:
-    """Raise ApiError for an item with ``prefix`` that nothing continues."""
+    """Raise ApiError if no item of the model continues an item with ``prefix``."""
     for (place, item), (_, after) in pairwise(items):
         by_the_model = isinstance(after, CallItem | ReasoningItem) or (
             isinstance(after, MessageItem) and after.role == "assistant"
@@ -359,13 +356,12 @@ def check_begun(items: Sequence[Placed]) -> None:
 
 
 def is_begun(item: Item) -> bool:
-    """Return whether the next item continues this one."""
     return isinstance(item, MessageItem | ReasoningItem) and bool(item.prefix)
 
 
 def _goes_on(last_role: Role, last: Item, role: Role, item: Item) -> bool:
-    """Return whether an item belongs to the turn before it. A model reasons before it says or calls
-    anything, and says nothing twice in a row."""
+    """Return whether an item continues the turn before it. Within a turn, the model reasons before
+    it says or calls anything, and says only one text."""
     if (last_role, role) != ("assistant", "assistant"):
         return False
     if is_begun(last):
@@ -376,7 +372,7 @@ def _goes_on(last_role: Role, last: Item, role: Role, item: Item) -> bool:
 
 
 def _together(one: Turn, more: Turn, is_one: bool) -> Turn:
-    """Merge two turns. is_one: whether the second continues the text of the first."""
+    """Merge two turns. is_one: whether the second continues the first one's text."""
     between = "\n" if one.reasoning and more.reasoning and not is_one else ""
     return replace(
         one,

@@ -1,4 +1,4 @@
-"""POST /v1/responses: wire -> neutral form."""
+"""POST /v1/responses: the fields of a request, and its neutral form."""
 
 from collections.abc import Callable, Sequence
 from itertools import chain
@@ -56,10 +56,9 @@ RESPONSES_REFUSED = overridden(
     refused("conversation", "use previous_response_id"),
     refused("prompt", "use instructions and input"),
 )
-# OpenAI's own limit.
 MAX_METADATA = 16
 Metadata = Annotated[dict[str, str], Field(max_length=MAX_METADATA)]
-# Fields that have no effect, and that the response repeats.
+# Fields without effect, which the response repeats.
 REPEATED = ("max_tool_calls", "safety_identifier", "prompt_cache_key")
 LOGPROBS = "message.output_text.logprobs"
 PACKED_THOUGHTS = "reasoning.encrypted_content"
@@ -74,7 +73,7 @@ class ResponsesReasoning(ReasoningField):
     mode: str | None = None
 
     def check(self) -> None:
-        """Raise ApiError for values that would change the answer and are not supported."""
+        """Raise ApiError for unsupported values that would change the answer."""
         if self.context not in (None, "auto"):
             raise invalid(
                 "Only auto is supported: the model's template says which thoughts it is shown.",
@@ -162,21 +161,21 @@ class ResponsesRequest(ContinuationFields, ThinkingFields, StructureFields, Open
 
     @property
     def asked_length(self) -> tuple[int | None, str]:
-        """The longest answer that is wanted, and the field that sets it."""
+        """Maximum length of the answer, and the field that sets it."""
         if self.max_output_tokens is not None:
             return self.max_output_tokens, "max_output_tokens"
         return self.max_tokens, "max_tokens"
 
     @property
     def logprobs(self) -> int | None:
-        """Alternatives to report with each token; None: not even its own log-probability."""
+        """Number of alternatives to report per token; None: no log-probabilities at all."""
         if self.top_logprobs or LOGPROBS in (self.include or ()):
             return self.top_logprobs or 0
         return None
 
     @property
     def packs_reasoning(self) -> bool:
-        """Whether to send reasoning as one opaque string, too."""
+        """Whether to send reasoning also as one opaque string."""
         return PACKED_THOUGHTS in (self.include or ())
 
     def items(self, stored: Callable[[str], Item | None], unsupported: Unsupported) -> list[Placed]:
@@ -190,7 +189,7 @@ class ResponsesRequest(ContinuationFields, ThinkingFields, StructureFields, Open
         unsupported: Unsupported,
     ) -> Conversation:
         """Return the neutral form. history: items before the new ones. Raises ApiError that names
-        the field at fault."""
+        the invalid field."""
         check_count(len(history) + len(items), limits.max_messages, "items", "input")
         placed = [*(("history", item) for item in history), *items]
         loads = [(place, item) for place, item in placed if isinstance(item, LoadedToolsItem)]
@@ -198,7 +197,7 @@ class ResponsesRequest(ContinuationFields, ThinkingFields, StructureFields, Open
             functions(item.tools, f"{place}.tools") for place, item in loads
         )
         tools = read_flat_tools(self.tools or [], loaded)
-        # Earlier responses' instructions are not part of the conversation.
+        # Instructions of earlier responses do not count.
         instructions = (Turn("system", self.instructions),) if self.instructions else ()
         check_begun(items)
         merged = turns(placed, unsupported)
@@ -218,8 +217,7 @@ class ResponsesRequest(ContinuationFields, ThinkingFields, StructureFields, Open
         )
 
     def repeated(self, conversation: Conversation, params: SamplingParams) -> Json:
-        """Return the fields that the response repeats, with the values in force where the request
-        sets none."""
+        """Return the fields that the response repeats; for unset fields, the values in force."""
         choice: str | Json = "auto"
         if isinstance(self.tool_choice, str):
             choice = self.tool_choice

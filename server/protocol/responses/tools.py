@@ -1,4 +1,4 @@
-"""The flat tools of /v1/responses: wire -> neutral form, and back."""
+"""Convert the flat tools of /v1/responses to the neutral form, and back."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -58,7 +58,7 @@ TAGS = {"function": "Function", "namespace": "Namespace"}
 
 
 def _tag(tool: Any) -> str:
-    """Return the tag of a tool. Tags begin with capitals, so that errors leave them out."""
+    """Return the tag of a tool's model. Tags begin with capitals, so that errors omit them."""
     given = tool if isinstance(tool, dict) else tool.__dict__ if isinstance(tool, WireModel) else {}
     if (given.get("type"), given.get("execution")) == (SEARCH, "client"):
         return "Search"
@@ -101,8 +101,8 @@ class FlatToolChoice(WireToolChoice):
 
 
 def read_flat_tools(tools: Sequence[FlatTool], loaded: Iterable[PlacedTool]) -> tuple[Tool, ...]:
-    """Return the functions, in their order; other tools are left out. loaded: tools that the input
-    loads. Raises ApiError that names the tool at fault."""
+    """Return the functions in order, without other tools. loaded: tools that the input loads.
+    Raises ApiError that names the invalid tool."""
     searched = any(isinstance(tool, OtherTool) and tool.type == SEARCH for tool in tools)
     return collect_tools(with_loaded(functions(tools, "tools"), loaded, searched=searched))
 
@@ -119,8 +119,8 @@ def functions(tools: Sequence[FlatTool] | None, place: str) -> Iterator[PlacedTo
 
 
 def joined_name(namespace: str, name: str) -> str:
-    """Join both to the one name that the model reads. Separators within a namespace are marked, so
-    that different pairs have different names."""
+    """Join both names to the one that the model reads. Marks on separators within a namespace keep
+    the joined names of different pairs different."""
     return f"{SEPARATORS.sub(MARK, namespace)}.{name}"
 
 
@@ -135,13 +135,11 @@ def tool_object(tool: FlatFunction | Namespace | SearchTool) -> Json:
 
 
 def name_object(tool: Tool) -> Json:
-    """Return the names of a function, as calls and choices have them."""
     namespace, name = tool.client_name
     return {"name": name} | ({} if namespace is None else {"namespace": namespace})
 
 
 def tool_choice_object(choice: ToolChoice, tools: Iterable[Tool]) -> Json:
-    """Return a choice that is an object, as responses repeat it."""
     names = choice.allowed or {choice.name}
     chosen = [{"type": "function"} | name_object(tool) for tool in tools if tool.name in names]
     if choice.allowed is not None:
