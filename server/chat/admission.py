@@ -63,8 +63,7 @@ class Admission:
     drain: Drain
 
     def check_answers(self, tenant: bytes, choices: int = 1, prompts: int = 1) -> None:
-        """Check that the engine can answer and has room. choices: answers per prompt. Raises
-        ApiError (400, 429 or 503)."""
+        """Raise ApiError (400, 429 or 503) if the engine cannot answer or has no room."""
         if not self.client.alive:
             raise self.no_engine()
         if self.client.limits.embedding_size is not None:
@@ -85,8 +84,8 @@ class Admission:
         self._check_places(tenant, choices * prompts)
 
     def check_vectors(self, tenant: bytes, dimensions: int | None) -> None:
-        """Check that the engine makes embeddings and has room. dimensions: of the embeddings; None:
-        the model's own. Raises ApiError as ``check_answers`` does."""
+        """Raise ApiError (400, 429 or 503) if the engine makes no such embeddings or has no
+        room."""
         if not self.client.alive:
             raise self.no_engine()
         size = self.client.limits.embedding_size

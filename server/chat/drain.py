@@ -55,8 +55,8 @@ class Drain:
             self._began_at = self._clock()
 
     async def finish(self, requests: Requests, drain_s: float) -> None:
-        """Wait until all answers are complete or the time is over, then end the rest with an error.
-        Call ``begin`` before."""
+        """Wait for answers until the time is over, then end the rest with an error. Call ``begin``
+        first."""
         while self._answering and requests.alive and not self._is_over(drain_s):
             await asyncio.wait(self._answering, timeout=POLL_S)
         self.has_cut = True

@@ -97,8 +97,7 @@ class Generation:
         self.finished = False
 
     def take(self, events: list[TokenEvent]) -> Delta:
-        """Return the delta that the stream's events make; the answer's end closes the stream.
-        Raises GenerationError for a fault of the engine."""
+        """Return the delta of these events. Raises GenerationError for a fault of the engine."""
         pieces: list[AnswerPiece] = []
         tokens: list[TokenReport] = []
         scored: tuple[TokenLogprobs | None, ...] = ()
@@ -132,8 +131,8 @@ class Generation:
         return self._deliver(self._end(FinishReason.LENGTH, [], []))
 
     def _held_back(self, *, cut: bool) -> list[AnswerPiece]:
-        """Return the text held back as a possible stop string or tag. cut: whether the answer was
-        cut off."""
+        """Return the text held back as a possible stop string or tag. cut: see
+        ``AnswerParser.flush``."""
         pieces = self._split(self._detokenizer.flush())
         if self._parser is not None:
             pieces += self._before_stop(self._parser.flush(cut=cut))
@@ -142,8 +141,8 @@ class Generation:
     def _end(
         self, finish: FinishReason | None, pieces: list[AnswerPiece], tokens: list[TokenReport]
     ) -> Delta:
-        """End the answer and return its last delta. finish: the engine's reason; None if the text
-        itself ended the answer."""
+        """Return the last delta. finish: the engine's reason; None if the text itself ended the
+        answer."""
         self.finished = True
         self.stream.close()
         stopped = self._cut or finish is FinishReason.STOP
@@ -270,8 +269,7 @@ class Choices:
 
     @property
     def usage(self) -> Usage:
-        """Token counts so far. Each prompt counts once, with the cached tokens of its first
-        answer."""
+        """Token counts so far. A prompt counts once, with the cached tokens of its first answer."""
         return Usage(
             self._prompt_tokens,
             sum(generation.completion_tokens for generation in self._generations),
@@ -285,12 +283,10 @@ class Choices:
         return all(generation.finished for generation in self._generations)
 
     async def steps(self, ping_s: float) -> AsyncIterator[list[Delta]]:
-        """Yield the deltas of each step, ordered by choice, until every choice has finished. Yield
-        an empty list after ``ping_s`` without a delta. When the time is over, cut off all running
-        choices.
-
-        Raises GenerationError for a fault of the engine. Leaving the iteration early aborts running
-        requests."""
+        """Yield each step's deltas, ordered by choice, until every choice has finished; yield an
+        empty list after ``ping_s`` without a delta. When the time is over, cut off all running
+        choices. Raises GenerationError for a fault of the engine. Leaving the iteration early
+        aborts running requests."""
         try:
             while running := [choice for choice in self._generations if not choice.finished]:
                 left_s = self._ends_at - self._clock()
@@ -327,6 +323,5 @@ def prefix_of_all(reports: list[PrefixReport]) -> PrefixReport | None:
 
 
 def choice_params(params: SamplingParams, choices: int) -> tuple[SamplingParams, ...]:
-    """Return the parameters of each choice. Choice 0 has the request's seed; each further choice
-    has the next one."""
+    """Return the parameters of each choice. Each choice has the next seed after its predecessor."""
     return tuple(replace(params, seed=(params.seed + i) % NUM_SEEDS) for i in range(choices))

@@ -1,5 +1,4 @@
-"""Turn a conversation into the engine's prompt and the constraint of its answer, for all chat
-APIs."""
+"""Turn a chat's conversation into the engine's prompt and the constraint of its answer."""
 
 import asyncio
 from dataclasses import dataclass, replace
@@ -42,8 +41,7 @@ async def compiled_constraint(
     ignores_eos: bool,
     turns_param: str,
 ) -> TokenConstraint | None:
-    """Compile the answer's constraint; None if any text is allowed. turns_param: the API's name of
-    the conversation. Raises ApiError for a constraint that cannot be enforced."""
+    """Compile the answer's constraint; None if any text is allowed. Raises ApiError."""
     spec = constraint_spec_of(conversation, options)
     try:
         constraint = await grammars.compile(spec, options.begun_content)
@@ -124,8 +122,7 @@ class ChatPrompts:
     limits: LimitsSection
 
     async def prompt(self, chat: ChatSpec, salt: PrefixSalt) -> Prompt:
-        """Make the engine's prompt. Raises ApiError with the name of the invalid field; ApiError
-        (429) if other requests have taken the room."""
+        """Make the engine's prompt. Raises ApiError (400 or 429)."""
         sampling, param = chat.sampling, chat.turns_param
         conversation, tool_format = self._check(chat.conversation, param)
         choices = sampling.response_options.choices
@@ -171,8 +168,7 @@ class ChatPrompts:
         *,
         add_generation_prompt: bool = True,
     ) -> EncodedChat:
-        """Encode a conversation of any length. param: the API's name of the conversation.
-        add_generation_prompt: whether an answer follows. Raises ApiError if the template fails."""
+        """Encode a conversation of any length. Raises ApiError if the template fails."""
         conversation, _ = self._check(conversation, param)
         async with self.encoding:
             known = await self._recall(conversation, salt)
@@ -181,8 +177,8 @@ class ChatPrompts:
             )
 
     async def count_tokens(self, conversation: Conversation, param: str, salt: PrefixSalt) -> int:
-        """Count a conversation's tokens, approximately if they far exceed the context. Raises
-        ApiError if the template fails."""
+        """Count a conversation's tokens, approximately if there are far too many. Raises
+        ApiError."""
         conversation, _ = self._check(conversation, param)
         async with self.encoding:
             known = await self._recall(conversation, salt)
@@ -197,8 +193,8 @@ class ChatPrompts:
 
     def _check(self, conversation: Conversation, param: str) -> tuple[Conversation, ToolFormat]:
         """Return the conversation with its effort in the template's terms, and the format of calls.
-        Raises ApiError if the model cannot chat or call, if its template does not take an argument,
-        or if no prompt can end with the begun answer."""
+        Raises ApiError if the model cannot chat or call, or its template cannot write the
+        prompt."""
         template = self.tokenizer.template
         if not template.exists:
             raise invalid("This model has no chat template; use /v1/completions.", param)
@@ -227,8 +223,8 @@ class ChatPrompts:
         return await asyncio.to_thread(both)
 
     async def _encode_fitting(self, conversation: Conversation, param: str) -> EncodedChat:
-        """Encode the prompt. Raises ApiError if it does not fit; the error tells whether it would
-        fit without tools."""
+        """Encode the prompt. Raises ApiError if it does not fit, and tells whether tools are to
+        blame."""
         try:
             encoded = await self._encode(conversation, param, self.rules.max_model_len)
             self.rules.check_prompt(encoded.ids, param)

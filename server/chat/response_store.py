@@ -43,8 +43,7 @@ class StoredResponse:
 
 
 class ResponseStore:
-    """The newest responses of all tenants. A tenant, named by its salt, sees only its own. The
-    least recently used responses are dropped first."""
+    """The newest responses, by tenant (of the salt). The least recently used are dropped first."""
 
     def __init__(self, max_bytes: int) -> None:
         """max_bytes: limit for all tenants together; 0 keeps nothing."""
@@ -54,8 +53,7 @@ class ResponseStore:
         """Items as JSON by their ids, each with the id of the newest response that contains it."""
 
     def keep(self, tenant: bytes, stored: StoredResponse) -> None:
-        """Keep a response and drop old ones for it. A response larger than the limit is not
-        kept."""
+        """Keep a response and drop old ones for it. A response beyond the limit is not kept."""
         key = (tenant, stored.response["id"])
         text = to_json((stored.response, stored.history, stored.input))
         item_ids = [item["id"] for item in stored.own_items]

@@ -25,8 +25,7 @@ class Salts:
 
 
 def request_key(headers: Mapping[str, str]) -> str:
-    """Return the API key of a request: the bearer token, or x-api-key of Anthropic's clients; "" if
-    none. headers: a mapping that ignores case."""
+    """Return the API key in headers, which ignore case: the bearer token, x-api-key, or ""."""
     return bearer_token(headers.get("authorization")) or headers.get("x-api-key", "").strip(OWS)
 
 

@@ -102,9 +102,7 @@ class PromptRules:
         *,
         least: int = 1,
     ) -> SamplingParams:
-        """Return the engine's parameters. max_tokens: maximum answer length; None and -1: as long
-        as fits. least: the smallest valid max_tokens. param: the API's name of max_tokens. Raises
-        ApiError."""
+        """Return the engine's parameters; see ``answer_length``. Raises ApiError."""
         return fields.sampling_params(
             max_tokens=answer_length(
                 max_tokens, prompt_tokens, self.max_model_len, param, least=least
@@ -119,8 +117,8 @@ class PromptRules:
 def answer_length(
     wanted: int | None, prompt_tokens: int, max_model_len: int, param: str, *, least: int = 1
 ) -> int:
-    """Return the maximum answer length, cut to the room; None and -1: all room. Raises ApiError if
-    ``wanted`` is less than ``least``."""
+    """Return the maximum answer length; None and -1 mean all room. param: for errors. Raises
+    ApiError if ``wanted`` is less than ``least``."""
     room = max_model_len - prompt_tokens
     if wanted is None or wanted == -1:
         return room

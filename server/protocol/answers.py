@@ -53,8 +53,7 @@ class ResponseMetadata:
 
 
 def advised_answer_tokens(context: int) -> int:
-    """Return the answer length that agents should ask for. The prompt gets the rest of the
-    context."""
+    """Return the answer length that agents should ask for; the prompt gets the rest."""
     return min(context // ANSWER_PART, MAX_ANSWER_TOKENS)
 
 

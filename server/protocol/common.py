@@ -51,8 +51,7 @@ class BodyLimits:
     max_values: int
     """Counts numbers, texts, lists, objects, true, false and null."""
     max_containers: int
-    """Counts lists and objects. Names in objects, which take the most memory, have the same
-    limit."""
+    """Counts lists and objects. Names in objects have the same limit."""
     max_depth: int = MAX_DEPTH
 
     async def check(self, body: bytes) -> None:
@@ -183,9 +182,8 @@ TokenIds = Annotated[ListOf[TokenId], BeforeValidator(_whole_list)]
 
 
 def _kind_of_input(value: Any) -> str | None:
-    """Return the tag of an input's form. Only the first element is read: trying all forms would
-    take several times as long. Tags begin with capitals; ``_place`` omits such names from
-    errors."""
+    """Return the tag of an input's form by the first element, because trying all forms is slow.
+    Tags begin with capitals; ``_place`` omits such names from errors."""
     if isinstance(value, str):
         return "Text"
     if not isinstance(value, list):
@@ -197,8 +195,7 @@ def _kind_of_input(value: Any) -> str | None:
 
 
 def _template_value(value: Any) -> Any:
-    """Check that a template argument is small, and of a type that templates can compare or
-    write."""
+    """Check that a template argument is small, and a string, number, boolean or null."""
     if isinstance(value, str) and len(value) <= MAX_TEMPLATE_VALUE_CHARS:
         return value
     # bool is a subclass of int.
@@ -487,8 +484,8 @@ class StructureFields(WireModel):
     guided_grammar: str | None = None
 
     def output_format(self, own: OutputFormat | None = None) -> OutputFormat | None:
-        """Return the form that the answer must have; None: any text. own: the form that the
-        endpoint's own field sets. Raises ApiError if two forms are set."""
+        """Return the form that the answer must have; None: any text. own: the form set by the
+        endpoint's own field. Raises ApiError if two forms are set."""
         formats = [*([own] if own else []), *self._response_format(), *self._other_formats()]
         if len(formats) > 1:
             raise invalid(
@@ -535,8 +532,7 @@ class StructureFields(WireModel):
 
 
 def _json(schema: SchemaOrText, param: str) -> OutputFormat:
-    """Return the format of a schema, which may be JSON text. Raises ApiError for an invalid
-    text."""
+    """Return the format of a schema, which may be JSON text. Raises ApiError."""
     if isinstance(schema, str):
         if has_many_values(schema):
             raise invalid(f"The text has more than {MAX_VALUES} values.", param)

@@ -171,8 +171,8 @@ class TextAnswer:
         return {"token_ids": ids} | ({"prompt_token_ids": prompt} if with_prompt else {})
 
     def _grow(self, delta: Delta) -> tuple[str, Json | None]:
-        """Return the text and log-probabilities that a delta adds to its choice. The first delta
-        adds the echoed prompt."""
+        """Return the text and log-probabilities that a delta adds; the first adds the echoed
+        prompt."""
         text = "".join(piece.text for piece in delta.pieces if isinstance(piece, TextPiece))
         rows = list(self._rows(delta))
         choice = self._choices[delta.index]
@@ -204,8 +204,7 @@ class TextAnswer:
         }
 
     def _top(self, token_id: int, logprobs: TokenLogprobs) -> dict[str, float]:
-        """Return the likeliest tokens and the token itself. Of tokens with the same text, the
-        likeliest counts."""
+        """Return the likeliest tokens and the token itself. Of equal texts the likeliest counts."""
         best: dict[str, float] = {}
         for token, value in (*logprobs.top, (token_id, logprobs.logprob)):
             best.setdefault(self._text_of(token), value)

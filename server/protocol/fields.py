@@ -17,8 +17,7 @@ class RefusedField:
     name: str
     remedy: str
     harmless: tuple[Any, ...] = ()
-    """Values that do not change the answer. false, 0, "" and [] are harmless, too, unless true
-    is."""
+    """Values that change nothing. Nor do false, 0, "" and [], unless true is harmless."""
 
     def is_harmless(self, value: Any) -> bool:
         wants_true = any(harmless is True for harmless in self.harmless)
@@ -39,8 +38,7 @@ def overridden(fields: RefusedFields, *own: RefusedField) -> RefusedFields:
 
 
 def check_refused(fields: RefusedFields, given: dict[str, Any]) -> None:
-    """Raise ApiError (400) for the first refused field that is set. given: fields unknown to the
-    wire model."""
+    """Raise ApiError (400) for the first refused field that is set. given: unknown fields."""
     for field in fields:
         if not field.is_harmless(given.get(field.name)):
             raise invalid(f"{field.name} is not supported: {field.remedy}.", field.name)

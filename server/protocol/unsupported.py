@@ -36,8 +36,8 @@ class Unsupported:
         self._tools: dict[str, Tool] = {}
 
     def note(self, kind: str, place: str) -> str:
-        """Return the note that the model reads instead of the content. kind: the content's type on
-        the wire. Raises ApiError (400) that names the place."""
+        """Return the note that replaces content. kind: its type on the wire. Raises ApiError
+        (400)."""
         if kind not in IMAGES | FILES:
             return self.leave_out(kind, place)
         if self._rule == "refuse":
@@ -60,8 +60,8 @@ class Unsupported:
         self._tools = {tool.name: tool for tool in tools}
 
     def loaded(self, name: str) -> str:
-        """Return the text that loads a tool: its description, or only its name if the prompt begins
-        with the description or the tool is not offered."""
+        """Return a tool's description, or its name if the prompt already describes it or nothing
+        does."""
         tool = self._tools.get(name)
         return description(tool) if tool is not None and tool.deferred else f"{name}\n"
 

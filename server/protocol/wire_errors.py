@@ -55,8 +55,8 @@ class ApiError(Exception):
 
     @property
     def late_fields(self) -> dict[str, int]:
-        """Fields of an error within a stream, whose headers are already sent: ``retry_after_s``, in
-        seconds, if a retry helps."""
+        """Fields of an error in a stream, whose headers are already sent: a delay in seconds, if
+        any."""
         after = self.headers.get("Retry-After")
         return {} if after is None else {"retry_after_s": int(after)}
 
@@ -77,8 +77,7 @@ def invalid(message: str, param: str | None = None, code: str | None = None) -> 
 
 
 def check_count(count: int, max_count: int, what: str, param: str | None = None) -> None:
-    """Raise ApiError (400) if the count exceeds the maximum. what: the noun. param: the field, by
-    default the noun."""
+    """Raise ApiError (400) if the count exceeds the maximum. what: the noun, and default param."""
     if count > max_count:
         raise invalid(f"There are {count} {what}; at most {max_count} are read.", param or what)
 
@@ -89,8 +88,7 @@ class ContextOverflowError(ApiError):
     def __init__(
         self, tokens: int | None, max_model_len: int, param: str, reason: str = ""
     ) -> None:
-        """tokens: of the prompt; None: too many to count. reason: a sentence on why the prompt is
-        so long."""
+        """tokens: None if unknown. reason: a sentence on why the prompt is so long."""
         self.tokens = tokens
         self.max_model_len = max_model_len
         had = "more tokens than that" if tokens is None else f"{tokens} tokens"
@@ -203,8 +201,7 @@ def unavailable(message: str) -> ApiError:
 
 
 def shutting_down() -> ApiError:
-    """Make the 503 of a server that shuts down. It closes the connection, so that the client can
-    reach another server."""
+    """Make the 503 at shutdown. Closing the connection lets clients reach another server."""
     error = come_back(503, "The server is shutting down", "shutting_down")
     error.headers["Connection"] = "close"
     return error

@@ -61,9 +61,8 @@ class _Parts:
 
 
 def begun_answer(turn: Turn, prompt: str, *, closed: str, thinks: bool) -> BegunAnswer:
-    """Write the begun turn as the model would have written it, without the parts already in the
-    prompt. closed: the template's text that forbids reasoning. thinks: whether the model may
-    reason."""
+    """Write the begun turn as the model would have written it, without parts already in the prompt.
+    closed: the template's text that forbids reasoning. thinks: whether the model may reason."""
     parts, start = _parts(turn), first_channel_of(prompt)
     if start is Channel.CONTENT or not thinks:
         parts = _Parts(None, True, parts.content)
@@ -108,9 +107,8 @@ class Generation(Extension):
 
 
 def template_arguments(texts: Iterable[str], special_tokens: Iterable[str]) -> frozenset[str]:
-    """Return the variables that templates read before setting them, except those of transformers.
-    special_tokens: names of special tokens in templates. A template with a syntax error has no
-    variables."""
+    """Return the variables that templates read before setting them, except those of transformers
+    and ``special_tokens``. A template with a syntax error has no variables."""
     environment = Environment(autoescape=True, extensions=["jinja2.ext.loopcontrols", Generation])
     variables: set[str] = set()
     for text in texts:
@@ -123,8 +121,8 @@ def template_arguments(texts: Iterable[str], special_tokens: Iterable[str]) -> f
 
 
 def _unset_variables(node: nodes.Node, known: set[str]) -> set[str]:
-    """Return the variables that a template reads before setting them. known: the variables set so
-    far; this function adds those that the node sets."""
+    """Return the variables that a template reads before setting them. known: set variables; this
+    function adds to them."""
     if isinstance(node, nodes.Name):
         if node.ctx == "load":
             return {node.name} - known
@@ -249,9 +247,8 @@ class ChatTemplate:
         return template_arguments(self._texts, self._tokenizer.special_tokens_map)
 
     def with_effort(self, conversation: Conversation) -> Conversation:
-        """Return the conversation with its effort as a template argument, if the template takes
-        one; else the thinking budget applies. An effort that the template does not name becomes the
-        nearest one."""
+        """Return the conversation with its effort, or the nearest known one, as a template
+        argument. If the template takes no effort, the thinking budget applies."""
         thinking, given = conversation.thinking, dict(conversation.template_arguments)
         name = next((name for name in EFFORT_NAMES if name in self.arguments), None)
         if thinking.effort is None or name is None or name in given:
@@ -346,8 +343,7 @@ class ChatTemplate:
         self, part: list[Message], written: str, marks: CallMarks, arguments: dict[str, Any]
     ) -> int:
         """Return the number of the prompt's leading characters that the messages ``part`` make; 0
-        if the template cannot render them alone. written: the prompt, with marks instead of
-        calls."""
+        if unknown. written: the prompt, with marks instead of calls."""
         try:
             end = common_chars(self._part_text(part, arguments), written)
             return len(marks.replace(written[:end], is_whole=False))
@@ -385,8 +381,7 @@ class ChatTemplate:
 
 
 def _arguments(conversation: Conversation) -> dict[str, Any]:
-    """Return the template's arguments besides the messages. Unset arguments are omitted, because
-    templates distinguish unset from False."""
+    """Return the template's other arguments. Templates distinguish unset arguments from False."""
     arguments: dict[str, Any] = dict(conversation.template_arguments)
     if conversation.thinking.enabled is not None:
         arguments["enable_thinking"] = conversation.thinking.enabled
@@ -466,8 +461,7 @@ def _call(call: ToolCall, marks: CallMarks | None) -> Message:
 
 
 def arguments_object(text: str) -> dict[str, Any]:
-    """Parse arguments that a client sends back. Text that is no JSON object becomes a single
-    argument."""
+    """Parse arguments from a client. Text that is no JSON object becomes a single argument."""
     if not text.strip():
         return {}
     arguments = json_object(text)

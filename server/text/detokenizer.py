@@ -18,9 +18,8 @@ class Detokenizer:
         with_special: bool = False,
         continues: bool = False,
     ) -> None:
-        """with_tags: keep the tags around reasoning and calls, even if they are special tokens.
-        with_special: keep all special tokens. continues: whether text precedes, so that a leading
-        space stays."""
+        """with_tags: keep the tags of reasoning and calls. with_special: keep all special tokens.
+        continues: whether text precedes, so that a leading space stays."""
         self.chars = 0
         """Number of characters returned so far."""
         self.offset = 0

@@ -14,8 +14,7 @@ from typing import Any
 from tokenizers import Encoding
 from tokenizers import Tokenizer as FastTokenizer
 
-# MARK is a private-use character (Unicode, section 23.5). If a text has MARK itself, ESCAPE
-# follows.
+# MARK is a private-use character (Unicode, section 23.5). ESCAPE marks a MARK in the text itself.
 MARK, ESCAPE = "\U0010fffd", "\0"
 CUT = re.compile(f"{MARK}(?!{ESCAPE})")
 

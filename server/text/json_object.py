@@ -8,9 +8,9 @@ MAX_VALUES = 32_768
 
 
 def outside_texts(piece: bytes, in_text: bool = False) -> tuple[bytes, bool]:
-    """Return JSON without its strings, and whether the piece ends within a string. Each remaining
-    comma or opening bracket begins a value. piece: must not end within an escape. in_text: whether
-    the piece begins within a string."""
+    """Return JSON without its strings, and whether the piece ends within one. Each remaining comma
+    or opening bracket begins a value. in_text: whether the piece, which must not end within an
+    escape, begins within a string."""
     parts = piece.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
     # Every second part is a string.
     return b"".join(parts[in_text::2]), in_text ^ (len(parts) % 2 == 0)

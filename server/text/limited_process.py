@@ -81,8 +81,8 @@ class LimitedProcess:
                 self._process = None
 
     def call(self, limits: Limits, work: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a module-level function. Arguments and result must be JSON values. Raises LimitError
-        after ending the process."""
+        """Call a module-level function with JSON values. Raises LimitError after ending the
+        process."""
         call = (work.__module__, work.__qualname__, arguments, astuple(limits))
         request = json.dumps(call, default=str).encode() + b"\n"
         try:

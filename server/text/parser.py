@@ -13,9 +13,8 @@ OPEN, CLOSE = "<think>", "</think>"
 
 
 def first_channel_of(prompt: str, begun: str = "") -> Channel | None:
-    """Return the channel that an answer begins in; None if the model decides. prompt: a rendered
-    prompt; the template may have opened or closed the tag at its end. begun: the beginning of the
-    channel that the client wrote."""
+    """Return the channel that an answer begins in; None if the model decides. prompt: its end may
+    open or close the tag. begun: the beginning of the channel that the client wrote."""
     ending = prompt.rstrip()
     if ending.endswith(CLOSE):
         return Channel.CONTENT
@@ -88,8 +87,7 @@ class ReasoningParser:
 
 
 def _uncertain_end(text: str) -> int:
-    """Return the length of the text's end that may belong to the closing tag: white space before
-    the tag, or a part of the tag."""
+    """Return the length of the text's end that may be white space and a part of the closing tag."""
     for length in range(min(len(text), len(CLOSE) - 1), 0, -1):
         if CLOSE.startswith(text[-length:]):
             before = text[:-length]

@@ -38,8 +38,7 @@ class ToolCallStart:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallArguments:
-    """A part of a call's arguments. The joined parts are a JSON object, unless the model made a
-    mistake or the answer was cut off."""
+    """A part of a call's arguments. The joined parts are usually a JSON object."""
 
     index: int
     text: str
@@ -114,5 +113,5 @@ class Delta:
     token_ids: tuple[int, ...] = ()
     """All generated tokens, including those of reasoning, stop strings and ends."""
     prompt: tuple[TokenLogprobs | None, ...] = ()
-    """Set in the first delta if wanted: log-probabilities of the prompt's tokens; None for the
-    first."""
+    """Set in the first delta if wanted: the prompt's log-probabilities; None for the first
+    token."""

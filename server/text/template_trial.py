@@ -1,5 +1,4 @@
-"""Try chat templates in another process before the first chat, and end slow ones: a chat template
-is a program by others."""
+"""Try chat templates, which are foreign programs, before the first chat, and end slow ones."""
 
 import asyncio
 import ctypes
@@ -38,8 +37,8 @@ class TimeLimit:
         self._ended = False
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Run work, which contains the ``with`` statement, in a worker thread. End its code when
-        the time is up or this task is cancelled."""
+        """Run work, which contains the ``with`` statement, in a thread. End its code when the time
+        is up."""
         self._look()
         try:
             return await asyncio.to_thread(work)
@@ -126,8 +125,8 @@ def try_template(
 
 
 def fault_of(error: Exception, *, with_message: bool) -> str:
-    """Return a template's error with its line. with_message: add the error's message, which may
-    quote the conversation."""
+    """Return a template's error with its line. with_message: quote the error, which may quote
+    chats."""
     line = getattr(error, "lineno", None)
     for frame in traceback.extract_tb(error.__traceback__):
         if frame.filename == TEMPLATE_FILE:

@@ -31,7 +31,7 @@ STRIP = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
 
 
 class DecoderError(ValueError):
-    """An unsupported decoder: a token's text depends on its neighbours. The message is the
+    """An unsupported decoder, which does not decode each token alone. The message is the
     decoder."""
 
 
@@ -133,13 +133,11 @@ class EncodedChat:
     text: str
     ids: tuple[int, ...]
     system_tokens: int
-    """Number of leading ids that the leading system messages make. Conversations with the same
-    system messages share these ids."""
+    """Number of leading ids that the system messages make. Other conversations may share them."""
     turns: Turns = NO_TURNS
     """The prefixes of this prompt that the conversation's next prompt may share."""
     begun: str = ""
-    """The answer's beginning that the client wrote: reasoning or content, at the end of
-    ``text``."""
+    """The answer's beginning that the client wrote, at the end of ``text``."""
 
     @property
     def opening(self) -> str:
@@ -159,8 +157,7 @@ class Tokenizer:
     """A model's tokenizer and chat template."""
 
     def __init__(self, path: Path, settings: PromptsSection = PROMPTS) -> None:
-        """path: the model's folder; nothing is downloaded and no code of the model is run.
-        settings: whether conversations may spell special tokens."""
+        """path: the model's folder. settings: whether conversations may spell special tokens."""
         if not (path / TOKENIZER_FILE).is_file():
             # transformers would make an empty tokenizer if the file were missing.
             raise TokenizerError(f"{path / TOKENIZER_FILE}: the file does not exist")
@@ -219,9 +216,8 @@ class Tokenizer:
         max_template_s: float = inf,
     ) -> EncodedChat:
         """Encode a conversation as a prompt. finds_turns: whether to compute ``turns``, which
-        doubles the rendering time. max_template_s: time for the chat template. Raises
-        TemplateError; raises TextTooLongError before encoding if the prompt surely exceeds
-        ``max_prompt_tokens``."""
+        doubles the time of rendering. Raises TemplateError; TextTooLongError before encoding if the
+        prompt surely exceeds ``max_prompt_tokens``."""
 
         limit = TimeLimit(max_template_s)
 
@@ -239,8 +235,7 @@ class Tokenizer:
     async def count_chat(
         self, conversation: Conversation, max_prompt_tokens: int, *, max_template_s: float
     ) -> int:
-        """Count the ids of a conversation's prompt. If they far exceed ``max_prompt_tokens``, the
-        count is approximate. Raises TemplateError."""
+        """Count a prompt's ids, approximately if far beyond the maximum. Raises TemplateError."""
         limit = TimeLimit(max_template_s)
 
         def count() -> int:
@@ -260,8 +255,7 @@ class Tokenizer:
         offsets: bool = False,
     ) -> EncodedText:
         """Encode a text, with the special tokens that it spells. add_special_tokens: add the tokens
-        that the tokenizer puts around a text. Raises TextTooLongError before encoding if the text
-        far exceeds ``max_tokens``."""
+        around a text. Raises TextTooLongError before encoding if it far exceeds ``max_tokens``."""
 
         def encode() -> EncodedText:
             if max_tokens is not None and self._encoder.exceeds([text], max_tokens):
@@ -275,9 +269,9 @@ class Tokenizer:
     async def encode_texts(
         self, texts: Sequence[str], max_tokens: int, max_total: int, *, ends: bool
     ) -> list[tuple[int, ...]]:
-        """Encode texts for their embeddings. ends: add the tokenizer's end token, whose hidden
-        state is the embedding. Raises TextTooLongError before encoding if one text far exceeds
-        ``max_tokens``, TextsTooLongError if all together exceed ``max_total``."""
+        """Encode texts for embeddings. ends: add the end token, whose hidden state is the
+        embedding. Raises TextTooLongError before encoding a text far beyond ``max_tokens``;
+        TextsTooLongError if all texts exceed ``max_total``."""
 
         def encode() -> list[tuple[int, ...]]:
             for number, text in enumerate(texts):

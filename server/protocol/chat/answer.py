@@ -139,8 +139,7 @@ class ChatAnswer:
 
 
 def _chat_fields(piece: AnswerPiece) -> Json:
-    """Return the fields of a piece. Reasoning gets both names that clients read; only a call's
-    first chunk contains its name."""
+    """Return the fields of a piece. Clients read reasoning by either name."""
     if isinstance(piece, ToolCallStart):
         function = {"name": piece.name, "arguments": ""}
         call = {"index": piece.index, "id": piece.id, "type": "function", "function": function}

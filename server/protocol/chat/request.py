@@ -97,8 +97,7 @@ class ContentPart(WireModel):
 
 
 def content_text(content: str | Sequence[ContentPart], place: str, unsupported: Unsupported) -> str:
-    """Join the parts of content. place: the content's name in errors. Raises ApiError for
-    unsupported parts."""
+    """Join the parts of content. place: the content's name in errors. Raises ApiError."""
     if isinstance(content, str):
         return content
     texts = []

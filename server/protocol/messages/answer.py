@@ -31,8 +31,7 @@ TYPES = {
 
 
 def message_error(error: ApiError, request_id: str) -> dict[str, Any]:
-    """Return ``{"type": "error", "error": {type, message}, "request_id"}``. The message contains
-    the parameter, for which Anthropic has no field."""
+    """Return Anthropic's error object. The message contains the parameter."""
     otherwise = "invalid_request_error" if error.status < 500 else "api_error"
     message = error.message
     if isinstance(error, ContextOverflowError):

@@ -1,5 +1,4 @@
-"""POST /v1/messages and /v1/messages/count_tokens: the fields of a request, and its neutral
-form."""
+"""POST /v1/messages and /v1/messages/count_tokens: the request's fields and neutral form."""
 
 import json
 import re
@@ -39,8 +38,7 @@ from server.text.conversation import (
     Turn,
 )
 
-# Anthropic's servers run these tools. The model does not see them, so that clients that always
-# offer some still get answers.
+# Tools that Anthropic's servers run. The model does not see them; requests with them are answered.
 SEARCH_TOOLS = "tool_search_tool_"
 SERVER_TOOLS = (
     "web_search_",
@@ -98,8 +96,8 @@ class OfferedChoice(WireModel):
 def read_custom_tools(
     tools: Sequence[OfferedTool], added: Iterable[tuple[OfferedTool, str]]
 ) -> tuple[Tool, ...]:
-    """Return the tools that the client runs, in order. added: tools that messages define, with
-    their places for errors. Raises ApiError that names the invalid tool."""
+    """Return the tools that the client runs. added: tools that messages define, with their places
+    for errors. Raises ApiError."""
     placed = ((tool, f"tools[{number}]") for number, tool in enumerate(tools))
     searched = any((tool.type or "").startswith(SEARCH_TOOLS) for tool in tools)
     return collect_tools(with_loaded(_read(placed), _read(added), searched=searched))
@@ -170,8 +168,8 @@ class Block(WireModel):
         return {"type": kind} if isinstance(kind, str) and kind not in READ else block
 
     def text_for_model(self, place: str, unsupported: Unsupported) -> str:
-        """Return the text that the model reads; see ``Unsupported.note``. A text document becomes
-        its text, a compaction its summary."""
+        """Return the text that the model reads: a document's text, a compaction's summary, or a
+        note."""
         if self.type == "text":
             return self.text or ""
         if self.type == "document" and isinstance(self.source, Source):
@@ -221,9 +219,8 @@ class InputMessage(WireModel):
                 yield block.tool.definition, f"{place}.content[{number}].tool.definition"
 
     def turns(self, place: str, unsupported: Unsupported) -> list[Turn]:
-        """Return the neutral form: one turn for an assistant's message; for a user's message, one
-        turn per tool result and per run of text. place: the message's name in errors. Raises
-        ApiError."""
+        """Return the neutral form; a user's message has one turn per tool result and per run of
+        text. place: the message's name in errors. Raises ApiError."""
         if self.role == "system":
             text = "\n\n".join(system_texts(self.content, f"{place}.content", unsupported))
             return [Turn("system", text)] if text else []

@@ -13,8 +13,7 @@ from server.text.pieces import AnswerPiece, Delta, ToolCallArguments, ToolCallSt
 
 
 def ollama_error(error: ApiError) -> dict[str, Any]:
-    """Return ``{"error": message}``. The message contains the parameter: Ollama has no field for
-    it."""
+    """Return ``{"error": message}``. The message contains the parameter."""
     message = error.message
     if isinstance(error, UnknownModelError):
         message = error.ollama_message
@@ -23,8 +22,7 @@ def ollama_error(error: ApiError) -> dict[str, Any]:
     return {"error": message}
 
 
-# Clients refuse older servers. Ollama 0.14.0 is the first version with both the OpenAI and the
-# Anthropic API.
+# Clients refuse older servers. Ollama has both OpenAI's and Anthropic's API since this version.
 API_VERSION = "0.14.0"
 UNKNOWN = "unknown"
 FORMAT = "safetensors"

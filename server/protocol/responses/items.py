@@ -27,8 +27,7 @@ from server.protocol.unsupported import FILES, IMAGES, Unsupported, description
 from server.protocol.wire_errors import ApiError, invalid
 from server.text.conversation import Role, ToolCall, Turn
 
-# The beginning of packed reasoning, for clients that return only packed reasoning. It is not
-# encrypted.
+# The beginning of packed reasoning. Some clients return nothing else. It is not encrypted.
 REASONING_MARK = "quire1."
 # The beginning of OpenAI's encrypted strings.
 CIPHER_BEGIN = "gAAAA"
@@ -67,8 +66,8 @@ class MessageItem(WireModel):
         return Turn(ROLES[self.role], text)
 
     def stored_form(self, key: str) -> Json:
-        """Return the complete item as OpenAI's SDKs define it, after ``turn`` has accepted it. key:
-        becomes the id of an item without one."""
+        """Return the complete item as OpenAI's SDKs define it. key: the id of an item without
+        one."""
         kind = "output_text" if self.role == "assistant" else "input_text"
         return {
             "type": "message",
@@ -220,8 +219,7 @@ TAGS = {
 
 
 def _readable(part: Any) -> Any:
-    """Make text of a readable part: agents' messages name text "encrypted_content", encrypted or
-    not."""
+    """Make text of a readable part. Some agents name plain text "encrypted_content"."""
     text = part.get("encrypted_content") if isinstance(part, dict) else part
     is_text = isinstance(text, str) and not text.startswith(CIPHER_BEGIN)
     return {"type": "input_text", "text": text} if is_text else part
@@ -277,8 +275,7 @@ Input = Annotated[
 def read_input(
     value: str | list[WireItem], stored: Callable[[str], Item | None], unsupported: Unsupported
 ) -> list[Placed]:
-    """Return the items to read, with references resolved. stored: finds an item by its id. Raises
-    ApiError for an unknown id."""
+    """Return the items to read. stored: finds a referenced item by its id. Raises ApiError."""
     if isinstance(value, str):
         return [("input", MessageItem(role="user", content=value))]
     items: list[Placed] = []

@@ -188,8 +188,7 @@ class ResponsesRequest(ContinuationFields, ThinkingFields, StructureFields, Open
         limits: LimitsSection,
         unsupported: Unsupported,
     ) -> Conversation:
-        """Return the neutral form. history: items before the new ones. Raises ApiError that names
-        the invalid field."""
+        """Return the neutral form. history: items before the new ones. Raises ApiError."""
         check_count(len(history) + len(items), limits.max_messages, "items", "input")
         placed = [*(("history", item) for item in history), *items]
         loads = [(place, item) for place, item in placed if isinstance(item, LoadedToolsItem)]

@@ -167,8 +167,7 @@ class JsonMender:
 # Keys that models use for the arguments; the first is the usual one.
 ARGUMENTS = ("arguments", "parameters", "args", "input")
 BESIDES = {"name", "type", "id"}
-# A name has no "<", which begins the closing tag: the result must not depend on how the text is
-# cut.
+# A name has no "<", so that the result does not depend on how the closing tag is cut.
 NAMED = r'\s*\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"([^"\\<\x00-\x1f]+)"'
 NAME = re.compile(NAMED)
 # After this head, arguments are sent as they stream in.
@@ -188,10 +187,8 @@ FILLING = re.compile(r'\s*(?:,\s*(?:"[^<]*|$))?[\s}]*')
 
 
 class HermesCall:
-    """Reads the text after an opening tag as it streams in.
-
-    Repaired arguments are sent as they come. A call with unusual order of keys is sent when
-    complete. Any other text is no call."""
+    """Reads the text after an opening tag as it streams in. Repaired arguments are sent as they
+    come. A call with an unusual order of keys is sent when complete. Any other text is no call."""
 
     def __init__(
         self,
@@ -233,7 +230,7 @@ class HermesCall:
         return pieces
 
     def flush(self, *, cut: bool) -> list[AnswerPiece]:
-        """Return the remaining pieces. cut: whether the answer was cut off; then nothing is
+        """Return the remaining pieces. cut: see ``AnswerParser.flush``; then nothing is
         repaired."""
         if not self.started:
             return self._take_whole(self.unread, "")

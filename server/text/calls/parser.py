@@ -36,8 +36,8 @@ class CallParser:
         *,
         begun_content: str = "",
     ) -> None:
-        """max_calls: the answer ends after this number of calls. remember: receives every complete
-        call. begun_content: the client's beginning of the answer."""
+        """max_calls: the answer ends after them. remember: receives every complete call.
+        begun_content: the client's beginning of the answer."""
         self.calls = 0
         """Number of complete calls."""
         self._tools = tools
@@ -200,8 +200,7 @@ class ThoughtCalls:
             certain += self._taken(len(self._held) - len(self._held.lstrip()) + 1)
 
     def flush(self, *, cut: bool) -> tuple[str, str]:
-        """Return the rest of the reasoning and the text of calls. cut: whether the answer was cut
-        off; then everything is reasoning."""
+        """Return the rest of the reasoning, and the text of calls; "" if the answer was cut off."""
         trial, held = self._trial, self._taken(len(self._held))
         self._trial = None
         if cut or trial is None or _says(trial.flush(cut=True)) or not trial.ended_with_calls:

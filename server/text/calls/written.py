@@ -40,14 +40,13 @@ class CallMarks:
         return bool(self._texts)
 
     def add(self, text: str) -> str:
-        """Return the name that stands for a call without arguments. text: the call with its
-        tags."""
+        """Return the name that stands for a call without arguments. text: the call with tags."""
         self._texts.append(self._guarded(text))
         return self._mark(len(self._texts) - 1)
 
     def replace(self, prompt: str, *, is_whole: bool = True) -> str:
-        """Replace the marks in the prompt by the calls' texts. is_whole: whether the prompt must
-        contain all marks. Raises MarkError."""
+        """Replace the prompt's marks by the calls' texts; all marks if is_whole. Raises
+        MarkError."""
         calls = prompt.count(self._nonce)
         if calls > len(self._texts) or (is_whole and calls < len(self._texts)):
             raise MarkError("there are more calls, or fewer")
@@ -158,8 +157,7 @@ def defaults_of(tool: Tool) -> dict[str, Any]:
 def same_arguments(
     one: str, other: str, defaults: Mapping[str, Any] = MappingProxyType({})
 ) -> bool:
-    """Return whether two texts are equal, or equal JSON objects with ``defaults`` for missing
-    keys."""
+    """Return whether two texts are equal, or equal JSON objects once defaults are added."""
     if one == other:
         return True
     left, right = json_object(one), json_object(other)

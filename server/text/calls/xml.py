@@ -74,7 +74,7 @@ class ParameterValue:
         return text
 
     def flush(self, *, cut: bool) -> str:
-        """Return the remaining text. cut: whether the answer was cut off; then an open value stays
+        """Return the remaining text. cut: see ``AnswerParser.flush``; then an open value stays
         open."""
         end = self._find_end(final=True) or self._unclosed
         if end is None and cut:

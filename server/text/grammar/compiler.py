@@ -36,9 +36,8 @@ class Refusal:
 
 
 class GrammarCache:
-    """Keeps the newest grammars and refusals, by a digest of their spec.
-
-    A grammar's bytes count until neither the cache nor an answer holds the grammar."""
+    """Keeps the newest grammars and refusals, by a digest of their spec. A grammar's bytes count
+    until neither the cache nor an answer holds the grammar."""
 
     def __init__(self, max_bytes: int, max_grammars: int) -> None:
         """max_bytes: limit for all grammars that exist. max_grammars: limit for the kept ones."""
@@ -65,8 +64,8 @@ class GrammarCache:
         return grammar
 
     def reserve(self, memory_bytes: int) -> bool:
-        """Count memory for another grammar. The least recently used grammars make room. Return
-        False if running answers hold too much."""
+        """Count memory for another grammar, and drop unused ones. Return False if it does not
+        fit."""
         while self.used_bytes + memory_bytes > self._max_bytes:
             if not self._grammars.pop_oldest():
                 return False
@@ -129,10 +128,8 @@ class GrammarCompiler:
 
     async def compile(self, spec: ConstraintSpec, begun: str = "") -> TokenConstraint | None:
         """Compile an answer's constraint; None if any text is allowed. begun: the client's
-        beginning of the content.
-
-        Raises GrammarError, naming the unsupported part and the request's field;
-        UnfitBeginningError if the grammar does not allow the beginning; WorkerBusyError or
+        beginning of the content. Raises GrammarError, naming the unsupported part and the request's
+        field; UnfitBeginningError if the grammar does not allow the beginning; WorkerBusyError or
         GrammarMemoryError if there is no room now."""
         if not spec.has_grammar and not spec.has_budget:
             return None
@@ -162,8 +159,7 @@ class GrammarCompiler:
         self._cache.forget()
 
     async def _after(self, constraint: GrammarConstraint, begun: str) -> GrammarConstraint:
-        """Return the constraint for the text after ``begun``, read as plain bytes without special
-        tokens."""
+        """Return the constraint for the text after ``begun``, which has no special tokens."""
         loaded = self._load()
 
         def after() -> GrammarConstraint:

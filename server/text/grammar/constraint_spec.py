@@ -51,8 +51,7 @@ class ConstraintSpec:
 
 
 def spec_json(spec: ConstraintSpec, max_bytes: int) -> str:
-    """Serialise the fields that the grammar depends on; equal constraints give equal texts. Raises
-    GrammarError if the text is no JSON or exceeds ``max_bytes``."""
+    """Serialise what the grammar depends on. Raises GrammarError if that is no JSON or too long."""
     output = spec.output
     form = {
         "output": None if output is None else [output.kind, output.value, output.param],

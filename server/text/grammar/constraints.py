@@ -36,9 +36,8 @@ class CompiledGrammar:
 
 
 class GrammarConstraint:
-    """Allows the tokens that a grammar allows.
-
-    An accepted token is consumed when the next mask is computed, while the device is busy."""
+    """Allows the tokens that a grammar allows. An accepted token is consumed when the next mask is
+    computed, while the device is busy."""
 
     def __init__(
         self,
@@ -100,8 +99,7 @@ class GrammarConstraint:
 
     def after(self, token_ids: Sequence[int], max_s: float) -> "GrammarConstraint":
         """Return a constraint for the text after the tokens. max_s: processor time for reading
-        them. Raises UnfitBeginningError if the grammar forbids them, GrammarError if they take too
-        long."""
+        them. Raises UnfitBeginningError or GrammarError."""
         start = self._start.deep_copy()
         ends_s = time.thread_time() + max_s
         # llguidance's own loop over all tokens would block other threads.
@@ -193,10 +191,8 @@ START = {
 
 class ReasoningConstraint:
     """Leaves reasoning free, and forces its closing tag when the token budget is spent. Then the
-    answer's own constraint applies, if any.
-
-    With such a constraint, reasoning cannot end the answer, and the token that completes the
-    closing tag cannot contain more text."""
+    answer's own constraint applies, if any. With such a constraint, reasoning cannot end the
+    answer, and the token that completes the closing tag cannot contain more text."""
 
     def __init__(
         self,

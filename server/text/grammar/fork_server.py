@@ -55,8 +55,8 @@ class CostEstimate:
 
 
 def estimate_cost(spec_text: str, tokens: Tokens, max_mask_s: float) -> CostEstimate:
-    """Compile a spec and follow its grammar over the first tokens of some answers. spec_text: from
-    ``spec_json``. max_mask_s: processor time allowed for each token."""
+    """Compile a spec's text and follow its grammar over the first tokens of some answers.
+    max_mask_s: processor time allowed for each token."""
     spec = spec_of_json(spec_text)
     try:
         with deep_threads(1) as thread:
@@ -178,8 +178,7 @@ class ForkServer:
 
 
 def run_child(request: dict[str, Any], tokens: Tokens, into: int) -> NoReturn:
-    """In the child: estimate a spec's cost, write the estimate, and exit. into: a file
-    descriptor."""
+    """In the child: estimate a spec's cost, write it to the file descriptor ``into``, and exit."""
     signal.setitimer(signal.ITIMER_PROF, request["cpu_s"])
     os.nice(request["nice"])
     with open(into, "wb") as sink:

@@ -6,8 +6,7 @@ from contextlib import contextmanager
 
 
 class GrammarError(ValueError):
-    """A grammar cannot be enforced. The message, fit for clients, names the keyword or the
-    limit."""
+    """A grammar cannot be enforced. The message tells clients the keyword or the limit."""
 
     def __init__(self, message: str, param: str | None = None) -> None:
         """param: the request's field."""

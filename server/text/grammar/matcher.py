@@ -32,8 +32,8 @@ def new_matcher(tokenizer: LLTokenizer, text: str) -> LLMatcher:
 
 
 def try_matcher(tokenizer: LLTokenizer, matcher: LLMatcher, max_mask_s: float) -> None:
-    """Follow a grammar over the first tokens of some answers, which are always the same.
-    max_mask_s: processor time allowed per token. Raises GrammarError if a limit is reached."""
+    """Follow a grammar over the first tokens of some fixed answers. max_mask_s: processor time
+    allowed per token. Raises GrammarError if a limit is reached."""
     rng = random.Random(0)  # noqa: S311
     mask = _mask(matcher)
     letters = [token for byte in range(256) for token in tokenizer.tokenize_bytes(bytes([byte]))]
@@ -79,8 +79,7 @@ def deep_threads(count: int) -> ThreadPoolExecutor:
 
 
 def _mask(matcher: LLMatcher) -> bytes:
-    """Return a mask with one bit per token, set if the token is allowed. Raises GrammarError if
-    there is none."""
+    """Return a mask with one bit per token, set if allowed. Raises GrammarError if none is."""
     mask = b"" if matcher.is_error() else matcher.compute_bitmask()
     if matcher.is_error():
         raise GrammarError(meaning(matcher.get_error()))
@@ -88,8 +87,7 @@ def _mask(matcher: LLMatcher) -> bytes:
 
 
 def _any_token(mask: bytes, rng: random.Random) -> int:
-    """Return an allowed token: one of the first mask byte that allows any, from a random place
-    on."""
+    """Return a random allowed token."""
     start = rng.randrange(len(mask))
     around = mask[start:] + mask[:start]
     from_token = around.lstrip(b"\0")

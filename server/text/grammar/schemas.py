@@ -149,8 +149,7 @@ SUBSCHEMA_LISTS = frozenset({"anyOf", "oneOf", "allOf", "prefixItems", "items"})
 SUBSCHEMA_MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions"})
 # llguidance's numbers are float64.
 LARGEST_EXACT = 2**53
-# Epsilon that turns an exclusive bound into an inclusive one, and the largest bound to which it is
-# added.
+# Epsilon that turns an exclusive bound into an inclusive one, and the largest such bound.
 BESIDE = 1e-9
 LARGEST_CLOSED = 10**6
 # Control characters that llguidance can write.

@@ -37,8 +37,7 @@ WHITE_SPACE = r"[\x20\x09]|\r?\n[\x20\x09]{0,24}"
 # Without \u, because llguidance does not recognise a key written with it.
 ESCAPES = 'nrbtf\\"'
 JSON_OPTIONS = {"whitespace_pattern": WHITE_SPACE, "json_allowed_escapes": ESCAPES}
-# Attributes that llguidance ignores, or that would retract text. The patterns in this file read
-# each character only a few times.
+# Attributes that llguidance ignores, or that would retract text.
 REFUSED_ATTRIBUTES = re.compile(r"\[[^\[\]\n]*\b(temperature|max_tokens|stop)\b\s*=")
 DEFINITION = re.compile(
     r"^[ \t]*[?!]?[A-Za-z_][\w-]*(?:\[[^\]\n]*\])?[ \t]*(?::|::=)", re.MULTILINE
@@ -64,8 +63,8 @@ ANY_OBJECT = {"type": "object"}
 
 
 def grammar_text(spec: ConstraintSpec, facts: TokenizerFacts) -> str:
-    """Write the content's grammar; for a lazy spec, the grammar of one call after its opening tag.
-    Raises GrammarError."""
+    """Write the content's grammar; if lazy, one call's after its opening tag. Raises
+    GrammarError."""
     grammar = CallGrammar(facts.tags)
     ways = []
     if spec.output is not None and not spec.must_call:
@@ -112,8 +111,7 @@ def _json(schema: dict[str, Any]) -> Grammar:
 
 
 def _text(value: Any) -> str:
-    """Return the value if it is text, not empty, and without lone surrogates. Raises
-    GrammarError."""
+    """Return a text that is not empty and can be encoded. Raises GrammarError."""
     if not isinstance(value, str) or not value:
         raise GrammarError("it must be a text")
     try:
@@ -166,8 +164,8 @@ class CallGrammar:
     def add_calls(
         self, tools: dict[str, dict[str, Any]], tool_format: ToolFormat, opened: bool
     ) -> None:
-        """Add the rule ``call`` for one call of any tool. tools: schemas of arguments, by name.
-        opened: whether the opening tag is already written. Raises GrammarError."""
+        """Add the rule ``call`` for one call. tools: schemas of arguments, by name. opened: whether
+        the opening tag is already written. Raises GrammarError."""
         is_bare = tool_format is ToolFormat.LLAMA
         before = "" if opened or is_bare else self._tag(CALL_OPEN)
         after = "" if is_bare else self._tag(CALL_CLOSE)
@@ -232,8 +230,7 @@ class CallGrammar:
 
 
 def _arguments(tool: Tool, enforced: bool) -> dict[str, Any]:
-    """Return the schema of a tool's arguments, always an object. It is enforced only if the tool is
-    strict or a call is required."""
+    """Return the schema of a tool's arguments: any object, unless it must be enforced."""
     if tool.parameters is None or not (enforced or tool.strict):
         return ANY_OBJECT
     schema = check_schema(tool.parameters)

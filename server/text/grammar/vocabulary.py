@@ -86,9 +86,8 @@ class Vocabulary:
         return self._tokenizer.token_bytes(token_id)
 
     def _masks_before(self, tag: bytes, *, may_stop: bool) -> list[np.ndarray]:
-        """Return masks of the tokens that contain no text after the tag. Mask n, uint32
-        ``[words]``, is for n matched bytes of the tag. The tag's first byte must occur only
-        once."""
+        """Return masks of the tokens that contain no text after the tag: mask n, uint32
+        ``[words]``, for n matched bytes. The tag's first byte must occur only once."""
         texts = [self.token_bytes(i) for i in range(self._tokenizer.vocab_size)]
         free = np.zeros(self.words * WORD_BITS, bool)
         free[: len(texts)] = True
@@ -107,8 +106,7 @@ class Vocabulary:
 
 
 class GrammarTokenizer:
-    """A vocabulary in llguidance's form. Building it takes up to a second and blocks all
-    threads."""
+    """A vocabulary in llguidance's form. Building it blocks all threads for up to a second."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         text = vocabulary.engine_text()

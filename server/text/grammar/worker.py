@@ -202,8 +202,7 @@ class _Process:
         return started
 
     async def ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Send a request and wait for its answer. Raises WorkerBusyError if the process ends
-        first."""
+        """Send a request and wait for its answer. Raises WorkerBusyError if the process ends."""
         self._rest()
         self._last_number = number = self._last_number + 1
         answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
@@ -229,8 +228,7 @@ class _Process:
             self._idle = None
 
     async def _listen(self) -> None:
-        """Deliver the process's answers until it ends. Requests of clients that have left count,
-        too."""
+        """Deliver the process's answers until it ends, even those whose clients have left."""
         with suppress(asyncio.IncompleteReadError):
             while True:
                 (length,) = LENGTH.unpack(await self._out.readexactly(LENGTH.size))

@@ -47,8 +47,7 @@ SCALAR_KEYWORDS = {
 
 @dataclass(frozen=True, slots=True)
 class RawText:
-    """A value without quotes: a string, or a number, boolean or null where strings are allowed,
-    too."""
+    """A value without quotes: a string, or a scalar where strings are allowed, too."""
 
     terms: tuple[str, ...]
     """Lark terminals, all of which must match."""
@@ -77,8 +76,8 @@ class Parameter:
 
 
 def xml_parameters(schema: dict[str, Any]) -> list[Parameter]:
-    """Return a call's parameters in order. schema: the checked schema of the arguments' object.
-    Raises GrammarError."""
+    """Return a call's parameters. schema: checked, of the arguments' object. Raises
+    GrammarError."""
     for keyword in schema:
         if keyword not in ROOT_KEYWORDS:
             raise GrammarError(f"{keyword} at the top is not supported in this model's calls")
@@ -106,8 +105,7 @@ def xml_parameters(schema: dict[str, Any]) -> list[Parameter]:
 
 
 def _distinguish(forms: list[ValueGrammar], root: dict[str, Any]) -> list[ValueGrammar]:
-    """Make the alternatives of one value exclusive: text that reads as JSON of another allowed type
-    is no string."""
+    """Make one value's alternatives exclusive: text that reads as allowed JSON is no string."""
     if all(isinstance(form, JsonText) for form in forms):
         return [_json_text(form, root) for form in forms if isinstance(form, JsonText)]
     values: list[ValueGrammar] = [form for form in forms if isinstance(form, RawText)]
@@ -213,8 +211,7 @@ def lark_string(text: str) -> str:
 
 
 def _whole(pattern: str) -> str:
-    """Turn a pattern that is searched in a text into one that matches the whole text. Raises
-    GrammarError for unsupported anchors."""
+    """Turn a searched pattern into one that matches the whole text. Raises GrammarError."""
     inner = pattern.removeprefix("^")
     begins = inner != pattern
     ends = inner.endswith("$") and not inner.endswith("\\$")
