@@ -62,11 +62,7 @@ def token_objects(tokens: Iterable[TokenReport], token_bytes: TokenText) -> list
 
     def entry(token_id: int, logprob: float) -> Json:
         raw = token_bytes(token_id)
-        return {
-            "token": raw.decode(errors="replace"),
-            "logprob": logprob,
-            "bytes": list(raw),
-        }
+        return {"token": raw.decode(errors="replace"), "logprob": logprob, "bytes": list(raw)}
 
     return [
         entry(report.token_id, report.logprobs.logprob)

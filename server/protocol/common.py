@@ -241,11 +241,7 @@ class WireModel(BaseModel):
     """Strict about types, open to unknown fields. Errors never repeat inputs."""
 
     model_config = ConfigDict(
-        strict=True,
-        extra="ignore",
-        frozen=True,
-        allow_inf_nan=False,
-        hide_input_in_errors=True,
+        strict=True, extra="ignore", frozen=True, allow_inf_nan=False, hide_input_in_errors=True
     )
 
 

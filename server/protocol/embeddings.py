@@ -39,8 +39,7 @@ class EmbeddingRequest(FieldsChecked):
             raise invalid("normalize is false; embeddings have length 1 here.", "normalize")
         if len(self.inputs) > MAX_INPUTS:
             raise invalid(
-                f"There are {len(self.inputs)} inputs; there may be at most {MAX_INPUTS}.",
-                "input",
+                f"There are {len(self.inputs)} inputs; there may be at most {MAX_INPUTS}.", "input"
             )
         for number, one in enumerate(self.inputs):
             if not one:

@@ -15,14 +15,7 @@ from server.protocol.answers import (
 from server.protocol.common import ResponseOptions
 from server.protocol.wire_errors import ApiError
 from server.text.conversation import Channel
-from server.text.pieces import (
-    AnswerPiece,
-    Delta,
-    TextPiece,
-    TokenReport,
-    ToolCallStart,
-    Usage,
-)
+from server.text.pieces import AnswerPiece, Delta, TextPiece, TokenReport, ToolCallStart, Usage
 
 
 @dataclass(slots=True)

@@ -242,10 +242,7 @@ class ThinkingFields(WireModel):
 
 
 def thinking(
-    effort: Effort | None,
-    *,
-    enabled: bool | None = None,
-    budget: int | None = None,
+    effort: Effort | None, *, enabled: bool | None = None, budget: int | None = None
 ) -> Thinking:
     """Return the neutral form of an effort. enabled, budget: explicit values, which override it."""
     if effort is not None:

@@ -20,12 +20,7 @@ from server.protocol.common import (
     Whole,
     WireModel,
 )
-from server.protocol.fields import (
-    SAMPLING_REFUSED,
-    STRUCTURE_REFUSED,
-    overridden,
-    refused,
-)
+from server.protocol.fields import SAMPLING_REFUSED, STRUCTURE_REFUSED, overridden, refused
 from server.protocol.unsupported import Unsupported
 from server.protocol.wire_errors import check_count, invalid, quoted
 from server.text.conversation import (

@@ -93,7 +93,7 @@ def tags_answer(models: Sequence[ModelInfo]) -> Json:
     return {
         "models": [
             _named(model) | {"modified_at": _time(model.facts.modified_at)} for model in models
-        ],
+        ]
     }
 
 

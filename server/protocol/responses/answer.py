@@ -19,14 +19,7 @@ from server.protocol.responses.tools import name_object
 from server.protocol.wire_errors import ApiError
 from server.text.conversation import Channel, Tool
 from server.text.json_object import json_object
-from server.text.pieces import (
-    AnswerPiece,
-    Delta,
-    TextPiece,
-    TokenReport,
-    ToolCallStart,
-    Usage,
-)
+from server.text.pieces import AnswerPiece, Delta, TextPiece, TokenReport, ToolCallStart, Usage
 
 Status = Literal["in_progress", "completed", "incomplete"]
 

@@ -182,11 +182,7 @@ class Phase(Enum):
     SAYING = 3
 
 
-START = {
-    Channel.CONTENT: Phase.SAYING,
-    Channel.REASONING: Phase.THINKING,
-    None: Phase.BEGINNING,
-}
+START = {Channel.CONTENT: Phase.SAYING, Channel.REASONING: Phase.THINKING, None: Phase.BEGINNING}
 
 
 class ReasoningConstraint:
