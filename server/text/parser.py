@@ -62,7 +62,8 @@ class ReasoningParser:
         if self._state is Channel.REASONING:
             pieces += self._take_reasoning(final)
         if self._state is Channel.CONTENT:
-            pieces += self._take_content()
+            text, self._held = self._held, ""
+            pieces += self._piece(Channel.CONTENT, text)
         return pieces
 
     def _take_reasoning(self, final: bool) -> list[AnswerPiece]:
@@ -74,10 +75,6 @@ class ReasoningParser:
         certain = reasoning[: len(reasoning) - keep]
         self._held = reasoning[len(certain) :]
         return self._piece(Channel.REASONING, certain.rstrip() if final else certain)
-
-    def _take_content(self) -> list[AnswerPiece]:
-        text, self._held = self._held, ""
-        return self._piece(Channel.CONTENT, text)
 
     def _piece(self, channel: Channel, text: str, *, ended: bool = False) -> list[AnswerPiece]:
         if not self._begun:

@@ -230,7 +230,7 @@ class InputMessage(WireModel):
 def system_texts(content: str | Sequence[Block], place: str, unsupported: Unsupported) -> list[str]:
     """Return the parts of a system prompt without billing headers. Raises ApiError."""
     blocks = [content] if isinstance(content, str) else _texts(content, place, unsupported)
-    texts = [_without_billing(text) for text in blocks]
+    texts = [text[head.end() :] if (head := BILLING.match(text)) else text for text in blocks]
     return [text for text in texts if text]
 
 
@@ -243,11 +243,6 @@ def _texts(blocks: Sequence[Block], place: str, unsupported: Unsupported) -> lis
         block.text_for_model(f"{place}[{number}]", unsupported)
         for number, block in enumerate(blocks)
     ]
-
-
-def _without_billing(text: str) -> str:
-    header = BILLING.match(text)
-    return text if header is None else text[header.end() :]
 
 
 def _heard(blocks: list[tuple[str, Block]], unsupported: Unsupported) -> list[Turn]:

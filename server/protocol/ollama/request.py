@@ -29,7 +29,6 @@ from server.text.conversation import (
     Conversation,
     OutputFormat,
     Thinking,
-    ToolCall,
     ToolChoice,
     Turn,
 )
@@ -177,13 +176,9 @@ class ChatMessage(WireModel):
             self.role,
             with_images(self.content or "", self.images, place, unsupported),
             self.thinking or "",
-            self._calls,
+            tuple(call.function.to_call(call.id or "") for call in self.tool_calls or ()),
             self.tool_call_id,
         )
-
-    @property
-    def _calls(self) -> tuple[ToolCall, ...]:
-        return tuple(call.function.to_call(call.id or "") for call in self.tool_calls or ())
 
 
 def with_images(text: str, images: list[str] | None, place: str, unsupported: Unsupported) -> str:

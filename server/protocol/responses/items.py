@@ -24,7 +24,7 @@ from server.protocol.chat.request import (
 from server.protocol.common import ListOf, WireModel
 from server.protocol.responses.tools import FlatTool, functions, joined_name
 from server.protocol.unsupported import FILES, IMAGES, Unsupported, description
-from server.protocol.wire_errors import ApiError, invalid
+from server.protocol.wire_errors import invalid
 from server.text.conversation import Role, ToolCall, Turn
 
 # The beginning of packed reasoning. Some clients return nothing else. It is not encrypted.
@@ -283,20 +283,16 @@ def read_input(
         place = f"input[{number}]"
         read = stored(item.id) if isinstance(item, ReferenceItem) else item
         if read is None:
-            raise _unknown_reference(place)
+            raise invalid(
+                "This refers to an item that is not stored, or not any more: send the item itself.",
+                place,
+                "item_not_found",
+            )
         if isinstance(read, OtherItem) or (isinstance(read, ReasoningItem) and read.is_unread):
             unsupported.leave_out(read.type, place)
         else:
             items.append((place, read))
     return items
-
-
-def _unknown_reference(place: str) -> ApiError:
-    return invalid(
-        "This refers to an item that is not stored, or not any more: send the item itself.",
-        place,
-        "item_not_found",
-    )
 
 
 def _kept_prefix(prefix: bool | None) -> Json:
