@@ -84,8 +84,7 @@ class Admission:
         self._check_places(tenant, choices * prompts)
 
     def check_vectors(self, tenant: bytes, dimensions: int | None) -> None:
-        """Raise ApiError (400, 429 or 503) if the engine makes no such embeddings or has no
-        room."""
+        """Raise ApiError (400, 429 or 503) if no such embeddings can be made now."""
         if not self.client.alive:
             raise self.no_engine()
         size = self.client.limits.embedding_size

@@ -55,7 +55,7 @@ class Drain:
             self._began_at = self._clock()
 
     async def finish(self, requests: Requests, drain_s: float) -> None:
-        """Wait for answers until the time is over, then end the rest with an error. Call ``begin``
+        """Wait for answers up to ``drain_s``, then end the rest with an error. Call ``begin``
         first."""
         while self._answering and requests.alive and not self._is_over(drain_s):
             await asyncio.wait(self._answering, timeout=POLL_S)

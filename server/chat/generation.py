@@ -131,8 +131,7 @@ class Generation:
         return self._deliver(self._end(FinishReason.LENGTH, [], []))
 
     def _held_back(self, *, cut: bool) -> list[AnswerPiece]:
-        """Return the text held back as a possible stop string or tag. cut: see
-        ``AnswerParser.flush``."""
+        """Return the text that was held back as a possible stop string or tag."""
         pieces = self._split(self._detokenizer.flush())
         if self._parser is not None:
             pieces += self._before_stop(self._parser.flush(cut=cut))
@@ -141,8 +140,7 @@ class Generation:
     def _end(
         self, finish: FinishReason | None, pieces: list[AnswerPiece], tokens: list[TokenReport]
     ) -> Delta:
-        """Return the last delta. finish: the engine's reason; None if the text itself ended the
-        answer."""
+        """Return the last delta. finish: the engine's reason; None if the text ended the answer."""
         self.finished = True
         self.stream.close()
         stopped = self._cut or finish is FinishReason.STOP
@@ -285,8 +283,8 @@ class Choices:
     async def steps(self, ping_s: float) -> AsyncIterator[list[Delta]]:
         """Yield each step's deltas, ordered by choice, until every choice has finished; yield an
         empty list after ``ping_s`` without a delta. When the time is over, cut off all running
-        choices. Raises GenerationError for a fault of the engine. Leaving the iteration early
-        aborts running requests."""
+        choices. Leaving the iteration early aborts them. Raises GenerationError for a fault of the
+        engine."""
         try:
             while running := [choice for choice in self._generations if not choice.finished]:
                 left_s = self._ends_at - self._clock()
@@ -323,5 +321,5 @@ def prefix_of_all(reports: list[PrefixReport]) -> PrefixReport | None:
 
 
 def choice_params(params: SamplingParams, choices: int) -> tuple[SamplingParams, ...]:
-    """Return the parameters of each choice. Each choice has the next seed after its predecessor."""
+    """Return each choice's parameters. Each seed is one more than the seed before."""
     return tuple(replace(params, seed=(params.seed + i) % NUM_SEEDS) for i in range(choices))

@@ -177,8 +177,7 @@ class ChatPrompts:
             )
 
     async def count_tokens(self, conversation: Conversation, param: str, salt: PrefixSalt) -> int:
-        """Count a conversation's tokens, approximately if there are far too many. Raises
-        ApiError."""
+        """Count a conversation's tokens, approximately if far too many. Raises ApiError."""
         conversation, _ = self._check(conversation, param)
         async with self.encoding:
             known = await self._recall(conversation, salt)
@@ -193,8 +192,7 @@ class ChatPrompts:
 
     def _check(self, conversation: Conversation, param: str) -> tuple[Conversation, ToolFormat]:
         """Return the conversation with its effort in the template's terms, and the format of calls.
-        Raises ApiError if the model cannot chat or call, or its template cannot write the
-        prompt."""
+        Raises ApiError if the model or its template does not support the conversation."""
         template = self.tokenizer.template
         if not template.exists:
             raise invalid("This model has no chat template; use /v1/completions.", param)
@@ -223,8 +221,7 @@ class ChatPrompts:
         return await asyncio.to_thread(both)
 
     async def _encode_fitting(self, conversation: Conversation, param: str) -> EncodedChat:
-        """Encode the prompt. Raises ApiError if it does not fit, and tells whether tools are to
-        blame."""
+        """Encode the prompt. If it does not fit, raise an ApiError that tells the tools' share."""
         try:
             encoded = await self._encode(conversation, param, self.rules.max_model_len)
             self.rules.check_prompt(encoded.ids, param)

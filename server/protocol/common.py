@@ -342,9 +342,8 @@ class SamplingFields(SharedSampling):
         defaults: dict[str, Any],
         stop_token_ids: frozenset[int],
     ) -> SamplingParams:
-        """Return the engine's parameters. defaults: from generation_config.json, for fields that
-        the request omits. stop_token_ids: the model's. Raises ApiError for an unknown token id, or
-        if the minimum length exceeds the maximum."""
+        """Return the engine's parameters. defaults: from generation_config.json. stop_token_ids:
+        the model's. Raises ApiError for an unknown token id or an impossible minimum length."""
 
         def chosen(field: str, otherwise: float) -> float:
             value = getattr(self, field)

@@ -171,8 +171,7 @@ class TextAnswer:
         return {"token_ids": ids} | ({"prompt_token_ids": prompt} if with_prompt else {})
 
     def _grow(self, delta: Delta) -> tuple[str, Json | None]:
-        """Return the text and log-probabilities that a delta adds; the first adds the echoed
-        prompt."""
+        """Return the text and log-probabilities that a delta adds, with the prompt if echoed."""
         text = "".join(piece.text for piece in delta.pieces if isinstance(piece, TextPiece))
         rows = list(self._rows(delta))
         choice = self._choices[delta.index]

@@ -1,8 +1,7 @@
 """Unsupported fields that would change the answer. Requests that set one of them are refused.
 
 The wire models define the accepted fields; all other fields are ignored. FIELDS.md lists the fields
-that clients send. A field that is null counts as missing.
-"""
+that clients send. A field that is null counts as missing."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +16,7 @@ class RefusedField:
     name: str
     remedy: str
     harmless: tuple[Any, ...] = ()
-    """Values that change nothing. Nor do false, 0, "" and [], unless true is harmless."""
+    """Values that change nothing. false, 0, "" and [] are harmless, too, unless true is."""
 
     def is_harmless(self, value: Any) -> bool:
         wants_true = any(harmless is True for harmless in self.harmless)

@@ -14,8 +14,7 @@ Api = Literal["chat", "responses", "messages", "ollama"]
 IMAGES = frozenset({"image", "image_url", "input_image"})
 FILES = frozenset({"document", "file", "input_file"})
 AUDIO = frozenset({"audio", "input_audio"})
-# In these APIs unsupported parts are omitted, because agents cannot remove parts from their
-# histories. Other APIs refuse such parts.
+# Agents cannot drop unsupported parts of their histories, so these APIs omit them; others refuse.
 AGENTS: frozenset[Api] = frozenset({"messages", "responses"})
 # The log names at most MAX_KINDS unknown types, and only types with plain names.
 MAX_KINDS, KIND, UNKNOWN = 16, re.compile(r"[a-z0-9_]{1,64}"), "unknown"
@@ -36,8 +35,7 @@ class Unsupported:
         self._tools: dict[str, Tool] = {}
 
     def note(self, kind: str, place: str) -> str:
-        """Return the note that replaces content. kind: its type on the wire. Raises ApiError
-        (400)."""
+        """Return the note that replaces content. kind: its wire type. Raises ApiError (400)."""
         if kind not in IMAGES | FILES:
             return self.leave_out(kind, place)
         if self._rule == "refuse":
@@ -60,8 +58,7 @@ class Unsupported:
         self._tools = {tool.name: tool for tool in tools}
 
     def loaded(self, name: str) -> str:
-        """Return a tool's description, or its name if the prompt already describes it or nothing
-        does."""
+        """Return the text that loads a tool: its description if deferred, else only its name."""
         tool = self._tools.get(name)
         return description(tool) if tool is not None and tool.deferred else f"{name}\n"
 

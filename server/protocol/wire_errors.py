@@ -55,8 +55,7 @@ class ApiError(Exception):
 
     @property
     def late_fields(self) -> dict[str, int]:
-        """Fields of an error in a stream, whose headers are already sent: a delay in seconds, if
-        any."""
+        """Fields that stand for an error's headers within a stream: ``retry_after_s``, if any."""
         after = self.headers.get("Retry-After")
         return {} if after is None else {"retry_after_s": int(after)}
 
@@ -77,7 +76,8 @@ def invalid(message: str, param: str | None = None, code: str | None = None) -> 
 
 
 def check_count(count: int, max_count: int, what: str, param: str | None = None) -> None:
-    """Raise ApiError (400) if the count exceeds the maximum. what: the noun, and default param."""
+    """Raise ApiError (400) if the count exceeds the maximum. what: the noun, used as param by
+    default."""
     if count > max_count:
         raise invalid(f"There are {count} {what}; at most {max_count} are read.", param or what)
 

@@ -121,8 +121,8 @@ def template_arguments(texts: Iterable[str], special_tokens: Iterable[str]) -> f
 
 
 def _unset_variables(node: nodes.Node, known: set[str]) -> set[str]:
-    """Return the variables that a template reads before setting them. known: set variables; this
-    function adds to them."""
+    """Return the variables that a template reads before setting them. Adds set ones to
+    ``known``."""
     if isinstance(node, nodes.Name):
         if node.ctx == "load":
             return {node.name} - known

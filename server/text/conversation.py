@@ -100,8 +100,7 @@ class OutputFormat:
 
     kind: Literal["json_object", "json_schema", "regex", "choice", "grammar"]
     value: Any = None
-    """json_schema: a dict or a bool. regex: the pattern. choice: a list of strings. grammar: Lark
-    or GBNF text. json_object: None."""
+    """For json_schema a dict or bool, for choice a list of strings, for json_object None, else text."""
     param: str = "response_format"
     """The API's name of the field that sets the form, for errors."""
 

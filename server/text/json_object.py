@@ -9,8 +9,7 @@ MAX_VALUES = 32_768
 
 def outside_texts(piece: bytes, in_text: bool = False) -> tuple[bytes, bool]:
     """Return JSON without its strings, and whether the piece ends within one. Each remaining comma
-    or opening bracket begins a value. in_text: whether the piece, which must not end within an
-    escape, begins within a string."""
+    or opening bracket begins a value. piece: must not end within an escape."""
     parts = piece.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
     # Every second part is a string.
     return b"".join(parts[in_text::2]), in_text ^ (len(parts) % 2 == 0)
@@ -25,9 +24,8 @@ def has_many_values(text: str) -> bool:
 
 
 def json_object(text: str) -> dict[str, Any] | None:
-    """Parse a JSON object; None if the text is none. Accepts line breaks within strings, which
-    models write; NaN and Infinity become strings. Refuses lone surrogates, numbers beyond float,
-    and more than ``MAX_VALUES`` values."""
+    """Parse a JSON object, even with line breaks in strings; None if the text is none. NaN and
+    Infinity become strings. Refuses lone surrogates, huge numbers, and too many values."""
     if has_many_values(text):
         return None
     try:

@@ -3,8 +3,7 @@
 ``python -m server.text.limited_process MODULE...`` is that process; it imports the modules first. A
 request is a line of JSON: a function of this code base, its arguments and its limits. The process
 writes ``ready`` when the function's time starts, and then the result as a line of JSON. A process
-serves many calls. After a call exceeds a limit, the next call starts a new process.
-"""
+serves many calls. After a call exceeds a limit, the next call starts a new process."""
 
 import json
 import os
@@ -81,8 +80,7 @@ class LimitedProcess:
                 self._process = None
 
     def call(self, limits: Limits, work: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a module-level function with JSON values. Raises LimitError after ending the
-        process."""
+        """Call a module-level function with JSON values. A LimitError ends the process."""
         call = (work.__module__, work.__qualname__, arguments, astuple(limits))
         request = json.dumps(call, default=str).encode() + b"\n"
         try:

@@ -21,8 +21,8 @@ class Newest(Generic[KeyT, ValueT]):
         self._lock = threading.Lock()
 
     def keep(self, key: KeyT, value: ValueT, size: int = 1) -> list[tuple[KeyT, ValueT]]:
-        """Keep a value in place of the key's old one. Return the dropped entries, or the new entry
-        itself if it alone exceeds the maximum."""
+        """Keep a value. Return the entries dropped for it, or the value's own if it is too large
+        alone."""
         with self._lock:
             self._pop(key)
             if size > self._max_size:

@@ -113,5 +113,4 @@ class Delta:
     token_ids: tuple[int, ...] = ()
     """All generated tokens, including those of reasoning, stop strings and ends."""
     prompt: tuple[TokenLogprobs | None, ...] = ()
-    """Set in the first delta if wanted: the prompt's log-probabilities; None for the first
-    token."""
+    """Set in the first delta if wanted: log-probabilities of the prompt; the first is None."""

@@ -4,8 +4,7 @@ Some templates write earlier reasoning into the prompt. If it is missing, the mo
 the prompt no longer matches the cached prefix. So the kept reasoning is put back into its turns.
 
 The key of an answer with calls is the random id of its first call. The key of any other answer is
-its text with all turns before it, because short answers are alike. Keys differ between tenants.
-"""
+its text with all turns before it, because short answers are alike. Keys differ between tenants."""
 
 import hashlib
 from collections.abc import Callable, Sequence

@@ -37,8 +37,7 @@ class TimeLimit:
         self._ended = False
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Run work, which contains the ``with`` statement, in a thread. End its code when the time
-        is up."""
+        """Run work, which contains the ``with`` statement, in a thread, until its time is up."""
         self._look()
         try:
             return await asyncio.to_thread(work)
@@ -125,7 +124,7 @@ def try_template(
 
 
 def fault_of(error: Exception, *, with_message: bool) -> str:
-    """Return a template's error with its line. with_message: quote the error, which may quote
+    """Return a template's error with its line. with_message: add the message, which may quote
     chats."""
     line = getattr(error, "lineno", None)
     for frame in traceback.extract_tb(error.__traceback__):

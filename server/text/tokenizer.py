@@ -31,8 +31,7 @@ STRIP = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
 
 
 class DecoderError(ValueError):
-    """An unsupported decoder, which does not decode each token alone. The message is the
-    decoder."""
+    """An unsupported decoder: tokens are not decoded one by one. The message is the decoder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,8 +215,8 @@ class Tokenizer:
         max_template_s: float = inf,
     ) -> EncodedChat:
         """Encode a conversation as a prompt. finds_turns: whether to compute ``turns``, which
-        doubles the time of rendering. Raises TemplateError; TextTooLongError before encoding if the
-        prompt surely exceeds ``max_prompt_tokens``."""
+        doubles the time of rendering. Raises TemplateError, or TextTooLongError if the prompt is
+        surely too long."""
 
         limit = TimeLimit(max_template_s)
 

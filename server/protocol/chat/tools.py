@@ -45,7 +45,7 @@ class NamedTool(WireModel):
     namespace: str | None = None
 
     def meant(self, tools: Sequence[Tool], place: str) -> frozenset[str]:
-        """Return the names of the chosen tools: one function, or all of a namespace. Raises
+        """Return the names of the chosen tools: a function, or all of a namespace. Raises
         ApiError."""
         name = self.name if self.function is None else self.function.name
         if self.type not in ("function", "namespace", None) or name is None:
@@ -108,8 +108,7 @@ def with_loaded(
     tools: Iterable[PlacedTool], loaded: Iterable[PlacedTool], *, searched: bool
 ) -> list[PlacedTool]:
     """Add the tools that a conversation loads, unless they are already offered. searched: whether
-    the client expects the server to search for tools. This server cannot search, so the prompt then
-    begins with all tools."""
+    the client expects the server to search for tools; the prompt then begins with all tools."""
     first = [(replace(it, deferred=it.deferred and not searched), place) for it, place in tools]
     names = {tool.name for tool, _ in first}
     late = {tool.name: (replace(tool, deferred=True), place) for tool, place in loaded}

@@ -91,8 +91,8 @@ class OfferedChoice(WireModel):
 def read_custom_tools(
     tools: Sequence[OfferedTool], added: Iterable[tuple[OfferedTool, str]]
 ) -> tuple[Tool, ...]:
-    """Return the tools that the client runs. added: tools that messages define, with their places
-    for errors. Raises ApiError."""
+    """Return the tools that the client runs. added: tools in messages, with their places for
+    errors."""
     placed = ((tool, f"tools[{number}]") for number, tool in enumerate(tools))
     searched = any((tool.type or "").startswith(SEARCH_TOOLS) for tool in tools)
     return collect_tools(with_loaded(_read(placed), _read(added), searched=searched))
@@ -163,8 +163,7 @@ class Block(WireModel):
         return {"type": kind} if isinstance(kind, str) and kind not in READ else block
 
     def text_for_model(self, place: str, unsupported: Unsupported) -> str:
-        """Return the text that the model reads: a document's text, a compaction's summary, or a
-        note."""
+        """Return the text that the model reads: the block's text, or a note in its place."""
         if self.type == "text":
             return self.text or ""
         if self.type == "document" and isinstance(self.source, Source):
@@ -372,8 +371,7 @@ class ConversationFields(StructureFields):
         return OutputFormat("json_schema", config.format.schema_, SCHEMA_PARAM)
 
     def _thinking(self) -> Thinking:
-        """Return the neutral form. Anthropic's field overrides the others; an explicit switch or
-        budget overrides an effort."""
+        """Return the neutral form. A switch or a budget overrides an effort."""
         thinking_field = self.thinking
         if thinking_field is not None and thinking_field.type in ("disabled", "between_tools"):
             return Thinking(False)

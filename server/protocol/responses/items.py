@@ -1,8 +1,7 @@
 """The items of /v1/responses: wire -> turns, and the form in which items are stored.
 
 An assistant's turn arrives as several items: reasoning, text and each call. They are merged into
-one turn again, so that the prompt repeats the model's earlier output token by token.
-"""
+one turn again, so that the prompt repeats the model's earlier output token by token."""
 
 import base64
 import binascii
@@ -66,8 +65,7 @@ class MessageItem(WireModel):
         return Turn(ROLES[self.role], text)
 
     def stored_form(self, key: str) -> Json:
-        """Return the complete item as OpenAI's SDKs define it. key: the id of an item without
-        one."""
+        """Return the complete item as OpenAI's SDKs define it. key: part of a new id, if needed."""
         kind = "output_text" if self.role == "assistant" else "input_text"
         return {
             "type": "message",

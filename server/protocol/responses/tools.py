@@ -101,8 +101,7 @@ class FlatToolChoice(WireToolChoice):
 
 
 def read_flat_tools(tools: Sequence[FlatTool], loaded: Iterable[PlacedTool]) -> tuple[Tool, ...]:
-    """Return the functions without other tools. loaded: tools that the input loads. Raises
-    ApiError."""
+    """Return the functions without other tools. loaded: tools in the input. Raises ApiError."""
     searched = any(isinstance(tool, OtherTool) and tool.type == SEARCH for tool in tools)
     return collect_tools(with_loaded(functions(tools, "tools"), loaded, searched=searched))
 

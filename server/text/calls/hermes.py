@@ -230,8 +230,7 @@ class HermesCall:
         return pieces
 
     def flush(self, *, cut: bool) -> list[AnswerPiece]:
-        """Return the remaining pieces. cut: see ``AnswerParser.flush``; then nothing is
-        repaired."""
+        """Return the remaining pieces. cut: the answer was cut off, so nothing is repaired."""
         if not self.started:
             return self._take_whole(self.unread, "")
         if self.complete:

@@ -21,10 +21,8 @@ def new_call_id() -> str:
 
 
 class CallParser:
-    """Finds calls in an answer's text as it streams in; the rest is content.
-
-    Neither includes the line break before a call, which templates write themselves, nor white space
-    between calls."""
+    """Finds calls in an answer's text as it streams in; the rest is content. White space between
+    calls, and the line break before a call, belong to neither: templates write them."""
 
     def __init__(
         self,
@@ -200,7 +198,8 @@ class ThoughtCalls:
             certain += self._taken(len(self._held) - len(self._held.lstrip()) + 1)
 
     def flush(self, *, cut: bool) -> tuple[str, str]:
-        """Return the rest of the reasoning, and the text of calls; "" if the answer was cut off."""
+        """Return the rest of the reasoning, and the calls after it; none if the answer was cut
+        off."""
         trial, held = self._trial, self._taken(len(self._held))
         self._trial = None
         if cut or trial is None or _says(trial.flush(cut=True)) or not trial.ended_with_calls:

@@ -2,8 +2,7 @@
 
 A client sends a call back as name and arguments, and the template writes it anew. If that differs
 from the model's text, the prompt no longer matches the cached prefix. So the texts of the newest
-calls are kept by their ids.
-"""
+calls are kept by their ids."""
 
 import secrets
 from collections.abc import Callable, Mapping
@@ -45,8 +44,7 @@ class CallMarks:
         return self._mark(len(self._texts) - 1)
 
     def replace(self, prompt: str, *, is_whole: bool = True) -> str:
-        """Replace the prompt's marks by the calls' texts; all marks if is_whole. Raises
-        MarkError."""
+        """Replace the prompt's marks by the calls' texts. Raises MarkError if a mark is missing."""
         calls = prompt.count(self._nonce)
         if calls > len(self._texts) or (is_whole and calls < len(self._texts)):
             raise MarkError("there are more calls, or fewer")

@@ -34,11 +34,9 @@ LINE_END = re.compile(r"[ \t\r]*\n")
 
 
 class ParameterValue:
-    """Reads one parameter's value as it streams in.
-
-    The value ends at a ``</parameter>`` on its own line or before another tag of the call;
-    elsewhere the tag belongs to the value. If the closing tag is missing, the value ends at the
-    next parameter or at the end of the call."""
+    """Reads one parameter's value as it streams in. The value ends at a ``</parameter>`` on its own
+    line or before another tag of the call; elsewhere the tag belongs to the value. If the closing
+    tag is missing, the value ends at the next parameter or at the end of the call."""
 
     def __init__(self, parameters: Container[str], tools: Container[str]) -> None:
         """parameters: names of the tool's parameters. tools: names of the offered tools."""
@@ -74,8 +72,7 @@ class ParameterValue:
         return text
 
     def flush(self, *, cut: bool) -> str:
-        """Return the remaining text. cut: see ``AnswerParser.flush``; then an open value stays
-        open."""
+        """Return the remaining text. cut: the answer was cut off, so an open value stays open."""
         end = self._find_end(final=True) or self._unclosed
         if end is None and cut:
             return self._held
@@ -138,9 +135,9 @@ class Stage(Enum):
 
 
 class XmlCall:
-    """Reads the text after an opening tag and writes the arguments as JSON, typed by the tool's
-    schema. Values wait for the call's end, because the last value of a name counts; but a long
-    string is sent as it comes."""
+    """Reads the text after an opening tag and writes the arguments as JSON, typed by the schema.
+    Values wait for the call's end, where the last value of a name counts, but long strings do
+    not."""
 
     def __init__(
         self, index: int, new_id: Callable[[], str], tools: tuple[Tool, ...], opener: str

@@ -64,8 +64,7 @@ class GrammarCache:
         return grammar
 
     def reserve(self, memory_bytes: int) -> bool:
-        """Count memory for another grammar, and drop unused ones. Return False if it does not
-        fit."""
+        """Count memory for another grammar, and drop unused ones. Return False without room."""
         while self.used_bytes + memory_bytes > self._max_bytes:
             if not self._grammars.pop_oldest():
                 return False
@@ -128,9 +127,9 @@ class GrammarCompiler:
 
     async def compile(self, spec: ConstraintSpec, begun: str = "") -> TokenConstraint | None:
         """Compile an answer's constraint; None if any text is allowed. begun: the client's
-        beginning of the content. Raises GrammarError, naming the unsupported part and the request's
-        field; UnfitBeginningError if the grammar does not allow the beginning; WorkerBusyError or
-        GrammarMemoryError if there is no room now."""
+        beginning of the content. Raises GrammarError if the form is unsupported,
+        UnfitBeginningError if it forbids the beginning, WorkerBusyError or GrammarMemoryError if
+        there is no room now."""
         if not spec.has_grammar and not spec.has_budget:
             return None
         answer = await self._answer(spec, begun) if spec.has_grammar else None

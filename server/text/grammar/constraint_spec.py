@@ -28,8 +28,7 @@ class ConstraintSpec:
 
     @property
     def has_grammar(self) -> bool:
-        """Whether a grammar constrains the content. Optional calls need one only for strict
-        tools."""
+        """Whether a grammar constrains the content. Optional calls need one only if strict."""
         strict = any(tool.strict for tool in self.tools)
         return self.output is not None or bool(self.tools and (self.must_call or strict))
 

@@ -31,13 +31,11 @@ class CompiledGrammar:
         self.matcher = matcher
         self.memory_bytes = memory_bytes
         self.is_spent = False
-        """Whether an answer has reached the grammar's limits. All answers share the lexer's states,
-        so no other answer would get further."""
+        """Whether an answer has reached the limits of the lexer, whose states all answers share."""
 
 
 class GrammarConstraint:
-    """Allows the tokens that a grammar allows. An accepted token is consumed when the next mask is
-    computed, while the device is busy."""
+    """Allows a grammar's tokens. An accepted token is consumed with the next mask."""
 
     def __init__(
         self,

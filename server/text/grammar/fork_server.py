@@ -6,8 +6,7 @@ every child inherits the tokenizer. All other frames are JSON: specs come in, an
 out in any order.
 
 The kernel ends a child that exceeds its processor time. This process ends a child that exceeds its
-memory or wall time. It has one thread, and never imports numpy, MLX or the engine.
-"""
+memory or wall time. It has one thread, and never imports numpy, MLX or the engine."""
 
 import json
 import os

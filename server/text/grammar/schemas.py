@@ -1,8 +1,7 @@
 """Reduce a JSON Schema to the keywords that llguidance enforces, or refuse it.
 
 llguidance ignores unknown keywords. So every keyword that could constrain an answer is either
-supported or refused by name. Dropped keywords do not constrain answers.
-"""
+supported or refused by name. Dropped keywords do not constrain answers."""
 
 import math
 import re

@@ -37,7 +37,7 @@ WHITE_SPACE = r"[\x20\x09]|\r?\n[\x20\x09]{0,24}"
 # Without \u, because llguidance does not recognise a key written with it.
 ESCAPES = 'nrbtf\\"'
 JSON_OPTIONS = {"whitespace_pattern": WHITE_SPACE, "json_allowed_escapes": ESCAPES}
-# Attributes that llguidance ignores, or that would retract text.
+# Attributes that llguidance ignores, or that would retract text. No pattern backtracks far.
 REFUSED_ATTRIBUTES = re.compile(r"\[[^\[\]\n]*\b(temperature|max_tokens|stop)\b\s*=")
 DEFINITION = re.compile(
     r"^[ \t]*[?!]?[A-Za-z_][\w-]*(?:\[[^\]\n]*\])?[ \t]*(?::|::=)", re.MULTILINE
@@ -63,8 +63,7 @@ ANY_OBJECT = {"type": "object"}
 
 
 def grammar_text(spec: ConstraintSpec, facts: TokenizerFacts) -> str:
-    """Write the content's grammar; if lazy, one call's after its opening tag. Raises
-    GrammarError."""
+    """Write the grammar of the content, or of one lazy call. Raises GrammarError."""
     grammar = CallGrammar(facts.tags)
     ways = []
     if spec.output is not None and not spec.must_call:

@@ -6,8 +6,7 @@ Two queues keep simple specs from waiting for specs that take seconds::
                  | exceeded
                  +--> slow queue, one at a time: at most max_compile_s --> estimate
 
-A request that gets no turn or too little processor time is refused with a hint to retry.
-"""
+A request that gets no turn or too little processor time is refused with a hint to retry."""
 
 import asyncio
 import json

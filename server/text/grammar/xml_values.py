@@ -1,8 +1,7 @@
 """Write grammars for the values in Qwen3-Coder's calls, from each parameter's schema.
 
 Strings are written without quotes, all other values as JSON. If a schema allows both, text that
-reads as JSON of an allowed type is JSON, not a string (see ``argument_types``).
-"""
+reads as JSON of an allowed type is JSON, not a string (see ``argument_types``)."""
 
 import json
 import re
@@ -76,8 +75,7 @@ class Parameter:
 
 
 def xml_parameters(schema: dict[str, Any]) -> list[Parameter]:
-    """Return a call's parameters. schema: checked, of the arguments' object. Raises
-    GrammarError."""
+    """Return the parameters that a checked schema describes. Raises GrammarError."""
     for keyword in schema:
         if keyword not in ROOT_KEYWORDS:
             raise GrammarError(f"{keyword} at the top is not supported in this model's calls")
