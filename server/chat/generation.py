@@ -313,7 +313,7 @@ class Choices:
 
 
 def prefix_of_all(reports: list[PrefixReport]) -> PrefixReport | None:
-    """Add the cached tokens of all prompts, and keep the first cache miss."""
+    """Sum the cached tokens of all prompts, and keep the first cache miss."""
     if not reports:
         return None
     telling = next((report for report in reports if report.miss is not None), reports[0])

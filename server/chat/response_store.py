@@ -43,7 +43,7 @@ class StoredResponse:
 
 
 class ResponseStore:
-    """The newest responses, by tenant (of the salt). The least recently used are dropped first."""
+    """The newest responses. A tenant sees only its own. The least recently used go first."""
 
     def __init__(self, max_bytes: int) -> None:
         """max_bytes: limit for all tenants together; 0 keeps nothing."""

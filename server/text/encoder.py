@@ -74,7 +74,7 @@ class Encoder:
         self, texts: list[str], *, offsets: bool = False, ends: bool = False
     ) -> list[Encoding]:
         """Encode texts as one batch. ends: add the tokens that the tokenizer puts around a text."""
-        # The library releases the GIL for a batch, but not for a single text.
+        # Other threads can run while the library encodes a batch, but not a single text.
         encode = self._fast.encode_batch if offsets else self._fast.encode_batch_fast
         return encode(texts, add_special_tokens=ends)
 

@@ -80,7 +80,7 @@ class LimitedProcess:
                 self._process = None
 
     def call(self, limits: Limits, work: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a module-level function with JSON values. A LimitError ends the process."""
+        """Call a function with JSON values. Ends the process before raising LimitError."""
         call = (work.__module__, work.__qualname__, arguments, astuple(limits))
         request = json.dumps(call, default=str).encode() + b"\n"
         try:

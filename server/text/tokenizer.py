@@ -174,7 +174,7 @@ class Tokenizer:
                 f"{path / TOKENIZER_FILE}: tokenizer_config.json names another kind"
             )
         self.fast: FastTokenizer = loaded.backend_tokenizer
-        # The file may contain settings for training, which would silently change prompts.
+        # Padding and truncation that the file may set would silently change prompts.
         self.fast.no_padding()
         self.fast.no_truncation()
         self._encoder = Encoder(self.fast)

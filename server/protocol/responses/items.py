@@ -26,7 +26,7 @@ from server.protocol.unsupported import FILES, IMAGES, Unsupported, description
 from server.protocol.wire_errors import invalid
 from server.text.conversation import Role, ToolCall, Turn
 
-# The beginning of packed reasoning. Some clients return nothing else. It is not encrypted.
+# The beginning of packed (not encrypted) reasoning, for clients that return no other reasoning.
 REASONING_MARK = "quire1."
 # The beginning of OpenAI's encrypted strings.
 CIPHER_BEGIN = "gAAAA"

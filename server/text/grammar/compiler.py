@@ -158,7 +158,7 @@ class GrammarCompiler:
         self._cache.forget()
 
     async def _after(self, constraint: GrammarConstraint, begun: str) -> GrammarConstraint:
-        """Return the constraint for the text after ``begun``, which has no special tokens."""
+        """Return the constraint after ``begun``, which is never read as special tokens."""
         loaded = self._load()
 
         def after() -> GrammarConstraint:

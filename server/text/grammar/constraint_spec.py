@@ -28,7 +28,7 @@ class ConstraintSpec:
 
     @property
     def has_grammar(self) -> bool:
-        """Whether a grammar constrains the content. Optional calls need one only if strict."""
+        """Whether a grammar constrains the content. Optional calls need one if a tool is strict."""
         strict = any(tool.strict for tool in self.tools)
         return self.output is not None or bool(self.tools and (self.must_call or strict))
 

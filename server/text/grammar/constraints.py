@@ -35,7 +35,7 @@ class CompiledGrammar:
 
 
 class GrammarConstraint:
-    """Allows a grammar's tokens. An accepted token is consumed with the next mask."""
+    """Allows the grammar's tokens. Accepted tokens are consumed when the next mask is computed."""
 
     def __init__(
         self,

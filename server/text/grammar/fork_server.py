@@ -81,7 +81,7 @@ READ_BYTES = 65536
 LOOK_S = 0.01
 OVER_TIME, OVER_MEMORY, DIED = "over_time", "over_memory", "died"
 STARVED = "starved"
-"""The child got too little processor time within its wall time."""
+"""The child got too little processor time within its time limit."""
 
 
 @dataclass(slots=True)

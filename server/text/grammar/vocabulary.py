@@ -79,7 +79,7 @@ class Vocabulary:
         return self._masks_before(CALL_OPEN.encode(), may_stop=True)
 
     def tokens(self, text: str) -> tuple[int, ...]:
-        """Return the tokens of a tag: one, if the tokenizer has that token."""
+        """Return the token ids of a tag: only one if the tag is a token."""
         return tuple(self._tokenizer.fast.encode(text, add_special_tokens=False).ids)
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -106,7 +106,7 @@ class Vocabulary:
 
 
 class GrammarTokenizer:
-    """A vocabulary in llguidance's form. Building it blocks all threads for up to a second."""
+    """A vocabulary in llguidance's form. Building a large one blocks other threads for a second."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         text = vocabulary.engine_text()
