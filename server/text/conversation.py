@@ -100,7 +100,7 @@ class OutputFormat:
 
     kind: Literal["json_object", "json_schema", "regex", "choice", "grammar"]
     value: Any = None
-    """For json_schema a dict or bool, for choice a list of strings, for json_object None, else str."""
+    """For json_schema a dict or bool, for choice a list of str, for json_object None, else str."""
     param: str = "response_format"
     """The API's name of the field that sets the form, for errors."""
 

@@ -22,7 +22,7 @@ def new_call_id() -> str:
 
 class CallParser:
     """Finds calls in an answer's text as it streams in; the rest is content. White space between
-    calls, and the line break before a call, belong to neither: templates write them."""
+    calls belongs to neither, nor does the line break before a call, which templates write."""
 
     def __init__(
         self,
