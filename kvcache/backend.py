@@ -1,8 +1,7 @@
-"""The protocol between sequences and device bytes.
+"""The protocol between the cache and device memory.
 
-A backend knows heaps, buffers and blocks by number and moves memory behind addresses. No caller
-knows which backend runs.
-"""
+A backend knows heaps, buffers and blocks by number and maps memory. Callers do not know which
+backend runs."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ from kvcache.layout import CellLayout, Group
 from metal_ext import GatedDelta, QKTransform
 
 # A mapping operation that takes longer has failed. Shorter than the engine's watchdog
-# (server/config.py), which cannot name the reason of a step that hangs.
+# (server/config.py), which cannot name the reason for a hanging step.
 MAPPING_LIMIT_S = 20.0
 
 
@@ -45,7 +44,7 @@ class LayerRegions:
 
 
 class Releases(Enum):
-    """Memory that can go back to the system before the process ends."""
+    """The memory that can go back to the system before the process ends."""
 
     BLOCKS = "any blocks, at any time"
     HEAPS = "whole heaps, at any time"
@@ -54,7 +53,7 @@ class Releases(Enum):
 
 
 class Charge(Enum):
-    """The time from which the system charges the process for memory of heaps."""
+    """When the system charges the process for memory of heaps."""
 
     BLOCKS = "each block from its first mapping"
     HEAPS = "each heap, in full, from when it is made, or mapped again after a release"
@@ -66,12 +65,11 @@ class BackendFailedError(RuntimeError):
 
 
 class StepRows(ABC):
-    """The rows of one step, and the kernels of the substrate over them. ``order`` is always the
-    layer's newest ordering handle: an array of one element that makes reads wait for writes."""
+    """The rows of one step, and the substrate's kernels over them. ``order`` is the layer's newest
+    ordering handle: an array of one element that makes reads wait for writes."""
 
     def __init__(self, native: Any, executor: Any) -> None:
-        """native: rows of a CPU with its workers as the executor, or those of a Metal substrate
-        with the substrate."""
+        """native, executor: RowTable and CpuWorkers, or MetalRows and MetalSubstrate."""
         self.native = native
         self._executor = executor
 
@@ -84,9 +82,9 @@ class StepRows(ABC):
         values: mx.array,
         transform: QKTransform | None,
     ) -> tuple[mx.array, mx.array]:
-        """Transform queries and keys, where there is a transform, and write keys and values; return
-        the next ordering handle, and the queries. queries: ``[T, query_heads, head_dim]``; keys,
-        values: ``[T, kv_heads, head_dim]``; all of one dtype, of any strides."""
+        """Apply the transform, write keys and values; return the next ordering handle and the
+        queries. queries: ``[T, query_heads, head_dim]``; keys, values: ``[T, kv_heads, head_dim]``;
+        all of one dtype and of any strides."""
         where = self.native, layer.native, self._executor
         if transform is None:
             return metal_ext.append(order, keys, values, *where), queries
@@ -96,8 +94,8 @@ class StepRows(ABC):
     def decode_attention(
         self, order: mx.array, layer: LayerRegions, queries: mx.array, scale: float
     ) -> mx.array:
-        """Return the attention of the step's first R rows, each over its sequence up to itself.
-        queries: ``[R, query_heads, head_dim]``."""
+        """Return the attention of the first R rows, each over its sequence up to itself. queries:
+        ``[R, query_heads, head_dim]``."""
         return metal_ext.decode_attention(
             order, queries, self.native, 0, layer.native, layer.kv_heads, scale, self._executor
         )
@@ -118,109 +116,102 @@ class StepRows(ABC):
         kv_heads, head_dim]``, valid until the sequence closes."""
 
     def end(self, arrays: list[mx.array]) -> list[mx.array]:
-        """Return the arrays to evaluate so that ``arrays`` are there and the device knows that the
-        step is done. arrays: the step's results, and the newest ordering handle of every layer."""
+        """Return the arrays whose evaluation also tells the device that the step is done. arrays:
+        the step's results and the newest ordering handle of every layer."""
         return arrays
 
     def cancel(self) -> None:  # noqa: B027  # a CPU has nothing to cancel
-        """Cancel a failed step: no operation of it runs any more."""
+        """Cancel a failed step, of which no operation runs any more."""
 
 
 class PageBackend(Protocol):
-    """Memory of a substrate. All calls come from the engine thread, except ``committed_bytes``, and
-    ``completed_ticket`` where that thread hangs.
+    """Memory of a substrate. Only the engine thread calls, except for ``committed_bytes``, and for
+    ``completed_ticket`` while that thread hangs.
 
-    A block in several buffers is writable in one of them at most.
-
-    Tickets are numbers that rise; an operation is done when ``completed_ticket`` has reached its
-    ticket.
-    """
+    At most one of the buffers that map a block may write it. Operations have rising ticket numbers;
+    one is done when ``completed_ticket`` has reached its ticket."""
 
     name: str
     releases: Releases
     charge: Charge
     zeroes_blocks: bool
-    """Whether a block that is mapped writable holds zeros, whatever it held before. Read by tests
-    of the machine."""
+    """Whether a block mapped writable holds zeros. Read by self-tests."""
     mapping_limit: int | None
-    """Mappings that the process may have for its buffers; None: no limit."""
+    """The limit of the process's mappings for its buffers; None: no limit."""
     heap_limit: int | None
-    """Heaps that the process may have; None: no limit."""
     shares_blocks: bool
-    """Whether several buffers may map one block."""
     maps_while_running: bool
-    """Whether memory may be mapped, unmapped and released while steps are in flight; else only at
-    mapping points: from the end of the last step in flight up to ``finish_mappings``."""
+    """Whether mappings may change while steps are in flight; else only at mapping points, from the
+    end of the last step in flight to ``finish_mappings``."""
 
     @property
     def copied_bytes(self) -> int:
-        """Return the bytes of K and V that ``copy_block`` has copied."""
+        """Bytes of K and V that ``copy_block`` has copied."""
 
     def add_heap(self) -> bool:
-        """Make the next heap (0, 1, ...); False when the system refuses."""
+        """Make the next heap (0, 1, ...); False: the system refuses."""
 
     def add_buffer(self) -> bool:
-        """Make the next buffer (0, 1, ...); False when the system refuses."""
+        """Make the next buffer (0, 1, ...); False: the system refuses."""
 
     def commit_heap(self, heap: int) -> bool:
-        """Give a heap its memory again after a release; False when the system refuses. From then on
-        the system refuses no mapping of its blocks for want of memory. No effect where memory comes
-        with the mapping."""
+        """Give a heap its memory again after a release, so that no mapping of its blocks is refused
+        for lack of memory; False: the system refuses. No effect where mapping allocates the
+        memory."""
 
     def map(
         self, buffer: int, block: int, heap: int, heap_block: int, count: int, writable: bool
     ) -> bool:
-        """Put ``count`` blocks of a heap behind a buffer's; False, with nothing changed, when the
-        system refuses. Blocks that are not writable need ``shares_blocks``. At a mapping point they
-        count as mapped when ``finish_mappings`` has returned."""
+        """Map ``count`` blocks of a heap in a buffer; False, with nothing changed: the system
+        refuses. Read-only mappings need ``shares_blocks``. At a mapping point, mappings take effect
+        when ``finish_mappings`` returns."""
 
     def map_ahead(self, buffer: int, block: int, heap: int, heap_block: int, count: int) -> int:
-        """Start mapping writable blocks on another thread, memory included, so that the step that
-        first writes there need not wait; return the ticket. They count as mapped when it has
-        completed and was not ``refused``. Only where ``maps_while_running``."""
+        """Start mapping blocks writable, memory included, on another thread; return the ticket.
+        They count as mapped once it has completed and was not ``refused``. Needs
+        ``maps_while_running``."""
 
     def refused(self, ticket: int) -> bool:
-        """Return whether the system refused a completed ``map_ahead``, which has then changed
-        nothing. Call it once for each ticket."""
+        """Return whether the system refused a completed ``map_ahead`` and so changed nothing. Call
+        once for each ticket."""
 
     def unmap(self, buffer: int, block: int, count: int) -> int:
         """Start unmapping blocks of a buffer; return the ticket."""
 
     def release(self, heap: int, block: int, count: int) -> int:
-        """Release the memory of unmapped blocks to the system; return the ticket."""
+        """Start releasing the memory of unmapped blocks to the system; return the ticket."""
 
     def finish_mappings(self) -> None:
-        """Wait for all operations begun at this mapping point: before ``copy_block`` and ``rows``.
-        No effect where ``maps_while_running``. Raises BackendFailedError."""
+        """End a mapping point: wait for its operations, before ``copy_block`` and ``rows``. No
+        effect with ``maps_while_running``. Raises BackendFailedError."""
 
     def copy_block(
         self, source: int, source_block: int, target: int, target_block: int, tokens: int
     ) -> None:
-        """Copy the first ``tokens`` tokens of a block of one buffer into a writable block of
-        another, in all regions: after all steps that were started, and done when it returns."""
+        """Copy the first ``tokens`` tokens of a block to a writable block of another buffer, in all
+        regions: after all steps that were started, and before this call returns."""
 
     def completed_ticket(self) -> int:
         """Return the newest ticket up to which all are done. Raises BackendFailedError."""
 
     def wait(self, ticket: int, timeout_s: float) -> bool:
-        """Wait for a ticket; False when the time passed first."""
+        """Wait for a ticket; False: the time passed first."""
 
     def committed_bytes(self) -> int:
         """Return the bytes that the system charges for all heaps. Any thread may call."""
 
     def rows(self, segments: Sequence[Segment]) -> StepRows:
-        """Return the rows of a step, in order. Every step is ended, or cancelled."""
+        """Return the rows of a step, which must be ended or cancelled."""
 
     def shut_down(self) -> bool:
-        """Wait for the device and unmap all memory. False where the device did not answer: then the
-        process must end without a release. No call may follow."""
+        """Wait for the device and unmap everything; no call may follow. False: the device did not
+        answer, and the process must end without releasing memory."""
 
 
 class StateRows:
     """The rows of one step, and the kernel over the states of their sequences."""
 
     def __init__(self, layout: CellLayout, native: Any, executor: Any) -> None:
-        """native, executor: as in StepRows."""
         self._layout = layout
         self._native = native
         self._executor = executor
@@ -235,13 +226,11 @@ class StateRows:
         b: mx.array,
         delta: GatedDelta,
     ) -> tuple[mx.array, mx.array]:
-        """Advance the states of a recurrent layer by all rows; return the layer's next ordering
-        handle, and the output of the states ``[T, value_heads * value_dim]``.
+        """Advance a recurrent layer's states by all rows; return the layer's next ordering handle
+        and the output ``[T, value_heads * value_dim]``.
 
-        order: of the layer's newest advance. number: among the recurrent layers. qkv: ``[T,
-        tail_width]``, before its convolution; z: ``[T, value_heads * value_dim]``; a, b: ``[T,
-        value_heads]``. delta: the layer's weights in the form of the substrate's kernels.
-        """
+        number: among the recurrent layers. qkv: ``[T, tail_width]``, before the convolution; z:
+        ``[T, value_heads * value_dim]``; a, b: ``[T, value_heads]``. delta: the layer's weights."""
         offset = self._layout.offsets[number]
         return metal_ext.gated_delta(
             order, qkv, z, a, b, delta, self._native, offset, self._executor
@@ -255,20 +244,19 @@ class StateMemory(Protocol):
     def num_cells(self) -> int: ...
 
     def rows(self, segments: Sequence[StateSegment], step: StepRows) -> StateRows:
-        """Return the rows of a step. segments: in the order of its rows. step: the same rows in any
-        group; cells are in use until its end."""
+        """Return the rows of a step. segments: in the order of the step's rows. step: the same rows
+        in any group; the cells are in use until the step ends."""
 
     def committed_bytes(self, cells: Sequence[int]) -> int:
-        """Return the bytes that the system charges for these cells, measured at most a moment ago.
-        cells: all that may hold memory."""
+        """Return the bytes that the system charges for cells; may be slightly out of date. cells:
+        all that may hold memory."""
 
     def release(self, cells: Sequence[int]) -> None:
-        """Release the memory of cells to the system, where it takes that back. They may be written
-        again at any time."""
+        """Release memory of cells to the system, if it takes any. The cells may be written
+        again."""
 
 
 def native_geometry(group: Group) -> metal_ext.Geometry:
-    """Return a group's shape for the extension."""
     return metal_ext.Geometry(
         page_bytes=group.page_bytes,
         tokens_per_block=group.tokens_per_block,

@@ -1,5 +1,4 @@
-"""Records of the cache's memory: blocks in heaps, the buffers behind which blocks are mapped, and
-the cells of recurrent states. Their pools change them."""
+"""Records of the cache's memory: blocks, heaps, sparse buffers and cells."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -8,7 +7,7 @@ from itertools import takewhile
 
 
 class BlockState(IntEnum):
-    """The state of a block; heap_pool.py draws the changes."""
+    """The state of a block. The head of heap_pool.py draws the transitions."""
 
     FREE = 0
     OWNED = 1
@@ -20,39 +19,37 @@ class BlockState(IntEnum):
 
 @dataclass(slots=True, eq=False)
 class Prefix:
-    """The key of a sealed block: its tokens, and all that come before them."""
+    """The key of a sealed block: its tokens, and the digest of all tokens before them."""
 
     digest: bytes
     parent: bytes
     tokens: bytes
     system: bool
-    """Whether the block belongs to a system prompt."""
     last_use: int = 0
     cell: "Cell | None" = None
-    """The states of recurrent layers after the block's last token, where they are kept."""
+    """The states of the recurrent layers after the block's last token; None where none are kept."""
 
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """A physical block. HeapPool changes its state and counts, PrefixIndex its prefix."""
+    """A physical block. HeapPool changes the state and the counts, PrefixIndex the prefix."""
 
     heap: int
     place: int
-    """The number of the block in its heap."""
+    """The block's index in its heap."""
     state: BlockState = BlockState.FREE
     dirty: bool = False
     """Whether the block may hold memory of the system."""
     buffers: int = 0
-    """Tables of buffers that have the block, those of closed sequences included."""
+    """The number of buffer tables that list the block, those of closed sequences included."""
     sequences: int = 0
-    """Open sequences that have the block."""
+    """The number of open sequences that use the block."""
     prefix: Prefix | None = None
-    """None where other sequences cannot find the block."""
+    """None: other sequences cannot find the block."""
     premapped_by: "list[SparseBuffer]" = field(default_factory=list)
-    """Buffers that have the block mapped behind their tables, for no sequence."""
+    """Buffers in which the block is premapped."""
     is_sealed: bool = False
-    """Whether the block was sealed since it was mapped: then no sequence may write it through that
-    mapping."""
+    """Whether the block was sealed since its allocation: then its mappings are for reading only."""
 
     @property
     def can_be_taken(self) -> bool:
@@ -60,7 +57,6 @@ class Block:
 
     @property
     def found_by(self) -> Prefix:
-        """Return the prefix of a block that can be found."""
         assert self.prefix is not None, f"{self} cannot be found"
         return self.prefix
 
@@ -69,16 +65,16 @@ class Block:
 
 
 class Retention(IntEnum):
-    """Why a sealed cell is kept. The highest reason counts; cells with the lowest go first."""
+    """The reason for keeping a sealed cell, the weakest first."""
 
     WAYPOINT = 0
-    """A long prompt need not be computed from its beginning."""
+    """A point within a long prompt, from which another prompt with the same beginning can go on."""
     END = 1
-    """A turn ends here, or two conversations parted here."""
+    """The end of a turn, or the point at which two conversations parted."""
     USER = 2
-    """The newest message of a person ends here: a later prompt may drop the thoughts behind it."""
+    """The end of the newest user message: a later prompt may drop the reasoning after it."""
     SYSTEM = 3
-    """The system prompt and the tools end here."""
+    """The end of the system prompt and the tools."""
 
 
 @dataclass(slots=True, eq=False)
@@ -87,32 +83,32 @@ class Cell:
 
     number: int
     holders: int = 0
-    """Open sequences that write the cell or go on from it, and entries of the queue for sealing."""
+    """Open sequences that write or read the cell, and entries of the queue for sealing."""
     epoch: int = 0
     """The newest step that may touch the cell."""
     prefix: Prefix | None = None
-    """The block after which the cell is found."""
+    """The prefix whose states the cell holds; None: the cell is not sealed."""
     position: int = 0
-    """Tokens before the state, once the cell is sealed."""
+    """Number of tokens before the state. Set when the cell is sealed."""
     conversation: int = 0
-    """The conversation's id, once the cell is sealed: its first sequence that sealed a cell."""
+    """The conversation's id: its first sequence that sealed a cell. Set with ``position``."""
     retention: Retention = Retention.WAYPOINT
     before: "Cell | None" = None
-    """The cell from which the conversation would go on without this one; None: the beginning."""
+    """The previous cell of the same conversation; None: the beginning."""
     is_earlier_end: bool = False
-    """Whether the conversation has a newer end of a turn."""
+    """Whether the conversation has a newer cell with retention END."""
     last_use: int = 0
     dirty: bool = False
     """Whether the cell may hold memory of the system."""
 
     @property
     def is_cached(self) -> bool:
-        """Return whether the cell can be found, and no sequence holds it."""
+        """Whether the cell can be found and has no holder."""
         return self.prefix is not None and not self.holders
 
     @property
     def saves(self) -> int:
-        """Return the number of tokens that would be computed again without the cell."""
+        """The number of tokens that would have to be computed again without the cell."""
         return self.position - (0 if self.before is None else self.before.position)
 
     def __str__(self) -> str:
@@ -121,7 +117,7 @@ class Cell:
 
 @dataclass(slots=True)
 class MappedRun:
-    """Blocks that take one mapping per region: consecutive in the buffer and in one heap."""
+    """Blocks that take one mapping per region: consecutive both in the buffer and in one heap."""
 
     block: int
     heap: int
@@ -136,10 +132,9 @@ class MappedRun:
 
 @dataclass(slots=True)
 class PageTable:
-    """The physical blocks behind a buffer: entry i stands behind block i.
+    """The physical blocks of a buffer: entry i is mapped at block i of the buffer's addresses.
 
-    Only the host has this table. Kernels see plain addresses; the MMU is their block table.
-    """
+    The table exists on the host only. Kernels use plain addresses, which the MMU translates."""
 
     blocks: list[Block] = field(default_factory=list)
     runs: list[MappedRun] = field(default_factory=list)
@@ -148,7 +143,7 @@ class PageTable:
         return len(self.blocks)
 
     def append(self, blocks: Iterable[Block], writable: bool) -> list[MappedRun]:
-        """Add blocks at the end; return the runs to map, which may continue the last run."""
+        """Add blocks at the end. Return the runs to map, which may extend the last run."""
         pieces: list[MappedRun] = []
         for block in blocks:
             place = len(self.blocks)
@@ -161,7 +156,6 @@ class PageTable:
         return pieces
 
     def cut(self, length: int) -> list[Block]:
-        """Remove and return the blocks from ``length`` on."""
         gone = self.blocks[length:]
         del self.blocks[length:]
         while self.runs and self.runs[-1].block >= length:
@@ -173,7 +167,7 @@ class PageTable:
 
 @dataclass(slots=True)
 class Pending:
-    """Blocks at the end of a table that are being mapped."""
+    """Blocks at the end of a table whose mapping has been queued but not confirmed."""
 
     ticket: int
     count: int
@@ -181,33 +175,31 @@ class Pending:
 
 @dataclass(slots=True, eq=False)
 class SparseBuffer:
-    """A buffer of the backend and the blocks mapped behind it. Reused, never destroyed::
+    """A backend's buffer and the blocks mapped in it. Buffers are reused, never destroyed::
 
-    table: blocks of its sequence ........... | premapped | nothing
-    mapped_blocks ............... | pending
+    table: blocks of the sequence .............. | premapped | nothing
+    mapped_blocks ................ | pending
     """
 
     number: int
     table: PageTable = field(default_factory=PageTable)
     pending: list[Pending] = field(default_factory=list)
-    """The oldest comes first. Their blocks are at the end of the table already."""
+    """The oldest one first. The table already lists these blocks."""
     premapped: list[Block] = field(default_factory=list)
-    """Blocks mapped behind the table's last one, of no sequence: for the next one."""
+    """Blocks still mapped after the table's end, for the buffer's next sequence."""
     free_premapped: int = 0
 
     @property
     def mapped_blocks(self) -> int:
-        """Return the number of leading blocks that can be used now."""
         return len(self.table) - sum(item.count for item in self.pending)
 
     def count_premapped(self, blocks: Iterable[Block]) -> int:
-        """Return the number of leading ``blocks`` that are premapped, in this order."""
+        """Return how many of the leading ``blocks`` are premapped, in this order."""
         same = takewhile(lambda pair: pair[0] is pair[1], zip(self.premapped, blocks, strict=False))
         return sum(1 for _ in same)
 
     def usable_premapped(self, limit: int) -> list[Block]:
-        """Return the leading premapped blocks that the buffer's sequence may write, up to a limit:
-        they are free, mapped nowhere else, and were never sealed."""
+        """Return up to ``limit`` leading premapped blocks that the buffer's sequence may write."""
         usable = takewhile(
             lambda b: b.state is BlockState.FREE and len(b.premapped_by) == 1 and not b.is_sealed,
             self.premapped[:limit],
@@ -215,38 +207,37 @@ class SparseBuffer:
         return list(usable)
 
     def mappings(self, regions: int) -> int:
-        """Return the mappings that the system counts: each run and the gap behind the table, per
-        region."""
+        """Return the system's mappings: one per run and one for the gap behind, in each region."""
         return regions * (len(self.table.runs) + 1) if self.table.blocks else 0
 
 
 class SparseHeap:
-    """The blocks of one heap, in their order."""
+    """The blocks of one heap."""
 
     def __init__(self, number: int, blocks: int) -> None:
         self.blocks = [Block(number, place) for place in range(blocks)]
         self.free = blocks
         self.free_map = bytearray(b"\1") * blocks
-        """1 for each block that can be taken. A search in bytes finds room for a run fast."""
+        """1 for each block that can be taken: a search for bytes finds a run quickly."""
 
     def note_free(self, block: Block, is_free: bool) -> None:
         self.free_map[block.place] = is_free
         self.free += 1 if is_free else -1
 
     def find_free(self, count: int = 1) -> int:
-        """Return the first place of ``count`` free blocks in a row; -1 where there are none."""
+        """Return the index of the first ``count`` free blocks in a row; -1: there are none."""
         return self.free_map.find(b"\1" * count)
 
     def states(self) -> bytes:
         return bytes(block.state for block in self.blocks)
 
     def free_and_dirty(self) -> list[int]:
-        """Return the places of blocks that can be taken and may hold memory."""
+        """Return the indices of blocks that can be taken and may hold memory."""
         return [block.place for block in self.blocks if block.dirty and block.can_be_taken]
 
 
 def runs_of(indices: list[int]) -> list[tuple[int, int]]:
-    """Return the longest runs ``(first, count)`` of ascending numbers."""
+    """Group ascending numbers into runs ``(first, count)``."""
     runs: list[tuple[int, int]] = []
     for index in indices:
         if runs and runs[-1][0] + runs[-1][1] == index:

@@ -10,24 +10,24 @@ from kvcache.layout import Group
 from kvcache.prefix_cache import PrefixCache
 from kvcache.sequences import CachedSequence
 
-# A block is mapped this many tokens before a decoding sequence needs it; a prompt's next chunk,
-# while the one before it is computed.
+# A block for decoding is mapped this many tokens before the sequence needs it; blocks for a
+# prompt's next chunk are mapped while the chunk before is computed.
 MAP_AHEAD_TOKENS = 8
-# The same at a mapping point, for each sequence that has less than half of it: all sequences wait
-# for a point, and sequences that are topped up together need the next one together.
+# At a mapping point, each sequence with less than half of this many tokens mapped ahead gets as
+# many: sequences topped up together need the next mapping point together.
 MAP_AHEAD_AT_POINT_TOKENS = 128
-# The share of all blocks that may be premapped at the cost of cached prefixes.
+# Premapped blocks may displace cached prefixes up to this share of all blocks.
 MAPPED_AHEAD_RATIO = 1 / 8
-# Memory is released on the thread that also maps ahead: 40 ms of its time.
+# The thread that releases memory also maps ahead: this much occupies it for 40 ms.
 BYTES_RELEASED_AT_ONCE = 256 * 1024**2
 BLOCKS_EVICTED_AT_ONCE = 4096  # 30 ms of a Python thread
-# The share of the budget's heaps from which, where heaps are to be spared, a new heap is made only
-# after prefixes that no sequence uses have been evicted.
+# With ``spares_heaps``: once the heaps made exceed this share of the budget, cached prefixes are
+# evicted before another heap is made.
 SPARED_HEAPS_RATIO = 0.5
 
 
 class BlockAllocator:
-    """Puts blocks behind the buffers of open sequences. No block is reserved twice."""
+    """Maps blocks into the buffers of open sequences. No block is reserved twice."""
 
     def __init__(
         self,
@@ -46,26 +46,22 @@ class BlockAllocator:
         self._num_sequences = 0
         self._maps_while_running = maps_while_running
         self.is_at_mapping_point = True
-        """Whether no step is in flight."""
         self.wants_mapping_point = False
-        """Whether a refused request could succeed at a mapping point."""
+        """Whether a request was refused that could succeed at a mapping point."""
         self.has_waited = False
-        """Whether a step had to wait for a mapping. The manager counts these steps and resets the
-        flag."""
+        """Whether a step had to wait for a mapping. The manager clears the flag."""
         self.keeps_slack = True
-        """Whether memory of free blocks is kept for the next sequences, beyond one heap."""
+        """Whether memory of free blocks beyond one heap is kept for the next sequences."""
         self.spares_heaps = False
-        """Whether only running sequences may cause new heaps, because heaps cannot be given
-        back."""
+        """Whether only running sequences may add heaps, because heaps cannot be released."""
 
     @property
     def available_blocks(self) -> int:
-        """Return the blocks that are free or can be evicted, and are not reserved."""
+        """The number of free and cached blocks that are not reserved."""
         cached = self._pool.count(BlockState.CACHED)
         return self._pool.free_blocks + cached - self._reserved_blocks
 
     def add(self, sequence: CachedSequence) -> None:
-        """Count a sequence and its reservation."""
         self._num_sequences += 1
         self._reserved_blocks += sequence.reserved_blocks
 
@@ -80,8 +76,8 @@ class BlockAllocator:
         return self._maps_while_running or self.is_at_mapping_point
 
     def map_shared(self, sequence: CachedSequence, blocks: list[Block]) -> bool:
-        """Map sealed blocks of other sequences, for reading only; False when the system refuses, or
-        where they must wait for a mapping point."""
+        """Map sealed blocks of others read-only; False: the system or the allocator refuses for
+        now."""
         if not self.may_map and sequence.buffer.count_premapped(blocks) < len(blocks):
             self.wants_mapping_point = True
             return False
@@ -89,14 +85,13 @@ class BlockAllocator:
             return not blocks or self._buffers.map(sequence.buffer, blocks, writable=False)
 
     def cut(self, sequence: CachedSequence, count: int) -> list[Block]:
-        """Undo a mapping: unmap the last ``count`` blocks, and return them."""
         with self._updating_counts(sequence):
             return self._buffers.unmap_last(sequence.buffer, count)
 
     def grow(self, sequence: CachedSequence, num_tokens: int) -> int | None:
-        """Map memory for tokens [0, num_tokens) that the sequence does not have yet. Return the
-        number of new blocks; None, with none mapped, where there are none or they must wait for a
-        mapping point."""
+        """Map the missing blocks for tokens [0, num_tokens). Return the number of new blocks.
+
+        None, with nothing mapped: no blocks are free, or the next mapping point must come first."""
         buffer, needed = sequence.buffer, self._group.blocks_for(num_tokens)
         if num_tokens > self._group.max_tokens:
             return None
@@ -121,12 +116,11 @@ class BlockAllocator:
         return None
 
     def shrink(self, sequence: CachedSequence, count: int) -> None:
-        """Undo a ``grow`` of ``count`` blocks."""
         self._pool.free_unmapped(self.cut(sequence, count))
 
     def map_ahead(self, sequence: CachedSequence, end: int, count: int) -> None:
-        """Start mapping blocks for the steps after one of ``count`` tokens up to ``end``. Take more
-        blocks than are reserved only while there is one for every sequence."""
+        """Start mapping blocks for the steps after one of ``count`` tokens up to ``end``. Exceed
+        the reservation only while one available block is left per open sequence."""
         buffer = sequence.buffer
         ahead = min(end + max(count, MAP_AHEAD_TOKENS), sequence.final_tokens)
         missing = self._group.blocks_for(ahead) - len(buffer.table)
@@ -143,9 +137,8 @@ class BlockAllocator:
         self._pool.free_unmapped(blocks)
 
     def top_up(self, sequence: CachedSequence, end: int) -> None:
-        """Map blocks for the steps after one up to ``end``, at a mapping point: the whole
-        reservation, and behind it free blocks for many steps. Another sequence may take those until
-        this one does."""
+        """At a mapping point, map the whole reservation, then premap free blocks for many steps
+        beyond token ``end``. Other sequences may take premapped blocks that are still free."""
         aside = sequence.reservation * self._group.tokens_per_block
         self.grow(sequence, min(aside, self._group.max_tokens))
         spare = self._spare_blocks(sequence, end)
@@ -156,7 +149,7 @@ class BlockAllocator:
             self.shrink(sequence, spare)
 
     def _spare_blocks(self, sequence: CachedSequence, end: int) -> int:
-        """Return the number of free blocks to map behind a sequence's table; 0 where enough are."""
+        """Return the number of free blocks to premap; 0: the sequence has enough for many steps."""
         buffer, size = sequence.buffer, self._group.tokens_per_block
         ahead = min(end + MAP_AHEAD_AT_POINT_TOKENS, sequence.final_tokens)
         wanted = self._group.blocks_for(ahead) - len(buffer.table)
@@ -172,9 +165,8 @@ class BlockAllocator:
         return premapped + room if room > 0 else 0
 
     def set_limit(self, blocks: int) -> int:
-        """Limit used blocks, but not below the need of one sequence; evict prefixes that no
-        sequence uses for it. Return the blocks that are allowed: more, while sequences have them or
-        where memory cannot be given back."""
+        """Set the limit of used blocks; evict cached prefixes for it. Return the limit in effect,
+        which covers blocks in use, the need of one sequence and memory that must be kept."""
         cached = self._pool.count(BlockState.CACHED)
         held = self._pool.used_blocks - cached + self._reserved_blocks
         least = max(blocks, held, self._group.blocks_for(self._group.max_tokens))
@@ -182,8 +174,8 @@ class BlockAllocator:
         return self._pool.set_limit(least)
 
     def release_memory(self, slack_bytes: int) -> None:
-        """Release memory of free blocks beyond the slack; keep one heap's, and as much as is
-        reserved. Unmap premapped blocks first."""
+        """Release memory of free blocks beyond the slack (at least one heap's) and all
+        reservations."""
         kept_bytes = max(slack_bytes if self.keeps_slack else 0, self._group.heap_bytes)
         kept_bytes += self._reserved_blocks * self._group.block_bytes
         if not self._pool.has_more_than(kept_bytes):
@@ -196,13 +188,13 @@ class BlockAllocator:
         self._pool.release_memory(kept_bytes, min(unreserved, at_once))
 
     def _settle(self, sequence: CachedSequence) -> None:
-        """Wait for pending mappings; free the blocks that the system refused."""
+        """Wait for pending mappings; free the blocks that the system refused to map."""
         with self._updating_counts(sequence):
             self._pool.free_unmapped(self._buffers.settle(sequence.buffer))
 
     def _take(self, sequence: CachedSequence, count: int) -> list[Block] | None:
-        """Take free blocks: premapped ones, then others, if possible those behind the last one.
-        Evict cached blocks when there are not enough."""
+        """Take free blocks: premapped ones first, then blocks that continue the last run if
+        possible. Evict cached blocks when too few are free."""
         while self._pool.free_blocks < count:
             evicted = self._prefixes.evict()
             assert evicted, "more blocks are promised than there are"
@@ -227,16 +219,15 @@ class BlockAllocator:
         return taken
 
     def _make_room(self, count: int) -> bool:
-        """Unmap or free blocks: those premapped behind idle buffers, then cached ones, then those
-        premapped behind buffers of sequences. False where there are none."""
+        """Unmap blocks of idle buffers, else evict, else unmap free blocks anywhere; False: none
+        left."""
         if self._buffers.unmap_free(idle=True):
             return True
         missing = max(1, count - self._pool.takeable_blocks)
         return self._prefixes.evict(missing) > 0 or self._buffers.unmap_free(idle=False)
 
     def _spare_a_heap(self, count: int) -> None:
-        """Evict prefixes that no sequence uses, and unmap free blocks, where made heaps then have
-        ``count`` blocks."""
+        """Evict cached prefixes and unmap free blocks, if that saves making a heap."""
         blocks = len(self._pool.heaps) * self._group.blocks_per_heap
         missing = count - self._pool.count(BlockState.FREE)
         is_large = blocks >= SPARED_HEAPS_RATIO * self._pool.capacity_blocks
@@ -254,7 +245,6 @@ class BlockAllocator:
         sequence.table_tokens = len(sequence.buffer.table) * self._group.tokens_per_block
 
     def check_invariants(self, sequences: Collection[CachedSequence]) -> None:
-        """Check the counts. sequences: all open ones. Raises AssertionError."""
         for sequence in sequences:
             blocks = sequence.buffer.mapped_blocks, len(sequence.buffer.table)
             tokens = tuple(count * self._group.tokens_per_block for count in blocks)

@@ -11,13 +11,13 @@ from hashlib import sha256
 from struct import Struct
 
 TOKEN_BYTES = 4
-# Evicted digests that are remembered, of blocks and of states each.
+# How many evicted digests are remembered, of blocks and of states each.
 REMEMBERED_EVICTIONS = 65536
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixSalt:
-    """Only equal salts share blocks."""
+    """Sequences share blocks only when their salts are equal."""
 
     tenant: bytes = b""
     """Derived by the server from the API key; never from the request's body."""
@@ -26,44 +26,42 @@ class PrefixSalt:
 
 
 class BlockHashes:
-    """The hashes of a sequence's full blocks. They grow with the sequence.
+    """The hashes of one sequence's full blocks; new tokens extend the list.
 
-    ``tokens[i]`` are block i's ids as big-endian uint32, so that their order is the ids' order.
-    """
+    ``tokens[i]`` are block i's ids as big-endian uint32: bytes sort in the order of the ids."""
 
     def __init__(self, identity: bytes, salt: PrefixSalt, tokens_per_block: int) -> None:
-        """identity: of the model and the layout."""
+        """identity: of the model and the layout; part of every hash."""
         self.tokens_per_block = tokens_per_block
         self.num_tokens = 0
-        """All tokens so far, those beyond the last full block included."""
+        """All tokens so far, those after the last full block included."""
         self.max_cached_tokens: int | None = None
-        """Leading tokens that may come from the cache. None: all but the last one, which must be
-        computed for the next token."""
+        """Leading tokens that may come from the cache; None: all but the last one."""
         self.tokens: list[bytes] = []
         self.digests: list[bytes] = []
         self._packed = Struct(f">{tokens_per_block}I")
         self._tail: list[int] = []
-        # Each part is hashed first, so that none can run into the next.
+        # Each part is hashed by itself: no two lists of parts can give the same bytes.
         parts = (identity, salt.tenant, salt.client)
         self._root = sha256(b"".join(sha256(part).digest() for part in parts)).digest()
 
     @property
     def shareable_blocks(self) -> int:
-        """Return the number of leading full blocks that may come from the cache."""
+        """The number of leading full blocks that may come from the cache."""
         limit = self.max_cached_tokens
         limit = self.num_tokens - 1 if limit is None else limit
         return max(0, limit) // self.tokens_per_block
 
     @property
     def tail(self) -> bytes:
-        """Return the ids beyond the last full block, in the form of ``tokens``."""
+        """The ids after the last full block, packed as in ``tokens``."""
         return Struct(f">{len(self._tail)}I").pack(*self._tail)
 
     def parent(self, block: int) -> bytes:
         return self.digests[block - 1] if block else self._root
 
     def extend(self, token_ids: Sequence[int], start: int) -> None:
-        """Add the ids of positions ``start`` and beyond; skip known ones."""
+        """Add the ids of positions ``start`` and later; skip those already added."""
         known = self.num_tokens
         assert start <= known, f"tokens {known} to {start} are missing"
         new = token_ids[known - start :]
@@ -91,11 +89,9 @@ class Evictions:
         return digest in self._digests
 
     def add(self, digest: bytes) -> None:
-        """Remember a digest; forget the oldest one where there are too many."""
         self._digests[digest] = None
         if len(self._digests) > REMEMBERED_EVICTIONS:
             self._digests.popitem(last=False)
 
     def discard(self, digest: bytes) -> None:
-        """Note that the block or state with this digest is cached again."""
         self._digests.pop(digest, None)

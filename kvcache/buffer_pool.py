@@ -1,4 +1,4 @@
-"""Hands out sparse buffers, maps blocks behind them, and counts their mappings."""
+"""Hands out sparse buffers, maps blocks in them, and counts mappings."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from kvcache.layout import Group
 
 
 class BufferPool:
-    """All buffers of a group, with their mappings within the system's limit."""
+    """All buffers of a group. Keeps their mappings within the system's limit."""
 
     def __init__(
         self,
@@ -19,7 +19,7 @@ class BufferPool:
         max_buffers: int,
         max_sharers: int,
     ) -> None:
-        # Mappings are counted in tables alone, and a limit on them is a CPU's.
+        # Only tables are counted, not premapped blocks: a GPU has no limit of mappings.
         assert backend.maps_while_running or backend.mapping_limit is None
         self._regions = len(group.regions)
         self._blocks_per_heap = group.blocks_per_heap
@@ -28,19 +28,18 @@ class BufferPool:
         self._max_buffers = max_buffers
         self._max_sharers = max_sharers
         self._buffers: list[SparseBuffer] = []
-        """All buffers, by number."""
         self._idle: list[SparseBuffer] = []
-        """Buffers of no sequence; the first one was left first."""
+        """Buffers without a sequence; the first has been idle longest."""
         self._mappings = 0
         self.mapped_blocks = 0
-        """Blocks that were mapped behind a buffer, in all regions, since the start."""
+        """Blocks mapped since the start, counted once for all regions."""
         self.unmapped_blocks = 0
-        """Blocks that were unmapped from behind a buffer, since the start."""
 
     def take(self, prefix: Sequence[Block]) -> SparseBuffer | None:
-        """Return a buffer with an empty table for a sequence that begins with these blocks. Prefer
-        an idle one that has most of them premapped, and nothing else that a later sequence could
-        use. None when all are taken or the system refuses to make one."""
+        """Return a buffer with an empty table for a sequence that begins with these blocks; None:
+        all are taken, or the system refuses to make one.
+
+        Prefer an idle buffer with most of the blocks premapped and all others there free."""
         fitting = [
             buffer
             for buffer in self._idle
@@ -63,20 +62,19 @@ class BufferPool:
         return buffer
 
     def free(self, buffer: SparseBuffer) -> None:
-        """Free a buffer whose blocks are unmapped."""
+        """Make a buffer idle, whose blocks are unmapped."""
         self.unmapped_blocks += len(buffer.table)
         self._cut(buffer, 0)
         self._idle.append(buffer)
 
     def leave_mapped(self, buffer: SparseBuffer) -> list[Block]:
-        """Free a buffer whose blocks stay mapped; return these blocks, which its sequence has no
-        more."""
+        """Make a buffer idle and its blocks premapped. Return the blocks."""
         self._idle.append(buffer)
         return self._cut_premapped(buffer, 0)
 
     def unmap_free(self, *, idle: bool) -> bool:
-        """Unmap free premapped blocks behind one buffer, and all blocks behind them. idle: only
-        behind a buffer of no sequence. False where no free block is mapped."""
+        """Unmap the first free premapped block of one buffer and all blocks after it there; False:
+        there is none. idle: only in idle buffers."""
         buffers = self._idle if idle else self._buffers
         buffer = next((buffer for buffer in buffers if buffer.free_premapped), None)
         if buffer is None:
@@ -86,14 +84,13 @@ class BufferPool:
         return True
 
     def unmap_all_free(self) -> None:
-        """Unmap all free blocks, and wait until they are."""
         while self.unmap_free(idle=False):
             pass
         self._backend.finish_mappings()
 
     def has_room_for(self, new_blocks: int, shared: list[Block]) -> bool:
-        """Return whether a new buffer with these blocks is likely to stay within the limit, if its
-        new blocks make runs as long as heaps."""
+        """Estimate whether a new buffer with these blocks stays within the limit of mappings.
+        Assumes that new blocks make runs as long as heaps."""
         limit = self._backend.mapping_limit
         if limit is None:
             return True
@@ -103,8 +100,8 @@ class BufferPool:
         return self._mappings + self._regions * runs <= limit
 
     def map(self, buffer: SparseBuffer, blocks: list[Block], *, writable: bool) -> bool:
-        """Map blocks behind the table's last one, except those premapped there; False, with nothing
-        changed, when refused."""
+        """Map blocks at the end of the table, except those premapped there; False, with nothing
+        changed: the limit or the system forbids it."""
         assert not buffer.pending
         first, done = len(buffer.table), self._use_premapped(buffer, blocks, writable)
         if done == len(blocks):
@@ -128,13 +125,13 @@ class BufferPool:
         return False
 
     def unmap_last(self, buffer: SparseBuffer, count: int) -> list[Block]:
-        """Unmap the last ``count`` blocks, which no step has used, and wait until they are; where
-        mappings stay, make them premapped. Return them."""
+        """Unmap and return the last ``count`` blocks, which no step has used; with mapping points,
+        make the blocks premapped instead."""
         assert not buffer.pending
         return self._unmap_from(buffer, len(buffer.table) - count, count)
 
     def map_ahead(self, buffer: SparseBuffer, blocks: list[Block]) -> bool:
-        """Start mapping blocks behind the table's last one; False when the limit forbids it."""
+        """Start mapping blocks at the end of the table; False: the limit forbids it."""
         pieces = self._append(buffer, blocks, writable=True)
         if pieces is None:
             return False
@@ -150,8 +147,7 @@ class BufferPool:
         return all(p.ticket <= self._backend.completed_ticket() for p in buffer.pending)
 
     def settle(self, buffer: SparseBuffer) -> list[Block]:
-        """Wait for pending mappings. Return the blocks from the first refused one on: they are
-        unmapped, and no longer in the table."""
+        """Wait for pending mappings. Unmap and return the blocks from the first refused one on."""
         place = length = buffer.mapped_blocks
         for item in buffer.pending:
             self._wait(item.ticket)
@@ -167,15 +163,13 @@ class BufferPool:
         return self._cut(buffer, length)
 
     def unmap(self, buffer: SparseBuffer) -> int:
-        """Start unmapping all of the buffer; return the ticket."""
         assert not buffer.pending
         return self._backend.unmap(buffer.number, 0, len(buffer.table))
 
     # --- blocks that stay mapped ----------------------------------------------------------------
 
     def _use_premapped(self, buffer: SparseBuffer, blocks: list[Block], writable: bool) -> int:
-        """Move leading premapped blocks, as far as they are ``blocks``, to the table. Return their
-        number."""
+        """Move leading premapped blocks that equal ``blocks`` to the table; return their number."""
         count = buffer.count_premapped(blocks)
         for block in blocks[:count]:
             self._pool.drop_premapped(block, buffer)
@@ -184,7 +178,7 @@ class BufferPool:
         return count
 
     def _cut_premapped(self, buffer: SparseBuffer, length: int) -> list[Block]:
-        """Cut the table to a length; leave the blocks behind it mapped, and return them."""
+        """Cut the table to a length; make the blocks after it premapped, and return them."""
         blocks = self._cut(buffer, length)
         for block in blocks:
             self._pool.add_premapped(block, buffer)
@@ -192,7 +186,6 @@ class BufferPool:
         return blocks
 
     def _unmap_premapped(self, buffer: SparseBuffer, first: int) -> None:
-        """Start unmapping the buffer's premapped blocks, from the ``first`` one on."""
         gone = buffer.premapped[first:]
         if not gone:
             return
@@ -203,7 +196,7 @@ class BufferPool:
             self._pool.drop_premapped(block, buffer)
 
     def _make_sharable(self, blocks: list[Block]) -> None:
-        """Unmap premapped blocks where one mapping more would be too many."""
+        """Unmap premapped blocks elsewhere if one mapping more would be too many."""
         for block in blocks:
             while (
                 block.premapped_by and block.buffers + len(block.premapped_by) >= self._max_sharers
@@ -212,8 +205,8 @@ class BufferPool:
                 self._unmap_premapped(buffer, buffer.premapped.index(block))
 
     def _unmap_from(self, buffer: SparseBuffer, length: int, mapped: int) -> list[Block]:
-        """Cut the table to a length; wait until ``mapped`` of the blocks behind it are unmapped.
-        Where mappings stay, the blocks behind it become premapped."""
+        """Cut the table to a length and return the blocks after it, of which the first ``mapped``
+        must be unmapped; with mapping points, they become premapped instead."""
         if not self._backend.maps_while_running:
             return self._cut_premapped(buffer, length)
         if mapped:
@@ -224,8 +217,8 @@ class BufferPool:
     def _append(
         self, buffer: SparseBuffer, blocks: list[Block], writable: bool
     ) -> list[MappedRun] | None:
-        """Add blocks to the table; return the runs to map, or None, with nothing changed, when
-        these would be more mappings than the limit allows."""
+        """Add blocks to the table; return the runs to map. None, with nothing changed: these would
+        exceed the limit of mappings."""
         first, before = len(buffer.table), buffer.mappings(self._regions)
         pieces = buffer.table.append(blocks, writable)
         self._mappings += buffer.mappings(self._regions) - before
@@ -236,7 +229,7 @@ class BufferPool:
         return pieces
 
     def _cut(self, buffer: SparseBuffer, length: int) -> list[Block]:
-        """Remove and return the blocks from ``length`` on, which are not mapped."""
+        """Remove and return the unmapped blocks from ``length`` on."""
         before = buffer.mappings(self._regions)
         gone = buffer.table.cut(length)
         self._mappings += buffer.mappings(self._regions) - before
@@ -247,7 +240,7 @@ class BufferPool:
             raise BackendFailedError(f"a mapping operation took over {MAPPING_LIMIT_S:.0f} s")
 
     def check_invariants(self, taken: list[SparseBuffer]) -> None:
-        """Check the counts. taken: all buffers of sequences. Raises AssertionError."""
+        """taken: all buffers of sequences."""
         buffers = taken + self._idle
         assert {b.number for b in buffers} == {b.number for b in self._buffers}
         assert len(buffers) == len(self._buffers)

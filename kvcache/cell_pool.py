@@ -1,4 +1,4 @@
-"""Allocates cells: the states of all recurrent layers of one sequence at one position.
+"""Allocates cells, each with the states of all recurrent layers of one sequence at one position.
 
 ::
 
@@ -10,14 +10,11 @@
               v
             cached: found by its position, no holder -> evicted -> free
 
-A sealed cell is never written again. A cell is handed out again when the newest step that may touch
-it has completed.
+A sealed cell is never written again. A cell is reused only after the newest step that may touch it.
 
-All cells are of one size, so the one with the least worth is evicted: the tokens between it and the
-cell before it, which would be computed again; times the likelihood that the next prompt goes on
-from there; divided by the uses of others since its own. A use of a cell is a use of all cells
-before it. Waypoints go first.
-"""
+The cell of the least worth is evicted: waypoints first, then by the tokens that would be computed
+again, times the likelihood that a prompt goes on from the cell, divided by the number of other uses
+since its last use. Using a cell uses all cells before it."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -26,9 +23,9 @@ from kvcache.block import Cell, Prefix, Retention
 from kvcache.block_hashes import Evictions
 from kvcache.stats import CellStats
 
-# The rough likelihood that a conversation goes on from a cell, relative to others. It goes on from
-# the end of a person's message when the next prompt drops thoughts, and where later ends were
-# evicted; from an earlier end of a turn only when a client sends back another answer than it got.
+# Rough relative likelihoods that a prompt goes on from a cell: from a user message's end when
+# reasoning is dropped or later ends were evicted; from an earlier end of a turn only when the
+# client sends back another answer than it got.
 LIKELIHOOD = {
     Retention.WAYPOINT: 1.0,
     Retention.END: 1.0,
@@ -42,12 +39,11 @@ class StateSegment(NamedTuple):
     """The states of one sequence in a step: one cell is read, others are written."""
 
     count: int  # type: ignore[assignment]  # not the method of tuples
-    """Rows of the sequence in this step."""
     read: int | None
-    """The cell of the state before the rows; None: all zeros."""
+    """The cell with the state before the rows; None: all zeros."""
     writes: tuple[tuple[int, int], ...]
-    """``(rows, cell)``: the state after that number of rows is written to the cell. The numbers
-    rise; the last one is ``count``, and its cell may be the one that was read."""
+    """``(rows, cell)``, rising: the cell gets the state after that number of rows. The last number
+    is ``count``; its cell may be the one that was read."""
 
 
 class CellPool:
@@ -57,23 +53,23 @@ class CellPool:
         self.cells = [Cell(number) for number in range(capacity)]
         self._free = list(reversed(self.cells))
         self._waiting: list[Cell] = []
-        """Cells that no sequence holds, and that a step may still touch."""
+        """Cells without a holder that a step may still touch."""
         self._completed_epoch = 0
         self._uses = 0
         self.evicted = Evictions()
-        """Digests of blocks after which a cell was evicted."""
+        """Digests of prefixes whose cell was evicted."""
         self.num_evicted = 0
 
     @property
     def expendable(self) -> int:
-        """Return the cells that can be handed out before one better than a waypoint is evicted."""
+        """The number of cells available without evicting more than waypoints."""
         return len(self._free) + sum(
             cell.retention is Retention.WAYPOINT for cell in self._evictable()
         )
 
     @property
     def recovering(self) -> bool:
-        """Return whether cells could be handed out when the steps in flight have completed."""
+        """Whether the end of steps in flight will make more cells available."""
         done = self._completed_epoch
         return bool(self._waiting) or any(c.is_cached and c.epoch > done for c in self.cells)
 
@@ -94,8 +90,8 @@ class CellPool:
         )
 
     def take_for(self, retention: Retention, saves: int) -> Cell | None:
-        """Hand out a cell for a state that is worth keeping; None where one worth more would have
-        to go for it. saves: the tokens that it will save."""
+        """Take a cell for a state worth keeping; None: only cells worth more could be evicted.
+        saves: tokens that need not be computed again with the cell."""
         worth = retention is not Retention.WAYPOINT, LIKELIHOOD[retention] * saves
         evictable = self._evictable()
         if not self._free and (not evictable or min(map(self._worth, evictable)) > worth):
@@ -103,7 +99,7 @@ class CellPool:
         return self.take()
 
     def take(self) -> Cell | None:
-        """Hand out a cell, evicting a cached one where none is free; None where there is none."""
+        """Take a free cell, or evict one; None: there is none."""
         if not self._free and not self.evict():
             return None
         cell = self._free.pop()
@@ -116,14 +112,13 @@ class CellPool:
         cell.holders += 1
 
     def let_go(self, cell: Cell) -> None:
-        """Remove one holder of a cell; free it where no holder is left and it cannot be found."""
+        """Remove one holder; free a cell without holders that cannot be found."""
         assert cell.holders > 0, f"{cell} has no holder"
         cell.holders -= 1
         self._free_if_lost(cell)
 
     def seal(self, cell: Cell, prefix: Prefix, retention: Retention, position: int) -> None:
-        """Let others find a cell after a block that has none. Its writer has completed. position:
-        the tokens before it."""
+        """Let others find a cell by its prefix. The step that wrote it has completed."""
         assert prefix.cell is None, f"a cell stands where {cell} is to stand"
         assert cell.prefix is None, f"{cell} is sealed"
         cell.prefix, cell.retention, prefix.cell = prefix, retention, cell
@@ -131,7 +126,7 @@ class CellPool:
         self.evicted.discard(prefix.digest)
 
     def use(self, chain: Iterable[Cell]) -> None:
-        """Note a use of all cells of a conversation up to some position, the first one first."""
+        """Note a use of a conversation's cells, the first one first."""
         self._uses += 1
         before = newest_end = None
         for cell in chain:
@@ -143,8 +138,7 @@ class CellPool:
             before = cell
 
     def leave(self, cell: Cell) -> None:
-        """Note that a conversation goes on from a cell in another way: no cell behind it is worth
-        more than a waypoint now."""
+        """Note that a conversation goes another way from a cell: later cells become waypoints."""
         for other in self.cells:
             before = other.before
             while before is not None and before is not cell:
@@ -153,8 +147,7 @@ class CellPool:
                 other.retention = Retention.WAYPOINT
 
     def forget(self, cell: Cell, *, evicted: bool) -> None:
-        """Let no sequence find a cell any more. evicted: for room or after a while; else because
-        its block is in doubt."""
+        """Remove a cell from its prefix. evicted: False where the prefix's block is in doubt."""
         assert cell.prefix is not None, f"{cell} cannot be found"
         if evicted:
             self.evicted.add(cell.prefix.digest)
@@ -168,8 +161,7 @@ class CellPool:
         self._free_if_lost(cell)
 
     def evict(self) -> bool:
-        """Forget the cached cell that is likely to be missed least, and that no step touches; False
-        when there is none."""
+        """Evict the cached cell of the least worth that no step touches; False: there is none."""
         evictable = self._evictable()
         if not evictable:
             return False
@@ -181,13 +173,11 @@ class CellPool:
         return [cell for cell in self.cells if cell.is_cached and cell.epoch <= done]
 
     def _worth(self, cell: Cell) -> tuple[bool, float]:
-        """Return the worth of a cell: the least is evicted first."""
         likelihood = EARLIER_END_LIKELIHOOD if cell.is_earlier_end else LIKELIHOOD[cell.retention]
         uses = self._uses - cell.last_use + 1
         return cell.retention is not Retention.WAYPOINT, likelihood * cell.saves / uses
 
     def advance(self, completed_epoch: int) -> None:
-        """Free the cells that no step touches any more."""
         self._completed_epoch = completed_epoch
         waiting, self._waiting = self._waiting, []
         for cell in waiting:
@@ -195,7 +185,6 @@ class CellPool:
 
     @property
     def dirty_cells(self) -> list[Cell]:
-        """Return the cells that may hold memory of the system."""
         return [cell for cell in self.cells if cell.dirty]
 
     def clean(self) -> list[Cell]:
@@ -211,7 +200,7 @@ class CellPool:
             (self._free if done else self._waiting).append(cell)
 
     def check_invariants(self, holders: Iterable[Cell]) -> None:
-        """Count again. holders: the cell of each holder. Raises AssertionError."""
+        """holders: a cell once for each of its holders."""
         counted = dict.fromkeys(self.cells, 0)
         for cell in holders:
             counted[cell] += 1

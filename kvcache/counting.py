@@ -1,4 +1,4 @@
-"""A backend and cells without bytes, for simulations: they count what others would commit."""
+"""A backend and cells without memory, for simulations: they only count committed bytes."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -11,8 +11,8 @@ from kvcache.layout import Group
 
 @dataclass
 class CountingBackend:
-    """A backend that grants every request at once. A block is committed from its first mapping
-    until its memory is released, as on Linux."""
+    """A backend that grants every request at once. Blocks stay committed from their first mapping
+    until a release, as on Linux."""
 
     group: Group
     name: str = "counting"
@@ -25,7 +25,6 @@ class CountingBackend:
     heap_limit: int | None = None
     copied_bytes: int = 0
     _committed: set[tuple[int, int]] = field(default_factory=set)
-    """``(heap, block)``"""
     _ticket: int = 0
 
     def add_heap(self) -> bool:
@@ -51,15 +50,13 @@ class CountingBackend:
         return False
 
     def unmap(self, buffer: int, block: int, count: int) -> int:
-        """Unmap nothing: blocks stay committed until their release."""
         return self._next_ticket()
 
     def release(self, heap: int, block: int, count: int) -> int:
         self._committed.difference_update((heap, block + i) for i in range(count))
         return self._next_ticket()
 
-    def finish_mappings(self) -> None:
-        """Wait for nothing: every mapping is done."""
+    def finish_mappings(self) -> None: ...
 
     def copy_block(
         self, source: int, source_block: int, target: int, target_block: int, tokens: int
@@ -76,7 +73,7 @@ class CountingBackend:
         return len(self._committed) * self.group.block_bytes
 
     def rows(self, segments: Sequence[Segment]) -> StepRows:
-        """Return the segments in place of rows: no simulation reads memory through them."""
+        """Return the segments in place of rows: simulations read no memory."""
         return cast(StepRows, tuple(segments))
 
     def shut_down(self) -> bool:
@@ -89,14 +86,14 @@ class CountingBackend:
 
 @dataclass
 class CountingStates:
-    """Cells, each committed from its first write until it is released."""
+    """Cells, each committed from its first write until its release."""
 
     num_cells: int
     cell_bytes: int
     _committed: set[int] = field(default_factory=set)
 
     def rows(self, segments: Sequence[StateSegment], step: StepRows) -> StateRows:
-        """Return the segments in place of rows, and commit the cells that they write."""
+        """Commit the written cells; return the segments in place of rows."""
         self._committed.update(cell for segment in segments for _, cell in segment.writes)
         return cast(StateRows, tuple(segments))
 

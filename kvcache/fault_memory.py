@@ -1,11 +1,9 @@
-"""Remembers in the user's cache folder the harm that a substrate of the GPU has done to this
-machine.
+"""Remembers in the user's cache folder which GPU substrates have harmed this machine.
 
-Before an act that may take the process, or the whole machine, down, an *intent* is written, and it
-is removed after the act. An intent that no living process holds means that the act never came back.
-A *fault* is written after harm that the process survived. Either keeps the substrate from being
-chosen until ``quire doctor`` has passed.
-"""
+An *intent* is written before an act that may crash the process or the machine, and removed after
+the act. An intent that no living process has locked belongs to an act that never returned. A
+*fault* is written after harm that the process survived. A substrate with either is not chosen until
+``quire doctor`` has passed."""
 
 import fcntl
 import json
@@ -25,14 +23,14 @@ from kvcache.user_folders import cache_folder
 
 log = logging.getLogger(__name__)
 
-# Characters that are quoted from a file or a driver.
+# The limit of characters quoted from a file.
 MAX_QUOTE = 300
-# On a Mac a file outlives a panic only with this: fsync alone leaves it in the drive's cache.
+# fsync leaves a Mac's file in the drive's cache; only F_FULLFSYNC makes it survive a panic.
 FULL_SYNC = getattr(fcntl, "F_FULLFSYNC", None)
 
 
 class Act(StrEnum):
-    """An act that may take a machine down."""
+    """An act that may crash a machine."""
 
     MAP = "the first mapping"
     UNMAP = "the first unmapping"
@@ -42,8 +40,7 @@ class Act(StrEnum):
 
 
 class FaultMemory:
-    """The faults of one substrate with this model of machine, its system and its MLX. A failure to
-    write is a warning: serving does not depend on it."""
+    """The faults of one substrate on this model of machine, system and MLX."""
 
     def __init__(self, substrate: Substrate) -> None:
         self._substrate = substrate
@@ -64,8 +61,7 @@ class FaultMemory:
 
     @contextmanager
     def intent(self, act: Act) -> Iterator[None]:
-        """Guard an act, which is over when the context ends. A failure that is survived is a
-        fault."""
+        """Guard an act that ends with the context. An exception within becomes a fault."""
         intent = self._write_intent(act)
         try:
             yield
@@ -79,7 +75,7 @@ class FaultMemory:
                 os.close(file)  # releases the lock, once the file is gone
 
     def record(self, what: str) -> None:
-        """Remember a survived fault in place of an older one. what: half a sentence."""
+        """Write a fault, replacing an older one. what: half a sentence."""
         try:
             _, file = self._write(what, self._fault)
             os.close(file)
@@ -87,15 +83,15 @@ class FaultMemory:
             log.warning("a fault of %s cannot be remembered: %s", self._substrate, error)
 
     def forget(self) -> bool:
-        """Forget all faults, and intents that no living process holds. Return whether there were
-        any. Raises OSError."""
+        """Remove all faults and abandoned intents; return whether any were found. Raises
+        OSError."""
         known = [p for p in self._files() if p.name == self._fault or _is_left_behind(p)]
         for path in known:
             path.unlink(missing_ok=True)
         return bool(known)
 
     def _files(self) -> list[Path]:
-        """Return the fault, then intents. A file counts whatever its contents."""
+        """Return the files of the fault and the intents, whatever their contents."""
         folder = cache_folder()
         try:
             names = sorted(os.listdir(folder))
@@ -113,8 +109,8 @@ class FaultMemory:
             return None
 
     def _write(self, what: str, name: str | None) -> tuple[Path, int]:
-        """Write a file that outlives the machine; return it, open and locked. name: None for an
-        intent's own. Raises OSError."""
+        """Write a file that survives a crash of the machine; return its path and its open, locked
+        descriptor. name: None: an intent, with a name of its own. Raises OSError."""
         folder = cache_folder()
         folder.mkdir(parents=True, exist_ok=True)
         file, temporary = mkstemp(dir=folder, prefix=".new-")
@@ -137,8 +133,7 @@ class FaultMemory:
 
 
 def _is_left_behind(path: Path) -> bool:
-    """Return whether the process that wrote an intent died within its act: the system takes the
-    lock from a dead process, and from no other."""
+    """Return whether the process that wrote an intent died within the act, and so lost the lock."""
     try:
         with path.open() as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -150,7 +145,6 @@ def _is_left_behind(path: Path) -> bool:
 
 
 def _words(path: Path) -> str:
-    """Return the contents of a fault's file and its time."""
     try:
         fault = json.loads(path.read_text())
         return f"{fault['what'][:MAX_QUOTE]}, {fault['at'][:MAX_QUOTE]}"
@@ -159,12 +153,11 @@ def _words(path: Path) -> str:
 
 
 def _shown(path: Path) -> str:
-    """Return the path without the user's name: people give reports to others."""
+    """Return the path without the user's name, because users share reports."""
     return str(path).replace(str(Path.home()), "~")
 
 
 def _sync_folder(folder: Path) -> None:
-    """Sync a folder where the file system can."""
     file = os.open(folder, os.O_RDONLY)
     with suppress(OSError):
         os.fsync(file)

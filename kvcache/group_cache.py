@@ -24,8 +24,7 @@ class GroupCache:
         self.group = group
         self.backend = backend
         self.pool = HeapPool(group, backend, max_heaps * group.heap_bytes)
-        # Twice as many buffers as sequences: one that leaves need not be unmapped before the next
-        # one joins.
+        # Twice as many buffers as sequences: the next sequence need not wait for an unmapping.
         max_sharers = limits.settings.max_sharers
         self.buffers = BufferPool(group, self.pool, backend, 2 * limits.max_sequences, max_sharers)
         self.prefixes = PrefixCache(
@@ -44,13 +43,13 @@ class GroupCache:
         self.closed: list[ClosedSequence] = []
 
     def take_buffer(self, needed: int, prefix: list[Block], *, alone: bool) -> SparseBuffer | None:
-        """Return a buffer for a sequence with this cached prefix; None where blocks, mappings or
-        buffers are missing. needed: its blocks. alone: whether no other sequence is open."""
+        """Take a buffer for a sequence with this cached prefix; None: blocks, mappings or buffers
+        are missing. needed: all blocks of the sequence. alone: no other sequence is open."""
         own = needed - len(prefix)
         cached = sum(block.state is BlockState.CACHED for block in prefix)
         if own + cached > self.allocator.available_blocks:
             return None
-        # The estimate does not bar a sequence that is alone: the system itself decides.
+        # A sequence that is alone is tried against the estimate: the system itself decides.
         if not alone and not self.buffers.has_room_for(own, prefix):
             return None
         return self.buffers.take(prefix)
@@ -58,31 +57,31 @@ class GroupCache:
     def blocks_to_fork(
         self, parent: CachedSequence, child: CachedSequence, whole: int
     ) -> list[Block] | None:
-        """Return the blocks of the parent's first ``whole`` ones that its child is to attach; None
-        where they are not sealed yet, or the child cannot go on with them."""
+        """Return the blocks among the parent's first ``whole`` that its child still lacks; None:
+        some are not sealed yet, or the child's own blocks differ."""
         if parent.sealed_blocks < whole or not child.all_sealed:
             return None
         own, parents = child.buffer.table.blocks, parent.buffer.table.blocks[:whole]
         blocks = parents[len(own) :]
-        # The child may have begun with blocks of a sequence that has failed since.
+        # The child may share blocks of another sequence, which has failed since.
         if blocks and parents[: len(own)] != own:
             return None
         return None if any(map(self.prefixes.has_max_sharers, blocks)) else blocks
 
     def close(self, sequence: CachedSequence, epoch: int) -> None:
-        """Close a sequence: its blocks wait for that epoch."""
+        """Close a sequence; its blocks wait for the epoch."""
         self.allocator.remove(sequence)
         self.prefixes.close(sequence)
         self.closed.append(ClosedSequence(sequence, epoch))
 
     @property
     def recovering(self) -> bool:
-        """Return whether blocks or mappings of closed sequences are not free yet."""
+        """Whether blocks or mappings of closed sequences are not free yet."""
         return bool(self.closed) or self.pool.count(BlockState.RELEASING) > 0
 
     def advance(self, completed_epoch: int) -> None:
-        """Seal full blocks, and free buffers of closed sequences: once their epoch has passed they
-        are unmapped, or left mapped where mappings stay."""
+        """Seal full blocks. After their epoch, unmap the buffers of closed sequences, or with
+        mapping points leave them mapped; then free them."""
         self.prefixes.seal(completed_epoch)
         done = self.backend.completed_ticket()
         still_closed = []
@@ -106,14 +105,13 @@ class GroupCache:
 
     @property
     def may_release(self) -> bool:
-        """Return whether memory may be released while sequences are open: at any time, at mapping
-        points only, or not at all."""
+        """Whether memory may be released while sequences are open."""
         if self._keeps_mappings:
             return self.allocator.is_at_mapping_point
         return self.backend.releases is not Releases.IDLE
 
     def stats(self, sequences: Collection[CachedSequence]) -> KVStats:
-        """Return a snapshot in which a shared block counts once. sequences: all open ones."""
+        """Return statistics in which a shared block counts once. sequences: all open ones."""
         group, pool = self.group, self.pool
         size = group.tokens_per_block
         sealed = pool.count(BlockState.SEALED)
@@ -143,8 +141,6 @@ class GroupCache:
         )
 
     def check_invariants(self, sequences: list[CachedSequence]) -> None:
-        """Count again which sequences and buffers have which block. sequences: all open ones.
-        Raises AssertionError."""
         all_sequences = [*sequences, *(closed.sequence for closed in self.closed)]
         self.buffers.check_invariants([s.buffer for s in all_sequences])
         self.prefixes.check_invariants(sequences)
@@ -164,7 +160,6 @@ class GroupCache:
         self._check_charge(self.stats(sequences))
 
     def _check_charge(self, stats: KVStats) -> None:
-        """Check that the system charges for no more than the pool has taken of it."""
         charged = stats.capacity_bytes - stats.free_bytes + stats.free_slack_bytes
         if self.backend.charge is not Charge.BLOCKS:
             charged = stats.num_heaps * self.group.heap_bytes

@@ -1,4 +1,4 @@
-"""Allocates blocks of heaps and keeps their states.
+"""Allocates blocks of heaps and tracks their states.
 
 ::
 
@@ -8,14 +8,13 @@
               +---------------------+
     free -> releasing (its memory, to the system) -> free
 
-Only its sequence writes an *owned* block. A *sealed* block is full, never written again, and mapped
-in any number of buffers. A *quarantined* block waits until the device can no longer touch it and no
-buffer maps it; then it is *cached*, if its prefix can be found, or free. A *releasing* block waits
+An *owned* block is written by one sequence. A *sealed* block is full, never written again, and
+mapped in any number of buffers. A *quarantined* block waits until the device cannot touch it and no
+buffer maps it; then it is *cached* if its prefix can be found, else free. A *releasing* block waits
 until its memory is released.
 
-A *premapped* block is free, cached or another sequence's, and still mapped behind the buffer of a
-sequence that has left. It can be handed out to that buffer, or once it is unmapped there.
-"""
+A *premapped* block stays mapped in the buffer of a sequence that has left. If it is free, that
+buffer's next sequence can take it; another sequence can, once it is unmapped."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -24,7 +23,7 @@ from kvcache.backend import Charge, PageBackend, Releases
 from kvcache.block import Block, BlockState, SparseBuffer, SparseHeap, runs_of
 from kvcache.layout import Group
 
-# Free blocks around a new run, so that its neighbours can grow: the largest room that there is.
+# Free blocks to look for around a new run, so that the run can grow: most first.
 ROOM_FOR_A_RUN = (64, 16, 4, 1)
 
 
@@ -32,12 +31,11 @@ class HeapPool:
     """All heaps under one byte budget."""
 
     def __init__(self, group: Group, backend: PageBackend, budget_bytes: int) -> None:
-        """budget_bytes: heaps are added one at a time until the next one would exceed it."""
         self._group = group
         self._backend = backend
         self.heaps: list[SparseHeap] = []
         self._by_free: defaultdict[int, dict[int, None]] = defaultdict(dict)
-        """Heaps by the number of their blocks that can be taken, which is not 0."""
+        """Numbers of heaps by their count of blocks that can be taken, without 0."""
         self._releases: list[tuple[int, list[Block]]] = []
         """``(ticket, blocks)`` whose memory is being released."""
         self._max_heaps = budget_bytes // group.heap_bytes
@@ -47,7 +45,7 @@ class HeapPool:
         self._counts = [0] * len(BlockState)
         self._dirty_free = 0
         self.saved_blocks = 0
-        """Blocks that open sequences would need more if they shared none."""
+        """Blocks that sharing saves."""
         if backend.charge is Charge.ALL:
             while self._make_heap():
                 self._commit(self.heaps[-1].blocks[0])
@@ -56,46 +54,42 @@ class HeapPool:
 
     @property
     def capacity_blocks(self) -> int:
-        """Return the blocks that the limit allows, and those beyond it whose memory is being
-        released."""
+        """The blocks within the limit, and those whose memory is being released."""
         return self.free_blocks + self.used_blocks + self._counts[BlockState.RELEASING]
 
     @property
     def free_blocks(self) -> int:
-        """Return the blocks that ``allocate`` could hand out now, with those of heaps to be
-        made."""
+        """The blocks that may be allocated now, those of heaps to be made included."""
         return min(self._limit_blocks - self.used_blocks, self.unused_blocks)
 
     @property
     def takeable_blocks(self) -> int:
-        """Return the blocks of made heaps that are free and mapped nowhere."""
+        """The free blocks of existing heaps that are mapped nowhere."""
         return sum(free * len(heaps) for free, heaps in self._by_free.items())
 
     @property
     def premapped_blocks(self) -> int:
-        """Return the free blocks that are still mapped behind a buffer."""
         return self._counts[BlockState.FREE] - self.takeable_blocks
 
     @property
     def unused_blocks(self) -> int:
-        """Return the free blocks whatever the limit, with those of heaps to be made."""
+        """The free blocks whatever the limit, those of heaps to be made included."""
         unmade = self._max_heaps - len(self.heaps)
         return self._counts[BlockState.FREE] + unmade * self._group.blocks_per_heap
 
     @property
     def used_blocks(self) -> int:
-        """Return the blocks that hold tokens, or that the device may read."""
+        """The blocks that hold tokens, or that the device may read."""
         unused = self._counts[BlockState.FREE] + self._counts[BlockState.RELEASING]
         return len(self.heaps) * self._group.blocks_per_heap - unused
 
     @property
     def free_committed_bytes(self) -> int:
-        """Return the bytes of free blocks that may hold memory of the system: the pool's slack."""
+        """The slack: bytes of free blocks that may hold memory of the system."""
         return self._dirty_free * self._group.block_bytes
 
     def has_more_than(self, slack_bytes: int) -> bool:
-        """Return whether more free memory can be released than the slack, or than the limit
-        allows."""
+        """Return whether free memory beyond the slack or the limit can be released."""
         kept_bytes = min(slack_bytes, self.free_blocks * self._group.block_bytes)
         releases_any = self._backend.releases is not Releases.NOTHING
         return releases_any and self.free_committed_bytes > kept_bytes
@@ -106,11 +100,9 @@ class HeapPool:
     # --- the limit ----------------------------------------------------------------------------
 
     def set_limit(self, blocks: int) -> int:
-        """Allow a number of blocks within the budget; return the number allowed now.
+        """Set the limit of used blocks, within the budget; return the limit in effect.
 
-        Used blocks stay allowed, and with them memory that cannot be given back: all heaps that
-        have been made, or those in which a block is used.
-        """
+        Blocks in use stay allowed, and so do heaps that are in use or can never be released."""
         size = self._group.blocks_per_heap
         kept = self.used_blocks
         if self._backend.releases is Releases.NOTHING:
@@ -123,12 +115,10 @@ class HeapPool:
     # --- states --------------------------------------------------------------------------------
 
     def allocate(self, count: int, after: Block | None = None) -> list[Block] | None:
-        """Take ``count`` free blocks; None, with none taken, when there are not as many.
+        """Take ``count`` free blocks; None, with none taken: there are too few.
 
-        Prefer the block that follows ``after`` in its heap, because consecutive blocks share
-        mappings. Where a run must begin anew, begin it where it can grow; but where the system
-        takes back whole heaps only, in the fullest heap, so that others can empty.
-        """
+        Prefer the block after ``after``: adjacent blocks merge into one mapping. A new run begins
+        where it can grow, but in the fullest heap if only whole heaps can be released."""
         if count > self.free_blocks:
             return None
         taken: list[Block] = []
@@ -144,7 +134,7 @@ class HeapPool:
         return taken
 
     def seal(self, block: Block) -> None:
-        """Seal a full block, whose writer has completed. Its sequence may be closed."""
+        """Seal a full block that is no longer written. Its sequence may be closed."""
         block.is_sealed = True
         if block.state is not BlockState.QUARANTINED:
             self._move(block, BlockState.SEALED, BlockState.OWNED)
@@ -157,8 +147,7 @@ class HeapPool:
             self._move(block, BlockState.SEALED, BlockState.QUARANTINED, BlockState.CACHED)
 
     def detach(self, blocks: Iterable[Block]) -> None:
-        """Detach blocks from a sequence. Its buffer still maps them, and the device may read
-        them."""
+        """Remove a sequence from blocks that its buffer still maps and the device may read."""
         for block in blocks:
             block.sequences -= 1
             if block.sequences:
@@ -167,23 +156,23 @@ class HeapPool:
                 self._move(block, BlockState.QUARANTINED, BlockState.OWNED, BlockState.SEALED)
 
     def remove_buffer(self, block: Block) -> bool:
-        """Note that one buffer less maps the block; return whether none does."""
+        """Remove one buffer from the block; return whether it was the last."""
         block.buffers -= 1
         return not block.buffers
 
     def cache(self, block: Block) -> None:
-        """Keep a block for others: no buffer maps it, and it can be found."""
+        """Cache a block that can be found and that no buffer's table lists."""
         assert not block.buffers, f"{block} is mapped"
         self._move(block, BlockState.CACHED, BlockState.QUARANTINED)
 
     def free(self, block: Block) -> None:
-        """Free a block: no buffer maps it, and it cannot be found."""
+        """Free a block that cannot be found and that no buffer's table lists."""
         assert not block.buffers, f"{block} is mapped"
         assert block.prefix is None, f"{block} can be found"
         self._move(block, BlockState.FREE, BlockState.QUARANTINED, BlockState.CACHED)
 
     def free_unmapped(self, blocks: Iterable[Block]) -> None:
-        """Free allocated blocks that were never mapped; premapped ones stay premapped."""
+        """Free allocated blocks that were not mapped. Premapped blocks stay premapped."""
         for block in blocks:
             block.buffers = block.sequences = 0
             self._move(block, BlockState.FREE, BlockState.OWNED)
@@ -191,19 +180,17 @@ class HeapPool:
     # --- blocks that stay mapped ----------------------------------------------------------------
 
     def add_premapped(self, block: Block, buffer: SparseBuffer) -> None:
-        """Note that a buffer has the block mapped, for no sequence any more."""
         assert block.state is not BlockState.FREE, f"{block} is free"
         block.premapped_by.append(buffer)
 
     def take_premapped(self, block: Block) -> None:
-        """Take a free block that only the taker's own buffer has mapped."""
+        """Take a free block for the sequence whose buffer has it premapped."""
         assert len(block.premapped_by) == 1, f"{block} is mapped elsewhere"
         assert not block.is_sealed, f"{block} may only be read"
         self._own(block)
 
     def drop_premapped(self, block: Block, buffer: SparseBuffer) -> None:
-        """Note that the block is no longer premapped there: it was unmapped, or a sequence has
-        taken it."""
+        """Note that a premapped block was unmapped, or taken by a sequence."""
         block.premapped_by.remove(buffer)
         if block.state is BlockState.FREE:
             buffer.free_premapped -= 1
@@ -215,9 +202,8 @@ class HeapPool:
     def release_memory(self, slack_bytes: int, max_blocks: int) -> None:
         """Start releasing memory of free blocks, down to the slack or the limit.
 
-        Whole heaps first, the emptiest of them first; then single blocks, where the backend can. No
-        more than ``max_blocks``: blocks cannot be allocated until their release is done.
-        """
+        Whole heaps go first, the emptiest before others; then single blocks, if the backend can
+        release those. max_blocks: blocks at once, because they cannot be allocated meanwhile."""
         for whole in (True, False) if self._backend.releases is Releases.BLOCKS else (True,):
             for number in sorted(range(len(self.heaps)), key=lambda n: -self.heaps[n].free):
                 if not self.has_more_than(slack_bytes):
@@ -228,7 +214,6 @@ class HeapPool:
                     max_blocks -= self._release_heap(number, slack_bytes, max_blocks, whole)
 
     def poll(self, completed_ticket: int) -> None:
-        """Free the blocks whose memory has been released."""
         releases, self._releases = self._releases, []
         for ticket, blocks in releases:
             if ticket > completed_ticket:
@@ -262,8 +247,7 @@ class HeapPool:
         return following if following.can_be_taken else None
 
     def _start(self, count: int) -> Block | None:
-        """Return the first block of a run of ``count``; make a heap when all are full; None at the
-        end of the budget or when the system refuses."""
+        """Return the first block of a new run; None: no block is free and no heap can be made."""
         if not self._by_free and not self._make_heap():
             return None
         if self._backend.releases in (Releases.HEAPS, Releases.IDLE):
@@ -273,7 +257,7 @@ class HeapPool:
         rooms = (count + ROOM_FOR_A_RUN[0], *ROOM_FOR_A_RUN)
         places = ((heap.find_free(room), room) for room in rooms)
         place, room = next((place, room) for place, room in places if place >= 0)
-        # The middle of the room: the sequence of the block before can grow there, too.
+        # Begin in the middle: the run before can grow, too.
         return heap.blocks[place + (room - 1) // 2 if place else 0]
 
     def _make_heap(self) -> bool:
@@ -295,8 +279,7 @@ class HeapPool:
         block.buffers = block.sequences = 1
 
     def _move(self, block: Block, new: BlockState, *old: BlockState) -> None:
-        """Move a block to a new state from one of the old ones, or from FREE where none is
-        named."""
+        """Move a block to a new state. old: the allowed states before; none: FREE."""
         state = block.state
         assert state in (old or (BlockState.FREE,)), f"{block} is {state.name}"
         block.state = new
@@ -312,7 +295,7 @@ class HeapPool:
             self._dirty_free += block.dirty
 
     def _commit(self, block: Block) -> None:
-        """Note that the block, or its whole heap, takes memory of the system from now on."""
+        """Mark the block, or its whole heap, as holding memory of the system."""
         if block.dirty:  # then its whole heap is, where that is charged as a whole
             return
         whole = self._backend.charge is not Charge.BLOCKS
@@ -342,7 +325,6 @@ class HeapPool:
             yield from heap.blocks
 
     def check_invariants(self) -> None:
-        """Count blocks and free slack again. Raises AssertionError."""
         assert len(self.heaps) <= self._max_heaps
         assert self.used_blocks <= self._limit_blocks
         for state in BlockState:

@@ -1,17 +1,17 @@
-"""Tokens <-> bytes <-> pages: the only file that knows the shape of K and V.
+"""Conversions between tokens, bytes and pages: the only file that knows the shape of K and V.
 
-A *region* is the K or the V of one layer, token-major ``[token][kv_head][head_dim]``. Layers whose
-rows are alike make a *group*: their regions grow together, one *block* at a time. A block is the
-pages of every region of a group that hold the same ``tokens_per_block`` tokens. Blocks of all
-groups hold as many tokens, each in pages of its own::
+A *region* is the K or the V of one layer, ``[token][kv_head][head_dim]``. Layers of one KVSpec form
+a *group*. A *block* is the pages in all regions of a group that hold the same ``tokens_per_block``
+tokens. Blocks of all groups hold the same number of tokens, each group in pages of its own size::
 
     group 0, rows of 1024 bytes   | 32 tokens: 2 pages of 16 KiB | 32 tokens: 2 pages | ...
     group 1, rows of  512 bytes   | 32 tokens: 1 page            | 32 tokens: 1 page  | ...
 
-A recurrent layer keeps no rows, but a state of fixed size. The states of all such layers of one
-sequence at one position are a *cell*::
+A recurrent layer keeps a state of fixed size instead. A *cell* holds the states of all recurrent
+layers of one sequence at one position::
 
     | state 0: matrices, rows of its convolution | state 1 | state 2 | ... | up to a whole page |
+
 """
 
 from dataclasses import dataclass
@@ -21,15 +21,15 @@ from itertools import accumulate
 from math import gcd, lcm
 
 KIB = 1024
-# The first one that holds 16 to 64 tokens is chosen: small rows in large pages would make blocks of
-# so many tokens that short prefixes could not be shared.
+# Page sizes by preference: the first that holds 16 to 64 tokens is used. More tokens in a block
+# would keep short prefixes from being shared.
 PREFERRED_PAGES = (64 * KIB, 4 * KIB, 8 * KIB, 16 * KIB, 32 * KIB, 128 * KIB, 256 * KIB)
-# The pages of a Metal device's placement sparse buffers, likewise.
+# The same for a Metal device's placement sparse buffers.
 METAL_PAGES = (64 * KIB, 16 * KIB, 256 * KIB)
 MIN_TOKENS_PER_BLOCK = 16
 MAX_TOKENS_PER_BLOCK = 64
 FLOAT32_BYTES = 4
-# Cells are whole pages of any system, and a state in a cell begins at a cache line of any.
+# A cell fills whole pages on any system; a state begins at a cache line of any processor.
 CELL_ALIGNMENT = 16 * KIB
 STATE_ALIGNMENT = 128
 
@@ -39,7 +39,7 @@ class LayoutError(ValueError):
 
 
 class KVFormat(Enum):
-    """The number format of K and V."""
+    """A number format of K and V."""
 
     BFLOAT16 = "bfloat16"
     FLOAT16 = "float16"
@@ -52,7 +52,7 @@ class KVFormat(Enum):
 
 @dataclass(frozen=True, slots=True)
 class KVSpec:
-    """The rows that one layer keeps of every token: one of keys, and one of values."""
+    """The rows that one layer keeps for every token: one of keys and one of values."""
 
     kv_heads: int
     head_dim: int
@@ -60,7 +60,6 @@ class KVSpec:
 
     @property
     def row_bytes(self) -> int:
-        """Return the bytes of one token in one region."""
         return self.kv_heads * self.head_dim * self.format.itemsize
 
     def __str__(self) -> str:
@@ -72,9 +71,9 @@ class KVSpec:
 
 @dataclass(frozen=True, slots=True)
 class StateSpec:
-    """The state that one recurrent layer keeps at one position: a matrix of each value head,
-    ``[value_heads][value_dim][key_dim]`` in float32, and the newest rows that its convolution reads
-    again, ``[tail_rows][tail_width]``."""
+    """The state that one recurrent layer keeps at one position: float32 matrices
+    ``[value_heads][value_dim][key_dim]``, then the newest input rows of the convolution,
+    ``[tail_rows][tail_width]``."""
 
     key_heads: int
     value_heads: int
@@ -82,11 +81,10 @@ class StateSpec:
     value_dim: int
     tail_rows: int
     format: KVFormat = KVFormat.FLOAT32
-    """The number format of the convolution's rows."""
 
     @property
     def tail_width(self) -> int:
-        """Return the length of one row: queries, keys and values."""
+        """Numbers in one input row of the convolution: queries, keys and values."""
         return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
 
     @property
@@ -100,23 +98,21 @@ class StateSpec:
 
 @dataclass(frozen=True, slots=True)
 class CellLayout:
-    """The places of all recurrent layers' states in a cell."""
+    """Where the states of all recurrent layers lie in a cell."""
 
     states: tuple[StateSpec, ...]
     offsets: tuple[int, ...]
-    """The beginning of each state, in bytes."""
+    """The byte offset of each state."""
     cell_bytes: int
-    """A multiple of any system's page."""
 
 
 @dataclass(frozen=True, slots=True)
 class KVShape:
-    """The memory that a model keeps of a sequence."""
+    """The memory that a model needs for one sequence."""
 
     layers: tuple[KVSpec, ...]
-    """Layers that keep K and V of every token."""
+    """The layers with K and V."""
     states: tuple[StateSpec, ...] = ()
-    """States of recurrent layers."""
 
     @classmethod
     def uniform(cls, num_layers: int, spec: KVSpec) -> "KVShape":
@@ -124,17 +120,16 @@ class KVShape:
 
     @property
     def specs(self) -> tuple[KVSpec, ...]:
-        """Return the kinds of layers, in the order of their first ones."""
+        """The distinct kinds of layers, in the order of their first layers."""
         return tuple(dict.fromkeys(self.layers))
 
     @property
     def bytes_per_token(self) -> int:
-        """Return the bytes of one token in all regions."""
         return sum(2 * spec.row_bytes for spec in self.layers)
 
     @property
     def cell(self) -> CellLayout | None:
-        """Return the layout of a cell; None where no layer keeps a state."""
+        """The layout of a cell; None: the model has no recurrent layers."""
         if not self.states:
             return None
         sizes = [-(-s.state_bytes // STATE_ALIGNMENT) * STATE_ALIGNMENT for s in self.states]
@@ -164,7 +159,6 @@ class Group:
 
     @cached_property
     def bytes_per_token(self) -> int:
-        """Return the bytes of one token in all regions of the group."""
         return sum(region.row_bytes for region in self.regions)
 
     @cached_property
@@ -177,7 +171,7 @@ class Group:
 
     @cached_property
     def max_tokens(self) -> int:
-        """Return the tokens that one sparse buffer has addresses for."""
+        """Tokens that one sparse buffer has addresses for."""
         return self.tokens_per_block * self.blocks_per_buffer
 
     def blocks_for(self, tokens: int) -> int:
@@ -186,8 +180,7 @@ class Group:
 
 @dataclass(frozen=True)
 class KVLayout:
-    """The layout of a model's K and V. Heaps of all groups hold as many tokens, so that there are
-    as many of each."""
+    """The layout of a model's K and V. Heaps of all groups hold the same number of tokens."""
 
     shape: KVShape
     groups: tuple[Group, ...]
@@ -198,7 +191,6 @@ class KVLayout:
 
     @cached_property
     def max_tokens(self) -> int:
-        """Return the tokens that one sequence has addresses for."""
         return self.groups[0].max_tokens
 
     @cached_property
@@ -207,12 +199,12 @@ class KVLayout:
 
     @cached_property
     def heap_bytes(self) -> int:
-        """Return the bytes of a heap of each group, together."""
+        """Bytes of one heap of every group together."""
         return sum(group.heap_bytes for group in self.groups)
 
     @cached_property
     def block_bytes(self) -> int:
-        """Return the bytes of a block of each group, together."""
+        """Bytes of one block of every group together."""
         return sum(group.block_bytes for group in self.groups)
 
     @property
@@ -223,8 +215,8 @@ class KVLayout:
         return self.groups[0].blocks_for(tokens)
 
     def place(self, layer: int) -> tuple[int, int]:
-        """Return the number of a layer's group, and that of the region of its keys in there; that
-        of its values follows."""
+        """Return a layer's group and the index of its keys' region there; that of the values
+        follows."""
         return self._places[layer]
 
     @cached_property
@@ -248,11 +240,10 @@ def paged_layout(
 ) -> KVLayout:
     """Return the layout of a substrate with pages.
 
-    heap_bytes: the limit of a heap of all groups together; a heap holds one block at least.
-    page_bytes: of all regions; None chooses them. device_pages: page sizes that the device can map,
-    the preferred one first; None: all multiples of the system's. Raises LayoutError where a row
-    does not divide the page or the page does not fit the system.
-    """
+    heap_bytes: the limit for one heap of all groups together; a heap holds at least one block.
+    page_bytes: for all regions; None: choose. device_pages: page sizes that the device can map, the
+    preferred one first; None: all multiples of the system's. Raises LayoutError where a row does
+    not divide the page or the page does not fit the system."""
     pages = {
         spec: checked_page(spec, page_bytes, system_page_bytes, device_pages)
         if page_bytes is not None
@@ -270,7 +261,7 @@ def paged_layout(
 
 
 def dense_layout(shape: KVShape, *, max_tokens: int, system_page_bytes: int) -> KVLayout:
-    """Return the layout of a substrate without pages: a block is the whole context."""
+    """Return the layout of a substrate without pages: one block holds the whole context."""
     unit = tokens_of_whole_pages(shape, system_page_bytes)
     return grouped_layout(
         shape,
@@ -284,8 +275,8 @@ def dense_layout(shape: KVShape, *, max_tokens: int, system_page_bytes: int) -> 
 def choose_page(
     spec: KVSpec, system_page_bytes: int, preferred: tuple[int, ...] = PREFERRED_PAGES
 ) -> int:
-    """Return the preferred page that a row divides and that holds 16 to 64 tokens, or the nearest
-    to that. Raises LayoutError where a row divides none."""
+    """Return the first preferred page that holds 16 to 64 whole rows, else the page nearest to
+    that. Raises LayoutError where no page holds whole rows."""
     pages = [
         page for page in preferred if page % system_page_bytes == 0 and page % spec.row_bytes == 0
     ]
@@ -302,7 +293,7 @@ def choose_page(
 
 
 def tokens_of_whole_pages(shape: KVShape, system_page_bytes: int) -> int:
-    """Return the fewest tokens whose rows are whole pages in every region."""
+    """Return the fewest tokens whose rows fill whole pages in every region."""
     return lcm(
         *(system_page_bytes // gcd(system_page_bytes, spec.row_bytes) for spec in shape.specs)
     )
@@ -311,7 +302,7 @@ def tokens_of_whole_pages(shape: KVShape, system_page_bytes: int) -> int:
 def checked_page(
     spec: KVSpec, page: int, system_page_bytes: int, device_pages: tuple[int, ...] | None
 ) -> int:
-    """Return a page from the settings. Raises LayoutError where it cannot be one."""
+    """Return a page size from the settings. Raises LayoutError where it does not fit."""
     if device_pages is not None and page not in device_pages:
         sizes = ", ".join(str(size) for size in sorted(device_pages))
         raise LayoutError(f"a page of {page} bytes is none that the device maps: {sizes} bytes")
@@ -332,8 +323,7 @@ def grouped_layout(
     blocks_per_heap: int,
     blocks_per_buffer: int,
 ) -> KVLayout:
-    """Return the layout with a group for every kind of layer. pages: of each kind, in bytes, of
-    which a block has whole ones."""
+    """Return the layout with one group for every kind of layer. pages: page bytes of each kind."""
     groups = (
         Group(
             tuple(

@@ -1,8 +1,7 @@
-"""The KV cache in sequence ids and token counts: scheduler and runner see no blocks.
+"""The KV cache's interface for scheduler and runner, in sequence ids and token counts.
 
-A sequence that begins like another one maps the other's sealed blocks instead of computing them. It
-has as many blocks in every group of the model's layers, and shares as many.
-"""
+A sequence that begins like another one maps the other's sealed blocks instead of computing them. A
+sequence has the same number of blocks in every group of layers."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,7 +23,7 @@ from kvcache.views import KVViews, OrderingHandles, layer_regions
 
 
 class KVCacheManager:
-    """Keeps sequences, buffers and blocks together. Engine thread only."""
+    """All sequences, buffers and blocks. For the engine thread only."""
 
     def __init__(
         self,
@@ -35,19 +34,18 @@ class KVCacheManager:
         identity: bytes,
         states: StateMemory | None = None,
     ) -> None:
-        """backends: of each group. identity: of the model; the cache shares nothing between models.
-        states: of a model with recurrent layers."""
+        """backends: one per group. identity: of the model, because models share no blocks. states:
+        None without recurrent layers."""
         self._layout = layout
         self._limits = limits
-        # Not the heaps: the same model has the same hashes on a machine with more memory.
+        # Without heaps: hashes are the same on a machine with more memory.
         self.identity = identity + repr((layout.shape, layout.tokens_per_block)).encode()
-        """The beginning of all hashes of blocks, before salts."""
         max_heaps = limits.budget_bytes // layout.heap_bytes
         self._groups = [
             GroupCache(group, backend, limits, max_heaps)
             for group, backend in zip(layout.groups, backends, strict=True)
         ]
-        # Stands for all groups where they are in lockstep.
+        # Represents all groups where they are in the same state.
         self._first = self._groups[0]
         self._layers = layer_regions(layout)
         self._order = OrderingHandles(len(self._layers), len(layout.shape.states))
@@ -58,9 +56,9 @@ class KVCacheManager:
             self._states = StateCache(pool, index, layout.tokens_per_block)
         self._open: dict[int, OpenSequence] = {}
         self.releases_memory = self._first.backend.releases is not Releases.NOTHING
-        """Whether memory can be released to the system before the process ends."""
+        """Whether memory can be released before the process ends."""
         self.mapping_waits = 0
-        """Steps that had to wait for a mapping."""
+        """The number of steps that had to wait for a mapping."""
         self._issued_epoch = self._completed_epoch = 0
         self._maps_while_running = self._first.backend.maps_while_running
 
@@ -68,7 +66,7 @@ class KVCacheManager:
 
     @property
     def max_tokens(self) -> int:
-        """Return the limit of one sequence's tokens: its addresses and the whole pool."""
+        """The limit of one sequence's tokens: its addresses and the whole pool."""
         blocks = min(group.pool.capacity_blocks for group in self._groups)
         return min(self._layout.max_tokens, blocks * self._layout.tokens_per_block)
 
@@ -85,13 +83,11 @@ class KVCacheManager:
         system_tokens: int = 0,
         turns: Turns = NO_TURNS,
     ) -> Progress | None:
-        """Give the sequence a buffer, map the cached blocks that it begins with, and set blocks
-        aside for ``num_tokens``, so that reserving them cannot fail for want of blocks.
+        """Open a sequence: take buffers, map cached blocks of its prefix, and reserve blocks for
+        ``num_tokens``. Return its progress, which the cache updates; None: it does not fit now.
 
         final_tokens: the limit of its tokens. system_tokens: leading tokens of a system prompt.
-        turns: positions at which other prompts may leave this one. Return its progress, which the
-        cache keeps while it is open; None, with nothing changed, when it does not fit now.
-        """
+        turns: positions at which other prompts may differ from this one."""
         assert seq_id not in self._open, f"sequence {seq_id} is open"
         if len(self._open) == self._limits.max_sequences or num_tokens > self._layout.max_tokens:
             return None
@@ -104,7 +100,7 @@ class KVCacheManager:
         system = system_tokens // self._layout.tokens_per_block
         longest, cached = self._match(block_hashes, 0)
         nothing: list[list[Block]] = [[] for _ in longest]
-        # A prefix in more pieces than the system has mappings for is computed again.
+        # If the cached prefix needs too many mappings, it is computed again.
         for prefixes in (longest, nothing) if longest[0] else (nothing,):
             buffers = self._take_buffers(needed, prefixes)
             if buffers is None:
@@ -130,8 +126,8 @@ class KVCacheManager:
         return None
 
     def attach_cached(self, seq_id: int) -> int:
-        """Map blocks of the sequence's tokens that others have sealed meanwhile. Return the number
-        of its tokens with valid K and V."""
+        """Map blocks that other sequences have sealed meanwhile. Return the number of tokens with
+        valid K and V."""
         sequence = self._open[seq_id]
         parts = sequence.parts
         if all(g.prefixes.can_share_next(p) for g, p in zip(self._groups, parts, strict=True)):
@@ -142,9 +138,9 @@ class KVCacheManager:
         return sequence.progress.computed
 
     def fork(self, seq_id: int, child_id: int) -> int:
-        """Give a child with the same prompt all of its parent's K and V but the last token's: share
-        sealed blocks, copy the partial one. Return the number of its tokens with valid K and V: no
-        more than before while the parent's blocks are not sealed."""
+        """Share the parent's sealed blocks with a child of the same prompt and copy the partial
+        block: all but the last token. Return the child's number of tokens with valid K and V, which
+        does not rise while the parent's blocks are not sealed."""
         parent, child = self._open[seq_id], self._open[child_id]
         num_tokens = child.block_hashes.num_tokens - 1
         whole, partial = divmod(num_tokens, self._layout.tokens_per_block)
@@ -168,17 +164,17 @@ class KVCacheManager:
         return progress.computed
 
     def add_pending_prefix(self, seq_id: int) -> None:
-        """Let others wait for the blocks that the sequence is going to compute."""
+        """Let other sequences wait for the blocks that this one is going to compute."""
         ends = None if self._states is None else self._states.seals(seq_id)
         self._first.prefixes.add_pending_prefix(self._open[seq_id].parts[0], ends)
 
     def pending_owner(self, seq_id: int) -> int | None:
-        """Return the sequence that will compute this one's next blocks, if those can be shared."""
+        """Return the sequence that is going to compute this one's next blocks, if any."""
         return self._first.prefixes.pending_owner(self._open[seq_id].parts[0])
 
     def explain(self, seq_id: int) -> tuple[int, MissReason | None]:
-        """Return the token at which the sequence left the longest cached prefix, and why it shares
-        no more; None when no more could be shared."""
+        """Return the length of the longest cached prefix in tokens, and why the sequence shares no
+        more; None: it shares all that it may."""
         parts = self._open[seq_id].parts
         reasons = [g.prefixes.explain(part) for g, part in zip(self._groups, parts, strict=True)]
         left_at, miss = min(reasons, key=lambda reason: reason[0])
@@ -188,7 +184,8 @@ class KVCacheManager:
     # --- growing and leaving --------------------------------------------------------------------
 
     def reserve(self, seq_id: int, num_tokens: int) -> bool:
-        """Map memory for tokens [0, num_tokens). False leaves no trace."""
+        """Map memory for tokens [0, num_tokens); False, with nothing changed: it does not fit
+        now."""
         parts = self._open[seq_id].parts
         for part in parts:
             if num_tokens > part.mapped_tokens and not self._grow(parts, num_tokens):
@@ -210,7 +207,7 @@ class KVCacheManager:
         return True
 
     def commit(self, seq_id: int, token_ids: Sequence[int]) -> None:
-        """Note that the next ``len(token_ids)`` positions hold valid K and V of these tokens."""
+        """Note that K and V of the next ``len(token_ids)`` positions are valid."""
         sequence = self._open[seq_id]
         start = sequence.progress.computed
         end = start + len(token_ids)
@@ -230,8 +227,8 @@ class KVCacheManager:
             sequence.progress.restart_at(self._states.cancel_steps(seq_id))
 
     def close(self, seq_id: int, *, keep_prefix: bool = True) -> None:
-        """Close the sequence. Its blocks wait for the newest step that may touch them. keep_prefix:
-        whether its own blocks may be shared from now on."""
+        """Close the sequence; its blocks wait for the newest step. keep_prefix: whether its own
+        blocks may be shared from now on."""
         parts = self._open.pop(seq_id).parts
         for part in parts:
             part.keeps_prefix = keep_prefix
@@ -242,14 +239,14 @@ class KVCacheManager:
 
     @property
     def wants_mapping_point(self) -> bool:
-        """Return whether a refused request could succeed when no step is in flight."""
+        """Whether a refused request could succeed when no step is in flight."""
         if self._maps_while_running:
             return False  # the fast path of every step
         return any(group.allocator.wants_mapping_point for group in self._groups)
 
     @property
     def recovering(self) -> bool:
-        """Return whether blocks or mappings of closed sequences are not free yet."""
+        """Whether blocks or mappings of closed sequences are not free yet."""
         if self._states is not None and self._states.recovering:
             return True
         return any(group.recovering for group in self._groups)
@@ -257,8 +254,8 @@ class KVCacheManager:
     # --- the runner's side ----------------------------------------------------------------------
 
     def views(self, plan: Sequence[tuple[int, int, int]]) -> KVViews:
-        """Return the rows of a step. plan: ``(seq_id, start, count)`` in the order of its rows,
-        segments of one row first. Opens the next epoch, and with it ends a mapping point."""
+        """Return the rows of a step, and open its epoch, which ends a mapping point. plan:
+        ``(seq_id, start, count)`` in the order of the rows, segments of one row first."""
         segments: list[list[Segment]] = [[] for _ in self._groups]
         growing: list[tuple[GroupCache, CachedSequence, int, int]] = []
         epoch = self._issued_epoch + 1
@@ -285,8 +282,8 @@ class KVCacheManager:
         return views
 
     def _end_mapping_point(self, plan: Sequence[tuple[int, int, int]]) -> None:
-        """At a mapping point, map blocks that sequences will soon need, and wait until all are
-        mapped."""
+        """At a mapping point, map blocks that sequences will need soon, and wait for all
+        mappings."""
         if not self._first.allocator.is_at_mapping_point:
             return
         for seq_id, start, count in plan:
@@ -301,8 +298,7 @@ class KVCacheManager:
             group.backend.finish_mappings()
 
     def step_completed(self, completed_epoch: int) -> None:
-        """Note that the device has finished all steps up to that epoch; free memory that waited for
-        it."""
+        """Note that the device has finished all steps up to the epoch; free memory that waited."""
         assert completed_epoch <= self._issued_epoch
         before = self._completed_epoch
         self._completed_epoch = max(before, completed_epoch)
@@ -312,8 +308,8 @@ class KVCacheManager:
             group.allocator.wants_mapping_point &= not is_quiet
             closed = len(group.closed)
             group.advance(self._completed_epoch)
-            # After failed attempts to map blocks nothing is released: while the system refuses to
-            # map them, the cache would seem to recover for ever.
+            # Nothing is released after mere failed attempts to map: while the system refuses to map
+            # the released blocks, the cache would seem to recover for ever.
             changed = (self._completed_epoch, len(group.closed)) != (before, closed)
             if changed and group.may_release:
                 group.allocator.release_memory(self._limits.settings.free_slack_bytes)
@@ -321,7 +317,7 @@ class KVCacheManager:
             self._states.advance(self._completed_epoch)
 
     def release_idle_memory(self) -> None:
-        """Release memory of free blocks and cells, but for one heap's. No sequence runs or
+        """Release memory of free blocks beyond one heap, and of cells. No sequence runs or
         waits."""
         if self._states is not None and self._state_memory is not None:
             self._states.advance(self._completed_epoch)
@@ -331,7 +327,7 @@ class KVCacheManager:
             group.allocator.release_memory(0)
 
     def evict_prefixes(self) -> None:
-        """Evict a few prefixes that no sequence uses, so that no step has to wait."""
+        """Evict some cached prefixes, few enough not to delay a step."""
         for group in self._groups:
             group.prefixes.evict(BLOCKS_EVICTED_AT_ONCE)
         if self._states is not None:
@@ -339,9 +335,8 @@ class KVCacheManager:
         self._release_slack()
 
     def set_limit(self, limit_bytes: int) -> int:
-        """Limit the bytes of used blocks, within the budget and not below the need of one sequence.
-        Return the bytes that are allowed: more, while sequences have them or where memory cannot be
-        given back."""
+        """Set the limit of used bytes. Return the limit in effect, which covers blocks in use, the
+        need of one sequence and memory that cannot be released."""
         blocks = limit_bytes // sum(group.group.block_bytes for group in self._groups)
         allowed = 0
         for group in self._groups:
@@ -355,8 +350,8 @@ class KVCacheManager:
             group.allocator.spares_heaps = short and not self.releases_memory
 
     def shut_down(self) -> bool:
-        """End the device's memory in order; no call may follow. False where the device did not
-        answer: then the process must end without a release."""
+        """Shut all backends down; no call may follow. False: the device did not answer, and the
+        process must end without releasing memory."""
         ended = [group.backend.shut_down() for group in self._groups]
         return all(ended)
 
@@ -364,11 +359,11 @@ class KVCacheManager:
 
     @property
     def copied_bytes(self) -> int:
-        """Return the bytes of K and V that were copied from block to block."""
+        """Bytes of K and V copied from block to block."""
         return sum(group.backend.copied_bytes for group in self._groups)
 
     def stats(self) -> KVStats:
-        """Return a snapshot; the parts add up to the capacity exactly."""
+        """Return statistics whose parts add up to the capacity."""
         stats = total([group.stats(self._parts(n)) for n, group in enumerate(self._groups)])
         layout = self._layout.shape.cell
         if self._states is None or self._state_memory is None or layout is None:
@@ -383,7 +378,6 @@ class KVCacheManager:
         return take_map(self._layout, self._first.pool, self._parts(0), cells)
 
     def check_invariants(self) -> None:
-        """Check that every block, buffer and byte is accounted for. Raises AssertionError."""
         for number, group in enumerate(self._groups):
             group.check_invariants(self._parts(number))
         if self._states is not None:
@@ -392,7 +386,7 @@ class KVCacheManager:
     # --- inside ---------------------------------------------------------------------------------
 
     def _release_slack(self) -> None:
-        """Release memory of free blocks beyond the slack, where it may be released now."""
+        """Release memory of free blocks beyond the slack, if that is possible now."""
         runs = self._open or self._completed_epoch < self._issued_epoch
         for group in self._groups:
             if group.may_release or not runs:
@@ -402,9 +396,9 @@ class KVCacheManager:
         return [sequence.parts[number] for sequence in self._open.values()]
 
     def _match(self, hashes: BlockHashes, start: int) -> tuple[list[list[Block]], int]:
-        """Return the sealed blocks with these hashes, from block ``start`` on: as many in every
-        group, up to the last one after which there is a state, where the model needs one. And the
-        number of the block before which they end, whether there is a state or not."""
+        """Return the sealed blocks with these hashes, from block ``start`` on, and the number of
+        the block at which all groups' matches end. Every group's list has one length; with
+        recurrent layers it ends at a block with states."""
         matches = [group.prefixes.match(hashes, start) for group in self._groups]
         count = longest = min(len(blocks) for blocks in matches)
         if self._states is not None:
@@ -412,8 +406,8 @@ class KVCacheManager:
         return [blocks[:count] for blocks in matches], start + longest
 
     def _take_buffers(self, needed: int, prefixes: list[list[Block]]) -> list[SparseBuffer] | None:
-        """Take a buffer of each group for a sequence of ``needed`` blocks; None, with none taken,
-        where it does not fit in one of them."""
+        """Take a buffer of each group for ``needed`` blocks; None, with none taken: it does not
+        fit."""
         taken: list[SparseBuffer] = []
         for group, prefix in zip(self._groups, prefixes, strict=True):
             buffer = group.take_buffer(needed, prefix, alone=not self._open)
@@ -425,8 +419,7 @@ class KVCacheManager:
         return taken
 
     def _attach(self, parts: Sequence[CachedSequence], blocks: Sequence[list[Block]]) -> bool:
-        """Map sealed blocks of others, by group; False, with nothing changed, when the system
-        refuses in one of them."""
+        """Map sealed blocks of others, by group; False, with nothing changed: one group refuses."""
         for number, (group, part) in enumerate(zip(self._groups, parts, strict=True)):
             if not group.allocator.map_shared(part, blocks[number]):
                 for other, mapped, shared in zip(
@@ -439,7 +432,6 @@ class KVCacheManager:
         return True
 
     def _count_waits(self) -> None:
-        """Count the step before the one that begins, if it had to wait for a mapping."""
         self.mapping_waits += any(group.allocator.has_waited for group in self._groups)
         for group in self._groups:
             group.allocator.has_waited = False

@@ -1,14 +1,11 @@
-"""Plans the memory of K and V, and the limits that follow from it.
-
-The sum is exact and made once, at start::
+"""Plans the memory of K and V, and the limits that follow from it, once at start::
 
     machine - headroom (for other programs) - weights - activations - MLX's cache - grammars
         = K and V
 
-On a CPU the available memory limits the sum as well: beyond that a container is killed. On a GPU
-the machine is its working set, for which macOS compresses memory of other programs, so that memory
-always looks full there.
-"""
+On a CPU the available memory limits the sum as well, because a container that exceeds it is killed.
+On a GPU the machine is the working set: macOS compresses other programs' memory for it, so the
+available memory says nothing."""
 
 from dataclasses import asdict, dataclass
 
@@ -26,17 +23,17 @@ from kvcache.substrates import Substrate
 
 GIB = 1024**3
 MIB = 1024**2
-# A dense buffer is charged in full: the context is shortened so that all sequences get one, but not
-# below this many tokens; then there are fewer sequences.
+# With dense buffers, all of them charged in full, the context is shortened until every sequence
+# fits, but not below this many tokens; then there are fewer sequences.
 DENSE_MIN_CONTEXT_TOKENS = 4096
-# A cache that holds no short conversation is refused, unless the settings ask for it.
+# A smaller cache is refused, unless the settings ask for one.
 SMALLEST_CONTEXT_TOKENS = 2048
 # The share of states in the memory for K, V and states.
 STATE_SHARE = 1 / 3
 
 
 class BudgetError(ValueError):
-    """A combination of limits that cannot work; the message names the figure that does not fit."""
+    """Limits that cannot work together; the message names the figure that does not fit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,22 +41,20 @@ class MemoryDemand:
     """Memory that is known before the cache is allocated, in bytes."""
 
     machine_bytes: int
-    """Memory of the machine, the container or the device's working set."""
+    """Memory of the machine, the container or the GPU's working set."""
     available_bytes: int
-    """The part of it that no program uses now."""
+    """Machine memory that no program uses now."""
     headroom_bytes: int
-    """The part of it that is left to other programs."""
+    """Machine memory left to other programs."""
     weights_bytes: int
     activation_bytes: int
     mlx_cache_bytes: int
     grammar_bytes: int = 0
-    """Compiled grammars of answers."""
     on_gpu: bool = False
-    """Whether the memory is a GPU's working set."""
+    """Whether ``machine_bytes`` is a GPU's working set."""
 
     @property
     def fixed_bytes(self) -> int:
-        """Return all but K and V."""
         working = self.activation_bytes + self.mlx_cache_bytes + self.grammar_bytes
         return self.weights_bytes + working
 
@@ -72,30 +67,29 @@ class MemoryDemand:
 
 @dataclass(frozen=True, slots=True)
 class CacheRequest:
-    """The user's settings of the cache; None where quire chooses."""
+    """The user's settings of the cache; None: quire chooses."""
 
     substrate: Substrate
     settings: CacheSettings
     max_num_seqs: int
     max_model_len: int | None
     max_buffer_bytes: int | None = None
-    """The largest allocation of the device; None: no limit."""
+    """The device's largest allocation; None: no limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """The sum, and what follows from it."""
+    """The planned sum, and the limits that follow from it."""
 
     demand: MemoryDemand
     layout: KVLayout
     kv_budget_bytes: int
-    """A multiple of the heap."""
+    """A multiple of the heap's size."""
     max_model_len: int
     max_num_seqs: int
     note: str | None = None
-    """Another reason for the limits, as a sentence."""
+    """A sentence with another reason for the limits."""
     num_cells: int = 0
-    """Cells for the states of recurrent layers."""
 
     @property
     def state_bytes(self) -> int:
@@ -104,11 +98,10 @@ class MemoryPlan:
 
     @property
     def warning(self) -> str | None:
-        """Return a sentence about a tight fit; None where there is room.
+        """A sentence about a tight fit; None: there is room.
 
-        K and V take their memory heap by heap, as they need it: the first heap is there from the
-        start. On a GPU so are all states.
-        """
+        Counts the memory that is taken at start: the first heap of K and V, and on a GPU all
+        states."""
         needed = self.demand.fixed_bytes + self.layout.heap_bytes
         if self.demand.on_gpu:
             needed += self.state_bytes
@@ -144,7 +137,7 @@ class MemoryPlan:
         )
 
     def lines(self) -> list[str]:
-        """Return the sum as text."""
+        """Return the sum and the limits as text."""
         demand, layout = self.demand, self.layout
         memory = "working set of the GPU" if demand.on_gpu else "memory of this machine"
         sizes = [
@@ -180,11 +173,10 @@ class MemoryPlan:
 
 @dataclass(frozen=True, slots=True)
 class CacheLimits:
-    """Limits of the cache, and its settings."""
+    """Limits and settings of the cache."""
 
     budget_bytes: int
     max_sequences: int
-    """The limit of open sequences."""
     settings: CacheSettings
 
 
@@ -196,11 +188,10 @@ def fit(
     model_max_len: int,
     system_page_bytes: int,
 ) -> MemoryPlan:
-    """Return the largest limits that fit, or the user's own where they do.
+    """Return the largest limits that fit, or the user's own if those fit.
 
     model_max_len: positions that the model knows. Raises BudgetError with the figure that does not
-    fit, LayoutError where the page does not suit the shape.
-    """
+    fit, LayoutError where the page does not suit the shape."""
     set_len = request.max_model_len
     if set_len is not None and set_len > model_max_len:
         raise BudgetError(
@@ -210,15 +201,14 @@ def fit(
     if set_len is None and request.settings.kv_budget_bytes is not None:
         smallest = 1  # a budget that is set may be as small as the user likes
     budget = _budget(demand, request, shape.bytes_per_token, smallest)
-    # Slices of one allocation, where the substrate has no pages.
+    # The limit of K and V if they are slices of one allocation.
     arena = request.max_buffer_bytes if request.substrate is Substrate.METAL_DENSE else None
     num_cells, cell_bytes = 0, 0 if shape.cell is None else shape.cell.cell_bytes
     if cell_bytes:
         num_cells = cells_within(budget, cell_bytes, request.max_num_seqs, arena)
         budget -= num_cells * cell_bytes
     if request.settings.kv_budget_bytes is None:
-        # More than every sequence at full length can never be used; a heap more covers the
-        # rounding.
+        # More than all sequences at full length is never used; one heap more covers rounding.
         useful = request.max_num_seqs * (set_len or model_max_len) * shape.bytes_per_token
         budget = min(budget, useful + request.settings.heap_bytes)
     clamped = arena is not None and budget > arena
@@ -226,7 +216,6 @@ def fit(
     if request.substrate.on_gpu:
         system_page_bytes = min(METAL_PAGES)
     tokens = budget // shape.bytes_per_token
-    # A dense buffer is rounded up to whole pages of every region.
     unit = tokens_of_whole_pages(shape, system_page_bytes)
     max_len = set_len or _context_that_fits(request, tokens, model_max_len, unit)
     layout = _layout(request, shape, max_len, budget, system_page_bytes)
@@ -258,12 +247,9 @@ def fit(
 
 
 def cells_within(budget: int, cell_bytes: int, max_sequences: int, arena: int | None = None) -> int:
-    """Return the number of cells that share a budget with K and V: a third of it, but enough for
-    one sequence and one end of a turn, and no more than all sequences can use. arena: the limit of
-    all cells in bytes, where they are one allocation.
-
-    Raises BudgetError where these few leave no room.
-    """
+    """Return the number of cells: a third of the budget, but at least enough for one sequence and
+    one end of a turn, and at most what all sequences can use. arena: the limit of all cells in
+    bytes, if they are one allocation. Raises BudgetError where the fewest cells leave no room."""
     fewest = CELLS_PER_SEQUENCE + 1
     if fewest * cell_bytes >= budget:
         raise BudgetError(
@@ -277,14 +263,13 @@ def cells_within(budget: int, cell_bytes: int, max_sequences: int, arena: int | 
 
 
 def smallest_context(setting: int | None, model_max_len: int) -> int:
-    """Return the tokens of the sequence that must fit. setting: the user's longest one."""
+    """Return the number of tokens for which at least one sequence must fit."""
     return setting or min(SMALLEST_CONTEXT_TOKENS, model_max_len)
 
 
 def usable_bytes(
     machine_bytes: int, available_bytes: int, headroom_bytes: int, *, on_gpu: bool
 ) -> int:
-    """Return the bytes that quire may use of a machine, or of a GPU's working set."""
     left = machine_bytes - headroom_bytes
     return left if on_gpu else min(left, available_bytes)
 
@@ -292,8 +277,8 @@ def usable_bytes(
 def _budget(
     demand: MemoryDemand, request: CacheRequest, bytes_per_token: int, smallest: int
 ) -> int:
-    """Return the bytes for K, V and states, not yet whole heaps. smallest: tokens of one sequence
-    that must fit."""
+    """Return the bytes for K, V and states, not rounded to heaps. smallest: as in
+    smallest_context."""
     setting = request.settings.kv_budget_bytes
     if setting is not None:
         room = demand.machine_bytes - demand.fixed_bytes

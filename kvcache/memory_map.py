@@ -1,7 +1,6 @@
 """A snapshot of every block, for GET /memory: copied on the engine's thread, encoded elsewhere.
 
-Blocks are numbered heap by heap: block b of heap h is ``h * blocks_per_heap + b``.
-"""
+Block b of heap h has the number ``h * blocks_per_heap + b``."""
 
 from array import array
 from collections.abc import Iterable
@@ -15,28 +14,26 @@ from kvcache.heap_pool import HeapPool
 from kvcache.layout import KVLayout
 from kvcache.sequences import CachedSequence
 
-# A letter for each BlockState, in their order, and one for a free block that may hold memory.
+# One letter per BlockState, in their order; and one for a free block that may hold memory.
 LETTERS = "fosqcr"
 FREE_WITH_MEMORY = "d"
 NO_SEQUENCE = -1
 
 
 class MappedSequence(NamedTuple):
-    """An open sequence, with the number of its leading blocks of each kind."""
+    """An open sequence and its blocks."""
 
     seq_id: int
     runs: tuple[tuple[int, int], ...]
-    """``(first block, count)`` in the order of its tokens, premapped blocks included."""
+    """``(first block, count)`` in the order of the tokens, pending blocks included."""
     mapped_blocks: int
-    """All blocks of ``runs``."""
     sealed_blocks: int
-    """Blocks that are never written again."""
     borrowed_blocks: int
-    """Blocks that other sequences wrote."""
+    """Leading blocks that other sequences wrote."""
 
 
 class SealedCell(NamedTuple):
-    """A state that any sequence may go on from, as GET /memory names it."""
+    """A sealed cell, with the names of GET /memory."""
 
     conversation: int
     position: int
@@ -50,20 +47,20 @@ class KVMap:
 
     geometry: dict[str, int]
     heaps: tuple[str, ...]
-    """A string for each heap, with a letter for each block: f free, d free with memory of the
-    system, o owned, s sealed, q quarantined, c cached, r releasing."""
+    """A string per heap with a letter per block: f free, d free with memory of the system, o owned,
+    s sealed, q quarantined, c cached, r releasing."""
     sharers: "array[int]"
-    """The number of open sequences that have each block."""
+    """The number of open sequences of each block."""
     sequences: tuple[MappedSequence, ...]
-    """The open sequences in the order in which they came."""
+    """The open sequences, the oldest one first."""
     cells: tuple[SealedCell, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """Return the map as GET /memory sends it. A few milliseconds for 100 000 blocks."""
+        """Return the map as GET /memory sends it. Takes a few milliseconds for 100 000 blocks."""
         return {
             "geometry": self.geometry,
             "heaps": self.heaps,
-            # Numbers of sequences, in the order in which they came; "owners" counts places in it.
+            # "owners" holds indices of this list.
             "owner_ids": [sequence.seq_id for sequence in self.sequences],
             "owners": self.owner_runs(),
             "sharers": self.sharer_runs(),
@@ -71,8 +68,8 @@ class KVMap:
         }
 
     def owner_runs(self) -> list[int]:
-        """Return the first sequence of each block: ``[owner, count, owner, count, ...]`` over all
-        blocks, where -1 is no open sequence."""
+        """Return the oldest sequence of each block as runs ``[owner, count, owner, count, ...]``
+        over all blocks. An owner is an index of ``sequences``; -1: no open sequence."""
         owners = np.full(len(self.sharers), NO_SEQUENCE, np.int32)
         for number in reversed(range(len(self.sequences))):
             for first, count in self.sequences[number].runs:
@@ -81,8 +78,8 @@ class KVMap:
         return _rows(owners[starts], counts)
 
     def sharer_runs(self) -> list[int]:
-        """Return blocks that more than one sequence has: ``[gap, count, sequences, gap, ...]``,
-        where a gap is the blocks since the run before."""
+        """Return runs of shared blocks: ``[gap, count, sequences, gap, ...]``. A gap is the number
+        of blocks since the run before."""
         sharers = np.asarray(self.sharers, np.int32)
         starts, counts = _equal_runs(sharers)
         shared = sharers[starts] > 1
@@ -94,12 +91,10 @@ class KVMap:
 def take_map(
     layout: KVLayout, pool: HeapPool, sequences: Iterable[CachedSequence], cells: Iterable[Cell]
 ) -> KVMap:
-    """Return a copy of the pool's state: some bytes for each block and some numbers for each run,
-    so that the engine goes on soon.
+    """Return a copy of the pool's state that is small enough not to delay the engine.
 
-    pool: of the first group. The blocks of other groups that hold the same tokens are in the same
-    state, unless the system has refused one, and count as part of the first group's blocks.
-    """
+    pool: of the first group, whose blocks stand for those of all groups: only a refused mapping
+    makes their states differ."""
     group = layout.groups[0]
     size = group.blocks_per_heap
     return KVMap(
@@ -138,7 +133,7 @@ def letter_of(block: Block) -> str:
 
 
 def _equal_runs(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return where runs of equal values begin, and how long they are."""
+    """Return the first indices and the lengths of runs of equal values."""
     changes = np.flatnonzero(np.diff(values)) + 1
     starts = np.concatenate([np.zeros(min(1, len(values)), np.intp), changes])
     return starts, np.diff(np.append(starts, len(values)))

@@ -11,27 +11,24 @@ from metal_ext import GatedDelta, QKTransform
 
 
 class OrderingHandles:
-    """The newest ordering handle of every layer: the arrays that make reads wait for writes.
+    """The newest ordering handle of every layer: arrays that make reads wait for earlier writes.
 
-    They live as long as the engine, so that the order also holds from step to step.
-    """
+    The handles live as long as the engine, so that the order holds from step to step."""
 
     def __init__(self, num_layers: int, num_states: int = 0) -> None:
         self.newest: list[mx.array] = [mx.zeros((1,)) for _ in range(num_layers)]
         self.newest_states: list[mx.array] = [mx.zeros((1,)) for _ in range(num_states)]
 
     def restart(self) -> None:
-        """Forget queued operations, of which none may run any more."""
+        """Forget all queued operations, none of which may run any more."""
         self.newest = [mx.zeros((1,)) for _ in self.newest]
         self.newest_states = [mx.zeros((1,)) for _ in self.newest_states]
 
 
 class KVViews:
-    """The rows of one step, for all layers.
+    """The rows of one step, for all layers: row i of the flat token array is row i here.
 
-    Row i of the flat token array is row i here. Segments of one row come first and are decoded in
-    one call; each longer segment is a chunk of its own.
-    """
+    Segments of one row come first and are decoded in one call; each longer one is a chunk."""
 
     def __init__(
         self,
@@ -42,8 +39,8 @@ class KVViews:
         epoch: int,
         states: StateRows | None = None,
     ) -> None:
-        """rows: of each group, in the order of the segments. epoch: the number of this step's
-        completion. states: of a model with recurrent layers."""
+        """rows: of each group, in the order of the segments. epoch: the step's number. states: None
+        without recurrent layers."""
         counts = [segment.count for segment in segments]
         self.epoch = epoch
         self.segments = tuple(segments)
@@ -62,8 +59,8 @@ class KVViews:
         values: mx.array,
         transform: QKTransform | None,
     ) -> mx.array:
-        """Transform this step's queries and keys, where there is a transform, write its keys and
-        values, and return the queries. Shapes: see StepRows."""
+        """Apply the transform to queries and keys, append keys and values, return the queries.
+        Shapes: as in StepRows."""
         regions = self._layers[layer]
         self._order.newest[layer], queries = self._rows[regions.group].append(
             self._order.newest[layer], regions, queries, keys, values, transform
@@ -90,7 +87,7 @@ class KVViews:
     def recur(
         self, number: int, qkv: mx.array, z: mx.array, a: mx.array, b: mx.array, delta: GatedDelta
     ) -> mx.array:
-        """Advance the states of a recurrent layer by this step's rows; return their output. See
+        """Advance a recurrent layer's states by this step's rows; return the output. See
         StateRows."""
         assert self._states is not None, "the cache keeps no states"
         tokens = self._order.newest_states
@@ -98,8 +95,7 @@ class KVViews:
         return output
 
     def step_end(self, results: list[mx.array]) -> list[mx.array]:
-        """Return the arrays to evaluate so that the results are there and the step's appends have
-        run."""
+        """Return the arrays whose evaluation computes the results and runs the step's appends."""
         arrays = results + self._order.newest + self._order.newest_states
         for rows in self._rows:
             arrays = rows.end(arrays)
@@ -107,13 +103,13 @@ class KVViews:
 
     @property
     def first_rows(self) -> mx.array:
-        """Return the array to evaluate so that a CPU works while the step before is read:
-        everything before the first attention. More would wait for room in MLX's queue."""
+        """Everything before the first attention. A CPU evaluates this array while the results of
+        the step before are read; a later array would wait for room in MLX's queue."""
         return self._order.newest[0]
 
     def cancel(self) -> None:
-        """Cancel a failed step. Its queued appends must not run with a later step, when their
-        memory is gone."""
+        """Cancel a failed step, so that none of its appends runs with a later step, without
+        memory."""
         self._order.restart()
         for rows in self._rows:
             rows.cancel()
