@@ -1,9 +1,8 @@
 """The substrates of a Metal device: sparse buffers, extents with a page table, or one arena.
 
-The mapper's thread makes every mapping, which counts when the device has confirmed it. Unless this
+The mapper's thread makes every mapping, which counts once the device has confirmed it. Unless this
 machine has passed the tests of ``kvcache/selftest``, sparse buffers change only at mapping points,
-while no step is in flight, and heaps are kept until the process ends.
-"""
+while no step is in flight, and heaps are kept until the process ends."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -29,14 +28,13 @@ from kvcache.layout import CellLayout, Group
 from kvcache.native_backends import NativeMemory
 from kvcache.substrates import Substrate
 
-# For long chunks of wide heads MLX chooses a kernel that keeps all scores in memory, though on
-# a GPU it has a fused one.
+# Longer chunks of wide heads need MLX's fused kernel forced: by default it keeps all scores.
 SHORT_CHUNK = 8
 WIDE_HEAD = 256
 
 
 class MetalStepRows(StepRows):
-    """The GPU's kernels over a step's rows. Its constructor opens the step's epoch."""
+    """The GPU's kernels over a step's rows. The constructor opens the step's epoch."""
 
     def __init__(
         self,
@@ -46,7 +44,8 @@ class MetalStepRows(StepRows):
         *,
         contiguous: bool,
     ) -> None:
-        """ranges: of all buffers, by number. contiguous: whether a region is one array there."""
+        """ranges: of all buffers, by number. contiguous: whether each region of a range is one
+        array."""
         rows = substrate.rows([(ranges[s.buffer], s.start, s.count) for s in segments])
         super().__init__(rows, substrate)
         self._segments = segments
@@ -81,8 +80,8 @@ class MetalStepRows(StepRows):
     def _past(
         self, order: mx.array, layer: LayerRegions, segment: int
     ) -> tuple[mx.array, mx.array]:
-        """Return a segment's keys and values with those before it, ``[tokens, kv_heads,
-        head_dim]``: a view where they are one array and several rows are read, else a copy."""
+        """Return keys and values up to a segment's end, ``[tokens, kv_heads, head_dim]``: a copy
+        for paged buffers and single rows, else a view."""
         rows = self._segments[segment]
         tokens = rows.start + rows.count
         if not self._contiguous or rows.count == 1:
@@ -119,7 +118,7 @@ class MetalStepRows(StepRows):
 
 
 class MetalStates:
-    """Cells in ordinary buffers, which keep all of their memory from the start until the end."""
+    """Cells in ordinary buffers, which keep all their memory until the end."""
 
     def __init__(
         self, layout: CellLayout, num_cells: int, substrate: "metal_ext.MetalSubstrate"
@@ -131,7 +130,7 @@ class MetalStates:
         substrate.make_cells(num_cells, layout.cell_bytes)
 
     def rows(self, segments: Sequence[StateSegment], step: StepRows) -> StateRows:
-        """Return the rows of a step. step: keeps the cells in use until its epoch has completed."""
+        """step: keeps the cells in use until its epoch has completed."""
         assert isinstance(step, MetalStepRows), "cells of a GPU are used by its own steps"
         native = [(s.count, s.read, list(s.writes)) for s in segments]
         rows = self._substrate.state_rows(step.native, native)
@@ -140,8 +139,7 @@ class MetalStates:
     def committed_bytes(self, cells: Sequence[int]) -> int:
         return self._bytes
 
-    def release(self, cells: Sequence[int]) -> None:
-        """Release nothing: the buffers stay until the end."""
+    def release(self, cells: Sequence[int]) -> None: ...
 
 
 log = logging.getLogger(__name__)
@@ -165,11 +163,9 @@ class MetalBackend(NativeMemory):
         residency_keep_s: float = 0.0,
         weights: Sequence[mx.array] = (),
     ) -> None:
-        """kind: "sparse", "paged" or "dense". max_buffers: the limit of buffers; those of "dense"
-        are slices of one allocation. The others are as in ``new_backends``.
-
-        Raises RuntimeError that names what the device lacks, OSError where it refuses memory.
-        """
+        """kind: "sparse", "paged" or "dense". max_buffers: dense buffers are slices of one
+        allocation. Others: as in ``new_backends``. Raises RuntimeError that names what the device
+        lacks, OSError where it refuses memory."""
         self._substrate = metal_ext.MetalSubstrate(
             kind,
             native_geometry(group),
@@ -192,7 +188,7 @@ class MetalBackend(NativeMemory):
         self._finished_ticket = 0
         """The newest ticket that a mapping point has waited for."""
         self._begun: list[int] = []
-        """Tickets of maps at this mapping point."""
+        """Tickets of mappings begun at this mapping point."""
         self._released: set[int] = set()
         """Heaps that may have no memory."""
         self._faults = FaultMemory(Substrate((kind, True)))
@@ -201,7 +197,7 @@ class MetalBackend(NativeMemory):
     def commit_heap(self, heap: int) -> bool:
         if heap not in self._released:
             return True
-        # The queue keeps the order: this comes after the release.
+        # The queue keeps the order: this runs after the release.
         ticket = self._queued(self._substrate.commit_heap(self._mapper, self._heaps[heap]))
         self._finish(ticket, "making a heap")
         if self.refused(ticket):
@@ -275,8 +271,7 @@ class MetalBackend(NativeMemory):
         return MetalStepRows(segments, self._ranges, self._substrate, contiguous=self._contiguous)
 
     def new_states(self, layout: CellLayout, num_cells: int) -> MetalStates:
-        """Make the cells of recurrent layers, once, before the first step. Raises as ``new_states``
-        does."""
+        """Make the cells, once, before the first step. Raises as ``new_states`` does."""
         return MetalStates(layout, num_cells, self._substrate)
 
     def shut_down(self) -> bool:
@@ -295,8 +290,8 @@ class MetalBackend(NativeMemory):
         return self._guarded(Act.MAP, partial(super()._map_queued, *blocks, writable=writable))
 
     def _guarded(self, act: Act, queue: Callable[[], int]) -> int:
-        """Queue an operation. Wait for the first one of its kind, so that FaultMemory names the act
-        that took a machine down."""
+        """Queue an operation; wait for the first of its kind, so that FaultMemory names the act
+        that crashed a machine."""
         if act in self._survived:
             return self._queued(queue())
         with self._faults.intent(act):

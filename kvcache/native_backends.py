@@ -1,4 +1,4 @@
-"""The substrate of a CPU: pages of shared memory behind reserved addresses; and NativeMemory, which
+"""The substrate of a CPU (shared memory mapped at reserved addresses), and NativeMemory, which
 Metal's substrates share."""
 
 import resource
@@ -73,7 +73,6 @@ class NativeMemory:
     def _map_queued(
         self, buffer: int, block: int, heap: int, heap_block: int, count: int, *, writable: bool
     ) -> int:
-        """Queue a mapping for the mapper's thread; return its ticket."""
         range_, memory = self._ranges[buffer], self._heaps[heap]
         return self._mapper.map(range_, memory, heap_block, block, count, writable)
 
@@ -83,8 +82,7 @@ MEASURED_EVERY_S = 0.5
 
 
 class NativeStates:
-    """Cells one behind the other, at an address that never changes. The system gives a cell memory
-    when it is first written."""
+    """Adjacent cells at a fixed address. The system gives a cell memory at its first write."""
 
     def __init__(
         self,
@@ -104,8 +102,7 @@ class NativeStates:
         self._measured_at = float("-inf")
 
     def rows(self, segments: Sequence[StateSegment], step: StepRows) -> StateRows:
-        """Return the rows of a step. step: unused, because MLX's stream keeps its order on a
-        CPU."""
+        """step: unused, because MLX's stream keeps the order on a CPU."""
         native = [
             (
                 segment.count,
@@ -125,7 +122,7 @@ class NativeStates:
         return self._committed_bytes
 
     def release(self, cells: Sequence[int]) -> None:
-        """Release the memory of cells: they hold zeros until they are written again."""
+        """Release the memory of cells, which then hold zeros."""
         size = self._layout.cell_bytes
         for cell in cells:
             self._memory.release(cell * size, size)
@@ -135,15 +132,15 @@ class NativeStates:
         return self._memory.address + cell * self._layout.cell_bytes
 
 
-# Mappings of the process that are not for buffers.
+# Mappings left to the process for other uses.
 SPARE_MAPPINGS = 4096
 MAX_MAP_COUNT_FILE = Path("/proc/sys/vm/max_map_count")
-# Every heap is an open file, and so is every client: half of the files are for heaps.
+# Heaps may use half of the open files; clients need the others.
 FILES_PER_HEAP = 2
 
 
 class NativeStepRows(StepRows):
-    """The CPU kernels over a step's rows."""
+    """The CPU's kernels over a step's rows."""
 
     def __init__(
         self,
@@ -157,7 +154,7 @@ class NativeStepRows(StepRows):
         self._segments = segments
         self._ranges = ranges
         self._angles: dict[metal_ext.RopeTable, mx.array] = {}
-        """Angles of the step's rows, the same in all layers."""
+        """Angles of the step's rows, which all layers share."""
 
     def _rope(self, rope: metal_ext.RopeTable) -> mx.array:
         if rope not in self._angles:
@@ -192,8 +189,8 @@ class NativeStepRows(StepRows):
 
 
 class PosixBackend(NativeMemory):
-    """Shared-memory heaps mapped behind reserved addresses, on Linux and a Mac's CPU. This thread
-    maps; the mapper's thread maps ahead."""
+    """Shared-memory heaps mapped at reserved addresses. The caller's thread maps, the mapper's
+    thread maps ahead."""
 
     name = "posix"
     shares_blocks = True
@@ -201,12 +198,12 @@ class PosixBackend(NativeMemory):
     maps_while_running = True
 
     def __init__(self, group: Group, workers: metal_ext.CpuWorkers, *, num_groups: int = 1) -> None:
-        """num_groups: groups that share the system's limits for the process."""
+        """num_groups: groups that share the process's limits."""
         geometry = native_geometry(group)
         super().__init__(
             lambda: metal_ext.Heap.shared(geometry), lambda: metal_ext.AddressRange.sparse(geometry)
         )
-        # A Mac charges a shared-memory object, and takes it back, whole.
+        # A Mac charges and releases a shared-memory object as a whole.
         self.charge = Charge.BLOCKS if sys.platform == "linux" else Charge.HEAPS
         self.releases = Releases.BLOCKS if sys.platform == "linux" else Releases.HEAPS
         mappings, heaps = system_mapping_limit(), system_heap_limit()
@@ -215,7 +212,6 @@ class PosixBackend(NativeMemory):
         self._workers = workers
 
     def commit_heap(self, heap: int) -> bool:
-        """Return True: memory comes with the mapping."""
         return True
 
     def map(
@@ -230,13 +226,12 @@ class PosixBackend(NativeMemory):
     def map_ahead(self, buffer: int, block: int, heap: int, heap_block: int, count: int) -> int:
         return self._map_queued(buffer, block, heap, heap_block, count, writable=True)
 
-    def finish_mappings(self) -> None:
-        """Wait for nothing: each mapping is done when it returns."""
+    def finish_mappings(self) -> None: ...
 
     def copy_block(
         self, source: int, source_block: int, target: int, target_block: int, tokens: int
     ) -> None:
-        # MLX's stream keeps the order of its operations: no step's ordering handle is needed.
+        # MLX's stream runs this after earlier steps: no ordering handle is needed.
         from_, to = self._ranges[source], self._ranges[target]
         order = mx.zeros((1,))
         mx.eval(
@@ -255,12 +250,11 @@ class PosixBackend(NativeMemory):
         return NativeStepRows(segments, self._ranges, self._workers)
 
     def shut_down(self) -> bool:
-        """Return True: a CPU has no step in flight, so that memory may go in any order."""
         return True
 
 
 def system_mapping_limit() -> int | None:
-    """Return the mappings that buffers may use: ``vm.max_map_count`` less a reserve; None on a
+    """Return the limit of mappings for buffers: ``vm.max_map_count`` less a reserve; None on a
     Mac."""
     try:
         return max(0, int(MAX_MAP_COUNT_FILE.read_text()) - SPARE_MAPPINGS)
@@ -269,12 +263,12 @@ def system_mapping_limit() -> int | None:
 
 
 def system_heap_limit() -> int | None:
-    """Return the heaps that may be open files: half of this process's limit; None without one."""
+    """Return the limit of heaps, which are open files: half of the process's; None: no limit."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return None if soft == resource.RLIM_INFINITY else soft // FILES_PER_HEAP
 
 
 def system_file_limit() -> int | None:
-    """Return the largest heap in bytes: to Linux it is a file. None without a limit."""
+    """Return the limit of a heap's bytes, a file on Linux; None: no limit."""
     soft, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     return None if sys.platform != "linux" or soft == resource.RLIM_INFINITY else soft

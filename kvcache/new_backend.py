@@ -1,4 +1,4 @@
-"""Makes the backends, and the memory of recurrent states, of a substrate."""
+"""Makes the backends of a substrate, and its memory for recurrent layers' states."""
 
 from collections.abc import Sequence
 
@@ -23,17 +23,15 @@ def new_backends(
     residency_keep_s: float = 0.0,
     weights: Sequence[mx.array] = (),
 ) -> list[PageBackend]:
-    """Return a backend for each group.
+    """Return a backend for each group. workers: None on a Metal device, which alone uses the rest:
+    release_heaps: before the process ends. maps_while_running: mappings may change while steps run.
+    residency_keep_s: time after the last step for which heaps and weights stay resident. weights:
+    evaluated arrays that steps read.
 
-    max_sequences: the limit of open sequences. workers: of a CPU. Of a Metal device: release_heaps,
-    whether heaps may be released before the process ends; maps_while_running, whether mappings may
-    change while steps run; residency_keep_s, the time after the last step for which heaps and
-    weights stay resident; weights, the evaluated arrays that steps read.
-
-    Raises RuntimeError that names what a Metal device lacks, OSError where it refuses memory.
-    """
+    Raises RuntimeError that names what a Metal device lacks, OSError where it refuses memory."""
     if substrate.on_gpu:
-        # A buffer need not be unmapped before the next sequence takes one; but slices cost memory.
+        # Twice as many buffers as sequences, so that a new one need not wait; but slices cost
+        # memory.
         max_buffers = max_sequences if substrate.is_dense else 2 * max_sequences
         return [
             MetalBackend(
@@ -57,11 +55,8 @@ def new_states(
     backend: PageBackend,
     workers: metal_ext.CpuWorkers | None,
 ) -> StateMemory:
-    """Return memory for the states of recurrent layers. backend: of the first group, whose steps
-    use the cells. workers: of a CPU.
-
-    Raises RuntimeError where a buffer of the device cannot hold the cells, OSError without memory.
-    """
+    """Return memory for cells. backend: of the first group. workers: None on a Metal device. Raises
+    RuntimeError where no buffer can hold the cells, OSError without memory."""
     if isinstance(backend, MetalBackend):
         return backend.new_states(layout, num_cells)
     assert workers is not None, "the kernels of a CPU run on workers"

@@ -1,8 +1,6 @@
-"""Shares sealed blocks between sequences: from the moment a block is full until it is evicted.
+"""Shares sealed blocks between sequences, from the moment a block is full until it is evicted.
 
-A sequence takes blocks from the index in order, from the first one on. So a sequence that has a
-block mapped has the blocks before it mapped as well.
-"""
+Sequences take blocks from the index in order: one that maps a block maps all blocks before it."""
 
 from collections import deque
 from collections.abc import Collection, Iterable
@@ -18,22 +16,21 @@ class PrefixCache:
     """Seals, shares and evicts blocks of a pool."""
 
     def __init__(self, pool: HeapPool, *, max_sharers: int, enabled: bool) -> None:
-        """max_sharers: the limit of buffers in which one block is mapped. enabled: whether other
-        sequences can find blocks; a fork shares them in any case."""
+        """max_sharers: the limit of buffers that map one block. enabled: whether sequences can find
+        blocks; a fork shares them in any case."""
         self.index = PrefixIndex()
         self._pool = pool
         self._max_sharers = max_sharers
         self._enabled = enabled
         self._full: deque[tuple[int, CachedSequence, int]] = deque()
-        """``(epoch, sequence, number)`` of blocks to be sealed when the epoch has passed."""
+        """``(epoch, sequence, number)`` of full blocks to seal after the epoch."""
         self._pending_owners: dict[bytes, CachedSequence] = {}
-        """The sequence that is going to compute a block, by the block's digest."""
+        """By digest of a block: the sequence that is going to compute it."""
         self.evicted_blocks = 0
 
     # --- sharing --------------------------------------------------------------------------------
 
     def match(self, hashes: BlockHashes, start: int) -> list[Block]:
-        """Return the sealed blocks with these hashes, from block ``start`` on."""
         blocks: list[Block] = []
         for number in range(start, hashes.shareable_blocks):
             block = self.index.find(hashes, number)
@@ -46,13 +43,11 @@ class PrefixCache:
         return block.buffers >= self._max_sharers
 
     def can_share_next(self, sequence: CachedSequence) -> bool:
-        """Return whether the sequence could take its next block from the index, which has all
-        before."""
+        """Return whether all blocks of the sequence are sealed and in the index."""
         return sequence.all_sealed and self._is_indexed(sequence, len(sequence.buffer.table))
 
     def note_attached(self, sequence: CachedSequence, blocks: list[Block]) -> None:
-        """Count a sequence among the sharers of sealed blocks, which it has mapped: they are the
-        last ones of its table."""
+        """Count a sequence as a sharer of the last blocks of its table."""
         first = len(sequence.buffer.table) - len(blocks)
         for number, block in enumerate(blocks, first):
             if block.prefix is not None:
@@ -62,8 +57,7 @@ class PrefixCache:
         sequence.progress.restart_at(tokens)
 
     def explain(self, sequence: CachedSequence) -> tuple[int, MissReason | None]:
-        """Return why the sequence shares no more: see PrefixIndex. No reason where prefixes are not
-        shared."""
+        """As in PrefixIndex, but without a reason where prefixes are not shared."""
         left_at, miss = self.index.explain(sequence.block_hashes, sequence.sealed_blocks)
         return left_at, miss if self._enabled else None
 
@@ -72,12 +66,10 @@ class PrefixCache:
     def add_pending_prefix(
         self, sequence: CachedSequence, ends: Collection[int] | None = None
     ) -> None:
-        """Make the sequence the owner of the blocks that it is going to compute and that the index
-        will have: others may wait for these. Not a sequence that may take no blocks of others: it
-        computes blocks that others may have had for long.
+        """Let others wait for the blocks that the sequence is going to compute and publish. A
+        sequence that may not use cached blocks is no owner: others may have its blocks already.
 
-        ends: the numbers of leading blocks after which others can go on; None: after any.
-        """
+        ends: numbers of leading blocks after which others can go on; None: any number."""
         hashes = sequence.block_hashes
         if sequence.has_pending_prefix or not self._enabled or hashes.max_cached_tokens is not None:
             return
@@ -89,9 +81,9 @@ class PrefixCache:
                     self._pending_owners[digest] = sequence
 
     def pending_owner(self, sequence: CachedSequence) -> int | None:
-        """Return the other sequence that is going to compute this one's next blocks; None where
-        there is none, or this one could not share them. The answer stays the same until the last of
-        these blocks is sealed, so that all are mapped at once."""
+        """Return another sequence that is going to compute blocks this one can share; None: none
+        is. The owner stays the same until the last of these blocks is sealed, so that all are
+        mapped at once."""
         hashes = sequence.block_hashes
         digests = hashes.digests
         if sequence.pending_block is not None:
@@ -101,7 +93,7 @@ class PrefixCache:
             sequence.pending_block = None
         if not self._pending_owners or not self.can_share_next(sequence):
             return None
-        # From the last one on: a model with states has owners of few blocks.
+        # Backwards: with recurrent layers few blocks have owners.
         for number in reversed(range(len(sequence.buffer.table), hashes.shareable_blocks)):
             owner = self._pending_owners.get(digests[number])
             if owner is not None and owner is not sequence:
@@ -110,7 +102,6 @@ class PrefixCache:
         return None
 
     def _remove_pending_prefix(self, sequence: CachedSequence) -> None:
-        """Let no other sequence wait for this one any more."""
         for digest in sequence.block_hashes.digests if sequence.has_pending_prefix else []:
             if self._pending_owners.get(digest) is sequence:
                 del self._pending_owners[digest]
@@ -121,7 +112,7 @@ class PrefixCache:
         self._full.append((epoch, sequence, number))
 
     def seal(self, completed_epoch: int) -> None:
-        """Seal the blocks that were filled up to that epoch: they can be shared from now on."""
+        """Seal the blocks filled up to the epoch, so that others can share them."""
         while self._full and self._full[0][0] <= completed_epoch:
             _, sequence, number = self._full.popleft()
             if sequence.keeps_prefix:
@@ -131,8 +122,8 @@ class PrefixCache:
                 self._publish(sequence, number)
 
     def _publish(self, sequence: CachedSequence, number: int) -> None:
-        """Put a sealed block in the index. Not where the block before it is not there, or where
-        others use an equal block: then no block that follows is put there either."""
+        """Put a sealed block in the index, unless the block before is missing there, or others use
+        an equal block: then no later block of the sequence is indexed either."""
         blocks, hashes = sequence.buffer.table.blocks, sequence.block_hashes
         if not self._enabled or not self._is_indexed(sequence, number):
             return
@@ -154,7 +145,7 @@ class PrefixCache:
         return prefix is not None and prefix.digest == sequence.block_hashes.digests[length - 1]
 
     def close(self, sequence: CachedSequence) -> None:
-        """Detach a sequence's blocks; invalidate its own where its prefix is not kept."""
+        """Detach a sequence's blocks. Invalidate its own blocks if its prefix is not kept."""
         self._remove_pending_prefix(sequence)
         blocks = sequence.buffer.table.blocks
         if not sequence.keeps_prefix and len(blocks) > sequence.shared_blocks:
@@ -167,8 +158,8 @@ class PrefixCache:
         self._pool.detach(blocks)
 
     def cache_or_free(self, blocks: Iterable[Block]) -> None:
-        """Note that a closed sequence's buffer maps these blocks no more: cache those that can be
-        found and that no other buffer maps, and free the rest."""
+        """Remove a closed sequence's buffer from blocks. Cache the blocks that can be found and
+        have no other buffer; free the others."""
         self.index.tick()
         for block in blocks:
             if self._pool.remove_buffer(block):
@@ -179,8 +170,8 @@ class PrefixCache:
                     self.index.note_cached(block)
 
     def evict(self, limit: int = 1) -> int:
-        """Evict up to ``limit`` cached blocks, those first that are likely to be missed least;
-        return their number."""
+        """Evict up to ``limit`` cached blocks, the least useful first; return the number
+        evicted."""
         evicted = 0
         while evicted < limit and (block := self.index.evict()) is not None:
             self._pool.free(block)
@@ -189,7 +180,6 @@ class PrefixCache:
         return evicted
 
     def check_invariants(self, open_sequences: Iterable[CachedSequence]) -> None:
-        """Raise AssertionError."""
         self.index.check_invariants()
         sequences = set(open_sequences)
         for owner in set(self._pending_owners.values()):

@@ -1,7 +1,4 @@
-"""Finds sealed blocks by their contents, and chooses the next one to evict.
-
-Blocks are found by their hashes, and their token ids are compared all the same.
-"""
+"""Finds sealed blocks by hash, compares their token ids, and chooses the next block to evict."""
 
 from bisect import bisect_left, insort
 from collections import Counter
@@ -13,59 +10,58 @@ from kvcache.block import Block, BlockState, Prefix
 from kvcache.block_hashes import TOKEN_BYTES, BlockHashes, Evictions
 from kvcache.cell_pool import CellPool
 
-# A queue of blocks to evict is rebuilt when half of it, and this many entries, are out of date.
+# An eviction queue is rebuilt when half of it, and this many entries, are out of date.
 STALE_QUEUE_ENTRIES = 64
 
 
 class MissReason(Enum):
-    """Why a prompt shares no more of what is cached."""
+    """Why a prompt shares no more of the cache."""
 
     NEVER_CACHED = "never_cached"
     EVICTED = "evicted"
     STATE_EVICTED = "state_evicted"
-    """K and V are cached, and the state of the recurrent layers there was evicted."""
+    """K and V are cached, but the recurrent layers' state was evicted."""
     NO_STATE = "no_state"
-    """K and V are cached, and no state was kept where the prompt could have gone on."""
+    """K and V are cached, but no state was kept where the prompt could go on."""
 
 
 class PrefixIndex:
-    """Finds sealed blocks by their hashes, and chooses which one to evict.
+    """The index of sealed blocks.
 
-    A sequence that has a block mapped has its parents mapped as well, so a cached block has cached
-    children only. Leaves are evicted first, the one longest unused before others. Blocks of system
-    prompts stay while there are as many others.
-    """
+    A sequence that maps a block maps its parents too, so a cached block has only cached children.
+    Leaves are evicted first, the longest unused before others. Blocks of system prompts are spared
+    while they are no more than the others."""
 
     def __init__(self) -> None:
         self._blocks: dict[bytes, Block] = {}
         self._children: dict[bytes, list[bytes]] = {}
-        """Token ids of the blocks that follow one, sorted, by its digest."""
+        """By digest of a block: the sorted token ids of the blocks that follow it."""
         self._evicted = Evictions()
         self._queues: dict[bool, list[tuple[int, bytes]]] = {False: [], True: []}
-        """Cached leaves by last use, of system prompts and others. Some entries are out of date."""
+        """``(last use, digest)`` of cached leaves, by whether they are of system prompts. Entries
+        may be out of date."""
         self._cached = {False: 0, True: 0}
-        """Numbers of blocks that no buffer maps, of system prompts and others."""
+        """The number of cached blocks, by whether they are of system prompts."""
         self._uses = 0
         self.cells: CellPool | None = None
-        """Cells that are found after blocks, where the model has recurrent layers."""
+        """The cells that prefixes refer to, if the model has recurrent layers."""
 
     def __len__(self) -> int:
         return len(self._blocks)
 
     def find(self, hashes: BlockHashes, number: int) -> Block | None:
-        """Return the block with this hash and these ids; None where there is none."""
         block = self._blocks.get(hashes.digests[number])
         if block is None or block.found_by.tokens != hashes.tokens[number]:
             return None
         return block
 
     def has(self, prefix: Prefix) -> bool:
-        """Return whether a block is found by this very record."""
+        """Return whether the index holds this very record."""
         block = self._blocks.get(prefix.digest)
         return block is not None and block.prefix is prefix
 
     def insert(self, hashes: BlockHashes, number: int, block: Block, system: bool) -> None:
-        """Insert a sealed block that is in use. Its parent is in the index."""
+        """Insert a sealed block that is in use and whose parent is in the index."""
         digest, parent = hashes.digests[number], hashes.parent(number)
         assert digest not in self._blocks
         assert number == 0 or parent in self._blocks
@@ -76,22 +72,21 @@ class PrefixIndex:
         insort(self._children.setdefault(parent, []), tokens)
 
     def replace(self, cached: Block, block: Block, system: bool) -> None:
-        """Put a block that is in use in the place of a cached one with the same tokens, which can
-        then be freed."""
+        """Replace a cached block, which can then be freed, by a block in use with the same
+        tokens."""
         assert cached.state is BlockState.CACHED
         self.use(cached, system)
         block.prefix, cached.prefix = cached.found_by, None
         self._blocks[block.prefix.digest] = block
 
     def use(self, block: Block, system: bool = False) -> None:
-        """Note that a buffer is going to map the block. system: as part of a system prompt."""
+        """Note that a buffer is going to map the block. system: within a system prompt."""
         prefix = block.found_by
         if block.state is BlockState.CACHED:
             self._cached[prefix.system] -= 1
         prefix.system = prefix.system or system
 
     def tick(self) -> None:
-        """Advance the clock of uses."""
         self._uses += 1
 
     def note_cached(self, block: Block) -> None:
@@ -103,7 +98,7 @@ class PrefixIndex:
         self._queue_for_eviction(block)
 
     def evict(self) -> Block | None:
-        """Remove the block that is likely to be missed least; None when all are in use."""
+        """Remove and return the least useful cached block; None: there is none."""
         spared = self._cached[True] <= self._cached[False]
         for system in (False, True) if spared else (True, False):
             queue = self._queues[system]
@@ -115,8 +110,8 @@ class PrefixIndex:
         return None
 
     def invalidate(self, block: Block) -> list[Block]:
-        """Remove a block whose contents are in doubt, and all that follow it. Return the cached
-        ones among them, which can be freed."""
+        """Remove a block whose contents are in doubt, and all blocks after it. Return the cached
+        ones."""
         following = [block]
         for parent in following:
             digest = parent.found_by.digest
@@ -127,9 +122,9 @@ class PrefixIndex:
         return [gone for gone in following if gone.state is BlockState.CACHED]
 
     def explain(self, hashes: BlockHashes, matched: int) -> tuple[int, MissReason | None]:
-        """Return why a prompt shares no more than ``matched`` blocks: the first token at which it
-        left the longest cached prefix, and the reason; None when no more could have been shared.
-        The answer does not depend on blocks of other salts."""
+        """Return the length of the longest cached prefix in tokens, and why the prompt shares no
+        more than ``matched`` blocks; None: it may share no more. Blocks of other salts do not
+        count."""
         size = hashes.tokens_per_block
         while matched < hashes.shareable_blocks and self.find(hashes, matched) is not None:
             matched += 1
@@ -179,7 +174,6 @@ class PrefixIndex:
         return block
 
     def check_invariants(self) -> None:
-        """Count again from the blocks. Raises AssertionError."""
         assert sum(map(len, self._children.values())) == len(self._blocks)
         queued = {(kind, *item) for kind in (False, True) for item in self._queues[kind]}
         counted = Counter[bool]()
@@ -196,8 +190,8 @@ class PrefixIndex:
 
 
 def _common(sorted_ids: list[bytes], ids: bytes) -> int:
-    """Return the number of leading tokens that ``ids`` shares with the most similar of the sorted
-    ids: a neighbour of its place among them."""
+    """Return the longest common prefix, in tokens, of ``ids`` and any of the sorted ids: one of the
+    two neighbours in the order has it."""
     place = bisect_left(sorted_ids, ids)
     return max(
         (_common_tokens(other, ids) for other in sorted_ids[max(0, place - 1) : place + 1]),

@@ -1,4 +1,4 @@
-"""Records of the cache for a sequence: while it is open, and until its buffer is free."""
+"""Records of the cache for a sequence, from opening until its buffer is free."""
 
 from bisect import bisect_left
 from collections import deque
@@ -11,12 +11,12 @@ from kvcache.block_hashes import BlockHashes
 
 @dataclass(slots=True)
 class Progress:
-    """The progress of a sequence. The cache and its scheduler share the one count."""
+    """The progress of a sequence, shared by cache and scheduler."""
 
     computed: int = 0
-    """Leading tokens whose K and V are valid."""
+    """The number of leading tokens with valid K and V."""
     scheduled: int = 0
-    """The same after all planned steps."""
+    """The same once all planned steps have completed."""
 
     def restart_at(self, num_tokens: int) -> None:
         """Note that the first tokens are valid, and that no step is planned."""
@@ -25,11 +25,10 @@ class Progress:
 
 @dataclass(slots=True, eq=False)
 class CachedSequence:
-    """A sequence in one group: its buffer there, and what stands behind it. Intervals of its
-    tokens::
+    """A sequence in one group. Intervals of its tokens::
 
     0 .... sealed blocks .... computed .... scheduled .... mapped .... final
-    never written again       | valid K/V   | written     | ahead     | the most there will be
+    never written again       | valid K/V   | written     | ahead     | the limit
                                               now
     """
 
@@ -37,44 +36,42 @@ class CachedSequence:
     buffer: SparseBuffer
     block_hashes: BlockHashes
     reservation: int
-    """Blocks that admission has set aside for it, mapped or not."""
+    """Blocks set aside at admission, mapped or not."""
     final_tokens: int
     system_blocks: int
-    """Leading blocks of a system prompt."""
     progress: Progress
     """The same object in all groups."""
     mapped_tokens: int = 0
-    """Tokens that its buffer has memory for."""
+    """Tokens that the buffer has memory for."""
     table_tokens: int = 0
     """The same with pending blocks."""
     keeps_prefix: bool = True
-    """Whether its own blocks may be shared."""
+    """Whether the sequence's own blocks may be shared."""
     has_pending_prefix: bool = False
-    """Whether it was made the owner of blocks that it is going to compute."""
+    """Whether other sequences may wait for blocks of this one."""
     pending_block: int | None = None
-    """The last one of the blocks that it waits for while another sequence computes them."""
+    """The last block that this sequence waits for while another computes it."""
 
     @property
     def reserved_blocks(self) -> int:
-        """Return the blocks of its reservation that are not mapped yet."""
+        """Blocks of the reservation that are not mapped yet."""
         return max(0, self.reservation - len(self.buffer.table))
 
     @property
     def all_sealed(self) -> bool:
-        """Return whether all of its blocks are sealed, and none is mapped ahead: another sequence
-        may have the next one."""
+        """Whether all blocks are sealed and none is mapped ahead: the next block may be shared."""
         blocks = self.buffer.table.blocks
         return not blocks or blocks[-1].state is BlockState.SEALED
 
     @property
     def sealed_blocks(self) -> int:
-        """Return the number of leading sealed blocks, shared ones included, of an open sequence."""
+        """The number of leading sealed blocks of an open sequence, shared ones included."""
         blocks = self.buffer.table.blocks
         return bisect_left(blocks, True, key=lambda block: block.state is not BlockState.SEALED)
 
     @property
     def shared_blocks(self) -> int:
-        """Return the number of leading blocks that other sequences wrote."""
+        """The number of leading blocks that other sequences wrote."""
         runs = takewhile(lambda run: not run.writable, self.buffer.table.runs)
         return sum(run.count for run in runs)
 
@@ -86,12 +83,10 @@ class OpenSequence:
     block_hashes: BlockHashes
     progress: Progress
     parts: tuple[CachedSequence, ...]
-    """By the number of the group."""
     steps: deque[tuple[int, int]] = field(default_factory=deque)
-    """``(end, epoch)`` of steps that were planned and have not committed."""
+    """``(end, epoch)`` of planned steps that are not committed."""
 
     def schedule(self, end: int, epoch: int) -> None:
-        """Note that a step of that epoch will compute the tokens up to ``end``."""
         self.progress.scheduled = end
         self.steps.append((end, epoch))
 
@@ -115,7 +110,7 @@ class OpenSequence:
 
 @dataclass(slots=True)
 class ClosedSequence:
-    """A closed sequence whose buffer is not free yet: its epoch must pass, then it is unmapped."""
+    """A closed sequence whose buffer is not free yet: it is unmapped after the epoch."""
 
     sequence: CachedSequence
     epoch: int

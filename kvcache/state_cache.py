@@ -1,17 +1,16 @@
-"""Keeps the states of recurrent layers: chooses the cells that a step reads and writes, those that
-are sealed for other sequences, and the one that a new sequence goes on from.
+"""Keeps the states of recurrent layers: chooses the cells that steps read and write, that are
+sealed for others, and that new sequences go on from.
 
-A sequence has a *base*: the state at its last boundary of a block, which nobody writes, and beyond
-it a *working* cell that every step advances in place::
+A sequence has a *base*, the state at its last block boundary, which is not written any more; after
+the boundary, every step advances a *working* cell in place::
 
     0 ............ base (a boundary) ....... computed
     sealed cells   | never written again     | working cell
 
-A step that crosses a boundary also writes the state there, to a cell of its own. That cell is the
-base once the step has been read; the base before goes back, or is sealed for others. A dropped step
-has spoilt only the working cell: the sequence goes on from its base, and computes less than a block
-again. States are never copied.
-"""
+A step that crosses a boundary also writes the state there to another cell, the base once the step's
+results have been read. The old base is freed, or sealed for others. A dropped step has spoilt only
+the working cell: the sequence goes on from its base and computes less than a block again. States
+are never copied."""
 
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -24,32 +23,31 @@ from kvcache.cell_pool import CellPool, StateSegment
 from kvcache.prefix_index import MissReason, PrefixIndex
 from kvcache.sequences import CachedSequence
 
-# The cells that each sequence can have: its base, the next base, and its working cell.
+# The most cells of one sequence: its base, the next base and its working cell.
 CELLS_PER_SEQUENCE = 3
-# Positions at which a long prompt's state is kept, in tokens.
+# A state of a long prompt is kept at each multiple of this position.
 WAYPOINT_TOKENS = 4096
-# The newest ends of turns, which a conversation keeps longer than waypoints.
+# The number of newest ends of turns that a conversation keeps longer than waypoints.
 ENDS_PER_CONVERSATION = 2
-# With the ends of its system prompt and of a person's newest message.
+# Those, the end of the system prompt and the end of the newest user message.
 CELLS_PER_CONVERSATION = 2 + ENDS_PER_CONVERSATION
 
 
 class Turns(NamedTuple):
-    """Positions at which other prompts of the same conversation may leave this one, in tokens; 0
-    where unknown."""
+    """Positions, in tokens, at which other prompts may differ from this one; 0: unknown."""
 
     user_end: int = 0
-    """After the newest message of a person: later prompts may drop the thoughts that follow."""
+    """End of the newest user message: later prompts may drop the reasoning after it."""
     messages_end: int = 0
-    """After the last message, before the tokens that make the model answer."""
+    """End of the last message, before the tokens that make the model answer."""
 
 
 NO_TURNS = Turns()
 
 
 def planned_seals(hashes: BlockHashes, system_tokens: int, turns: Turns) -> dict[int, Retention]:
-    """Return the boundaries of a prompt whose states are worth keeping, by the number of leading
-    blocks: the last one before each position at which others may leave it, and before its end."""
+    """Return block boundaries whose states are worth keeping, by the number of leading blocks:
+    before each position at which others may differ, and before the prompt's end."""
     positions = (
         (hashes.num_tokens - 1, Retention.WAYPOINT),
         (turns.messages_end, Retention.END),
@@ -67,20 +65,20 @@ class SequenceStates:
 
     sequence: CachedSequence
     seals: dict[int, Retention]
-    """Boundaries that are worth keeping, by the number of leading blocks."""
+    """Retentions of boundaries worth keeping, by the number of leading blocks."""
     base: Cell | None = None
-    """None: the beginning, where all is zero."""
+    """None: the beginning, where the state is zero."""
     base_block: int = 0
     kept_block: int = 0
-    """Leading blocks before the newest state that is kept for others."""
+    """The number of leading blocks before the newest kept state."""
     head: Cell | None = None
-    """The newest state, once all planned steps have run."""
+    """The newest state once all planned steps have run."""
     working: Cell | None = None
-    """None while the newest state is at a boundary."""
+    """None: the newest state is at a boundary."""
     spare: list[Cell] = field(default_factory=list)
     """Reserved cells that no step writes yet."""
     steps: deque[list[tuple[int, Cell]]] = field(default_factory=deque)
-    """Boundaries that each step in flight crosses: ``(leading blocks, cell)``, rising."""
+    """By step in flight: ``(leading blocks, cell)`` of the boundaries written, rising."""
 
     @property
     def held(self) -> list[Cell]:
@@ -91,7 +89,7 @@ class SequenceStates:
 
 @dataclass(slots=True)
 class _Sealing:
-    """A cell that is sealed when the step that wrote it has completed."""
+    """A cell to seal when the step that wrote it has completed."""
 
     epoch: int
     cell: Cell
@@ -101,7 +99,7 @@ class _Sealing:
 
 
 class StateCache:
-    """The cells of all sequences. Engine thread only."""
+    """The cells of all sequences. For the engine thread only."""
 
     def __init__(self, pool: CellPool, index: PrefixIndex, tokens_per_block: int) -> None:
         self.pool = pool
@@ -116,17 +114,15 @@ class StateCache:
 
     @property
     def recovering(self) -> bool:
-        """Return whether cells wait for a step."""
         return bool(self._sealing) or self.pool.recovering
 
     @property
     def has_room(self) -> bool:
-        """Return whether one sequence more could have all cells that it may need."""
         return CELLS_PER_SEQUENCE * (len(self._open) + 1) <= len(self.pool.cells)
 
     @staticmethod
     def last_with_state(blocks: Sequence[Block]) -> int:
-        """Return the largest number of these consecutive blocks after which there is a state."""
+        """Return the length of the longest leading part of the blocks that ends with a state."""
         for number in range(len(blocks), 0, -1):
             prefix = blocks[number - 1].prefix
             if prefix is not None and prefix.cell is not None:
@@ -134,8 +130,8 @@ class StateCache:
         return 0
 
     def explain(self, sequence: CachedSequence) -> MissReason | None:
-        """Return why a sequence could not go on behind cached blocks; None where it has all of
-        them, or a state was not the reason."""
+        """Return why a sequence could not go on after cached blocks; None: states were not the
+        reason."""
         hashes, reason = sequence.block_hashes, None
         for number in range(sequence.sealed_blocks, hashes.shareable_blocks):
             block = self._index.find(hashes, number)
@@ -151,9 +147,8 @@ class StateCache:
     def open(
         self, seq_id: int, sequence: CachedSequence, seals: dict[int, Retention], cached: int
     ) -> None:
-        """Begin with the states of a sequence whose leading blocks have been attached. seals: as
-        planned_seals has them. cached: its leading blocks in the cache; where it goes on from an
-        earlier state, it keeps one there."""
+        """Begin with the state after the attached blocks. seals: see planned_seals. cached: leading
+        blocks with cached K and V; if no state was there, this sequence keeps one."""
         if cached > len(sequence.buffer.table):
             seals = {cached: Retention.END} | seals
         self._open[seq_id] = SequenceStates(sequence, seals)
@@ -163,7 +158,7 @@ class StateCache:
         return self._open[seq_id].seals
 
     def go_on(self, seq_id: int) -> None:
-        """Go on from the state after the newest block that was attached."""
+        """Go on from the state after the last attached block."""
         states = self._open[seq_id]
         blocks = states.sequence.buffer.table.blocks
         if len(blocks) == states.base_block:
@@ -185,14 +180,14 @@ class StateCache:
     # --- growing --------------------------------------------------------------------------------
 
     def reserve(self, seq_id: int, num_tokens: int) -> bool:
-        """Set cells aside for a step that ends at ``num_tokens``; False where there are none, or
-        where the sequence should wait for its step in flight."""
+        """Reserve cells for a step that ends at ``num_tokens``; False: there are too few, or the
+        step in flight should end first."""
         states = self._open[seq_id]
         start = states.sequence.progress.scheduled
         needed = self._needed(states, start, num_tokens)
         if states.steps and self._is_short:
-            # The base goes back when the step in flight has been read. Before, a cell that saves
-            # thousands of tokens would have to be evicted.
+            # The base will be free when the step in flight has been read. Until then, a cell that
+            # saves thousands of tokens would be evicted.
             wanted = needed - len(states.spare) + self._num_planned(states, start, num_tokens)
             if wanted > self.pool.expendable:
                 return False
@@ -205,15 +200,15 @@ class StateCache:
         return True
 
     def _needed(self, states: SequenceStates, start: int, end: int) -> int:
-        """Return the number of cells that a step writes and the sequence does not have."""
+        """Return the number of cells that a step writes beyond the working cell."""
         crosses, stays_within = end // self._size > start // self._size, end % self._size > 0
         if states.working is not None:
-            # A step that ends at a boundary leaves its working cell as the next base.
+            # A step that ends at a boundary turns its working cell into the next base.
             return int(crosses and stays_within)
         return int(crosses) + int(stays_within)
 
     def schedule(self, plan: Iterable[tuple[int, int, int]], epoch: int) -> list[StateSegment]:
-        """Return the state segments of a step. plan: ``(seq_id, start, count)``, which were
+        """Return the state segments of a step. plan: ``(seq_id, start, count)``, already
         reserved."""
         return [self._schedule(seq_id, start, count, epoch) for seq_id, start, count in plan]
 
@@ -236,8 +231,8 @@ class StateCache:
         return StateSegment(count, None if read is None else read.number, numbers)
 
     def _cross(self, states: SequenceStates, start: int, end: int) -> list[tuple[int, Cell]]:
-        """Return the boundaries whose states a step writes: the last one always, and those worth
-        keeping while cells are left over."""
+        """Return the boundaries whose states a step writes: the last one, and those worth keeping
+        while spare cells are left."""
         first, last = start // self._size + 1, end // self._size
         if last < first:
             return []
@@ -258,38 +253,36 @@ class StateCache:
         return [*crossed, (last, cell)]
 
     def _seals_within(self, states: SequenceStates, first: int, last: int) -> set[int]:
-        """Return the boundaries in [first, last] that are worth keeping."""
         every = self._waypoint_blocks
         waypoints = range(-(-first // every) * every, last + 1, every)
         return {block for block in states.seals if first <= block <= last} | {*waypoints}
 
     def _retention(self, states: SequenceStates, block: int) -> Retention | None:
-        """Return why the state at a boundary is kept; None where it is not."""
+        """Return why the state at a boundary is kept; None: it is not."""
         waypoint = None if block % self._waypoint_blocks else Retention.WAYPOINT
         return states.seals.get(block, waypoint)
 
     def _num_planned(self, states: SequenceStates, start: int, end: int) -> int:
-        """Return the number of boundaries worth keeping, without waypoints, that a step to ``end``
-        passes before its last one."""
+        """Return the number of boundaries worth keeping, except waypoints and the last one, that a
+        step crosses."""
         blocks = range(start // self._size + 1, end // self._size)
         planned = [block for block in states.seals if block in blocks]
         return sum(states.seals[block] is not Retention.WAYPOINT for block in planned)
 
     @property
     def _is_short(self) -> bool:
-        """Return whether open sequences leave no room for the cells that one conversation keeps."""
+        """Whether open sequences leave too few cells for what one conversation keeps."""
         held = CELLS_PER_SEQUENCE * len(self._open)
         return len(self.pool.cells) - held < CELLS_PER_CONVERSATION
 
     @property
     def _has_spare(self) -> bool:
-        """Return whether, with a cell less, every open sequence has all that it may need."""
+        """Whether all open sequences could still have all their cells after one more is taken."""
         held = sum(max(CELLS_PER_SEQUENCE, len(states.held)) for states in self._open.values())
         return held + len(self._sealing) < len(self.pool.cells)
 
     def commit(self, seq_id: int, epoch: int) -> None:
-        """Note that the oldest step has been read: the last boundary that it crossed is the base
-        from now on."""
+        """Note that the oldest step's results were read: its last boundary becomes the base."""
         states = self._open[seq_id]
         for block, cell in states.steps.popleft():
             if states.base is not None:
@@ -308,8 +301,7 @@ class StateCache:
     # --- dropping and leaving -------------------------------------------------------------------
 
     def cancel_steps(self, seq_id: int) -> int:
-        """Go back to the base, and return its position: steps that were not read count for
-        nothing."""
+        """Drop all planned steps: go back to the base, and return its position in tokens."""
         states = self._open[seq_id]
         for step in states.steps:
             for _, cell in step:
@@ -320,7 +312,7 @@ class StateCache:
         return states.base_block * self._size
 
     def close(self, seq_id: int, epoch: int) -> None:
-        """Keep the last boundary's state, and let go of all others."""
+        """Seal the base, and let go of all other cells."""
         states = self._open[seq_id]
         self.cancel_steps(seq_id)
         for cell in states.spare:
@@ -341,7 +333,7 @@ class StateCache:
     # --- sealing --------------------------------------------------------------------------------
 
     def advance(self, completed_epoch: int) -> None:
-        """Seal cells of completed steps, after the blocks before them."""
+        """Seal cells of completed steps. Their blocks have been sealed before."""
         while self._sealing and self._sealing[0].epoch <= completed_epoch:
             item = self._sealing.popleft()
             self._seal(item)
@@ -349,7 +341,7 @@ class StateCache:
         self.pool.advance(completed_epoch)
 
     def _seal(self, item: _Sealing) -> None:
-        """Let others find a cell, if its block can be found and has none."""
+        """Seal a cell if its block can be found and has no cell yet."""
         hashes = item.sequence.block_hashes
         block = self._index.find(hashes, item.block - 1)
         if not item.sequence.keeps_prefix or block is None:
@@ -370,7 +362,7 @@ class StateCache:
                 older.retention = Retention.WAYPOINT
 
     def _chain(self, hashes: BlockHashes, blocks: int) -> list[Cell]:
-        """Return the cells of a conversation's leading blocks, the first one first."""
+        """Return the cells of the leading blocks, the first one first."""
         chain = []
         for number in range(blocks):
             block = self._index.find(hashes, number)
@@ -380,7 +372,6 @@ class StateCache:
         return chain
 
     def check_invariants(self) -> None:
-        """Count the holders of cells again. Raises AssertionError."""
         holders = [cell for states in self._open.values() for cell in states.held]
         self.pool.check_invariants([*holders, *(item.cell for item in self._sealing)])
         assert CELLS_PER_SEQUENCE * len(self._open) <= len(self.pool.cells), "too few cells"

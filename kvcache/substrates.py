@@ -1,5 +1,4 @@
-"""The substrates that K and V can lie in, by name, and the choice of the one that serves on this
-machine."""
+"""The kinds of memory for K and V, and the choice of one for this machine."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -8,16 +7,16 @@ from typing import Any
 
 
 class Substrate(Enum):
-    """A substrate, with its name in settings and whether it is memory of the GPU."""
+    """A kind of memory for K and V: its name in settings, and whether a GPU uses it."""
 
     SPARSE = ("sparse", True)
-    """Placement sparse buffers: pages mapped behind addresses of the GPU."""
+    """Placement sparse buffers: pages mapped at addresses of the GPU."""
     PAGED = ("paged", True)
     """Ordinary buffers, and a page table that the kernels read."""
     METAL_DENSE = ("dense", True)
-    """One buffer, of which every sequence has a slice."""
+    """One buffer with a slice for every sequence."""
     POSIX = ("posix", False)
-    """Pages of shared memory mapped behind reserved addresses."""
+    """Pages of shared memory mapped at reserved addresses."""
 
     @property
     def setting(self) -> str:
@@ -37,18 +36,16 @@ class Substrate(Enum):
 
 
 AUTO = "auto"
-# Reasons why a machine cannot compute on a GPU.
 NO_METAL = "this build of quire has no Metal"
 NO_DEVICE = "this machine has no Metal device"
 NOTHING_WORKS = "nothing works on this machine's GPU, and its CPU is many times slower"
-# The one that shares most comes first.
+# By preference: the substrate that shares most comes first.
 ON_METAL = (Substrate.SPARSE, Substrate.PAGED, Substrate.METAL_DENSE)
 
 Trial = Callable[[Substrate], str]
-"""Returns the fault of a GPU's substrate on this machine; "" where it works."""
+"""Returns the fault of a GPU's substrate on this machine; "": it works."""
 Remembered = Callable[[Substrate], tuple[str, ...]]
-"""Returns the faults that a GPU's substrate has had on this machine
-(``kvcache/fault_memory.py``)."""
+"""Returns the faults that kvcache/fault_memory.py remembers of a GPU's substrate."""
 
 
 class SubstrateError(ValueError):
@@ -57,27 +54,27 @@ class SubstrateError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class SubstrateChoice:
-    """The substrate that serves, and a sentence for each one that was considered."""
+    """The chosen substrate, and a sentence for each one that was considered."""
 
     substrate: Substrate
     reasons: tuple[str, ...]
     warnings: tuple[str, ...] = ()
-    """Reasons that somebody should act on."""
+    """Reasons that a person should act on."""
     maps_while_running: bool = True
-    """Whether memory is mapped and unmapped while steps run; else between them."""
+    """Whether mappings change while steps run, or only between them."""
     releases_heaps: bool = False
-    """Whether a GPU's heaps go back to the system before the process ends."""
+    """Whether a GPU's heaps are released before the process ends."""
 
 
 def choose_substrate(
     setting: str, *, no_metal: str, trial: Trial, remembered: Remembered
 ) -> SubstrateChoice:
-    """Return the substrate to serve with. setting: "auto", or a name.
+    """Choose the substrate. setting: "auto", or a name. no_metal: why no GPU can compute here, or
+    "".
 
-    no_metal: why this machine cannot compute on a GPU, or "". remembered: a substrate with faults
-    is not tried, and refused where the setting names it: a machine that starts a server at boot
-    must not go down again and again. Raises SubstrateError.
-    """
+    A substrate with remembered faults is never tried, so that a server started at boot does not
+    crash the machine again and again. Raises SubstrateError if the setting names such a substrate,
+    or one that does not work."""
     if setting != AUTO:
         return _configured(setting, no_metal, trial, remembered)
     if no_metal:
@@ -100,9 +97,8 @@ def choose_substrate(
 def choose_mapping(
     choice: SubstrateChoice, setting: bool | None, stress_passed: Callable[[Substrate], bool]
 ) -> SubstrateChoice:
-    """Decide when the chosen substrate maps memory: sparse buffers while steps run only where the
-    stress test has passed on this machine; all others at any time. setting:
-    ``cache.map_while_running``. Raises SubstrateError."""
+    """Decide when mappings change: those of sparse buffers while steps run only if the stress test
+    has passed on this machine. setting: ``cache.map_while_running``. Raises SubstrateError."""
     substrate = choice.substrate
     if substrate is not Substrate.SPARSE:
         return choice
@@ -120,8 +116,8 @@ def choose_mapping(
 def choose_release(
     choice: SubstrateChoice, setting: bool | None, release_passed: Callable[[Substrate], bool]
 ) -> SubstrateChoice:
-    """Decide whether the chosen substrate releases heaps: a GPU's only where the release test has
-    passed on this machine. setting: ``cache.release_heaps``. Raises SubstrateError."""
+    """Decide whether a GPU's heaps are released: only if the release test has passed on this
+    machine. setting: ``cache.release_heaps``. Raises SubstrateError."""
     substrate = choice.substrate
     if not substrate.on_gpu:
         return choice
@@ -133,8 +129,8 @@ def choose_release(
 def _is_trusted(
     substrate: Substrate, name: str, setting: bool | None, test: str, flag: str, passed: bool
 ) -> bool:
-    """Return whether a GPU does something for which a test must have passed. flag: runs the test.
-    Raises SubstrateError where the setting is true and the test has not passed."""
+    """Return whether a GPU may do what a self-test must allow. flag: runs the test. Raises
+    SubstrateError if the setting asks for it without a passed test."""
     if setting and not passed:
         raise SubstrateError(
             f"cache.{name} is set, but the {test} test of {substrate} has not passed on this "
@@ -174,13 +170,12 @@ class MetalDevice:
 
     name: str
     working_set_bytes: int
-    """The memory that the driver recommends a process to use at most."""
+    """The most memory that the driver recommends for a process."""
     max_buffer_bytes: int
     """The largest allocation."""
     said: dict[str, Any] = field(default_factory=dict)
-    """All capabilities."""
     missing: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """Features that the device lacks for a substrate, by its setting."""
+    """Missing features, by the setting of the substrate that needs them."""
 
     @classmethod
     def of(cls, capabilities: dict[str, Any]) -> "MetalDevice":

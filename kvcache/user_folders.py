@@ -1,8 +1,6 @@
-"""quire's folders among the files of its user: by the XDG Base Directory Specification, or on a Mac
-by Apple's File System Programming Guide where XDG's variables are not set.
-
-Each function raises RuntimeError where the user has no home.
-"""
+"""quire's folders in the user's home: by the XDG Base Directory Specification, or on a Mac by
+Apple's File System Programming Guide where XDG's variables are not set. RuntimeError without a
+home."""
 
 import os
 import sys
@@ -20,7 +18,7 @@ def state_folder() -> Path:
 
 
 def config_folder() -> Path:
-    """Return the folder for settings, on a Mac too: people look there for those of a command."""
+    """Return the folder for settings: on a Mac too, people expect a command's in ~/.config."""
     return _folder("XDG_CONFIG_HOME", ".config", on_a_mac=".config")
 
 

@@ -1,2 +1,1 @@
-"""Self-tests of a substrate on this machine, each in a process of its own: a crash or a hang there
-is a result here."""
+"""Self-tests of a substrate, each in its own process: a crash or a hang is a result."""

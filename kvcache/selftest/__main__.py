@@ -1,10 +1,8 @@
-"""The process that a self-test runs in.
+"""The process that a self-test runs in: ``python -m kvcache.selftest TEST SUBSTRATE [PAGE_BYTES
+[SIZE]]``.
 
-    python -m kvcache.selftest TEST SUBSTRATE [PAGE_BYTES [SIZE]]
-
-Ends with one line of JSON on standard output, and without cleaning up: the system frees what a
-failed test leaves behind.
-"""
+Ends with one line of JSON on standard output, without cleaning up: the system frees what is
+left."""
 
 import os
 import sys
@@ -34,14 +32,14 @@ from kvcache.selftest.substrate import (
 )
 from kvcache.substrates import Substrate
 
-# Systems have been seen to let go of memory that the GPU has not used for a second.
+# Some systems page out memory that the GPU has not used for a second.
 PAUSE_S = 2.0
 WARM_UPS = 3
-# 256 MiB of weights in 16 bits: enough that fetching them again shows.
+# 256 MiB of 16-bit weights: enough to measure the time for fetching them again.
 MATRICES, SIZE = 8, 4096
-# About those of a step of a model of 36 layers.
+# About the commands of one step of a 36-layer model.
 COMMANDS = 600
-# Buffers over a small cache.
+# The number of buffers of a small cache.
 MAX_BUFFERS = 3
 
 
@@ -52,7 +50,7 @@ class Checks(Protocol):
 
 
 def main(arguments: list[str]) -> None:
-    """arguments: TEST SUBSTRATE [PAGE_BYTES [SIZE]]; an empty PAGE_BYTES is the usual one."""
+    """arguments: as in the module's docstring; an empty PAGE_BYTES is the default."""
     test, substrate = SelfTest(arguments[0]), Substrate[arguments[1]]
     page_bytes = int(arguments[2]) if arguments[2:] and arguments[2] else None
     size = CacheSize.from_argument(arguments[3]) if arguments[3:] else None
@@ -72,8 +70,7 @@ def _report_begin(name: str) -> None:
 def checks_of(
     test: SelfTest, substrate: Substrate, page_bytes: int | None, size: CacheSize | None = None
 ) -> Iterator[NamedCheck]:
-    """Yield the checks of a self-test. Those that need a backend follow the one that opens it.
-    size: of a real cache, which is checked as well."""
+    """Yield the checks of a self-test. size: of a real cache to check as well."""
     match test:
         case SelfTest.SUBSTRATE:
             yield from _on_backend(SubstrateChecks, substrate, page_bytes=page_bytes)
@@ -105,8 +102,8 @@ def _on_backend(
     page_bytes: int | None = None,
     size: CacheSize | None = None,
 ) -> Iterator[NamedCheck]:
-    """Yield the check that opens a backend, then those that it is made for. size: None for one heap
-    that holds all tokens, and few buffers."""
+    """Yield the check that opens a backend, then the checks on it. size: None: one heap that holds
+    all tokens, and few buffers."""
     checks: Checks
 
     def open_backend() -> Result:

@@ -1,5 +1,5 @@
-"""The self-test of a substrate's arithmetic on this machine: every operation of its kernels, and
-MLX's products with packed weights, against float64."""
+"""The self-test of a substrate's arithmetic: its kernels, and MLX's products with packed weights,
+are compared with float64."""
 
 from functools import partial
 
@@ -25,12 +25,12 @@ from kvcache.selftest.run import Result
 from kvcache.selftest.substrate import NamedCheck, add, map_blocks, require, shut_down
 from kvcache.views import layer_regions
 
-# Sequences of one row, of one more than a split of the decode kernel, and of several splits.
+# Lengths of one row, just over one split of the decode kernel, and several splits.
 LENGTHS = (1, 257, 600)
 MAX_TOKENS = 1024
 GATED_ROWS = 33
-# A gated delta net's heads: their width, which a GPU's kernels require, and the number of those of
-# values; and the steps that a sequence's tokens come in.
+# A gated delta net: head width (which a GPU's kernels require), number of value heads, and tokens
+# of each step.
 DELTA_DIM = 128
 DELTA_HEADS = 2
 DELTA_STEPS = (5, 1, 3)
@@ -38,35 +38,34 @@ KV_HEADS = 2
 QUERY_HEADS = 8
 ROPE_BASE = 1e6
 EPS = 1e-6
-# Greatest difference of numbers around 1. Some GPUs multiply even float32 with eleven bits.
+# The allowed difference for numbers around 1. Some GPUs multiply even float32 with 11 bits.
 TOLERANCE = {mx.float32: 0.01, mx.float16: 0.02, mx.bfloat16: 0.06}
-# Rows of a product with packed weights: one, a few, and as many as the units for matrices take.
+# Rows of a product: one, a few, and enough for matrix units.
 PRODUCT_ROWS = (1, 8, 64)
 INPUTS, OUTPUTS = 1024, 512
 BITS, GROUP = 4, 64
-# A part of a product's greatest result. A GPU rounds inputs and results to eight bits, but not
-# sums; MLX's products on a CPU sum in their inputs' precision, which is float32.
+# The allowed difference, relative to the greatest result. A GPU rounds inputs and results to 8
+# bits, but not sums; on a CPU MLX sums in the inputs' precision, float32.
 PRODUCT_TOLERANCE = 0.02
 
 Rows = NDArray[np.float64]
 
 
 def kernel_specs(on_gpu: bool) -> list[KVSpec]:
-    """Return a layer's K and V of every width of a head and every kind of number."""
+    """Return one layer's K and V for every head width and number format."""
     formats = [kind for kind in KVFormat if on_gpu or kind is not KVFormat.FLOAT16]
     return [KVSpec(KV_HEADS, head_dim, kind) for head_dim in (64, 128, 256) for kind in formats]
 
 
 def name_of(spec: KVSpec) -> str:
-    """Return a name such as "bfloat16 x 128"."""
     return f"{spec.format.value} x {spec.head_dim}"
 
 
 class KernelChecks:
-    """One layer; a heap and a buffer for every length."""
+    """Checks on one layer, with a heap and a buffer for every length."""
 
     def __init__(self, backend: PageBackend, layout: KVLayout, *, on_gpu: bool = False) -> None:
-        """on_gpu: whether the operations of a GPU's models are checked, too."""
+        """on_gpu: whether operations of a GPU's models are checked, too."""
         self._backend = backend
         self._on_gpu = on_gpu
         (self._group,) = layout.groups
@@ -79,7 +78,7 @@ class KernelChecks:
         self._random = np.random.default_rng(11)
         empty = np.zeros((0, KV_HEADS, self._width))
         self._keys: list[Rows] = [empty] * len(LENGTHS)
-        """One array for each sequence, as the cache should hold it."""
+        """By sequence: the keys that the cache should hold."""
         self._values: list[Rows] = [empty] * len(LENGTHS)
 
     def checks(self) -> list[NamedCheck]:
@@ -102,8 +101,8 @@ class KernelChecks:
         return Result(f"{len(LENGTHS)} buffers of {blocks} blocks")
 
     def _states(self) -> Result:
-        """A gated delta net over one sequence's tokens, step by step, with a state that is written
-        on the way; and over another's, which goes on from that one."""
+        """A gated delta net over one sequence's tokens, step by step, with an intermediate state
+        that a second sequence goes on from."""
         assert isinstance(self._backend, MetalBackend)
         tail_format = KVFormat(str(self._dtype).removeprefix("mlx.core."))
         spec = StateSpec(1, DELTA_HEADS, self._width, self._width, 3, tail_format)
@@ -142,7 +141,7 @@ class KernelChecks:
         return DeltaConstants(*(self._random.normal(size=shape) / 2 for shape in shapes))
 
     def _chunk(self) -> Result:
-        """All but the last row of the longer sequences, each in one piece."""
+        """All but the last row of the longer sequences, each as one chunk."""
         worst = 0.0
         for number, length in enumerate(LENGTHS):
             if length > 1:
@@ -154,7 +153,7 @@ class KernelChecks:
         return self._compared(self._attend([(number, 1) for number in range(len(LENGTHS))]))
 
     def _project(self) -> Result:
-        """One row more of every sequence, through norm, RoPE and append at once."""
+        """One more row of every sequence, through norm, RoPE and append at once."""
         plan = [(number, 1) for number in range(len(LENGTHS))]
         rows = self._rows(plan)
         queries, keys, values = (self._draw(heads, plan) for heads in (QUERY_HEADS, KV_HEADS, 2))
@@ -191,7 +190,7 @@ class KernelChecks:
     # --- parts of the checks ----------------------------------------------------------------------
 
     def _attend(self, plan: list[tuple[int, int]]) -> float:
-        """Append and attend; compare the cache's contents, bit by bit, and the results."""
+        """Append and attend. Compare the cache's contents bit by bit, and the results."""
         queries, keys, values = (self._draw(heads, plan) for heads in (QUERY_HEADS, KV_HEADS, 2))
         rows = self._rows(plan)
         token, turned = rows.append(
@@ -243,7 +242,7 @@ class KernelChecks:
         return self._rounded(self._random.normal(size=(rows, heads, self._width)))
 
     def _rounded(self, numbers: NDArray[np.floating]) -> Rows:
-        """Return the nearest numbers of the layer's kind."""
+        """Round to the layer's number format."""
         return _numbers(self._array(numbers))
 
     def _array(self, numbers: NDArray[np.floating]) -> mx.array:
@@ -257,7 +256,7 @@ class KernelChecks:
 
 
 def _copied(region: mx.array) -> mx.array:
-    """Copy into memory of MLX's own: that of the GPU alone cannot be read from here."""
+    """Copy into MLX's own memory: the host cannot read memory of the GPU alone."""
     return region.astype(mx.float32) + 0
 
 
@@ -273,8 +272,8 @@ def _difference(array: mx.array, want: Rows) -> float:
 
 
 def product_checks() -> list[NamedCheck]:
-    """Return a check for each kernel that MLX may take, which depends on the number of rows; some
-    systems compile one of them wrong."""
+    """Return a check for each of MLX's kernels, which depend on the number of rows; some systems
+    miscompile one."""
     return [(f"multiply {rows}", partial(_multiply, rows)) for rows in PRODUCT_ROWS]
 
 
@@ -297,7 +296,7 @@ def _multiply(rows: int) -> Result:
 
 
 def _unpacked(codes: mx.array, scales: mx.array, biases: mx.array) -> Rows:
-    """Return the weights by their definition: code * scale + bias, the lowest bits first."""
+    """Return the weights by definition: code * scale + bias, the lowest bits first."""
     words = np.array(codes)[..., None] >> np.arange(0, 32, BITS, dtype=np.uint32)
     plain = (words & ((1 << BITS) - 1)).reshape(OUTPUTS, INPUTS // GROUP, GROUP)
     scale, bias = (_numbers(array)[..., None] for array in (scales, biases))

@@ -1,5 +1,5 @@
-"""The facts that a self-test's result depends on: the model of machine, its system, its MLX, and
-the memory that the system charges this process for. Imports neither MLX nor the extension."""
+"""Facts that a self-test's result depends on: machine model, system, MLX, and the memory charged to
+this process. Imports neither MLX nor the extension."""
 
 import ctypes
 import importlib.metadata
@@ -18,28 +18,27 @@ STATUS = Path("/proc/self/status")
 ROLLUP = Path("/proc/self/smaps_rollup")
 OWN_FILES = Path("/proc/self/fd")
 BLOCK_BYTES = 512  # of st_blocks
-# proc_pid_rusage's first form (sys/resource.h, struct rusage_info_v0): a UUID, then ten 64-bit
-# numbers, of which the eighth is what macOS charges.
+# rusage_info_v0 of sys/resource.h: a UUID, then 64-bit numbers; macOS charges the eighth.
 RUSAGE_INFO_V0 = 0
 FOOTPRINT_FIELD = 7
 
-# The first macOS whose wheels have kernels for the neural accelerators of an M5 and later chips.
+# The first macOS whose wheels have kernels for neural accelerators, which chips have since M5.
 ACCELERATED = 26
 FIRST_WITH_ACCELERATORS = 5
-# The version that macOS 26 shows to programs that were built for an older one.
+# The version that macOS 26 reports to programs built for an older system.
 OLD_NAME_OF_26 = 16
-# From this system on, those kernels run (the library's own minimum).
+# The first system on which those kernels run, by MLX's own minimum.
 NEEDED_SYSTEM = (26, 2)
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Names, for people and as a key; none that tells one machine from its like."""
+    """Names for display and as a key: the same on machines of the same model."""
 
     model: str
     processor: str
     system: str
-    """With its version, and on a Mac its build."""
+    """Name and version; on a Mac also the build."""
     mlx: str
 
     def as_json(self) -> dict[str, str]:
@@ -58,7 +57,7 @@ def this_machine() -> Machine:
 
 
 def installed_mlx() -> str:
-    """Return the version of MLX, which need not be one that works."""
+    """Return the version of MLX without importing it."""
     try:
         return importlib.metadata.version("mlx")
     except importlib.metadata.PackageNotFoundError:
@@ -84,7 +83,7 @@ def _linux_processor() -> str:
 
 
 def wheel_tag() -> str:
-    """Return the tag of mlx-metal's wheel, such as "py3-none-macosx_15_0_arm64"; "" where it is not
+    """Return the tag of mlx-metal's wheel, such as "py3-none-macosx_15_0_arm64"; "": not
     installed."""
     try:
         text = importlib.metadata.distribution("mlx-metal").read_text("WHEEL")
@@ -95,11 +94,10 @@ def wheel_tag() -> str:
 
 
 def wheel_warning(processor: str, tag: str | None = None, system: str | None = None) -> str:
-    """Return why the installed wheel does not suit this machine; "" where it does. pip takes the
-    one for the system that Python was built for, which may be older than the running one.
+    """Return why the installed wheel does not suit this machine, or "". pip chooses the wheel for
+    the system that Python was built for, which may be older than the running one.
 
-    processor: as the system names it. tag, system: None for the installed and the running one.
-    """
+    processor: as the system names it. tag, system: None: the installed and the running one."""
     tag = wheel_tag() if tag is None else tag
     system = platform.mac_ver()[0] if system is None else system
     of_wheel, here = re.search(r"macosx_(\d+)_", tag), re.match(r"(\d+)(?:\.(\d+))?", system)
@@ -133,8 +131,8 @@ class RusageInfo(ctypes.Structure):
 
 
 def process_footprint() -> int:
-    """Return the bytes: a Mac's physical footprint, memory of the GPU included; on Linux anonymous
-    memory and the blocks of memory files, mapped or not. Raises OSError."""
+    """Return the bytes charged to this process: a Mac's physical footprint, memory of the GPU
+    included; on Linux anonymous memory and memfd blocks, mapped or not. Raises OSError."""
     if sys.platform == "darwin":
         return _mac_footprint()
     lines = ROLLUP.read_text().splitlines()
@@ -150,8 +148,8 @@ def process_footprint() -> int:
 
 
 def footprint_with(heap_bytes: int) -> int:
-    """Return the same, but on Linux without a walk through all pages, for which mappings would have
-    to wait: the figure may be a few pages old. heap_bytes: what memory files are charged. Raises
+    """Return process_footprint, on Linux without a walk through all pages, which would delay
+    mappings: the figure may be a few pages old. heap_bytes: charge of memfd files. Raises
     OSError."""
     if sys.platform == "darwin":
         return _mac_footprint()

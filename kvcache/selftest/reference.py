@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 Numbers = NDArray[np.floating]
 MAX_SAMPLES = 40
-# Added to the sum of squares of a gated delta net's queries or keys.
+# Added to the sum of squares when queries and keys become unit vectors.
 UNIT_EPS = 1e-6
 
 
@@ -50,7 +50,7 @@ def rope(rows: Numbers, positions: Numbers, base: float, scale: float = 1.0) -> 
 
 
 class DeltaInputs(NamedTuple):
-    """The inputs of a gated delta net with one key head, of consecutive tokens."""
+    """The inputs of a gated delta net with one key head, by token."""
 
     qkv: Numbers
     z: Numbers
@@ -59,7 +59,7 @@ class DeltaInputs(NamedTuple):
 
 
 class DeltaConstants(NamedTuple):
-    """A gated delta net's numbers beside its projections."""
+    """A gated delta net's weights except projections."""
 
     conv: Numbers
     """``[taps, (2 + heads) * dim]``, the newest row's last."""
@@ -69,8 +69,8 @@ class DeltaConstants(NamedTuple):
 
 
 def gated_delta(inputs: DeltaInputs, constants: DeltaConstants, eps: float) -> NDArray[np.float64]:
-    """Return the output ``[tokens, heads * dim]`` of a gated delta net whose sequence begins with
-    these tokens. eps: of its norm. Formulas: arXiv 2412.06464."""
+    """Return a gated delta net's output ``[tokens, heads * dim]`` from a zero state. eps: of the
+    norm. Formulas: arXiv 2412.06464."""
     inputs = DeltaInputs(*(array.astype(np.float64) for array in inputs))
     constants = DeltaConstants(*(array.astype(np.float64) for array in constants))
     heads, dim = len(constants.a_log), len(constants.norm)

@@ -1,7 +1,6 @@
-"""Runs self-tests, each in a process of its own that may crash or hang, and remembers which passed.
+"""Runs self-tests in processes of their own, and remembers which passed.
 
-Nothing here imports the native extension or MLX: either may fail to load.
-"""
+Imports neither the native extension nor MLX, which may fail to load."""
 
 import json
 import os
@@ -23,12 +22,12 @@ from kvcache.selftest.machine import this_machine
 from kvcache.substrates import Substrate
 from kvcache.user_folders import cache_folder
 
-# For a whole self-test; compiling the kernels for the first time included.
+# For a whole self-test, including the first compilation of kernels.
 LIMIT_S = 120.0
 STRESS_LIMIT_S = 600.0
-# A process that hangs in the driver does not even end when it is killed.
+# A process that hangs in the driver does not end even when it is killed.
 LAST_WORDS_S = 5.0
-# Before the name of a check on the child's standard error: after a crash it names the culprit.
+# Precedes a check's name on the child's standard error: after a crash it names the culprit.
 BEGINS = "self-test begins: "
 
 
@@ -36,30 +35,29 @@ class SelfTest(StrEnum):
     """The name of a self-test, on the child's command line and in stamps."""
 
     SUBSTRATE = "substrate"
-    """Its pages, products of matrices, and a cache of the real size."""
+    """Pages, matrix products, and a cache of the real size."""
     KERNELS = "kernels"
     RELEASE = "release test"
     """Heaps are released while others are in use."""
     STRESS = "stress test"
     """Mappings change while commands run."""
     PACE = "pace"
-    """How fast the device is, and how fast after a pause."""
+    """The device's speed, also after a pause."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The result of one check. A check returns the first two; ``run_checks`` adds the others."""
+    """The result of one check. A check sets text and figures, ``run_checks`` the others."""
 
     text: str
-    """For people."""
     figures: dict[str, int | float] = field(default_factory=dict)
-    """Measured numbers; bytes where the name says nothing else."""
+    """Measured numbers; bytes unless the name says otherwise."""
     name: str = ""
     passed: bool = True
     seconds: float = 0.0
 
     def as_json(self) -> dict[str, Any]:
-        """Return it under the names that the doctor's report has for it."""
+        """Return the result with the names of the doctor's report."""
         numbers = {"seconds": self.seconds, "figures": self.figures}
         return {"name": self.name, "passed": self.passed, "said": self.text, **numbers}
 
@@ -70,23 +68,20 @@ class SelfTestReport:
 
     results: tuple[Result, ...]
     fault: str
-    """Half a sentence; "" when nothing went wrong."""
+    """Half a sentence; "": no fault."""
     seconds: float
-    """From the start of the process to its end."""
 
     @property
     def passed(self) -> bool:
         return not self.fault
 
     def as_json(self) -> dict[str, Any]:
-        """Return the same, of JSON's own types."""
         steps = [result.as_json() for result in self.results]
         ending = {"fault": self.fault, "seconds": self.seconds}
         return {"passed": self.passed, "steps": steps, **ending}
 
 
 def to_line(results: Iterable[Result]) -> str:
-    """Return the line of JSON that a self-test's process ends with."""
     return json.dumps([asdict(result) for result in results])
 
 
@@ -103,7 +98,7 @@ def from_line(line: str) -> tuple[Result, ...]:
 
 @dataclass(frozen=True, slots=True)
 class CacheSize:
-    """The size of the cache of those layers of a model that are of one kind."""
+    """The size of a cache for a model's layers of one kind."""
 
     num_layers: int
     spec: KVSpec
@@ -111,15 +106,13 @@ class CacheSize:
     """The length of one sequence."""
     heap_bytes: int
     buffers: int
-    """Address ranges that there may be at once."""
+    """The number of address ranges."""
 
     def to_argument(self) -> str:
-        """Write it for a command line."""
         return json.dumps(asdict(self), default=lambda number_format: number_format.value)
 
     @classmethod
     def from_argument(cls, argument: str) -> "CacheSize":
-        """Read what ``to_argument`` wrote."""
         fields = json.loads(argument)
         spec = fields["spec"]
         return cls(**fields | {"spec": KVSpec(**spec | {"format": KVFormat(spec["format"])})})
@@ -129,7 +122,7 @@ class CacheSize:
         return KVShape.uniform(self.num_layers, self.spec)
 
 
-# Qwen3-4B's with all of its context, where no model is named: 5.6 GiB of addresses a buffer.
+# Qwen3-4B with its whole context, if no model is named: 5.6 GiB of addresses per buffer.
 USUAL = CacheSize(36, KVSpec(8, 128), max_tokens=40960, heap_bytes=64 << 20, buffers=64)
 
 
@@ -141,10 +134,8 @@ def run_selftest(
     *,
     limit_s: float = LIMIT_S,
 ) -> SelfTestReport:
-    """Test a substrate of this machine in a process of its own.
-
-    page_bytes: None for the usual one. size: of a real cache, which is tested as well.
-    """
+    """Run a self-test in a process of its own. page_bytes: None: the default. size: of a real cache
+    to test as well."""
     command = [sys.executable, "-m", "kvcache.selftest", test, substrate.name]
     arguments = [str(page_bytes or ""), *([size.to_argument()] if size else [])]
     return run_program([*command, *arguments], limit_s)
@@ -155,14 +146,14 @@ class Outcome:
     """How a process ended."""
 
     fault: str
-    """"" where it ended by itself with exit code 0."""
+    """"": it ended by itself with exit code 0."""
     last_line: str
-    """Of its standard output."""
+    """The last line of standard output."""
     seconds: float
 
 
 def run_program(command: Sequence[str], limit_s: float) -> SelfTestReport:
-    """Return the report of any program that ends with ``to_line``, however it ends."""
+    """Return the report of a program that should end with ``to_line``."""
     outcome = run_child(command, limit_s)
     if outcome.fault:
         return SelfTestReport((), outcome.fault, outcome.seconds)
@@ -177,7 +168,7 @@ def run_program(command: Sequence[str], limit_s: float) -> SelfTestReport:
 def run_child(command: Sequence[str], limit_s: float) -> Outcome:
     """Run a program that may crash, hang, or write anything."""
     started = time.monotonic()
-    # Files and no pipes: a process that cannot be ended must not be waited for.
+    # Files instead of pipes, so that nothing waits for a process that cannot be ended.
     with TemporaryFile() as out, TemporaryFile() as err:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
         code = _wait(process, limit_s)
@@ -199,7 +190,7 @@ def run_child(command: Sequence[str], limit_s: float) -> Outcome:
 
 
 def _wait(process: "subprocess.Popen[bytes]", limit_s: float) -> int | None:
-    """Return the process's exit code; None when it had to be killed."""
+    """Return the process's exit code; None: it had to be killed."""
     try:
         return process.wait(limit_s)
     except subprocess.TimeoutExpired:
@@ -236,7 +227,7 @@ def write_stamp(test: SelfTest, substrate: Substrate) -> Path:
 
 
 def withdraw_stamp(test: SelfTest, substrate: Substrate) -> None:
-    """Forget that the test has passed, if it had. Raises OSError."""
+    """Raises OSError."""
     _stamp_path(test, substrate).unlink(missing_ok=True)
 
 

@@ -1,5 +1,5 @@
-"""The self-test of a substrate's pages: blocks of a small cache are mapped, written, read, shared,
-copied, unmapped, mapped again and released; then a cache of the real size is opened."""
+"""The self-test of a substrate's pages: maps, writes, reads, shares, copies, unmaps and releases
+blocks of a small cache, then opens a cache of the real size."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -25,19 +25,18 @@ from kvcache.views import layer_regions
 
 QUERIES_PER_HEAD = 3
 SHAPE = KVShape.uniform(2, KVSpec(kv_heads=2, head_dim=64))
-# So large that each query sees little more than the one row that it looks for.
+# Large enough that each query's attention is almost only the row that it looks for.
 SCALE = 0.5
 MAX_TOKENS = 16384  # 16 MiB
-# Rows that are written beyond the first block.
+# Rows written after the first block.
 TAIL_ROWS = 64
-# For values between -1 and 1 that are stored with eight bits.
+# For values between -1 and 1 stored with 8 bits.
 TOLERANCE = 0.02
-# The part of a released heap that must come back; the process allocates other memory meanwhile.
+# The share of a released heap that must come back; the process also allocates meanwhile.
 RETURNED_SHARE = 0.9
-# Fewer buffers of the real size fail the test: the system may refuse the others, here and while
-# serving.
+# With fewer buffers of the real size the test fails. The system may refuse the others.
 NEEDED_BUFFERS = 3
-# Rows of a real block that are written; a step's own memory grows with them.
+# Rows written in a real block; a step's own memory grows with them.
 MAX_ROWS = 32
 
 Check = Callable[[], Result]
@@ -45,12 +44,11 @@ NamedCheck = tuple[str, Check]
 
 
 class NotAsPromisedError(Exception):
-    """The substrate breaks a promise."""
+    """The substrate breaks a promise of PageBackend."""
 
 
 def run_checks(checks: Iterable[NamedCheck], begin: Callable[[str], None]) -> list[Result]:
-    """Run checks in order, up to the first one that fails. begin: called with each one's name
-    first."""
+    """Run checks in order, up to the first that fails. begin: called with each name first."""
     results: list[Result] = []
     for name, check in checks:
         begin(name)
@@ -67,7 +65,6 @@ def run_checks(checks: Iterable[NamedCheck], begin: Callable[[str], None]) -> li
 
 
 def require(condition: bool, otherwise: str) -> None:
-    """Raises NotAsPromisedError."""
     if not condition:
         raise NotAsPromisedError(otherwise)
 
@@ -81,8 +78,8 @@ def small_layout(
     page_bytes: int | None = None,
     heap_bytes: int | None = None,
 ) -> KVLayout:
-    """Lay out heaps and buffers for that many tokens. page_bytes: None for the GPU's preferred
-    page, or the system's. heap_bytes: None for heaps that hold all tokens."""
+    """Return a layout for that many tokens. page_bytes: None: the GPU's preferred page, or the
+    system's. heap_bytes: None: one heap holds all tokens."""
     if substrate.is_dense:
         smallest = min(METAL_PAGES) if substrate.on_gpu else system_page_bytes
         return dense_layout(shape, max_tokens=max_tokens, system_page_bytes=smallest)
@@ -118,7 +115,6 @@ def map_blocks(
     heap: int = 0,
     writable: bool = True,
 ) -> None:
-    """Map blocks of a heap behind those of a buffer from ``block`` on."""
     mapped = backend.map(buffer, block, heap, heap_block, count, writable=writable)
     require(mapped, "the system refuses a mapping")
 
@@ -130,7 +126,7 @@ def unmap_blocks(backend: PageBackend, buffer: int, count: int) -> Result:
 
 
 def release_heap(backend: PageBackend, blocks: int, heap_bytes: int) -> Result:
-    """Map all of heap 0 behind buffer 0, unmap and release it: the process must shrink."""
+    """Map all of heap 0 in buffer 0, unmap and release it: the process must shrink."""
     if backend.maps_while_running:
         ticket = backend.map_ahead(0, 0, 0, 0, blocks)
         finish(backend, ticket)
@@ -163,18 +159,18 @@ def shut_down(backend: PageBackend) -> Result:
 
 
 class SubstrateChecks:
-    """Two buffers over one heap. Their rows are numbers that bfloat16 keeps exactly, and queries
-    look for single rows."""
+    """Two buffers over one heap. Rows are numbers that bfloat16 keeps exactly; each query looks for
+    one row."""
 
     def __init__(
         self, backend: PageBackend, layout: KVLayout, num_tokens: int | None = None
     ) -> None:
-        """num_tokens: how many there may be in a buffer; None for those of these checks."""
+        """num_tokens: the limit per buffer; None: what these checks need."""
         self._backend = backend
         (self._group,) = layout.groups
         self.layers = layer_regions(layout)
         self.tokens = [mx.zeros((1,)) for _ in self.layers]
-        # Tokens of the first block; where a block is a whole context, as if it were small.
+        # Tokens of the first block; if a block is a whole context, of an assumed small block.
         self._edge = self._group.tokens_per_block if backend.shares_blocks else 64
         self._footprint = 0
         (spec,) = layout.shape.specs
@@ -182,7 +178,7 @@ class SubstrateChecks:
         rows = num_tokens or self._edge + TAIL_ROWS
         size = (2 * len(self.layers), rows, spec.kv_heads, spec.head_dim)
         self.written = np.random.default_rng(7).integers(-63, 64, size).astype(np.float32) / 64
-        """The keys and values of every layer, alternating."""
+        """Keys and values of every layer, alternating."""
 
     def checks(self) -> list[NamedCheck]:
         shares = self._backend.shares_blocks
@@ -260,8 +256,8 @@ class SubstrateChecks:
     # --- parts of the checks ----------------------------------------------------------------------
 
     def compute(self, buffer: int, start: int, count: int) -> float:
-        """Run a step over rows of a buffer whose past is written; return attention's greatest
-        error."""
+        """Run a step over rows of a buffer whose earlier rows are written; return attention's
+        greatest error."""
         rows = self._backend.rows([Segment(buffer, start, count)])
         attended, wanted, samples = [], [], sample_rows(count)
         for number, layer in enumerate(self.layers):
@@ -293,13 +289,12 @@ class SubstrateChecks:
     def rows_of(
         self, layer: int, start: int, count: int
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Return the keys and the values of those positions."""
         keys, values = self.written[2 * layer : 2 * layer + 2, start : start + count]
         return keys, values
 
     def queries(self, layer: int, start: int, count: int) -> NDArray[np.float32]:
-        """Return ``[count, query_heads, head_dim]``: each is the key of a position up to its
-        own."""
+        """Return ``[count, query_heads, head_dim]``: each query is the key of an earlier or its own
+        position."""
         positions = start + np.arange(count)[:, None]
         sought = (positions * 7919 + self._query_heads * 104729) % (positions + 1)
         keys = self.written[2 * layer]
@@ -307,15 +302,15 @@ class SubstrateChecks:
         return queries
 
     def read(self, buffer: int, tokens: int, last: int | None = None) -> Result:
-        """Compare all regions of a buffer with the written rows. last: how many tokens the buffer
-        has, where the tokens' own block may only be read."""
+        """Compare a buffer's leading tokens with the written rows. last: the buffer's number of
+        tokens, if the compared ones end in a read-only block."""
         for number, region in enumerate(self._regions(buffer, last or tokens)):
             wrong = (region[:tokens] != self.written[number][:tokens]).any(axis=(1, 2))
             require(not wrong.any(), f"{wrong.sum()} rows of region {number} are wrong")
         return Result(f"{tokens} rows of every region are right")
 
     def _check_fresh(self, buffer: int, tokens: int) -> str:
-        """Check the contents of blocks that have just been mapped writable."""
+        """Check blocks that have just been mapped writable."""
         if not self._backend.zeroes_blocks:
             return "what it holds is not promised"
         for number, region in enumerate(self._regions(buffer, tokens)):
@@ -323,11 +318,10 @@ class SubstrateChecks:
         return "it holds zeros"
 
     def _regions(self, buffer: int, tokens: int) -> list[NDArray[np.float32]]:
-        """Return the contents of all regions. The last token is in a block that the buffer may
-        write."""
+        """Return the contents of all regions. The last token must be in a writable block."""
         rows = self._backend.rows([Segment(buffer, tokens - 1, 1)])
         regions = [
-            # A copy of MLX's own: memory of the GPU alone cannot be read from here.
+            # A copy in MLX's own memory: the host cannot read memory of the GPU alone.
             rows.region(token, layer, kind, 0).astype(mx.float32)
             for layer, token in zip(self.layers, self.tokens, strict=True)
             for kind in ("keys", "values")
@@ -337,8 +331,8 @@ class SubstrateChecks:
 
 
 class RealSizeChecks:
-    """A cache as large as serving makes it: three buffers that are used, and as many more as there
-    may be."""
+    """A cache of the size that serving makes: three buffers in use, and as many idle ones as
+    possible."""
 
     def __init__(self, backend: PageBackend, layout: KVLayout, buffers: int) -> None:
         self._backend = backend
@@ -364,9 +358,8 @@ class RealSizeChecks:
         return Result(text, {"buffers": count, "buffer_bytes": size})
 
     def _reach_last_block(self) -> Result:
-        """Copy from the first block of one buffer to the last of another, and to a third one's
-        first. All before that last one are the first heap's blocks, over and over, which cost
-        nothing."""
+        """Copy from one buffer's first block to another's last block, and from there to a third
+        buffer. The blocks between are the first heap's, mapped repeatedly, which cost no memory."""
         backend, last = self._backend, self._group.blocks_per_buffer - 1
         shared = min(self._group.blocks_per_heap, self._group.blocks_per_buffer)
         rows = min(self._group.tokens_per_block, MAX_ROWS)
