@@ -1,7 +1,6 @@
-"""Device bytes: heaps, address ranges, and the MLX primitives that read and write them.
+"""Device memory: heaps, address ranges, and the MLX primitives that read and write them.
 
-Importing this package loads MLX, then the extension, and checks that the two fit together.
-"""
+Importing this package loads MLX, then the extension, and checks that the two fit together."""
 
 from dataclasses import dataclass
 
@@ -62,10 +61,9 @@ if HAS_METAL:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QKTransform:
-    """RMS norms over head_dim, then RoPE over the halves of a head; each where it is given.
+    """RMS norms over head_dim, then RoPE over the halves of a head; either may be None.
 
-    Queries and keys take them before keys are kept.
-    """
+    Applied to queries and keys before keys are stored."""
 
     norms: tuple[mx.array, mx.array, float] | None
     """The weights of queries and of keys, ``[head_dim]`` float32, and eps."""

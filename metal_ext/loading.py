@@ -1,12 +1,10 @@
-"""What loading the extension needs: variables that MLX reads, and versions that fit each other.
+"""Prepares for loading the extension: sets variables that MLX reads, and checks versions.
 
-MLX reads its variables from the environment when its first array is made. They are set here and
-nowhere else, when this package is imported. A value of the user's wins.
+MLX reads its variables when its first array is made, so they are set when this package is imported.
+A value set by the user wins.
 
 MLX's C++ interface changes in patch releases, and nanobind passes arrays between two extensions
-only if both were built with the same internals. Neither mismatch fails at build time, so both are
-checked at import, and reported in one sentence.
-"""
+only if both were built with the same internals. No build detects a mismatch; the import does."""
 
 import ctypes
 import importlib.metadata
@@ -15,21 +13,20 @@ import re
 import sys
 from collections.abc import Callable, MutableMapping
 
-# A Metal queue takes 32 residency sets, and 24 may be ours. MLX has one while its wired limit is 0,
-# which is never raised here: with a raised limit MLX spreads its memory over sets of 5 % of the
-# working set each. Sets of 20 % leave room.
+# A Metal queue takes 32 residency sets, of which quire may use 24. MLX uses one while its wired
+# limit is 0, as here; with a raised limit MLX would use sets of 5 % of the working set each. Sets
+# of 20 % leave room.
 RESIDENCY_VARIABLE = "MLX_RESIDENCY_SET_MAX_PCT"
 RESIDENCY_PERCENT = "20"
 
-# MLX gives a command buffer away when it has more than 40 or 50 commands, or when these use more
-# than 40 or 50 times 2^20 numbers, weights among them: of a model of 4 billion weights after every
-# third layer. Each one costs the GPU about 20 us (mlx#4521). An M5 has become slower with fewer
-# (mlxcel#360), so only what came before it has them.
+# MLX submits a command buffer with more than 40 or 50 commands, or 40 or 50 times 2^20 numbers,
+# weights included: for a model of 4 billion weights after every third layer. Each buffer costs the
+# GPU about 20 us (mlx#4521). Larger ones made an M5 slower (mlxcel#360), so older chips alone get
+# them.
 #
-# 200 commands, 13 layers: the rest would save a hundredth of a step, and the first ones would start
-# later. 100 times 2^20 numbers: what was computed on the way is kept until its command buffer has
-# completed, and ten of them may be on their way. Of a long prompt that is 2 GiB at most, which the
-# plan leaves beside K and V for activations, MLX's cache and the system; 400 would make it 8.
+# 200 commands are 13 layers: more would save 1 % of a step, and delay its start. 100 times 2^20
+# numbers: intermediate results live until their buffer completes, with ten buffers in flight. For a
+# long prompt that takes 2 GiB, for which the memory plan leaves room; 400 would take 8 GiB.
 LARGER_BUFFERS = {"MLX_MAX_OPS_PER_BUFFER": "200", "MLX_MAX_MB_PER_BUFFER": "100"}
 TAKE_LARGER_BUFFERS = re.compile(r"Apple M[1-4]\b")
 
@@ -54,7 +51,7 @@ def prepare_environment(
 
 
 def processor_name() -> str:
-    """Return the name that macOS has for this machine's; empty where it has none."""
+    """Return the processor's name on macOS, or ""."""
     call = getattr(ctypes.CDLL(None), "sysctlbyname", None)
     if call is None:
         return ""
@@ -69,7 +66,7 @@ def require_matching_versions() -> None:
     try:
         from . import _ext
     except ImportError as error:
-        # The library of another version rarely has all symbols that the extension needs.
+        # The library of another version usually lacks symbols that the extension needs.
         needed = _needed_version()
         if needed not in (None, installed):
             raise _built_for(needed, installed) from error
@@ -83,7 +80,7 @@ def require_matching_versions() -> None:
 
 
 def _needed_version() -> str | None:
-    """Return the version of MLX that the installed package requires; None without a package."""
+    """Return the version of MLX that the installed package requires; None: no package."""
     try:
         required = importlib.metadata.requires("quire") or []
     except importlib.metadata.PackageNotFoundError:
