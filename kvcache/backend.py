@@ -1,7 +1,4 @@
-"""The protocol between the cache and device memory.
-
-A backend knows heaps, buffers and blocks by number and maps memory. Callers do not know which
-backend runs."""
+"""The protocol between the cache and device memory: heaps, buffers and blocks have numbers."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -94,8 +91,8 @@ class StepRows(ABC):
     def decode_attention(
         self, order: mx.array, layer: LayerRegions, queries: mx.array, scale: float
     ) -> mx.array:
-        """Return the attention of the first R rows, each over its sequence up to itself. queries:
-        ``[R, query_heads, head_dim]``."""
+        """Return the attention of the first R rows (``[R, query_heads, head_dim]``) up to
+        themselves."""
         return metal_ext.decode_attention(
             order, queries, self.native, 0, layer.native, layer.kv_heads, scale, self._executor
         )
@@ -155,9 +152,8 @@ class PageBackend(Protocol):
         """Make the next buffer (0, 1, ...); False: the system refuses."""
 
     def commit_heap(self, heap: int) -> bool:
-        """Give a heap its memory again after a release, so that no mapping of its blocks is refused
-        for lack of memory; False: the system refuses. No effect where mapping allocates the
-        memory."""
+        """Give a heap its memory again after a release, so that its mappings cannot fail for lack
+        of memory; False: the system refuses. No effect where mapping allocates memory."""
 
     def map(
         self, buffer: int, block: int, heap: int, heap_block: int, count: int, writable: bool
@@ -167,13 +163,11 @@ class PageBackend(Protocol):
         when ``finish_mappings`` returns."""
 
     def map_ahead(self, buffer: int, block: int, heap: int, heap_block: int, count: int) -> int:
-        """Start mapping blocks writable, memory included, on another thread; return the ticket.
-        They count as mapped once it has completed and was not ``refused``. Needs
-        ``maps_while_running``."""
+        """Start mapping blocks writable on another thread, memory included; return the ticket. They
+        count as mapped when it has completed and was not ``refused``."""
 
     def refused(self, ticket: int) -> bool:
-        """Return whether the system refused a completed ``map_ahead`` and so changed nothing. Call
-        once for each ticket."""
+        """Return whether the system refused a completed ``map_ahead``. Call once per ticket."""
 
     def unmap(self, buffer: int, block: int, count: int) -> int:
         """Start unmapping blocks of a buffer; return the ticket."""
@@ -248,12 +242,10 @@ class StateMemory(Protocol):
         in any group; the cells are in use until the step ends."""
 
     def committed_bytes(self, cells: Sequence[int]) -> int:
-        """Return the bytes that the system charges for cells; may be slightly out of date. cells:
-        all that may hold memory."""
+        """Return recently measured bytes of memory that the system charges for cells."""
 
     def release(self, cells: Sequence[int]) -> None:
-        """Release memory of cells to the system, if it takes any. The cells may be written
-        again."""
+        """Release memory of cells if the system takes it. The cells may be written again."""
 
 
 def native_geometry(group: Group) -> metal_ext.Geometry:

@@ -76,8 +76,7 @@ class BlockAllocator:
         return self._maps_while_running or self.is_at_mapping_point
 
     def map_shared(self, sequence: CachedSequence, blocks: list[Block]) -> bool:
-        """Map sealed blocks of others read-only; False: the system or the allocator refuses for
-        now."""
+        """Map sealed blocks of other sequences read-only; False: not possible now."""
         if not self.may_map and sequence.buffer.count_premapped(blocks) < len(blocks):
             self.wants_mapping_point = True
             return False
@@ -174,8 +173,7 @@ class BlockAllocator:
         return self._pool.set_limit(least)
 
     def release_memory(self, slack_bytes: int) -> None:
-        """Release memory of free blocks beyond the slack (at least one heap's) and all
-        reservations."""
+        """Release memory of free blocks, but not of the slack, one heap and all reservations."""
         kept_bytes = max(slack_bytes if self.keeps_slack else 0, self._group.heap_bytes)
         kept_bytes += self._reserved_blocks * self._group.block_bytes
         if not self._pool.has_more_than(kept_bytes):
@@ -219,8 +217,7 @@ class BlockAllocator:
         return taken
 
     def _make_room(self, count: int) -> bool:
-        """Unmap blocks of idle buffers, else evict, else unmap free blocks anywhere; False: none
-        left."""
+        """Unmap blocks of idle buffers, else evict, else unmap other buffers' free blocks."""
         if self._buffers.unmap_free(idle=True):
             return True
         missing = max(1, count - self._pool.takeable_blocks)

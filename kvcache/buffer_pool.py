@@ -217,8 +217,7 @@ class BufferPool:
     def _append(
         self, buffer: SparseBuffer, blocks: list[Block], writable: bool
     ) -> list[MappedRun] | None:
-        """Add blocks to the table; return the runs to map. None, with nothing changed: these would
-        exceed the limit of mappings."""
+        """Add blocks to the table; return the runs to map, or None beyond the limit of mappings."""
         first, before = len(buffer.table), buffer.mappings(self._regions)
         pieces = buffer.table.append(blocks, writable)
         self._mappings += buffer.mappings(self._regions) - before

@@ -2,7 +2,7 @@
 
 An *intent* is written before an act that may crash the process or the machine, and removed after
 the act. An intent that no living process has locked belongs to an act that never returned. A
-*fault* is written after harm that the process survived. A substrate with either is not chosen until
+*fault* is written after harm that the process survived. A substrate with either is avoided until
 ``quire doctor`` has passed."""
 
 import fcntl
@@ -83,8 +83,7 @@ class FaultMemory:
             log.warning("a fault of %s cannot be remembered: %s", self._substrate, error)
 
     def forget(self) -> bool:
-        """Remove all faults and abandoned intents; return whether any were found. Raises
-        OSError."""
+        """Remove faults and abandoned intents; return whether any were found. Raises OSError."""
         known = [p for p in self._files() if p.name == self._fault or _is_left_behind(p)]
         for path in known:
             path.unlink(missing_ok=True)

@@ -8,11 +8,7 @@ tokens. Blocks of all groups hold the same number of tokens, each group in pages
     group 1, rows of  512 bytes   | 32 tokens: 1 page            | 32 tokens: 1 page  | ...
 
 A recurrent layer keeps a state of fixed size instead. A *cell* holds the states of all recurrent
-layers of one sequence at one position::
-
-    | state 0: matrices, rows of its convolution | state 1 | state 2 | ... | up to a whole page |
-
-"""
+layers of one sequence at one position, padded to whole pages."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -71,9 +67,8 @@ class KVSpec:
 
 @dataclass(frozen=True, slots=True)
 class StateSpec:
-    """The state that one recurrent layer keeps at one position: float32 matrices
-    ``[value_heads][value_dim][key_dim]``, then the newest input rows of the convolution,
-    ``[tail_rows][tail_width]``."""
+    """One recurrent layer's state at one position: ``[value_heads][value_dim][key_dim]`` float32,
+    then the newest input rows of its convolution, ``[tail_rows][tail_width]``."""
 
     key_heads: int
     value_heads: int
@@ -215,8 +210,7 @@ class KVLayout:
         return self.groups[0].blocks_for(tokens)
 
     def place(self, layer: int) -> tuple[int, int]:
-        """Return a layer's group and the index of its keys' region there; that of the values
-        follows."""
+        """Return a layer's group and the index of its keys' region there; its values are next."""
         return self._places[layer]
 
     @cached_property

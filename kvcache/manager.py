@@ -34,8 +34,8 @@ class KVCacheManager:
         identity: bytes,
         states: StateMemory | None = None,
     ) -> None:
-        """backends: one per group. identity: of the model, because models share no blocks. states:
-        None without recurrent layers."""
+        """backends: one per group. identity: of the model. states: None without recurrent
+        layers."""
         self._layout = layout
         self._limits = limits
         # Without heaps: hashes are the same on a machine with more memory.
@@ -126,8 +126,7 @@ class KVCacheManager:
         return None
 
     def attach_cached(self, seq_id: int) -> int:
-        """Map blocks that other sequences have sealed meanwhile. Return the number of tokens with
-        valid K and V."""
+        """Map blocks that others have sealed meanwhile; return the number of valid tokens."""
         sequence = self._open[seq_id]
         parts = sequence.parts
         if all(g.prefixes.can_share_next(p) for g, p in zip(self._groups, parts, strict=True)):
@@ -184,8 +183,7 @@ class KVCacheManager:
     # --- growing and leaving --------------------------------------------------------------------
 
     def reserve(self, seq_id: int, num_tokens: int) -> bool:
-        """Map memory for tokens [0, num_tokens); False, with nothing changed: it does not fit
-        now."""
+        """Map memory for tokens [0, num_tokens); False: it does not fit, nothing is changed."""
         parts = self._open[seq_id].parts
         for part in parts:
             if num_tokens > part.mapped_tokens and not self._grow(parts, num_tokens):
@@ -282,8 +280,7 @@ class KVCacheManager:
         return views
 
     def _end_mapping_point(self, plan: Sequence[tuple[int, int, int]]) -> None:
-        """At a mapping point, map blocks that sequences will need soon, and wait for all
-        mappings."""
+        """At a mapping point, map blocks that sequences will need soon; wait for all mappings."""
         if not self._first.allocator.is_at_mapping_point:
             return
         for seq_id, start, count in plan:
@@ -317,8 +314,7 @@ class KVCacheManager:
             self._states.advance(self._completed_epoch)
 
     def release_idle_memory(self) -> None:
-        """Release memory of free blocks beyond one heap, and of cells. No sequence runs or
-        waits."""
+        """Release all but one heap's free memory, and that of cells. No sequence runs or waits."""
         if self._states is not None and self._state_memory is not None:
             self._states.advance(self._completed_epoch)
             self._state_memory.release([cell.number for cell in self._states.pool.clean()])
@@ -406,8 +402,7 @@ class KVCacheManager:
         return [blocks[:count] for blocks in matches], start + longest
 
     def _take_buffers(self, needed: int, prefixes: list[list[Block]]) -> list[SparseBuffer] | None:
-        """Take a buffer of each group for ``needed`` blocks; None, with none taken: it does not
-        fit."""
+        """Take a buffer of each group for ``needed`` blocks; None, with none taken: no room."""
         taken: list[SparseBuffer] = []
         for group, prefix in zip(self._groups, prefixes, strict=True):
             buffer = group.take_buffer(needed, prefix, alone=not self._open)

@@ -98,10 +98,8 @@ class MemoryPlan:
 
     @property
     def warning(self) -> str | None:
-        """A sentence about a tight fit; None: there is room.
-
-        Counts the memory that is taken at start: the first heap of K and V, and on a GPU all
-        states."""
+        """A sentence about a tight fit of the memory taken at start: all states on a GPU, one
+        heap."""
         needed = self.demand.fixed_bytes + self.layout.heap_bytes
         if self.demand.on_gpu:
             needed += self.state_bytes
@@ -277,8 +275,7 @@ def usable_bytes(
 def _budget(
     demand: MemoryDemand, request: CacheRequest, bytes_per_token: int, smallest: int
 ) -> int:
-    """Return the bytes for K, V and states, not rounded to heaps. smallest: as in
-    smallest_context."""
+    """Return the bytes for K, V and states, before rounding to heaps."""
     setting = request.settings.kv_budget_bytes
     if setting is not None:
         room = demand.machine_bytes - demand.fixed_bytes

@@ -78,8 +78,8 @@ class KVMap:
         return _rows(owners[starts], counts)
 
     def sharer_runs(self) -> list[int]:
-        """Return runs of shared blocks: ``[gap, count, sequences, gap, ...]``. A gap is the number
-        of blocks since the run before."""
+        """Return runs of shared blocks, ``[gap, count, sequences, gap, ...]``, with gaps in
+        blocks."""
         sharers = np.asarray(self.sharers, np.int32)
         starts, counts = _equal_runs(sharers)
         shared = sharers[starts] > 1
@@ -93,8 +93,8 @@ def take_map(
 ) -> KVMap:
     """Return a copy of the pool's state that is small enough not to delay the engine.
 
-    pool: of the first group, whose blocks stand for those of all groups: only a refused mapping
-    makes their states differ."""
+    pool: of the first group. Other groups' blocks share its states, except after a refused
+    mapping."""
     group = layout.groups[0]
     size = group.blocks_per_heap
     return KVMap(

@@ -44,8 +44,7 @@ class MetalStepRows(StepRows):
         *,
         contiguous: bool,
     ) -> None:
-        """ranges: of all buffers, by number. contiguous: whether each region of a range is one
-        array."""
+        """ranges: by number of the buffer. contiguous: each region of a range is one array."""
         rows = substrate.rows([(ranges[s.buffer], s.start, s.count) for s in segments])
         super().__init__(rows, substrate)
         self._segments = segments
@@ -290,8 +289,7 @@ class MetalBackend(NativeMemory):
         return self._guarded(Act.MAP, partial(super()._map_queued, *blocks, writable=writable))
 
     def _guarded(self, act: Act, queue: Callable[[], int]) -> int:
-        """Queue an operation; wait for the first of its kind, so that FaultMemory names the act
-        that crashed a machine."""
+        """Queue an operation; wait for each kind's first one, whose crash FaultMemory can name."""
         if act in self._survived:
             return self._queued(queue())
         with self._faults.intent(act):

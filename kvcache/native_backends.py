@@ -1,5 +1,4 @@
-"""The substrate of a CPU (shared memory mapped at reserved addresses), and NativeMemory, which
-Metal's substrates share."""
+"""The substrate of a CPU, in shared memory; and NativeMemory, which Metal's substrates share."""
 
 import resource
 import sys
@@ -189,8 +188,7 @@ class NativeStepRows(StepRows):
 
 
 class PosixBackend(NativeMemory):
-    """Shared-memory heaps mapped at reserved addresses. The caller's thread maps, the mapper's
-    thread maps ahead."""
+    """Shared-memory heaps mapped at reserved addresses, by this thread or ahead by the mapper's."""
 
     name = "posix"
     shares_blocks = True
@@ -254,8 +252,7 @@ class PosixBackend(NativeMemory):
 
 
 def system_mapping_limit() -> int | None:
-    """Return the limit of mappings for buffers: ``vm.max_map_count`` less a reserve; None on a
-    Mac."""
+    """Return buffers' limit of mappings: ``vm.max_map_count`` less a reserve; None on a Mac."""
     try:
         return max(0, int(MAX_MAP_COUNT_FILE.read_text()) - SPARE_MAPPINGS)
     except OSError:

@@ -81,9 +81,9 @@ class PrefixCache:
                     self._pending_owners[digest] = sequence
 
     def pending_owner(self, sequence: CachedSequence) -> int | None:
-        """Return another sequence that is going to compute blocks this one can share; None: none
-        is. The owner stays the same until the last of these blocks is sealed, so that all are
-        mapped at once."""
+        """Return the sequence to wait for, which computes blocks that this one can share, if any.
+        The owner stays the same until the last such block is sealed, so that all are mapped at
+        once."""
         hashes = sequence.block_hashes
         digests = hashes.digests
         if sequence.pending_block is not None:
@@ -170,8 +170,7 @@ class PrefixCache:
                     self.index.note_cached(block)
 
     def evict(self, limit: int = 1) -> int:
-        """Evict up to ``limit`` cached blocks, the least useful first; return the number
-        evicted."""
+        """Evict up to ``limit`` cached blocks, the least useful first; return their number."""
         evicted = 0
         while evicted < limit and (block := self.index.evict()) is not None:
             self._pool.free(block)

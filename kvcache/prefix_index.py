@@ -38,10 +38,10 @@ class PrefixIndex:
         """By digest of a block: the sorted token ids of the blocks that follow it."""
         self._evicted = Evictions()
         self._queues: dict[bool, list[tuple[int, bytes]]] = {False: [], True: []}
-        """``(last use, digest)`` of cached leaves, by whether they are of system prompts. Entries
-        may be out of date."""
+        """``(last use, digest)`` of cached leaves, by ``Prefix.system``. Some entries are out of
+        date."""
         self._cached = {False: 0, True: 0}
-        """The number of cached blocks, by whether they are of system prompts."""
+        """The number of cached blocks, by ``Prefix.system``."""
         self._uses = 0
         self.cells: CellPool | None = None
         """The cells that prefixes refer to, if the model has recurrent layers."""
@@ -72,8 +72,7 @@ class PrefixIndex:
         insort(self._children.setdefault(parent, []), tokens)
 
     def replace(self, cached: Block, block: Block, system: bool) -> None:
-        """Replace a cached block, which can then be freed, by a block in use with the same
-        tokens."""
+        """Put a block in use in the place of a cached one, which can then be freed."""
         assert cached.state is BlockState.CACHED
         self.use(cached, system)
         block.prefix, cached.prefix = cached.found_by, None
@@ -110,8 +109,7 @@ class PrefixIndex:
         return None
 
     def invalidate(self, block: Block) -> list[Block]:
-        """Remove a block whose contents are in doubt, and all blocks after it. Return the cached
-        ones."""
+        """Remove a block in doubt and all blocks after it; return the cached ones, to be freed."""
         following = [block]
         for parent in following:
             digest = parent.found_by.digest
@@ -122,8 +120,8 @@ class PrefixIndex:
         return [gone for gone in following if gone.state is BlockState.CACHED]
 
     def explain(self, hashes: BlockHashes, matched: int) -> tuple[int, MissReason | None]:
-        """Return the length of the longest cached prefix in tokens, and why the prompt shares no
-        more than ``matched`` blocks; None: it may share no more. Blocks of other salts do not
+        """Return the length of the longest cached prefix in tokens, and the reason for sharing no
+        more than ``matched`` blocks; None: no more may be shared. Other salts' blocks do not
         count."""
         size = hashes.tokens_per_block
         while matched < hashes.shareable_blocks and self.find(hashes, matched) is not None:

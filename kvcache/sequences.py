@@ -95,8 +95,7 @@ class OpenSequence:
         return self.steps[-1][0] if self.steps else self.progress.computed
 
     def commit(self, end: int) -> int:
-        """Note that the oldest planned step has computed the tokens up to ``end``; return its
-        epoch."""
+        """Note that the oldest planned step, which ends at ``end``, is done; return its epoch."""
         assert self.steps, "committed tokens were never scheduled"
         scheduled, epoch = self.steps.popleft()
         assert end == scheduled, "committed tokens were never scheduled"

@@ -8,9 +8,8 @@ the boundary, every step advances a *working* cell in place::
     sealed cells   | never written again     | working cell
 
 A step that crosses a boundary also writes the state there to another cell, the base once the step's
-results have been read. The old base is freed, or sealed for others. A dropped step has spoilt only
-the working cell: the sequence goes on from its base and computes less than a block again. States
-are never copied."""
+results have been read. The old base is freed, or sealed for others. A dropped step spoils only the
+working cell: the sequence computes less than a block again. States are never copied."""
 
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -130,8 +129,7 @@ class StateCache:
         return 0
 
     def explain(self, sequence: CachedSequence) -> MissReason | None:
-        """Return why a sequence could not go on after cached blocks; None: states were not the
-        reason."""
+        """Return why a sequence could not share more blocks; None: not for lack of a state."""
         hashes, reason = sequence.block_hashes, None
         for number in range(sequence.sealed_blocks, hashes.shareable_blocks):
             block = self._index.find(hashes, number)
@@ -180,8 +178,7 @@ class StateCache:
     # --- growing --------------------------------------------------------------------------------
 
     def reserve(self, seq_id: int, num_tokens: int) -> bool:
-        """Reserve cells for a step that ends at ``num_tokens``; False: there are too few, or the
-        step in flight should end first."""
+        """Reserve cells for a step up to ``num_tokens``; False: not possible now."""
         states = self._open[seq_id]
         start = states.sequence.progress.scheduled
         needed = self._needed(states, start, num_tokens)
@@ -208,8 +205,7 @@ class StateCache:
         return int(crosses) + int(stays_within)
 
     def schedule(self, plan: Iterable[tuple[int, int, int]], epoch: int) -> list[StateSegment]:
-        """Return the state segments of a step. plan: ``(seq_id, start, count)``, already
-        reserved."""
+        """Return a step's state segments. plan: ``(seq_id, start, count)``, already reserved."""
         return [self._schedule(seq_id, start, count, epoch) for seq_id, start, count in plan]
 
     def _schedule(self, seq_id: int, start: int, count: int, epoch: int) -> StateSegment:
@@ -231,8 +227,7 @@ class StateCache:
         return StateSegment(count, None if read is None else read.number, numbers)
 
     def _cross(self, states: SequenceStates, start: int, end: int) -> list[tuple[int, Cell]]:
-        """Return the boundaries whose states a step writes: the last one, and those worth keeping
-        while spare cells are left."""
+        """Return the boundaries to write: the last, and others worth keeping if cells are spare."""
         first, last = start // self._size + 1, end // self._size
         if last < first:
             return []
@@ -263,8 +258,7 @@ class StateCache:
         return states.seals.get(block, waypoint)
 
     def _num_planned(self, states: SequenceStates, start: int, end: int) -> int:
-        """Return the number of boundaries worth keeping, except waypoints and the last one, that a
-        step crosses."""
+        """Count a step's boundaries worth keeping, except waypoints and the last one."""
         blocks = range(start // self._size + 1, end // self._size)
         planned = [block for block in states.seals if block in blocks]
         return sum(states.seals[block] is not Retention.WAYPOINT for block in planned)

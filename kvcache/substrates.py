@@ -69,12 +69,10 @@ class SubstrateChoice:
 def choose_substrate(
     setting: str, *, no_metal: str, trial: Trial, remembered: Remembered
 ) -> SubstrateChoice:
-    """Choose the substrate. setting: "auto", or a name. no_metal: why no GPU can compute here, or
-    "".
+    """Choose the substrate. setting: "auto", or a name. no_metal: why no GPU can compute, or "".
 
     A substrate with remembered faults is never tried, so that a server started at boot does not
-    crash the machine again and again. Raises SubstrateError if the setting names such a substrate,
-    or one that does not work."""
+    crash the machine again and again. Raises SubstrateError if the setting cannot be followed."""
     if setting != AUTO:
         return _configured(setting, no_metal, trial, remembered)
     if no_metal:

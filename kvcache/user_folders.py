@@ -1,6 +1,5 @@
-"""quire's folders in the user's home: by the XDG Base Directory Specification, or on a Mac by
-Apple's File System Programming Guide where XDG's variables are not set. RuntimeError without a
-home."""
+"""quire's folders of a user, by the XDG Base Directory Specification, or on a Mac without XDG's
+variables by Apple's File System Programming Guide. RuntimeError without a home."""
 
 import os
 import sys

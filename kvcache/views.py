@@ -39,8 +39,7 @@ class KVViews:
         epoch: int,
         states: StateRows | None = None,
     ) -> None:
-        """rows: of each group, in the order of the segments. epoch: the step's number. states: None
-        without recurrent layers."""
+        """rows: by group. epoch: the step's number. states: None without recurrent layers."""
         counts = [segment.count for segment in segments]
         self.epoch = epoch
         self.segments = tuple(segments)
@@ -59,8 +58,7 @@ class KVViews:
         values: mx.array,
         transform: QKTransform | None,
     ) -> mx.array:
-        """Apply the transform to queries and keys, append keys and values, return the queries.
-        Shapes: as in StepRows."""
+        """Transform queries and keys, append keys and values; return the queries. See StepRows."""
         regions = self._layers[layer]
         self._order.newest[layer], queries = self._rows[regions.group].append(
             self._order.newest[layer], regions, queries, keys, values, transform
@@ -68,8 +66,7 @@ class KVViews:
         return queries
 
     def attend(self, layer: int, queries: mx.array, scale: float) -> mx.array:
-        """Return the attention of ``[T, query_heads, head_dim]``, each row over its sequence up to
-        itself."""
+        """Return the attention of ``[T, query_heads, head_dim]``, row by row up to itself."""
         order, regions = self._order.newest[layer], self._layers[layer]
         rows = self._rows[regions.group]
         split = self._decode_rows
@@ -87,8 +84,7 @@ class KVViews:
     def recur(
         self, number: int, qkv: mx.array, z: mx.array, a: mx.array, b: mx.array, delta: GatedDelta
     ) -> mx.array:
-        """Advance a recurrent layer's states by this step's rows; return the output. See
-        StateRows."""
+        """Advance a recurrent layer's states by this step's rows; return the output."""
         assert self._states is not None, "the cache keeps no states"
         tokens = self._order.newest_states
         tokens[number], output = self._states.recur(tokens[number], number, qkv, z, a, b, delta)
@@ -108,8 +104,7 @@ class KVViews:
         return self._order.newest[0]
 
     def cancel(self) -> None:
-        """Cancel a failed step, so that none of its appends runs with a later step, without
-        memory."""
+        """Cancel a failed step: none of its appends may run later, without memory."""
         self._order.restart()
         for rows in self._rows:
             rows.cancel()

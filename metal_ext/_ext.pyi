@@ -23,8 +23,7 @@ from typing import overload
 import mlx.core as mx
 
 HAS_METAL: bool
-"""Whether this build has the Metal substrates. ``metal_capabilities`` tells whether the machine has
-a device."""
+"""Whether this build has the Metal substrates. ``metal_capabilities`` looks for a device."""
 
 MLX_VERSION: str
 SYSTEM_PAGE_BYTES: int
@@ -37,8 +36,7 @@ def instruction_sets() -> list[str]:
 class Geometry:
     """The shape of one group of regions. A block is the same run of tokens in every region.
 
-    Ranges and heaps are region-major, ``[region][block]``: consecutive blocks of a heap take one
-    mapping per region."""
+    Ranges and heaps are region-major: adjacent blocks of a heap take one mapping per region."""
 
     def __init__(
         self,
@@ -49,9 +47,9 @@ class Geometry:
         blocks_per_range: int,
         region_row_bytes: list[int],
     ) -> None:
-        """page_bytes: a multiple of SYSTEM_PAGE_BYTES. region_row_bytes: bytes of one token by
-        region; ``tokens_per_block`` rows must be whole pages. At most 4096 regions and 2**46 bytes
-        per range."""
+        """page_bytes: multiple of SYSTEM_PAGE_BYTES. region_row_bytes: bytes of a token, by region;
+        ``tokens_per_block`` rows fill whole pages. At most 4096 regions and 2**46 bytes per
+        range."""
     @property
     def block_bytes(self) -> int: ...
     @property
@@ -117,9 +115,8 @@ class Mapper:
         writes take no page fault. ``refused`` tells whether the mapping was made. A block already
         mapped, or a heap of another kind, is a ``failure``."""
     def refused(self, ticket: int) -> bool:
-        """Whether the system refused a completed ``map``, which has then changed nothing. True for
-        the first call alone; False for other operations. RuntimeError: the ticket is not
-        completed."""
+        """Whether the system refused a completed ``map`` and changed nothing. True once per ticket;
+        False for other operations. RuntimeError: the ticket is not completed."""
     def unmap(self, range: AddressRange, block: int, count: int) -> int:
         """Queues the unmapping of range blocks ``[block, + count)``; returns its ticket."""
     def release(self, heap: Heap, block: int, count: int) -> int:
@@ -146,9 +143,8 @@ class CpuWorkers:
     def __init__(
         self, threads: int, instruction_set: str = "auto", activations: str = "float32"
     ) -> None:
-        """threads: 1 to 256, the caller's included. activations: float32, bfloat16 or int8: the
-        type to which products of packed weights may round x, if the instruction set has such
-        products."""
+        """threads: 1 to 256, the caller's included. activations: float32, bfloat16 or int8, to
+        which products of packed weights may round x if the instruction set supports it."""
     @property
     def threads(self) -> int: ...
     @property
@@ -200,8 +196,7 @@ def append(
     """Writes row i of keys and values at the place of row i; returns the next ordering handle.
 
     keys, values: ``[len(rows), kv_heads, head_dim]`` float32 or bfloat16 (on Metal also float16),
-    any strides; rounded to nearest even if the layer keeps fewer bits. IndexError: a row lies in a
-    read-only block."""
+    any strides; rounded to nearest even. IndexError: a row lies in a read-only block."""
 
 @overload
 def decode_attention(
@@ -241,8 +236,8 @@ def chunk_attention(
     scale: float,
     workers: CpuWorkers,
 ) -> mx.array:
-    """``decode_attention`` for all rows of one segment; fast for many rows. queries: ``[count,
-    query_heads, head_dim]``."""
+    """``decode_attention`` for one segment's rows ``[count, query_heads, head_dim]``; fast for
+    many."""
 
 def region_view(
     token: mx.array,
@@ -269,9 +264,8 @@ def block_copy(
     tokens: int,
     counter: CopyCounter,
 ) -> mx.array:
-    """Copies the first ``tokens`` rows of a block in every region; returns the next ordering
-    handle. Adds the bytes to the counter when it has run. Both blocks must be mapped, the target
-    writable."""
+    """Copies the first ``tokens`` rows of a block, in all regions, to a writable block; adds the
+    bytes to the counter when it has run. Returns the next ordering handle."""
 
 # --- Metal: where HAS_METAL is true ----------------------------------------------------------------
 
@@ -315,9 +309,9 @@ class MetalSubstrate:
         """Queues allocating the memory of a released heap again; returns the ticket, which is
         ``refused`` if the device refuses."""
     def rows(self, segments: list[tuple[AddressRange, int, int]]) -> MetalRows:
-        """The rows of the next step, as in ``RowTable``. Opens the step's epoch, which ``step_end``
-        or ``abandon`` must close before later epochs. RuntimeError: a row would be written in a
-        shared block."""
+        """The rows of the next step, as in ``RowTable``. Opens its epoch; ``step_end`` or
+        ``abandon`` must close epochs in order. RuntimeError: a row would be written in a shared
+        block."""
     def make_cells(self, count: int, cell_bytes: int) -> None:
         """Makes ``count`` cells at fixed addresses, as long as the substrate lives. Once, before
         the first step. RuntimeError: a second call, or cells of a dense substrate that no one
@@ -342,9 +336,8 @@ class MetalSubstrate:
         tokens: int,
         counter: CopyCounter,
     ) -> int:
-        """Queues a copy of the first ``tokens`` rows of a block in every region; returns its
-        ticket. The steps that wrote the rows must have completed. Both blocks must be mapped, the
-        target writable."""
+        """Queues a copy of the first ``tokens`` rows of a block, in all regions, to a writable
+        block; returns its ticket. The steps that wrote the rows must have completed."""
     def abandon(self, rows: MetalRows) -> None:
         """Note that the step failed and no longer runs: its epoch counts as complete."""
     @property
@@ -354,7 +347,7 @@ class MetalSubstrate:
     def buffers_per_range(self) -> int: ...
     @property
     def failure(self) -> str:
-        """The command that the device did not finish in time, or "". After a failure no result is
+        """The command that the device did not finish in time, or "". After that nothing is
         valid."""
     def shutdown(self) -> bool:
         """Waits for all steps, unmaps and releases everything. False: the device did not answer in
@@ -376,8 +369,7 @@ class RopeTable:
     def __init__(self, frequencies: Sequence[float], magnitude: float = 1.0) -> None:
         """frequencies: ``[pairs]``, at most 128: dimensions i and ``i + pairs`` of a head rotate
         together by ``position * frequencies[i]`` radians; dimensions from ``2 * pairs`` on do not.
-        magnitude: factor of the rotated dimensions. ValueError: a number is not finite, or there
-        are too many."""
+        magnitude: factor of the rotated dimensions. ValueError: too many, or not finite."""
 
 @overload
 def project_append(
@@ -412,8 +404,7 @@ def project_append(
     """The same on the CPU, computed in float32.
 
     queries, keys, values: float32 or bfloat16 of any strides, such as parts of one matrix, which
-    are not copied; the returned queries keep the dtype. angles: from ``rope_angles``, ``[len(rows),
-    2 * pairs]``."""
+    are not copied; the returned queries keep the dtype. angles: from ``rope_angles``."""
 
 def rope_angles(rows: RowTable, rope: RopeTable, workers: CpuWorkers) -> mx.array:
     """The angles of the rows, ``[len(rows), 2 * pairs]`` float32: cosines of all pairs, then sines,
@@ -430,14 +421,12 @@ class StateMemory:
     @property
     def bytes(self) -> int: ...
     def release(self, offset: int, bytes: int) -> None:
-        """Release memory to the system: it then holds zeros. ValueError: not whole pages. Releases
-        the interpreter lock."""
+        """Release whole pages to the system, which then hold zeros. ValueError: not whole pages."""
     def committed(self, offset: int, bytes: int) -> int:
-        """Return how many bytes of a part are in memory. Otherwise as ``release``."""
+        """Return the bytes of a part that are in memory. ValueError: not whole pages."""
 
 class StateRows:
-    """The cells that a step's rows read and write. Made once per step for all recurrent layers.
-    Keeps the memories alive."""
+    """The cells that a step's rows read and write; one object for all recurrent layers."""
 
     def __init__(
         self,
@@ -447,8 +436,8 @@ class StateRows:
         """segments: ``(count, read, [(rows, write), ...])``, one per sequence in the order of the
         rows. read: address of the cell with the state before the rows; 0: zeros. After the first
         ``rows`` rows, ascending, the state is written to the cell at ``write``; the last is after
-        all rows, and may be the cell that was read. memories: must contain all cells, else
-        IndexError."""
+        all rows, and may be the cell that was read. IndexError: a cell lies in none of the
+        memories."""
     def __len__(self) -> int: ...
 
 class GatedDelta:
@@ -512,8 +501,7 @@ def gated_delta(
     cells have one dtype: float32, float16 or bfloat16."""
 
 class PackedLinear:
-    """A linear layer's weights, copied in the order in which CPU kernels read them
-    (kernels/cpu/linear.h)."""
+    """A linear layer's weights, copied in the order of the CPU kernels (kernels/cpu/linear.h)."""
 
     def __init__(
         self,
@@ -568,7 +556,7 @@ def linear(
     eps: float = 0.0,
     residual: mx.array | None = None,
 ) -> mx.array:
-    """``x @ W.T`` for rows ``[R, ...]`` of ``inputs`` numbers each: ``[R, outputs]``. norm:
+    """``x @ W.T`` for rows ``[R, ...]`` of ``inputs`` numbers: ``[R, outputs]``. norm:
     ``[inputs]``, weight of an RMS norm applied to x. residual: ``[R, outputs]``, added to the
     result."""
 
@@ -630,21 +618,21 @@ def choose_tokens(
 ) -> tuple[mx.array, mx.array]:
     """The tokens of rows over a vocabulary: (ids ``[R]`` int32, finite ``[R]`` bool).
 
-    raw: ``[R, V]`` float32, as the model gave them. finite: whether all numbers of a row are; else
-    the id is 0. adjusted: the logits after all changes, may contain -inf; if it is ``raw`` itself,
-    it is read once. choices: ``[R, 5]`` float32:
+    raw: ``[R, V]`` float32 logits of the model. finite: whether all logits of a row are; else the
+    id is 0. adjusted: the logits after all changes, may contain -inf; if it is ``raw`` itself, it
+    is read once. choices: ``[R, 5]`` float32:
 
     temperature  0 takes the first of the largest; otherwise the weights are
                  ``exp((x - max) / temperature)``
-    top_k        number of largest tokens that stay, with all equals of the last one; 0: off
-    top_p        of these, the largest that reach this share of their sum stay, with all equals
-                 of the last one; 1: off
+    top_k        the number of heaviest tokens to keep, with all as heavy as the last; 0: off
+    top_p        of these, the heaviest are kept until they reach this share of their sum, with
+                 all as heavy as the last; 1: off
     min_p        share of the largest weight that a token must have; 0: off
-    draw         in [0, 1): chooses the token at which the sum of the remaining weights, in the
-                 order of the ids, passes this share of the total
+    draw         in [0, 1): chooses the token at which the sum of the kept weights, in the order
+                 of the ids, passes this share of the total
 
     Sums are in double. A row's id depends on the row and the instruction set alone. ValueError:
-    wrong shapes and types."""
+    other shapes and types."""
 
 def gather(
     token: mx.array,

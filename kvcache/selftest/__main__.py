@@ -1,8 +1,6 @@
-"""The process that a self-test runs in: ``python -m kvcache.selftest TEST SUBSTRATE [PAGE_BYTES
-[SIZE]]``.
+"""The process of a self-test: ``python -m kvcache.selftest TEST SUBSTRATE [PAGE_BYTES [SIZE]]``.
 
-Ends with one line of JSON on standard output, without cleaning up: the system frees what is
-left."""
+Ends with a line of JSON on standard output and without cleaning up: the system frees all memory."""
 
 import os
 import sys
@@ -102,8 +100,7 @@ def _on_backend(
     page_bytes: int | None = None,
     size: CacheSize | None = None,
 ) -> Iterator[NamedCheck]:
-    """Yield the check that opens a backend, then the checks on it. size: None: one heap that holds
-    all tokens, and few buffers."""
+    """Yield the check that opens a backend, then the checks on it. size: None: a small cache."""
     checks: Checks
 
     def open_backend() -> Result:

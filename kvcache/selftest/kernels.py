@@ -1,5 +1,4 @@
-"""The self-test of a substrate's arithmetic: its kernels, and MLX's products with packed weights,
-are compared with float64."""
+"""The self-test of arithmetic: compares kernels and MLX's packed products with float64."""
 
 from functools import partial
 
@@ -272,8 +271,7 @@ def _difference(array: mx.array, want: Rows) -> float:
 
 
 def product_checks() -> list[NamedCheck]:
-    """Return a check for each of MLX's kernels, which depend on the number of rows; some systems
-    miscompile one."""
+    """Return checks of MLX's kernels for numbers of rows; some systems miscompile one kernel."""
     return [(f"multiply {rows}", partial(_multiply, rows)) for rows in PRODUCT_ROWS]
 
 

@@ -83,8 +83,7 @@ def _linux_processor() -> str:
 
 
 def wheel_tag() -> str:
-    """Return the tag of mlx-metal's wheel, such as "py3-none-macosx_15_0_arm64"; "": not
-    installed."""
+    """Return mlx-metal's wheel tag, like "py3-none-macosx_15_0_arm64"; "": not installed."""
     try:
         text = importlib.metadata.distribution("mlx-metal").read_text("WHEEL")
     except importlib.metadata.PackageNotFoundError:
@@ -148,9 +147,8 @@ def process_footprint() -> int:
 
 
 def footprint_with(heap_bytes: int) -> int:
-    """Return process_footprint, on Linux without a walk through all pages, which would delay
-    mappings: the figure may be a few pages old. heap_bytes: charge of memfd files. Raises
-    OSError."""
+    """Return a process_footprint that delays no mapping: on Linux it may be a few pages old.
+    heap_bytes: charge of memfd files. Raises OSError."""
     if sys.platform == "darwin":
         return _mac_footprint()
     wanted = ("RssAnon:", "VmSwap:")

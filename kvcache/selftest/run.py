@@ -134,8 +134,8 @@ def run_selftest(
     *,
     limit_s: float = LIMIT_S,
 ) -> SelfTestReport:
-    """Run a self-test in a process of its own. page_bytes: None: the default. size: of a real cache
-    to test as well."""
+    """Run a self-test in its own process. page_bytes: or the default. size: also of a real
+    cache."""
     command = [sys.executable, "-m", "kvcache.selftest", test, substrate.name]
     arguments = [str(page_bytes or ""), *([size.to_argument()] if size else [])]
     return run_program([*command, *arguments], limit_s)

@@ -159,8 +159,7 @@ def shut_down(backend: PageBackend) -> Result:
 
 
 class SubstrateChecks:
-    """Two buffers over one heap. Rows are numbers that bfloat16 keeps exactly; each query looks for
-    one row."""
+    """Two buffers over one heap. Rows are exact in bfloat16; each query looks for one row."""
 
     def __init__(
         self, backend: PageBackend, layout: KVLayout, num_tokens: int | None = None
@@ -256,8 +255,7 @@ class SubstrateChecks:
     # --- parts of the checks ----------------------------------------------------------------------
 
     def compute(self, buffer: int, start: int, count: int) -> float:
-        """Run a step over rows of a buffer whose earlier rows are written; return attention's
-        greatest error."""
+        """Run a step after rows that are written already; return attention's greatest error."""
         rows = self._backend.rows([Segment(buffer, start, count)])
         attended, wanted, samples = [], [], sample_rows(count)
         for number, layer in enumerate(self.layers):
@@ -293,8 +291,7 @@ class SubstrateChecks:
         return keys, values
 
     def queries(self, layer: int, start: int, count: int) -> NDArray[np.float32]:
-        """Return ``[count, query_heads, head_dim]``: each query is the key of an earlier or its own
-        position."""
+        """Return ``[count, query_heads, head_dim]``: keys of positions up to each query's own."""
         positions = start + np.arange(count)[:, None]
         sought = (positions * 7919 + self._query_heads * 104729) % (positions + 1)
         keys = self.written[2 * layer]
@@ -331,8 +328,7 @@ class SubstrateChecks:
 
 
 class RealSizeChecks:
-    """A cache of the size that serving makes: three buffers in use, and as many idle ones as
-    possible."""
+    """A cache of the size that serving makes: three buffers in use, the others idle."""
 
     def __init__(self, backend: PageBackend, layout: KVLayout, buffers: int) -> None:
         self._backend = backend
