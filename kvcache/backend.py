@@ -1,4 +1,4 @@
-"""The protocol between the cache and device memory: heaps, buffers and blocks have numbers."""
+"""The protocol between the cache and device memory, in numbers of heaps, buffers and blocks."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -66,7 +66,7 @@ class StepRows(ABC):
     ordering handle: an array of one element that makes reads wait for writes."""
 
     def __init__(self, native: Any, executor: Any) -> None:
-        """native, executor: RowTable and CpuWorkers, or MetalRows and MetalSubstrate."""
+        """native, executor: RowTable and CpuWorkers of a CPU, or MetalRows and MetalSubstrate."""
         self.native = native
         self._executor = executor
 
@@ -79,9 +79,9 @@ class StepRows(ABC):
         values: mx.array,
         transform: QKTransform | None,
     ) -> tuple[mx.array, mx.array]:
-        """Apply the transform, write keys and values; return the next ordering handle and the
-        queries. queries: ``[T, query_heads, head_dim]``; keys, values: ``[T, kv_heads, head_dim]``;
-        all of one dtype and of any strides."""
+        """Transform queries and keys unless ``transform`` is None, and write keys and values;
+        return the next ordering handle and the queries. queries: ``[T, query_heads, head_dim]``;
+        keys, values: ``[T, kv_heads, head_dim]``; all of one dtype and of any strides."""
         where = self.native, layer.native, self._executor
         if transform is None:
             return metal_ext.append(order, keys, values, *where), queries
@@ -91,8 +91,8 @@ class StepRows(ABC):
     def decode_attention(
         self, order: mx.array, layer: LayerRegions, queries: mx.array, scale: float
     ) -> mx.array:
-        """Return the attention of the first R rows (``[R, query_heads, head_dim]``) up to
-        themselves."""
+        """Return the attention of the step's first R rows, each over its sequence up to itself:
+        ``[R, query_heads, head_dim]``."""
         return metal_ext.decode_attention(
             order, queries, self.native, 0, layer.native, layer.kv_heads, scale, self._executor
         )
@@ -118,7 +118,7 @@ class StepRows(ABC):
         return arrays
 
     def cancel(self) -> None:  # noqa: B027  # a CPU has nothing to cancel
-        """Cancel a failed step, of which no operation runs any more."""
+        """Cancel a failed step, whose operations have all ended."""
 
 
 class PageBackend(Protocol):
@@ -132,7 +132,7 @@ class PageBackend(Protocol):
     releases: Releases
     charge: Charge
     zeroes_blocks: bool
-    """Whether a block mapped writable holds zeros. Read by self-tests."""
+    """Whether a block holds zeros after it was mapped writable. Read by self-tests."""
     mapping_limit: int | None
     """The limit of the process's mappings for its buffers; None: no limit."""
     heap_limit: int | None
@@ -163,11 +163,13 @@ class PageBackend(Protocol):
         when ``finish_mappings`` returns."""
 
     def map_ahead(self, buffer: int, block: int, heap: int, heap_block: int, count: int) -> int:
-        """Start mapping blocks writable on another thread, memory included; return the ticket. They
-        count as mapped when it has completed and was not ``refused``."""
+        """Start mapping blocks writable on another thread, memory included; return the ticket. The
+        blocks count as mapped when the ticket has completed and was not ``refused``. Needs
+        ``maps_while_running``."""
 
     def refused(self, ticket: int) -> bool:
-        """Return whether the system refused a completed ``map_ahead``. Call once per ticket."""
+        """Return whether the system refused a completed ``map_ahead``, which then changed nothing.
+        Call once per ticket."""
 
     def unmap(self, buffer: int, block: int, count: int) -> int:
         """Start unmapping blocks of a buffer; return the ticket."""
@@ -186,7 +188,7 @@ class PageBackend(Protocol):
         regions: after all steps that were started, and before this call returns."""
 
     def completed_ticket(self) -> int:
-        """Return the newest ticket up to which all are done. Raises BackendFailedError."""
+        """Return the newest ticket with all earlier ones done, too. Raises BackendFailedError."""
 
     def wait(self, ticket: int, timeout_s: float) -> bool:
         """Wait for a ticket; False: the time passed first."""
@@ -242,10 +244,11 @@ class StateMemory(Protocol):
         in any group; the cells are in use until the step ends."""
 
     def committed_bytes(self, cells: Sequence[int]) -> int:
-        """Return recently measured bytes of memory that the system charges for cells."""
+        """Return the bytes that the system charges for cells; the figure may be slightly old.
+        cells: all that may hold memory."""
 
     def release(self, cells: Sequence[int]) -> None:
-        """Release memory of cells if the system takes it. The cells may be written again."""
+        """Release memory of cells to the system, if it takes any. The cells may be used again."""
 
 
 def native_geometry(group: Group) -> metal_ext.Geometry:

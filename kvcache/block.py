@@ -39,7 +39,7 @@ class Block:
     """The block's index in its heap."""
     state: BlockState = BlockState.FREE
     dirty: bool = False
-    """Whether the block may hold memory of the system."""
+    """Whether the block may occupy physical memory."""
     buffers: int = 0
     """The number of buffer tables that list the block, those of closed sequences included."""
     sequences: int = 0
@@ -49,7 +49,7 @@ class Block:
     premapped_by: "list[SparseBuffer]" = field(default_factory=list)
     """Buffers in which the block is premapped."""
     is_sealed: bool = False
-    """Whether the block was sealed since its allocation: then its mappings are for reading only."""
+    """Whether the block was sealed since its allocation: then its mappings must not be written."""
 
     @property
     def can_be_taken(self) -> bool:
@@ -99,7 +99,7 @@ class Cell:
     """Whether the conversation has a newer cell with retention END."""
     last_use: int = 0
     dirty: bool = False
-    """Whether the cell may hold memory of the system."""
+    """Whether the cell may occupy physical memory."""
 
     @property
     def is_cached(self) -> bool:
@@ -207,7 +207,8 @@ class SparseBuffer:
         return list(usable)
 
     def mappings(self, regions: int) -> int:
-        """Return the system's mappings: one per run and one for the gap behind, in each region."""
+        """Return the number of system mappings: one for each run and one for the gap after the
+        table, in every region."""
         return regions * (len(self.table.runs) + 1) if self.table.blocks else 0
 
 
@@ -218,7 +219,7 @@ class SparseHeap:
         self.blocks = [Block(number, place) for place in range(blocks)]
         self.free = blocks
         self.free_map = bytearray(b"\1") * blocks
-        """1 for each block that can be taken: a search for bytes finds a run quickly."""
+        """1 for each block that can be taken, else 0: ``find`` on bytes finds a run quickly."""
 
     def note_free(self, block: Block, is_free: bool) -> None:
         self.free_map[block.place] = is_free
@@ -232,7 +233,7 @@ class SparseHeap:
         return bytes(block.state for block in self.blocks)
 
     def free_and_dirty(self) -> list[int]:
-        """Return the indices of blocks that can be taken and may hold memory."""
+        """Return the indices of blocks that can be taken and may occupy physical memory."""
         return [block.place for block in self.blocks if block.dirty and block.can_be_taken]
 
 

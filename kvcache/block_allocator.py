@@ -13,15 +13,15 @@ from kvcache.sequences import CachedSequence
 # A block for decoding is mapped this many tokens before the sequence needs it; blocks for a
 # prompt's next chunk are mapped while the chunk before is computed.
 MAP_AHEAD_TOKENS = 8
-# At a mapping point, each sequence with less than half of this many tokens mapped ahead gets as
-# many: sequences topped up together need the next mapping point together.
+# At a mapping point, each sequence with less than half of this many tokens mapped ahead gets the
+# full number: sequences topped up together need the next mapping point together.
 MAP_AHEAD_AT_POINT_TOKENS = 128
 # Premapped blocks may displace cached prefixes up to this share of all blocks.
 MAPPED_AHEAD_RATIO = 1 / 8
-# The thread that releases memory also maps ahead: this much occupies it for 40 ms.
+# The limit of bytes released at once: 40 ms of the thread that also maps ahead.
 BYTES_RELEASED_AT_ONCE = 256 * 1024**2
 BLOCKS_EVICTED_AT_ONCE = 4096  # 30 ms of a Python thread
-# With ``spares_heaps``: once the heaps made exceed this share of the budget, cached prefixes are
+# With ``spares_heaps``: once existing heaps reach this share of the budget, cached prefixes are
 # evicted before another heap is made.
 SPARED_HEAPS_RATIO = 0.5
 
@@ -76,7 +76,8 @@ class BlockAllocator:
         return self._maps_while_running or self.is_at_mapping_point
 
     def map_shared(self, sequence: CachedSequence, blocks: list[Block]) -> bool:
-        """Map sealed blocks of other sequences read-only; False: not possible now."""
+        """Map sealed blocks of other sequences read-only; False: the system refuses, or a mapping
+        point must come first."""
         if not self.may_map and sequence.buffer.count_premapped(blocks) < len(blocks):
             self.wants_mapping_point = True
             return False
@@ -118,8 +119,9 @@ class BlockAllocator:
         self._pool.free_unmapped(self.cut(sequence, count))
 
     def map_ahead(self, sequence: CachedSequence, end: int, count: int) -> None:
-        """Start mapping blocks for the steps after one of ``count`` tokens up to ``end``. Exceed
-        the reservation only while one available block is left per open sequence."""
+        """Start mapping blocks for the steps after the current one, which computes ``count`` tokens
+        up to ``end``. Exceed the reservation only while one available block is left per open
+        sequence."""
         buffer = sequence.buffer
         ahead = min(end + max(count, MAP_AHEAD_TOKENS), sequence.final_tokens)
         missing = self._group.blocks_for(ahead) - len(buffer.table)
@@ -164,8 +166,9 @@ class BlockAllocator:
         return premapped + room if room > 0 else 0
 
     def set_limit(self, blocks: int) -> int:
-        """Set the limit of used blocks; evict cached prefixes for it. Return the limit in effect,
-        which covers blocks in use, the need of one sequence and memory that must be kept."""
+        """Set the limit of used blocks; evict cached prefixes to meet it. Return the limit in
+        effect, which covers blocks in use, the need of one sequence and memory that must be
+        kept."""
         cached = self._pool.count(BlockState.CACHED)
         held = self._pool.used_blocks - cached + self._reserved_blocks
         least = max(blocks, held, self._group.blocks_for(self._group.max_tokens))
@@ -173,7 +176,7 @@ class BlockAllocator:
         return self._pool.set_limit(least)
 
     def release_memory(self, slack_bytes: int) -> None:
-        """Release memory of free blocks, but not of the slack, one heap and all reservations."""
+        """Release free memory beyond the slack (at least one heap) and all reservations."""
         kept_bytes = max(slack_bytes if self.keeps_slack else 0, self._group.heap_bytes)
         kept_bytes += self._reserved_blocks * self._group.block_bytes
         if not self._pool.has_more_than(kept_bytes):
@@ -217,7 +220,8 @@ class BlockAllocator:
         return taken
 
     def _make_room(self, count: int) -> bool:
-        """Unmap blocks of idle buffers, else evict, else unmap other buffers' free blocks."""
+        """Make blocks available: unmap free blocks of idle buffers, else evict cached blocks, else
+        unmap free blocks of other buffers. False: nothing is left to unmap or evict."""
         if self._buffers.unmap_free(idle=True):
             return True
         missing = max(1, count - self._pool.takeable_blocks)

@@ -11,7 +11,7 @@ from hashlib import sha256
 from struct import Struct
 
 TOKEN_BYTES = 4
-# How many evicted digests are remembered, of blocks and of states each.
+# The number of evicted digests to remember: for blocks, and again for states.
 REMEMBERED_EVICTIONS = 65536
 
 
@@ -41,7 +41,7 @@ class BlockHashes:
         self.digests: list[bytes] = []
         self._packed = Struct(f">{tokens_per_block}I")
         self._tail: list[int] = []
-        # Each part is hashed by itself: no two lists of parts can give the same bytes.
+        # Each part is hashed first, so that different parts cannot join to the same bytes.
         parts = (identity, salt.tenant, salt.client)
         self._root = sha256(b"".join(sha256(part).digest() for part in parts)).digest()
 

@@ -62,7 +62,7 @@ class BufferPool:
         return buffer
 
     def free(self, buffer: SparseBuffer) -> None:
-        """Make a buffer idle, whose blocks are unmapped."""
+        """Make a buffer idle after its blocks have been unmapped."""
         self.unmapped_blocks += len(buffer.table)
         self._cut(buffer, 0)
         self._idle.append(buffer)
@@ -73,8 +73,8 @@ class BufferPool:
         return self._cut_premapped(buffer, 0)
 
     def unmap_free(self, *, idle: bool) -> bool:
-        """Unmap the first free premapped block of one buffer and all blocks after it there; False:
-        there is none. idle: only in idle buffers."""
+        """Unmap the first free premapped block of one buffer and all blocks after it in that
+        buffer; False: there is none. idle: only in idle buffers."""
         buffers = self._idle if idle else self._buffers
         buffer = next((buffer for buffer in buffers if buffer.free_premapped), None)
         if buffer is None:
@@ -125,8 +125,8 @@ class BufferPool:
         return False
 
     def unmap_last(self, buffer: SparseBuffer, count: int) -> list[Block]:
-        """Unmap and return the last ``count`` blocks, which no step has used; with mapping points,
-        make the blocks premapped instead."""
+        """Unmap and return the last ``count`` blocks, which no step has used. Without
+        ``maps_while_running``, make them premapped instead."""
         assert not buffer.pending
         return self._unmap_from(buffer, len(buffer.table) - count, count)
 
@@ -205,8 +205,8 @@ class BufferPool:
                 self._unmap_premapped(buffer, buffer.premapped.index(block))
 
     def _unmap_from(self, buffer: SparseBuffer, length: int, mapped: int) -> list[Block]:
-        """Cut the table to a length and return the blocks after it, of which the first ``mapped``
-        must be unmapped; with mapping points, they become premapped instead."""
+        """Cut the table to a length, unmap the first ``mapped`` blocks after it, and return all of
+        these. Without ``maps_while_running``, make them premapped instead."""
         if not self._backend.maps_while_running:
             return self._cut_premapped(buffer, length)
         if mapped:

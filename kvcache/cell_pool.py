@@ -118,7 +118,7 @@ class CellPool:
         self._free_if_lost(cell)
 
     def seal(self, cell: Cell, prefix: Prefix, retention: Retention, position: int) -> None:
-        """Let others find a cell by its prefix. The step that wrote it has completed."""
+        """Let others find a cell by its prefix, after the step that wrote it has completed."""
         assert prefix.cell is None, f"a cell stands where {cell} is to stand"
         assert cell.prefix is None, f"{cell} is sealed"
         cell.prefix, cell.retention, prefix.cell = prefix, retention, cell
@@ -147,7 +147,8 @@ class CellPool:
                 other.retention = Retention.WAYPOINT
 
     def forget(self, cell: Cell, *, evicted: bool) -> None:
-        """Remove a cell from its prefix. evicted: False where the prefix's block is in doubt."""
+        """Remove a cell from its prefix. evicted: False if the contents of the block are in
+        doubt."""
         assert cell.prefix is not None, f"{cell} cannot be found"
         if evicted:
             self.evicted.add(cell.prefix.digest)
@@ -188,7 +189,7 @@ class CellPool:
         return [cell for cell in self.cells if cell.dirty]
 
     def clean(self) -> list[Cell]:
-        """Return the free cells that may hold memory of the system, for the caller to release."""
+        """Return the free cells that may occupy physical memory, for the caller to release."""
         cells = [cell for cell in self._free if cell.dirty]
         for cell in cells:
             cell.dirty = False

@@ -49,7 +49,7 @@ class GroupCache:
         cached = sum(block.state is BlockState.CACHED for block in prefix)
         if own + cached > self.allocator.available_blocks:
             return None
-        # A sequence that is alone is tried against the estimate: the system itself decides.
+        # The estimate does not stop a sequence that is alone: the system itself decides.
         if not alone and not self.buffers.has_room_for(own, prefix):
             return None
         return self.buffers.take(prefix)
@@ -80,8 +80,8 @@ class GroupCache:
         return bool(self.closed) or self.pool.count(BlockState.RELEASING) > 0
 
     def advance(self, completed_epoch: int) -> None:
-        """Seal full blocks. After their epoch, unmap the buffers of closed sequences, or with
-        mapping points leave them mapped; then free them."""
+        """Seal full blocks, and free the buffers of closed sequences whose epoch has completed:
+        first unmap them, or without ``maps_while_running`` leave their blocks premapped."""
         self.prefixes.seal(completed_epoch)
         done = self.backend.completed_ticket()
         still_closed = []

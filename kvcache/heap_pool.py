@@ -23,7 +23,7 @@ from kvcache.backend import Charge, PageBackend, Releases
 from kvcache.block import Block, BlockState, SparseBuffer, SparseHeap, runs_of
 from kvcache.layout import Group
 
-# Free blocks to look for around a new run, so that the run can grow: most first.
+# Sizes of free gaps to look for when placing a new run, the largest first: runs should grow.
 ROOM_FOR_A_RUN = (64, 16, 4, 1)
 
 
@@ -35,7 +35,7 @@ class HeapPool:
         self._backend = backend
         self.heaps: list[SparseHeap] = []
         self._by_free: defaultdict[int, dict[int, None]] = defaultdict(dict)
-        """Numbers of heaps by their count of blocks that can be taken, without 0."""
+        """By number of blocks that can be taken, except 0: the heaps with that many."""
         self._releases: list[tuple[int, list[Block]]] = []
         """``(ticket, blocks)`` whose memory is being released."""
         self._max_heaps = budget_bytes // group.heap_bytes
@@ -45,7 +45,7 @@ class HeapPool:
         self._counts = [0] * len(BlockState)
         self._dirty_free = 0
         self.saved_blocks = 0
-        """Blocks that sharing saves."""
+        """The number of blocks that open sequences would need in addition without sharing."""
         if backend.charge is Charge.ALL:
             while self._make_heap():
                 self._commit(self.heaps[-1].blocks[0])
@@ -203,7 +203,7 @@ class HeapPool:
         """Start releasing memory of free blocks, down to the slack or the limit.
 
         Whole heaps go first, the emptiest before others; then single blocks, if the backend can
-        release those. max_blocks: blocks at once, because they cannot be allocated meanwhile."""
+        release those. max_blocks: the limit, because blocks in release cannot be allocated."""
         for whole in (True, False) if self._backend.releases is Releases.BLOCKS else (True,):
             for number in sorted(range(len(self.heaps)), key=lambda n: -self.heaps[n].free):
                 if not self.has_more_than(slack_bytes):
@@ -279,7 +279,7 @@ class HeapPool:
         block.buffers = block.sequences = 1
 
     def _move(self, block: Block, new: BlockState, *old: BlockState) -> None:
-        """Move a block to a new state. old: the allowed states before; none: FREE."""
+        """Move a block to a new state. old: the states it may be in now; by default FREE."""
         state = block.state
         assert state in (old or (BlockState.FREE,)), f"{block} is {state.name}"
         block.state = new
@@ -296,7 +296,7 @@ class HeapPool:
 
     def _commit(self, block: Block) -> None:
         """Mark the block, or its whole heap, as holding memory of the system."""
-        if block.dirty:  # then its whole heap is, where that is charged as a whole
+        if block.dirty:  # so is its whole heap, if heaps are charged as a whole
             return
         whole = self._backend.charge is not Charge.BLOCKS
         for charged in self.heaps[block.heap].blocks if whole else (block,):

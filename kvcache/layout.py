@@ -210,7 +210,7 @@ class KVLayout:
         return self.groups[0].blocks_for(tokens)
 
     def place(self, layer: int) -> tuple[int, int]:
-        """Return a layer's group and the index of its keys' region there; its values are next."""
+        """Return a layer's group and the index of its keys' region; the values' region follows."""
         return self._places[layer]
 
     @cached_property

@@ -38,7 +38,7 @@ class KVCacheManager:
         layers."""
         self._layout = layout
         self._limits = limits
-        # Without heaps: hashes are the same on a machine with more memory.
+        # Without heap sizes: hashes must not depend on the machine's memory.
         self.identity = identity + repr((layout.shape, layout.tokens_per_block)).encode()
         max_heaps = limits.budget_bytes // layout.heap_bytes
         self._groups = [
@@ -122,11 +122,11 @@ class KVCacheManager:
                 group.allocator.remove(part)
                 group.buffers.free(part.buffer)
             if self.wants_mapping_point:
-                break  # the prefix is shared then
+                break  # the prefix can be shared at a mapping point
         return None
 
     def attach_cached(self, seq_id: int) -> int:
-        """Map blocks that others have sealed meanwhile; return the number of valid tokens."""
+        """Map blocks that others have sealed meanwhile; return the number of computed tokens."""
         sequence = self._open[seq_id]
         parts = sequence.parts
         if all(g.prefixes.can_share_next(p) for g, p in zip(self._groups, parts, strict=True)):
@@ -137,9 +137,9 @@ class KVCacheManager:
         return sequence.progress.computed
 
     def fork(self, seq_id: int, child_id: int) -> int:
-        """Share the parent's sealed blocks with a child of the same prompt and copy the partial
-        block: all but the last token. Return the child's number of tokens with valid K and V, which
-        does not rise while the parent's blocks are not sealed."""
+        """Give a child with the same prompt K and V of all tokens but the last: share the parent's
+        sealed blocks, copy the partial one. Return the child's number of tokens with valid K and V,
+        which does not rise while the parent's blocks are not sealed."""
         parent, child = self._open[seq_id], self._open[child_id]
         num_tokens = child.block_hashes.num_tokens - 1
         whole, partial = divmod(num_tokens, self._layout.tokens_per_block)
@@ -314,7 +314,8 @@ class KVCacheManager:
             self._states.advance(self._completed_epoch)
 
     def release_idle_memory(self) -> None:
-        """Release all but one heap's free memory, and that of cells. No sequence runs or waits."""
+        """Release all free memory except one heap's, and that of free cells. No sequence is
+        open."""
         if self._states is not None and self._state_memory is not None:
             self._states.advance(self._completed_epoch)
             self._state_memory.release([cell.number for cell in self._states.pool.clean()])

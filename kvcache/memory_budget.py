@@ -98,8 +98,8 @@ class MemoryPlan:
 
     @property
     def warning(self) -> str | None:
-        """A sentence about a tight fit of the memory taken at start: all states on a GPU, one
-        heap."""
+        """A sentence about a tight fit; None: there is room. Counts the memory taken at start: the
+        first heap of K and V, and on a GPU all states."""
         needed = self.demand.fixed_bytes + self.layout.heap_bytes
         if self.demand.on_gpu:
             needed += self.state_bytes
@@ -245,9 +245,10 @@ def fit(
 
 
 def cells_within(budget: int, cell_bytes: int, max_sequences: int, arena: int | None = None) -> int:
-    """Return the number of cells: a third of the budget, but at least enough for one sequence and
-    one end of a turn, and at most what all sequences can use. arena: the limit of all cells in
-    bytes, if they are one allocation. Raises BudgetError where the fewest cells leave no room."""
+    """Return how many cells fit into a third of the budget, but at least the cells of one sequence
+    and one end of a turn, and at most those that all sequences can use. arena: the limit of all
+    cells in bytes, if they are one allocation. Raises BudgetError where the fewest cells leave no
+    room."""
     fewest = CELLS_PER_SEQUENCE + 1
     if fewest * cell_bytes >= budget:
         raise BudgetError(

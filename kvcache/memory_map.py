@@ -93,8 +93,7 @@ def take_map(
 ) -> KVMap:
     """Return a copy of the pool's state that is small enough not to delay the engine.
 
-    pool: of the first group. Other groups' blocks share its states, except after a refused
-    mapping."""
+    pool: of the first group. Block states are alike in all groups, unless a mapping was refused."""
     group = layout.groups[0]
     size = group.blocks_per_heap
     return KVMap(

@@ -28,7 +28,8 @@ from kvcache.layout import CellLayout, Group
 from kvcache.native_backends import NativeMemory
 from kvcache.substrates import Substrate
 
-# Longer chunks of wide heads need MLX's fused kernel forced: by default it keeps all scores.
+# For long chunks of wide heads MLX's default kernel keeps all scores in memory; its fused kernel,
+# which must be forced, does not.
 SHORT_CHUNK = 8
 WIDE_HEAD = 256
 
@@ -289,7 +290,8 @@ class MetalBackend(NativeMemory):
         return self._guarded(Act.MAP, partial(super()._map_queued, *blocks, writable=writable))
 
     def _guarded(self, act: Act, queue: Callable[[], int]) -> int:
-        """Queue an operation; wait for each kind's first one, whose crash FaultMemory can name."""
+        """Queue an operation. Wait for the first one of each kind, so that FaultMemory can name the
+        act that crashed a machine."""
         if act in self._survived:
             return self._queued(queue())
         with self._faults.intent(act):

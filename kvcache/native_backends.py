@@ -188,7 +188,8 @@ class NativeStepRows(StepRows):
 
 
 class PosixBackend(NativeMemory):
-    """Shared-memory heaps mapped at reserved addresses, by this thread or ahead by the mapper's."""
+    """Shared-memory heaps mapped at reserved addresses: by the calling thread, or ahead by the
+    mapper's."""
 
     name = "posix"
     shares_blocks = True
@@ -260,12 +261,12 @@ def system_mapping_limit() -> int | None:
 
 
 def system_heap_limit() -> int | None:
-    """Return the limit of heaps, which are open files: half of the process's; None: no limit."""
+    """Return the limit of heaps: half of the process's open files; None: no limit."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return None if soft == resource.RLIM_INFINITY else soft // FILES_PER_HEAP
 
 
 def system_file_limit() -> int | None:
-    """Return the limit of a heap's bytes, a file on Linux; None: no limit."""
+    """Return the limit of a heap's bytes: a heap is a file on Linux. None: no limit."""
     soft, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     return None if sys.platform != "linux" or soft == resource.RLIM_INFINITY else soft

@@ -23,15 +23,15 @@ def new_backends(
     residency_keep_s: float = 0.0,
     weights: Sequence[mx.array] = (),
 ) -> list[PageBackend]:
-    """Return a backend for each group. workers: None on a Metal device, which alone uses the rest:
-    release_heaps: before the process ends. maps_while_running: mappings may change while steps run.
-    residency_keep_s: time after the last step for which heaps and weights stay resident. weights:
-    evaluated arrays that steps read.
+    """Return a backend for each group. workers: of a CPU.
+
+    The others are for a Metal device. release_heaps: heaps may be released before the process ends.
+    maps_while_running: mappings may change while steps run. residency_keep_s: time after the last
+    step for which heaps and weights stay resident. weights: evaluated arrays that steps read.
 
     Raises RuntimeError that names what a Metal device lacks, OSError where it refuses memory."""
     if substrate.on_gpu:
-        # Twice as many buffers as sequences, so that a new one need not wait; but slices cost
-        # memory.
+        # Spare buffers let a sequence start before others are unmapped; dense ones cost memory.
         max_buffers = max_sequences if substrate.is_dense else 2 * max_sequences
         return [
             MetalBackend(
@@ -55,8 +55,8 @@ def new_states(
     backend: PageBackend,
     workers: metal_ext.CpuWorkers | None,
 ) -> StateMemory:
-    """Return memory for cells. backend: of the first group. workers: None on a Metal device. Raises
-    RuntimeError where no buffer can hold the cells, OSError without memory."""
+    """Return memory for cells. backend: of the first group. workers: of a CPU. Raises RuntimeError
+    where no buffer can hold the cells, OSError without memory."""
     if isinstance(backend, MetalBackend):
         return backend.new_states(layout, num_cells)
     assert workers is not None, "the kernels of a CPU run on workers"

@@ -109,7 +109,7 @@ class PrefixIndex:
         return None
 
     def invalidate(self, block: Block) -> list[Block]:
-        """Remove a block in doubt and all blocks after it; return the cached ones, to be freed."""
+        """Remove a block with doubtful contents and all blocks after it; return the cached ones."""
         following = [block]
         for parent in following:
             digest = parent.found_by.digest

@@ -16,7 +16,7 @@ class Progress:
     computed: int = 0
     """The number of leading tokens with valid K and V."""
     scheduled: int = 0
-    """The same once all planned steps have completed."""
+    """The number of leading tokens with valid K and V after all planned steps."""
 
     def restart_at(self, num_tokens: int) -> None:
         """Note that the first tokens are valid, and that no step is planned."""
@@ -44,7 +44,7 @@ class CachedSequence:
     mapped_tokens: int = 0
     """Tokens that the buffer has memory for."""
     table_tokens: int = 0
-    """The same with pending blocks."""
+    """``mapped_tokens`` plus the tokens of pending blocks."""
     keeps_prefix: bool = True
     """Whether the sequence's own blocks may be shared."""
     has_pending_prefix: bool = False

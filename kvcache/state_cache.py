@@ -28,7 +28,8 @@ CELLS_PER_SEQUENCE = 3
 WAYPOINT_TOKENS = 4096
 # The number of newest ends of turns that a conversation keeps longer than waypoints.
 ENDS_PER_CONVERSATION = 2
-# Those, the end of the system prompt and the end of the newest user message.
+# The cells that a conversation keeps longer than waypoints: these ends, the end of the system
+# prompt and the end of the newest user message.
 CELLS_PER_CONVERSATION = 2 + ENDS_PER_CONVERSATION
 
 
@@ -121,7 +122,7 @@ class StateCache:
 
     @staticmethod
     def last_with_state(blocks: Sequence[Block]) -> int:
-        """Return the length of the longest leading part of the blocks that ends with a state."""
+        """Return the largest number of leading blocks that end with a kept state; 0: none do."""
         for number in range(len(blocks), 0, -1):
             prefix = blocks[number - 1].prefix
             if prefix is not None and prefix.cell is not None:
@@ -178,13 +179,14 @@ class StateCache:
     # --- growing --------------------------------------------------------------------------------
 
     def reserve(self, seq_id: int, num_tokens: int) -> bool:
-        """Reserve cells for a step up to ``num_tokens``; False: not possible now."""
+        """Reserve cells for a step up to ``num_tokens``; False: none are left, or the step in
+        flight must be read first."""
         states = self._open[seq_id]
         start = states.sequence.progress.scheduled
         needed = self._needed(states, start, num_tokens)
         if states.steps and self._is_short:
-            # The base will be free when the step in flight has been read. Until then, a cell that
-            # saves thousands of tokens would be evicted.
+            # The base will be free when the step in flight has been read. Taking a cell before
+            # would evict one that saves thousands of tokens.
             wanted = needed - len(states.spare) + self._num_planned(states, start, num_tokens)
             if wanted > self.pool.expendable:
                 return False
@@ -197,7 +199,7 @@ class StateCache:
         return True
 
     def _needed(self, states: SequenceStates, start: int, end: int) -> int:
-        """Return the number of cells that a step writes beyond the working cell."""
+        """Return the number of cells that a step writes and the sequence does not have yet."""
         crosses, stays_within = end // self._size > start // self._size, end % self._size > 0
         if states.working is not None:
             # A step that ends at a boundary turns its working cell into the next base.

@@ -127,8 +127,8 @@ def choose_release(
 def _is_trusted(
     substrate: Substrate, name: str, setting: bool | None, test: str, flag: str, passed: bool
 ) -> bool:
-    """Return whether a GPU may do what a self-test must allow. flag: runs the test. Raises
-    SubstrateError if the setting asks for it without a passed test."""
+    """Return whether a GPU may do something that needs a passed self-test. flag: the option that
+    runs the test. Raises SubstrateError if the setting demands it and the test has not passed."""
     if setting and not passed:
         raise SubstrateError(
             f"cache.{name} is set, but the {test} test of {substrate} has not passed on this "

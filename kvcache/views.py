@@ -66,7 +66,8 @@ class KVViews:
         return queries
 
     def attend(self, layer: int, queries: mx.array, scale: float) -> mx.array:
-        """Return the attention of ``[T, query_heads, head_dim]``, row by row up to itself."""
+        """Return the attention of ``[T, query_heads, head_dim]``, each row over its sequence up to
+        itself."""
         order, regions = self._order.newest[layer], self._layers[layer]
         rows = self._rows[regions.group]
         split = self._decode_rows
@@ -104,7 +105,7 @@ class KVViews:
         return self._order.newest[0]
 
     def cancel(self) -> None:
-        """Cancel a failed step: none of its appends may run later, without memory."""
+        """Cancel a failed step: its appends must not run later, when their memory is gone."""
         self._order.restart()
         for rows in self._rows:
             rows.cancel()

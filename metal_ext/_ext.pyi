@@ -123,7 +123,7 @@ class Mapper:
         """Queues releasing the memory of unmapped heap blocks to the system; returns its ticket."""
     @property
     def completed(self) -> int:
-        """The newest ticket up to which all are done; 0 at first."""
+        """The newest ticket with all earlier ones done, too; 0 at first."""
     @property
     def failure(self) -> str:
         """The first failed operation's message, or "". After a failure mappings are in doubt."""
@@ -153,14 +153,14 @@ class CpuWorkers:
 class RowTable:
     """The places of the rows of a step's flat token array.
 
-    segments: ``(range, start, count)``: the next ``count`` rows are positions ``[start, start +
-    count)`` of the range. All blocks of ``[0, start + count)`` must be mapped, which is checked
-    here and not in kernels. Rows in read-only blocks cannot be appended. At most 2**24 rows, at
-    positions below 2**31.
+    segments: ``(range, start, count)``: the next ``count`` rows are the range's positions from
+    ``start`` on. All blocks from 0 to ``start + count`` must be mapped, which is checked here and
+    not in kernels. Rows in read-only blocks cannot be appended. At most 2**24 rows, at positions
+    below 2**31.
 
-    A table keeps addresses alive, not mappings: evaluate everything made of the table before
-    unmapping a block below ``start + count``, that is, wait for the step's epoch. Otherwise kernels
-    end in SIGSEGV, which no check can prevent, because ``Mapper`` unmaps on its own thread."""
+    A table keeps addresses alive, not mappings: before unmapping a block below ``start + count``,
+    wait for the step's epoch, so that everything made of the table has been evaluated. Otherwise
+    kernels end in SIGSEGV; no check can prevent that, because ``Mapper`` has its own thread."""
 
     def __init__(self, segments: list[tuple[AddressRange, int, int]]) -> None: ...
     def __len__(self) -> int: ...
@@ -423,7 +423,7 @@ class StateMemory:
     def release(self, offset: int, bytes: int) -> None:
         """Release whole pages to the system, which then hold zeros. ValueError: not whole pages."""
     def committed(self, offset: int, bytes: int) -> int:
-        """Return the bytes of a part that are in memory. ValueError: not whole pages."""
+        """Return how many bytes of a part are in memory. ValueError: not whole pages."""
 
 class StateRows:
     """The cells that a step's rows read and write; one object for all recurrent layers."""
@@ -515,7 +515,7 @@ class PackedLinear:
         uint32 words ``(scales, biases, bits, group_size)`` from ``mx.quantize`` in the modes affine
         and mxfp4, the latter without biases.
 
-        Codes are kept in 4 or 8 bits. Mixed parts are all kept as the widest needs; as float32 if
+        Codes are kept in 4 or 8 bits. Parts of several kinds are all kept as the widest needs; as float32 if
         one is not quantized. exact: x is never rounded. ValueError: weights that cannot be packed.
         OSError: no memory."""
     @property

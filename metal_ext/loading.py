@@ -19,7 +19,7 @@ from collections.abc import Callable, MutableMapping
 RESIDENCY_VARIABLE = "MLX_RESIDENCY_SET_MAX_PCT"
 RESIDENCY_PERCENT = "20"
 
-# MLX submits a command buffer with more than 40 or 50 commands, or 40 or 50 times 2^20 numbers,
+# MLX submits a command buffer at more than 40 or 50 commands, or 40 or 50 times 2^20 numbers,
 # weights included: for a model of 4 billion weights after every third layer. Each buffer costs the
 # GPU about 20 us (mlx#4521). Larger ones made an M5 slower (mlxcel#360), so older chips alone get
 # them.

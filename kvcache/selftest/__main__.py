@@ -30,7 +30,7 @@ from kvcache.selftest.substrate import (
 )
 from kvcache.substrates import Substrate
 
-# Some systems page out memory that the GPU has not used for a second.
+# Some systems reclaim memory that the GPU has not used for a second.
 PAUSE_S = 2.0
 WARM_UPS = 3
 # 256 MiB of 16-bit weights: enough to measure the time for fetching them again.

@@ -1,4 +1,4 @@
-"""The self-test of arithmetic: compares kernels and MLX's packed products with float64."""
+"""The self-test of arithmetic: compares kernels and MLX's packed products to float64."""
 
 from functools import partial
 
@@ -24,7 +24,7 @@ from kvcache.selftest.run import Result
 from kvcache.selftest.substrate import NamedCheck, add, map_blocks, require, shut_down
 from kvcache.views import layer_regions
 
-# Lengths of one row, just over one split of the decode kernel, and several splits.
+# Lengths of sequences: one row, just over one split of the decode kernel, several splits.
 LENGTHS = (1, 257, 600)
 MAX_TOKENS = 1024
 GATED_ROWS = 33
@@ -271,7 +271,8 @@ def _difference(array: mx.array, want: Rows) -> float:
 
 
 def product_checks() -> list[NamedCheck]:
-    """Return checks of MLX's kernels for numbers of rows; some systems miscompile one kernel."""
+    """Return a check for each number of rows, by which MLX chooses a kernel; some systems
+    miscompile a kernel."""
     return [(f"multiply {rows}", partial(_multiply, rows)) for rows in PRODUCT_ROWS]
 
 

@@ -147,8 +147,8 @@ def process_footprint() -> int:
 
 
 def footprint_with(heap_bytes: int) -> int:
-    """Return a process_footprint that delays no mapping: on Linux it may be a few pages old.
-    heap_bytes: charge of memfd files. Raises OSError."""
+    """Return process_footprint without a walk through all pages, which delays mappings on Linux;
+    the figure may be a few pages old. heap_bytes: bytes charged for memfd files. Raises OSError."""
     if sys.platform == "darwin":
         return _mac_footprint()
     wanted = ("RssAnon:", "VmSwap:")

@@ -25,7 +25,7 @@ from kvcache.user_folders import cache_folder
 # For a whole self-test, including the first compilation of kernels.
 LIMIT_S = 120.0
 STRESS_LIMIT_S = 600.0
-# A process that hangs in the driver does not end even when it is killed.
+# The wait for a killed process: one that hangs in the driver may never end.
 LAST_WORDS_S = 5.0
 # Precedes a check's name on the child's standard error: after a crash it names the culprit.
 BEGINS = "self-test begins: "
@@ -134,8 +134,8 @@ def run_selftest(
     *,
     limit_s: float = LIMIT_S,
 ) -> SelfTestReport:
-    """Run a self-test in its own process. page_bytes: or the default. size: also of a real
-    cache."""
+    """Run a self-test in a process of its own. page_bytes: None: the default. size: of a real cache
+    to test as well; None: no such test."""
     command = [sys.executable, "-m", "kvcache.selftest", test, substrate.name]
     arguments = [str(page_bytes or ""), *([size.to_argument()] if size else [])]
     return run_program([*command, *arguments], limit_s)
@@ -153,7 +153,7 @@ class Outcome:
 
 
 def run_program(command: Sequence[str], limit_s: float) -> SelfTestReport:
-    """Return the report of a program that should end with ``to_line``."""
+    """Return the report of a program whose last line is made by ``to_line``."""
     outcome = run_child(command, limit_s)
     if outcome.fault:
         return SelfTestReport((), outcome.fault, outcome.seconds)

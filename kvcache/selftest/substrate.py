@@ -255,7 +255,7 @@ class SubstrateChecks:
     # --- parts of the checks ----------------------------------------------------------------------
 
     def compute(self, buffer: int, start: int, count: int) -> float:
-        """Run a step after rows that are written already; return attention's greatest error."""
+        """Run a step over rows whose past is written; return attention's greatest error."""
         rows = self._backend.rows([Segment(buffer, start, count)])
         attended, wanted, samples = [], [], sample_rows(count)
         for number, layer in enumerate(self.layers):
@@ -291,7 +291,8 @@ class SubstrateChecks:
         return keys, values
 
     def queries(self, layer: int, start: int, count: int) -> NDArray[np.float32]:
-        """Return ``[count, query_heads, head_dim]``: keys of positions up to each query's own."""
+        """Return ``[count, query_heads, head_dim]``: each query is the key of a position up to its
+        own."""
         positions = start + np.arange(count)[:, None]
         sought = (positions * 7919 + self._query_heads * 104729) % (positions + 1)
         keys = self.written[2 * layer]
