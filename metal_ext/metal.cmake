@@ -1,7 +1,6 @@
-# The Metal substrates, on metal-cpp, and the operations on them, on MLX's encoders.
-#
-# Tests build all of it where there is neither (tests/metal/graph): QUIRE_METAL_STANDINS names a file
-# that puts others in the place of Metal and of what csrc/ops/metal/on_device.cpp asks of MLX.
+# Adds the Metal substrates, on metal-cpp, and their operations, on MLX's encoders.
+# tests/metal/graph builds all of this without Metal: QUIRE_METAL_STANDINS names a file with
+# replacements for Metal and for csrc/ops/metal/on_device.cpp.
 
 set(QUIRE_METAL_CPP "${MLX_LIBRARY_DIRS}/../include/metal_cpp" CACHE PATH "metal-cpp's headers")
 set(QUIRE_METAL_STANDINS "" CACHE FILEPATH "Only for tests")
@@ -22,7 +21,7 @@ if(QUIRE_METAL_STANDINS)
   list(FILTER metal_ops EXCLUDE REGEX "/on_device.cpp$")
   include(${QUIRE_METAL_STANDINS})
 else()
-  # What metal-cpp implements in one place of a program is in libmlx, which exports it.
+  # libmlx exports the one implementation of metal-cpp.
   target_link_libraries(_ext PRIVATE "-framework Metal" "-framework Foundation")
 endif()
 

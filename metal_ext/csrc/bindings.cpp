@@ -15,7 +15,7 @@
 
 using namespace nb::literals;
 
-// Binds the part of every build: memory of the POSIX substrate, and the operations on a CPU.
+// Binds the parts of every build: the POSIX memory and the CPU operations.
 namespace quire {
 namespace {
 
@@ -218,7 +218,7 @@ void bind_layers(nb::module_& m) {
 }  // namespace quire
 
 NB_MODULE(_ext, m) {
-  nb::module_::import_("mlx.core");  // registers mx.array, which the operations take and return
+  nb::module_::import_("mlx.core");  // registers mx.array, an argument and result of the operations
   nb::register_exception_translator(quire::translate_system_error);
   m.attr("MLX_VERSION") = std::to_string(MLX_VERSION_MAJOR) + "." +
                           std::to_string(MLX_VERSION_MINOR) + "." +

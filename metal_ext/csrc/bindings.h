@@ -26,9 +26,8 @@ namespace mx = mlx::core;
 // How native values pass to and from Python, so that functions of ops/ are bound as they are.
 namespace quire {
 
-// Python holds native objects through these. nanobind could hand out shared_ptrs of its own, but
-// they end in Python, and primitives let go of theirs on MLX's threads, without the interpreter's
-// lock.
+// Holds a native object for Python. Not nanobind's shared_ptrs: their release needs the
+// interpreter's lock, which MLX's threads do not hold.
 template <class T>
 struct Handle {
   std::shared_ptr<T> object;
@@ -38,13 +37,12 @@ using HeapPointer = std::shared_ptr<Heap>;
 using RangePointer = std::shared_ptr<AddressRange>;
 using MapperPointer = std::shared_ptr<Mapper>;
 
-// A constructor of what a handle holds.
 template <class T, class... Arguments>
 void construct(Handle<T>* self, Arguments... arguments) {
   new (self) Handle<T>{std::make_shared<T>(std::move(arguments)...)};
 }
 
-// A method or property of what a handle holds.
+// Binds a method or a property of the object in a handle.
 template <class T, class Result, class... Arguments>
 auto held(Result (T::*member)(Arguments...) const) {
   return [member](const Handle<T>& handle, Arguments... arguments) {
@@ -58,7 +56,7 @@ auto held(Result (T::*member)(Arguments...)) {
   };
 }
 
-// An aggregate that Python gives as a tuple of its fields.
+// Converts a Python tuple to a struct whose fields are the tuple's items, in order.
 template <class Aggregate, class... Fields>
 struct TupleCaster {
   using Tuple = std::tuple<Fields...>;
@@ -82,15 +80,13 @@ struct TupleCaster {
   Caster tuple;
 };
 
-// For a build with Metal.
 void bind_metal(nb::module_& m);
 
 }  // namespace quire
 
 namespace nanobind::detail {
 
-// An integer argument. Python's have no limits: one beyond 64 bits becomes the nearest that 64 bits
-// can hold, so that the check of its interval refuses it by name, as it does every other.
+// Clamps an integer to 64 bits, so that the usual range check refuses a larger one by name.
 template <>
 struct type_caster<int64_t> {
   NB_TYPE_CASTER(int64_t, const_name("int"))
@@ -98,7 +94,7 @@ struct type_caster<int64_t> {
   bool from_python(handle source, uint32_t, cleanup_list*) noexcept {
     int beyond = 0;
     value = PyLong_AsLongLongAndOverflow(source.ptr(), &beyond);
-    if (PyErr_Occurred()) {  // not an integer
+    if (PyErr_Occurred()) {  // a value that is no integer
       PyErr_Clear();
       return false;
     }

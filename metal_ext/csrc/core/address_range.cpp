@@ -9,16 +9,15 @@
 #include "core/checked.h"
 #include "core/posix_memory.h"
 
+// Implements address ranges: checks, bookkeeping, and mapping by system calls.
 namespace quire {
 namespace {
 
-// Replacing a mapping frees its pages under the process's memory lock, and committing memory fills
-// them with zeros under it; pieces keep the page faults and mappings of other threads from waiting
-// long.
+// Small pieces: the system holds the process's memory lock while it frees or zeroes one.
 constexpr size_t kUnmapPieceBytes = size_t{64} << 20;
 constexpr size_t kCommitPieceBytes = size_t{1} << 20;
 
-// Calls body(first, bytes) for all of a region's run of blocks, piece by piece.
+// Calls body(first, bytes) for each region's part of the blocks, in pieces of limited size.
 template <class Body>
 void in_pieces(
     const AddressRange& range, size_t region, size_t block, size_t count, size_t piece_bytes,
@@ -89,7 +88,7 @@ void AddressRange::unmap(int64_t block, int64_t count) {
   prepare_unmap();
   const std::lock_guard changing(changing_);
   require(first, blocks, true);
-  set(first, blocks, Access::none);  // before the memory goes, so that no row can use it
+  set(first, blocks, Access::none);  // first, so that no row uses the memory that goes
   unmap_memory(first, blocks);
 }
 
@@ -125,7 +124,7 @@ bool SparseRange::map_memory(
     throw std::invalid_argument("a sparse range takes blocks of shared heaps only");
   }
   spare_ = spare_ || make_spare(base_);
-  if (!spare_) {  // what is mapped now must be possible to undo
+  if (!spare_) {  // without the spare page a map might not be undone
     throw std::system_error(ENOMEM, std::generic_category(), "making a spare mapping");
   }
   const Geometry& shape = geometry();
@@ -172,7 +171,7 @@ void SparseRange::clear(std::byte* first, size_t bytes) {
     map_nothing(first, bytes);
     spare_ = make_spare(base_);
   } catch (const std::system_error& error) {
-    // An error of its own: after a refusal the caller relies on mappings that are as before.
+    // Not a system_error: callers take that one to mean that no mapping has changed.
     throw std::runtime_error(std::string("memory that must go stays mapped: ") + error.what());
   }
 }
@@ -196,7 +195,7 @@ bool DenseRange::map_memory(
   if (dense == nullptr) {
     throw std::invalid_argument("a dense range takes a dense heap only");
   }
-  dense->memory();  // commits it, or throws
+  dense->memory();  // commits the memory, or throws
   heap_ = heap;
   return true;
 }

@@ -12,9 +12,8 @@
 
 namespace quire {
 
-// One sequence's contiguous addresses. Kernels take a region's address and never look at blocks;
-// which blocks have memory behind them is kept here only so that a row without memory is refused
-// before a kernel touches it.
+// One sequence's contiguous addresses, mapped block by block. Kernels see only a region's address:
+// the range itself knows the mapped blocks, and refuses rows without memory.
 class AddressRange {
  public:
   explicit AddressRange(const Geometry& geometry)
@@ -24,42 +23,37 @@ class AddressRange {
   AddressRange& operator=(const AddressRange&) = delete;
 
   const Geometry& geometry() const { return geometry_; }
-  // Where a region begins, as the processor that runs the kernels addresses it. Null where nothing
-  // is attached to a range whose memory is its heap's.
+  // The address of a region for the processor that runs the kernels. Null for a dense range without
+  // a heap.
   virtual std::byte* region(size_t index) const = 0;
 
-  // Puts blocks [heap_block, + count) of the heap behind blocks [block, + count) of this range.
-  // Where they are not writable, a write is SIGSEGV. Throws std::system_error when the system has
-  // no mapping left (nothing is changed then), std::logic_error when a block is mapped already, and
-  // std::runtime_error when a refused map cannot be undone: what is mapped is in doubt then.
+  // Maps blocks [heap_block, + count) of the heap to blocks [block, + count) of this range. Throws
+  // std::system_error, with nothing changed, when the system has no mapping left; std::logic_error
+  // for a mapped block; std::runtime_error when a refused map cannot be undone.
   void map(
       const std::shared_ptr<Heap>& heap, int64_t heap_block, int64_t block, int64_t count,
       bool writable);
-  // The same, writable, and commits the memory as far as the system gives it, so that the first
-  // write takes no page fault. What map() changes is seen before the memory is there.
+  // Maps writable blocks, then tries to commit their memory to spare the first write a page fault.
   void map_committed(
       const std::shared_ptr<Heap>& heap, int64_t heap_block, int64_t block, int64_t count);
-  // The checks that map() makes first. Refuses runs that do not lie inside the range and the heap,
-  // and a heap of another geometry.
+  // The checks of map(): the run lies inside the range and the heap, and the geometries agree.
   void check_map(const Heap& heap, int64_t heap_block, int64_t block, int64_t count) const;
-  // Takes the memory away from [block, + count). Throws std::logic_error when one has none.
+  // Throws std::logic_error when a block of [block, + count) is not mapped.
   void unmap(int64_t block, int64_t count);
 
-  // Tokens of the leading blocks that have memory: rows below this may be read, and written where
-  // no block is read-only.
+  // The number of tokens in the leading mapped blocks.
   size_t mapped_tokens() const;
-  // The first read-only block of those that hold tokens [start, start + count), count > 0.
+  // The first read-only block that holds one of tokens [start, start + count), count > 0.
   std::optional<size_t> first_read_only(size_t start, size_t count) const;
 
  protected:
-  // True where the blocks count as mapped from when it returns; else count_mapped() comes later.
+  // False: the blocks do not count as mapped yet, and count_mapped() follows later.
   virtual bool map_memory(
       const std::shared_ptr<Heap>& heap, size_t heap_block, size_t block, size_t count,
       bool writable) = 0;
   virtual void commit_memory(size_t block, size_t count) = 0;
   virtual void unmap_memory(size_t block, size_t count) = 0;
-  // Before blocks are unmapped, with nothing changed where it throws: those that were to count
-  // later do so when it returns.
+  // Finishes all mappings that wait for count_mapped(). Changes nothing when it throws.
   virtual void prepare_unmap() {}
   void count_mapped(size_t block, size_t count, bool writable) {
     set(block, count, writable ? Access::writable : Access::read_only);
@@ -72,23 +66,20 @@ class AddressRange {
   void set(size_t block, size_t count, Access access);
 
   const Geometry geometry_;
-  // The engine and the mapper's thread both map and unmap. One at a time holds changing_ through
-  // its system calls. The state of the blocks has a mutex of its own, so that its readers never
-  // wait for system calls.
+  // changing_ is held during system calls. mutex_ is separate, so that readers never wait for
+  // these.
   std::mutex changing_;
-  mutable std::mutex mutex_;  // guards what follows
+  mutable std::mutex mutex_;  // guards the members below
   std::vector<Access> access_;
   size_t mapped_prefix_ = 0;
 };
 
-// A range in this process's own addresses, one region after the other from base() on.
-//
-// One readable page lies below base(): MLX's CPU allocator keeps a buffer's size in the eight bytes
-// before it, and views made of this range must look like its buffers.
+// A range in this process's addresses. The eight bytes below base() hold the size, as below a
+// buffer of MLX's CPU allocator: MLX views the range as such a buffer.
 class HostRange : public AddressRange {
  public:
   using AddressRange::AddressRange;
-  // Null only for a dense range to which no heap is attached.
+  // Null only for a dense range without a heap.
   virtual std::byte* base() const = 0;
   std::byte* region(size_t index) const override {
     std::byte* const first = base();
@@ -96,7 +87,7 @@ class HostRange : public AddressRange {
   }
 };
 
-// Addresses are reserved once; blocks of any heap are mapped behind them.
+// A range of reserved addresses, to which blocks of any heap are mapped.
 class SparseRange final : public HostRange {
  public:
   explicit SparseRange(const Geometry& geometry);
@@ -111,15 +102,14 @@ class SparseRange final : public HostRange {
   void unmap_memory(size_t block, size_t count) override;
 
  private:
-  // Takes the memory away from [first, first + bytes), even where the system refuses mappings.
-  // Throws std::runtime_error when even that fails.
+  // Unmaps [first, first + bytes), even when the system has no mapping left.
   void clear(std::byte* first, size_t bytes);
 
   std::byte* const base_;
-  bool spare_ = true;  // touched only under changing_
+  bool spare_ = true;  // guarded by changing_
 };
 
-// One block that is the whole context: the heap's own memory is the range.
+// A range of one block, the whole context, at the addresses of the heap's own memory.
 class DenseRange final : public HostRange {
  public:
   explicit DenseRange(const Geometry& geometry);
@@ -129,7 +119,7 @@ class DenseRange final : public HostRange {
   bool map_memory(
       const std::shared_ptr<Heap>& heap, size_t heap_block, size_t block, size_t count,
       bool writable) override;
-  void commit_memory(size_t, size_t) override {}  // it is committed when it is mapped
+  void commit_memory(size_t, size_t) override {}  // map_memory() has committed it
   void unmap_memory(size_t block, size_t count) override;
 
  private:

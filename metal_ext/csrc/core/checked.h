@@ -8,8 +8,7 @@
 
 namespace quire {
 
-// Every integer that reaches this library passes through one of these: a value outside its interval
-// raises an error that names the value and the interval, before any memory is touched.
+// Checks an integer from outside. The error names the value and the interval.
 inline uint64_t checked_between(
     const char* name, int64_t value, int64_t lowest, int64_t highest) {
   if (value < lowest || value > highest) {
@@ -20,7 +19,7 @@ inline uint64_t checked_between(
   return static_cast<uint64_t>(value);
 }
 
-// A run [first, first + count) inside [0, end).
+// Checks that [first, first + count) is not empty and lies inside [0, end).
 inline void checked_run(const char* name, int64_t first, int64_t count, uint64_t end) {
   if (first < 0 || count < 1 || static_cast<uint64_t>(first) > end ||
       static_cast<uint64_t>(count) > end - static_cast<uint64_t>(first)) {
@@ -30,7 +29,7 @@ inline void checked_run(const char* name, int64_t first, int64_t count, uint64_t
   }
 }
 
-// A number as the narrower type that MLX's shapes and the kernels' arguments have.
+// Converts a number to the narrower type of MLX's shapes and the kernels' arguments.
 template <class Narrow, class Number>
 Narrow narrowed(const char* name, Number number) {
   if (!std::in_range<Narrow>(number)) {

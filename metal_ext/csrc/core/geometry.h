@@ -11,20 +11,15 @@
 
 namespace quire {
 
-// The shape of one group of regions, as bytes. A block is the same run of tokens in every region.
-//
-// Address range, region-major, one contiguous array per region:
-//
+// The layout of one group of regions, in bytes. A block holds the same tokens in every region. A
+// range:
 //   | region 0: block 0 | block 1 | ... | region 1: block 0 | block 1 | ...
-//
-// Heap, region-major as well, so that consecutive blocks of a heap stay consecutive in every region
-// of a range and one mapping serves the whole run:
-//
+// A heap. Its consecutive blocks are consecutive in every region: one mapping each serves a run.
 //   | region 0: block 0 .. block h-1 | region 1: block 0 .. block h-1 | ...
 class Geometry {
  public:
-  // page_bytes: a multiple of the system's page. region_row_bytes: bytes of one token in each
-  // region. Throws std::out_of_range or std::invalid_argument with the figure that does not fit.
+  // page_bytes: a multiple of the system's page. region_row_bytes: bytes of a token in each region.
+  // Throws std::out_of_range or std::invalid_argument that names the wrong figure.
   Geometry(
       int64_t page_bytes,
       int64_t tokens_per_block,
@@ -95,7 +90,7 @@ class Geometry {
   size_t blocks_per_heap_;
   size_t blocks_per_range_;
   std::vector<size_t> row_bytes_;
-  std::vector<size_t> region_start_;  // bytes of one block that lie before each region
+  std::vector<size_t> region_start_;  // offset of each region in a block, in bytes
   size_t block_bytes_ = 0;
 };
 

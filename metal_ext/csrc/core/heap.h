@@ -19,11 +19,10 @@ class Heap {
 
   const Geometry& geometry() const { return geometry_; }
 
-  // Bytes that the system charges for this heap now. Any thread.
+  // The bytes that the system charges for this heap now. Any thread.
   virtual size_t committed_bytes() const = 0;
-  // Gives the memory of blocks [first, + count) back; none of them may be mapped. Throws
-  // std::logic_error where the system cannot give back less than the whole heap (see
-  // releases_blocks) and less is asked for.
+  // Gives the memory of unmapped blocks [first, + count) back. Throws std::logic_error for a part
+  // of the heap where releases_blocks() is false.
   void release(int64_t first, int64_t count);
   virtual bool releases_blocks() const = 0;
 
@@ -34,8 +33,7 @@ class Heap {
   const Geometry geometry_;
 };
 
-// Shared memory that can be mapped behind any address range, at several places at once, writable or
-// not at each.
+// Shared memory that may be mapped into several ranges at once, each time writable or read-only.
 class SharedHeap final : public Heap {
  public:
   explicit SharedHeap(const Geometry& geometry);
@@ -49,20 +47,19 @@ class SharedHeap final : public Heap {
   void release_memory(size_t first, size_t count) override;
 
  private:
-  mutable std::mutex mutex_;  // a Mac gives memory back by replacing the object
+  mutable std::mutex mutex_;  // a Mac releases memory by replacing the object
   int fd_;
-  // A Mac charges an object, and all of it, from when it is first mapped.
+  // A Mac charges a whole object from its first mapping on.
   mutable bool is_charged_ = false;
 };
 
-// One plain allocation, charged in full from the start, as a device allocation is.
+// One plain allocation, charged in full from the start like a device allocation.
 class DenseHeap final : public Heap {
  public:
   explicit DenseHeap(const Geometry& geometry);
   ~DenseHeap() override;
 
-  // Commits the memory again if it was released. Called by the thread that maps it, and by those
-  // that have seen it mapped.
+  // Commits the memory if it is released. Only the thread that maps the heap may commit it.
   std::byte* memory();
   size_t committed_bytes() const override { return committed_.load(std::memory_order_relaxed); }
   bool releases_blocks() const override { return true; }
@@ -71,7 +68,7 @@ class DenseHeap final : public Heap {
   void release_memory(size_t first, size_t count) override;
 
  private:
-  std::byte* const base_;  // reserved for the heap's life
+  std::byte* const base_;  // reserved until the heap ends
   std::atomic<size_t> committed_{0};
 };
 

@@ -5,6 +5,7 @@
 #include <system_error>
 #include <utility>
 
+// Implements the mapper's queue and thread.
 namespace quire {
 
 Mapper::Mapper() : thread_([this] { run(); }) {}
@@ -80,7 +81,7 @@ void Mapper::run() {
     } catch (const std::exception& error) {
       failure = error.what();
     }
-    operation.run = nullptr;  // lets go of its heap and range before the ticket is seen as done
+    operation.run = nullptr;  // releases heap and range before the ticket completes
     lock.lock();
     ++completed_;
     if (refused) {

@@ -12,26 +12,24 @@
 
 namespace quire {
 
-// Changes mappings on a thread of its own, in order, so that the engine never waits for the system.
-// Every operation has a ticket; tickets rise by one and complete in order.
+// Runs changes of mappings in order on a thread of its own, so that the engine never waits for the
+// system. Every operation has a ticket; tickets rise by one and complete in order.
 class Mapper {
  public:
   Mapper();
-  ~Mapper();  // finishes what was submitted
+  ~Mapper();  // finishes all submitted operations
 
   uint64_t submit(std::function<void()> operation);
-  // An operation that the system may refuse: a std::system_error that it throws says that nothing
-  // was changed, and is no failure.
+  // Submits an operation that may be refused: a std::system_error means that nothing has changed.
   uint64_t attempt(std::function<void()> operation);
-  // True where the system refused that attempt; only the first call returns it. Throws
-  // std::logic_error when the ticket is not completed.
+  // True once, when the system refused the attempt. Throws std::logic_error before its completion.
   bool refused(uint64_t ticket);
-  // The newest ticket such that it and all before it are done.
+  // The newest completed ticket.
   uint64_t completed() const;
-  // False when the time passed first.
+  // False when the timeout passes first.
   bool wait(uint64_t ticket, std::chrono::nanoseconds timeout) const;
-  // The words of the first operation that failed; empty while none has. A failed operation leaves
-  // mappings in doubt: the caller must stop serving.
+  // The message of the first failed operation, or empty. After a failure mappings are in doubt, and
+  // the caller must stop serving.
   std::string failure() const;
 
  private:

@@ -14,14 +14,15 @@
 #include <system_error>
 
 #if defined(__linux__) && !defined(MADV_POPULATE_WRITE)
-#define MADV_POPULATE_WRITE 23  // since Linux 5.14; older headers do not know it
+#define MADV_POPULATE_WRITE 23  // since Linux 5.14; older headers lack it
 #endif
 
+// Implements the POSIX substrate's system calls on Linux and macOS.
 namespace quire {
 namespace {
 
 [[noreturn]] void fail(const char* call, size_t bytes) {
-  const int code = errno;  // before anything else can change it
+  const int code = errno;  // saved before another call changes it
   throw std::system_error(
       code, std::generic_category(), std::string(call) + " of " + std::to_string(bytes) + " bytes");
 }
@@ -33,7 +34,6 @@ void map_fixed(void* address, size_t bytes, int protection, int flags, int fd, s
   }
 }
 
-// The spare page and the header page.
 size_t pages_below() {
   return 2 * system_page_bytes();
 }
@@ -131,7 +131,7 @@ void release_addresses(std::byte* base, size_t bytes) {
 }
 
 void give_up_spare(std::byte* base) {
-  // As the header is, with which it becomes one mapping.
+  // The same protection as the header's: the two pages become one mapping.
   if (mprotect(base - pages_below(), system_page_bytes(), PROT_READ | PROT_WRITE) != 0) {
     fail("mprotect", system_page_bytes());
   }
@@ -147,8 +147,8 @@ void map_shared(void* address, size_t bytes, int fd, size_t offset, bool writabl
 
 void populate(void* address, size_t bytes) noexcept {
 #ifdef __linux__
-  // Whatever it answers (EINVAL from an old kernel, EFAULT or ENOMEM without memory), nothing is
-  // lost but time: it never signals, as a write would.
+  // Errors (EINVAL from an old kernel, EFAULT or ENOMEM without memory) cost time only: unlike a
+  // write, this call never signals.
   (void)madvise(address, bytes, MADV_POPULATE_WRITE);
 #else
   (void)address, (void)bytes;
@@ -169,7 +169,7 @@ void give_back_private(void* address, size_t bytes) {
     fail("madvise", bytes);
   }
 #else
-  map_private_zeros(address, bytes);  // a Mac's MADV_DONTNEED keeps what was there
+  map_private_zeros(address, bytes);  // a Mac's MADV_DONTNEED keeps the old contents
 #endif
 }
 

@@ -13,17 +13,15 @@
 
 namespace quire {
 
-// Consecutive tokens of one sequence: positions [start, start + count) of a range.
+// Positions [start, start + count) of one sequence's range.
 struct Segment {
   std::shared_ptr<AddressRange> range;
   int64_t start;
   int64_t count;
 };
 
-// The places of a step's rows: row i of the flat token array stands at a position of a range.
-// Made once per step and shared by every layer. Making it checks that each row, and all rows before
-// it that attention will read, have memory behind them, and notes whether rows may be written;
-// kernels then need no check.
+// The place of each row of a step, built once and shared by all layers. The constructor checks that
+// each row and all earlier rows of its sequence have memory, so that kernels need no checks.
 class RowTable {
  public:
   struct Row {
@@ -31,11 +29,10 @@ class RowTable {
     size_t position;
   };
 
-  // Rows that a table has at most: far more than a step has, and the table takes 256 MiB then.
+  // Far more rows than a step has. A table of this size takes 256 MiB.
   static constexpr int64_t kMaxRows = int64_t{1} << 24;
 
-  // Throws std::out_of_range that names the segment and the figure, std::invalid_argument where
-  // the ranges do not have one geometry.
+  // Throws std::out_of_range for unmapped rows, std::invalid_argument for different geometries.
   explicit RowTable(std::vector<Segment> segments) : segments_(std::move(segments)) {
     if (segments_.empty()) {
       throw std::invalid_argument("a row table needs at least one segment");
@@ -77,7 +74,7 @@ class RowTable {
  private:
   std::vector<Segment> segments_;  // keeps the ranges alive for the primitives
   std::vector<Row> rows_;
-  std::string read_only_;  // what require_writable() throws, or empty
+  std::string read_only_;  // the message of require_writable(), or empty
 };
 
 }  // namespace quire

@@ -8,6 +8,7 @@
 #include "core/checked.h"
 #include "core/posix_memory.h"
 
+// Implements the memory of cells, and cuts a step's rows into tiles, parts and runs.
 namespace quire {
 
 namespace {
@@ -20,7 +21,7 @@ size_t whole_pages(int64_t bytes) {
 
 }  // namespace
 
-// The page behind it stays without memory: a write beyond the end is SIGSEGV.
+// The page after the memory stays reserved: a write past the end is SIGSEGV.
 StateMemory::StateMemory(int64_t bytes)
     : bytes_(whole_pages(bytes)), address_(reserve_addresses(bytes_ + system_page_bytes())) {
   try {

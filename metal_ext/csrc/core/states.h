@@ -5,17 +5,15 @@
 #include <memory>
 #include <vector>
 
-// The memory of recurrent layers, and which of it the rows of a step read and write.
+// Memory for the states of recurrent layers, and the cells that a step reads and writes.
 namespace quire {
 
-// Memory for cells, which recurrent layers keep their states in: zeros until they are written, at
-// an address that never changes. Pages are committed when they are touched.
+// Memory for cells, the states of recurrent layers: zeros at first, committed on first touch.
 class StateMemory {
  public:
   static constexpr int64_t kMaxBytes = int64_t{1} << 46;
 
-  // Takes at least `bytes`, in whole pages. Throws std::out_of_range, and std::system_error where
-  // the system has no addresses.
+  // Rounds `bytes` up to whole pages. Throws std::out_of_range or std::system_error.
   explicit StateMemory(int64_t bytes);
   ~StateMemory();
   StateMemory(const StateMemory&) = delete;
@@ -24,10 +22,9 @@ class StateMemory {
   std::byte* address() const { return address_; }
   size_t bytes() const { return bytes_; }
 
-  // Gives the memory of [offset, offset + bytes) back to the system: it holds zeros then. Throws
-  // std::out_of_range, and std::invalid_argument where these are no whole pages.
+  // Zeros whole pages and gives them back to the system. Throws std::invalid_argument for a part of
+  // a page.
   void release(int64_t offset, int64_t bytes);
-  // How much of [offset, offset + bytes) is in memory. Throws as release() does.
   size_t committed(int64_t offset, int64_t bytes) const;
 
  private:
@@ -37,43 +34,42 @@ class StateMemory {
   std::byte* address_;
 };
 
-// After the first `rows` rows of a segment its state is written to the cell at that address.
+// Writes a segment's state to the cell at `address` after the segment's first `rows` rows.
 struct StateWrite {
   int64_t rows;
   int64_t address;
 };
 
-// Consecutive rows of one sequence. They begin with what the cell at `read` holds; 0: with zeros.
+// Consecutive rows of one sequence, and the cell with the state before them; 0: zeros.
 struct StateSegment {
   int64_t count;
   int64_t read;
-  std::vector<StateWrite> writes;  // rows ascending; the last one's are all
+  std::vector<StateWrite> writes;  // ascending by rows; the last is after all rows
 };
 
-// Which cells the rows of a step begin with and end in, for every recurrent layer alike. Made once
-// per step. The rows are cut to be computed tile by tile:
-//
+// The cells that a step's rows start from and write, for all recurrent layers. Built once per step.
+// Tiles cut the rows for computation:
 //   rows      | segment 0              | segment 1 ........................ |
 //   tiles     | tile 0 ................ | tile 1 ......... | tile 2 ....... |
 //   runs      | run       | run         | run      | run   | run            |
-//                         ^ a write in the midst   ^
+//                         ^ a write inside a tile  ^
 class StateRows {
  public:
   static constexpr size_t kTileRows = 64;
   static constexpr int64_t kMaxRows = int64_t{1} << 24;
 
-  // Rows without a write between them: the state is taken from one cell and left in another.
+  // Rows without a write between them: one cell is read before them, one written after them.
   struct Run {
-    size_t first;  // of all rows
+    size_t first;  // index among all rows
     size_t count;
     const std::byte* from;  // null: zeros
     std::byte* to;
-    bool written;  // true where a write was asked for, false where only the next run reads it
+    bool written;  // true for a requested write; false when only the next run reads the state
   };
   // The rows of one segment in a tile.
   struct Part {
-    size_t segment_first;  // the segment's first row, of all rows
-    const std::byte* read;  // its cell; null: zeros
+    size_t segment_first;  // index of the segment's first row among all rows
+    const std::byte* read;  // the segment's first cell; null: zeros
     size_t first;
     size_t count;
     std::vector<Run> runs;
@@ -84,9 +80,8 @@ class StateRows {
     std::vector<Part> parts;
   };
 
-  // memories: where all cells lie; they are kept alive. Throws std::out_of_range where an address
-  // lies in none of them or rows are too many, std::invalid_argument where writes do not ascend to
-  // the segment's count.
+  // memories: hold all cells, and are kept alive. Throws std::out_of_range for an address outside
+  // them, std::invalid_argument unless writes ascend to the segment's count.
   StateRows(
       const std::vector<StateSegment>& segments,
       std::vector<std::shared_ptr<StateMemory>> memories);
@@ -94,7 +89,7 @@ class StateRows {
   size_t size() const { return rows_; }
   const std::vector<Tile>& tiles() const { return tiles_; }
 
-  // Throws std::out_of_range unless every cell has `bytes` behind the offset.
+  // Throws std::out_of_range unless every cell has `bytes` bytes after the offset.
   void require_room(int64_t offset, size_t bytes) const;
 
  private:
@@ -103,7 +98,7 @@ class StateRows {
   void add_run(size_t segment_first, const std::byte* read, const Run& run);
 
   std::vector<std::shared_ptr<StateMemory>> memories_;
-  size_t room_;  // bytes from a cell to the end of its memory, at least
+  size_t room_;  // the least number of bytes from a cell to the end of its memory
   size_t rows_ = 0;
   std::vector<Tile> tiles_;
 };

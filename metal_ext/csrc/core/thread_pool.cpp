@@ -6,13 +6,14 @@
 
 #include "core/checked.h"
 
+// Implements the thread pool: rounds of tasks, and helpers that watch and then sleep.
 namespace quire {
 namespace {
 
 constexpr int64_t kMaxThreads = 256;
 constexpr size_t kLineFloats = 64 / sizeof(float);
-// Layers follow each other within tens of microseconds: a helper that watches that long saves a
-// wake-up per layer, and one that watched longer would take the front end's core.
+// A helper watches before it sleeps: a new layer comes within tens of microseconds. A shorter watch
+// costs a wake-up per layer, a longer one takes the front end's core.
 constexpr auto kWatchTime = std::chrono::microseconds(20);
 constexpr int kLooksPerClockRead = 64;
 

@@ -12,11 +12,10 @@
 
 namespace quire {
 
-// Threads for the CPU kernels. MLX runs a CPU stream on one thread, so a primitive that wants more
-// brings its own. The caller works too: threads() == 1 means that there are no others.
+// Threads for the CPU kernels: MLX runs a CPU stream on one thread only. The calling thread works
+// too, so threads() == 1 means no helpers.
 class ThreadPool {
  public:
-  // Throws std::system_error when the system refuses a thread.
   explicit ThreadPool(int64_t threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -26,13 +25,12 @@ class ThreadPool {
 
   using Task = std::function<void(size_t index, size_t worker)>;
 
-  // Runs task(index, worker) for every index below count, each once, and returns when all are
-  // done. worker < threads() tells apart the tasks that run at the same time. Tasks must not throw.
-  // The caller holds the pool. shared: whether they are worth a helper; if not, the caller runs
-  // them all, which it may do inside of a task too.
+  // Runs task(index, worker) once for every index below count, then returns. Tasks at the same time
+  // have different workers. Tasks must not throw. The caller holds the pool. shared: whether
+  // helpers take part; without helpers, run() may be called from inside a task.
   void run(size_t count, const Task& task, bool shared = true);
 
-  // The same for body(index, worker), `at_once` indices in a row as one task.
+  // Runs body(index, worker) for all indices, `at_once` consecutive ones as one task.
   template <class Body>
   void run_in_groups(size_t count, size_t at_once, const Body& body, bool shared = true) {
     const auto task = [&](size_t group, size_t worker) {
@@ -44,11 +42,10 @@ class ThreadPool {
     run((count + at_once - 1) / at_once, task, shared);
   }
 
-  // Held by an operation from its first use of scratch() to its last run(): one at a time.
+  // Locks the pool for one operation, from its first scratch() to its last run().
   std::unique_lock<std::mutex> hold() { return std::unique_lock(owner_); }
 
-  // Room for the intermediate results of the operation that holds the pool: at least that many
-  // floats, on a cache line; valid until the next call. Grows, never shrinks.
+  // At least `floats` floats for intermediate results, on a cache line, valid until the next call.
   float* scratch(size_t floats);
 
  private:
@@ -59,10 +56,10 @@ class ThreadPool {
   std::mutex owner_;
   std::vector<float> scratch_;
 
-  std::atomic<uint32_t> round_{0};    // rises with every run(): what resting helpers watch
+  std::atomic<uint32_t> round_{0};    // rises with every run(); idle helpers watch it
   std::atomic<size_t> next_{0};       // the next index to take
-  std::atomic<size_t> helping_{0};    // helpers that are inside the current round
-  std::mutex round_mutex_;            // guards what follows
+  std::atomic<size_t> helping_{0};    // helpers inside the current round
+  std::mutex round_mutex_;            // guards the members below
   std::condition_variable wake_;
   bool open_ = false;                 // whether helpers may still join the round
   bool stopping_ = false;

@@ -6,12 +6,13 @@
 #include "ops/checks.h"
 #include "ops/primitive.h"
 
+// The attention operations on a CPU: decode by splits of a row, and prefill by chunks of rows.
 namespace quire::ops {
 namespace {
 
-// Bytes of K and V below which no helper is worth its waking.
+// With fewer bytes of K and V, helpers cost more time than they save.
 constexpr size_t kParallelKVBytes = size_t{256} << 10;
-// Splits that one task reads in a row: the cache is filled ahead across their borders.
+// The most consecutive splits in a task: prefetching goes on across their borders.
 constexpr size_t kMaxSplitsPerTask = 8;
 constexpr size_t kTasksPerThread = 4;
 constexpr size_t kFewTasksPerThread = 2;
@@ -30,7 +31,7 @@ struct Attention {
   const void* values(const RowTable::Row& row) const {
     return row.range->region(static_cast<size_t>(layer.value_region));
   }
-  // Row `row` of the call's queries, scaled, in the kernels' order of dimensions.
+  // Writes row `row` of the call's queries, scaled, in kernel order.
   void prepare(const mx::array& queries, size_t row, float* copy, float* prepared) const {
     workers->kernels.prepare_queries(
         shape, row_as_floats(queries, row, workers->kernels, copy), scale, prepared);
@@ -47,7 +48,7 @@ struct Attention {
   }
 };
 
-// Splits [first, first + count) of one row of the call, for some of its KV heads.
+// Splits [first, first + count) of one row of the call, for some KV heads.
 struct SplitRun {
   size_t row;
   size_t first;
@@ -55,7 +56,7 @@ struct SplitRun {
   cpu::HeadRun kv_heads;
 };
 
-// How a decode call is cut: which splits each task takes, and where each row's partials begin.
+// The tasks of a decode call, and the place of each row's partial results.
 struct DecodeCut {
   std::vector<SplitRun> tasks;
   std::vector<size_t> first_partial;  // [rows + 1]
@@ -72,7 +73,7 @@ struct DecodeCut {
     first_partial.push_back(splits);
     const size_t fair = splits / (kTasksPerThread * call.workers->pool.threads());
     const size_t run = std::clamp<size_t>(fair, 1, kMaxSplitsPerTask);
-    // Few splits are cut by heads as well.
+    // With few splits, KV heads are divided among tasks too.
     const size_t wanted = kFewTasksPerThread * call.workers->pool.threads();
     const size_t parts = std::clamp<size_t>(wanted / splits, 1, call.shape.kv_heads);
     for (size_t r = 0; r < rows; ++r) {
@@ -154,7 +155,7 @@ void chunk(const Attention& call, const mx::array& queries, mx::array& out) {
                  prepared + r * shape.query_floats());
   });
   pool.run(parts * shape.kv_heads, [&](size_t index, size_t worker) {
-    // The last rows see the most keys: they go first, so that no thread is left with them.
+    // The last rows see the most keys and go first, so that no thread ends late with one.
     const size_t row = (parts - 1 - index / shape.kv_heads) * cpu::kChunkRows;
     const size_t kv_head = index % shape.kv_heads;
     const size_t offset =
@@ -167,13 +168,12 @@ void chunk(const Attention& call, const mx::array& queries, mx::array& out) {
   call.store(results, out, 0, rows);
 }
 
-// body: how the call is computed.
+// body: computes the call.
 template <void (*body)(const Attention&, const mx::array&, mx::array&)>
 struct Attend {
   static constexpr Results kResults = Results::rows;
   Attention call;
 
-  // in: the token and queries.
   void run(const Arrays& in, Arrays& out) const { body(call, in[1], out[0]); }
 };
 

@@ -5,10 +5,11 @@
 
 #include "cpu/kernels.h"
 
+// Implements the checks of operations' arguments.
 namespace quire::ops {
 namespace {
 
-constexpr int64_t kMaxTokens = INT32_MAX;  // what a dimension of an MLX array can hold
+constexpr int64_t kMaxTokens = INT32_MAX;  // the largest dimension of an MLX array
 
 size_t checked_block(const char* name, const AddressRange& range, int64_t block) {
   checked_run(name, block, 1, range.mapped_tokens() / range.geometry().tokens_per_block());

@@ -8,16 +8,17 @@
 #include "ops/layers.h"
 #include "ops/primitive.h"
 
+// The choice of tokens from logits, on a CPU.
 namespace quire::ops {
 namespace {
 
-// A row is read in pieces, whose results are joined in their order: the bits are the same on any
-// number of threads. The place of a token in a piece is searched one number after the other.
+// A row is read in pieces whose results are joined in order, so that the result's bits do not
+// depend on the number of threads. Inside a piece, a token is searched one by one.
 constexpr size_t kPieceNumbers = 8192;
 constexpr int kChoiceNumbers = 5;
 
 struct Choice {
-  float temperature;  // 0: the largest
+  float temperature;  // 0: take the largest
   float top_k;        // 0: off
   float top_p;
   float min_p;
@@ -30,17 +31,16 @@ struct Row {
   Choice choice;
 };
 
-// The results of a piece of a row.
 struct Piece {
   double sum;
   float largest;
   bool finite;
 };
 
-// Chooses the tokens of rows of one length, one row after the other.
+// Chooses tokens for rows of one length, one row after the other.
 class RowChooser {
  public:
-  // shares_pieces: whether all threads run a row's pieces, or the caller does.
+  // shares_pieces: all threads share a row's pieces; false: the caller runs them.
   RowChooser(CpuWorkers& workers, size_t n, float* memory, bool shares_pieces)
       : kernels_(workers.kernels.choose), pool_(workers.pool), n_(n),
         shares_pieces_(shares_pieces), weights_(memory),
@@ -53,7 +53,7 @@ class RowChooser {
            whole_lines(count(n) * sizeof(Piece) / sizeof(float));
   }
 
-  // Returns the id, and whether the row is finite.
+  // Returns the id, and whether all of the row's numbers are finite.
   std::pair<int32_t, bool> choose(const Row& row) {
     for_each_piece([&](Piece& piece, size_t at, size_t length) {
       piece.largest = kernels_.largest(row.adjusted + at, length, &piece.finite);
@@ -78,7 +78,6 @@ class RowChooser {
  private:
   static int32_t as_id(size_t place) { return narrowed<int32_t>("id", place); }
 
-  // Calls body(piece, first number, numbers) for every piece.
   template <class Body>
   void for_each_piece(const Body& body) {
     const auto run = [&](size_t i, size_t) {
@@ -96,7 +95,7 @@ class RowChooser {
     return sum;
   }
 
-  // Weights are the probabilities over the largest one, which is 1.
+  // Weights are probabilities divided by the largest one.
   size_t draw(const Row& row, float largest) {
     const float scale = std::min(1.0f / row.choice.temperature, std::numeric_limits<float>::max());
     for_each_piece([&](Piece& piece, size_t at, size_t length) {
@@ -121,8 +120,8 @@ class RowChooser {
                                                     scratch_));
   }
 
-  // The first token up to which the weights from the floor on come to more than the target, which
-  // is below their total. Sums are rounded: where a piece comes to less one by one, it is the last.
+  // The first token where the running sum of weights not below the floor exceeds the target (below
+  // their total). If rounding ends a piece's sum early, its last such token.
   size_t place_of(double target, float floor) const {
     double passed = 0.0;
     size_t piece = 0;
@@ -151,8 +150,8 @@ class RowChooser {
   Piece* pieces_;
 };
 
-// Calls body(chooser, row) for every row. Where there is a row for each thread they share the rows,
-// and otherwise the pieces of one row after the other.
+// Calls body(chooser, row) for every row. Threads share the rows if there are enough, or else the
+// pieces of each row.
 template <class Body>
 void for_each_row(size_t rows, size_t n, CpuWorkers& workers, const Body& body) {
   ThreadPool& pool = workers.pool;
@@ -177,8 +176,8 @@ struct ChooseTokens {
   static constexpr Results kResults = Results::plain;
   Workers workers;
 
-  // in: raw, choices, and what the ids are chosen of, where that is not raw. out: ids, and whether
-  // rows are finite.
+  // in: raw logits, choices, and filtered logits if different. out: ids, and whether rows are
+  // finite.
   void run(const Arrays& in, Arrays& out) const {
     const auto n = static_cast<size_t>(in[0].shape(1));
     const float* const adjusted = in.floats(in.size() == 3 ? 2 : 0);

@@ -9,13 +9,13 @@
 #include "ops/packed_linear.h"
 #include "ops/primitive.h"
 
+// Mixtures of experts, on a CPU.
 namespace quire::ops {
 namespace {
 
-// Rows whose intermediate results are in memory at the same time. An expert that any of them
-// chooses is read once for all of them.
+// Rows with intermediate results in memory at once. An expert is read once for all of them.
 constexpr size_t kRowsAtOnce = 512;
-// Rows that one task prepares at most.
+// The most rows that one task prepares.
 constexpr size_t kTaskRows = 16;
 constexpr size_t kNowhere = SIZE_MAX;
 
@@ -23,7 +23,7 @@ constexpr size_t floats_of(size_t bytes) {
   return whole_lines((bytes + sizeof(float) - 1) / sizeof(float));
 }
 
-// Calls body(i, worker) for all i below count, each of which is work on `numbers` numbers.
+// Calls body(i, worker) for all i below count; each call works on `numbers` numbers.
 template <class Body>
 void for_each(ThreadPool& pool, size_t count, size_t numbers, const Body& body) {
   const size_t at_once = std::clamp<size_t>(count / pool.threads(), 1, kTaskRows);
@@ -39,29 +39,29 @@ struct Mixture {
   bool normalised;
 };
 
-// The experts of each row, the best one first, and what their results are multiplied by.
+// The experts of each row, the best one first, and the factors of their results.
 struct Routing {
-  size_t chosen;                // for each row
+  size_t chosen;                // of each row
   std::vector<size_t> experts;  // [rows][chosen]
   std::vector<float> weights;   // [rows][chosen]
 };
 
-// Rows of one expert, or of a part of them: pairs [first, first + count).
+// Pairs [first, first + count), all of one expert.
 struct ExpertRun {
   size_t expert;
   size_t first;
   size_t count;
 };
 
-// Pairs of a row and an expert, sorted by experts and then by rows.
+// Pairs of a row and an expert, sorted by expert, then by row.
 struct ExpertRows {
   std::vector<size_t> rows;    // of each pair
-  std::vector<size_t> places;  // [rows][chosen]: which pair it is
+  std::vector<size_t> places;  // [rows][chosen]: index of the pair
   std::vector<ExpertRun> runs;  // of at most cpu::kMaxRows pairs
 };
 
-// The `chosen` largest of n shares, in falling order, by insertion; equal ones in rising order of
-// their numbers. A NaN is larger than nothing.
+// Writes the indices of the largest shares to `best`, in falling order; equal shares in rising
+// order of index. NaN is never larger. By insertion.
 void take_largest(const float* shares, size_t n, size_t chosen, size_t* best) {
   for (size_t i = 0; i < n; ++i) {
     size_t place = std::min(i, chosen);
@@ -76,9 +76,9 @@ void take_largest(const float* shares, size_t n, size_t chosen, size_t* best) {
   }
 }
 
-// logits: [rows][stride], of which the first `experts` are the router's; they become the softmax of
-// themselves. normalised: whether a row's weights are divided by their sum. Of experts with equal
-// shares the one with the lowest number comes first. A row of NaN has the first experts, and NaN.
+// logits: [rows][stride], first the router's logits, which become their softmax. normalised: divide
+// a row's weights by their sum. Equal shares: the lowest index first. A row of NaN gets the first
+// experts and weights of NaN.
 Routing route(const cpu::LayerKernels& kernels, float* logits, size_t rows, size_t stride,
               size_t experts, size_t chosen, bool normalised) {
   Routing found{chosen, std::vector<size_t>(rows * chosen), std::vector<float>(rows * chosen)};
@@ -102,7 +102,7 @@ Routing route(const cpu::LayerKernels& kernels, float* logits, size_t rows, size
 // A counting sort.
 ExpertRows by_expert(const Routing& routing, size_t experts) {
   const size_t pairs = routing.experts.size();
-  std::vector<size_t> next(experts + 1);  // where an expert's next pair goes
+  std::vector<size_t> next(experts + 1);  // place of each expert's next pair
   for (const size_t expert : routing.experts) {
     ++next[expert + 1];
   }
@@ -122,16 +122,16 @@ ExpertRows by_expert(const Routing& routing, size_t experts) {
   return sorted;
 }
 
-// Rows that go through one expert together. Places count floats.
+// Rows that go through one expert together. Offsets count floats.
 struct Run {
   const PackedLayers* gate_up;
   const PackedLayers* down;
   size_t expert;
   size_t rows;
-  size_t first;     // of its results among all
-  size_t x_at;      // what is prepared for gate and up: may be another run's too
-  size_t both_at;   // what comes of them
-  size_t gated_at;  // what is prepared for down
+  size_t first;     // index of the first result
+  size_t x_at;      // prepared input of gate and up; runs may share it
+  size_t both_at;   // output of gate and up
+  size_t gated_at;  // prepared input of down
 
   size_t inner() const { return down->shape().inputs; }
 };
@@ -142,9 +142,8 @@ struct RowOfRun {
   size_t x;  // the row of x
 };
 
-// Some rows through the mixture: each expert is read once. Rows are sorted by their experts; what
-// comes of a row and an expert is a result, and the shared expert's stand behind the others.
-//
+// Computes a mixture for some rows, sorted by expert, so that each expert is read once. Every pair
+// of row and expert has a result; the shared expert's results follow.
 //   x -> norm (kept where the sums will be) -> router -> runs of rows
 //   run: prepare -> gate and up -> SiLU(gate) * up, prepared -> down -> results
 //   out = x + the sum of weight * result
@@ -197,7 +196,7 @@ class MixtureStep {
   }
 
   void lay_out() {
-    std::vector<size_t> alone(rows_, kNowhere);  // where a row is prepared as a run's only one
+    std::vector<size_t> alone(rows_, kNowhere);  // place of a row prepared as a run's only one
     for (const ExpertRun& its : pairs_.runs) {
       const size_t* const x = pairs_.rows.data() + its.first;
       size_t* const kept = its.count == 1 ? &alone[*x] : nullptr;
@@ -215,7 +214,7 @@ class MixtureStep {
     }
   }
 
-  // row_of: a row of x, for each of the run's. kept: where such a run is prepared once for all.
+  // row_of: maps the run's rows to rows of x. kept: place of an input shared by several runs.
   template <class RowOf>
   void add_run(Run run, const RowOf& row_of, size_t* kept) {
     const bool prepared = kept != nullptr && *kept != kNowhere;
@@ -241,7 +240,7 @@ class MixtureStep {
     runs_.push_back(run);
   }
 
-  // The rows prepared for gate and up share their memory with the results, which are written later.
+  // Prepared inputs of gate and up share memory with the results, which are written later.
   void take_memory() {
     const size_t shared = std::max(x_floats_, whole_lines(results_ * hidden_));
     const size_t threads = workers_.pool.threads();
@@ -310,8 +309,8 @@ class MixtureStep {
   ExpertRows pairs_;
   std::vector<float> gates_;  // of the shared expert, for each row
   std::vector<Run> runs_;
-  std::vector<RowOfRun> x_rows_;      // those that are prepared for gate and up
-  std::vector<RowOfRun> gated_rows_;  // all
+  std::vector<RowOfRun> x_rows_;      // rows to prepare for gate and up
+  std::vector<RowOfRun> gated_rows_;  // all rows of the runs
   std::vector<Product> gate_up_;      // of each run
   std::vector<Product> down_;
   size_t results_ = 0;
@@ -331,7 +330,6 @@ struct MixtureMlp {
   float eps;
   Workers workers;
 
-  // in: x, the norm's weight.
   void run(const Arrays& in, Arrays& out) const {
     const auto rows = static_cast<size_t>(out[0].shape(0));
     const auto hidden = static_cast<size_t>(out[0].shape(1));

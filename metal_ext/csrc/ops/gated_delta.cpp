@@ -10,6 +10,7 @@
 #include "ops/checks.h"
 #include "ops/primitive.h"
 
+// Gated delta nets on a CPU.
 namespace quire::ops {
 namespace {
 
@@ -17,7 +18,7 @@ using Part = StateRows::Part;
 using Run = StateRows::Run;
 using Tile = StateRows::Tile;
 
-// Added to the sum of squares of a head's queries or keys; every checkpoint has this one.
+// Added to the sum of squares of a head's queries or keys; the same in every checkpoint.
 constexpr float kUnitEps = 1e-6f;
 // Heads that one task convolves.
 constexpr size_t kHeadsPerTask = 8;
@@ -25,7 +26,7 @@ constexpr size_t kMaxTaps = 8;
 
 constexpr int64_t kMaxHeads = 256;
 constexpr int64_t kMaxDim = 256;
-constexpr int64_t kDimStep = 16;  // of every instruction set's vectors a whole number
+constexpr int64_t kDimStep = 16;  // a multiple of every instruction set's vectors
 constexpr int64_t kMaxTailRows = 7;
 
 void check_dim(const char* name, int64_t dim) {
@@ -36,7 +37,7 @@ void check_dim(const char* name, int64_t dim) {
   }
 }
 
-// Rows [T, n] of an array as its strides say; a copy where a row's numbers do not lie side by side.
+// Rows [T, n] of an array with any row stride; copies rows whose numbers are not adjacent.
 class RowsOf {
  public:
   explicit RowsOf(const mx::array& x) : width_(static_cast<size_t>(x.shape(1))) {
@@ -65,9 +66,9 @@ class RowsOf {
   std::vector<float> copy_;
 };
 
-// One layer's work on a step's rows, a tile at a time: first convolution and unit vectors of the
-// tile's rows, head by head, into scratch [kTileRows][conv_width]; then the recurrence and what
-// follows it, again head by head. No state depends on another head's.
+// Computes one layer for a step's rows, tile by tile. First heads are convolved and normalised into
+// scratch [kTileRows][conv_width], then each value head runs its recurrence, norm and gate. Heads
+// are independent.
 class LayerStep {
  public:
   LayerStep(
@@ -92,7 +93,7 @@ class LayerStep {
     return static_cast<size_t>(2 * shape_.key_heads + shape_.value_heads);
   }
 
-  // Convolves queries, keys or values of one head: heads are numbered through all three.
+  // Convolves one head. Heads are numbered through queries, keys and values.
   void convolve(const Tile& tile, size_t head) const {
     const auto key_heads = static_cast<size_t>(shape_.key_heads);
     const auto key_dim = static_cast<size_t>(shape_.key_dim);
@@ -120,8 +121,7 @@ class LayerStep {
     }
   }
 
-  // A value head's recurrence over a segment's rows in the tile, its norm and gate, and its share
-  // of the tails that are written.
+  // Runs a value head's recurrence, norm and gate for one part; writes its share of the tails.
   void finish(const Tile& tile, const Part& part, size_t head) const {
     const size_t key_head = head / static_cast<size_t>(shape_.value_heads / shape_.key_heads);
     const auto key_dim = static_cast<size_t>(shape_.key_dim);
@@ -154,7 +154,7 @@ class LayerStep {
   }
 
  private:
-  // exp(-exp(a_log) softplus(a + dt_bias)) and sigmoid(b).
+  // Sets decay = exp(-exp(a_log) softplus(a + dt_bias)) and beta = sigmoid(b).
   void set_gates(size_t row, size_t head, float& decay, float& beta) const {
     const double x = static_cast<double>(a_.row(row)[head]) + dt_bias_[head];
     const double softplus = std::max(x, 0.0) + std::log1p(std::exp(-std::abs(x)));
@@ -175,8 +175,7 @@ class LayerStep {
     return reinterpret_cast<float*>(cell + offset_) + head * shape_.head_numbers();
   }
 
-  // Row `place` of what the convolution of a segment reads: the tail's rows, then the segment's.
-  // Null: zeros.
+  // Input row `place` of the convolution: the tail's rows come before the segment's. Null: zeros.
   const float* conv_input(const Part& part, size_t place) const {
     const auto kept = static_cast<size_t>(shape_.tail_rows);
     if (place >= kept) {
@@ -188,7 +187,7 @@ class LayerStep {
                      place * shape_.conv_width();
   }
 
-  // In the order of rows, so that a tail may be shifted in its own place.
+  // Copies rows in rising order, so that a tail may shift in place.
   void write_tail(const Part& part, const Run& run, size_t head) const {
     const size_t width = shape_.conv_width();
     const auto heads = static_cast<size_t>(shape_.value_heads);
@@ -227,7 +226,7 @@ struct GatedDeltaStep {
   size_t offset;
   Workers workers;
 
-  // in: the token, qkv, z, a and b, then the layer's conv, a_log, dt_bias and norm.
+  // in: the token, qkv, z, a, b, conv, a_log, dt_bias, norm.
   void run(const Arrays& in, Arrays& out) const {
     const auto held = workers->pool.hold();
     float* const scratch = workers->pool.scratch(

@@ -9,11 +9,11 @@
 #include "core/states.h"
 #include "ops/ops.h"
 
-// Gated delta nets: layers that keep a state of constant size of a sequence, in a cell.
+// Gated delta nets: layers that keep a sequence's state, of constant size, in a cell.
 namespace quire::ops {
 
-// How many heads there are, of what size; and how many rows of the convolution are kept. Value
-// head h reads key head h / (value_heads / key_heads).
+// The heads of a layer, and the rows of its convolution's tail. Value head h reads key head h /
+// (value_heads / key_heads).
 struct DeltaShape {
   int64_t key_heads;
   int64_t value_heads;
@@ -21,29 +21,29 @@ struct DeltaShape {
   int64_t value_dim;
   int64_t tail_rows;
 
-  // Throws std::out_of_range, and std::invalid_argument where heads do not share evenly or a
-  // dimension is no multiple of 16.
+  // Throws std::out_of_range; std::invalid_argument if heads do not divide evenly or a dimension is
+  // no multiple of 16.
   void check() const;
 
   size_t keys_width() const { return static_cast<size_t>(key_heads * key_dim); }
   size_t values_width() const { return static_cast<size_t>(value_heads * value_dim); }
-  // Queries, keys and values, as the convolution takes them.
+  // The width of queries, keys and values together.
   size_t conv_width() const { return 2 * keys_width() + values_width(); }
   size_t head_numbers() const { return static_cast<size_t>(key_dim * value_dim); }
-  // S, [value_heads][value_dim][key_dim] float32.
+  // The state S, [value_heads][value_dim][key_dim] float32.
   size_t state_bytes() const {
     return static_cast<size_t>(value_heads) * head_numbers() * sizeof(float);
   }
-  // The convolution's tail, [tail_rows][conv_width], stands behind it in a cell.
+  // The convolution's tail, [tail_rows][conv_width]. It follows the state in a cell.
   size_t tail_bytes(size_t itemsize) const {
     return static_cast<size_t>(tail_rows) * conv_width() * itemsize;
   }
 };
 
-// The parameters of one layer beside its projections. All numbers are float32.
+// The parameters of one layer without its projections, all float32.
 struct GatedDelta {
-  // conv: [tail_rows + 1, conv_width], the weights of the newest row last; a_log, dt_bias:
-  // [value_heads]; norm: [value_dim]. Throws std::invalid_argument where one is not.
+  // conv: [tail_rows + 1, conv_width], the newest row's weights last; a_log, dt_bias:
+  // [value_heads]; norm: [value_dim]. Throws std::invalid_argument for other shapes.
   GatedDelta(
       const DeltaShape& shape, mx::array conv, mx::array a_log, mx::array dt_bias, mx::array norm,
       double eps);
@@ -64,8 +64,8 @@ std::pair<mx::array, mx::array> gated_delta(
     const mx::array& b, const Delta& delta, const CellRows& rows, int64_t offset,
     const Workers& workers);
 
-// Throws std::invalid_argument unless arrays, which are qkv, z, a and b, have `rows` rows of such
-// heads, and the offset is one of numbers.
+// arrays: qkv, z, a, b. Throws std::invalid_argument unless all have `rows` rows of the heads'
+// widths, and the offset is a multiple of a number's size.
 void check_delta(
     const DeltaShape& shape, const std::vector<mx::array>& arrays, size_t rows, int64_t offset);
 

@@ -8,8 +8,8 @@
 
 #include "ops/packed_linear.h"
 
-// A model's layers over packed weights, and the choice of its tokens, on the CPU. All numbers are
-// float32. metal_ext/_ext.pyi says what the operations take and return.
+// A model's layers over packed weights, and the choice of tokens, on a CPU. All numbers are
+// float32. metal_ext/_ext.pyi documents the operations.
 namespace quire::ops {
 
 mx::array linear(
@@ -25,7 +25,7 @@ mx::array gated_mlp(
     const mx::array& x, const mx::array& norm, double eps, const Packed& gate_up,
     const Packed& down, const Workers& workers);
 
-// gate_up and down of an expert that computes all rows.
+// gate_up and down of the expert that computes all rows.
 using SharedExpert = std::optional<std::pair<Packed, Packed>>;
 
 mx::array mixture_mlp(
@@ -42,8 +42,8 @@ std::pair<mx::array, mx::array> choose_tokens(
     const mx::array& raw, const mx::array& adjusted, const mx::array& choices,
     const Workers& workers);
 
-// Throw std::invalid_argument unless x is float32 rows of so many numbers, or a norm's weight is of
-// them.
+// Throw std::invalid_argument unless x is float32 rows of `row_numbers` numbers, or a norm's weight
+// has `numbers` numbers.
 void check_floats(const char* name, const mx::array& x, size_t row_numbers);
 void check_norm(const mx::array& weight, size_t numbers);
 

@@ -9,6 +9,7 @@
 #include "ops/packed_linear.h"
 #include "ops/primitive.h"
 
+// Linear layers and the operations around them, on a CPU.
 namespace quire::ops {
 namespace {
 
@@ -19,9 +20,7 @@ struct Linear {
   bool adds;
   Workers workers;
 
-  // Memory for all numbers of a product. Where there are several results, each has its heads of
-  // every row, so that it begins beside the one before:
-  //
+  // Allocates the product. Several results share it, each as a strided view of its heads:
   //   row 0  | queries .... | keys .. | values |
   //   row 1  | queries .... | keys .. | values |
   Arrays results(std::vector<mx::array>& out) const {
@@ -44,7 +43,7 @@ struct Linear {
     return Arrays(std::move(joined));
   }
 
-  // in: x, the norm's weight, the residual; the last two where they are wanted.
+  // in: x, then the norm's weight and the residual if given.
   void run(const Arrays& in, Arrays& out) const {
     const cpu::LinearShape& shape = packed->shape();
     const float* const norm = eps ? in.floats(1) : nullptr;
@@ -77,7 +76,6 @@ struct GatedMlp {
   float eps;
   Workers workers;
 
-  // in: x, the norm's weight.
   void run(const Arrays& in, Arrays& out) const {
     const cpu::LayerKernels& kernels = workers->kernels.layer;
     const size_t hidden = gate_up->shape().inputs;
@@ -109,7 +107,6 @@ struct RmsNorm {
   float eps;
   Workers workers;
 
-  // in: x, the norm's weight.
   void run(const Arrays& in, Arrays& out) const {
     const auto n = static_cast<size_t>(out[0].shape(1));
     for (size_t i = 0; i < out[0].size(); i += n) {
@@ -124,7 +121,6 @@ struct PackedRows {
   Packed packed;
   Workers workers;
 
-  // in: ids.
   void run(const Arrays& in, Arrays& out) const {
     const cpu::LinearShape& shape = packed->shape();
     const auto held = workers->pool.hold();
@@ -140,7 +136,7 @@ struct PackedRows {
   }
 };
 
-// Checks the inputs of a product, and returns them as it reads them.
+// Checks the inputs of a product, and returns them in the order of run().
 std::vector<mx::array> inputs_of(
     const mx::array& x, const cpu::LinearShape& shape, const std::optional<mx::array>& norm,
     const std::optional<mx::array>& residual) {

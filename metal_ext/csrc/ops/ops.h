@@ -15,18 +15,16 @@
 #include "mlx/array.h"
 #include "mlx/dtype.h"
 
-// MLX primitives over address ranges. MLX orders operations by the arrays that they pass on, and
-// memory reached through a RowTable is none of them: a "cache token", an array of one element,
-// stands for it. append() takes a layer's token and returns its successor; whatever reads the layer
-// takes the newest one. That orders reads after writes. Writes after reads are not ordered: rows
-// are written once, and their memory is reused only after its epoch.
-//
-// metal_ext/_ext.pyi says what the operations take and return.
+// MLX primitives over address ranges, on a CPU. MLX orders operations by their arrays and cannot
+// see memory behind a RowTable. A "cache token", an array of one element, stands for a layer's
+// memory: append() takes the token and returns its successor, and every reader of the layer takes
+// the newest token. Reads thus follow writes. Writes need no order after reads: rows are written
+// once, and memory is reused only after its epoch. metal_ext/_ext.pyi documents the operations.
 namespace quire::ops {
 
 namespace mx = mlx::core;
 
-// Threads and instruction set of the CPU substrate, and what products may round x to.
+// Threads and instruction set of the CPU operations, and the type to which products may round x.
 struct CpuWorkers {
   CpuWorkers(int64_t threads, const std::string& instruction_set, const std::string& rounded)
       : pool(threads),
@@ -38,15 +36,15 @@ struct CpuWorkers {
   const cpu::Activations activations;
 };
 
-// The regions of one layer: indices into the geometry, and the type of their numbers.
+// The regions of one layer, as indices into the geometry, and the type of their numbers.
 struct Layer {
   int64_t key_region;
   int64_t value_region;
   mx::Dtype type;
 };
 
-// How many K and V bytes block_copy has copied. It shows that nothing is copied when a sequence
-// joins, leaves or grows.
+// Counts the bytes of K and V that block_copy has copied, to show that nothing is copied when a
+// sequence joins, leaves or grows.
 class CopyCounter {
  public:
   void add(uint64_t bytes) { bytes_.fetch_add(bytes, std::memory_order_relaxed); }
@@ -63,14 +61,14 @@ struct QKNorms {
   double eps;
 };
 
-// How heads turn: of their first 2 * pairs dimensions i and i + pairs against each other, by
-// position * frequencies[i] radians; and what these are multiplied by when they have turned.
+// The rotation of heads: dimensions i and i + pairs turn by position * frequencies[i] radians and
+// are then multiplied by the magnitude. Dimensions from 2 * pairs on stay.
 struct RopeTable {
-  // Throws std::invalid_argument where a number is none, or there are more or fewer of them than
-  // any kernel has use for.
+  // Throws std::invalid_argument for a number that is not finite, no pairs, or more pairs than any
+  // kernel handles.
   RopeTable(std::vector<double> frequencies, double magnitude);
 
-  // Throws std::invalid_argument where such heads have fewer dimensions than turn.
+  // Throws std::invalid_argument when heads have fewer dimensions than turn.
   void check_head_dim(int head_dim) const;
 
   const std::vector<double> frequencies;  // [pairs]
@@ -101,8 +99,8 @@ mx::array chunk_attention(
     const mx::array& token, const mx::array& queries, const Rows& rows, int64_t segment,
     const Layer& layer, int64_t kv_heads, double scale, const Workers& workers);
 
-// The first `tokens` rows of a region, [tokens, kv_heads, head_dim], without a copy. Valid while
-// they stay mapped.
+// A view of a region's first `tokens` rows, [tokens, kv_heads, head_dim], valid while they stay
+// mapped.
 mx::array region_view(
     const mx::array& token, const std::shared_ptr<AddressRange>& range, int64_t region,
     int64_t tokens, int64_t kv_heads, int64_t head_dim, mx::Dtype type);

@@ -19,7 +19,7 @@ namespace quire::ops {
 
 namespace {
 
-// Bytes that a layer may have packed: as many as a range of addresses (core/geometry.h).
+// The most bytes of a packed layer, as for a range of addresses (core/geometry.h).
 constexpr size_t kMaxPackedBytes = size_t{1} << 46;
 
 std::invalid_argument cannot(const std::string& what) {
@@ -108,7 +108,7 @@ cpu::LinearShape checked_shape(
   return shape;
 }
 
-// The array as packing reads it: contiguous, and float16 as float32.
+// A contiguous array for packing; float16 becomes float32.
 mx::array readable(const mx::array& x) {
   mx::array plain = mx::contiguous(x.dtype() == mx::float16 ? mx::astype(x, mx::float32) : x);
   plain.eval();
@@ -119,7 +119,7 @@ std::optional<CodeGroups> groups_of(const Codes& codes, size_t i) {
   return codes.empty() ? std::nullopt : codes[i];
 }
 
-// Inputs, and how each weight is stored.
+// Returns the inputs, and the stored form of each weight.
 std::pair<size_t, std::vector<cpu::StoredKind>> checked_kinds(
     const std::vector<mx::array>& weights, const Codes& codes) {
   if (weights.empty()) {
@@ -145,12 +145,11 @@ mx::array below_each_other(const mx::array& x, int experts) {
   return mx::flatten(x, 0, 1);
 }
 
-// Packs what was checked: weights that have those of all layers below each other. kinds: of one
-// layer.
+// Packs checked weights, each a stack of all layers' rows. kinds: of one layer.
 void pack(PackedLayers& packed, const std::vector<cpu::StoredKind>& kinds,
           const std::vector<mx::array>& weights, const Codes& codes, const Workers& workers) {
   const size_t layers = packed.count();
-  std::vector<mx::array> read;  // lives as long as what points to it
+  std::vector<mx::array> read;  // keeps the memory of the pointers below
   std::vector<std::vector<cpu::Weights>> parts(layers);
   const auto point = [&](const mx::array& x, const void* cpu::Weights::*to) {
     read.push_back(readable(x));
@@ -190,7 +189,7 @@ PackedLayers::PackedLayers(const cpu::LinearShape& shape, size_t count)
                             "mmap of " + std::to_string(bytes_) + " bytes for weights");
   }
 #ifdef __linux__
-  madvise(memory, bytes_, MADV_HUGEPAGE);  // a wish: small pages do as well, a little slower
+  madvise(memory, bytes_, MADV_HUGEPAGE);  // optional: small pages are only a little slower
 #endif
   data_ = static_cast<std::byte*>(memory);
 }
@@ -252,14 +251,14 @@ std::shared_ptr<PackedExperts> pack_experts(
 
 namespace {
 
-// Weights that one task reads where many rows go by: few enough to stay in a core's cache.
+// Weights that a task multiplies with many rows: few enough to stay in a core's cache.
 constexpr size_t kTaskBytes = size_t{256} << 10;
-// Rows that go by at once, so that weights need not stay.
+// With at most this many rows at once, weights need not stay in the cache.
 constexpr size_t kFewRows = 16;
-// Rows that one task prepares at most.
+// The most rows that one task prepares.
 constexpr size_t kPreparedRows = 16;
 
-// The scratch of a call: a row that each thread makes, and all of them as the kernels read them.
+// The scratch of a call: one row per thread to write x into, and all rows as prepared.
 struct Scratch {
   size_t row_floats;
   float* rows;  // [threads][row_floats]
@@ -271,16 +270,16 @@ struct Scratch {
         prepared(reinterpret_cast<std::byte*>(memory + workers.pool.threads() * row_floats)) {}
 };
 
-// Panels that one thread multiplies without a look at what others do.
+// Panels that one thread multiplies as one task.
 struct Task {
   size_t product;
   size_t first;
   size_t panels;
 };
 
-// Whole runs of panels that are read at the same time, of one product each. A task takes its part
-// of half of what is left (guided self-scheduling, Polychronopoulos and Kuck, 1987): memory is read
-// in long stretches at first, and threads end together.
+// Divides the products into tasks. Each task takes a thread's share of half of the remaining panels
+// (guided self-scheduling, Polychronopoulos and Kuck, 1987): memory is first read in long
+// stretches, and threads end together.
 std::vector<Task> tasks_of(std::span<const Product> products, size_t threads) {
   const auto cost = [](const Product& its) { return its.rows * its.shape->panel_bytes(); };
   size_t left = 0;

@@ -9,11 +9,11 @@
 
 #include "ops/ops.h"
 
+// Weights of linear layers, packed for the CPU kernels, and products with them.
 namespace quire::ops {
 
-// Weights of linear layers of one shape, in the order in which they are multiplied
-// (kernels/cpu/linear.h), one layer behind the other in memory of their own: huge pages where the
-// system has them.
+// Linear layers of one shape, packed for multiplication (kernels/cpu/linear.h), one after the other
+// in memory of their own, with huge pages if the system has any.
 class PackedLayers {
  public:
   PackedLayers(const cpu::LinearShape& shape, size_t count);
@@ -21,7 +21,7 @@ class PackedLayers {
   PackedLayers(const PackedLayers&) = delete;
   PackedLayers& operator=(const PackedLayers&) = delete;
 
-  const cpu::LinearShape& shape() const { return shape_; }  // of each
+  const cpu::LinearShape& shape() const { return shape_; }  // of each layer
   size_t count() const { return count_; }
   size_t packed_bytes() const { return count_ * shape_.packed_bytes(); }
   const std::byte* data(size_t layer) const { return data_ + layer * shape_.packed_bytes(); }
@@ -34,7 +34,7 @@ class PackedLayers {
   std::byte* data_;
 };
 
-// One layer's.
+// One layer.
 class PackedLinear : public PackedLayers {
  public:
   explicit PackedLinear(const cpu::LinearShape& shape) : PackedLayers(shape, 1) {}
@@ -42,7 +42,7 @@ class PackedLinear : public PackedLayers {
   const std::byte* data() const { return data(0); }
 };
 
-// The same layer's of every expert of a mixture.
+// The same layer of every expert of a mixture.
 class PackedExperts : public PackedLayers {
  public:
   using PackedLayers::PackedLayers;
@@ -51,55 +51,53 @@ class PackedExperts : public PackedLayers {
 using Packed = std::shared_ptr<const PackedLinear>;
 using PackedStack = std::shared_ptr<const PackedExperts>;
 
-// Codes of a weight as MLX quantises, by groups of inputs: w = code * scale + bias; without biases
+// Codes of MLX's quantised weights, by groups of inputs: w = code * scale + bias. Without biases:
 // the floats of MXFP4.
 struct CodeGroups {
   mx::array scales;                 // [outputs, inputs / group]
-  std::optional<mx::array> biases;  // same
+  std::optional<mx::array> biases;  // [outputs, inputs / group]
   int64_t bits;                     // 1 to 6 or 8
   int64_t group;                    // 32, 64 or 128
 };
 
-// The codes of each weight; or empty, where all weights are plain.
+// The codes of each weight; empty when all weights are plain.
 using Codes = std::vector<std::optional<CodeGroups>>;
 
-// weights: [outputs, inputs] each, float32, bfloat16 or float16, or uint32 where there are codes;
-// several stand one behind the other as one layer. All evaluated. float16 is read as float32.
-// exact: whether x is never rounded. Throws std::invalid_argument for shapes and types that cannot
-// be packed.
+// weights: evaluated [outputs, inputs] arrays of float32, bfloat16 or float16 (read as float32), or
+// uint32 codes; several are stacked as one layer. exact: x is never rounded. Throws
+// std::invalid_argument for shapes and types that cannot be packed.
 std::shared_ptr<PackedLinear> pack_linear(
     const std::vector<mx::array>& weights, const Codes& codes, const Workers& workers, bool exact);
 
-// The same of stacks: weights [experts, outputs, inputs], scales and biases [experts, outputs,
-// inputs / group].
+// As pack_linear(), for stacks: weights [experts, outputs, inputs], scales and biases [experts,
+// outputs, inputs / group].
 std::shared_ptr<PackedExperts> pack_experts(
     const std::vector<mx::array>& weights, const Codes& codes, const Workers& workers);
 
-// One of a layer's matrices, before it is read. numbers: plain ones' type, or scales'.
+// One matrix of a layer, before it is read. numbers: the type of plain numbers or of scales.
 struct MatrixKind {
   int64_t outputs;
   mx::Dtype numbers;
-  int64_t bits;  // 0 where there are no codes
+  int64_t bits;  // 0: plain numbers
   int64_t group;
 };
 
-// Bytes that matrices of `inputs` inputs take as one layer. Throws as pack_linear() does.
+// The packed bytes of a layer of matrices. Throws as pack_linear() does.
 size_t packed_bytes(int64_t inputs, const std::vector<MatrixKind>& matrices);
 
-// Makes row `row` of what is multiplied, [inputs] float32, in `target`.
+// Writes row `row` of x, [inputs] float32, to `target`.
 using MakeRow = std::function<void(size_t row, float* target)>;
 
 // Floats of scratch that multiply() needs for `rows` rows.
 size_t multiply_scratch(const PackedLinear& packed, size_t rows, const CpuWorkers& workers);
 
-// out [rows][outputs] = x . W^T for 1 to kMaxRows rows, plus `residual` [rows][outputs] where there
-// is one. The caller holds the pool. scratch: on a cache line.
+// out [rows][outputs] = x . W^T + residual (if any), for 1 to kMaxRows rows. The caller holds the
+// pool. scratch: on a cache line.
 void multiply(
     const PackedLinear& packed, size_t rows, const MakeRow& make_row, float* scratch,
     const float* residual, float* out, CpuWorkers& workers);
 
-// Rows, prepared as the kernels read them, times a matrix: out [rows][outputs], plus `residual`
-// where there is one. rows: 1 to kMaxRows.
+// Prepared rows times a matrix: out [rows][outputs], plus `residual` if any. rows: 1 to kMaxRows.
 struct Product {
   const cpu::LinearShape* shape;
   const std::byte* packed;
@@ -109,10 +107,10 @@ struct Product {
   const float* residual = nullptr;
 };
 
-// Multiplies all of them, in one queue of tasks for all threads. The caller holds the pool.
+// Multiplies all products in one queue of tasks for all threads. The caller holds the pool.
 void multiply_all(std::span<const Product> products, CpuWorkers& workers);
 
-// Calls body(first, count) for all rows, as many at a time as multiply() takes.
+// Calls body(first, count) for blocks of rows that multiply() takes.
 template <class Body>
 void for_each_rows(size_t rows, const Body& body) {
   for (size_t first = 0; first < rows; first += cpu::kMaxRows) {

@@ -14,18 +14,18 @@
 #include "mlx/stream.h"
 #include "ops/ops.h"
 
-// How an operation on the CPU becomes a node of MLX's graph.
+// The base of the CPU operations as nodes of MLX's graph.
 namespace quire::ops {
 
-// Floats of a cache line: intermediate results begin on one.
+// The floats of a cache line, at which intermediate results are aligned.
 constexpr size_t kLineFloats = 16;
-// Below this many bytes of numbers a helper would be woken for less time than waking takes.
+// With fewer bytes of numbers, waking a helper costs more than it saves.
 constexpr size_t kParallelBytes = size_t{128} << 10;
 
 constexpr size_t whole_lines(size_t floats) { return cpu::rounded_up(floats, kLineFloats); }
 
-// Gives a result its memory. Throws std::runtime_error where the system has none: MLX's allocator
-// does not look, and what is written then is written to address 0.
+// Allocates a result. Throws std::runtime_error without memory: MLX's allocator does not check, and
+// later writes would go to address 0.
 inline void allocate(mx::array& result) {
   mx::allocator::Data memory = mx::allocator::malloc(result.nbytes());
   if (memory.buffer().ptr() == nullptr) {
@@ -35,7 +35,7 @@ inline void allocate(mx::array& result) {
   result.set_data(std::move(memory));
 }
 
-// Inputs or results as a task has them: MLX keeps them until it has run.
+// The inputs or results of a task. MLX keeps them until it has run.
 class Arrays {
  public:
   explicit Arrays(const std::vector<mx::array>& arrays) {
@@ -58,12 +58,12 @@ class Arrays {
 
 // The results of an operation.
 enum class Results {
-  rows,   // arrays that lie row by row, as row_by_row() wants them
-  plain,  // any others
-  token,  // first the cache token that came first in
+  rows,   // arrays that lie row by row, as row_by_row() returns them
+  plain,  // any other arrays
+  token,  // first the cache token of the inputs
 };
 
-// The base of all operations on the CPU.
+// The base of all operations on a CPU.
 class CpuPrimitive : public mx::Primitive {
  public:
   explicit CpuPrimitive(const char* name, bool gives_rows = false)
@@ -84,9 +84,9 @@ class CpuPrimitive : public mx::Primitive {
   bool gives_rows_;
 };
 
-// An operation that is one task: work.run(inputs, results) runs on the CPU stream's thread after
-// everything that was queued before. The task keeps the work alive. Work::kResults says what the
-// results are. A work with results(out) gives results their memory in its own way.
+// An operation of one task: work.run(inputs, results) runs on the CPU stream's thread after all
+// earlier tasks, and the task keeps the work alive. Work::kResults gives the kind of results. An
+// optional work.results(out) allocates them.
 template <class Work>
 class Operation final : public CpuPrimitive {
  public:
@@ -123,8 +123,8 @@ std::shared_ptr<mx::Primitive> operation(const char* name, Work work) {
   return std::make_shared<Operation<Work>>(name, std::move(work));
 }
 
-// x as tasks read it, row by row. What is known to lie so is no further node of the graph: for each
-// of them MLX queues two tasks, of which a layer would have more than of its own.
+// x in row-major order for tasks. No graph node is added for arrays known to be so already: each
+// node costs two more tasks of MLX's.
 inline mx::array row_by_row(const mx::array& x) {
   if (x.status() != mx::array::Status::unscheduled) {
     return x.flags().row_contiguous ? x : mx::contiguous(x);
@@ -136,8 +136,8 @@ inline mx::array row_by_row(const mx::array& x) {
   return primitive != nullptr && primitive->gives_rows() ? x : mx::contiguous(x);
 }
 
-// Row `row` of x [rows, heads, head_dim] as float32 [heads * head_dim]: x's own memory where it is
-// that already, otherwise copied into `copy`.
+// Row `row` of x [rows, heads, head_dim] as float32 [heads * head_dim]: x's own memory, or a
+// conversion in `copy`.
 const float* row_as_floats(
     const mx::array& x, size_t row, const cpu::Kernels& kernels, float* copy);
 

@@ -3,12 +3,12 @@
 #include "ops/checks.h"
 #include "ops/primitive.h"
 
-// Operations over whole ranges: an array that shows a region, and copies of blocks.
+// The operations over whole ranges: views of regions and copies of blocks.
 namespace quire::ops {
 namespace {
 
-// MLX's CPU allocator hands out addresses eight bytes above its own size field; the range keeps
-// its size there (address_range.h), so that its start can pass for such a buffer.
+// MLX's CPU allocator keeps a size field before each buffer's address, and so does a range
+// (core/address_range.h). A range's start can therefore pass for such a buffer.
 constexpr size_t kSizeField = sizeof(size_t);
 
 class RegionView final : public CpuPrimitive {

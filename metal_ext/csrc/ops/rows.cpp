@@ -6,14 +6,14 @@
 #include "ops/checks.h"
 #include "ops/primitive.h"
 
-// Writes keys and values into regions, and normalises and turns queries and keys before.
+// Writes keys and values into regions; optionally normalises and rotates heads first.
 namespace quire::ops {
 namespace {
 
 constexpr size_t kMaxFrequencies = cpu::kMaxHeadDim / 2;
 constexpr size_t kRowsPerTask = 16;
 
-// Writes [kv_heads * head_dim] float32 to a row's place in a region, as the region keeps them.
+// Writes [kv_heads * head_dim] float32 to a row's place in a region, in the region's type.
 void write_row(
     const RowTable::Row& place, int64_t region, const float* source, const cpu::HeadShape& shape,
     const cpu::Kernels& kernels) {
@@ -33,7 +33,6 @@ struct Append {
   cpu::HeadShape shape;
   Workers workers;
 
-  // in: the token, keys and values.
   void run(const Arrays& in, const Arrays&) const {
     const cpu::Kernels& kernels = workers->kernels;
     const auto held = workers->pool.hold();
@@ -70,14 +69,14 @@ struct RopeAngles {
   }
 };
 
-// Normalises and turns a row's heads. A null pointer leaves that step out.
+// Normalises and rotates a row's heads. A null pointer skips that step.
 struct HeadWork {
   const cpu::Kernels& kernels;
   size_t dims;
   float eps;
   const float* angles;
-  size_t turning;  // dimensions, the first of a head
-  float* normed;  // [dims], for its own use
+  size_t turning;  // the first dimensions of a head, which rotate
+  float* normed;  // scratch [dims]
 
   void run(const float* heads, size_t count, const float* weight, float* to) const {
     for (size_t i = 0; i < count * dims; i += dims) {
@@ -106,8 +105,7 @@ struct ProjectAppend {
   size_t turning;
   Workers workers;
 
-  // in: the token, queries, keys and values, then both norms' weights and the angles, where they
-  // are given.
+  // in: the token, queries, keys, values; then both norms' weights and the angles, if given.
   void run(const Arrays& in, Arrays& out) const {
     const float* const query_weight = eps ? in.floats(4) : nullptr;
     const float* const key_weight = eps ? in.floats(5) : nullptr;

@@ -1,7 +1,6 @@
-// Passes over a row of logits, to choose a token. Included inside an instruction set's namespace,
-// as simd.h is.
+// Passes over a row of logits, to choose a token. Included in each instruction set's namespace.
 
-// Sums are kept in double, and are made of half a vector of floats each.
+// A float vector is added to double sums half by half.
 typedef float HalfVec __attribute__((vector_size(kLanes * 2)));
 typedef double DoubleVec __attribute__((vector_size(kLanes * 4)));
 
@@ -31,7 +30,7 @@ float largest(const float* x, size_t n, bool* finite) {
   IntVec strange = {};
   for_each_vec(n, [&](size_t i, size_t count) {
     const Vec some = load_filled(x + i, count, x[i]);
-    best = larger(some, best);  // a NaN is larger than nothing
+    best = larger(some, best);  // NaN is never larger
     strange |= (reinterpret_cast<BitVec>(some) & kExponent) == kExponent;
   });
   bool found = false;
@@ -47,7 +46,7 @@ double weigh(const float* x, float highest, float scale, size_t n, float* weight
   for_each_vec(n, [&](size_t i, size_t count) {
     const Vec some = load_filled(x + i, count, -__builtin_inff());
     const Vec weight = exp_of_negative((some - all(highest)) * all(scale));
-    const Vec number = weight > Vec{} ? weight : Vec{};  // a NaN weighs nothing
+    const Vec number = weight > Vec{} ? weight : Vec{};  // NaN weighs nothing
     store_some(weights + i, number, count);
     sum.add(number);
   });

@@ -1,6 +1,6 @@
-// Many rows of one sequence: prefill. A lane of a vector of scores is a query row, so that nothing
-// is summed across lanes, and K and V are widened once for all rows. Included inside an instruction
-// set's namespace, as simd.h is.
+// Attention of many rows of one sequence: prefill. Each lane of a vector of scores is a query row:
+// nothing is summed across lanes, and all rows share the widened K and V. Included in each
+// instruction set's namespace.
 
 // Vectors of query rows that are scored together.
 constexpr size_t kRowVecs = kLanes < 8 ? 4 : 2;
@@ -38,8 +38,8 @@ inline void transpose(Vec* v) {
   }
 }
 
-// Sums what score_tokens sums in one lane, and adds the `taken` sums that wait below `top` in turn.
-// queries: [D / kLanes][V][kLanes]. Not inlined, or its sums would not stay in registers.
+// Sums in one lane what score_tokens sums there, then adds the `taken` sums below `top` one by one.
+// queries: [D / kLanes][V][kLanes]. Not inlined, to keep the sums in registers.
 template <size_t D, size_t V, size_t T, size_t taken>
 __attribute__((noinline)) void multiply_lane(const float* queries, const float* keys, float* top) {
   Vec sum[T][V] = {};
@@ -67,7 +67,7 @@ __attribute__((noinline)) void multiply_lane(const float* queries, const float* 
   }
 }
 
-// The lanes `first`, `first` + step, ...: their halves are added to each other, as in sums().
+// Computes lanes `first`, `first` + step, ..., and adds their halves to each other as sums() does.
 template <size_t D, size_t V, size_t T, size_t step = 1, size_t taken = 0>
 inline void multiply_lanes(const float* queries, const float* keys, size_t first, float* top) {
   if constexpr (step == kLanes) {
@@ -83,7 +83,7 @@ inline void multiply_lanes(const float* queries, const float* keys, size_t first
 template <size_t D, size_t V>
 void score_rows(const float* queries, const float* keys, size_t tokens, float* scores) {
   constexpr size_t T = kSumRegisters / V;
-  constexpr size_t kMostWaiting = 5;  // sums: one for each halving of 16 lanes, and the last
+  constexpr size_t kMostWaiting = 5;  // sums: one per halving of 16 lanes, and the last one
   for (size_t t = 0; t < tokens; t += T) {
     float waiting[kMostWaiting * T * V * kLanes];
     multiply_lanes<D, V, T>(queries, keys + t * D, 0, waiting);
@@ -95,8 +95,8 @@ void score_rows(const float* queries, const float* keys, size_t tokens, float* s
   }
 }
 
-// Weights of the tokens `first`, `first` + kLanes, ... of kLanes rows, and of the other tokens from
-// steps on, added as sum_of adds them.
+// Sums weights of tokens `first`, `first` + kLanes, ... and, from `step` on, the other tokens'
+// weights in the order of sum_of(). One lane per row.
 template <size_t step = 1>
 inline Vec sum_tokens(const float* weights, size_t first, size_t tokens) {
   if constexpr (step == kLanes) {
@@ -111,7 +111,7 @@ inline Vec sum_tokens(const float* weights, size_t first, size_t tokens) {
   }
 }
 
-// As soften(), for kLanes rows.
+// soften() for kLanes rows.
 inline void soften_rows(
     float* scores, size_t tokens, float* highest, float* weight, float* factors) {
   constexpr size_t kChains = 4;
@@ -140,7 +140,7 @@ inline void soften_rows(
 }
 
 // values[r] = values[r] * factors[r] + sum over tokens [from, to) of weights[t][r] * tile[t], for R
-// rows and S vectors of each.
+// rows of S vectors each.
 template <size_t D, size_t R, size_t S>
 __attribute__((noinline)) void add_slab(
     const float* weights, const float* factors, const float* tile, size_t from, size_t to,
@@ -170,9 +170,9 @@ __attribute__((noinline)) void add_slab(
   }
 }
 
-// The query rows of a chunk that share a KV head, and where their results gather. Row i stands at
-// position `position + i / group` and is query head `i % group` of the KV head. Rows are made up to
-// whole vectors: the last ones may be padding.
+// The query rows of a chunk that share a KV head, and their intermediate results. Row i is query
+// head `i % group` of the KV head at position `position + i / group`. Padding rows fill the last
+// vector.
 struct Chunk {
   const HeadShape& shape;
   size_t position;
@@ -182,10 +182,10 @@ struct Chunk {
   float* queries;  // [rows][head_dim], as score_rows reads them
   float* scores;   // [rows / kLanes][kTileTokens][kLanes]
   float* factors;  // [rows]
-  Partial split;   // of the split that is being gathered
-  Partial total;   // of the splits before it
+  Partial split;   // the current split's result
+  Partial total;   // the joined result of earlier splits
 
-  // Keys of `tokens`, the first at `token`, that row i may see; the first rows may see none.
+  // The number of `tokens` keys, from token `token` on, that row i may see; 0 for some first rows.
   size_t visible(size_t i, size_t token, size_t tokens) const {
     if (token + tokens <= position + 1) {
       return tokens;
@@ -207,7 +207,7 @@ inline void for_row_blocks(size_t rows, const Body& body) {
   }
 }
 
-// prepared: the first row's query heads; `count` rows are there.
+// Puts the query heads of `count` rows into the order of score_rows. prepared: the first row's.
 template <size_t D>
 void turn_queries(const Chunk& chunk, const float* prepared, size_t count) {
   const size_t group = chunk.shape.group();
@@ -248,7 +248,7 @@ void score_tile(const Chunk& chunk, const KV* keys, size_t token, size_t tokens)
   }
 }
 
-// Softens kLanes rows; what a row may not see weighs nothing.
+// Softens kLanes rows. Keys that a row may not see weigh nothing.
 void soften_tile(const Chunk& chunk, size_t row, size_t token, size_t tokens) {
   float* const scores = chunk.scores + row * kTileTokens;
   const size_t most = chunk.visible(row + kLanes - 1, token, tokens);

@@ -1,20 +1,19 @@
-// One row over a split of its keys: decode. Included inside an instruction set's namespace, as
-// simd.h is.
+// Attention of one row over a split of its keys: decode. Included in each instruction set's
+// namespace.
 
-// Reading K and V of a long sequence is bound by memory. All heads of a few rows are read before
-// the next rows are, so that memory is read in one direction; and lines that will be read
-// kFetchTokens later are prefetched a few at a time, between pieces of arithmetic: all at once they
-// would fill the core's miss buffers, and the arithmetic would wait.
+// Long sequences are bound by memory. All heads of a few rows are read before the next rows, so
+// that memory is read in one direction. Lines are prefetched kFetchTokens ahead, a few at a time
+// between arithmetic: all at once would fill the core's miss buffers and stall the arithmetic.
 constexpr size_t kScoreStep = 8;  // tokens
 constexpr size_t kValueStep = 4;
 constexpr size_t kFetchTokens = 16;
 constexpr size_t kLineBytes = 64;
 
-// Tokens that are scored together for H query heads: as many as make one vector of scores.
+// Tokens scored together for H query heads: enough for one vector of scores.
 template <size_t H>
 constexpr size_t kScoreRun = kLanes / H;
 
-// Scores of up to kScoreRun<H> tokens for H query heads that share a KV head.
+// Scores up to kScoreRun<H> tokens for H query heads that share a KV head.
 template <class KV, size_t D, size_t H>
 inline void score_tokens(
     const float* queries, const KV* keys, size_t stride, size_t tokens, float* scores) {
@@ -91,7 +90,7 @@ inline void add_values(
   }
 }
 
-// Calls body(head, constant H) so that runs of 4, 2 and 1 heads make up `group` heads.
+// Calls body(head, constant H) for runs of 4, 2 and 1 heads that make up `group` heads.
 template <class Body>
 inline void for_head_runs(size_t group, const Body& body) {
   size_t head = 0;
@@ -107,7 +106,7 @@ inline void for_head_runs(size_t group, const Body& body) {
   }
 }
 
-// Prefetches a KV head's part of the rows that will be read kFetchTokens after `tokens` rows.
+// Prefetches a KV head's part of `tokens` rows, kFetchTokens rows ahead.
 template <class KV, size_t D>
 inline void fetch_ahead(const KV* head, size_t stride, size_t tokens) {
   for (size_t t = 0; t < tokens; ++t) {
@@ -118,7 +117,7 @@ inline void fetch_ahead(const KV* head, size_t stride, size_t tokens) {
   }
 }
 
-// A tile, for some KV heads and their query heads.
+// Attends over one tile of tokens, for some KV heads and their query heads.
 template <class KV, size_t D>
 void attend_tile(
     const HeadShape& shape, const HeadRun& kv_heads, const float* prepared, const KV* keys,
@@ -159,7 +158,7 @@ void attend_tile(
       });
     }
     for (size_t head = kv_heads.first * group; head < kv_heads.end() * group; ++head) {
-      factors[head] = 1.0f;  // what was gathered is scaled once per tile
+      factors[head] = 1.0f;  // earlier values are scaled once per tile
     }
   }
 }

@@ -1,7 +1,6 @@
-// A gated delta net over tokens, in float32: a short convolution, unit vectors, and a recurrence.
-// Included inside an instruction set's namespace, as simd.h is.
-//
-// Yang, Kautz, Hatamizadeh, "Gated Delta Networks" (arXiv 2412.06464):
+// A gated delta net over tokens, in float32: convolution, unit vectors, recurrence (Yang, Kautz,
+// Hatamizadeh, "Gated Delta Networks", arXiv 2412.06464). Included in each instruction set's
+// namespace.
 //   S = decay S + (v - decay S k) beta k^T,   y = S q.
 
 void convolve(
@@ -31,7 +30,7 @@ void normalize(const float* x, float eps, float scale, size_t n, float* out) {
   });
 }
 
-// Rows of a state that share what is loaded of keys and queries.
+// Rows of a state that share each loaded vector of keys and queries.
 constexpr size_t kStateRows = 4;
 
 // partial[i] = row i of the state times x, lane by lane.
@@ -51,7 +50,7 @@ inline void state_times(const float* state, const float* x, size_t dims, Vec* pa
   }
 }
 
-// to = from * decay + change k^T, and partial[i] = row i of that times q, lane by lane.
+// to = from * decay + change k^T, and partial[i] = row i of `to` times q, lane by lane.
 inline void state_step(
     const float* from, float* to, const float* key, const float* query, const float* change,
     float decay, size_t dims, Vec* partial) {
@@ -78,7 +77,7 @@ inline void state_step(
   }
 }
 
-// kLanes rows of the state at a time, over all tokens: they stay in the first cache.
+// Takes kLanes rows of the state at a time over all tokens, so that they stay in the first cache.
 void recur(const DeltaHead& head, const DeltaRun& run) {
   const size_t dims = head.key_dim;
   for (size_t row = 0; row < head.value_dim; row += kLanes) {

@@ -10,6 +10,7 @@
 #include <sys/auxv.h>
 #endif
 
+// Chooses an instruction set at run time.
 namespace quire::cpu {
 
 #if defined(__x86_64__)
@@ -26,8 +27,8 @@ namespace neon { extern const Kernels kernels; }
 
 namespace {
 
-// True where this process may use the tiles of AMX for bfloat16 and bytes. Linux gives them on
-// request. CPUID.(EAX=07H,ECX=0):EDX, bits 22, 24 and 25; ARCH_REQ_XCOMP_PERM for XTILEDATA.
+// True if this process may use AMX tiles for bfloat16 and bytes, which Linux grants on request.
+// CPUID.(EAX=07H,ECX=0):EDX, bits 22, 24 and 25; ARCH_REQ_XCOMP_PERM for XTILEDATA.
 #if defined(__x86_64__)
 bool may_use_tiles() {
 #if defined(__linux__)
@@ -41,7 +42,7 @@ bool may_use_tiles() {
 #endif
 }
 #else
-// True where this processor adds products of bytes: Armv8.2's DotProd. Every Mac's does.
+// True with Armv8.2's DotProd, which adds products of bytes. Every arm64 Mac has it.
 bool has_dots() {
 #if defined(__linux__)
   return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;

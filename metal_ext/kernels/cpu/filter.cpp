@@ -7,28 +7,29 @@
 #include <functional>
 #include <limits>
 
+// Finds the weight at which top_k and top_p cut a row, without sorting.
 namespace quire::cpu {
 namespace {
 
-// The bits of floats from 0 to 1 rise with them, and the upper two are 0. So three histograms, each
-// over ten bits more of the numbers that the one before has left, come to one number: no sort.
+// Floats from 0 to 1 rise with their bits, whose upper two are 0. Three histograms of ten bits
+// each, each over the weights left by the one before, therefore find one weight without sorting.
 constexpr uint32_t kBucketBits = 10;
 constexpr uint32_t kBuckets = 1u << kBucketBits;
 constexpr int kFirstShift = 2 * kBucketBits;
 
-// Less than an exponential comes to without being 0.
+// Below every exponential that is not 0.
 constexpr float kLeastWeight = std::numeric_limits<float>::min();
-// Weights of which the largest is looked at first.
+// Weights per piece of a row. A piece's largest weight is looked at first.
 constexpr size_t kPieceWeights = 256;
 // A factor that keeps the bound valid after rounding.
 constexpr double kBelow = 0.5;
 
-// A run of equal weights in falling order, and what stands before it.
+// A run of equal weights in falling order, and the weights before it.
 struct Run {
   float weight;
   size_t count;
-  size_t before;      // how many weights
-  double sum_before;  // of them
+  size_t before;      // number of earlier weights
+  double sum_before;  // their sum
 };
 
 struct Bucket {
@@ -36,8 +37,8 @@ struct Bucket {
   size_t count;
 };
 
-// The last run before which there are less than `count` weights with a sum below `sum`; the first
-// run where there is no such one. Leaves nothing of the weights.
+// The last run with fewer than `count` weights before it, of a sum below `sum`; else the first run.
+// Overwrites the weights.
 Run last_run(float* weights, size_t n, size_t count, double sum) {
   Run run{0.0f, 0, 0, 0.0};
   uint32_t chosen = 0;
@@ -78,8 +79,7 @@ Run last_run(float* weights, size_t n, size_t count, double sum) {
   return run;
 }
 
-// A weight that at least `count` others reach. As many pieces of the row reach it as there are
-// largest weights of pieces that do.
+// A weight that at least `count` weights reach: the `count`-th of the pieces' largest weights.
 float reached_by(
     const ChooseKernels& kernels, size_t count, const float* weights, size_t n, float* scratch) {
   const size_t pieces = n / kPieceWeights;
@@ -113,7 +113,7 @@ float filter_floor(
   if (filter.top_p >= 1.0) {
     return floor;
   }
-  // All that weigh less come to less than the rest, even if they were all of them.
+  // All weights below this bound together are less than the rest, even if every weight were below.
   const double rest = (1.0 - filter.top_p) * total / static_cast<double>(n);
   const float least = std::max(floor, static_cast<float>(rest * kBelow));
   const size_t count = kernels.collect(weights, least, n, scratch);

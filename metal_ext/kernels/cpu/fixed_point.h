@@ -1,30 +1,25 @@
 // Rows of x as fixed-point numbers, for weights of 4 and 8 bits. A group of x is one float32 times
-// whole numbers of 24 bits, each split into three bytes, its limbs; or of 16 or 8 bits, where x may
-// be rounded to that. Sums of codes times limbs are whole numbers of 32 bits, and so the same in
-// whatever order they are added. Included inside an instruction set's namespace, as simd.h is.
-//
+// whole numbers of 24, 16 or 8 bits, cut into bytes, the limbs. Sums of codes times limbs are whole
+// numbers of 32 bits, exact in any order. Each number loses at most about 2^-24 (2^-16, 2^-8) of
+// the group's largest magnitude. Included in each instruction set's namespace.
 //   x[i] = largest / kLargestWhole * (limb[0][i] * 2^16 + limb[1][i] * 2^8 + limb[2][i])
-//
-// Each number loses at most about 2^-24 (2^-16, 2^-8) of the group's largest magnitude. A row, as
-// prepared:
-//
+// A prepared row:
 //   [groups]{ the largest magnitude, the sum of x } float32
 //   [groups][limbs][group] signed bytes
 
 constexpr size_t kMostLimbs = 3;
-// Sets with instructions that add products of bytes; WIDE: as 32 bits at once.
+// Sets with instructions that add products of bytes. WIDE: as 32 bits at once.
 #if defined(__AVX512VNNI__) || defined(__ARM_FEATURE_DOTPROD)
 #define QUIRE_WIDE_DOTS
 #endif
 #if defined(__AVX2__) || defined(QUIRE_WIDE_DOTS)
 #define QUIRE_DOTS
 #endif
-// arm64's, the ones of 4 lanes, take signed codes: from those of 8 bits 128 is subtracted.
+// arm64's instructions (4 lanes) take signed codes: 128 is subtracted from codes of 8 bits.
 constexpr bool kSignedCodes = kLanes == 4;
 
-// How many limbs x has for such weights; 0: it stays as it is. Without instructions that add
-// products of bytes as 32 bits one limb alone is faster than float32, and times codes of 4 bits
-// alone it fits.
+// The limbs of x for such weights; 0: x stays float32. If products of bytes are not added as 32
+// bits at once, only one limb is faster than float32, and it fits only with codes of 4 bits.
 constexpr size_t limbs_of(const LinearShape& shape) {
   [[maybe_unused]] const bool narrow = shape.activations == Activations::int8;
 #if defined(__AMX_INT8__)
@@ -39,8 +34,7 @@ constexpr size_t limbs_of(const LinearShape& shape) {
 #endif
 }
 
-// Signed bytes reach 127 * (2^16 + 2^8 + 1) = 8355711 and 127 * (2^8 + 1) = 32639: that, less some
-// room for rounding.
+// The largest whole numbers, 127 * (2^16 + 2^8 + 1) and 127 * (2^8 + 1), less room for rounding.
 template <size_t Limbs>
 constexpr float kLargestWhole = Limbs == 3 ? 8355000.0f : Limbs == 2 ? 32638.0f : 127.0f;
 
@@ -79,9 +73,9 @@ inline GroupFactors split_group(const float* x, size_t group, std::byte* limbs) 
     sum += numbers;
     most = larger(numbers < Vec{} ? -numbers : numbers, most);
   }
-  // NaN is not the largest, and becomes some number below: the sum has it.
+  // A NaN in x is not the largest and becomes some number, but the group's sum is NaN.
   const GroupFactors factors{largest_of(most), sum_of(sum)};
-  // In two steps, as 1 / largest may be more than float32 holds.
+  // In two steps, because 1 / largest may overflow float32.
   const float up = factors.largest < 0x1p-64f ? 0x1p64f : 1.0f;
   const float least = factors.largest * up;
   const Vec scale = all(kLargestWhole<Limbs> / (least == 0.0f ? 1.0f : least));
@@ -112,7 +106,7 @@ void prepare_fixed_point(
 
 // The scales of a group of weights, for the outputs of a panel.
 struct GroupScales {
-  Vec scale[kPanelVecs];  // by which whole numbers are multiplied: over the largest of x's
+  Vec scale[kPanelVecs];  // factors of whole numbers: divided by kLargestWhole
   Vec bias[kPanelVecs];
 };
 
@@ -133,9 +127,9 @@ inline GroupScales scales_at(const LinearShape& shape, const std::byte* group) {
   return found;
 }
 
-// Adds a group to its outputs' totals. sums: of codes times each limb, the highest first. The one
-// place where whole numbers become floats: so a row has the same bits by any instructions,
-// which fit 32 bits, and those of the two lower limbs together do: 255 * 128 * 128 * 257 < 2^31.
+// Adds a group to its outputs' totals. sums: of codes times each limb, the highest first. Only here
+// do whole numbers become floats, so that all instructions give the same bits. The two lower limbs
+// are added as integers first, which fits 32 bits: 255 * 128 * 128 * 257 < 2^31.
 template <size_t Limbs>
 inline Vec add_group(const IntVec* sums, Vec scale, Vec bias, const GroupFactors* x, Vec total) {
   IntVec lower = sums[Limbs - 1];
@@ -151,7 +145,7 @@ inline Vec add_group(const IntVec* sums, Vec scale, Vec bias, const GroupFactors
 
 struct CodeCall : ProductCall {
   size_t x_stride = fixed_point_row_bytes(shape);
-  size_t x_limbs = factors_bytes(shape);  // of a row, before its limbs
+  size_t x_limbs = factors_bytes(shape);  // offset of a row's limbs
   size_t group_limbs = limbs_of(shape) * shape.group;
 
   const std::byte* limbs(size_t row, size_t group) const {
@@ -162,7 +156,7 @@ struct CodeCall : ProductCall {
   }
 };
 
-// Vectors of codes in a word: each has the codes of 4 inputs at kLanes outputs.
+// Vectors of codes in a word; each has the codes of 4 inputs at kLanes outputs.
 template <size_t Bits>
 constexpr size_t kCodeParts = 8 / Bits;
 

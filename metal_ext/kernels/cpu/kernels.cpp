@@ -4,7 +4,7 @@
 #include <utility>
 
 #if defined(__AVX2__)
-// GCC 12 warns of what its own header leaves undefined on purpose.
+// GCC 12 warns of values that its own header leaves undefined on purpose.
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #pragma GCC diagnostic ignored "-Wuninitialized"
@@ -14,16 +14,15 @@
 #include <arm_neon.h>
 #endif
 
-// Compiled once per instruction set, with QUIRE_ISA naming it and QUIRE_LANES its floats per
-// vector. What is included below stands in that set's own namespace. Nothing from the standard
-// library that is a function may be called here or there: the linker keeps one copy of an inline
-// function, and it must not be one that needs AVX-512.
+// All CPU kernels, compiled once per instruction set: QUIRE_ISA is its name and namespace,
+// QUIRE_LANES its floats per vector. No function of the standard library may be called here or in
+// the includes: the linker keeps one copy of an inline function, which must not need AVX-512.
 namespace quire::cpu::QUIRE_ISA {
 namespace {
 
 #include "cpu/simd.h"
 
-// Registers that may hold sums: half of them, and more where weights are floats in memory.
+// Registers for sums: half of all, and more when weights are floats in memory.
 #if defined(__AVX512F__) || defined(__aarch64__)
 constexpr size_t kSumRegisters = 16;
 constexpr size_t kTallSums = 24;
@@ -51,13 +50,11 @@ constexpr size_t kTallSums = 12;
 #include "cpu/multiply_codes_amx.h"
 #endif
 
-// --- the product for a layer, of those that the set has ------------------------------------------
-
 #if defined(QUIRE_DOTS)
 template <size_t Bits>
 void multiply_codes(const CodeCall& call, size_t first, size_t panels) {
 #if defined(__AMX_INT8__)
-  // With fewer rows the unit takes longer than vectors do: it stores whole tiles.
+  // With fewer rows vectors are faster than the unit, which stores whole tiles.
   constexpr size_t kLeastTileRows = 5;
   if (call.rows >= kLeastTileRows) {
     for_panel_runs(first, panels, [&](size_t from, size_t count) {

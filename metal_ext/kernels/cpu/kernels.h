@@ -5,17 +5,16 @@
 
 #include "cpu/linear.h"
 
-// The arithmetic of the CPU substrate, on plain pointers: nothing here knows MLX, blocks or
-// threads. The same text is compiled once per instruction set (see dispatch.h).
+// The CPU kernels on plain pointers, without MLX, blocks or threads. Compiled once per instruction
+// set (see dispatch.h).
 namespace quire::cpu {
 
 enum class KVType { bfloat16, float32 };
 
 constexpr size_t size_of(KVType type) { return type == KVType::bfloat16 ? 2 : 4; }
 
-// Tokens that one softmax step takes in, and tokens after which a partial result starts anew. Both
-// count from position 0, so that the order of summation of a row depends on its position alone: not
-// on the batch, the chunk that it was prefilled in, or the number of threads.
+// Tokens of one softmax step, and tokens of one partial result. Both count from position 0: a row's
+// order of summation depends on its position alone, not on the batch, its chunk or the threads.
 constexpr size_t kTileTokens = 64;
 constexpr size_t kSplitTokens = 256;
 
@@ -28,8 +27,7 @@ struct HeadDim {
 
 constexpr size_t kMaxHeadDim = 256;
 
-// Calls body(HeadDim<head_dim>{}) where the kernels are built for that many dimensions; does
-// nothing elsewhere. All are powers of two from two of the widest vectors up.
+// Calls body(HeadDim<head_dim>{}) if the kernels are built for that size, a power of two.
 template <class Body>
 void for_head_dim(size_t head_dim, const Body& body) {
   switch (head_dim) {
@@ -78,13 +76,13 @@ struct Partial {
   }
 };
 
-// Rows that one attend_chunk call takes at most, and what it widens at a time: keys stay in the
-// first cache with the queries, and so do parts of V.
+// The most rows of one attend_chunk call, and the keys that it widens at a time: these stay in the
+// first cache beside the queries.
 constexpr size_t kChunkRows = 32;
 constexpr size_t kKeyTokens = 16;
 constexpr size_t kValueDims = 64;
 
-// The operations between a layer's products, in float32, a row at a time. out may be an input.
+// The operations between a layer's products, on one row of float32. out may be an input.
 struct LayerKernels {
   // x / sqrt(mean(x^2) + eps) * weight, [n] each.
   void (*rms_norm)(const float* x, const float* weight, float eps, size_t n, float* out);
@@ -92,7 +90,7 @@ struct LayerKernels {
   // SiLU(gates) * up, [n] each.
   void (*gate)(const float* gates, const float* up, size_t n, float* out);
 
-  // A head's halves turned against each other. angles: [head_dim / 2] cosines, then as many sines.
+  // Rotates a head's halves against each other. angles: [head_dim / 2] cosines, then the sines.
   void (*rotate)(const float* x, const float* angles, size_t head_dim, float* out);
 
   // to += x, [n] each.
@@ -101,11 +99,11 @@ struct LayerKernels {
   // to += scale * x, [n] each.
   void (*add_scaled)(const float* x, float scale, size_t n, float* to);
 
-  // e^x over the sum of all e^x, [n] each. A number that is NaN or infinity makes all of them NaN.
+  // e^x over the sum of all e^x, [n] each. One NaN or infinity makes all results NaN.
   void (*softmax)(const float* x, size_t n, float* out);
 };
 
-// A head of a gated delta net: its state is [value_dim][key_dim]. Both are multiples of 16.
+// A head of a gated delta net, with a state [value_dim][key_dim]. Both are multiples of 16.
 struct DeltaHead {
   size_t key_dim;
   size_t value_dim;
@@ -114,8 +112,8 @@ struct DeltaHead {
 // Consecutive tokens of one value head. Rows of queries, keys and values are `stride` apart.
 struct DeltaRun {
   size_t count;
-  const float* from;  // the state before them; null: zeros
-  float* to;          // the state after them; may be `from`
+  const float* from;  // the state before the tokens; null: zeros
+  float* to;          // the state after the tokens; may be `from`
   const float* queries;
   const float* keys;
   const float* values;
@@ -128,8 +126,8 @@ struct DeltaRun {
 
 // The operations of a gated delta net between its products, in float32.
 struct DeltaKernels {
-  // SiLU of the sum of `taps` rows [n], each times its weights: weights of two taps are `stride`
-  // apart. A null row is zeros.
+  // SiLU of the weighted sum of `taps` rows [n]. Each tap's weights are `stride` after the last
+  // tap's. A null row is zeros.
   void (*convolve)(
       const float* const* rows, const float* weights, size_t taps, size_t stride, size_t n,
       float* out);
@@ -137,28 +135,29 @@ struct DeltaKernels {
   // x * scale / sqrt(sum(x^2) + eps), [n]. out may be x.
   void (*normalize)(const float* x, float eps, float scale, size_t n, float* out);
 
-  // The recurrence, token by token: how tokens are cut into runs changes no bit.
+  // The recurrence, token by token: the bits do not depend on the cut into runs.
   void (*recur)(const DeltaHead&, const DeltaRun&);
 };
 
 // Passes over a row of logits, or a piece of one. Sums are in double.
 struct ChooseKernels {
-  // The largest of [n] numbers, NaN aside; -inf where there is none. finite: whether all are.
+  // The largest of [n] numbers, ignoring NaN; -inf if there is none. finite: whether all are
+  // finite.
   float (*largest)(const float* x, size_t n, bool* finite);
 
   // weights = e^((x - highest) * scale), [n] each, and 0 for NaN; returns their sum.
   double (*weigh)(const float* x, float highest, float scale, size_t n, float* weights);
 
-  // The sum of those of [n] weights that are not below the floor.
+  // The sum of those of [n] weights that are at least the floor.
   double (*sum_from)(const float* weights, float floor, size_t n);
 
-  // Copies those of [n] weights that are not below `least` to out, in their order, and returns
-  // their number. out: room for all. Fast where they are few.
+  // Copies the weights of at least `least` to out [n], in order; returns their number. Fast for
+  // few.
   size_t (*collect)(const float* weights, float least, size_t n, float* out);
 };
 
-// "Kernel order" of dimensions lets bfloat16 pairs be widened without a shuffle; prepare_queries
-// and finish translate from and to natural order.
+// The functions of one instruction set. "Kernel order" of dimensions widens bfloat16 pairs without
+// a shuffle; prepare_queries and finish convert from and to natural order.
 struct Kernels {
   const char* name;
 
@@ -169,20 +168,20 @@ struct Kernels {
   // queries [query_heads][head_dim] times scale -> target, same shape, in kernel order.
   void (*prepare_queries)(const HeadShape&, const float* queries, float scale, float* target);
 
-  // One row over `tokens` (1 to kSplitTokens) rows of keys and values: the query heads of some KV
-  // heads, of which nothing but their part of `out` is written.
+  // One row over `tokens` (1 to kSplitTokens) rows of keys and values, for some KV heads. Writes
+  // only the part of `out` of their query heads.
   void (*attend_split)(
       const HeadShape&, const HeadRun& kv_heads, const float* prepared, const void* keys,
       const void* values, size_t tokens, Partial out);
 
-  // Joins `count` partials, which lie one behind the other, in order, and divides:
-  // out [query_heads][head_dim] in natural order.
+  // Joins `count` contiguous partials in order and divides: out [query_heads][head_dim] in natural
+  // order.
   void (*finish)(const HeadShape&, const float* partials, size_t count, float* out);
 
-  // `rows` (1 to kChunkRows) consecutive positions of a sequence, the first at `position`, for the
-  // query heads of one KV head, each row over all keys up to its own position.
-  // prepared, out: the first query head of the first row; rows are query_floats() apart.
-  // keys, values: the start of the region. scratch: chunk_scratch_floats() floats.
+  // `rows` (1 to kChunkRows) consecutive positions from `position` on, for the query heads of one
+  // KV head; each row attends to all keys up to itself. prepared, out: the first row's first query
+  // head; rows are query_floats() apart. keys, values: the region's start. scratch:
+  // chunk_scratch_floats().
   void (*attend_chunk)(
       const HeadShape&, size_t kv_head, const float* prepared, const void* keys,
       const void* values, size_t rows, size_t position, float* out, float* scratch);
@@ -193,7 +192,7 @@ struct Kernels {
   ChooseKernels choose;
 };
 
-// Widened keys and values, and what gathers of each row.
+// Scratch for widened keys and values, and for each row's intermediate results.
 constexpr size_t chunk_scratch_floats(const HeadShape& shape) {
   const size_t heads = kChunkRows * shape.group();
   return kKeyTokens * shape.head_dim + kTileTokens * kValueDims +

@@ -1,7 +1,7 @@
-// The operations between a layer's products, row by row, in float32. Included inside an instruction
-// set's namespace, as simd.h is.
+// The operations between a layer's products, in float32. Included in each instruction set's
+// namespace.
 
-// Calls body(first, count) for every kLanes numbers below n, and for those that are left.
+// Calls body(first, count) for every kLanes numbers of n, and for the rest.
 template <class Body>
 inline void for_each_vec(size_t n, const Body& body) {
   size_t i = 0;
@@ -13,7 +13,7 @@ inline void for_each_vec(size_t n, const Body& body) {
   }
 }
 
-// `count` numbers, and zeros behind them.
+// Loads `count` numbers; the other lanes are 0.
 inline Vec load_some(const float* from, size_t count) {
   if (count == kLanes) {
     return load(from);
@@ -23,7 +23,7 @@ inline Vec load_some(const float* from, size_t count) {
   return some;
 }
 
-// `count` numbers, and as many of `filler` behind them as make a vector.
+// Loads `count` numbers; the other lanes are `filler`.
 inline Vec load_filled(const float* from, size_t count, float filler) {
   if (count == kLanes) {
     return load(from);
@@ -54,7 +54,7 @@ void rms_norm(const float* x, const float* weight, float eps, size_t n, float* o
   });
 }
 
-// x / (1 + e^-x), by the exponential of what is negative: it cannot overflow.
+// x / (1 + e^-x), by the exponential of a negative number, which cannot overflow.
 inline Vec silu(Vec x) {
   const Vec small = exp_of_negative(x < Vec{} ? x : -x);
   const Vec share = (x < Vec{} ? small : all(1.0f)) / (all(1.0f) + small);
@@ -94,13 +94,13 @@ void add_scaled(const float* x, float scale, size_t n, float* to) {
 void softmax(const float* x, size_t n, float* out) {
   Vec most = all(-__builtin_inff());
   for_each_vec(n, [&](size_t i, size_t count) {
-    most = larger(load_filled(x + i, count, x[i]), most);  // a NaN is larger than nothing
+    most = larger(load_filled(x + i, count, x[i]), most);  // NaN is never larger
   });
   const Vec highest = all(largest_of(most));
   Vec sum = {};
   for_each_vec(n, [&](size_t i, size_t count) {
     store_some(out + i, exp_of_negative(load_filled(x + i, count, x[i]) - highest), count);
-    sum += load_some(out + i, count);  // nothing for what is behind the last number
+    sum += load_some(out + i, count);  // lanes past the end add nothing
   });
   const Vec scale = all(1.0f / sum_of(sum));
   for_each_vec(n, [&](size_t i, size_t count) {

@@ -1,19 +1,19 @@
-// Linear layers by multiplying and adding float32, whatever the weights are stored as. Included
-// inside an instruction set's namespace, as simd.h is.
+// Linear layers by float32 arithmetic, for weights of every type. Included in each instruction
+// set's namespace.
 
 constexpr size_t kPanelVecs = kPanelOutputs / kLanes;
 static_assert(kPanelOutputs % kLanes == 0);
 // Bytes between the weights that are read and those that are prefetched.
 constexpr size_t kWeightsAhead = 2048;
 
-// The place that is read kWeightsAhead bytes after `at`, from the panel's beginning, where `panels`
-// panels are read at the same time. At a panel's end it lies in the panels that are read next.
+// The offset that is read kWeightsAhead bytes after `at`, while `panels` panels are read at the
+// same time. Past a panel's end, it lies in the next panels.
 constexpr size_t ahead_of(size_t at, size_t panel_bytes, size_t panels) {
   const size_t next = at + kWeightsAhead;
   return next < panel_bytes ? next : next + (panels - 1) * panel_bytes;
 }
 
-// Calls body(first panel, panels) for runs of Most panels, and for what is left.
+// Calls body(first panel, panels) for runs of Most panels, and for the rest.
 template <size_t Most = kMostPanels, class Body>
 void for_panel_runs(size_t first, size_t panels, const Body& body) {
   for (size_t p = 0; p < panels; p += Most) {
@@ -21,8 +21,8 @@ void for_panel_runs(size_t first, size_t panels, const Body& body) {
   }
 }
 
-// Calls body.template operator()<P, R>(panel, row) for rows [row, end), R at a time, by panels
-// [first, first + panels), P at a time, and fewer for those that are left.
+// Calls body.template operator()<P, R>(panel, row) for blocks of R rows of [row, end) by P panels
+// of [first, first + panels), and for smaller blocks of the rest.
 template <size_t P, size_t R, class Body>
 void for_panels(size_t row, size_t end, size_t first, size_t panels, const Body& body) {
   size_t p = 0;
@@ -38,13 +38,13 @@ void for_panels(size_t row, size_t end, size_t first, size_t panels, const Body&
   }
 }
 
-// Sums of R rows and a panel beside each other: as many panels as there is room for.
+// The panels beside each other for R rows, within `Sums` sums.
 template <size_t Sums, size_t R>
 constexpr size_t kPanelsOf = Sums / R >= 4 ? 4 : Sums / R >= 2 ? 2 : 1;
 
-// The same for rows [0, rows), in the fewest blocks of at most R: all of one size, or one less. A
-// row or two left over would leave a processor waiting for their sums. Many rows, so that a weight
-// is read once for all of them; where there are fewer, more panels beside each other.
+// for_panels() for rows [0, rows), in the fewest blocks of at most R rows, of equal size or one
+// less: a rest of one or two rows would wait for its sums. Many rows share each weight that is
+// read; with fewer rows, more panels are taken at once.
 template <size_t Sums, size_t R, class Body>
 void for_blocks(size_t rows, size_t first, size_t panels, const Body& body) {
   const size_t blocks = (rows + R - 1) / R;
@@ -72,10 +72,10 @@ struct ProductCall {
   size_t out_stride;
 
   const std::byte* panel(size_t p) const { return packed + p * shape.panel_bytes(); }
-  const float* floats(size_t row) const;  // of a row of x that stays as it is
+  const float* floats(size_t row) const;  // for a row of x that stays float32
 };
 
-// Numbers of an even input, and of the odd one behind it: of a panel's outputs.
+// Reads a panel's numbers of an even input, and of the odd input after it.
 template <class Number>
 inline void read_pair(const Number* at, Vec* even, Vec* odd) {
   for (size_t v = 0; v < kPanelVecs; ++v) {
@@ -88,8 +88,8 @@ inline void read_pair(const Number* at, Vec* even, Vec* odd) {
   }
 }
 
-// A panel's weights in their order: begin() is called before every kPairs pairs of inputs; pair()
-// gives those of an even input and of the odd one behind it.
+// A panel's weights in order. begin() comes before every kPairs pairs of inputs; pair() gives the
+// weights of an even input and of the odd one after it.
 template <class Number>
 struct Plain {
   static constexpr bool kCodes = false;
@@ -111,8 +111,8 @@ struct Plain {
   }
 };
 
-// weight = code * scale + bias: the sum of a group's weights times x is made of a sum of codes
-// times x, and of x's.
+// weight = code * scale + bias. A group's sum of weights times x is therefore made of the sum of
+// codes times x and the sum of x.
 template <size_t Bits, class Scale>
 struct Codes {
   static constexpr bool kCodes = true;
@@ -140,7 +140,7 @@ struct Codes {
       odd[v] = number_of(words[v] >> (shift + 8));
     }
   }
-  // Adds a group to an output's total: sums of codes times x, and of x.
+  // Adds a group to an output's total. codes: sum of codes times x; x: sum of x.
   Vec close(size_t v, Vec codes, float x, Vec total) const {
     Vec scale[kPanelVecs];
     Vec bias[kPanelVecs];
@@ -164,7 +164,7 @@ void with_weights(const LinearShape& shape, const Body& body) {
   }
 }
 
-// sums: [kPanelOutputs] of a row. The last panel may have fewer outputs than others.
+// Stores a row's sums, [kPanelOutputs]. The last panel may have fewer outputs.
 inline void store_sums_of(const LinearShape& shape, size_t panel, const float* sums, float* row) {
   const size_t first = panel * kPanelOutputs;
   const size_t left = shape.outputs - first;
@@ -187,13 +187,13 @@ inline void store_panel(const LinearShape& shape, size_t panel, const Vec* sums,
   store_sums_of(shape, panel, all_of_them, row);
 }
 
-// Room for a prepared row of x: an odd number of cache lines, so that rows that are read at the
-// same time do not meet in few of a cache's sets.
+// Room for a prepared row: an odd number of cache lines, so that rows read at the same time do not
+// compete for a few of a cache's sets.
 constexpr size_t odd_lines(size_t bytes) {
   return (rounded_up(bytes, kLineBytes) / kLineBytes | 1) * kLineBytes;
 }
 
-// Rows of x as they are, behind each the sums of its groups where weights are codes.
+// A prepared row: x, and for codes the sums of x's groups.
 constexpr size_t floats_per_row(const LinearShape& shape) {
   const size_t floats = shape.inputs + (shape.quantized() ? shape.groups() : 0);
   return odd_lines(floats * sizeof(float)) / sizeof(float);
@@ -235,8 +235,8 @@ struct Sums {
   }
 };
 
-// Adds inputs [from, to) of R rows by P panels. Of plain weights they may be odd in number.
-// Loops over sums are unrolled at once: otherwise compilers keep the sums in memory.
+// Adds inputs [from, to) of R rows by P panels; plain weights may be odd in number. Loops over sums
+// are unrolled at once: otherwise compilers keep the sums in memory.
 template <class Weights, size_t P, size_t R>
 inline void add_inputs(const LinearShape& shape, Weights* weights, const float* x, size_t from,
                        size_t to, Sums<P, R>& sums) {
@@ -309,10 +309,8 @@ template <class Weights, size_t P, size_t R>
   totals.store_to(shape, first, out, out_stride);
 }
 
-// --- codes times many rows -----------------------------------------------------------------------
-
-// From kLeastTallRows rows on, a group's codes become floats in memory first, of some panels at a
-// time: once for all rows, which then need registers for sums alone. The sums are the same.
+// From kLeastTallRows rows on, a group's codes are first converted to floats in memory, once for
+// all rows, which leaves all registers for sums. The sums are the same.
 constexpr size_t kLeastTallRows = 3;
 constexpr size_t kTallPanels = 2;
 constexpr size_t kMostTallRows = 12;

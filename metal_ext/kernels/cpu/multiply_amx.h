@@ -1,10 +1,7 @@
-// Linear layers on a matrix unit (Intel's AMX), which multiplies bfloat16 and adds float32: its
-// tiles, and x cut for them. Included inside an instruction set's namespace, as simd.h is.
-//
-// A row of x is cut into two bfloat16 parts, whose sum has 16 of float32's 24 bits, and the two are
-// multiplied as rows of their own, whose products are added at the end. A part times a weight is
-// exact. Eight rows make a block of 16 part rows, row r the part rows 2r and 2r + 1:
-//
+// Linear layers of bfloat16 on a matrix unit (Intel's AMX), which multiplies bfloat16 and adds
+// float32. A row of x is cut into two bfloat16 part rows, whose sum has 16 of float32's 24 bits;
+// their exact products are added at the end. Eight rows make a block; row r has part rows 2r and 2r
+// + 1. Included in each instruction set's namespace.
 //   [padded inputs / 32] tiles of [16 part rows][32] bfloat16
 
 constexpr size_t kParts = 2;
@@ -22,7 +19,7 @@ size_t prepared_tile_bytes(const LinearShape& shape, size_t rows) {
   return rounded_up(rows, kBlockRows) / kBlockRows * x_block_bytes(shape);
 }
 
-// kInputStep numbers or fewer into two bfloat16 parts; what is missing is zero.
+// Cuts at most kInputStep numbers into two bfloat16 parts; missing numbers are zero.
 inline void cut(const float* x, size_t n, uint16_t* upper, uint16_t* lower) {
   float whole[kInputStep];
   float rest[kInputStep];
@@ -45,10 +42,8 @@ void prepare_tiles(const LinearShape& shape, const float* x, size_t row, std::by
   }
 }
 
-// --- tiles ---------------------------------------------------------------------------------------
-
-// The tiles, by the numbers that the instructions want literally: 0 to 3 are sums, 4 and 5 part
-// rows of x, 6 and 7 weights of a panel. How many rows they have:
+// The tiles' sizes. The instructions want tile numbers as literals: 0 to 3 are sums, 4 and 5 part
+// rows of x, 6 and 7 weights of a panel.
 struct alignas(64) TileConfig {
   uint8_t palette = 1;
   uint8_t start_row = 0;
@@ -57,8 +52,8 @@ struct alignas(64) TileConfig {
   uint8_t rows[16] = {};
 };
 
-// A block of part rows, and how the four tiles of sums are laid over it: up to 16 by four panels,
-// or up to 32 by two.
+// A block of part rows. Its four tiles of sums cover up to 16 part rows by four panels, or up to 32
+// by two.
 struct Block {
   size_t row;    // the first row of x
   size_t count;  // rows of x: 1 to kTileRows
@@ -69,7 +64,7 @@ struct Block {
     const size_t first = parts < kTileRows ? parts : kTileRows;
     return second && tall() ? parts - first : first;
   }
-  // Where the sums of a part row and a panel are, once they are stored.
+  // The tile with the stored sums of a part row and a panel.
   size_t tile_of(size_t part_row, size_t panel) const {
     return tall() ? part_row / kTileRows * 2 + panel : panel;
   }
@@ -84,8 +79,8 @@ struct Block {
   }
 };
 
-// Adds a tile of x, and one of the block behind it, times the weights of the same inputs; w: of
-// every panel.
+// Adds products of a tile of x, and one of the next block (Tall), with the same inputs' weights in
+// w, the panels.
 template <bool Tall>
 inline void add_tiles(const std::byte* x, size_t next, const std::byte* const* w, size_t at) {
   _tile_loadd(4, x, kLineBytes);
@@ -105,7 +100,7 @@ inline void add_tiles(const std::byte* x, size_t next, const std::byte* const* w
   }
 }
 
-// Asks for the tiles that are read kWeightsAhead bytes after those at `at`.
+// Prefetches the tiles that are read kWeightsAhead bytes after `at`.
 template <size_t Panels>
 inline void prefetch_tiles(const std::byte* const* w, size_t at, size_t panel_bytes) {
   const size_t from = ahead_of(at, panel_bytes, Panels);
@@ -155,7 +150,7 @@ struct TileCall : ProductCall {
   const std::byte* x_tiles(size_t row, size_t input) const {
     return x + row / kBlockRows * x_block_bytes(shape) + input / kInputStep * kTileBytes;
   }
-  // Blocks of rows, each as high as the tiles take it.
+  // Calls body for blocks of rows, as high as the tiles allow.
   template <class Body>
   void for_each_block(const Body& body) const {
     for (size_t row = 0; row < rows; row += kTileRows) {
@@ -164,8 +159,8 @@ struct TileCall : ProductCall {
   }
 };
 
-// Panels [first, first + 1 to 4) of bfloat16 weights. configured: rows that the tiles are as high
-// as, or none; loading how high they are empties the unit.
+// Panels [first, first + 1 to 4) of bfloat16 weights. configured: the rows that the tiles are
+// configured for, or 0; each configuration empties the unit.
 void multiply_bfloat16(const TileCall& call, size_t first, size_t panels, size_t& configured) {
   const size_t steps = call.shape.padded_inputs() / kInputStep;
   const size_t next = x_block_bytes(call.shape);
@@ -175,12 +170,12 @@ void multiply_bfloat16(const TileCall& call, size_t first, size_t panels, size_t
       configured = block.count;
     }
     for (size_t p = 0; p < panels; p += block.panels()) {
-      // Where a panel is missing, the last one stands in for it.
+      // The last panel stands in for missing ones.
       const std::byte* w[kMostPanels];
       for (size_t i = 0; i < block.panels(); ++i) {
         w[i] = call.panel(first + (p + i < panels ? p + i : panels - 1));
       }
-      const bool from_memory = block.row == 0;  // later blocks find them in the cache
+      const bool from_memory = block.row == 0;  // later blocks find the weights in the cache
       TileSums sums;
       const std::byte* const x = call.x_tiles(block.row, 0);
       block.tall() ? sums.add<true>(x, next, w, steps, from_memory)

@@ -1,5 +1,5 @@
-// Linear layers of bfloat16 by dot products of pairs of bfloat16 (AVX512_BF16), x rounded to such
-// numbers. Included inside an instruction set's namespace, as simd.h is.
+// Linear layers of bfloat16 by dot products of pairs (AVX512_BF16), with x rounded to bfloat16.
+// Included in each instruction set's namespace.
 
 bool takes_pairs(const LinearShape& shape) {
   return shape.type == WeightType::bfloat16 && shape.activations != Activations::float32;
@@ -50,7 +50,7 @@ template <size_t P, size_t R>
   }
 }
 
-// As many sums as leave registers for two weights and a pair of x.
+// Sums that leave registers for two weights and a pair of x.
 constexpr size_t kPairSums = 24;
 constexpr size_t kPairRows = 12;
 

@@ -1,24 +1,24 @@
-// Linear layers of 4 and 8 bits on a matrix unit: codes as they are, times the limbs of 16 rows
-// of x. Included inside an instruction set's namespace, as simd.h is.
+// Linear layers of 4 and 8 bits on a matrix unit: codes times the limbs of 16 rows of x. Included
+// in each instruction set's namespace.
 
-// Inputs of a tile of codes: these, or a group if that is less.
+// Inputs of a tile of codes, if a group has as many.
 constexpr size_t kCodeStep = 64;
 
-// Inputs whose codes are unpacked at a time for many rows: as many as stay in a core's cache.
+// Inputs whose codes are unpacked at a time for many rows: they fit into a core's cache.
 constexpr size_t kSliceInputs = 1024;
 // The sums of a unit, a group of a panel, are scaled kUnitsBehind units later, while the matrix
-// unit makes the next ones: vectors cannot be loaded at once from memory that tiles were stored to.
+// unit works on: vectors cannot be loaded at once from memory that tiles were just stored to.
 constexpr size_t kUnitsBehind = 3;
-// Groups that are kept for few rows: the one that is multiplied, the next one, and those whose
-// sums are still to be scaled, of which there are most where there is one panel. A power of two.
+// Groups kept for few rows: the current one, the next one, and those with sums still to scale, most
+// of which exist with one panel. A power of two.
 constexpr size_t kGroupsKept = 8;
 static_assert(kGroupsKept >= kUnitsBehind + 2);
 
-// Groups of some panels as the unit takes them.
+// Groups of some panels, unpacked for the unit.
 template <size_t Bits>
 class Slice {
  public:
-  // kept: groups, a power of two.
+  // kept: number of groups, a power of two.
   Slice(const CodeCall& call, size_t first, size_t panels, size_t kept)
       : shape_(call.shape), start_(call.panel(first)), panels_(panels), kept_(kept) {}
 
@@ -30,8 +30,8 @@ class Slice {
                      : group(g, p) + shape_.scales_bytes();
   }
 
-  // Makes a group of a panel ready, and asks for what follows: at a panel's end, for what is read
-  // there next.
+  // Unpacks a group of a panel, and prefetches what is read next, at a panel's end in the next
+  // panels.
   void read(size_t g, size_t p) {
     const std::byte* const from = group(g, p);
     const size_t end = shape_.group_bytes();
@@ -49,7 +49,7 @@ class Slice {
         __builtin_memcpy(target, parts, sizeof(parts));
         target += 2 * kLineBytes;
       }
-      // Compilers do not know that a tile is loaded from there.
+      // Compilers do not know that a tile is loaded from this memory.
       asm volatile("" ::: "memory");
     }
   }
@@ -70,7 +70,7 @@ class Slice {
   GroupScales scales_[kMostPanels][kSliceInputs / kInputStep];
 };
 
-// The tiles: 0 to 2 are sums, 3 to 5 the limbs of x, 6 codes.
+// Configures the tiles: 0 to 2 are sums, 3 to 5 the limbs of x, 6 codes.
 void configure_code_tiles(size_t rows, size_t group) {
   const size_t step = group < kCodeStep ? group : kCodeStep;
   TileConfig config;
@@ -91,7 +91,7 @@ inline void load_limbs(const std::byte* x, size_t stride, size_t group) {
   _tile_loadd(5, x + 2 * group, stride);
 }
 
-// Codes of a group times limbs, which are in their tiles if one tile takes a group.
+// Multiplies a group's codes by limbs. Limbs are loaded already if one tile takes a group.
 inline void multiply_limbs(const std::byte* x, size_t stride, size_t group,
                             const std::byte* codes) {
   _tile_zero(0);
@@ -114,7 +114,7 @@ inline void store_sums(LimbSums& sums) {
   _tile_stored(2, sums.at[2], kLineBytes);
 }
 
-// A group of a panel; panels go by before groups do.
+// A group of a panel. Panels vary faster than groups.
 struct Unit {
   size_t group;
   size_t panel = 0;
@@ -168,7 +168,7 @@ void add_code_groups(const CodeCall& call, const Slice<Bits>& slice, size_t row,
   }
 }
 
-// One block of rows: a group of codes is made ready while the one before it is multiplied.
+// One block of rows: a group of codes is unpacked while the one before is multiplied.
 template <size_t Bits>
 void multiply_code_block(const CodeCall& call, size_t first, size_t panels, Vec* totals) {
   const size_t groups = call.shape.groups();
@@ -185,7 +185,7 @@ void multiply_code_block(const CodeCall& call, size_t first, size_t panels, Vec*
   add_code_groups(call, slice, 0, call.rows, 0, groups, totals, read_next);
 }
 
-// Several blocks of rows: codes are made ready once for all of them.
+// Several blocks of rows: codes are unpacked once for all of them.
 template <size_t Bits>
 void multiply_code_blocks(const CodeCall& call, size_t first, size_t panels, Vec* totals) {
   const LinearShape& shape = call.shape;

@@ -1,16 +1,15 @@
 // Linear layers of 4 and 8 bits by instructions that add products of bytes: 4 codes times 4 limbs
-// of x at each output. Included inside an instruction set's namespace, as simd.h is.
+// of x at each output. Included in each instruction set's namespace.
 
-// The limbs that belong to a part of the codes, at each output.
+// Repeats the four limbs of a part of the codes at each output.
 inline IntVec four_of(const std::byte* limbs, size_t part) {
   int32_t four;
   __builtin_memcpy(&four, limbs + 4 * part, sizeof(four));
   return four - IntVec{};
 }
 
-// A sum of codes times a limb at each of kLanes outputs. Products of codes of 4 bits are added in
-// 16 bits first where the instructions leave them there: kWordsAtOnce words of them fit,
-// 4 * 2 * 2 * 15 * 127 < 2^15.
+// A sum of codes times a limb at each of kLanes outputs. Some instructions add products in 16 bits
+// first, for codes of 4 bits: kWordsAtOnce words fit, 4 * 2 * 2 * 15 * 127 < 2^15.
 #if defined(__AVX512VNNI__)
 constexpr size_t kWordsAtOnce = 1;
 struct DotSum {
@@ -26,7 +25,7 @@ struct DotSum {
 constexpr size_t kWordsAtOnce = 1;
 struct DotSum {
   IntVec sum = {};
-  // The limbs of all parts at once: the instruction repeats four of them itself.
+  // Takes the limbs of all parts: the instruction itself repeats four of them.
   template <size_t Parts>
   void add(const BitVec (&codes)[Parts], const std::byte* x, size_t part) {
     std::conditional_t<Parts == 1, uint32_t, uint64_t> bits;
@@ -165,9 +164,9 @@ template <size_t Bits, size_t Limbs, size_t P, size_t R>
   }
 }
 
-// Sums of one limb and a panel, and rows of them: where vectors are whole panels there are
-// registers for them, and else it was measured. A panel of arm64's has four: more than 16 sums
-// leave its 32 registers too few for codes and limbs; two rows of three limbs are worth it.
+// Sums of one limb and a panel, and rows of them: all that fit in registers if a vector is a panel,
+// else measured. On arm64 a panel has four vectors: more than 16 sums leave too few of 32 registers
+// for codes and limbs, but two rows of three limbs are worth it.
 constexpr size_t kDotSums = kLanes == kPanelOutputs ? 24 : kLanes == 8 ? 8 : 4;
 constexpr size_t kDotRows = kLanes == kPanelOutputs ? 12 : kLanes == 8 ? 6 : 4;
 

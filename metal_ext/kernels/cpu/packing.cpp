@@ -3,16 +3,17 @@
 #include <algorithm>
 #include <cstring>
 
+// Packs weights into panels, and unpacks rows of them.
 namespace quire::cpu {
 namespace {
 
-// Where a number of an output and an input lies in a panel, in numbers.
+// The index of a number in a panel, by input and lane (output).
 size_t place_of_bfloat16(size_t input, size_t lane) {
   return (input / 2 * kPanelOutputs + lane) * 2 + input % 2;
 }
 size_t place_of_float32(size_t input, size_t lane) { return input * kPanelOutputs + lane; }
 
-// Codes: which word of its group, and by how many bits it is shifted there.
+// The place of a code: the word in its group, and the shift in that word.
 struct CodePlace {
   size_t word;
   uint32_t shift;
@@ -32,7 +33,6 @@ float widened(uint16_t number) {
 }
 float widened(float number) { return number; }
 
-// For numbers that a bfloat16 can hold.
 template <class Number>
 Number narrowed(float number) {
   if constexpr (sizeof(Number) == 2) {
@@ -44,16 +44,13 @@ Number narrowed(float number) {
   }
 }
 
-// Where a scale (0) and a bias (1) stand: as pairs of bfloat16 do, or as those of float32.
+// The index of a scale (number 0) or a bias (1), laid out as pairs of inputs are.
 template <class Number>
 size_t place_of_scale(size_t number, size_t lane) {
   return sizeof(Number) == 2 ? place_of_bfloat16(number, lane) : place_of_float32(number, lane);
 }
 
-// --- stored numbers ------------------------------------------------------------------------------
-
-// The value of an E8M0 byte: 2^(exponent - 127). float32 has it as its own exponent, but for the
-// least one.
+// The value of an E8M0 byte, 2^(exponent - 127): float32's own exponent, except for the least one.
 float power_of_two(uint32_t exponent) {
   const uint32_t bits = exponent == 0 ? 0x00400000u : exponent << 23;
   float number;
@@ -111,9 +108,7 @@ struct CodeRow {
   }
 };
 
-// --- packing -------------------------------------------------------------------------------------
-
-// A lane is one of a panel's outputs: row `row` of the part that has it.
+// A lane is one of a panel's outputs: row `row` of `part`.
 void pack_bfloat16(const LinearShape& shape, const Weights& part, size_t row, size_t lane,
                    std::byte* panel) {
   const auto* from = static_cast<const uint16_t*>(part.numbers) + row * shape.inputs;
@@ -164,8 +159,6 @@ void pack_lane(const LinearShape& shape, const Weights& part, size_t row, size_t
                  : pack_codes<float>(shape, part, row, lane, panel);
   }
 }
-
-// --- unpacking -----------------------------------------------------------------------------------
 
 template <class Number>
 void unpack_codes(const LinearShape& shape, const std::byte* panel, size_t lane, float* target) {

@@ -6,43 +6,43 @@
 
 #include "cpu/linear.h"
 
-// From weights as MLX has them to panels, and back. Nothing here is in a hurry: weights are packed
-// once, and a row is unpacked where a token is looked up.
+// Converts weights between MLX's layout and panels. Not optimised: weights are packed once, and a
+// row is unpacked for each token looked up.
 namespace quire::cpu {
 
 // The type of plain numbers or of scales. exponents: bytes e for 2^(e - 127), the scales of MXFP4.
 enum class StoredNumber { bfloat16, float32, exponents };
 
-// How MLX stores a matrix: plain numbers; or codes with a scale and a bias for each group. Codes
-// with exponents are floats of 4 bits (E2M1 of the OCP's Microscaling Formats 1.0), without biases.
+// A matrix as MLX stores it: plain numbers, or codes with a scale and a bias per group. With
+// exponents, codes are floats of 4 bits (E2M1 of the OCP's Microscaling Formats 1.0), without
+// biases.
 struct StoredKind {
   size_t outputs;
   StoredNumber numbers;
-  size_t bits = 0;  // of a code: 1 to 6 or 8; 0 where numbers are plain
+  size_t bits = 0;  // of a code: 1 to 6 or 8; 0: plain numbers
   size_t group = 0;
 };
 
-// A matrix as MLX has it, rows of outputs one behind the other.
+// A matrix in MLX's layout, [outputs] rows.
 struct Weights {
   StoredKind kind;
-  // [outputs][inputs]; or an output's codes, a stream of bits from each byte's lowest on.
+  // [outputs][inputs]; or each output's codes, as a stream of bits from each byte's lowest bit on.
   const void* numbers;
-  // [outputs][groups]; null where there are none.
+  // [outputs][groups], or null.
   const void* scales = nullptr;
   const void* biases = nullptr;
 };
 
-// The layer of matrices with the same inputs, one behind the other. What is alike is kept as it is.
-// Codes become 4 or 8 bits wide, with the smallest of their groups; every number stays the same.
-// Only where plain numbers stand beside codes, these become float32.
+// The packed shape of stacked matrices with the same inputs. No value changes: codes become 4 or 8
+// bits wide with the smallest group of all, and plain numbers beside codes become float32.
 LinearShape joined_shape(size_t inputs, std::span<const StoredKind> parts);
 
-// Packs `count` panels from `first` on. parts: of a layer of that shape, by joined_shape(). packed:
-// the whole layer's, shape.packed_bytes().
+// Packs `count` panels from `first` on. parts: as for joined_shape(). packed: the whole layer,
+// shape.packed_bytes().
 void pack(const LinearShape& shape, std::span<const Weights> parts, size_t first, size_t count,
           std::byte* packed);
 
-// One output's weights: target [inputs].
+// Unpacks one output's weights to target [inputs].
 void unpack(const LinearShape& shape, const std::byte* packed, size_t output, float* target);
 
 }  // namespace quire::cpu

@@ -1,7 +1,7 @@
-// Vectors of QUIRE_LANES floats, in the compilers' own vector extension, and numbers as callers
-// hold them: bfloat16 and float32, in natural and in kernel order. One text for every instruction
-// set, included inside that set's namespace. It must not include anything itself, so that no
-// library function is compiled with instructions that the machine may lack.
+// Vectors of QUIRE_LANES floats, and loads and stores of bfloat16 and float32 in natural and kernel
+// order. Compiled once per instruction set, in its namespace, by the compilers' vector extension.
+// Must include nothing: library functions would be compiled with instructions that the machine may
+// lack.
 
 constexpr size_t kLanes = QUIRE_LANES;
 
@@ -13,10 +13,10 @@ typedef uint32_t UnalignedBits __attribute__((vector_size(kLanes * 4), aligned(2
 
 inline Vec load(const float* p) { return *reinterpret_cast<const UnalignedVec*>(p); }
 inline void store(float* p, Vec v) { *reinterpret_cast<UnalignedVec*>(p) = v; }
-inline Vec all(float x) { return x - Vec{}; }  // x - 0 is x, whatever x is
-// a * b + c, rounded once where there is an instruction for it. It is named, and compilers may not
-// make one of a product and a sum by themselves: they do here and not there, and a row would have
-// other bits in other company.
+inline Vec all(float x) { return x - Vec{}; }  // x - 0 is x for every x
+// a * b + c, rounded once where an instruction does so. Compilers must not fuse other products and
+// sums by themselves: they do so in some places only, and a row's bits would depend on its
+// neighbours.
 inline Vec fma(Vec a, Vec b, Vec c) {
 #if defined(__AVX512F__)
   return _mm512_fmadd_ps(a, b, c);
@@ -33,8 +33,8 @@ inline Vec larger(Vec a, Vec b) { return a > b ? a : b; }
 inline void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 inline void prefetch_near(const void* p) { __builtin_prefetch(p, 0, 3); }
 
-// Two vectors of a row. bfloat16: 2 * kLanes numbers as pairs; the even ones and the odd ones. The
-// upper half of a float is its bfloat16, so that widening is a shift or a mask.
+// Loads two vectors of a row. bfloat16: 2 * kLanes numbers, the even ones and the odd ones.
+// Widening is a shift or a mask, because a float's upper half is its bfloat16.
 inline void load_pair(const uint16_t* p, Vec& first, Vec& second) {
   const BitVec bits = *reinterpret_cast<const UnalignedBits*>(p);
   first = reinterpret_cast<Vec>(bits << 16);
@@ -45,7 +45,7 @@ inline void load_pair(const float* p, Vec& first, Vec& second) {
   second = load(p + kLanes);
 }
 
-// Where number i of a row stands in kernel order.
+// The place of number i of a row in kernel order.
 template <class KV>
 constexpr size_t kernel_order(size_t i) {
   if constexpr (sizeof(KV) == 4) {
@@ -65,8 +65,8 @@ inline Vec pick(Vec a, Vec b) {
 #endif
 }
 
-// Adds the upper half of every group of `width` lanes to its lower half; the results of a's groups
-// come before those of b's.
+// Adds the upper half of every group of `width` lanes to its lower half; a's groups come before
+// b's.
 template <int width, int... lane>
 inline Vec fold(Vec a, Vec b, std::integer_sequence<int, lane...>) {
   constexpr int half = width / 2;
@@ -75,7 +75,7 @@ inline Vec fold(Vec a, Vec b, std::integer_sequence<int, lane...>) {
 }
 
 // The sums of the lanes of kLanes vectors, as one vector. Each sum is made by halving, in the same
-// order whichever place its vector has.
+// order for every vector.
 template <int width = static_cast<int>(kLanes)>
 inline Vec sums(Vec* v) {
   if constexpr (width == 1) {
@@ -89,7 +89,7 @@ inline Vec sums(Vec* v) {
   }
 }
 
-// Every lane and the one `width / 2` away from it, added or compared.
+// Adds or compares every lane and the lane `width / 2` away.
 template <int width, int... lane>
 inline Vec across(Vec v, std::integer_sequence<int, lane...>) {
   return pick<(lane ^ (width / 2))...>(v, v);
@@ -114,9 +114,8 @@ inline float largest_of(Vec v) {
   }
 }
 
-// e^x for x <= 0, to 2 ulp; 0 below the smallest normal result. NaN stays NaN.
-// x = n ln 2 + r with |r| <= ln 2 / 2; e^r by its Taylor polynomial of degree 7, whose remainder
-// there is below 1e-8.
+// e^x for x <= 0, to 2 ulp; 0 below the smallest normal result. NaN stays NaN. x = n ln 2 + r with
+// |r| <= ln 2 / 2; e^r by its Taylor polynomial of degree 7 (remainder below 1e-8).
 inline Vec exp_of_negative(Vec x) {
   const Vec lowest = all(-87.0f);
   const Vec clamped = x < lowest ? lowest : x;
@@ -133,13 +132,11 @@ inline Vec exp_of_negative(Vec x) {
   p = fma(p, r, all(0.5f));
   p = fma(p, r, all(1.0f));
   p = fma(p, r, all(1.0f));
-  // 2^n, made in the exponent's place. Multiplied, not added to p's bits: the sum of a NaN and an
-  // integer may be a number.
+  // 2^n, built from its exponent bits. Multiplied, not added to p's bits: a NaN plus an integer may
+  // be a number.
   const IntVec power = (reinterpret_cast<IntVec>(shifted) << 23) + 0x3f800000;
   return x < lowest ? all(0.0f) : p * reinterpret_cast<Vec>(power);
 }
-
-// --- numbers as callers hold them, and as kernels do -------------------------------------------
 
 template <class Body>
 void with_type(KVType type, const Body& body) {
@@ -179,7 +176,7 @@ void prepare_queries(const HeadShape& shape, const float* queries, float scale, 
   });
 }
 
-// The lower or the upper halves of a and b, one lane of each in turn.
+// Alternates lanes of the lower or the upper halves of a and b.
 template <bool upper, int... lane>
 inline Vec zip(Vec a, Vec b, std::integer_sequence<int, lane...>) {
   constexpr int n = static_cast<int>(kLanes);

@@ -1,8 +1,7 @@
-// The running softmax: what has been gathered so far, as in Milakov and Gimelshein, "Online
-// normalizer calculation for softmax" (2018). Included inside an instruction set's namespace, as
-// simd.h is.
+// The running softmax (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018).
+// Included in each instruction set's namespace.
 
-constexpr float kNoScore = -1e30f;  // below every score; finite, so that differences stay numbers
+constexpr float kNoScore = -1e30f;  // below every score, but finite: differences stay numbers
 constexpr float kHidden = -__builtin_inff();  // weighs nothing, whatever the highest score is
 
 inline void start(Partial& state, size_t heads, size_t head_dim) {
@@ -15,8 +14,8 @@ inline void start(Partial& state, size_t heads, size_t head_dim) {
   }
 }
 
-// One step of the running softmax: n scores become weights, the row's state takes them in, and what
-// was gathered before must be multiplied by the factor that is returned.
+// One step of the running softmax: turns n scores into weights and updates the row's state. Returns
+// the factor by which earlier values must be multiplied.
 inline float soften(float* scores, size_t n, float& highest, float& weight) {
   Vec best = all(highest);
   const size_t end = (n + kLanes - 1) / kLanes * kLanes;
@@ -39,7 +38,7 @@ inline float soften(float* scores, size_t n, float& highest, float& weight) {
   return factor;
 }
 
-// into = into and `more`, for one head.
+// Joins `more` into one head's result.
 inline void join(
     float& highest, float& weight, float* values, float more_highest, float more_weight,
     const float* more_values, size_t head_dim) {

@@ -1,4 +1,4 @@
-// Rows of K and V, written at the places of the row table.
+// Writes rows of K and V to their places in the row table.
 #include "rows.h"
 
 // Threads: (row_elements / 4, rows). keys, values: [rows][row_elements].

@@ -1,4 +1,4 @@
-// Whole blocks by their addresses, sixteen bytes per thread. Threads: (bytes / 16, regions).
+// Zeroes and copies blocks by address, 16 bytes per thread. Threads: (bytes / 16, regions).
 #include "rows.h"
 
 [[kernel]] void zero_blocks(

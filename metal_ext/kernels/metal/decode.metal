@@ -1,14 +1,12 @@
 // Softmax attention of single rows over all positions up to their own, in splits of split_tokens
-// positions counted from 0. The order of summation depends on a row's position alone.
-//
-// A threadgroup of decode_split takes one split, for up to kTileHeads query heads of one KV head.
-// It scores the tokens, takes the softmax of the scores, and sums the values with these weights.
-// The heads are the components of a float4, and every number of K and V is read once for all of
-// them. combine.metal combines the splits of a row. A single split needs no combining.
+// positions counted from 0. A threadgroup of decode_split takes one split, for up to kTileHeads
+// query heads of one KV head: it scores the tokens, takes the softmax, and sums the values. The
+// heads are the components of a float4, so that K and V are read once for all heads. combine.metal
+// combines the splits of a row.
 #include "rows.h"
 
 constant constexpr uint kDecodeSimdgroups = kDecodeThreads / 32;
-// Rows that a lane loads before it computes with the first of them, so that memory stays busy.
+// Rows that a lane loads ahead of its arithmetic, so that memory stays busy.
 constant constexpr uint kKeysAhead = 2;
 constant constexpr uint kValuesAhead = 4;
 static_assert(kTileHeads == 4, "the heads of a tile are the components of a float4");
@@ -38,9 +36,9 @@ inline Split split_of(
   return {row, first, tokens, kv_head, kv_head * group + in_group, heads};
 }
 
-// Adds scores up over `lanes` neighbouring lanes, 8 at least; `part`: which of them this one is.
-// Lanes share the heads out as they go, rather than all adding up all of them: what is left is the
-// sum of one head, head_of_part(part).
+// Adds scores over `lanes` neighbouring lanes, 8 at least; `part`: this lane's index among them. In
+// each step lanes divide the heads among themselves: the result is the sum of head_of_part(part)
+// alone.
 inline float add_lanes(float4 score, uint part, uint lanes) {
   const bool odd = (part & 1) != 0;
   const float first =
@@ -62,8 +60,8 @@ template <typename T, typename KV, int D, Rows kind>
 inline void score_tokens(
     const device T* queries, RowSpace space, Split split, constant AttentionArguments& arguments,
     uint simdgroup, uint lane, threadgroup float* scores) {
-  // As many lanes share a token as find eight numbers each, four in either half of the row: that
-  // takes fewer steps of adding up than a whole simdgroup per token, and still reads side by side.
+  // Each of the lanes that share a token takes eight numbers, four of either half of the row: fewer
+  // steps of adding than with a whole simdgroup, and reads stay adjacent.
   constexpr uint kTokenLanes = D / 8;
   constexpr uint kTokens = 32 / kTokenLanes;
   const uint part = lane % kTokenLanes;
@@ -87,7 +85,7 @@ inline void score_tokens(
     vec<KV, 4> highs[kKeysAhead];
     QUIRE_UNROLL
     for (uint i = 0; i < kKeysAhead; ++i) {
-      // Lanes behind the end read the last token again: behind it nothing may be loaded.
+      // Lanes past the end read the last token again: nothing after it may be loaded.
       const uint token = min(first + i * kStep, split.tokens - 1);
       const device KV* key = kv_head_row<kind, KV, D>(
           space, split.row, place, place.key_offset, split.first + token, split.kv_head);
@@ -111,7 +109,7 @@ inline void score_tokens(
   }
 }
 
-// The largest and the sum of a tile's weights, per head.
+// The largest score and the sum of the weights of a tile, per head.
 struct Softened {
   float4 highest;
   float4 total;
@@ -163,8 +161,8 @@ inline Softened soften(
   return result;
 }
 
-// Which of a row's D numbers a lane has when a simdgroup reads the whole row: kPieces pieces of
-// kWidth neighbours.
+// A lane's share of a row's D numbers when a simdgroup reads a row: kPieces pieces of kWidth
+// adjacent numbers.
 template <int D>
 struct RowShare {
   static constant constexpr uint kNumbers = D / 32;
@@ -172,7 +170,7 @@ struct RowShare {
   static constant constexpr uint kPieces = kNumbers / kWidth;
 };
 
-// sum[i] = the tokens' values, weighed; each simdgroup sums every kDecodeSimdgroups-th token.
+// sum[i] = the weighted values; each simdgroup sums every kDecodeSimdgroups-th token.
 template <typename KV, int D, Rows kind>
 inline void weigh_values(
     RowSpace space, Split split, constant LayerPlace& place, uint simdgroup, uint lane,
@@ -211,8 +209,8 @@ inline void weigh_values(
   }
 }
 
-// Adds the sums of all simdgroups up in simdgroup 0, pair by pair.
-// shared: [kDecodeSimdgroups / 2 * kNumbers * 32].
+// Adds the sums of all simdgroups into simdgroup 0, pairwise. shared: [kDecodeSimdgroups / 2 *
+// kNumbers * 32].
 template <uint kNumbers>
 inline void add_simdgroups(
     uint simdgroup, uint lane, threadgroup float4* shared, thread float4* sum) {
@@ -235,10 +233,10 @@ inline void add_simdgroups(
   }
 }
 
-// Grid: (kv_heads * tiles, tasks) threadgroups of kDecodeThreads. queries: [rows][query_heads][D].
-// sums: [tasks][query_heads][D], weighed by exp(score - highest); softened:
-// [tasks][query_heads] (highest score, sum of the weights). out: [rows][query_heads][D], of rows
-// that are one split; of those the others are not written.
+// Grid: (kv_heads * tiles, tasks) threadgroups of kDecodeThreads. queries, out:
+// [rows][query_heads][D]. sums: [tasks][query_heads][D], weighted by exp(score - highest);
+// softened: [tasks][query_heads] (highest score, sum of weights). Rows of one split are written to
+// out, others to sums and softened.
 template <typename T, typename KV, int D, Rows kind>
 [[kernel, max_total_threads_per_threadgroup(kDecodeThreads)]] void decode_split(
     const device T* queries [[buffer(0)]],

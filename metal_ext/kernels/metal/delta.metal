@@ -1,18 +1,15 @@
-// Gated delta nets: convolution, unit vectors, recurrence, norm and gate in one; and the tails of
-// the convolution. Yang, Kautz, Hatamizadeh, arXiv 2412.06464:
-//
+// Gated delta nets (Yang, Kautz, Hatamizadeh, arXiv 2412.06464): convolution, unit vectors,
+// recurrence, norm and gate in one kernel; the convolution's tails in another. Tokens are computed
+// one by one, with S in registers, so that the cut into steps changes no bit. A layer's part of a
+// cell: S [value_heads][D][D] float32, then the newest rows of qkv, [tail_rows][conv_width] of T.
 //   S = decay S + (v - decay S k) beta k^T,   y = S q
-//
-// Tokens are computed one after the other, with S in registers: how they are cut into steps changes
-// no bit. A layer's part of a cell: S [value_heads][D][D] float32, then the newest rows of qkv,
-// [tail_rows][conv_width] of T.
 #include "rows.h"
 
 constant constexpr uint kDeltaSimdgroups = kDeltaThreads / 32;
-// Added to the sum of squares of a head's queries or keys; every checkpoint has this one.
+// Added to the sum of squares of a head's queries or keys; the same in every checkpoint.
 constant constexpr float kUnitEps = 1e-6f;
 
-// A cell's part of the layer: an address, or bytes from the arena's start.
+// The layer's part of a cell, given as an address or as bytes from the arena's start.
 template <Rows kind>
 inline device uchar* cell_at(device uchar* arena, ulong cell, constant DeltaArguments& arguments) {
   if (kind == Rows::dense) {
@@ -33,8 +30,8 @@ inline uint conv_width(uint dims, constant DeltaArguments& arguments) {
 
 inline float silu(float x) { return x / (1.0f + precise::exp(-x)); }
 
-// The convolution of one channel for token `token` of a segment: what stands before the segment is
-// the tail's; without one it is zeros.
+// The convolution of one channel for token `token` of a segment. Tokens before the segment come
+// from the tail, or are zeros without one.
 template <typename T>
 inline float convolved(
     const device T* qkv, const device T* tail, bool has_tail, const device float* weights,
@@ -103,7 +100,7 @@ template <typename T, int D, Rows kind>
   const uint width = conv_width(D, arguments);
   const uint key_head = head / (arguments.value_heads / arguments.key_heads);
   const bool reads = segment.reads != 0;
-  // Without a cell to read nothing is read of the one that is written.
+  // Without a cell to start from, `cell` is only a valid address: nothing is read there.
   const ulong begun = reads ? segment.read : writes[segment.first_write].cell;
   const device uchar* cell = cell_at<kind>(arena, begun, arguments);
   const device T* tail = tail_of<T, D>(cell, arguments);
@@ -191,8 +188,8 @@ template <typename T, int D, Rows kind>
   }
 }
 
-// The tails behind gated_delta of the same rows: in a command of its own, because a tail may be
-// written where it was read, and every value head reads it. Threads: (conv_width, segments).
+// Writes the tails after gated_delta of the same rows: a command of its own, because a tail may be
+// overwritten only when every value head has read it. Threads: (conv_width, segments).
 template <typename T, int D, Rows kind>
 [[kernel]] void delta_tails(
     const device T* qkv [[buffer(0)]],
@@ -208,7 +205,7 @@ template <typename T, int D, Rows kind>
   const DeltaSegment segment = segments[at.y];
   const bool reads = segment.reads != 0;
   const uint kept = arguments.tail_rows;
-  // Without a cell to read nothing is read of the one that is written.
+  // Without a cell to start from, `cell` is only a valid address: nothing is read there.
   const ulong begun = reads ? segment.read : writes[segment.first_write].cell;
   const device uchar* cell = cell_at<kind>(arena, begun, arguments);
   const device T* tail = tail_of<T, D>(cell, arguments);
@@ -218,7 +215,7 @@ template <typename T, int D, Rows kind>
     rows = writes[next_write].rows;
     device T* target = const_cast<device T*>(tail_of<T, D>(
         cell_at<kind>(arena, writes[next_write].cell, arguments), arguments));
-    for (uint i = 0; i < kept; ++i) {  // in this order a tail is shifted in its own place
+    for (uint i = 0; i < kept; ++i) {  // this order lets a tail shift in place
       const uint place = rows + i;
       T x = static_cast<T>(0.0f);
       if (place >= kept) {

@@ -1,5 +1,4 @@
-# Writes a C++ file that holds the texts of this folder (csrc/core/metal/kernel_text.h).
-#
+# Writes a C++ file with the texts of this folder (csrc/core/metal/kernel_text.h):
 #   cmake -DOUTPUT=kernel_texts.cpp -P embed.cmake
 
 file(GLOB paths LIST_DIRECTORIES false "${CMAKE_CURRENT_LIST_DIR}/*.h"
@@ -18,7 +17,7 @@ string(APPEND content
   "  throw std::logic_error(\"no kernel text is called \" + std::string(file));\n}\n\n")
 string(APPEND content "}  // namespace quire::metal\n")
 
-# Unchanged texts leave the file's time alone, so that nothing is compiled again.
+# Unchanged texts keep the file's time, so that nothing is compiled again.
 set(before "")
 if(EXISTS "${OUTPUT}")
   file(READ "${OUTPUT}" before)

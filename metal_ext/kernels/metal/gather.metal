@@ -1,4 +1,4 @@
-// The leading rows of one sequence, copied into contiguous arrays.
+// Copies the leading rows of one sequence into contiguous arrays.
 #include "rows.h"
 
 // Threads: (row_elements / 4, tokens). keys, values: [tokens][row_elements], new arrays.

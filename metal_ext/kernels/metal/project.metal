@@ -1,14 +1,12 @@
-// The step between projections and attention: norms and RoPE of q and k, each where the model has
-// it, and the rows' append.
+// The step between projections and attention: norms and RoPE of q and k, each if the model has it,
+// and the append of the rows.
 #include "rows.h"
 
-// Grid: (query_heads + kv_heads, rows) threadgroups of one simdgroup, one head each. Those of KV
+// Grid: (query_heads + kv_heads, rows) threadgroups of one simdgroup, one head each; those of KV
 // heads write K and V. queries, queries_out: [rows][query_heads][D]; keys, values:
-// [rows][kv_heads][D]; weights: [D], where there are norms.
-//
-// A lane has kPairs neighbouring pairs of dimensions. Those that turn lie in the first 2 * turned
-// dimensions, half of these apart; those that do not are split as evenly:
-//
+// [rows][kv_heads][D]; weights: [D], if there are norms. A lane has kPairs adjacent pairs of
+// dimensions. The two of a pair lie `turned` apart in the first 2 * turned dimensions, which
+// rotate, and as evenly in the rest:
 //   dimension  | low, turned | high, turned | low ......... | high ........ |
 //              0           turned        2 turned      D / 2 + turned       D
 template <typename T, typename KV, int D, Rows kind>

@@ -1,4 +1,4 @@
-// How kernels find the rows of K and V, and read and write their numbers.
+// Finds the rows of K and V, and reads and writes their numbers, in all kernels.
 #pragma once
 
 #include "arguments.h"
@@ -8,11 +8,11 @@
 using namespace metal;
 using namespace quire::metal;
 
-// Before loops that index a thread's arrays: those are registers where every index is a constant,
-// and memory of the device otherwise.
+// For loops over a thread's arrays: unrolled, all indices are constants and arrays stay in
+// registers; otherwise they lie in the device's memory.
 #define QUIRE_UNROLL _Pragma("clang loop unroll(full)")
 
-// The three substrates differ in nothing but the address of a row (arguments.h).
+// The three substrates, which differ in the address of a row alone (arguments.h).
 enum class Rows { sparse, dense, paged };
 
 // The bindings that addresses come from, beside the row itself. Sparse rows need neither.
@@ -21,7 +21,7 @@ struct RowSpace {
   device uchar* arena;        // dense
 };
 
-// Token `token` of the row's sequence, in the region that begins at `region_offset`.
+// The address of token `token` of the row's sequence in the region at `region_offset`.
 template <Rows kind>
 inline device uchar* kv_row(
     RowSpace space, RowEntry row, constant LayerPlace& place, ulong region_offset, uint token) {
@@ -38,7 +38,7 @@ inline device uchar* kv_row(
   return reinterpret_cast<device uchar*>(offset);
 }
 
-// The same for one KV head's elements.
+// The address of one KV head's numbers in that row.
 template <Rows kind, typename KV, int D>
 inline device KV* kv_head_row(
     RowSpace space, RowEntry row, constant LayerPlace& place, ulong region_offset, uint token,
@@ -47,7 +47,7 @@ inline device KV* kv_head_row(
   return reinterpret_cast<device KV*>(start) + kv_head * uint(D);
 }
 
-// N numbers at once. Rows begin at multiples of 16 bytes; arrays of the host need not.
+// Loads N numbers at once. Rows begin at multiples of 16 bytes; arrays of the host need not.
 template <int N, typename KV>
 inline vec<KV, N> load(const device KV* source) {
   return *reinterpret_cast<const device vec<KV, N>*>(source);
@@ -60,7 +60,7 @@ inline void store4(device KV* target, float4 x) {
                  static_cast<KV>(x.w));
 }
 
-// Four numbers of an array that may begin anywhere.
+// Loads four numbers of an array that may begin anywhere.
 template <typename T>
 inline float4 as_floats(const device T* source) {
   return float4(float(source[0]), float(source[1]), float(source[2]), float(source[3]));

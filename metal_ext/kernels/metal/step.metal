@@ -1,9 +1,8 @@
-// The last command of a step: what it writes is there when all commands before it have run.
+// The last command of a step. Its write is visible once all earlier commands have run.
 #include <metal_stdlib>
 
 using namespace metal;
 
-// One thread.
 [[kernel]] void mark_step(
     device ulong* epoch [[buffer(0)]],
     constant ulong& value [[buffer(1)]]) {

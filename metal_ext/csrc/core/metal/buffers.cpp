@@ -4,6 +4,7 @@
 #include <stdexcept>
 #include <string>
 
+// Implements the paged and dense kinds.
 namespace quire::metal {
 
 void require_equal_rows(const Geometry& geometry) {
@@ -43,7 +44,7 @@ std::byte* PagedRange::contents(size_t region, size_t block) const {
 
 bool PagedRange::attach(const Run& run) {
   for (size_t region = 0; run.writable && region < geometry().regions(); ++region) {
-    // One run of one extent, so that blocks lie side by side.
+    // The run's blocks are adjacent, because a run lies in one extent.
     std::memset(contents(region, run.block), 0, run.count * geometry().region_block_bytes(region));
   }
   return true;

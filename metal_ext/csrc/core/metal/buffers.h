@@ -7,16 +7,16 @@
 
 #include "core/metal/device_range.h"
 
+// The kinds without mappings: paged (a table of block addresses) and dense (slices of one buffer).
 namespace quire::metal {
 
-// An extent: an ordinary buffer, which the CPU reaches too.
+// An ordinary buffer, which the CPU reaches too.
 class ExtentHeap final : public DeviceHeap {
  public:
   explicit ExtentHeap(std::shared_ptr<Context> context) : DeviceHeap(std::move(context)) {}
 
-  // The address of a block of region 0; region r lies heap_region_offset(r) behind it.
+  // The address of a block of region 0; region r begins heap_region_offset(r) bytes later.
   uint64_t block_address(size_t block) const;
-  // The same memory for the CPU, of a block of any region.
   std::byte* contents(size_t region, size_t block) const;
 
  protected:
@@ -27,8 +27,8 @@ class ExtentHeap final : public DeviceHeap {
   NS::SharedPtr<MTL::Buffer> buffer_;
 };
 
-// A sequence's addresses as a table: the GPU address of every block. Nothing is mapped on the
-// device, so that it works wherever buffers have addresses.
+// A sequence's page table: the GPU address of each block. Works on every device with such
+// addresses.
 class PagedRange final : public DeviceRange {
  public:
   explicit PagedRange(std::shared_ptr<Context> context) : DeviceRange(std::move(context)) {}
@@ -38,7 +38,7 @@ class PagedRange final : public DeviceRange {
   std::vector<uint64_t> page_addresses(size_t blocks) const override;
 
  protected:
-  bool attach(const Run& run) override;      // the record is the page table
+  bool attach(const Run& run) override;      // the range's record is the page table
   void detach(size_t, size_t) override {}
   void copy(DeviceRange& source, size_t source_block, size_t block, size_t tokens) override;
 
@@ -46,16 +46,15 @@ class PagedRange final : public DeviceRange {
   std::byte* contents(size_t region, size_t block) const;
 };
 
-// Throws std::invalid_argument where regions have rows of different lengths: one address per block
-// could not serve them all.
+// Throws std::invalid_argument unless all regions have rows of one length, as one address per block
+// requires.
 void require_equal_rows(const Geometry& geometry);
 
-// One buffer for all sequences, which kernels bind as any other: it needs nothing of the device
-// that every device does not have.
+// One ordinary buffer for all sequences: works on every device.
 class Arena {
  public:
-  // Room for `slices` whole ranges. Throws std::runtime_error where a buffer cannot be that long,
-  // std::system_error(ENOMEM) where the device refuses.
+  // Holds `slices` whole ranges. Throws std::runtime_error for a buffer longer than
+  // max_buffer_bytes, std::system_error(ENOMEM) when the device refuses.
   Arena(Context& context, size_t slices, size_t max_buffer_bytes);
 
   MTL::Buffer* buffer() const { return buffer_.get(); }
@@ -67,8 +66,7 @@ class Arena {
   NS::SharedPtr<MTL::Buffer> buffer_;
 };
 
-// One slice of the arena: a whole context. It is charged from the start, and given back when the
-// substrate ends.
+// One slice of the arena, a whole context: charged from the start until the substrate ends.
 class ArenaHeap final : public DeviceHeap {
  public:
   ArenaHeap(std::shared_ptr<Context> context, std::shared_ptr<Arena> arena, size_t slice)
@@ -80,7 +78,7 @@ class ArenaHeap final : public DeviceHeap {
   }
 
  protected:
-  void make() override {}  // the arena is there
+  void make() override {}  // the arena exists already
   void unmake() override {}
   bool releases() const override { return false; }
 
@@ -89,15 +87,15 @@ class ArenaHeap final : public DeviceHeap {
   const size_t slice_;
 };
 
-// One block that is the whole context: the slice that is mapped is the range.
+// A range of one block, the whole context. Its addresses are those of the mapped slice.
 class ArenaRange final : public DeviceRange {
  public:
   ArenaRange(std::shared_ptr<Context> context, std::shared_ptr<Arena> arena)
       : DeviceRange(std::move(context)), arena_(std::move(arena)) {}
 
-  // For the CPU: kernels take the arena and row_base(). Null where no slice is mapped.
+  // For the CPU; kernels take the arena and row_base(). Null without a mapped slice.
   std::byte* region(size_t index) const override;
-  // Bytes from the arena's start. Throws std::logic_error where no slice is mapped.
+  // Bytes from the arena's start. Throws std::logic_error without a mapped slice.
   uint64_t row_base(size_t buffer) const override;
   BufferPlace view(size_t region) const override;
 
@@ -113,7 +111,7 @@ class ArenaRange final : public DeviceRange {
   const std::shared_ptr<Arena> arena_;
 };
 
-// Throws std::invalid_argument where a range or a heap is more than one block.
+// Throws std::invalid_argument unless a range and a heap are one block each.
 void require_one_block(const Geometry& geometry);
 
 }  // namespace quire::metal

@@ -7,13 +7,14 @@
 
 #include "core/checked.h"
 
+// Implements the cells' buffers and the checks of each step's uses.
 namespace quire::metal {
 namespace {
 
 constexpr size_t kAlignment = 16;
 
-// How many cells a buffer has. One large member would make a residency set too large, so that they
-// are no longer than a set should be; but dense kernels bind one buffer.
+// The number of cells in a buffer. A buffer has at most a residency set's size; dense has one
+// buffer, which kernels bind.
 size_t per_buffer(const Context& context, size_t count, size_t cell_bytes, size_t most) {
   if (cell_bytes == 0 || cell_bytes % kAlignment != 0) {
     throw std::invalid_argument(

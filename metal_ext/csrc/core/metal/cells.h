@@ -12,58 +12,52 @@
 
 namespace quire::metal {
 
-// Consecutive rows of one sequence in a step, and by number the cells that they begin with and end
-// in.
+// Consecutive rows of one sequence in a step, with the cells that they start from and write.
 struct CellSegment {
   struct Write {
-    size_t rows;  // the write comes after this many of them
+    size_t rows;  // the write follows the first `rows` rows
     size_t cell;
   };
   size_t count;
-  std::optional<size_t> read;  // nothing: zeros
-  std::vector<Write> writes;   // rows ascending; the last one's are all
+  std::optional<size_t> read;  // none: zeros
+  std::vector<Write> writes;   // ascending by rows; the last is after all rows
 };
 
-// Memory for cells, which recurrent layers keep their states in: a fixed number of them, in
-// ordinary buffers that are made once and stay until the substrate ends.
-//
+// A fixed number of cells, the states of recurrent layers, in buffers that stay until the end. Only
+// the engine's thread uses it.
 //   buffer 0 | cell 0 | cell 1 | cell 2 |   buffer 1 | cell 3 | cell 4 | ...
-//
-// Rule: a cell is written anew only when every step that may touch it has completed. The sequence
-// that goes on in the cell that it reads is ordered behind its own steps by the cache token. What
-// breaks the rule is a std::logic_error that names cell and epochs, before anything is encoded.
-//
-// Engine's thread.
+// Rule: a cell is overwritten only after every step that may touch the cell has completed. A
+// sequence may overwrite the cell that it reads: the cache token orders its steps. A violation is a
+// std::logic_error that names cell and epochs, before anything is encoded.
 class Cells {
  public:
-  // most: bytes of a buffer. Throws std::invalid_argument where cells do not begin at multiples of
-  // 16 bytes, std::runtime_error where a buffer cannot be that long, std::system_error(ENOMEM)
-  // where the device refuses.
+  // most: bytes of a buffer. Throws std::invalid_argument unless cell_bytes is a multiple of 16,
+  // std::runtime_error for a buffer that is too long, std::system_error(ENOMEM) when the device
+  // refuses.
   Cells(Context& context, size_t count, size_t cell_bytes, size_t most);
 
   size_t count() const { return uses_.size(); }
   size_t cell_bytes() const { return cell_bytes_; }
-  // The place of a cell as kernels take it: its GPU address; on dense, bytes from its buffer's
-  // start.
+  // The cell as kernels take it: a GPU address, or on dense the offset in the buffer.
   uint64_t place(size_t cell) const;
-  // Dense: the one buffer, which kernels bind. Null on others.
+  // Dense: the one buffer, which kernels bind. Other kinds: null.
   MTL::Buffer* arena() const;
 
-  // A step that started as `epoch` does this with cells. Throws std::out_of_range for a cell that
-  // is not there, std::invalid_argument where writes do not ascend to the segment's count.
+  // Notes the cells that the step `epoch` uses, and enforces the rule. Throws std::out_of_range for
+  // an unknown cell, std::invalid_argument unless writes ascend to the segment's count.
   void use(uint64_t epoch, const std::vector<CellSegment>& segments);
 
   void drop() { buffers_.clear(); }
 
  private:
-  // The newest steps that have touched a cell; 0: none.
+  // The newest epochs that touched a cell; 0: none.
   struct Use {
     uint64_t written = 0;
-    uint64_t read = 0;  // by sequences that do not write it
+    uint64_t read = 0;  // by sequences that do not write the cell
   };
 
   void check(const CellSegment& segment) const;
-  // `readers`: of each cell, how many segments of the step read it.
+  // readers: for each cell, the number of the step's segments that read it.
   void check_use(
       uint64_t epoch, const CellSegment& segment, const std::map<size_t, size_t>& readers) const;
 

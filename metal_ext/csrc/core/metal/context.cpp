@@ -6,6 +6,7 @@
 
 #include "core/metal/sparse.h"
 
+// Implements the context: checks the device, settles new memory, and guards mapping points.
 namespace quire::metal {
 namespace {
 

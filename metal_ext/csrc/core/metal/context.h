@@ -16,9 +16,9 @@ namespace quire::metal {
 
 class Bundle;
 
-// The objects that all heaps and ranges of one substrate share. It outlives them.
+// The objects that all heaps and ranges of one substrate share. Outlives them.
 struct Context {
-  // Throws std::runtime_error that names everything that the device lacks for that kind.
+  // Throws std::runtime_error that names everything that the device lacks for the kind.
   Context(
       NS::SharedPtr<MTL::Device> device, Kind kind, const Geometry& geometry,
       bool maps_beside_steps, std::chrono::nanoseconds timeout,
@@ -29,27 +29,27 @@ struct Context {
   const Capabilities capabilities;
   const Kind kind;
   const Geometry geometry;
-  // True where mappings change while steps are in flight. Only on sparse may that be forbidden.
+  // Whether mappings may change while steps are in flight. False only on sparse.
   const bool maps_beside_steps;
   Health health;
   Epochs epochs;
   Residency residency;
-  // Guards every heap's ledger, and every range's record of what is mapped and when it was used.
+  // Guards every heap's ledger and every range's record of mappings and uses.
   std::mutex books;
-  bool ended = false;  // guarded by books: nothing new begins
+  bool ended = false;  // guarded by books; true: nothing new begins
   // Sparse only.
   std::unique_ptr<MappingQueue> mapping;
   std::unique_ptr<BlockWork> work;
   std::unique_ptr<Bundle> bundle;
 
-  // Before anything touches new memory: puts it into residency sets, and asks for these. Mapper's
-  // thread. Throws std::system_error(ENOMEM) where there is no set for it now.
+  // Makes new memory resident before its first use. Mapper's thread. Throws
+  // std::system_error(ENOMEM) when no residency set can take the memory now.
   void settle();
-  // Rule: where mappings do not change beside steps, blocks are mapped and unmapped, and heaps
-  // released, only while no epoch is in flight; as long as the pause lives none starts. Throws
-  // std::logic_error that names the epoch: `what` "cannot be ...".
+  // Rule: without maps_beside_steps, blocks are mapped and unmapped, and heaps released, only while
+  // no epoch is in flight. None starts during the pause. Throws std::logic_error: `what`, and the
+  // epoch.
   Epochs::Pause mapping_point(const char* what);
-  // Throws std::logic_error where the substrate has ended. Under books.
+  // Throws std::logic_error after the substrate's end. Under books.
   void require_running() const;
 };
 

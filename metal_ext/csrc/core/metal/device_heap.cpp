@@ -4,6 +4,7 @@
 #include <stdexcept>
 #include <string>
 
+// Implements the ledger of blocks, and the making and release of heaps.
 namespace quire::metal {
 
 namespace {

@@ -12,34 +12,28 @@
 
 namespace quire::metal {
 
-// The state of every block of one heap: its mappings, its writer, and whether it is sealed. Not
-// thread-safe: the substrate's books have one mutex. All throw std::logic_error.
-//
+// Tracks every block of one heap: mappings, writer, and seal. Context::books guards it. All methods
+// throw std::logic_error when a rule is broken.
 //   blank -- writable mapping --> owned -- read-only mapping, its writes complete --> sealed
-//
-// A sealed block is never written. It becomes owned again by a new writable mapping, which needs
-// that nothing maps it any more.
+// A sealed block is never written. A new writable mapping makes an unmapped block owned again.
 class BlockLedger {
  public:
   explicit BlockLedger(size_t blocks) : blocks_(blocks) {}
 
-  // Puts the blocks behind the addresses of `writer`, which alone may write them. Rule: a block
-  // gets a writable mapping only when nothing maps it.
+  // Maps blocks for `writer`, the only range that may write them. Rule: such a block has no
+  // mapping.
   void map_writable(size_t first, size_t count, const void* writer);
-  // Rule: a block is shared only when the epoch of its last write is complete, and from then on it
-  // is sealed.
+  // Seals the blocks. Rule: the epoch of a shared block's last write is complete.
   void map_read_only(size_t first, size_t count, uint64_t completed_epoch);
-  // One mapping fewer, the writer's if `range` is the writer.
   void unmap(size_t block, const void* range);
 
-  // Takes a mapping back that did not come about, because the heap's memory was refused.
+  // Reverts a mapping that was recorded before the heap's memory was refused.
   void withdraw(size_t first, size_t count);
 
-  // A step writes the block. Rules: only its writer writes a block, and a sealed one is never
-  // written.
+  // Rules: only a block's writer writes the block, and a sealed block is never written.
   void require_writable(size_t block, const void* writer) const;
   void write(size_t block, const void* writer, uint64_t epoch);
-  // The epoch of the last write; 0 for none, or one that was waited for.
+  // The epoch of the last write; 0: none, or a copy that is complete.
   uint64_t written_epoch(size_t block) const { return blocks_[block].written_epoch; }
 
   size_t mappings() const { return mappings_; }
@@ -59,7 +53,7 @@ class BlockLedger {
   size_t mappings_ = 0;
 };
 
-// Physical memory of the device. It is released whole, and made again when it is next mapped.
+// Physical memory of the device: released as a whole, and made again for the next mapping.
 class DeviceHeap : public Heap {
  public:
   explicit DeviceHeap(std::shared_ptr<Context> context)
@@ -70,31 +64,29 @@ class DeviceHeap : public Heap {
   size_t committed_bytes() const override { return committed_.load(); }
   bool releases_blocks() const override { return false; }
 
-  // Makes the memory if there is none. Throws std::system_error(ENOMEM) where the device refuses.
+  // Makes missing memory. Throws std::system_error(ENOMEM) when the device refuses.
   void commit();
-  // Gives the memory back, for good: the substrate ends. Nothing maps it.
+  // Releases the memory of an unmapped heap for good, at the substrate's end.
   void drop();
 
-  // Under Context::books.
+  // Guarded by Context::books.
   BlockLedger& ledger() { return ledger_; }
   const std::shared_ptr<Context>& context() const { return context_; }
 
  protected:
-  // Rule: a heap is released only when no block of it is mapped and no epoch is in flight. Waits
-  // for the latter, where it may be called while one is; where steps follow each other without a
-  // pause until the time limit, the heap is kept, and committed_bytes() says so.
+  // Rule: a heap is released only when no block is mapped and no epoch is in flight. Where steps
+  // may run, waits for a pause between them; without a pause until the timeout, the heap is kept.
   void release_memory(size_t first, size_t count) override;
 
-  // Make, for the next residency set, or throw std::system_error(ENOMEM); take out of its set and
-  // let go.
+  // Make memory for the next residency set, or throw std::system_error(ENOMEM); release the memory.
   virtual void make() = 0;
   virtual void unmake() = 0;
-  // True where the device gets the memory back before the substrate ends.
+  // False: the memory stays until the substrate ends.
   virtual bool releases() const { return true; }
 
  private:
   const std::shared_ptr<Context> context_;
-  std::mutex memory_;  // held while memory is made or let go of
+  std::mutex memory_;  // held while memory is made or released
   std::atomic<size_t> committed_{0};
   BlockLedger ledger_;
 };

@@ -5,6 +5,7 @@
 #include <string>
 #include <system_error>
 
+// Implements the rules of mapping, use and copying that all kinds share.
 namespace quire::metal {
 
 void DeviceRange::wait_for(uint64_t epoch, const char* what) const {
@@ -82,7 +83,7 @@ bool DeviceRange::map_memory(
   if (attach(run)) {
     observe(run);
   }
-  return false;  // observe() has counted them, or will
+  return false;  // observe() counts the blocks, now or later
 }
 
 void DeviceRange::prepare_unmap() {
@@ -94,7 +95,7 @@ void DeviceRange::unmap_memory(size_t block, size_t count) {
   const auto point = context_->mapping_point("blocks cannot be unmapped");
   uint64_t last_used;
   {
-    // The blocks count as unmapped already, so that use() has either been noted or will refuse.
+    // The blocks already count as unmapped: every use() either is in last_used_ or will be refused.
     const std::lock_guard books(context_->books);
     last_used = last_used_;
   }
@@ -119,7 +120,7 @@ void DeviceRange::note_use(uint64_t epoch, size_t start, size_t count) {
   if (epoch > context_->epochs.newest() || epoch <= context_->epochs.completed()) {
     throw std::logic_error("epoch " + std::to_string(epoch) + " is not in flight");
   }
-  // Rule: rows are used only where the mapping was observed.
+  // Rule: a step uses only rows whose mapping was observed.
   if (start + count > mapped_tokens()) {
     throw std::logic_error(
         "a step cannot use tokens up to " + std::to_string(start + count) + ": " +

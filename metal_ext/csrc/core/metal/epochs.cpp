@@ -5,10 +5,11 @@
 
 #include "core/metal/gpu.h"
 
+// Implements epochs: starts, waits, pauses and abandoned steps.
 namespace quire::metal {
 namespace {
 
-// The event does not tell that an epoch was abandoned: waits look again this often.
+// An abandoned epoch signals no event: waits look again after this time.
 constexpr std::chrono::milliseconds kLookAgain{20};
 
 }  // namespace
@@ -81,7 +82,7 @@ void Epochs::abandon(uint64_t epoch) {
   if (epoch == 0 || epoch > started_) {
     throw std::logic_error("epoch " + std::to_string(epoch) + " was never started");
   }
-  // Kept here rather than set on the event: a value covers all below it, and earlier steps may run.
+  // Not set on the event: its value would also complete earlier epochs that may still run.
   if (epoch > completed_locked()) {
     abandoned_.insert(epoch);
   }

@@ -12,36 +12,36 @@
 
 namespace quire::metal {
 
-// A number that rises when the device has finished a step. Started on the host, signalled by the
-// last command buffer of the step, through a shared event. Any thread, except where one is named.
+// Numbers the steps on the device. The host starts an epoch; the step's last command buffer signals
+// it through a shared event. Any thread, unless a method names one.
 class Epochs {
   struct Resume {
     void operator()(Epochs* epochs) const { epochs->resume(); }
   };
 
  public:
-  // While one lives, no epoch is in flight and none starts.
+  // No epoch is in flight or starts while a Pause lives.
   using Pause = std::unique_ptr<Epochs, Resume>;
 
-  // Throws std::system_error(ENOMEM) where the device gives no event.
+  // Throws std::system_error(ENOMEM) when the device gives no event.
   explicit Epochs(MTL::Device* device);
 
-  // Opens the next step's epoch: 1, 2, ... Engine's thread. Throws std::logic_error in a pause.
+  // Opens the next epoch: 1, 2, ... Engine's thread. Throws std::logic_error during a pause.
   uint64_t start();
   uint64_t newest() const;
-  // The event to encode a signal of, with the epoch as its value, behind a step's last command.
+  // The event that the step's last command signals, with the epoch as value.
   MTL::SharedEvent* event() const { return event_.get(); }
-  // All epochs up to this one are complete.
+  // The newest epoch such that it and all earlier ones are complete.
   uint64_t completed() const;
-  // False when the time passed first. Looks once at least: this thread may not have run meanwhile.
+  // False when the timeout passes first. Looks at least once, whatever the timeout.
   bool wait(uint64_t epoch, std::chrono::nanoseconds timeout) const;
-  // The step failed and nothing of it runs any more: counts as complete. Throws std::logic_error
-  // for an epoch that was never started.
+  // Counts a failed step as complete, once none of its commands runs. Throws std::logic_error for
+  // an unknown epoch.
   void abandon(uint64_t epoch);
-  // Runs the body while no epoch is in flight and none can start; false, without running it, when
-  // there was always one until the time had passed.
+  // Runs the body while no epoch is in flight and none can start. False when no such moment came
+  // before the timeout.
   bool while_idle(std::chrono::nanoseconds timeout, const std::function<void()>& body);
-  // Throws std::logic_error that names the epoch that is in flight: `what` "cannot be ...".
+  // Throws std::logic_error that says: `what`, and the epoch in flight.
   Pause pause(const std::string& what);
 
  private:
@@ -53,7 +53,7 @@ class Epochs {
   uint64_t started_ = 0;
   size_t pauses_ = 0;
   mutable uint64_t completed_ = 0;
-  mutable std::set<uint64_t> abandoned_;  // those above completed_
+  mutable std::set<uint64_t> abandoned_;  // epochs above completed_
 };
 
 }  // namespace quire::metal

@@ -6,11 +6,12 @@
 #include <stdexcept>
 #include <system_error>
 
+// Implements the probe of a GPU's abilities, its health, and its objects.
 namespace quire::metal {
 
 namespace {
 
-// metal-cpp keeps what it asks objects with to its own classes.
+// Gives access to metal-cpp's protected way of asking an object for its methods.
 struct Ask : NS::Object {
   static bool answers(const void* object, const char* selector) {
     return respondsToSelector(object, sel_registerName(selector));
@@ -36,8 +37,8 @@ constexpr Kind kAll[] = {Kind::sparse, Kind::paged, Kind::dense};
 constexpr Kind kAddressed[] = {Kind::sparse, Kind::paged};
 constexpr Kind kSparse[] = {Kind::sparse};
 
-// Every message that the substrates send, by its receiver and the kinds that send it. The message
-// that makes an object stands before the messages to the object.
+// The messages that the substrates send, by receiver and kind. A message that makes an object
+// stands before the messages to that object.
 constexpr const char* kDeviceAll[] = {
     "newBufferWithLength:options:", "newSharedEvent", "maxBufferLength"};
 constexpr const char* kDeviceSparse[] = {
@@ -81,7 +82,7 @@ class Probe {
  private:
   void lacks(Kind kind, const std::string& what) { found_.missing.push_back({kind, what}); }
 
-  // What an object of the device must answer for some kinds.
+  // Notes the missing ones of the messages that these kinds need of an object.
   void demand(
       std::span<const Kind> kinds, const void* object, const char* whose,
       std::span<const char* const> selectors) {
@@ -94,7 +95,7 @@ class Probe {
     }
   }
 
-  // True where the device can make an object; demand() has noted already where it cannot.
+  // True when the device can make the object; demand() has noted a missing message already.
   bool makes(const char* selector) const { return Ask::answers(device_, selector); }
 
   void describe() {
@@ -256,7 +257,7 @@ NS::SharedPtr<MTL::SharedEvent> make_shared_event(MTL::Device* device) {
 bool wait_for_value(
     MTL::SharedEvent* event, uint64_t value, std::chrono::nanoseconds timeout) {
   const auto limit = std::chrono::ceil<std::chrono::milliseconds>(timeout).count();
-  // The event's value counts, not the result of the wait: the system may end a wait early.
+  // The event's value decides, not the wait's result: the system may end a wait early.
   event->waitUntilSignaledValue(value, static_cast<uint64_t>(std::max<int64_t>(limit, 0)));
   return event->signaledValue() >= value;
 }

@@ -11,16 +11,15 @@
 
 #include "core/metal/kernel_text.h"
 
-// A GPU as the substrate meets it: its abilities, whether it answers in time, and its objects.
+// A GPU as the substrate sees it: its abilities, its health, and the objects that it makes.
 namespace quire::metal {
 
-// Throws std::invalid_argument that lists the names.
 Kind kind_named(const std::string& name);
 
-// The abilities of a device. They are asked of the device itself, and never derived from a version
-// of the system: a virtual machine's device lacks abilities that its system has.
+// The abilities of a device, asked of the device itself: a virtual machine's device lacks abilities
+// that its system's version promises.
 struct Capabilities {
-  // Makes a queue, an event and the like, asks them, and lets go of them.
+  // Makes and releases objects, such as a queue and an event, to ask for their abilities.
   static Capabilities probe(MTL::Device* device);
 
   std::string name;
@@ -29,36 +28,32 @@ struct Capabilities {
   uint64_t recommended_working_set_bytes = 0;
   bool unified_memory = false;
   bool residency_sets = false;
-  // The device's own word; nothing where the system is too old for the question.
+  // The device's own answer; none when the system is too old for the question.
   std::optional<bool> placement_sparse;
-  // Messages that objects of this device do not answer, or objects that it does not make, in words.
+  // Messages that the device's objects do not answer, and objects that the device cannot make.
   struct Missing {
     Kind needed_by;
     std::string what;
   };
   std::vector<Missing> missing;
 
-  // Everything that a substrate of this kind needs and that is not there; empty where it can be
-  // tried.
+  // Every missing need of a substrate of this kind; empty when it may be tried.
   std::vector<std::string> missing_for(Kind kind) const;
 };
 
-// A device as the substrate meets it: whether it answers in time, and the objects that it makes.
-
-// Records whether the device has answered everything in time. After a failure the state of mappings
-// is in doubt: the device gets no more work and nothing is released, because on a Mac a paging
-// mistake can take the whole machine down.
+// Remembers whether the device failed or timed out. After a failure mappings are in doubt: the
+// device gets no more work and nothing is released, because a paging mistake can crash a whole Mac.
 class Health {
  public:
   explicit Health(std::chrono::nanoseconds timeout) : timeout_(timeout) {}
 
-  // How long the device may take for one thing.
+  // The time limit of one command.
   std::chrono::nanoseconds timeout() const { return timeout_; }
   // Keeps the first failure for good, and throws this one as std::runtime_error.
   [[noreturn]] void fail(const std::string& what);
-  // The same for something that the device did not finish within the time limit.
+  // As fail(), for a command that did not finish within the time limit.
   [[noreturn]] void time_out(const std::string& what);
-  // Throws std::runtime_error where something has failed.
+  // Throws std::runtime_error after a failure.
   void require() const;
   std::string failure() const;
 
@@ -68,18 +63,18 @@ class Health {
   std::string failure_;
 };
 
-// Holds the objects that Metal releases by itself, until the caller's block ends.
+// Releases Metal's temporary objects at the end of the caller's scope.
 NS::SharedPtr<NS::AutoreleasePool> new_pool();
 
-// Throws std::system_error(ENOMEM) that names the object that the device refuses.
+// Throws std::system_error(ENOMEM) that names the refused object.
 [[noreturn]] void refuse_memory(const std::string& object);
 
-// A buffer that the CPU reaches, too; untracked, as MLX's own are: kernels reach rows by address.
-// Throws std::system_error(ENOMEM) where the device refuses.
+// A buffer that the CPU reaches too. Untracked like MLX's own buffers: kernels reach rows by
+// address. Throws std::system_error(ENOMEM) when the device refuses.
 NS::SharedPtr<MTL::Buffer> make_shared_buffer(MTL::Device* device, size_t bytes);
 NS::SharedPtr<MTL::SharedEvent> make_shared_event(MTL::Device* device);
 
-// False when the time passed before the event had that value.
+// False when the timeout passes before the event reaches the value.
 bool wait_for_value(
     MTL::SharedEvent* event, uint64_t value, std::chrono::nanoseconds timeout);
 

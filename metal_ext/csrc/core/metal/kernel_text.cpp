@@ -6,6 +6,7 @@
 
 #include "metal/arguments.h"
 
+// Names the kernels' instances, and puts their sources together.
 namespace quire::metal {
 namespace {
 
@@ -28,7 +29,7 @@ std::string text_of(int head_dim) {
   return std::to_string(head_dim);
 }
 
-// function<arguments...>, and its name function_arguments_... .
+// The instance function<arguments...>, named function_arguments_... .
 template <class... Arguments>
 Kernel instance(
     const char* file, const std::string& function, size_t threads, Arguments... arguments) {
@@ -45,7 +46,7 @@ Kernel instance(
   return kernel;
 }
 
-// Appends a file, after those that it includes by name in quotes, each once.
+// Appends a file after its quoted includes; skips files in `seen`.
 void append_file(const std::string& file, std::vector<std::string>& seen, std::string& text) {
   if (std::ranges::find(seen, file) != seen.end()) {
     return;

@@ -7,6 +7,7 @@
 
 #include "core/metal/kernel_text.h"
 
+// Implements the mapping queue, and the fills and copies of blocks.
 namespace quire::metal {
 
 MTL::SparsePageSize sparse_page_size(size_t bytes) {
@@ -78,7 +79,7 @@ void MappingQueue::finish() {
 namespace {
 
 constexpr size_t kBytesPerThread = 16;
-// A command that failed signals nothing: waits look at its status this often.
+// A failed command signals nothing: waits look at the command's status after this time.
 constexpr std::chrono::milliseconds kLookAgain{50};
 
 std::string words(const NS::Error* error) {

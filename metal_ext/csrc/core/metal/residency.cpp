@@ -4,6 +4,7 @@
 #include <stdexcept>
 #include <utility>
 
+// Implements residency sets: members, requests, and queues.
 namespace quire::metal {
 
 Heartbeat::Heartbeat(
@@ -28,7 +29,7 @@ Heartbeat::~Heartbeat() {
 void Heartbeat::use() {
   last_use_ = now_();
   if (sleeps_) {
-    { const std::lock_guard lock(mutex_); }  // it has come to its wait
+    { const std::lock_guard lock(mutex_); }  // run() now waits for changed_
     changed_.notify_all();
   }
 }
@@ -72,7 +73,7 @@ bool ResidentSet::fill(std::deque<Member>& waiting, uint64_t size) {
   if (members_.size() == before) {
     return false;
   }
-  set_->commit();  // only what was committed counts
+  set_->commit();  // uncommitted members have no effect
   return true;
 }
 
@@ -127,8 +128,6 @@ Residency::Residency(MTL::Device* device, const Health& health, const Options& o
   }
 }
 
-// --- members -------------------------------------------------------------------------------------
-
 void Residency::add(MTL::Buffer* buffer, uint64_t bytes) {
   const std::lock_guard books(books_);
   if (options_.supported) {
@@ -147,10 +146,10 @@ void Residency::hold(std::vector<NS::SharedPtr<MTL::Buffer>> buffers) {
   if (!options_.supported) {
     return;
   }
-  settle();  // what is there already is not in a set with them
+  settle();  // keeps earlier memory out of the buffers' sets
   const std::lock_guard changes(changes_);
   const size_t most = std::max(options_.most_sets, kLeftByWeights + 1) - kLeftByWeights;
-  // The largest first, so that those that fill a set up are small.
+  // Largest first: small buffers then fill the sets up.
   std::sort(buffers.begin(), buffers.end(), [](const auto& one, const auto& other) {
     return one->length() > other->length();
   });
@@ -173,8 +172,6 @@ void Residency::hold(std::vector<NS::SharedPtr<MTL::Buffer>> buffers) {
   close();
 }
 
-// --- sets --------------------------------------------------------------------------------------
-
 void Residency::close() {
   changed_ += open_ ? 1 : 0;
   open_ = false;
@@ -187,7 +184,7 @@ void Residency::put_on_own(ResidentSet& set) {
   }
 }
 
-// Moves what waits into the set that is open, or a new one; returns that, if it has changed.
+// Moves waiting members into the open set or a new one. Returns the set if it has changed.
 NS::SharedPtr<MTL::ResidencySet> Residency::fill(size_t most) {
   if (!open_) {
     if (empty_.empty()) {
@@ -199,7 +196,7 @@ NS::SharedPtr<MTL::ResidencySet> Residency::fill(size_t most) {
     put_on_own(sets_.back());
   }
   ResidentSet& set = sets_.back();
-  // The size gives way to the number of sets.
+  // The last allowed set takes members of any size.
   const bool changed =
       set.fill(waiting_, sets_.size() < most ? set_bytes_ : ResidentSet::kAnySize);
   auto result = changed ? set.set() : NS::SharedPtr<MTL::ResidencySet>();
@@ -270,7 +267,7 @@ void Residency::remove(MTL::Heap* heap) {
   remove_allocation(heap);
 }
 
-// The whole set goes, and comes back without it: there is no other one to be had.
+// Empties the member's set and fills it again with the other members.
 void Residency::remove_allocation(const MTL::Allocation* allocation) {
   const std::lock_guard changes(changes_);
   const std::lock_guard books(books_);
@@ -298,8 +295,6 @@ void Residency::remove_allocation(const MTL::Allocation* allocation) {
   found->set()->requestResidency();
   ++changed_;
 }
-
-// --- requests ------------------------------------------------------------------------------------
 
 void Residency::ask_for_all() {
   const auto pool = new_pool();
@@ -340,8 +335,6 @@ void Residency::begin_step() {
   }
   refresh();
 }
-
-// --- queues ------------------------------------------------------------------------------------
 
 void Residency::attach(MTL::CommandQueue* queue) {
   const std::lock_guard books(books_);

@@ -18,22 +18,22 @@
 
 #include "core/metal/gpu.h"
 
+// Keeps memory resident on the GPU, in residency sets.
 namespace quire::metal {
 
 using Clock = std::function<std::chrono::steady_clock::time_point()>;
 
-// Calls a function again and again while something is in use, and for a while after, on a thread of
-// its own.
+// Calls a function repeatedly on its own thread, while something is in use and a while after.
 class Heartbeat {
  public:
-  // interval: between calls. keep: how long after the last use.
+  // interval: time between calls. keep: time to go on after the last use.
   Heartbeat(
       std::chrono::nanoseconds interval, std::chrono::nanoseconds keep, Clock now,
       std::function<void()> beat);
-  // Waits for a call that is being made.
+  // Waits for a call in progress.
   ~Heartbeat();
 
-  // Any thread; waits for nothing.
+  // Any thread; never waits.
   void use();
 
  private:
@@ -52,34 +52,32 @@ class Heartbeat {
   std::thread thread_;
 };
 
-// One of the device's residency sets, what is in it, and the queues that have it. One thread at a
-// time; but for request(), nothing here may be done while a command in flight has the set, except
-// to give it to a queue.
+// One of the device's residency sets, its members, and the queues that have it. One thread at a
+// time. While a command in flight has the set, it may only be requested or given to a queue.
 class ResidentSet {
  public:
   static constexpr uint64_t kAnySize = std::numeric_limits<uint64_t>::max();
 
   struct Member {
     const MTL::Allocation* allocation;
-    uint64_t bytes;  // of the working set
+    uint64_t bytes;  // size in the working set
   };
 
-  // Throws std::system_error(ENOMEM) where the device refuses.
   explicit ResidentSet(MTL::Device* device);
 
-  // Takes members from the front as long as they fit, and one at least into an empty set. False
-  // where that is none.
+  // Takes members from the front while they fit; an empty set takes at least one. False when none
+  // was taken.
   bool fill(std::deque<Member>& waiting, uint64_t size);
   bool holds(const MTL::Allocation* allocation) const;
   const std::vector<Member>& members() const { return members_; }
-  // Once per queue, then free.
+  // A second call for the same queue does nothing.
   void put_on(MTL::CommandQueue* queue);
   void put_on(MTL4::CommandQueue* queue);
-  // Off all queues, and empty; returns what was in it.
+  // Removes the set from all queues, and returns its members.
   std::vector<Member> empty();
   const NS::SharedPtr<MTL::ResidencySet>& set() const { return set_; }
 
-  bool full = false;  // so that it stays as it is
+  bool full = false;  // true: takes no more members
 
  private:
   NS::SharedPtr<MTL::ResidencySet> set_;
@@ -90,82 +88,77 @@ class ResidentSet {
 };
 
 // Keeps memory resident that kernels reach by address, because the system cannot see such uses, and
-// the weights, because the system drops unused memory after a while. All of it is in residency
-// sets. Every queue whose commands may touch it has the sets:
-//
+// the weights, because the system drops memory that rests. Every queue whose commands may touch the
+// memory has all sets:
 //   weights | weights | heaps | heaps | heaps and buffers
 //   --- closed: nothing comes or goes ---|--- open, until a step begins
-//
-// Rule: the members of a set change only while no command in flight has the set; a Mac has been
-// seen to go down where members came and went under commands. So memory that is made while steps
-// run gets a set of its own, which stays open for other new memory until the next step begins. A
-// set that loses a member is emptied while nothing runs, and filled again with the others.
-//
-// Without residency sets (macOS 14) it keeps a list of the resources that encoders must name.
+// Rule: a set's members change only while no command in flight has the set; changes under commands
+// have crashed a Mac. New memory therefore goes into a set of its own, open until the next step
+// begins. To remove a member, a set is emptied and filled again while nothing runs. Without
+// residency sets (macOS 14) a list names the resources that encoders must use.
 class Residency {
  public:
-  // A set has no more than this share of the working set: macOS makes whole sets resident, and one
-  // large set has been seen to cost a step (MLX's pull request 4211, whose share this is).
+  // A set's share of the working set. macOS makes whole sets resident, and one large set has cost a
+  // step (MLX's pull request 4211, the source of this share).
   static constexpr uint64_t kSetPercent = 5;
-  // A queue takes 32 sets (Metal's feature set tables). One is MLX's own, the others are spare.
+  // A queue takes 32 sets (Metal's feature set tables). One is MLX's own, others are spare.
   static constexpr size_t kMostSets = 24;
   // Sets that the weights leave to heaps and buffers.
   static constexpr size_t kLeftByWeights = 4;
 
-  // macOS 26 takes wired memory back one second after its last use (llama.cpp's pull request
-  // 17766, whose first interval this is).
+  // macOS 26 unwires memory one second after its last use (llama.cpp's pull request 17766, the
+  // source of the interval).
   static constexpr std::chrono::milliseconds kInterval{500};
 
   struct Options {
     bool supported = false;  // Capabilities::residency_sets
     uint64_t working_set_bytes = 0;
     size_t most_sets = kMostSets;
-    // How long after the last use residency is still requested; 0: not at all after it.
+    // How long to request residency after the last use; 0: never.
     std::chrono::nanoseconds keep = std::chrono::nanoseconds::zero();
-    std::chrono::nanoseconds interval = kInterval;  // the longest without a use or a request
+    std::chrono::nanoseconds interval = kInterval;  // the longest time without a use or a request
     Clock now = &std::chrono::steady_clock::now;
   };
-  // health: nothing is requested of a device that has failed.
+  // health: a failed device gets no requests.
   Residency(MTL::Device* device, const Health& health, const Options& options);
   ~Residency() { end(); }
 
-  // The most bytes of a set, where its members leave a choice; 0 where the device names no limit.
+  // The most bytes of a set with several members; 0: the device names no limit.
   uint64_t set_bytes() const { return set_bytes_; }
-  // New memory, for the next settle(). bytes: what it takes of the working set. Any thread.
+  // New memory, for the next settle(). bytes: its share of the working set. Any thread.
   void add(MTL::Buffer* buffer, uint64_t bytes);
   void add(MTL::Heap* heap, uint64_t bytes);
 
-  // --- engine's thread ---------------------------------------------------------------------------
-  // Buffers that stay until the end, in sets of their own. Once, before the first step. Throws
-  // std::system_error(ENOMEM) where the device refuses.
+  // --- Engine's thread ---
+  // Keeps buffers in sets of their own until the end. Called once, before the first step. Throws
+  // std::system_error(ENOMEM) when the device refuses.
   void hold(std::vector<NS::SharedPtr<MTL::Buffer>> buffers);
-  // A step begins, over memory that was settled: closes the set that is open, and refreshes.
+  // Closes the open set, and refreshes. All memory of the step was settled before.
   void begin_step();
-  // A queue on which steps run, before their commands are committed: gets the closed sets that it
-  // has not got.
+  // Gives a step's queue the closed sets that it lacks, before the step's commands are committed.
   void attach(MTL::CommandQueue* queue);
-  // Without residency sets, the buffers that a compute encoder must be told to use; else empty.
+  // Without residency sets: the buffers that a compute encoder must name. Otherwise empty.
   std::vector<MTL::Resource*> unattached() const;
 
-  // --- mapper's thread ---------------------------------------------------------------------------
-  // The queues of its own commands, which it waits for. Before there are sets.
+  // --- Mapper's thread ---
+  // Sets the queues of the mapper's own commands. Called before any set exists.
   void attach_own(MTL4::CommandQueue* mapping, MTL::CommandQueue* work);
-  // True where settle() would need one set more than there may be.
+  // True when settle() would need more sets than allowed.
   bool crowded() const;
-  // Makes room for sets: those that are not full are dropped, and made again as few. Nothing runs.
+  // Merges the sets that are not full into fewer. Called while nothing runs.
   void gather();
-  // Puts added memory into the open set, or the next ones, and requests their residency. Throws
-  // std::system_error(ENOMEM) where the device refuses: memory without a set stays added.
+  // Puts added memory into sets, and requests their residency. Throws std::system_error(ENOMEM)
+  // when the device refuses; memory without a set then stays added.
   void settle();
-  // Before commands over settled memory are committed. Memory that was neither used nor requested
-  // for a while may not be resident any more: its residency is requested again.
+  // Requests residency again if memory was neither used nor requested for a while. Called before
+  // commands over settled memory are committed.
   void refresh();
-  bool lapsed() const;  // true where refresh() will request it
-  // Before the last reference goes. Nothing runs.
+  bool lapsed() const;  // true when refresh() would request residency
+  // Removes memory before its last reference goes. Called while nothing runs.
   void remove(MTL::Buffer* buffer);
   void remove(MTL::Heap* heap);
 
-  // Off all queues, and empty. Nothing runs.
+  // Empties all sets and takes them off all queues. Called while nothing runs.
   void end();
 
  private:
@@ -173,7 +166,7 @@ class Residency {
   // Under changes_.
   void make_sets(size_t most);
   void ask_for_all();
-  // Under books_, too.
+  // Under changes_ and books_.
   NS::SharedPtr<MTL::ResidencySet> fill(size_t most);
   void put_on_own(ResidentSet& set);
   void close();  // under books_ alone
@@ -184,22 +177,22 @@ class Residency {
   const uint64_t set_bytes_;
   // Held while sets are made, dropped or requested.
   std::mutex changes_;
-  std::vector<ResidentSet> empty_;  // what gather() makes sets of
-  mutable std::mutex books_;  // guards all that follows, and is never held for long
+  std::vector<ResidentSet> empty_;  // spare sets for make_sets()
+  mutable std::mutex books_;  // guards the members below; never held for long
   std::vector<ResidentSet> sets_;
-  bool open_ = false;           // the last set
-  std::deque<ResidentSet::Member> waiting_;  // for a set
+  bool open_ = false;           // whether the last set is open
+  std::deque<ResidentSet::Member> waiting_;  // members without a set
   std::vector<NS::SharedPtr<MTL::Buffer>> held_;
-  uint64_t changed_ = 0;  // how often there was a closed set more
+  uint64_t changed_ = 0;  // rises when a set is closed
   std::unordered_map<MTL::CommandQueue*, std::pair<NS::SharedPtr<MTL::CommandQueue>, uint64_t>>
-      queues_;  // and the value of changed_ that they have seen
+      queues_;  // each with the last value of changed_ that it has seen
   NS::SharedPtr<MTL4::CommandQueue> mapping_;
   NS::SharedPtr<MTL::CommandQueue> work_;
   std::vector<MTL::Resource*> unattached_;
 
-  // When all sets were last in use or requested.
+  // The last time that all sets were used or requested.
   std::atomic<std::chrono::steady_clock::time_point> fresh_;
-  std::unique_ptr<Heartbeat> heartbeat_;  // null where nothing is kept
+  std::unique_ptr<Heartbeat> heartbeat_;  // null when Options::keep is 0
 };
 
 }  // namespace quire::metal

@@ -7,6 +7,7 @@
 #include "core/checked.h"
 #include "core/metal/context.h"
 
+// Implements placement heaps, sparse buffers and bundles.
 namespace quire::metal {
 
 BufferPlan::BufferPlan(const Geometry& geometry, size_t max_buffer_bytes) {
@@ -64,7 +65,7 @@ SparseBufferRange::SparseBufferRange(
     : DeviceRange(std::move(context)), plan_(std::move(plan)) {
   const auto pool = new_pool();
   for (const size_t bytes : plan_->bytes) {
-    // Untracked, as MLX's own buffers are: rows are reached by address, which nothing tracks.
+    // Untracked like MLX's own buffers: kernels reach rows by address, which nothing tracks.
     auto buffer = NS::TransferPtr(this->context()->device->newBuffer(
         bytes, MTL::ResourceStorageModePrivate | MTL::ResourceHazardTrackingModeUntracked,
         sparse_page_size(geometry().page_bytes())));
@@ -75,7 +76,7 @@ SparseBufferRange::SparseBufferRange(
     buffers_.push_back(std::move(buffer));
   }
   for (const auto& buffer : buffers_) {
-    // Its memory is that of heaps.
+    // Size 0: the heaps account for the memory.
     this->context()->residency.add(buffer.get(), 0);
   }
 }
@@ -200,9 +201,9 @@ void Bundle::finish() {
   for (const auto& [range, run] : maps) {
     range->begin_map(run);
   }
-  // Rule: a page is touched only by what is encoded after its mapping was observed.
+  // Rule: commands touch a page only when they are encoded after its mapping was observed.
   context_.mapping->finish();
-  // Rule: what a new owner can see was zeroed first: pages come with what was last in them.
+  // Rule: memory is zeroed before a new owner sees it, because pages keep their last content.
   std::vector<BlockArguments> zeros;
   for (const auto& [range, run] : maps) {
     if (run.writable) {

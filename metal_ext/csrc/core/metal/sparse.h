@@ -12,24 +12,24 @@
 #include "core/metal/device_range.h"
 #include "core/metal/epochs.h"
 
+// The sparse kind: placement heaps, sparse buffers, and bundles of maps.
 namespace quire::metal {
 
-// Where a region lies: sparse, in which of a sequence's buffers; paged, in an extent.
+// The place of a region in a sequence's sparse buffers, or in a paged extent.
 struct RegionPlace {
   size_t buffer;    // always 0 on paged and dense
-  uint64_t offset;  // bytes from that buffer's, or the extent's, start
+  uint64_t offset;  // bytes from the start of the buffer or extent
 };
 
-// Which of a sequence's sparse buffers each region lies in, where one would be longer than the
-// device allows. Cut between layers: regions 2i and 2i + 1 (keys and values) stay together.
-//
+// Divides a sequence's regions among sparse buffers that the device allows. Regions 2i and 2i + 1,
+// a layer's keys and values, stay together.
 //   buffer 0: | region 0 | region 1 | region 2 | region 3 |   buffer 1: | region 4 | region 5 | ...
 struct BufferPlan {
-  // Throws std::runtime_error where one layer alone is too long.
+  // Throws std::runtime_error when one layer alone is too long.
   BufferPlan(const Geometry& geometry, size_t max_buffer_bytes);
 
-  // Neighbours in one buffer whose rows have the same length, and which therefore lie one
-  // `stride` apart: what one dispatch fills or copies.
+  // Adjacent regions of one buffer with rows of one length, `stride` bytes apart: one dispatch
+  // fills or copies them all.
   struct Run {
     size_t first_region;
     size_t regions;
@@ -41,7 +41,7 @@ struct BufferPlan {
   std::vector<Run> runs;
 };
 
-// A placement heap: pages that can stand behind sparse buffers, at several places at once.
+// A placement heap: its pages may be mapped into several sparse buffers at once.
 class PlacementHeap final : public DeviceHeap {
  public:
   explicit PlacementHeap(std::shared_ptr<Context> context) : DeviceHeap(std::move(context)) {}
@@ -55,10 +55,9 @@ class PlacementHeap final : public DeviceHeap {
   NS::SharedPtr<MTL::Heap> heap_;
 };
 
-// A sequence's addresses: one placement sparse buffer, or several where one would be too long.
+// A sequence's addresses: one placement sparse buffer, or several when one would be too long.
 class SparseBufferRange final : public DeviceRange {
  public:
-  // Throws std::system_error(ENOMEM) where the device refuses.
   SparseBufferRange(std::shared_ptr<Context> context, std::shared_ptr<const BufferPlan> plan);
 
   std::byte* region(size_t index) const override;
@@ -66,7 +65,7 @@ class SparseBufferRange final : public DeviceRange {
   BufferPlace view(size_t region) const override;
   void drop() override;
 
-  // For the bundle: hands the device the maps of a run, and adds what fills it with zeros.
+  // For the bundle: sends a run's maps to the device; adds the commands that zero the run.
   void begin_map(const Run& run);
   void add_zeros(const Run& run, std::vector<BlockArguments>& zeros) const;
 
@@ -86,23 +85,20 @@ class SparseBufferRange final : public DeviceRange {
   std::vector<uint64_t> addresses_;  // of the buffers; they never move
 };
 
-// Maps of sparse buffers that are made together: however many there are, the CPU waits once until
-// all are there, and once more until those that are fresh hold zeros.
-//
+// Makes maps of sparse buffers together. The CPU waits once for all maps, and once for all zeros.
 //   map | signal | map | signal | ... | CPU waits | zeros of all | CPU waits | they count as mapped
-//
-// Mapper's thread. Before finish() the device knows of none of them. Where memory is mapped only
-// while no step is in flight, none begins from the first add() until finish() has returned.
+// Mapper's thread. The device learns of the maps in finish(). Where memory is mapped only between
+// steps, no step begins from the first add() until finish() returns.
 class Bundle {
  public:
   explicit Bundle(Context& context) : context_(context) {}
 
-  // range: which the substrate keeps.
+  // range: kept alive by the substrate.
   void add(SparseBufferRange& range, const Run& run);
   bool has(const SparseBufferRange& range) const;
-  // Throws std::runtime_error where the device fails: what is mapped is in doubt then.
+  // Throws std::runtime_error when the device fails, which leaves the mappings in doubt.
   void finish();
-  // None of them will be made. For the substrate's end.
+  // For the substrate's end: drops all maps.
   void withdraw();
 
  private:

@@ -5,10 +5,11 @@
 #include <stdexcept>
 #include <utility>
 
+// Implements the substrate: its making, its parts, and its ordered end.
 namespace quire::metal {
 namespace {
 
-// The objects of a substrate that could not end, which stay for good.
+// The objects of a substrate that could not end, never released.
 struct Kept {
   std::shared_ptr<Context> context;
   std::shared_ptr<Arena> arena;
@@ -25,7 +26,7 @@ std::shared_ptr<Substrate> Substrate::make(
 }
 
 Substrate::Substrate(NS::SharedPtr<MTL::Device> device, const Options& options) {
-  switch (options.kind) {  // what no device could do comes first
+  switch (options.kind) {  // first the checks that depend on no device
     case Kind::sparse:
       sparse_page_size(options.geometry.page_bytes());
       break;
@@ -168,8 +169,8 @@ void Substrate::copy_block(
   own(target).copy_from(own(source), source_block, target_block, tokens);
 }
 
-// Rule: the end has an order. Steps, then mappings, then residency, then buffers, then heaps; and
-// where the device does not answer, nothing is released at all.
+// Rule: the end goes through steps, mappings, residency, buffers and heaps, in this order. If the
+// device does not answer, nothing is released.
 bool Substrate::shutdown() {
   const std::lock_guard lock(mutex_);
   if (released_) {
@@ -216,7 +217,7 @@ bool Substrate::quiesce() {
     }
     return true;
   } catch (const std::runtime_error&) {
-    return false;  // failure() says what
+    return false;  // failure() has the message
   }
 }
 
@@ -227,7 +228,7 @@ Substrate::~Substrate() {
   } catch (const std::exception&) {  // a bug in what is mapped: nothing is released then either
   }
   if (!ended) {
-    // Commands may still run, on memory that must not go: what they use stays for good.
+    // Commands may still run on this memory: it is never released.
     new Kept{context_, arena_, cells_, std::move(heaps_), std::move(ranges_)};
   }
 }

@@ -4,7 +4,7 @@
 #include "ops/metal/layer_rows.h"
 #include "ops/metal/ops.h"
 
-// Writes keys and values into rows, and normalises and turns queries and keys before.
+// Writes keys and values into rows on the device; optionally normalises and rotates heads first.
 namespace quire::ops {
 namespace {
 
@@ -22,7 +22,7 @@ struct Append {
     const metal::AppendArguments arguments{
         layer.place, heads.row_elements(), narrowed<uint32_t>("rows", rows->size())};
     encoder.kernel(kernel);
-    encoder.output(out[0], 0);  // the token; keys are bound there behind it
+    encoder.output(out[0], 0);  // the token; the keys' binding at 0 follows
     encoder.input(keys, 0);
     encoder.input(values, 1);
     bind_rows(encoder, *rows, layer, 2, RowAccess::write);
@@ -37,7 +37,7 @@ struct ProjectAppend {
   metal::Kernel kernel;
   metal::ProjectArguments arguments;
 
-  // in: the token; queries, keys, values, and the weights of two norms.
+  // in: the token, queries, keys, values, and the weights of two norms.
   void encode(
       Encoder& encoder, const std::vector<mx::array>& in, std::vector<mx::array>& out) const {
     constexpr int kRead = 5;
@@ -45,7 +45,7 @@ struct ProjectAppend {
     out[0].copy_shared_buffer(in[0]);
     allocate_on_device(out[1]);
     encoder.kernel(kernel);
-    encoder.output(out[0], 0);  // the token; queries are bound there behind it
+    encoder.output(out[0], 0);  // the token; the queries' binding at 0 follows
     encoder.inputs(read);
     bind_rows(encoder, *rows, layer, kRead, RowAccess::write);
     encoder.output(out[1], 8);
@@ -118,7 +118,7 @@ std::pair<mx::array, mx::array> device::project_append(
   const LayerRows place(*substrate->memory, layer, heads);
   auto kernel = metal::project_append_kernel(
       number_of("keys", keys.dtype()), place.kv, keys.shape(2), place.kind);
-  // Without norms the kernel reads no weights, and yet has two bindings for them.
+  // The kernel has bindings for norms' weights even without norms, and then does not read them.
   const mx::array& unread = rows->entries();
   const auto results = mx::array::make_arrays(
       {token.shape(), queries.shape()}, {token.dtype(), queries.dtype()},

@@ -2,6 +2,7 @@
 #include "ops/metal/layer_rows.h"
 #include "ops/metal/ops.h"
 
+// Attention of single rows over their sequences, on the device.
 namespace quire::ops {
 namespace {
 
@@ -27,7 +28,7 @@ struct Decode {
         narrowed<uint32_t>("kv_heads", kv_heads), narrowed<uint32_t>("rows", first_row), scale};
     const mx::array queries = encoder.contiguous(in[1]);
     allocate_on_device(out[0]);
-    // Where every row is one split the results are in `out` already, and these are not touched.
+    // If every row is one split, decode_split writes `out` and leaves these untouched.
     mx::array sums = combines ? floats(task_count, query_heads * head_dim) : out[0];
     mx::array softened = combines ? floats(task_count, query_heads * 2) : out[0];
     const mx::array& tasks = in[2];

@@ -8,11 +8,12 @@
 #include "mlx/backend/metal/device.h"
 #include "ops/metal/on_device.h"
 
+// Implements the encoder of operations over device memory.
 namespace quire::ops {
 namespace {
 
-// MLX keeps its compute encoder private. An explicit instantiation may name private members: this
-// one hands the member function out.
+// Hands out a private member function of MLX's encoder: explicit instantiations may name private
+// members.
 template <class Tag, typename Tag::Member member>
 struct Reach {
   friend typename Tag::Member reach(Tag) { return member; }
@@ -58,7 +59,7 @@ mx::array Encoder::contiguous(const mx::array& array) {
 }
 
 void Encoder::after(const mx::array& array) {
-  // It has to be bound to be noted; what the kernel has at that index is bound behind it.
+  // Only a bound array is noted; the kernel's own binding at index 0 follows.
   encoder_.set_input_array(array, 0);
 }
 

@@ -25,53 +25,50 @@ namespace mlx::core::metal {
 class CommandEncoder;
 }
 
+// The link between operations over device memory and MLX's command encoders.
 namespace quire::ops {
 
 namespace mx = mlx::core;
 
-// A substrate, and its state in MLX's graph and encoders. Engine's thread.
+// A substrate, and the state of its steps in MLX's graph and encoders. Engine's thread.
 struct MetalSubstrate {
   std::shared_ptr<metal::Substrate> memory;
-  // Steps that have begun, and have no end in the graph yet.
+  // Steps that have begun and have no end in the graph yet.
   std::set<uint64_t> open_epochs;
-  // The end of the newest step that has one: an input of the next one's, because an event's values
-  // only rise, and MLX's order is that of inputs alone.
+  // The end of the newest ended step: an input of the next end. This orders the ends, because an
+  // event's values must rise and MLX orders by inputs alone.
   std::optional<mx::array> newest_end;
-  uint64_t newest_ended = 0;  // the epoch of that
-  // Sparse ranges of which the newest step has one row, and its epoch. Such rows are read by
-  // address alone, behind the token: no command says that it writes the range's buffers.
+  uint64_t newest_ended = 0;  // the epoch of newest_end
+  // The sparse ranges of which the newest step has one row, with its epoch. No command declares a
+  // write to their buffers: such rows are ordered by the token alone.
   std::map<const AddressRange*, uint64_t> by_address;
-  // Without residency sets: the encoder that knows its resources, and their number. It is kept, so
-  // that no other encoder can have its address.
+  // Without residency sets: the encoder that knows its resources, and their number. It is retained,
+  // so that no other encoder can get its address.
   NS::SharedPtr<MTL::ComputeCommandEncoder> told;
   size_t told_resources = 0;
 };
 
 using DeviceMemory = std::shared_ptr<MetalSubstrate>;
 
-// One operation's commands in MLX's command encoder, from within eval_gpu.
-//
-// MLX lets the commands of an encoder run at the same time, and encoders too, except where it sees
-// that one writes an array that another one uses; then it puts a barrier or a fence between them.
-// It knows an array by its MTL::Buffer. So an operation that writes rows writes the cache token,
-// and one that reads rows by address names the token (`after`) before its first command. MLX's own
-// commands read views of rows (region_view) without any token: an operation that writes rows of a
-// range that may be viewed also declares the range's buffer as an output (`output` of an array that
-// stands for it). Neither may be left out: without them rows are read too early, now and then.
-//
-// Nothing is committed here: MLX holds on to the command buffer across the call.
+// Encodes one operation's commands into MLX's command encoder, inside eval_gpu. MLX holds the
+// command buffer meanwhile; nothing is committed here. MLX runs commands and encoders concurrently,
+// unless one writes an array, known by its MTL::Buffer, that another one uses. Three rules
+// therefore keep rows from being read too early. An operation that writes rows outputs the cache
+// token. An operation that reads rows by address passes the token to after() before its first
+// command. An operation that writes rows that region_view() may show also passes an array for the
+// range's buffer to output(), because MLX's own commands read views without a token.
 class Encoder {
  public:
-  // Throws std::runtime_error where the stream is not the device's.
+  // Throws std::runtime_error unless the stream is the device's.
   Encoder(const mx::Stream& stream, const char* operation);
 
-  // The commands use rows of the substrate.
+  // Declares that the commands use the substrate's rows.
   void use(MetalSubstrate& substrate);
 
-  // The array, where its elements lie in order without gaps; else a copy of it that does, made by a
-  // command of MLX's. Comes before the calls for the next command.
+  // Returns the array, or an ordered copy made by a command of MLX's if elements are not in order
+  // without gaps. Call this before setting up the next command.
   mx::array contiguous(const mx::array& array);
-  // The same for the inputs of an operation behind the token, 1 to `count`.
+  // contiguous() for inputs 1 to `count` of an operation whose input 0 is the token.
   std::vector<mx::array> contiguous_inputs(const std::vector<mx::array>& in, size_t count) {
     std::vector<mx::array> read;
     for (size_t i = 1; i <= count; ++i) {
@@ -80,13 +77,13 @@ class Encoder {
     return read;
   }
 
-  // The next command runs after whatever wrote the array.
+  // Orders the next command after all writers of the array.
   void after(const mx::array& array);
 
-  // The kernel and the arguments of the next command. Every command needs all of them anew.
+  // Sets the next command's kernel; then all its arguments must be set anew.
   void kernel(const metal::Kernel& kernel);
   void input(const mx::array& array, int index, int64_t offset_bytes = 0);
-  void inputs(const std::vector<mx::array>& arrays) {  // at 0 and behind
+  void inputs(const std::vector<mx::array>& arrays) {  // at indices 0, 1, ...
     for (size_t i = 0; i < arrays.size(); ++i) {
       input(arrays[i], narrowed<int>("index", i));
     }
@@ -98,14 +95,13 @@ class Encoder {
     set_bytes(&value, sizeof(T), index);
   }
 
-  // The kernel runs with that many threads, in groups of as many along the first axis as it has.
+  // Runs that many threads, in groups along the first axis of the kernel's threads_ at most.
   void run_threads(MTL::Size threads);
-  // The kernel runs in that many groups.
   void run_groups(MTL::Size groups);
 
-  // Keeps an array that the commands use until they have run.
+  // Keeps an array until the commands have run.
   void keep(mx::array temporary);
-  // Sets the event to the value when everything that was encoded has run.
+  // Sets the event to the value after everything encoded so far has run.
   void signal(MTL::SharedEvent* event, uint64_t value);
 
  private:
@@ -116,9 +112,8 @@ class Encoder {
   size_t threads_ = 0;  // of a group of the kernel
 };
 
-// An operation on Metal: work.encode(encoder, in, out) encodes its commands. Where the work has
-// `rows`, a step's, these must not have ended; where it has those or a `substrate`, it uses the
-// substrate's memory.
+// An operation on Metal: work.encode(encoder, in, out) encodes its commands. Work with `rows` needs
+// a step that has not ended. Work with `rows` or a `substrate` uses the substrate's memory.
 template <class Work>
 class DeviceOperation final : public mx::Primitive {
  public:
@@ -139,7 +134,7 @@ class DeviceOperation final : public mx::Primitive {
     }
     work_.encode(encoder, in, out);
   }
-  // A CPU stream is refused by the encoder, in the words that say why.
+  // The encoder refuses a CPU stream with a clear message.
   void eval_cpu(const std::vector<mx::array>& in, std::vector<mx::array>& out) override {
     eval_gpu(in, out);
   }
@@ -154,7 +149,7 @@ std::shared_ptr<mx::Primitive> device_operation(const char* name, Work work) {
   return std::make_shared<DeviceOperation<Work>>(name, std::move(work));
 }
 
-// Memory of MLX's for a result, or for what an operation computes on the way.
+// Allocates MLX memory for a result or an intermediate array.
 inline void allocate_on_device(mx::array& result) {
   result.set_data(mx::allocator::malloc(result.nbytes()));
 }

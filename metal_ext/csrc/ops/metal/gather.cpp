@@ -5,8 +5,7 @@
 #include "ops/metal/on_device.h"
 #include "ops/metal/ops.h"
 
-// The past of one sequence for attention over many of its rows: one array each of keys and values,
-// copied, or as it lies.
+// The past of a sequence as arrays, for attention over many rows: copies of rows, or views of them.
 namespace quire::ops {
 namespace {
 
@@ -31,9 +30,8 @@ struct Gather {
   }
 };
 
-// Has no command of its own. What reads the view is ordered by the buffer itself, which the append
-// of several rows names as its output (bind_rows); the token orders the view in the graph, and that
-// append behind those before it.
+// A view without a command. The buffer orders readers of the view after an append of several rows
+// (bind_rows); the token orders the view after earlier appends in the graph.
 struct RegionView {
   DeviceMemory substrate;
   std::shared_ptr<AddressRange> range;
@@ -60,7 +58,7 @@ std::pair<mx::array, mx::array> device::gather(
   const int64_t shown = segments[number].start + segments[number].count;
   checked_run("tokens of the segment's range", 0, tokens, static_cast<uint64_t>(shown));
   const auto most = static_cast<int64_t>(
-      rows->substrate()->memory->geometry().row_bytes(0));  // heads and numbers have a byte each
+      rows->substrate()->memory->geometry().row_bytes(0));  // a byte each at least
   checked_between("head_dim", head_dim, 1, most);
   checked_between("kv_heads", kv_heads, 1, most);
   const Heads heads{kv_heads, kv_heads, head_dim};

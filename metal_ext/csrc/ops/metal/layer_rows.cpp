@@ -6,6 +6,7 @@
 
 #include "ops/checks.h"
 
+// Implements the checks and the bindings of a layer's rows.
 namespace quire::ops {
 
 metal::Number number_of(const char* name, mx::Dtype type) {
@@ -52,7 +53,7 @@ void bind_rows(
   const int arena = first_index + 2;
   encoder.input(rows.entries(), first_index, rows.entries_offset(layer.buffer));
   encoder.input(rows.pages(), pages);
-  encoder.input(rows.entries(), arena);  // on the kinds that have no arena
+  encoder.input(rows.entries(), arena);  // on kinds without an arena
   for (mx::array buffer : rows.written(layer.buffer)) {
     if (access == RowAccess::write) {
       encoder.output(buffer, arena);

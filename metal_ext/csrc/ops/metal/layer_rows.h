@@ -9,13 +9,13 @@
 #include "ops/metal/rows.h"
 #include "ops/ops.h"
 
-// A layer's rows as the kernels take them.
+// A layer's rows in the form that the kernels take.
 namespace quire::ops {
 
-// The type of numbers that the kernels compute with. Throws std::invalid_argument for other types.
+// The kernels' name of a type. Throws std::invalid_argument for types without kernels.
 metal::Number number_of(const char* name, mx::Dtype type);
 
-// How many heads of how many numbers rows have; query_heads is kv_heads where there are no queries.
+// The heads of a row; without queries, query_heads is kv_heads.
 struct Heads {
   int64_t query_heads;
   int64_t kv_heads;
@@ -28,20 +28,20 @@ struct Heads {
 
 // A layer on a substrate.
 struct LayerRows {
-  // Throws std::out_of_range or std::invalid_argument, by name, unless both regions exist, hold
-  // such rows and lie in one buffer.
+  // Throws std::out_of_range or std::invalid_argument by name unless both regions exist, hold such
+  // rows and lie in one buffer.
   LayerRows(const metal::Substrate& memory, const Layer& layer, const Heads& heads);
 
   metal::LayerPlace place;
-  size_t buffer;  // of a sequence's
+  size_t buffer;  // index among the sequence's buffers
   metal::Number kv;
   metal::Kind kind;
 };
 
 enum class RowAccess { read, write };
 
-// Binds the rows' entries, page table and arena at three indices from `first_index` on, and says
-// what is done with the buffers that they lie in.
+// Binds the rows' entries, page table and arena at three indices from `first_index` on, and
+// declares how the commands use their buffers.
 void bind_rows(
     Encoder& encoder, const MetalRows& rows, const LayerRows& layer, int first_index,
     RowAccess access);
@@ -49,9 +49,8 @@ void bind_rows(
 // Runs a kernel that copies rows, a few numbers in each thread.
 void run_over_rows(Encoder& encoder, size_t row_elements, size_t rows);
 
-// Throws std::invalid_argument unless x is [rows, heads, head_dim] of a type that kernels have.
+// Throws std::invalid_argument unless x is [rows, heads, head_dim] of a type with kernels.
 void check_device_rows(const char* name, const mx::array& x);
-// Throws std::invalid_argument, naming both, unless x and y have one type.
 void check_same_type(
     const char* x_name, const mx::array& x, const char* y_name, const mx::array& y);
 

@@ -7,11 +7,11 @@
 #include "ops/metal/layer_rows.h"
 #include "ops/metal/ops.h"
 
-// The parts of a model's layers beside attention: a gated delta net, and the gate of an MLP.
+// A model's layers without attention, on the device: gated delta nets and the gate of an MLP.
 namespace quire::ops {
 namespace {
 
-// Two commands: a tail is written where every head has read it.
+// Two commands: the second overwrites tails, which all heads of the first read.
 struct GatedDeltaStep {
   DeviceRows rows;
   DeviceStateRows states;
@@ -20,7 +20,7 @@ struct GatedDeltaStep {
   metal::Kernel delta;
   metal::Kernel tails;
 
-  // in: the token; qkv, z, a and b; the layer's conv, a_log, dt_bias and norm.
+  // in: the token, qkv, z, a, b, conv, a_log, dt_bias, norm.
   void encode(
       Encoder& encoder, const std::vector<mx::array>& in, std::vector<mx::array>& out) const {
     constexpr int kRead = 8;
@@ -28,7 +28,7 @@ struct GatedDeltaStep {
     out[0].copy_shared_buffer(in[0]);
     allocate_on_device(out[1]);
     encoder.kernel(delta);
-    encoder.output(out[0], 0);  // the token; qkv is bound there behind it
+    encoder.output(out[0], 0);  // the token; the binding of qkv at 0 follows
     encoder.inputs(read);
     bind_cells(encoder, kRead);
     encoder.output(out[1], 11);
@@ -43,8 +43,8 @@ struct GatedDeltaStep {
     encoder.run_threads(MTL::Size(conv_width, arguments.segments, 1));
   }
 
-  // Segments, writes and the arena at three indices from `first` on. Cells that are found by
-  // address are ordered by the token alone.
+  // Binds segments, writes and the arena from index `first` on. The token alone orders cells found
+  // by address.
   void bind_cells(Encoder& encoder, int first) const {
     encoder.input(states->begun(), first);
     encoder.input(states->written(), first + 1);
@@ -112,7 +112,7 @@ std::pair<mx::array, mx::array> device::gated_delta(
   check_delta(delta->shape, {qkv, z, a, b}, rows.size(), offset);
   check_arrays(delta->shape, {qkv, z, a, b});
   const metal::Number type = number_of("qkv", qkv.dtype());
-  // Cells have no page tables: on paged they are found by address, as on sparse.
+  // Cells have no page tables: paged finds them by address, like sparse.
   const metal::Kind kind = states->arena() ? metal::Kind::dense : metal::Kind::sparse;
   GatedDeltaStep step{
       states->rows(), states, arguments_of(*delta, *states, offset), delta->shape.conv_width(),

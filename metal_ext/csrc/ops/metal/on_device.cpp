@@ -8,10 +8,11 @@
 #include "mlx/ops.h"
 #include "mlx/primitives.h"
 
+// Implements the access to MLX's device, buffers and copies.
 namespace quire::ops {
 
 MTL::Device* mlx_device() {
-  // MLX itself ends in an exception where there is none.
+  // MLX throws when there is no device, so Metal is asked first.
   const auto any = NS::TransferPtr(MTL::CreateSystemDefaultDevice());
   return any ? mx::metal::device(mx::Device::gpu).mtl_device() : nullptr;
 }
@@ -33,7 +34,7 @@ MTL::Buffer* metal_buffer(const mx::array& array) {
   return static_cast<MTL::Buffer*>(const_cast<void*>(array.buffer().ptr()));
 }
 
-// MLX does not export its copying function, but its operation `contiguous` copies when evaluated.
+// MLX does not export its copying function; its operation `contiguous` copies when evaluated.
 mx::array ordered_copy(const mx::array& array, const mx::Stream& stream) {
   const mx::array copy = mx::contiguous(array, /*allow_col_major=*/false, stream);
   std::vector<mx::array> made{copy};

@@ -6,25 +6,23 @@
 #include "mlx/array.h"
 #include "mlx/stream.h"
 
-// The five places where it matters that MLX runs on this device: tests that run the operations in
-// another MLX put their own in place of on_device.cpp.
+// The five functions that need MLX on this device. Tests with another MLX replace on_device.cpp.
 namespace quire::ops {
 
 namespace mx = mlx::core;
 
-// The device that MLX computes on; null where there is none.
+// MLX's device, or null.
 MTL::Device* mlx_device();
 
-// Throws std::runtime_error unless the stream is one of that device. operation: its name.
+// Throws std::runtime_error unless the stream is the device's. operation: its name in the message.
 void require_device_stream(const mx::Stream& stream, const char* operation);
 
-// The buffer as an array of MLX has it.
 mx::allocator::Buffer as_mlx_buffer(MTL::Buffer* buffer);
 
-// The buffer that an evaluated array of MLX lies in.
+// The buffer of an evaluated array.
 MTL::Buffer* metal_buffer(const mx::array& array);
 
-// Encodes MLX's own copy of an array, with its elements in order, from within eval_gpu.
+// Encodes MLX's own copy of an array, with elements in order, inside eval_gpu.
 mx::array ordered_copy(const mx::array& array, const mx::Stream& stream);
 
 }  // namespace quire::ops

@@ -13,10 +13,10 @@
 #include "ops/metal/rows.h"
 #include "ops/ops.h"
 
-// MLX primitives over the rows of a MetalSubstrate. The rules of the cache token are those of
-// ops/ops.h. Arrays are float32, float16 or bfloat16, layers keep any of these, and head_dim is 64,
-// 128 or 256. An operation that is made or evaluated after the rows' step_end is a std::logic_error.
-// metal_ext/_ext.pyi says what the operations take and return.
+// MLX primitives over rows in device memory. The cache token works as in ops/ops.h. Arrays are
+// float32, float16 or bfloat16, layers keep any of these, and head_dim is 64, 128 or 256. An
+// operation made or evaluated after its rows' step_end is a std::logic_error. metal_ext/_ext.pyi
+// documents the operations.
 namespace quire::ops::device {
 
 mx::array append(
@@ -37,9 +37,9 @@ std::pair<mx::array, mx::array> gather(
     const mx::array& token, const DeviceRows& rows, int64_t segment, int64_t tokens,
     const Layer& layer, int64_t kv_heads, int64_t head_dim, const DeviceMemory& substrate);
 
-// The first `tokens` rows of a region, without a copy. Valid while they stay mapped; keeps the
-// substrate alive. Throws std::invalid_argument on a paged one, and std::logic_error where the
-// range's newest step has one row of it and has not completed: gather() alone is ordered behind it.
+// A view of a region's first `tokens` rows, valid while they stay mapped. Keeps the substrate
+// alive. Throws std::invalid_argument on paged; std::logic_error while the range's newest step has
+// a single row in flight, after which only gather() is ordered.
 mx::array region_view(
     const mx::array& token, const std::shared_ptr<AddressRange>& range, int64_t region,
     int64_t tokens, int64_t kv_heads, int64_t head_dim, mx::Dtype type,

@@ -12,18 +12,19 @@
 #include "ops/metal/on_device.h"
 #include "ops/metal/ops.h"
 
+// Implements the rows and cells of a step: their tables, epochs and ends.
 namespace quire::ops {
 namespace {
 
-// Objects that commands over rows or cells keep alive: the substrate, which ends with its last
-// reference, and the arrays that stand for its buffers.
+// Kept alive by commands over rows or cells: the substrate, which ends with its last reference, and
+// the arrays that stand for its buffers.
 struct Kept {
   std::shared_ptr<MetalSubstrate> substrate;
   std::vector<std::vector<mx::array>> stand_ins;
 };
 
-// Values that the host writes once for the device to read, as an array of 32-bit words. MLX holds
-// it until the commands that read it have run, and `kept` with it.
+// An array of 32-bit words with host values for the device. MLX holds the array and `kept` until
+// the commands that read the array have run.
 template <class T>
 mx::array words_of(const std::vector<T>& values, std::shared_ptr<const void> kept = nullptr) {
   static_assert(sizeof(T) % sizeof(uint32_t) == 0);
@@ -36,9 +37,8 @@ mx::array words_of(const std::vector<T>& values, std::shared_ptr<const void> kep
       {narrowed<int>("words", bytes / sizeof(uint32_t))}, mx::uint32);
 }
 
-// An array that stands for a buffer where MLX tracks reads and writes. It has one element, because
-// MLX counts the elements of what a command uses, and gives the commands away early when they are
-// many.
+// An array that stands for a buffer in MLX's tracking. One element, because MLX commits commands
+// early when their arrays have many elements.
 mx::array stand_in(MTL::Buffer* buffer) {
   return mx::array(
       mx::allocator::Data(as_mlx_buffer(buffer), [](mx::allocator::Buffer) {}), {1}, mx::uint8);
@@ -254,8 +254,8 @@ void MetalStateRows::require_room(int64_t offset, size_t bytes) const {
 
 namespace {
 
-// The command runs behind whatever wrote the arrays, and its encoder behind all encoders before it.
-// It is there so that there is an encoder to wait: one without commands might be left out.
+// Runs after all writers of the arrays, in an encoder after all earlier ones. The command exists
+// because an encoder without commands might be left out.
 struct StepEnd {
   DeviceRows rows;
 

@@ -13,53 +13,52 @@
 #include "mlx/array.h"
 #include "ops/metal/encoder.h"
 
-// The rows of a step and the cells that they use, on the device.
+// The rows of a step, and the cells that they use, on the device.
 namespace quire::ops {
 
-// The work of one decode call, cut into tasks of the kernels.
+// The tasks of a decode call for the kernels.
 struct DecodeCut {
   mx::array tasks;       // DecodeTask [count]
   mx::array first_task;  // uint32 [rows + 1]
   size_t count;
-  bool combines;         // whether a row has several
+  bool combines;         // whether a row has several tasks
 };
 
-// The rows of one step, on the device: made once and used by all layers. Making it opens the step's
-// epoch, after which everything that the rows show stays mapped until it completes.
+// The rows of one step on the device, made once for all layers. The constructor opens the step's
+// epoch; until that completes, all memory of the rows stays mapped.
 class MetalRows {
  public:
-  // As RowTable, and std::logic_error where a row would be written in a sealed block.
+  // Throws as RowTable does, and std::logic_error for a row to write in a sealed block.
   MetalRows(std::shared_ptr<MetalSubstrate> substrate, std::vector<Segment> segments);
 
   const RowTable& table() const { return table_; }
   size_t size() const { return table_.rows().size(); }
   const std::shared_ptr<MetalSubstrate>& substrate() const { return substrate_; }
-  // Number in the table of a segment's first row.
+  // The index of a segment's first row in the table.
   size_t first_row(size_t segment) const { return first_rows_[segment]; }
 
   uint64_t epoch() const { return epoch_; }
-  // Throws std::logic_error that names the operation where the step has ended.
+  // Throws std::logic_error that names the operation if the step has ended.
   void require_open(const char* operation) const;
-  // The step's end is part of the graph: nothing more may be added to it. Throws std::logic_error
-  // the second time, and where an older step has no end yet.
+  // Marks the step's end as part of the graph: no more operations. Throws std::logic_error the
+  // second time, or while an older step has no end.
   void close();
-  // The step's end has been encoded: a later command would use memory of another sequence.
+  // Marks the end as encoded: later commands would use another sequence's memory.
   void end() { ended_ = true; }
   void require_not_ended(const char* operation) const;
-  // The step failed, and nothing of it runs any more.
+  // For a failed step, of which nothing runs any more.
   void abandon();
 
-  // RowEntry [buffer][row] of the ranges' buffers. An input of every operation over the rows, as
-  // MLX keeps inputs until they have been used, and this one keeps all else.
+  // RowEntry [buffer][row]. An input of every operation over the rows: MLX keeps inputs until they
+  // have been used, and this array keeps all else alive.
   const mx::array& entries() const { return entries_; }
   int64_t entries_offset(size_t buffer) const;  // bytes
-  // Paged: uint64 GPU addresses of blocks, which entries point into. On others, any array.
+  // Paged: uint64 GPU addresses of blocks, which entries point into. Other kinds: any array.
   const mx::array& pages() const { return pages_; }
-  // The buffers that a view may show while the step writes them, each as an array of one element:
-  // sparse, buffer number `buffer` of the ranges that get several rows; dense, the arena; paged,
-  // none, because nothing can show them.
+  // The buffers that a view may show while the step writes them, each as an array of one element.
+  // Sparse: buffer number `buffer` of the ranges with several rows. Dense: the arena. Paged: none.
   const std::vector<mx::array>& written(size_t buffer) const { return written_[buffer]; }
-  // Rows [first, + count) of the table. Kept for the next layer.
+  // The tasks of rows [first, + count) of the table, cached for the next layer.
   const DecodeCut& decode_cut(size_t first, size_t count);
 
  private:
@@ -79,32 +78,29 @@ class MetalRows {
   std::map<std::pair<size_t, size_t>, DecodeCut> cuts_;
 };
 
-// Throws std::invalid_argument unless the rows are of this substrate.
+// Throws std::invalid_argument unless the rows are this substrate's.
 void check_substrate_of(
     const MetalRows& rows, const std::shared_ptr<MetalSubstrate>& substrate);
-// The same, and std::logic_error where their step has ended.
+// As check_substrate_of(); also throws std::logic_error if the rows' step has ended.
 void check_rows_of(
     const char* operation, const MetalRows& rows,
     const std::shared_ptr<MetalSubstrate>& substrate);
 
-// Which cells the rows of a step begin with and end in, on the device: made once and used by all
-// recurrent layers.
+// The cells that a step's rows start from and write, on the device, for all recurrent layers.
 class MetalStateRows {
  public:
-  // rows: of the step, whose epoch the cells' uses belong to. segments: of all rows, in their
-  // order. Throws what Cells::use() does, and std::invalid_argument where the substrate has no
-  // cells or the segments are not as many rows.
+  // segments: of all rows, in order. Throws as Cells::use() does, and std::invalid_argument without
+  // cells or for a wrong number of rows.
   MetalStateRows(
       std::shared_ptr<MetalRows> rows, const std::vector<metal::CellSegment>& segments);
 
   const std::shared_ptr<MetalRows>& rows() const { return rows_; }
   uint32_t segments() const { return segments_; }
-  // Throws std::out_of_range unless a cell has `bytes` behind the offset.
+  // Throws std::out_of_range unless a cell has `bytes` bytes after the offset.
   void require_room(int64_t offset, size_t bytes) const;
 
-  // DeltaSegment [segments], and DeltaWrite of all of them. The first is an input of every
-  // operation over the rows, as MLX keeps inputs until they have been used, and this one keeps all
-  // else.
+  // DeltaSegment [segments], and DeltaWrite of all segments. begun() is an input of every operation
+  // over the rows: MLX keeps inputs until used, and this array keeps all else alive.
   const mx::array& begun() const { return begun_; }
   const mx::array& written() const { return written_; }
   // Dense: stands for the cells' buffer, which kernels bind.
