@@ -23,8 +23,7 @@ class AddressRange {
   AddressRange& operator=(const AddressRange&) = delete;
 
   const Geometry& geometry() const { return geometry_; }
-  // The address of a region for the processor that runs the kernels. Null for a dense range without
-  // a heap.
+  // A region's address for the processor that runs the kernels. Null: a dense range without a heap.
   virtual std::byte* region(size_t index) const = 0;
 
   // Maps blocks [heap_block, + count) of the heap to blocks [block, + count) of this range. Throws
@@ -66,8 +65,7 @@ class AddressRange {
   void set(size_t block, size_t count, Access access);
 
   const Geometry geometry_;
-  // changing_ is held during system calls. mutex_ is separate, so that readers never wait for
-  // these.
+  // changing_ is held during system calls. mutex_ is separate: its readers never wait for these.
   std::mutex changing_;
   mutable std::mutex mutex_;  // guards the members below
   std::vector<Access> access_;

@@ -59,7 +59,7 @@ class DenseHeap final : public Heap {
   explicit DenseHeap(const Geometry& geometry);
   ~DenseHeap() override;
 
-  // Commits the memory if it is released. Only the thread that maps the heap may commit it.
+  // Commits the memory if it is released. The thread that maps the heap calls this first.
   std::byte* memory();
   size_t committed_bytes() const override { return committed_.load(std::memory_order_relaxed); }
   bool releases_blocks() const override { return true; }

@@ -28,8 +28,8 @@ class Mapper {
   uint64_t completed() const;
   // False when the timeout passes first.
   bool wait(uint64_t ticket, std::chrono::nanoseconds timeout) const;
-  // The message of the first failed operation, or empty. After a failure mappings are in doubt, and
-  // the caller must stop serving.
+  // The message of the first failure, or empty. After a failure mappings are in doubt: stop
+  // serving.
   std::string failure() const;
 
  private:

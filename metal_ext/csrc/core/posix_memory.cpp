@@ -147,8 +147,7 @@ void map_shared(void* address, size_t bytes, int fd, size_t offset, bool writabl
 
 void populate(void* address, size_t bytes) noexcept {
 #ifdef __linux__
-  // Errors (EINVAL from an old kernel, EFAULT or ENOMEM without memory) cost time only: unlike a
-  // write, this call never signals.
+  // Errors (from an old kernel, or without memory) cost only time: unlike a write, no signal comes.
   (void)madvise(address, bytes, MADV_POPULATE_WRITE);
 #else
   (void)address, (void)bytes;

@@ -2,14 +2,12 @@
 
 #include <cstddef>
 
-// The system calls behind the POSIX substrate. All but populate() throw std::system_error with the
-// name of the call and its bytes.
+// The system calls behind the POSIX substrate. All but populate() throw std::system_error by name.
 namespace quire {
 
 size_t system_page_bytes();
 
-// Creates a sparse file of anonymous shared memory: memfd on Linux, an unlinked shm object on a
-// Mac.
+// A sparse file of anonymous shared memory: memfd on Linux, an unlinked shm object on a Mac.
 int create_shared_memory(size_t bytes);
 void close_shared_memory(int fd);
 

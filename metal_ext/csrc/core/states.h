@@ -22,8 +22,7 @@ class StateMemory {
   std::byte* address() const { return address_; }
   size_t bytes() const { return bytes_; }
 
-  // Zeros whole pages and gives them back to the system. Throws std::invalid_argument for a part of
-  // a page.
+  // Zeros whole pages and gives them back. Throws std::invalid_argument for a part of a page.
   void release(int64_t offset, int64_t bytes);
   size_t committed(int64_t offset, int64_t bytes) const;
 

@@ -12,8 +12,7 @@
 
 namespace quire {
 
-// Threads for the CPU kernels: MLX runs a CPU stream on one thread only. The calling thread works
-// too, so threads() == 1 means no helpers.
+// Threads for the CPU kernels, beside MLX's one thread for a CPU stream. The caller works as well.
 class ThreadPool {
  public:
   explicit ThreadPool(int64_t threads);

@@ -18,8 +18,7 @@ void check_rows_shape(const char* name, const mx::array& x);
 // Checks that x has one row for each row of the table.
 void check_row_count(const char* name, const mx::array& x, const RowTable& rows);
 void check_same_shape(const mx::array& keys, const mx::array& values);
-// Checks that [rows, heads, head_dim] arrays of queries, keys and values fit each other and the
-// table.
+// Checks [rows, heads, head_dim] queries, keys and values against each other and the table.
 void check_projected(
     const mx::array& queries, const mx::array& keys, const mx::array& values,
     const RowTable& rows);
@@ -27,8 +26,7 @@ void check_projected(
 void check_heads(
     const Geometry& geometry, const Layer& layer, int64_t query_heads, int64_t kv_heads);
 void check_row_bytes(const Geometry& geometry, const Layer& layer, size_t row_bytes);
-// Checks that the first `tokens` rows of a region are mapped. Returns their shape [tokens,
-// kv_heads, head_dim].
+// Checks that a region's first `tokens` rows are mapped. Returns [tokens, kv_heads, head_dim].
 mx::Shape check_view(
     const AddressRange& range, int64_t region, int64_t tokens, int64_t kv_heads, int64_t head_dim,
     mx::Dtype type);

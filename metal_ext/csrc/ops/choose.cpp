@@ -150,8 +150,7 @@ class RowChooser {
   Piece* pieces_;
 };
 
-// Calls body(chooser, row) for every row. Threads share the rows if there are enough, or else the
-// pieces of each row.
+// Calls body(chooser, row) for every row. Few rows: threads share the pieces of each row instead.
 template <class Body>
 void for_each_row(size_t rows, size_t n, CpuWorkers& workers, const Body& body) {
   ThreadPool& pool = workers.pool;
@@ -176,8 +175,7 @@ struct ChooseTokens {
   static constexpr Results kResults = Results::plain;
   Workers workers;
 
-  // in: raw logits, choices, and filtered logits if different. out: ids, and whether rows are
-  // finite.
+  // in: raw logits, choices, filtered logits if different. out: ids, and whether rows are finite.
   void run(const Arrays& in, Arrays& out) const {
     const auto n = static_cast<size_t>(in[0].shape(1));
     const float* const adjusted = in.floats(in.size() == 3 ? 2 : 0);

@@ -77,8 +77,7 @@ void take_largest(const float* shares, size_t n, size_t chosen, size_t* best) {
 }
 
 // logits: [rows][stride], first the router's logits, which become their softmax. normalised: divide
-// a row's weights by their sum. Equal shares: the lowest index first. A row of NaN gets the first
-// experts and weights of NaN.
+// a row's weights by their sum. Equal shares: the lowest index first. A row of NaN: NaN weights.
 Routing route(const cpu::LayerKernels& kernels, float* logits, size_t rows, size_t stride,
               size_t experts, size_t chosen, bool normalised) {
   Routing found{chosen, std::vector<size_t>(rows * chosen), std::vector<float>(rows * chosen)};

@@ -66,9 +66,8 @@ class RowsOf {
   std::vector<float> copy_;
 };
 
-// Computes one layer for a step's rows, tile by tile. First heads are convolved and normalised into
-// scratch [kTileRows][conv_width], then each value head runs its recurrence, norm and gate. Heads
-// are independent.
+// Computes one layer for a step's rows, tile by tile: heads are convolved and normalised into
+// scratch [kTileRows][conv_width]; then each value head runs its recurrence, norm and gate.
 class LayerStep {
  public:
   LayerStep(

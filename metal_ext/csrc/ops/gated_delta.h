@@ -12,8 +12,7 @@
 // Gated delta nets: layers that keep a sequence's state, of constant size, in a cell.
 namespace quire::ops {
 
-// The heads of a layer, and the rows of its convolution's tail. Value head h reads key head h /
-// (value_heads / key_heads).
+// A layer's heads and its convolution. value_heads / key_heads value heads share a key head.
 struct DeltaShape {
   int64_t key_heads;
   int64_t value_heads;
@@ -21,8 +20,7 @@ struct DeltaShape {
   int64_t value_dim;
   int64_t tail_rows;
 
-  // Throws std::out_of_range; std::invalid_argument if heads do not divide evenly or a dimension is
-  // no multiple of 16.
+  // Throws if heads do not divide evenly, or a dimension is no multiple of 16.
   void check() const;
 
   size_t keys_width() const { return static_cast<size_t>(key_heads * key_dim); }

@@ -43,8 +43,7 @@ struct Layer {
   mx::Dtype type;
 };
 
-// Counts the bytes of K and V that block_copy has copied, to show that nothing is copied when a
-// sequence joins, leaves or grows.
+// Counts the bytes of K and V that block_copy copies: none when sequences join, leave or grow.
 class CopyCounter {
  public:
   void add(uint64_t bytes) { bytes_.fetch_add(bytes, std::memory_order_relaxed); }
@@ -64,8 +63,7 @@ struct QKNorms {
 // The rotation of heads: dimensions i and i + pairs turn by position * frequencies[i] radians and
 // are then multiplied by the magnitude. Dimensions from 2 * pairs on stay.
 struct RopeTable {
-  // Throws std::invalid_argument for a number that is not finite, no pairs, or more pairs than any
-  // kernel handles.
+  // Throws std::invalid_argument for numbers that are not finite, and for too few or too many.
   RopeTable(std::vector<double> frequencies, double magnitude);
 
   // Throws std::invalid_argument when heads have fewer dimensions than turn.
@@ -99,8 +97,7 @@ mx::array chunk_attention(
     const mx::array& token, const mx::array& queries, const Rows& rows, int64_t segment,
     const Layer& layer, int64_t kv_heads, double scale, const Workers& workers);
 
-// A view of a region's first `tokens` rows, [tokens, kv_heads, head_dim], valid while they stay
-// mapped.
+// A view of a region's first `tokens` rows, [tokens, kv_heads, head_dim], valid while mapped.
 mx::array region_view(
     const mx::array& token, const std::shared_ptr<AddressRange>& range, int64_t region,
     int64_t tokens, int64_t kv_heads, int64_t head_dim, mx::Dtype type);

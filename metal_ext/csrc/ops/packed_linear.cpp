@@ -277,9 +277,8 @@ struct Task {
   size_t panels;
 };
 
-// Divides the products into tasks. Each task takes a thread's share of half of the remaining panels
-// (guided self-scheduling, Polychronopoulos and Kuck, 1987): memory is first read in long
-// stretches, and threads end together.
+// Divides products into tasks, each a thread's share of half of the remaining panels (guided
+// self-scheduling, Polychronopoulos and Kuck, 1987): long reads first, and threads end together.
 std::vector<Task> tasks_of(std::span<const Product> products, size_t threads) {
   const auto cost = [](const Product& its) { return its.rows * its.shape->panel_bytes(); };
   size_t left = 0;

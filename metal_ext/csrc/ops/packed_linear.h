@@ -51,8 +51,7 @@ class PackedExperts : public PackedLayers {
 using Packed = std::shared_ptr<const PackedLinear>;
 using PackedStack = std::shared_ptr<const PackedExperts>;
 
-// Codes of MLX's quantised weights, by groups of inputs: w = code * scale + bias. Without biases:
-// the floats of MXFP4.
+// MLX's quantised weights, by groups of inputs: w = code * scale + bias; MXFP4 without biases.
 struct CodeGroups {
   mx::array scales;                 // [outputs, inputs / group]
   std::optional<mx::array> biases;  // [outputs, inputs / group]
@@ -69,8 +68,7 @@ using Codes = std::vector<std::optional<CodeGroups>>;
 std::shared_ptr<PackedLinear> pack_linear(
     const std::vector<mx::array>& weights, const Codes& codes, const Workers& workers, bool exact);
 
-// As pack_linear(), for stacks: weights [experts, outputs, inputs], scales and biases [experts,
-// outputs, inputs / group].
+// As pack_linear(), for stacks: all arrays have a first dimension [experts].
 std::shared_ptr<PackedExperts> pack_experts(
     const std::vector<mx::array>& weights, const Codes& codes, const Workers& workers);
 

@@ -24,8 +24,7 @@ constexpr size_t kParallelBytes = size_t{128} << 10;
 
 constexpr size_t whole_lines(size_t floats) { return cpu::rounded_up(floats, kLineFloats); }
 
-// Allocates a result. Throws std::runtime_error without memory: MLX's allocator does not check, and
-// later writes would go to address 0.
+// Allocates a result, or throws std::runtime_error: MLX's allocator does not check for memory.
 inline void allocate(mx::array& result) {
   mx::allocator::Data memory = mx::allocator::malloc(result.nbytes());
   if (memory.buffer().ptr() == nullptr) {
@@ -84,9 +83,8 @@ class CpuPrimitive : public mx::Primitive {
   bool gives_rows_;
 };
 
-// An operation of one task: work.run(inputs, results) runs on the CPU stream's thread after all
-// earlier tasks, and the task keeps the work alive. Work::kResults gives the kind of results. An
-// optional work.results(out) allocates them.
+// An operation of one task, which keeps the work alive: work.run(inputs, results) runs on the CPU
+// stream's thread after all earlier tasks. An optional work.results(out) allocates the results.
 template <class Work>
 class Operation final : public CpuPrimitive {
  public:
@@ -123,8 +121,7 @@ std::shared_ptr<mx::Primitive> operation(const char* name, Work work) {
   return std::make_shared<Operation<Work>>(name, std::move(work));
 }
 
-// x in row-major order for tasks. No graph node is added for arrays known to be so already: each
-// node costs two more tasks of MLX's.
+// x in row-major order. Arrays known to be so get no graph node, which would cost MLX two tasks.
 inline mx::array row_by_row(const mx::array& x) {
   if (x.status() != mx::array::Status::unscheduled) {
     return x.flags().row_contiguous ? x : mx::contiguous(x);
@@ -136,8 +133,7 @@ inline mx::array row_by_row(const mx::array& x) {
   return primitive != nullptr && primitive->gives_rows() ? x : mx::contiguous(x);
 }
 
-// Row `row` of x [rows, heads, head_dim] as float32 [heads * head_dim]: x's own memory, or a
-// conversion in `copy`.
+// Row `row` of x [rows, heads, head_dim] as float32: x's own memory, or a conversion in `copy`.
 const float* row_as_floats(
     const mx::array& x, size_t row, const cpu::Kernels& kernels, float* copy);
 

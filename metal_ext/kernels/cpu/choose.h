@@ -1,4 +1,4 @@
-// Passes over a row of logits, to choose a token. Included in each instruction set's namespace.
+// Passes over a row of logits, to choose a token. Included once per instruction set.
 
 // A float vector is added to double sums half by half.
 typedef float HalfVec __attribute__((vector_size(kLanes * 2)));

@@ -1,6 +1,6 @@
-// Attention of many rows of one sequence: prefill. Each lane of a vector of scores is a query row:
-// nothing is summed across lanes, and all rows share the widened K and V. Included in each
-// instruction set's namespace.
+// Attention of many rows of one sequence: prefill. A vector of scores has one query row per lane:
+// nothing is summed across lanes, and all rows share the widened K and V. Included once per
+// instruction set.
 
 // Vectors of query rows that are scored together.
 constexpr size_t kRowVecs = kLanes < 8 ? 4 : 2;
@@ -170,9 +170,8 @@ __attribute__((noinline)) void add_slab(
   }
 }
 
-// The query rows of a chunk that share a KV head, and their intermediate results. Row i is query
-// head `i % group` of the KV head at position `position + i / group`. Padding rows fill the last
-// vector.
+// The query rows of a chunk for one KV head, and their intermediate results. Row i is query head `i
+// % group` at position `position + i / group`. Padding rows fill the last vector.
 struct Chunk {
   const HeadShape& shape;
   size_t position;

@@ -1,5 +1,4 @@
-// Attention of one row over a split of its keys: decode. Included in each instruction set's
-// namespace.
+// Attention of one row over a split of its keys: decode. Included once per instruction set.
 
 // Long sequences are bound by memory. All heads of a few rows are read before the next rows, so
 // that memory is read in one direction. Lines are prefetched kFetchTokens ahead, a few at a time

@@ -1,6 +1,5 @@
 // A gated delta net over tokens, in float32: convolution, unit vectors, recurrence (Yang, Kautz,
-// Hatamizadeh, "Gated Delta Networks", arXiv 2412.06464). Included in each instruction set's
-// namespace.
+// Hatamizadeh, "Gated Delta Networks", arXiv 2412.06464). Included once per instruction set.
 //   S = decay S + (v - decay S k) beta k^T,   y = S q.
 
 void convolve(

@@ -37,8 +37,7 @@ struct Bucket {
   size_t count;
 };
 
-// The last run with fewer than `count` weights before it, of a sum below `sum`; else the first run.
-// Overwrites the weights.
+// The last run with fewer than `count` earlier weights of a sum below `sum`, else the first run.
 Run last_run(float* weights, size_t n, size_t count, double sum) {
   Run run{0.0f, 0, 0, 0.0};
   uint32_t chosen = 0;

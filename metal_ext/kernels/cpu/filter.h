@@ -4,8 +4,7 @@
 
 #include "cpu/kernels.h"
 
-// The filters top_k and top_p over a row's tokens. Weights are the tokens' probabilities times a
-// common factor, none above 1.
+// The filters top_k and top_p. Weights are probabilities times a common factor, none above 1.
 namespace quire::cpu {
 
 struct Filter {

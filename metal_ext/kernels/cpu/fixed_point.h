@@ -1,7 +1,7 @@
 // Rows of x as fixed-point numbers, for weights of 4 and 8 bits. A group of x is one float32 times
 // whole numbers of 24, 16 or 8 bits, cut into bytes, the limbs. Sums of codes times limbs are whole
 // numbers of 32 bits, exact in any order. Each number loses at most about 2^-24 (2^-16, 2^-8) of
-// the group's largest magnitude. Included in each instruction set's namespace.
+// the group's largest magnitude. Included once per instruction set.
 //   x[i] = largest / kLargestWhole * (limb[0][i] * 2^16 + limb[1][i] * 2^8 + limb[2][i])
 // A prepared row:
 //   [groups]{ the largest magnitude, the sum of x } float32

@@ -5,8 +5,7 @@
 
 #include "cpu/linear.h"
 
-// The CPU kernels on plain pointers, without MLX, blocks or threads. Compiled once per instruction
-// set (see dispatch.h).
+// The CPU kernels on plain pointers, without MLX, blocks or threads, for every instruction set.
 namespace quire::cpu {
 
 enum class KVType { bfloat16, float32 };
@@ -76,8 +75,7 @@ struct Partial {
   }
 };
 
-// The most rows of one attend_chunk call, and the keys that it widens at a time: these stay in the
-// first cache beside the queries.
+// The most rows of an attend_chunk call, and the keys widened at a time, which the cache holds.
 constexpr size_t kChunkRows = 32;
 constexpr size_t kKeyTokens = 16;
 constexpr size_t kValueDims = 64;
@@ -126,8 +124,7 @@ struct DeltaRun {
 
 // The operations of a gated delta net between its products, in float32.
 struct DeltaKernels {
-  // SiLU of the weighted sum of `taps` rows [n]. Each tap's weights are `stride` after the last
-  // tap's. A null row is zeros.
+  // SiLU of the weighted sum of `taps` rows [n]; weights[tap * stride + i]. A null row is zeros.
   void (*convolve)(
       const float* const* rows, const float* weights, size_t taps, size_t stride, size_t n,
       float* out);
@@ -141,8 +138,7 @@ struct DeltaKernels {
 
 // Passes over a row of logits, or a piece of one. Sums are in double.
 struct ChooseKernels {
-  // The largest of [n] numbers, ignoring NaN; -inf if there is none. finite: whether all are
-  // finite.
+  // The largest of [n] numbers, ignoring NaN; or -inf. finite: whether all numbers are finite.
   float (*largest)(const float* x, size_t n, bool* finite);
 
   // weights = e^((x - highest) * scale), [n] each, and 0 for NaN; returns their sum.
@@ -151,8 +147,7 @@ struct ChooseKernels {
   // The sum of those of [n] weights that are at least the floor.
   double (*sum_from)(const float* weights, float floor, size_t n);
 
-  // Copies the weights of at least `least` to out [n], in order; returns their number. Fast for
-  // few.
+  // Copies the weights of at least `least` to out [n], in order; returns their number.
   size_t (*collect)(const float* weights, float least, size_t n, float* out);
 };
 
@@ -168,20 +163,17 @@ struct Kernels {
   // queries [query_heads][head_dim] times scale -> target, same shape, in kernel order.
   void (*prepare_queries)(const HeadShape&, const float* queries, float scale, float* target);
 
-  // One row over `tokens` (1 to kSplitTokens) rows of keys and values, for some KV heads. Writes
-  // only the part of `out` of their query heads.
+  // One row over `tokens` (1 to kSplitTokens) keys and values. Writes only these KV heads' part.
   void (*attend_split)(
       const HeadShape&, const HeadRun& kv_heads, const float* prepared, const void* keys,
       const void* values, size_t tokens, Partial out);
 
-  // Joins `count` contiguous partials in order and divides: out [query_heads][head_dim] in natural
-  // order.
+  // Joins `count` contiguous partials in order: out [query_heads][head_dim] in natural order.
   void (*finish)(const HeadShape&, const float* partials, size_t count, float* out);
 
-  // `rows` (1 to kChunkRows) consecutive positions from `position` on, for the query heads of one
-  // KV head; each row attends to all keys up to itself. prepared, out: the first row's first query
-  // head; rows are query_floats() apart. keys, values: the region's start. scratch:
-  // chunk_scratch_floats().
+  // `rows` (1 to kChunkRows) consecutive positions from `position` on, for one KV head; each row
+  // attends to all keys up to itself. prepared, out: the first row's first query head; rows are
+  // query_floats() apart. keys, values: the region's start. scratch: chunk_scratch_floats().
   void (*attend_chunk)(
       const HeadShape&, size_t kv_head, const float* prepared, const void* keys,
       const void* values, size_t rows, size_t position, float* out, float* scratch);

@@ -1,5 +1,4 @@
-// The operations between a layer's products, in float32. Included in each instruction set's
-// namespace.
+// The operations between a layer's products, in float32. Included once per instruction set.
 
 // Calls body(first, count) for every kLanes numbers of n, and for the rest.
 template <class Body>

@@ -4,15 +4,12 @@
 #include <cstdint>
 
 // Linear layers, x [rows][inputs] times W [outputs][inputs] transposed, on plain pointers. W is
-// packed once into panels of 16 outputs, which every instruction set reads from beginning to end.
-// The two weights of an output for a pair of inputs are adjacent; missing inputs and outputs are
-// zero:
+// packed once into panels of 16 outputs, read from beginning to end; missing numbers are zero:
 //   bfloat16     pairs of inputs:    [inputs / 2][16 outputs][2]
-//   float32      the same:           [inputs / 2][2][16 outputs]
+//   float32      pairs of inputs:    [inputs / 2][2][16 outputs]
 //   4 or 8 bits  groups of inputs:   [groups]{ scales, biases [16], words [n][16] }
 // A word has 32 bits of one output's codes: of 4 inputs, a byte each; or of 8 inputs, the first
-// four in the lower halves of the bytes and the others in the upper halves. A mask and a shift
-// unpack them.
+// four in the bytes' lower halves and the others in the upper halves.
 namespace quire::cpu {
 
 enum class WeightType { bfloat16, float32, bits4, bits8 };
@@ -77,14 +74,12 @@ struct LinearShape {
 // The products of an instruction set. Sums are in float32, over the inputs in order or over groups
 // with whole-number sums: an output's bits depend on its own row alone.
 struct LinearKernels {
-  // The bytes of `rows` prepared rows, on a cache line; and the preparation of one row for
-  // multiply.
+  // The bytes of `rows` prepared rows, on a cache line; and the preparation of one row.
   size_t (*prepared_bytes)(const LinearShape&, size_t rows);
   void (*prepare)(const LinearShape&, const float* x, size_t row, std::byte* prepared);
 
-  // Multiplies 1 to kMaxRows rows by `panels` panels from `first` on. prepared: the rows from
-  // prepare. packed: the whole layer. out: rows `out_stride` floats apart; only these panels'
-  // outputs are written.
+  // Multiplies 1 to kMaxRows prepared rows by `panels` panels from `first` on. packed: the whole
+  // layer. out: rows `out_stride` floats apart; only these panels' outputs are written.
   void (*multiply)(
       const LinearShape&, const std::byte* packed, const std::byte* prepared, size_t rows,
       size_t first, size_t panels, float* out, size_t out_stride);

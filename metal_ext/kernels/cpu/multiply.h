@@ -1,5 +1,5 @@
-// Linear layers by float32 arithmetic, for weights of every type. Included in each instruction
-// set's namespace.
+// Linear layers by float32 arithmetic, for weights of every type. Included once per instruction
+// set.
 
 constexpr size_t kPanelVecs = kPanelOutputs / kLanes;
 static_assert(kPanelOutputs % kLanes == 0);
@@ -111,8 +111,7 @@ struct Plain {
   }
 };
 
-// weight = code * scale + bias. A group's sum of weights times x is therefore made of the sum of
-// codes times x and the sum of x.
+// weight = code * scale + bias: a group's result needs the sum of codes times x, and of x.
 template <size_t Bits, class Scale>
 struct Codes {
   static constexpr bool kCodes = true;
@@ -187,8 +186,7 @@ inline void store_panel(const LinearShape& shape, size_t panel, const Vec* sums,
   store_sums_of(shape, panel, all_of_them, row);
 }
 
-// Room for a prepared row: an odd number of cache lines, so that rows read at the same time do not
-// compete for a few of a cache's sets.
+// Bytes of a prepared row: an odd number of cache lines, to spread rows over a cache's sets.
 constexpr size_t odd_lines(size_t bytes) {
   return (rounded_up(bytes, kLineBytes) / kLineBytes | 1) * kLineBytes;
 }

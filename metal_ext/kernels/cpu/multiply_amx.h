@@ -1,7 +1,7 @@
 // Linear layers of bfloat16 on a matrix unit (Intel's AMX), which multiplies bfloat16 and adds
 // float32. A row of x is cut into two bfloat16 part rows, whose sum has 16 of float32's 24 bits;
 // their exact products are added at the end. Eight rows make a block; row r has part rows 2r and 2r
-// + 1. Included in each instruction set's namespace.
+// + 1. Included once per instruction set.
 //   [padded inputs / 32] tiles of [16 part rows][32] bfloat16
 
 constexpr size_t kParts = 2;
@@ -42,8 +42,7 @@ void prepare_tiles(const LinearShape& shape, const float* x, size_t row, std::by
   }
 }
 
-// The tiles' sizes. The instructions want tile numbers as literals: 0 to 3 are sums, 4 and 5 part
-// rows of x, 6 and 7 weights of a panel.
+// The tiles' sizes, by tile number: 0 to 3 are sums, 4 and 5 part rows of x, 6 and 7 weights.
 struct alignas(64) TileConfig {
   uint8_t palette = 1;
   uint8_t start_row = 0;
@@ -52,8 +51,7 @@ struct alignas(64) TileConfig {
   uint8_t rows[16] = {};
 };
 
-// A block of part rows. Its four tiles of sums cover up to 16 part rows by four panels, or up to 32
-// by two.
+// A block of part rows. Its tiles of sums cover 16 part rows by four panels, or 32 by two.
 struct Block {
   size_t row;    // the first row of x
   size_t count;  // rows of x: 1 to kTileRows
@@ -79,8 +77,7 @@ struct Block {
   }
 };
 
-// Adds products of a tile of x, and one of the next block (Tall), with the same inputs' weights in
-// w, the panels.
+// Adds the products of a tile of x, and of the next block's if Tall, with tiles of the panels w.
 template <bool Tall>
 inline void add_tiles(const std::byte* x, size_t next, const std::byte* const* w, size_t at) {
   _tile_loadd(4, x, kLineBytes);

@@ -1,5 +1,5 @@
-// Linear layers of bfloat16 by dot products of pairs (AVX512_BF16), with x rounded to bfloat16.
-// Included in each instruction set's namespace.
+// Linear layers of bfloat16 by dot products of pairs, x rounded to bfloat16. Included once per
+// instruction set.
 
 bool takes_pairs(const LinearShape& shape) {
   return shape.type == WeightType::bfloat16 && shape.activations != Activations::float32;

@@ -1,5 +1,5 @@
-// Linear layers of 4 and 8 bits by instructions that add products of bytes: 4 codes times 4 limbs
-// of x at each output. Included in each instruction set's namespace.
+// Linear layers of 4 and 8 bits by instructions that add products of bytes. Included once per
+// instruction set.
 
 // Repeats the four limbs of a part of the codes at each output.
 inline IntVec four_of(const std::byte* limbs, size_t part) {
@@ -72,8 +72,7 @@ struct DotSum {
 };
 #endif
 
-// R rows of x, from `row` on, by P panels. Loops over sums are unrolled at once: otherwise
-// compilers keep the sums in memory.
+// R rows of x by P panels. Loops are unrolled, or compilers would keep the sums in memory.
 template <size_t Bits, size_t Limbs, size_t P, size_t R>
 [[gnu::noinline]] void multiply_code_rows(const CodeCall& call, size_t first, size_t row) {
   const LinearShape& shape = call.shape;

@@ -6,16 +6,14 @@
 
 #include "cpu/linear.h"
 
-// Converts weights between MLX's layout and panels. Not optimised: weights are packed once, and a
-// row is unpacked for each token looked up.
+// Converts weights between MLX's layout and panels: packs weights once, unpacks rows for tokens.
 namespace quire::cpu {
 
 // The type of plain numbers or of scales. exponents: bytes e for 2^(e - 127), the scales of MXFP4.
 enum class StoredNumber { bfloat16, float32, exponents };
 
-// A matrix as MLX stores it: plain numbers, or codes with a scale and a bias per group. With
-// exponents, codes are floats of 4 bits (E2M1 of the OCP's Microscaling Formats 1.0), without
-// biases.
+// How MLX stores a matrix: plain numbers, or codes with a scale and a bias per group; with
+// exponents, codes are E2M1 floats (OCP Microscaling Formats 1.0) without biases.
 struct StoredKind {
   size_t outputs;
   StoredNumber numbers;
@@ -37,8 +35,7 @@ struct Weights {
 // bits wide with the smallest group of all, and plain numbers beside codes become float32.
 LinearShape joined_shape(size_t inputs, std::span<const StoredKind> parts);
 
-// Packs `count` panels from `first` on. parts: as for joined_shape(). packed: the whole layer,
-// shape.packed_bytes().
+// Packs `count` panels from `first` on of a layer of joined_shape(). packed: the whole layer.
 void pack(const LinearShape& shape, std::span<const Weights> parts, size_t first, size_t count,
           std::byte* packed);
 

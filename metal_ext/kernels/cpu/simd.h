@@ -1,7 +1,6 @@
 // Vectors of QUIRE_LANES floats, and loads and stores of bfloat16 and float32 in natural and kernel
-// order. Compiled once per instruction set, in its namespace, by the compilers' vector extension.
-// Must include nothing: library functions would be compiled with instructions that the machine may
-// lack.
+// order. Included in the namespace of each instruction set that the kernels are compiled for. Must
+// include nothing: library functions would get instructions that the machine may lack.
 
 constexpr size_t kLanes = QUIRE_LANES;
 
@@ -14,9 +13,8 @@ typedef uint32_t UnalignedBits __attribute__((vector_size(kLanes * 4), aligned(2
 inline Vec load(const float* p) { return *reinterpret_cast<const UnalignedVec*>(p); }
 inline void store(float* p, Vec v) { *reinterpret_cast<UnalignedVec*>(p) = v; }
 inline Vec all(float x) { return x - Vec{}; }  // x - 0 is x for every x
-// a * b + c, rounded once where an instruction does so. Compilers must not fuse other products and
-// sums by themselves: they do so in some places only, and a row's bits would depend on its
-// neighbours.
+// a * b + c, rounded once if there is an instruction for that. Compilers must not fuse others: they
+// would do so in some places only, and a row's bits would depend on its neighbours.
 inline Vec fma(Vec a, Vec b, Vec c) {
 #if defined(__AVX512F__)
   return _mm512_fmadd_ps(a, b, c);
@@ -65,8 +63,7 @@ inline Vec pick(Vec a, Vec b) {
 #endif
 }
 
-// Adds the upper half of every group of `width` lanes to its lower half; a's groups come before
-// b's.
+// Adds the halves of every group of `width` lanes; a's groups come before b's.
 template <int width, int... lane>
 inline Vec fold(Vec a, Vec b, std::integer_sequence<int, lane...>) {
   constexpr int half = width / 2;
@@ -74,8 +71,7 @@ inline Vec fold(Vec a, Vec b, std::integer_sequence<int, lane...>) {
          pick<(lane / half * width + lane % half + half)...>(a, b);
 }
 
-// The sums of the lanes of kLanes vectors, as one vector. Each sum is made by halving, in the same
-// order for every vector.
+// The sums of kLanes vectors as one vector, each made by halving, in one order for all vectors.
 template <int width = static_cast<int>(kLanes)>
 inline Vec sums(Vec* v) {
   if constexpr (width == 1) {
@@ -132,8 +128,7 @@ inline Vec exp_of_negative(Vec x) {
   p = fma(p, r, all(0.5f));
   p = fma(p, r, all(1.0f));
   p = fma(p, r, all(1.0f));
-  // 2^n, built from its exponent bits. Multiplied, not added to p's bits: a NaN plus an integer may
-  // be a number.
+  // 2^n by its exponent bits. Multiplied, because a NaN's bits plus an integer may be a number.
   const IntVec power = (reinterpret_cast<IntVec>(shifted) << 23) + 0x3f800000;
   return x < lowest ? all(0.0f) : p * reinterpret_cast<Vec>(power);
 }

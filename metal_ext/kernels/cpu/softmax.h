@@ -1,5 +1,5 @@
 // The running softmax (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018).
-// Included in each instruction set's namespace.
+// Included once per instruction set.
 
 constexpr float kNoScore = -1e30f;  // below every score, but finite: differences stay numbers
 constexpr float kHidden = -__builtin_inff();  // weighs nothing, whatever the highest score is

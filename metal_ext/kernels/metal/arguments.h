@@ -23,8 +23,7 @@ enum : uint32_t {
 };
 
 // Positions of each split of the row at `position`; the last split may have fewer. A row that fits
-// one split has one. Depends on the position alone, so that a row's order of summation never
-// changes.
+// one split has one. Depends on the position alone, and so does the order of summation.
 inline uint32_t split_tokens(uint32_t position) {
   return position < kSplitTokens || position >= kShortRowTokens ? kSplitTokens
                                                                 : kShortSplitTokens;
@@ -33,8 +32,8 @@ inline uint32_t split_count(uint32_t position) { return position / split_tokens(
 
 // The place of one row of the flat token array.
 struct RowEntry {
-  // sparse: GPU address of the sequence's buffer with the layer's regions. dense: bytes from the
-  // arena's start. paged: not used.
+  // sparse: the GPU address of the buffer with the layer's regions. dense: bytes from the arena's
+  // start. paged: not used.
   uint64_t base;
   uint32_t position;    // of the token in its sequence
   uint32_t first_page;  // paged: index of the sequence's first entry in the page table
@@ -72,8 +71,7 @@ struct AppendArguments {
   uint32_t rows;
 };
 
-// RMS norm of q and k over head_dim, then RoPE (halves, not pairs), each if the model has it; then
-// the row is appended.
+// RMS norm of q and k over head_dim, then RoPE (halves, not pairs), if the model has them.
 struct ProjectArguments {
   LayerPlace place;
   uint32_t query_heads;
@@ -96,8 +94,8 @@ struct GatherArguments {
   uint32_t unused;
 };
 
-// Consecutive rows of one sequence that start from a cell. Cells are GPU addresses, or bytes from
-// the arena's start on dense.
+// Consecutive rows of one sequence that start from a cell, given by its GPU address, or on dense by
+// its bytes from the arena's start.
 struct DeltaSegment {
   uint64_t read;
   uint32_t reads;        // 1: start from the cell; 0: start from zeros

@@ -1,8 +1,7 @@
 // Softmax attention of single rows over all positions up to their own, in splits of split_tokens
-// positions counted from 0. A threadgroup of decode_split takes one split, for up to kTileHeads
-// query heads of one KV head: it scores the tokens, takes the softmax, and sums the values. The
-// heads are the components of a float4, so that K and V are read once for all heads. combine.metal
-// combines the splits of a row.
+// positions. A threadgroup of decode_split takes one split for up to kTileHeads query heads of one
+// KV head: it scores the tokens, takes the softmax, and sums the values. The heads are the
+// components of a float4: K and V are read once for all. combine.metal combines a row's splits.
 #include "rows.h"
 
 constant constexpr uint kDecodeSimdgroups = kDecodeThreads / 32;
@@ -36,9 +35,8 @@ inline Split split_of(
   return {row, first, tokens, kv_head, kv_head * group + in_group, heads};
 }
 
-// Adds scores over `lanes` neighbouring lanes, 8 at least; `part`: this lane's index among them. In
-// each step lanes divide the heads among themselves: the result is the sum of head_of_part(part)
-// alone.
+// Adds scores over `lanes` neighbouring lanes (8 at least), of which this lane is number `part`.
+// Lanes divide the heads in each step: the result is the sum of head_of_part(part) alone.
 inline float add_lanes(float4 score, uint part, uint lanes) {
   const bool odd = (part & 1) != 0;
   const float first =
@@ -161,8 +159,7 @@ inline Softened soften(
   return result;
 }
 
-// A lane's share of a row's D numbers when a simdgroup reads a row: kPieces pieces of kWidth
-// adjacent numbers.
+// A lane's share of a row of D numbers: kPieces pieces of kWidth adjacent numbers.
 template <int D>
 struct RowShare {
   static constant constexpr uint kNumbers = D / 32;
@@ -209,8 +206,8 @@ inline void weigh_values(
   }
 }
 
-// Adds the sums of all simdgroups into simdgroup 0, pairwise. shared: [kDecodeSimdgroups / 2 *
-// kNumbers * 32].
+// Adds all simdgroups' sums pairwise into simdgroup 0. shared: [kDecodeSimdgroups / 2 * kNumbers *
+// 32].
 template <uint kNumbers>
 inline void add_simdgroups(
     uint simdgroup, uint lane, threadgroup float4* shared, thread float4* sum) {
@@ -234,9 +231,8 @@ inline void add_simdgroups(
 }
 
 // Grid: (kv_heads * tiles, tasks) threadgroups of kDecodeThreads. queries, out:
-// [rows][query_heads][D]. sums: [tasks][query_heads][D], weighted by exp(score - highest);
-// softened: [tasks][query_heads] (highest score, sum of weights). Rows of one split are written to
-// out, others to sums and softened.
+// [rows][query_heads][D], of rows of one split. Other rows: sums [tasks][query_heads][D], weighted
+// by exp(score - highest), and softened [tasks][query_heads] (highest score, sum of weights).
 template <typename T, typename KV, int D, Rows kind>
 [[kernel, max_total_threads_per_threadgroup(kDecodeThreads)]] void decode_split(
     const device T* queries [[buffer(0)]],

@@ -30,8 +30,7 @@ inline uint conv_width(uint dims, constant DeltaArguments& arguments) {
 
 inline float silu(float x) { return x / (1.0f + precise::exp(-x)); }
 
-// The convolution of one channel for token `token` of a segment. Tokens before the segment come
-// from the tail, or are zeros without one.
+// The convolution of one channel for token `token` of a segment. The tail, or zeros, come before.
 template <typename T>
 inline float convolved(
     const device T* qkv, const device T* tail, bool has_tail, const device float* weights,
@@ -69,8 +68,7 @@ inline void unit_part(const threadgroup float* x, uint lane, float scale, thread
 }
 
 // Grid: (value_heads, segments) threadgroups of kDeltaThreads. qkv: [rows][conv_width]; z, out:
-// [rows][value_heads][D]; a, b: [rows][value_heads]; conv: [tail_rows + 1][conv_width]; writes: of
-// all segments.
+// [rows][value_heads][D]; a, b: [rows][value_heads]; conv: [tail_rows + 1][conv_width].
 template <typename T, int D, Rows kind>
 [[kernel, max_total_threads_per_threadgroup(kDeltaThreads)]] void gated_delta(
     const device T* qkv [[buffer(0)]],

@@ -1,5 +1,4 @@
-// The step between projections and attention: norms and RoPE of q and k, each if the model has it,
-// and the append of the rows.
+// Norms and RoPE of q and k, each if the model has it, and the append of rows, in one kernel.
 #include "rows.h"
 
 // Grid: (query_heads + kv_heads, rows) threadgroups of one simdgroup, one head each; those of KV

@@ -1,8 +1,7 @@
 // The gate of an MLP, between its projections.
 #include "rows.h"
 
-// out = silu(gate) * up, computed in float32 and rounded once. Threads: one for kSwigluNumbers
-// elements. gate, up, out: [elements].
+// out = silu(gate) * up in float32, rounded once. Threads: one per kSwigluNumbers elements.
 template <typename T>
 [[kernel]] void swiglu(
     const device T* gate [[buffer(0)]],

@@ -27,8 +27,7 @@ class ExtentHeap final : public DeviceHeap {
   NS::SharedPtr<MTL::Buffer> buffer_;
 };
 
-// A sequence's page table: the GPU address of each block. Works on every device with such
-// addresses.
+// A sequence's page table, the GPU address of each block. Needs no mapping by the device.
 class PagedRange final : public DeviceRange {
  public:
   explicit PagedRange(std::shared_ptr<Context> context) : DeviceRange(std::move(context)) {}
@@ -46,8 +45,7 @@ class PagedRange final : public DeviceRange {
   std::byte* contents(size_t region, size_t block) const;
 };
 
-// Throws std::invalid_argument unless all regions have rows of one length, as one address per block
-// requires.
+// Throws std::invalid_argument unless rows of all regions have one length.
 void require_equal_rows(const Geometry& geometry);
 
 // One ordinary buffer for all sequences: works on every device.

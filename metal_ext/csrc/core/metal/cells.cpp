@@ -13,8 +13,7 @@ namespace {
 
 constexpr size_t kAlignment = 16;
 
-// The number of cells in a buffer. A buffer has at most a residency set's size; dense has one
-// buffer, which kernels bind.
+// The cells of a buffer: as many as fit into a residency set, or on dense all.
 size_t per_buffer(const Context& context, size_t count, size_t cell_bytes, size_t most) {
   if (cell_bytes == 0 || cell_bytes % kAlignment != 0) {
     throw std::invalid_argument(

@@ -32,8 +32,7 @@ struct CellSegment {
 class Cells {
  public:
   // most: bytes of a buffer. Throws std::invalid_argument unless cell_bytes is a multiple of 16,
-  // std::runtime_error for a buffer that is too long, std::system_error(ENOMEM) when the device
-  // refuses.
+  // std::runtime_error for a buffer that is too long, std::system_error(ENOMEM) if refused.
   Cells(Context& context, size_t count, size_t cell_bytes, size_t most);
 
   size_t count() const { return uses_.size(); }

@@ -46,8 +46,7 @@ struct Context {
   // std::system_error(ENOMEM) when no residency set can take the memory now.
   void settle();
   // Rule: without maps_beside_steps, blocks are mapped and unmapped, and heaps released, only while
-  // no epoch is in flight. None starts during the pause. Throws std::logic_error: `what`, and the
-  // epoch.
+  // no epoch is in flight (else std::logic_error). No epoch starts during the pause.
   Epochs::Pause mapping_point(const char* what);
   // Throws std::logic_error after the substrate's end. Under books.
   void require_running() const;

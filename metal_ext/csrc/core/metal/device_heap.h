@@ -20,8 +20,7 @@ class BlockLedger {
  public:
   explicit BlockLedger(size_t blocks) : blocks_(blocks) {}
 
-  // Maps blocks for `writer`, the only range that may write them. Rule: such a block has no
-  // mapping.
+  // Maps blocks for `writer`, the only range that may write them. Rule: they are unmapped before.
   void map_writable(size_t first, size_t count, const void* writer);
   // Seals the blocks. Rule: the epoch of a shared block's last write is complete.
   void map_read_only(size_t first, size_t count, uint64_t completed_epoch);
@@ -33,7 +32,7 @@ class BlockLedger {
   // Rules: only a block's writer writes the block, and a sealed block is never written.
   void require_writable(size_t block, const void* writer) const;
   void write(size_t block, const void* writer, uint64_t epoch);
-  // The epoch of the last write; 0: none, or a copy that is complete.
+  // The epoch of the last write; 0: no epoch to wait for.
   uint64_t written_epoch(size_t block) const { return blocks_[block].written_epoch; }
 
   size_t mappings() const { return mappings_; }

@@ -27,8 +27,7 @@ struct Run {
   bool writable;
 };
 
-// One sequence's addresses on the device, with the rules that hold for every kind. Subclasses map
-// blocks and give the places of rows.
+// One sequence's addresses on the device, with the rules of all kinds. Subclasses map blocks.
 class DeviceRange : public AddressRange {
  public:
   explicit DeviceRange(std::shared_ptr<Context> context)
@@ -39,8 +38,7 @@ class DeviceRange : public AddressRange {
   const std::shared_ptr<Context>& context() const { return context_; }
 
   // Notes that the step `epoch` reads tokens [0, start + count) and writes the last `count`. Throws
-  // std::logic_error for a write to a sealed block or a use of unmapped tokens, std::runtime_error
-  // after a failure.
+  // std::logic_error for a write to a sealed block or a use of unmapped tokens.
   void use(uint64_t epoch, size_t start, size_t count);
   // Copies the first `tokens` rows of a source block in every region. Mapper's thread.
   void copy_from(DeviceRange& source, size_t source_block, size_t block, size_t tokens);
@@ -66,9 +64,8 @@ class DeviceRange : public AddressRange {
     bool observed = false;  // true: also filled, with zeros or with the shared rows
   };
 
-  // attach() maps blocks and zeroes writable ones; false leaves that to the bundle, which later
-  // calls observe() or withdraw(). detach() unmaps blocks. copy() copies rows between attached
-  // blocks.
+  // attach() maps blocks and zeroes writable ones; false: the bundle will, and calls observe() or
+  // withdraw(). detach() unmaps blocks. copy() copies rows between attached blocks.
   virtual bool attach(const Run& run) = 0;
   virtual void detach(size_t block, size_t count) = 0;
   virtual void copy(DeviceRange& source, size_t source_block, size_t block, size_t tokens) = 0;

@@ -35,13 +35,11 @@ class Epochs {
   uint64_t completed() const;
   // False when the timeout passes first. Looks at least once, whatever the timeout.
   bool wait(uint64_t epoch, std::chrono::nanoseconds timeout) const;
-  // Counts a failed step as complete, once none of its commands runs. Throws std::logic_error for
-  // an unknown epoch.
+  // Counts a failed step as complete. Throws std::logic_error for an unknown epoch.
   void abandon(uint64_t epoch);
-  // Runs the body while no epoch is in flight and none can start. False when no such moment came
-  // before the timeout.
+  // Runs the body while no epoch is in flight or starts. False: no such moment before the timeout.
   bool while_idle(std::chrono::nanoseconds timeout, const std::function<void()>& body);
-  // Throws std::logic_error that says: `what`, and the epoch in flight.
+  // Throws std::logic_error, with `what` in the message, while an epoch is in flight.
   Pause pause(const std::string& what);
 
  private:

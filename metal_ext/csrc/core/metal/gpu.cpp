@@ -37,8 +37,7 @@ constexpr Kind kAll[] = {Kind::sparse, Kind::paged, Kind::dense};
 constexpr Kind kAddressed[] = {Kind::sparse, Kind::paged};
 constexpr Kind kSparse[] = {Kind::sparse};
 
-// The messages that the substrates send, by receiver and kind. A message that makes an object
-// stands before the messages to that object.
+// The messages that the substrates send, by receiver and kind. An object's maker comes first.
 constexpr const char* kDeviceAll[] = {
     "newBufferWithLength:options:", "newSharedEvent", "maxBufferLength"};
 constexpr const char* kDeviceSparse[] = {

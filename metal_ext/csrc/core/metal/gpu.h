@@ -16,8 +16,7 @@ namespace quire::metal {
 
 Kind kind_named(const std::string& name);
 
-// The abilities of a device, asked of the device itself: a virtual machine's device lacks abilities
-// that its system's version promises.
+// A device's abilities by its own answers: a virtual machine's may lack some of its system's.
 struct Capabilities {
   // Makes and releases objects, such as a queue and an event, to ask for their abilities.
   static Capabilities probe(MTL::Device* device);

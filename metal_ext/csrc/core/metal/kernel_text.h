@@ -39,12 +39,10 @@ Kernel zero_blocks_kernel();
 Kernel copy_blocks_kernel();
 Kernel mark_step_kernel();
 
-// The source of a library with these kernels of one file: its includes, then the file, then the
-// instances of its templates.
+// The source of a library with these kernels of one file: includes, file, template instances.
 std::string library_text(const std::vector<Kernel>& kernels);
 
-// A file of kernels/metal as built into the extension (kernels/metal/embed.cmake). Throws
-// std::logic_error for an unknown name.
+// A file of kernels/metal, built in by embed.cmake. Throws std::logic_error for an unknown name.
 std::string_view embedded_text(std::string_view file);
 
 }  // namespace quire::metal

@@ -52,8 +52,7 @@ class MappingQueue {
   size_t outstanding_ = 0;  // operations that the CPU has not seen complete
 };
 
-// Fills and copies blocks beyond the CPU's reach: two small kernels on an own queue. All calls
-// wait.
+// Fills and copies blocks that the CPU cannot reach, by two small kernels. Every call waits.
 class BlockWork {
  public:
   // Compiles the kernels. Throws std::system_error(ENOMEM) without a queue or event,

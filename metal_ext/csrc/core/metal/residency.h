@@ -65,8 +65,7 @@ class ResidentSet {
 
   explicit ResidentSet(MTL::Device* device);
 
-  // Takes members from the front while they fit; an empty set takes at least one. False when none
-  // was taken.
+  // Takes members while they fit, or one into an empty set. False when none was taken.
   bool fill(std::deque<Member>& waiting, uint64_t size);
   bool holds(const MTL::Allocation* allocation) const;
   const std::vector<Member>& members() const { return members_; }
@@ -106,8 +105,7 @@ class Residency {
   // Sets that the weights leave to heaps and buffers.
   static constexpr size_t kLeftByWeights = 4;
 
-  // macOS 26 unwires memory one second after its last use (llama.cpp's pull request 17766, the
-  // source of the interval).
+  // macOS 26 unwires memory one second after its last use (source: llama.cpp's pull request 17766).
   static constexpr std::chrono::milliseconds kInterval{500};
 
   struct Options {
@@ -150,8 +148,7 @@ class Residency {
   // Puts added memory into sets, and requests their residency. Throws std::system_error(ENOMEM)
   // when the device refuses; memory without a set then stays added.
   void settle();
-  // Requests residency again if memory was neither used nor requested for a while. Called before
-  // commands over settled memory are committed.
+  // Before commands are committed: requests residency again after a while without use or request.
   void refresh();
   bool lapsed() const;  // true when refresh() would request residency
   // Removes memory before its last reference goes. Called while nothing runs.

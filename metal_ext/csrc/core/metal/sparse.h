@@ -28,8 +28,7 @@ struct BufferPlan {
   // Throws std::runtime_error when one layer alone is too long.
   BufferPlan(const Geometry& geometry, size_t max_buffer_bytes);
 
-  // Adjacent regions of one buffer with rows of one length, `stride` bytes apart: one dispatch
-  // fills or copies them all.
+  // Adjacent regions of a buffer, `stride` apart, with rows of one length, for one dispatch.
   struct Run {
     size_t first_region;
     size_t regions;

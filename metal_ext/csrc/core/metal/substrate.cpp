@@ -169,8 +169,8 @@ void Substrate::copy_block(
   own(target).copy_from(own(source), source_block, target_block, tokens);
 }
 
-// Rule: the end goes through steps, mappings, residency, buffers and heaps, in this order. If the
-// device does not answer, nothing is released.
+// Rule: steps end first, then mappings, residency, buffers, heaps. A silent device: nothing is
+// released.
 bool Substrate::shutdown() {
   const std::lock_guard lock(mutex_);
   if (released_) {

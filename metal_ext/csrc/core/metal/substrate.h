@@ -22,11 +22,9 @@ namespace quire::metal {
 // All heaps and ranges of one kind and geometry on one device, with their queues, events and
 // residency. The mapper's thread maps; the engine's thread does all else.
 // Rule: a sparse substrate without Options::maps_beside_steps maps, unmaps and releases only while
-// no epoch is in flight, and starts no epoch until finish_mappings() has completed new maps. A
-// violation is a std::logic_error that names the epoch.
-// Rule: the substrate owns all device objects that command buffers use, because MLX's command
-// buffers do not retain them. Only shutdown() releases them, even if Python drops heaps and ranges
-// before.
+// no epoch is in flight, and starts none before finish_mappings(). Else: std::logic_error.
+// Rule: the substrate owns all device objects of command buffers, because MLX's do not retain them.
+// Only shutdown() releases the objects, even if Python drops heaps and ranges before.
 class Substrate {
  public:
   struct Options {
@@ -39,9 +37,9 @@ class Substrate {
     std::chrono::nanoseconds timeout = std::chrono::seconds(30);  // of one command
     Residency::Options residency = {};  // the device's own properties are added
   };
-  // Throws std::runtime_error that names every missing ability or the wrong figure,
-  // std::invalid_argument for a geometry that the kind cannot have, std::system_error(ENOMEM) when
-  // the device refuses.
+  // Throws std::runtime_error that names missing abilities or the wrong figure,
+  // std::invalid_argument for a geometry that the kind cannot have, std::system_error(ENOMEM) if
+  // refused.
   static std::shared_ptr<Substrate> make(
       NS::SharedPtr<MTL::Device> device, const Options& options);
   // Calls shutdown(). If that fails, the device objects are never released.
@@ -50,8 +48,7 @@ class Substrate {
   // Throw std::system_error(ENOMEM) when the device refuses or the arena has no slice left.
   std::shared_ptr<Heap> new_heap();
   std::shared_ptr<AddressRange> new_range();
-  // Makes all memory for recurrent states; once, before the first step. Throws as Cells does, and
-  // std::logic_error the second time.
+  // Makes all memory for recurrent states. Throws as Cells does; std::logic_error the second time.
   void make_cells(size_t count, size_t cell_bytes);
 
   // Throws std::invalid_argument unless the range is this substrate's.
@@ -74,9 +71,8 @@ class Substrate {
   // Makes the memory of a released heap, so that later maps of its blocks are not refused. Throws
   // std::system_error(ENOMEM) when the device refuses.
   void commit(Heap& heap);
-  // Copies the first `tokens` rows of a block in every region, and waits. First waits for the
-  // source's last writer, whose commands must be committed. Throws std::logic_error unless the
-  // target may write the block.
+  // Copies a block's first `tokens` rows in every region, after the source's last writer, whose
+  // commands must be committed. Throws std::logic_error unless the target may write the block.
   void copy_block(
       AddressRange& source, size_t source_block, AddressRange& target, size_t target_block,
       size_t tokens);

@@ -12,8 +12,7 @@
 namespace quire::ops {
 namespace {
 
-// Hands out a private member function of MLX's encoder: explicit instantiations may name private
-// members.
+// Hands out a private method of MLX's encoder: explicit instantiations may name private members.
 template <class Tag, typename Tag::Member member>
 struct Reach {
   friend typename Tag::Member reach(Tag) { return member; }

@@ -42,8 +42,8 @@ struct MetalSubstrate {
   // The sparse ranges of which the newest step has one row, with its epoch. No command declares a
   // write to their buffers: such rows are ordered by the token alone.
   std::map<const AddressRange*, uint64_t> by_address;
-  // Without residency sets: the encoder that knows its resources, and their number. It is retained,
-  // so that no other encoder can get its address.
+  // Without residency sets: the encoder that knows `told_resources` resources. Retained here, so
+  // that no other encoder gets its address.
   NS::SharedPtr<MTL::ComputeCommandEncoder> told;
   size_t told_resources = 0;
 };
@@ -95,7 +95,7 @@ class Encoder {
     set_bytes(&value, sizeof(T), index);
   }
 
-  // Runs that many threads, in groups along the first axis of the kernel's threads_ at most.
+  // Runs that many threads, in groups along the first axis.
   void run_threads(MTL::Size threads);
   void run_groups(MTL::Size groups);
 

@@ -58,7 +58,7 @@ std::pair<mx::array, mx::array> device::gather(
   const int64_t shown = segments[number].start + segments[number].count;
   checked_run("tokens of the segment's range", 0, tokens, static_cast<uint64_t>(shown));
   const auto most = static_cast<int64_t>(
-      rows->substrate()->memory->geometry().row_bytes(0));  // a byte each at least
+      rows->substrate()->memory->geometry().row_bytes(0));  // a number takes a byte or more
   checked_between("head_dim", head_dim, 1, most);
   checked_between("kv_heads", kv_heads, 1, most);
   const Heads heads{kv_heads, kv_heads, head_dim};

@@ -28,8 +28,7 @@ struct Heads {
 
 // A layer on a substrate.
 struct LayerRows {
-  // Throws std::out_of_range or std::invalid_argument by name unless both regions exist, hold such
-  // rows and lie in one buffer.
+  // Throws by name unless both regions exist, hold such rows and lie in one buffer.
   LayerRows(const metal::Substrate& memory, const Layer& layer, const Heads& heads);
 
   metal::LayerPlace place;
@@ -40,8 +39,8 @@ struct LayerRows {
 
 enum class RowAccess { read, write };
 
-// Binds the rows' entries, page table and arena at three indices from `first_index` on, and
-// declares how the commands use their buffers.
+// Binds entries, page table and arena at three indices from `first_index` on, and declares the
+// commands' reads and writes of rows.
 void bind_rows(
     Encoder& encoder, const MetalRows& rows, const LayerRows& layer, int first_index,
     RowAccess access);

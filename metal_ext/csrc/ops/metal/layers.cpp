@@ -43,8 +43,7 @@ struct GatedDeltaStep {
     encoder.run_threads(MTL::Size(conv_width, arguments.segments, 1));
   }
 
-  // Binds segments, writes and the arena from index `first` on. The token alone orders cells found
-  // by address.
+  // Binds segments, writes and the arena from index `first` on. The token orders cells by address.
   void bind_cells(Encoder& encoder, int first) const {
     encoder.input(states->begun(), first);
     encoder.input(states->written(), first + 1);

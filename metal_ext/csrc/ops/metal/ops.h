@@ -13,10 +13,9 @@
 #include "ops/metal/rows.h"
 #include "ops/ops.h"
 
-// MLX primitives over rows in device memory. The cache token works as in ops/ops.h. Arrays are
-// float32, float16 or bfloat16, layers keep any of these, and head_dim is 64, 128 or 256. An
-// operation made or evaluated after its rows' step_end is a std::logic_error. metal_ext/_ext.pyi
-// documents the operations.
+// MLX primitives over rows in device memory, with the cache token of ops/ops.h. Arrays and layers
+// are float32, float16 or bfloat16; head_dim is 64, 128 or 256. An operation made or evaluated
+// after its rows' step_end is a std::logic_error. metal_ext/_ext.pyi documents the operations.
 namespace quire::ops::device {
 
 mx::array append(

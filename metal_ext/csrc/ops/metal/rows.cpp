@@ -16,15 +16,13 @@
 namespace quire::ops {
 namespace {
 
-// Kept alive by commands over rows or cells: the substrate, which ends with its last reference, and
-// the arrays that stand for its buffers.
+// The substrate, and the arrays that stand for its buffers, kept alive by commands over rows.
 struct Kept {
   std::shared_ptr<MetalSubstrate> substrate;
   std::vector<std::vector<mx::array>> stand_ins;
 };
 
-// An array of 32-bit words with host values for the device. MLX holds the array and `kept` until
-// the commands that read the array have run.
+// Host values for the device, as 32-bit words. MLX holds the array and `kept` while it is read.
 template <class T>
 mx::array words_of(const std::vector<T>& values, std::shared_ptr<const void> kept = nullptr) {
   static_assert(sizeof(T) % sizeof(uint32_t) == 0);
@@ -37,8 +35,7 @@ mx::array words_of(const std::vector<T>& values, std::shared_ptr<const void> kep
       {narrowed<int>("words", bytes / sizeof(uint32_t))}, mx::uint32);
 }
 
-// An array that stands for a buffer in MLX's tracking. One element, because MLX commits commands
-// early when their arrays have many elements.
+// Stands for a buffer in MLX's tracking; one element, as MLX commits early after many elements.
 mx::array stand_in(MTL::Buffer* buffer) {
   return mx::array(
       mx::allocator::Data(as_mlx_buffer(buffer), [](mx::allocator::Buffer) {}), {1}, mx::uint8);

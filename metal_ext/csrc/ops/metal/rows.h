@@ -89,8 +89,7 @@ void check_rows_of(
 // The cells that a step's rows start from and write, on the device, for all recurrent layers.
 class MetalStateRows {
  public:
-  // segments: of all rows, in order. Throws as Cells::use() does, and std::invalid_argument without
-  // cells or for a wrong number of rows.
+  // segments: of all rows, in order. Throws as Cells::use() does, and std::invalid_argument.
   MetalStateRows(
       std::shared_ptr<MetalRows> rows, const std::vector<metal::CellSegment>& segments);
 
