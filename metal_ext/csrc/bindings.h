@@ -23,11 +23,11 @@
 namespace nb = nanobind;
 namespace mx = mlx::core;
 
-// How native values pass to and from Python, so that functions of ops/ are bound as they are.
+// Converts native values from and to Python, so that functions of ops/ are bound unchanged.
 namespace quire {
 
-// Holds a native object for Python. Not nanobind's shared_ptrs: their release needs the
-// interpreter's lock, which MLX's threads do not hold.
+// Holds a native object for Python. nanobind's own shared_ptrs do not serve: their release needs
+// the interpreter's lock, which MLX's threads do not hold.
 template <class T>
 struct Handle {
   std::shared_ptr<T> object;
@@ -94,7 +94,7 @@ struct type_caster<int64_t> {
   bool from_python(handle source, uint32_t, cleanup_list*) noexcept {
     int beyond = 0;
     value = PyLong_AsLongLongAndOverflow(source.ptr(), &beyond);
-    if (PyErr_Occurred()) {  // a value that is no integer
+    if (PyErr_Occurred()) {  // the value is no integer
       PyErr_Clear();
       return false;
     }

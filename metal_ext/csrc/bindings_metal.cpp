@@ -91,7 +91,7 @@ void make_substrate(
   new (self) Handle{std::move(substrate)};
 }
 
-// Keeps the arrays' buffers resident. Arrays in a heap of MLX's are small and are skipped.
+// Keeps the arrays' buffers resident. Skips arrays in a heap of MLX's: they are small.
 void hold(const DeviceMemory& substrate, const std::vector<mx::array>& arrays) {
   std::vector<NS::SharedPtr<MTL::Buffer>> buffers;
   std::set<MTL::Buffer*> seen;
@@ -151,7 +151,8 @@ void bind_substrate(nb::module_& m) {
            "timeout_s"_a = 30.0, "max_buffer_bytes"_a = 0, "residency_keep_s"_a = 0.0,
            "maps_beside_steps"_a = false)
       .def("hold", &hold, "arrays"_a)
-      // Without the lock: the system fills new heaps and cell buffers with zeros, which takes time.
+      // The interpreter's lock is released: the system fills new heaps and cell buffers with zeros,
+      // which takes time.
       .def("new_heap", [](const DeviceMemory& s) { return s->memory->new_heap(); },
            nb::call_guard<nb::gil_scoped_release>())
       .def("new_range", [](const DeviceMemory& s) { return s->memory->new_range(); },

@@ -13,7 +13,8 @@
 namespace quire {
 namespace {
 
-// Small pieces: the system holds the process's memory lock while it frees or zeroes one.
+// Pieces are small because the system holds the process's memory lock while it frees or zeroes a
+// piece.
 constexpr size_t kUnmapPieceBytes = size_t{64} << 20;
 constexpr size_t kCommitPieceBytes = size_t{1} << 20;
 
@@ -88,7 +89,7 @@ void AddressRange::unmap(int64_t block, int64_t count) {
   prepare_unmap();
   const std::lock_guard changing(changing_);
   require(first, blocks, true);
-  set(first, blocks, Access::none);  // first, so that no row uses the memory that goes
+  set(first, blocks, Access::none);  // before the memory goes, so that no row uses it
   unmap_memory(first, blocks);
 }
 
@@ -171,7 +172,7 @@ void SparseRange::clear(std::byte* first, size_t bytes) {
     map_nothing(first, bytes);
     spare_ = make_spare(base_);
   } catch (const std::system_error& error) {
-    // Not a system_error: callers take that one to mean that no mapping has changed.
+    // Not a std::system_error, which tells callers that no mapping has changed.
     throw std::runtime_error(std::string("memory that must go stays mapped: ") + error.what());
   }
 }

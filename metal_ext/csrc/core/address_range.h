@@ -12,8 +12,9 @@
 
 namespace quire {
 
-// One sequence's contiguous addresses, mapped block by block. Kernels see only a region's address:
-// the range itself knows the mapped blocks, and refuses rows without memory.
+// One sequence's contiguous addresses, mapped block by block. Kernels see only a region's address.
+// The range knows which blocks are mapped, so that rows without memory are refused before a kernel
+// runs.
 class AddressRange {
  public:
   explicit AddressRange(const Geometry& geometry)
@@ -23,7 +24,8 @@ class AddressRange {
   AddressRange& operator=(const AddressRange&) = delete;
 
   const Geometry& geometry() const { return geometry_; }
-  // A region's address for the processor that runs the kernels. Null: a dense range without a heap.
+  // A region's address for the processor that runs the kernels, or null (a dense range without a
+  // heap).
   virtual std::byte* region(size_t index) const = 0;
 
   // Maps blocks [heap_block, + count) of the heap to blocks [block, + count) of this range. Throws
@@ -32,10 +34,12 @@ class AddressRange {
   void map(
       const std::shared_ptr<Heap>& heap, int64_t heap_block, int64_t block, int64_t count,
       bool writable);
-  // Maps writable blocks, then tries to commit their memory to spare the first write a page fault.
+  // Maps writable blocks and tries to commit their memory, so that the first write needs no page
+  // fault.
   void map_committed(
       const std::shared_ptr<Heap>& heap, int64_t heap_block, int64_t block, int64_t count);
-  // The checks of map(): the run lies inside the range and the heap, and the geometries agree.
+  // Checks for map() that the run lies inside the range and the heap, and that the geometries
+  // agree.
   void check_map(const Heap& heap, int64_t heap_block, int64_t block, int64_t count) const;
   // Throws std::logic_error when a block of [block, + count) is not mapped.
   void unmap(int64_t block, int64_t count);
@@ -46,7 +50,7 @@ class AddressRange {
   std::optional<size_t> first_read_only(size_t start, size_t count) const;
 
  protected:
-  // False: the blocks do not count as mapped yet, and count_mapped() follows later.
+  // Returns false if the blocks do not count as mapped yet; count_mapped() then follows later.
   virtual bool map_memory(
       const std::shared_ptr<Heap>& heap, size_t heap_block, size_t block, size_t count,
       bool writable) = 0;
@@ -65,15 +69,16 @@ class AddressRange {
   void set(size_t block, size_t count, Access access);
 
   const Geometry geometry_;
-  // changing_ is held during system calls. mutex_ is separate: its readers never wait for these.
+  // changing_ is held during system calls; mutex_ never is, so that readers do not wait for the
+  // system.
   std::mutex changing_;
   mutable std::mutex mutex_;  // guards the members below
   std::vector<Access> access_;
   size_t mapped_prefix_ = 0;
 };
 
-// A range in this process's addresses. The eight bytes below base() hold the size, as below a
-// buffer of MLX's CPU allocator: MLX views the range as such a buffer.
+// A range in this process's addresses. The eight bytes below base() hold the range's size, as below
+// a buffer of MLX's CPU allocator, so that MLX can view the range as such a buffer.
 class HostRange : public AddressRange {
  public:
   using AddressRange::AddressRange;

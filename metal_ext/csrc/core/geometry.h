@@ -14,7 +14,7 @@ namespace quire {
 // The layout of one group of regions, in bytes. A block holds the same tokens in every region. A
 // range:
 //   | region 0: block 0 | block 1 | ... | region 1: block 0 | block 1 | ...
-// A heap. Its consecutive blocks are consecutive in every region: one mapping each serves a run.
+// A heap, where one mapping per region serves a run of consecutive blocks:
 //   | region 0: block 0 .. block h-1 | region 1: block 0 .. block h-1 | ...
 class Geometry {
  public:

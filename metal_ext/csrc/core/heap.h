@@ -19,7 +19,7 @@ class Heap {
 
   const Geometry& geometry() const { return geometry_; }
 
-  // The bytes that the system charges for this heap now. Any thread.
+  // The bytes that the system charges for this heap now. Any thread may ask.
   virtual size_t committed_bytes() const = 0;
   // Gives the memory of unmapped blocks [first, + count) back. Throws std::logic_error for a part
   // of the heap where releases_blocks() is false.
@@ -59,7 +59,7 @@ class DenseHeap final : public Heap {
   explicit DenseHeap(const Geometry& geometry);
   ~DenseHeap() override;
 
-  // Commits the memory if it is released. The thread that maps the heap calls this first.
+  // Returns the heap's memory, and commits the memory first if it was released.
   std::byte* memory();
   size_t committed_bytes() const override { return committed_.load(std::memory_order_relaxed); }
   bool releases_blocks() const override { return true; }

@@ -22,14 +22,15 @@ class Mapper {
   uint64_t submit(std::function<void()> operation);
   // Submits an operation that may be refused: a std::system_error means that nothing has changed.
   uint64_t attempt(std::function<void()> operation);
-  // True once, when the system refused the attempt. Throws std::logic_error before its completion.
+  // True, once, if the system refused the attempt. Throws std::logic_error if the ticket is not
+  // complete.
   bool refused(uint64_t ticket);
   // The newest completed ticket.
   uint64_t completed() const;
   // False when the timeout passes first.
   bool wait(uint64_t ticket, std::chrono::nanoseconds timeout) const;
-  // The message of the first failure, or empty. After a failure mappings are in doubt: stop
-  // serving.
+  // The message of the first failure, or empty. After a failure mappings are in doubt, and the
+  // caller must stop serving.
   std::string failure() const;
 
  private:

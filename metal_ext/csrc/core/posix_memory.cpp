@@ -131,7 +131,7 @@ void release_addresses(std::byte* base, size_t bytes) {
 }
 
 void give_up_spare(std::byte* base) {
-  // The same protection as the header's: the two pages become one mapping.
+  // The same protection as the header page's, so that the two pages become one mapping.
   if (mprotect(base - pages_below(), system_page_bytes(), PROT_READ | PROT_WRITE) != 0) {
     fail("mprotect", system_page_bytes());
   }
@@ -147,7 +147,8 @@ void map_shared(void* address, size_t bytes, int fd, size_t offset, bool writabl
 
 void populate(void* address, size_t bytes) noexcept {
 #ifdef __linux__
-  // Errors (from an old kernel, or without memory) cost only time: unlike a write, no signal comes.
+  // An error (an old kernel, or no memory) only means page faults later. Unlike a write, the call
+  // never signals.
   (void)madvise(address, bytes, MADV_POPULATE_WRITE);
 #else
   (void)address, (void)bytes;
@@ -178,7 +179,7 @@ size_t private_committed(void* address, size_t bytes) {
 #else
   using Page = unsigned char;
 #endif
-  std::array<Page, 16384> pages;  // of one call
+  std::array<Page, 16384> pages;  // states of the pages of one call
   const size_t most = pages.size() * system_page_bytes();
   size_t found = 0;
   for (size_t done = 0; done < bytes; done += most) {

@@ -2,7 +2,8 @@
 
 #include <cstddef>
 
-// The system calls behind the POSIX substrate. All but populate() throw std::system_error by name.
+// The system calls behind the POSIX substrate. All but populate() throw a std::system_error that
+// names the call.
 namespace quire {
 
 size_t system_page_bytes();
@@ -14,7 +15,7 @@ void close_shared_memory(int fd);
 // The bytes that the system charges for the file: st_blocks on Linux, the whole size on a Mac.
 size_t shared_memory_committed(int fd);
 
-// Only Linux can take back a part of a shared-memory file.
+// Whether the system takes back a part of a shared-memory file.
 #ifdef __linux__
 constexpr bool kPunchesHoles = true;
 #else
@@ -33,13 +34,13 @@ void release_addresses(std::byte* base, size_t bytes);
 void give_up_spare(std::byte* base);
 bool make_spare(std::byte* base);  // false when no mapping is left
 
-// A write to a read-only mapping is SIGSEGV.
+// Maps a part of the file. A write to a read-only mapping is SIGSEGV.
 void map_shared(void* address, size_t bytes, int fd, size_t offset, bool writable);
 // Tries to commit the memory of a writable mapping; on failure page faults come later.
 void populate(void* address, size_t bytes) noexcept;
 void map_private_zeros(void* address, size_t bytes);  // readable, writable, committed on touch
 void map_nothing(void* address, size_t bytes);        // back to reserved addresses
-// Gives the memory back to the system; later reads give zeros.
+// Gives the memory of private zeros back to the system; later reads give zeros.
 void give_back_private(void* address, size_t bytes);
 // The bytes of private zeros that are in memory, in whole pages.
 size_t private_committed(void* address, size_t bytes);

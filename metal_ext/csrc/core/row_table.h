@@ -29,7 +29,7 @@ class RowTable {
     size_t position;
   };
 
-  // Far more rows than a step has. A table of this size takes 256 MiB.
+  // The limit is far above a step's rows. A table of this size takes 256 MiB.
   static constexpr int64_t kMaxRows = int64_t{1} << 24;
 
   // Throws std::out_of_range for unmapped rows, std::invalid_argument for different geometries.

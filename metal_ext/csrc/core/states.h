@@ -5,10 +5,11 @@
 #include <memory>
 #include <vector>
 
-// Memory for the states of recurrent layers, and the cells that a step reads and writes.
+// The memory of recurrent layers' states, and the plan of a step's reads and writes in it.
 namespace quire {
 
-// Memory for cells, the states of recurrent layers: zeros at first, committed on first touch.
+// Memory for cells, which hold the states of recurrent layers. The memory is zeros at first, and is
+// committed on first touch.
 class StateMemory {
  public:
   static constexpr int64_t kMaxBytes = int64_t{1} << 46;
@@ -39,7 +40,8 @@ struct StateWrite {
   int64_t address;
 };
 
-// Consecutive rows of one sequence, and the cell with the state before them; 0: zeros.
+// Consecutive rows of one sequence. `read`: the address of the cell with the state before them; 0:
+// zeros.
 struct StateSegment {
   int64_t count;
   int64_t read;
@@ -57,7 +59,7 @@ class StateRows {
   static constexpr size_t kTileRows = 64;
   static constexpr int64_t kMaxRows = int64_t{1} << 24;
 
-  // Rows without a write between them: one cell is read before them, one written after them.
+  // Rows without a write between them. The state is taken from one cell and left in another.
   struct Run {
     size_t first;  // index among all rows
     size_t count;

@@ -12,8 +12,9 @@ namespace {
 
 constexpr int64_t kMaxThreads = 256;
 constexpr size_t kLineFloats = 64 / sizeof(float);
-// A helper watches before it sleeps: a new layer comes within tens of microseconds. A shorter watch
-// costs a wake-up per layer, a longer one takes the front end's core.
+// An idle helper watches for work this long before it sleeps, because layers follow each other
+// within tens of microseconds. A shorter watch costs a wake-up per layer, a longer one takes the
+// front end's core.
 constexpr auto kWatchTime = std::chrono::microseconds(20);
 constexpr int kLooksPerClockRead = 64;
 

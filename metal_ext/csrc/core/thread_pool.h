@@ -12,7 +12,8 @@
 
 namespace quire {
 
-// Threads for the CPU kernels, beside MLX's one thread for a CPU stream. The caller works as well.
+// Threads for the CPU kernels, because MLX runs a CPU stream on one thread only. The caller works
+// too: threads() == 1 means no helpers.
 class ThreadPool {
  public:
   explicit ThreadPool(int64_t threads);
@@ -24,9 +25,9 @@ class ThreadPool {
 
   using Task = std::function<void(size_t index, size_t worker)>;
 
-  // Runs task(index, worker) once for every index below count, then returns. Tasks at the same time
-  // have different workers. Tasks must not throw. The caller holds the pool. shared: whether
-  // helpers take part; without helpers, run() may be called from inside a task.
+  // Runs task(index, worker) once for every index below count, then returns. Tasks that run at the
+  // same time have different workers. Tasks must not throw. The caller holds the pool. shared:
+  // whether helpers take part; without helpers, run() may be called from inside a task.
   void run(size_t count, const Task& task, bool shared = true);
 
   // Runs body(index, worker) for all indices, `at_once` consecutive ones as one task.

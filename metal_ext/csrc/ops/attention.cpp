@@ -12,7 +12,7 @@ namespace {
 
 // With fewer bytes of K and V, helpers cost more time than they save.
 constexpr size_t kParallelKVBytes = size_t{256} << 10;
-// The most consecutive splits in a task: prefetching goes on across their borders.
+// The most consecutive splits in one task, whose prefetches cross the borders of splits.
 constexpr size_t kMaxSplitsPerTask = 8;
 constexpr size_t kTasksPerThread = 4;
 constexpr size_t kFewTasksPerThread = 2;
@@ -60,7 +60,7 @@ struct SplitRun {
 struct DecodeCut {
   std::vector<SplitRun> tasks;
   std::vector<size_t> first_partial;  // [rows + 1]
-  size_t bytes = 0;                   // of K and V that are read
+  size_t bytes = 0;                   // bytes of K and V to read
 
   DecodeCut(const Attention& call, size_t rows) {
     const auto* row = call.rows->rows().data() + call.first_row;
@@ -168,7 +168,7 @@ void chunk(const Attention& call, const mx::array& queries, mx::array& out) {
   call.store(results, out, 0, rows);
 }
 
-// body: computes the call.
+// body: the function that computes the call.
 template <void (*body)(const Attention&, const mx::array&, mx::array&)>
 struct Attend {
   static constexpr Results kResults = Results::rows;

@@ -9,7 +9,7 @@
 #include "mlx/array.h"
 #include "ops/ops.h"
 
-// The checks of operations' arguments. A failed one throws std::invalid_argument or out_of_range.
+// The checks of operations' arguments. They throw std::invalid_argument or std::out_of_range.
 namespace quire::ops {
 
 void check_float32(const char* name, const mx::array& x, const mx::Shape& shape);
@@ -18,7 +18,7 @@ void check_rows_shape(const char* name, const mx::array& x);
 // Checks that x has one row for each row of the table.
 void check_row_count(const char* name, const mx::array& x, const RowTable& rows);
 void check_same_shape(const mx::array& keys, const mx::array& values);
-// Checks [rows, heads, head_dim] queries, keys and values against each other and the table.
+// Checks that queries, keys and values, each [rows, heads, head_dim], fit each other and the table.
 void check_projected(
     const mx::array& queries, const mx::array& keys, const mx::array& values,
     const RowTable& rows);

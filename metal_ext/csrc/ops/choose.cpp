@@ -12,8 +12,9 @@
 namespace quire::ops {
 namespace {
 
-// A row is read in pieces whose results are joined in order, so that the result's bits do not
-// depend on the number of threads. Inside a piece, a token is searched one by one.
+// A row is read in pieces whose results are joined in order, so that the bits of the result do not
+// depend on the number of threads. A token's place in its piece is found one number after the
+// other.
 constexpr size_t kPieceNumbers = 8192;
 constexpr int kChoiceNumbers = 5;
 
@@ -95,7 +96,7 @@ class RowChooser {
     return sum;
   }
 
-  // Weights are probabilities divided by the largest one.
+  // Draws a token by weights, which are probabilities divided by the largest one.
   size_t draw(const Row& row, float largest) {
     const float scale = std::min(1.0f / row.choice.temperature, std::numeric_limits<float>::max());
     for_each_piece([&](Piece& piece, size_t at, size_t length) {
@@ -120,8 +121,9 @@ class RowChooser {
                                                     scratch_));
   }
 
-  // The first token where the running sum of weights not below the floor exceeds the target (below
-  // their total). If rounding ends a piece's sum early, its last such token.
+  // The first token at which the running sum of weights exceeds the target. Weights below the floor
+  // do not count. If rounding keeps the sum of a piece from reaching the target, the piece's last
+  // token counts.
   size_t place_of(double target, float floor) const {
     double passed = 0.0;
     size_t piece = 0;
@@ -150,7 +152,8 @@ class RowChooser {
   Piece* pieces_;
 };
 
-// Calls body(chooser, row) for every row. Few rows: threads share the pieces of each row instead.
+// Calls body(chooser, row) for every row. With fewer rows than threads, the threads share the
+// pieces of one row after the other.
 template <class Body>
 void for_each_row(size_t rows, size_t n, CpuWorkers& workers, const Body& body) {
   ThreadPool& pool = workers.pool;

@@ -41,7 +41,7 @@ struct Mixture {
 
 // The experts of each row, the best one first, and the factors of their results.
 struct Routing {
-  size_t chosen;                // of each row
+  size_t chosen;                // experts of each row
   std::vector<size_t> experts;  // [rows][chosen]
   std::vector<float> weights;   // [rows][chosen]
 };
@@ -55,13 +55,13 @@ struct ExpertRun {
 
 // Pairs of a row and an expert, sorted by expert, then by row.
 struct ExpertRows {
-  std::vector<size_t> rows;    // of each pair
+  std::vector<size_t> rows;    // the row of each pair
   std::vector<size_t> places;  // [rows][chosen]: index of the pair
   std::vector<ExpertRun> runs;  // of at most cpu::kMaxRows pairs
 };
 
-// Writes the indices of the largest shares to `best`, in falling order; equal shares in rising
-// order of index. NaN is never larger. By insertion.
+// Writes the indices of the `chosen` largest of n shares to `best`, in falling order of share and
+// rising order of equal ones' index. A NaN is never larger.
 void take_largest(const float* shares, size_t n, size_t chosen, size_t* best) {
   for (size_t i = 0; i < n; ++i) {
     size_t place = std::min(i, chosen);
@@ -76,8 +76,9 @@ void take_largest(const float* shares, size_t n, size_t chosen, size_t* best) {
   }
 }
 
-// logits: [rows][stride], first the router's logits, which become their softmax. normalised: divide
-// a row's weights by their sum. Equal shares: the lowest index first. A row of NaN: NaN weights.
+// logits: [rows][stride], of which the first `experts` numbers are the router's; they become their
+// softmax. normalised: a row's weights are divided by their sum. Of equal shares the lowest index
+// comes first. A row of NaN gets NaN weights.
 Routing route(const cpu::LayerKernels& kernels, float* logits, size_t rows, size_t stride,
               size_t experts, size_t chosen, bool normalised) {
   Routing found{chosen, std::vector<size_t>(rows * chosen), std::vector<float>(rows * chosen)};
@@ -101,7 +102,7 @@ Routing route(const cpu::LayerKernels& kernels, float* logits, size_t rows, size
 // A counting sort.
 ExpertRows by_expert(const Routing& routing, size_t experts) {
   const size_t pairs = routing.experts.size();
-  std::vector<size_t> next(experts + 1);  // place of each expert's next pair
+  std::vector<size_t> next(experts + 1);  // where an expert's next pair goes
   for (const size_t expert : routing.experts) {
     ++next[expert + 1];
   }
@@ -213,7 +214,8 @@ class MixtureStep {
     }
   }
 
-  // row_of: maps the run's rows to rows of x. kept: place of an input shared by several runs.
+  // row_of: gives the row of x for a row of the run. kept: place of an input that several runs
+  // share.
   template <class RowOf>
   void add_run(Run run, const RowOf& row_of, size_t* kept) {
     const bool prepared = kept != nullptr && *kept != kNowhere;
@@ -310,13 +312,13 @@ class MixtureStep {
   std::vector<Run> runs_;
   std::vector<RowOfRun> x_rows_;      // rows to prepare for gate and up
   std::vector<RowOfRun> gated_rows_;  // all rows of the runs
-  std::vector<Product> gate_up_;      // of each run
+  std::vector<Product> gate_up_;      // products of all runs
   std::vector<Product> down_;
   size_t results_ = 0;
   size_t x_floats_ = 0;
   size_t both_floats_ = 0;
   size_t gated_floats_ = 0;
-  size_t inner_floats_ = 0;  // of the widest expert
+  size_t inner_floats_ = 0;  // width of the widest expert
   float* x_prepared_ = nullptr;
   float* both_ = nullptr;
   float* gated_ = nullptr;

@@ -20,7 +20,7 @@ struct DeltaShape {
   int64_t value_dim;
   int64_t tail_rows;
 
-  // Throws if heads do not divide evenly, or a dimension is no multiple of 16.
+  // Throws if the heads do not divide evenly, or a dimension is no multiple of 16.
   void check() const;
 
   size_t keys_width() const { return static_cast<size_t>(key_heads * key_dim); }
@@ -51,7 +51,7 @@ struct GatedDelta {
   const mx::array a_log;
   const mx::array dt_bias;
   const mx::array norm;
-  const double eps;  // of the norm
+  const double eps;  // epsilon of the norm
 };
 
 using Delta = std::shared_ptr<const GatedDelta>;

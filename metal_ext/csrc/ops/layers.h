@@ -42,7 +42,8 @@ std::pair<mx::array, mx::array> choose_tokens(
     const mx::array& raw, const mx::array& adjusted, const mx::array& choices,
     const Workers& workers);
 
-// Throw std::invalid_argument unless x is float32 rows of that width, or a norm's weight has it.
+// Throw std::invalid_argument unless x is float32 rows of `row_numbers`, or a norm's weight is
+// [numbers].
 void check_floats(const char* name, const mx::array& x, size_t row_numbers);
 void check_norm(const mx::array& weight, size_t numbers);
 

@@ -136,7 +136,7 @@ struct PackedRows {
   }
 };
 
-// Checks the inputs of a product, and returns them in the order of run().
+// Checks the inputs of a product, and returns them in the order that Linear::run() reads.
 std::vector<mx::array> inputs_of(
     const mx::array& x, const cpu::LinearShape& shape, const std::optional<mx::array>& norm,
     const std::optional<mx::array>& residual) {

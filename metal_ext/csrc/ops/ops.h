@@ -63,7 +63,7 @@ struct QKNorms {
 // The rotation of heads: dimensions i and i + pairs turn by position * frequencies[i] radians and
 // are then multiplied by the magnitude. Dimensions from 2 * pairs on stay.
 struct RopeTable {
-  // Throws std::invalid_argument for numbers that are not finite, and for too few or too many.
+  // Throws std::invalid_argument for a number that is not finite, or a wrong number of frequencies.
   RopeTable(std::vector<double> frequencies, double magnitude);
 
   // Throws std::invalid_argument when heads have fewer dimensions than turn.

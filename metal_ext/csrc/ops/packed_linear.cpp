@@ -119,7 +119,7 @@ std::optional<CodeGroups> groups_of(const Codes& codes, size_t i) {
   return codes.empty() ? std::nullopt : codes[i];
 }
 
-// Returns the inputs, and the stored form of each weight.
+// Returns the number of inputs, and the stored form of each weight.
 std::pair<size_t, std::vector<cpu::StoredKind>> checked_kinds(
     const std::vector<mx::array>& weights, const Codes& codes) {
   if (weights.empty()) {
@@ -277,8 +277,9 @@ struct Task {
   size_t panels;
 };
 
-// Divides products into tasks, each a thread's share of half of the remaining panels (guided
-// self-scheduling, Polychronopoulos and Kuck, 1987): long reads first, and threads end together.
+// Divides the panels of all products into tasks. A task takes a thread's share of half of the
+// remaining panels (guided self-scheduling, Polychronopoulos and Kuck, 1987): memory is first read
+// in long stretches, and threads end together.
 std::vector<Task> tasks_of(std::span<const Product> products, size_t threads) {
   const auto cost = [](const Product& its) { return its.rows * its.shape->panel_bytes(); };
   size_t left = 0;

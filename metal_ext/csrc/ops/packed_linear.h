@@ -21,7 +21,7 @@ class PackedLayers {
   PackedLayers(const PackedLayers&) = delete;
   PackedLayers& operator=(const PackedLayers&) = delete;
 
-  const cpu::LinearShape& shape() const { return shape_; }  // of each layer
+  const cpu::LinearShape& shape() const { return shape_; }  // shape of each layer
   size_t count() const { return count_; }
   size_t packed_bytes() const { return count_ * shape_.packed_bytes(); }
   const std::byte* data(size_t layer) const { return data_ + layer * shape_.packed_bytes(); }
@@ -34,7 +34,7 @@ class PackedLayers {
   std::byte* data_;
 };
 
-// One layer.
+// The weights of one layer.
 class PackedLinear : public PackedLayers {
  public:
   explicit PackedLinear(const cpu::LinearShape& shape) : PackedLayers(shape, 1) {}
@@ -42,7 +42,7 @@ class PackedLinear : public PackedLayers {
   const std::byte* data() const { return data(0); }
 };
 
-// The same layer of every expert of a mixture.
+// The weights of one layer for every expert of a mixture.
 class PackedExperts : public PackedLayers {
  public:
   using PackedLayers::PackedLayers;
@@ -51,7 +51,8 @@ class PackedExperts : public PackedLayers {
 using Packed = std::shared_ptr<const PackedLinear>;
 using PackedStack = std::shared_ptr<const PackedExperts>;
 
-// MLX's quantised weights, by groups of inputs: w = code * scale + bias; MXFP4 without biases.
+// The codes of a weight that MLX quantised, by groups of inputs: w = code * scale + bias. MXFP4 has
+// no biases.
 struct CodeGroups {
   mx::array scales;                 // [outputs, inputs / group]
   std::optional<mx::array> biases;  // [outputs, inputs / group]
@@ -68,7 +69,7 @@ using Codes = std::vector<std::optional<CodeGroups>>;
 std::shared_ptr<PackedLinear> pack_linear(
     const std::vector<mx::array>& weights, const Codes& codes, const Workers& workers, bool exact);
 
-// As pack_linear(), for stacks: all arrays have a first dimension [experts].
+// As pack_linear(), for stacks of experts: every array has one more dimension in front, [experts].
 std::shared_ptr<PackedExperts> pack_experts(
     const std::vector<mx::array>& weights, const Codes& codes, const Workers& workers);
 

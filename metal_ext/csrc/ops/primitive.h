@@ -59,7 +59,7 @@ class Arrays {
 enum class Results {
   rows,   // arrays that lie row by row, as row_by_row() returns them
   plain,  // any other arrays
-  token,  // first the cache token of the inputs
+  token,  // the first is the cache token from the inputs
 };
 
 // The base of all operations on a CPU.
@@ -121,7 +121,8 @@ std::shared_ptr<mx::Primitive> operation(const char* name, Work work) {
   return std::make_shared<Operation<Work>>(name, std::move(work));
 }
 
-// x in row-major order. Arrays known to be so get no graph node, which would cost MLX two tasks.
+// x in row-major order. An array known to be so gets no graph node, because each node costs two
+// more tasks of MLX's.
 inline mx::array row_by_row(const mx::array& x) {
   if (x.status() != mx::array::Status::unscheduled) {
     return x.flags().row_contiguous ? x : mx::contiguous(x);

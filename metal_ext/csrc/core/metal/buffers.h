@@ -27,12 +27,12 @@ class ExtentHeap final : public DeviceHeap {
   NS::SharedPtr<MTL::Buffer> buffer_;
 };
 
-// A sequence's page table, the GPU address of each block. Needs no mapping by the device.
+// A sequence's page table: the GPU address of each block. Nothing is mapped on the device.
 class PagedRange final : public DeviceRange {
  public:
   explicit PagedRange(std::shared_ptr<Context> context) : DeviceRange(std::move(context)) {}
 
-  std::byte* region(size_t) const override { return nullptr; }  // regions are not contiguous
+  std::byte* region(size_t) const override { return nullptr; }  // not contiguous
   uint64_t row_base(size_t) const override { return 0; }
   std::vector<uint64_t> page_addresses(size_t blocks) const override;
 

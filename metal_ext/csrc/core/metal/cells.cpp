@@ -13,7 +13,7 @@ namespace {
 
 constexpr size_t kAlignment = 16;
 
-// The cells of a buffer: as many as fit into a residency set, or on dense all.
+// The number of cells in a buffer: as many as fit into a residency set, or all cells on dense.
 size_t per_buffer(const Context& context, size_t count, size_t cell_bytes, size_t most) {
   if (cell_bytes == 0 || cell_bytes % kAlignment != 0) {
     throw std::invalid_argument(

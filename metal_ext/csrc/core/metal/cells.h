@@ -23,8 +23,8 @@ struct CellSegment {
   std::vector<Write> writes;   // ascending by rows; the last is after all rows
 };
 
-// A fixed number of cells, the states of recurrent layers, in buffers that stay until the end. Only
-// the engine's thread uses it.
+// A fixed number of cells, the states of recurrent layers, in buffers that stay until the end.
+// Engine's thread only.
 //   buffer 0 | cell 0 | cell 1 | cell 2 |   buffer 1 | cell 3 | cell 4 | ...
 // Rule: a cell is overwritten only after every step that may touch the cell has completed. A
 // sequence may overwrite the cell that it reads: the cache token orders its steps. A violation is a
@@ -37,7 +37,7 @@ class Cells {
 
   size_t count() const { return uses_.size(); }
   size_t cell_bytes() const { return cell_bytes_; }
-  // The cell as kernels take it: a GPU address, or on dense the offset in the buffer.
+  // The cell's address as kernels take it: a GPU address, or on dense the offset in the buffer.
   uint64_t place(size_t cell) const;
   // Dense: the one buffer, which kernels bind. Other kinds: null.
   MTL::Buffer* arena() const;

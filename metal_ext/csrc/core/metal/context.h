@@ -16,7 +16,7 @@ namespace quire::metal {
 
 class Bundle;
 
-// The objects that all heaps and ranges of one substrate share. Outlives them.
+// The objects that all heaps and ranges of one substrate share. The context outlives them.
 struct Context {
   // Throws std::runtime_error that names everything that the device lacks for the kind.
   Context(
@@ -48,7 +48,7 @@ struct Context {
   // Rule: without maps_beside_steps, blocks are mapped and unmapped, and heaps released, only while
   // no epoch is in flight (else std::logic_error). No epoch starts during the pause.
   Epochs::Pause mapping_point(const char* what);
-  // Throws std::logic_error after the substrate's end. Under books.
+  // Throws std::logic_error after the substrate's end. The caller holds books.
   void require_running() const;
 };
 

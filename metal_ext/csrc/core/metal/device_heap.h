@@ -20,7 +20,7 @@ class BlockLedger {
  public:
   explicit BlockLedger(size_t blocks) : blocks_(blocks) {}
 
-  // Maps blocks for `writer`, the only range that may write them. Rule: they are unmapped before.
+  // Maps blocks for `writer`, the only range that may write them. Rule: no mapping of them exists.
   void map_writable(size_t first, size_t count, const void* writer);
   // Seals the blocks. Rule: the epoch of a shared block's last write is complete.
   void map_read_only(size_t first, size_t count, uint64_t completed_epoch);
@@ -77,7 +77,8 @@ class DeviceHeap : public Heap {
   // may run, waits for a pause between them; without a pause until the timeout, the heap is kept.
   void release_memory(size_t first, size_t count) override;
 
-  // Make memory for the next residency set, or throw std::system_error(ENOMEM); release the memory.
+  // make() allocates memory for the next residency set, or throws std::system_error(ENOMEM).
+  // unmake() releases the memory.
   virtual void make() = 0;
   virtual void unmake() = 0;
   // False: the memory stays until the substrate ends.

@@ -95,7 +95,8 @@ void DeviceRange::unmap_memory(size_t block, size_t count) {
   const auto point = context_->mapping_point("blocks cannot be unmapped");
   uint64_t last_used;
   {
-    // The blocks already count as unmapped: every use() either is in last_used_ or will be refused.
+    // The blocks already count as unmapped: a use() before is in last_used_, a later one is
+    // refused.
     const std::lock_guard books(context_->books);
     last_used = last_used_;
   }

@@ -27,7 +27,8 @@ struct Run {
   bool writable;
 };
 
-// One sequence's addresses on the device, with the rules of all kinds. Subclasses map blocks.
+// One sequence's addresses on the device, with the rules that all kinds share. Subclasses say how
+// blocks are mapped and where rows lie.
 class DeviceRange : public AddressRange {
  public:
   explicit DeviceRange(std::shared_ptr<Context> context)
@@ -42,7 +43,7 @@ class DeviceRange : public AddressRange {
   void use(uint64_t epoch, size_t start, size_t count);
   // Copies the first `tokens` rows of a source block in every region. Mapper's thread.
   void copy_from(DeviceRange& source, size_t source_block, size_t block, size_t tokens);
-  // For the bundle: the run counts as mapped from now on, or is dropped.
+  // For the bundle: observe() counts the run as mapped from now on, withdraw() drops it.
   void observe(const Run& run);
   void withdraw(const Run& run);
   // For the substrate's end: unmaps everything, in order.
@@ -50,7 +51,7 @@ class DeviceRange : public AddressRange {
   // For the substrate's end: releases the device objects of an unmapped range.
   virtual void drop() {}
 
-  // --- Places of rows. Each throws std::logic_error on kinds that it does not apply to. ---
+  // --- Places of rows: a method throws std::logic_error on the wrong kind of range ---
   virtual uint64_t row_base(size_t buffer) const = 0;  // RowEntry::base of the range's rows
   virtual BufferPlace view(size_t region) const;       // for arrays that view the region
   // Paged: the GPU addresses of the leading mapped blocks, for LayerPlace.
@@ -61,11 +62,11 @@ class DeviceRange : public AddressRange {
   struct Place {
     std::shared_ptr<DeviceHeap> heap;
     size_t block = 0;
-    bool observed = false;  // true: also filled, with zeros or with the shared rows
+    bool observed = false;  // whether the mapping is complete and the block filled
   };
 
-  // attach() maps blocks and zeroes writable ones; false: the bundle will, and calls observe() or
-  // withdraw(). detach() unmaps blocks. copy() copies rows between attached blocks.
+  // attach() maps blocks and zeroes writable ones. It returns false to leave that to the bundle,
+  // which later calls observe() or withdraw(). detach() unmaps blocks. copy() copies rows.
   virtual bool attach(const Run& run) = 0;
   virtual void detach(size_t block, size_t count) = 0;
   virtual void copy(DeviceRange& source, size_t source_block, size_t block, size_t tokens) = 0;

@@ -33,13 +33,14 @@ class Epochs {
   MTL::SharedEvent* event() const { return event_.get(); }
   // The newest epoch such that it and all earlier ones are complete.
   uint64_t completed() const;
-  // False when the timeout passes first. Looks at least once, whatever the timeout.
+  // Returns false when the timeout passes first. The epoch is checked at least once.
   bool wait(uint64_t epoch, std::chrono::nanoseconds timeout) const;
   // Counts a failed step as complete. Throws std::logic_error for an unknown epoch.
   void abandon(uint64_t epoch);
-  // Runs the body while no epoch is in flight or starts. False: no such moment before the timeout.
+  // Runs the body while no epoch is in flight or starts. Returns false if no such moment came in
+  // time.
   bool while_idle(std::chrono::nanoseconds timeout, const std::function<void()>& body);
-  // Throws std::logic_error, with `what` in the message, while an epoch is in flight.
+  // Keeps epochs from starting. Throws std::logic_error with `what` while one is in flight.
   Pause pause(const std::string& what);
 
  private:
@@ -51,7 +52,7 @@ class Epochs {
   uint64_t started_ = 0;
   size_t pauses_ = 0;
   mutable uint64_t completed_ = 0;
-  mutable std::set<uint64_t> abandoned_;  // epochs above completed_
+  mutable std::set<uint64_t> abandoned_;  // abandoned epochs above completed_
 };
 
 }  // namespace quire::metal

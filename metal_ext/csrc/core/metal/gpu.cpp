@@ -37,7 +37,8 @@ constexpr Kind kAll[] = {Kind::sparse, Kind::paged, Kind::dense};
 constexpr Kind kAddressed[] = {Kind::sparse, Kind::paged};
 constexpr Kind kSparse[] = {Kind::sparse};
 
-// The messages that the substrates send, by receiver and kind. An object's maker comes first.
+// The messages that the substrates send, by receiver and kind. A message that makes an object
+// stands before the messages to that object.
 constexpr const char* kDeviceAll[] = {
     "newBufferWithLength:options:", "newSharedEvent", "maxBufferLength"};
 constexpr const char* kDeviceSparse[] = {
@@ -81,7 +82,7 @@ class Probe {
  private:
   void lacks(Kind kind, const std::string& what) { found_.missing.push_back({kind, what}); }
 
-  // Notes the missing ones of the messages that these kinds need of an object.
+  // Notes each of these messages that the object does not answer, for the kinds that need it.
   void demand(
       std::span<const Kind> kinds, const void* object, const char* whose,
       std::span<const char* const> selectors) {
@@ -94,7 +95,7 @@ class Probe {
     }
   }
 
-  // True when the device can make the object; demand() has noted a missing message already.
+  // True when the device can make the object. demand() has already noted a missing message.
   bool makes(const char* selector) const { return Ask::answers(device_, selector); }
 
   void describe() {

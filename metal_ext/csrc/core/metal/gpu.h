@@ -16,7 +16,8 @@ namespace quire::metal {
 
 Kind kind_named(const std::string& name);
 
-// A device's abilities by its own answers: a virtual machine's may lack some of its system's.
+// A device's abilities, asked of the device itself, because a virtual machine's device may lack
+// abilities of its system's version.
 struct Capabilities {
   // Makes and releases objects, such as a queue and an event, to ask for their abilities.
   static Capabilities probe(MTL::Device* device);
@@ -27,7 +28,7 @@ struct Capabilities {
   uint64_t recommended_working_set_bytes = 0;
   bool unified_memory = false;
   bool residency_sets = false;
-  // The device's own answer; none when the system is too old for the question.
+  // The device's own answer; empty when the system is too old for the question.
   std::optional<bool> placement_sparse;
   // Messages that the device's objects do not answer, and objects that the device cannot make.
   struct Missing {
@@ -36,7 +37,7 @@ struct Capabilities {
   };
   std::vector<Missing> missing;
 
-  // Every missing need of a substrate of this kind; empty when it may be tried.
+  // Everything that a substrate of this kind needs and the device lacks.
   std::vector<std::string> missing_for(Kind kind) const;
 };
 
@@ -48,7 +49,7 @@ class Health {
 
   // The time limit of one command.
   std::chrono::nanoseconds timeout() const { return timeout_; }
-  // Keeps the first failure for good, and throws this one as std::runtime_error.
+  // Keeps the first failure for good. Throws this failure as std::runtime_error.
   [[noreturn]] void fail(const std::string& what);
   // As fail(), for a command that did not finish within the time limit.
   [[noreturn]] void time_out(const std::string& what);

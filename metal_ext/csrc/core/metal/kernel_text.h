@@ -18,10 +18,10 @@ enum class Number { float32, float16, bfloat16 };
 inline constexpr size_t kCopyThreads = 256;
 
 struct Kernel {
-  std::string name;        // name in the compiled library, e.g. "append_half_bfloat_paged"
-  std::string file;        // in kernels/metal
+  std::string name;        // in the compiled library, e.g. "append_half_bfloat_paged"
+  std::string file;        // a file of kernels/metal
   size_t threads;          // the most threads of a threadgroup
-  std::string expression;  // the template's instance; empty without a template
+  std::string expression;  // the instance of the template, or empty
 };
 
 // activations: type of queries, keys, values and results. kv: type of stored rows. Throws
@@ -39,10 +39,11 @@ Kernel zero_blocks_kernel();
 Kernel copy_blocks_kernel();
 Kernel mark_step_kernel();
 
-// The source of a library with these kernels of one file: includes, file, template instances.
+// The source of a library with these kernels of one file: the includes, the file, and the instances
+// of its templates.
 std::string library_text(const std::vector<Kernel>& kernels);
 
-// A file of kernels/metal, built in by embed.cmake. Throws std::logic_error for an unknown name.
+// A file of kernels/metal, as built in by embed.cmake. Throws std::logic_error for an unknown name.
 std::string_view embedded_text(std::string_view file);
 
 }  // namespace quire::metal

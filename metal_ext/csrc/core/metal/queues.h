@@ -31,16 +31,16 @@ class MappingQueue {
   MappingQueue(MTL::Device* device, Health& health);
 
   MTL4::CommandQueue* queue() const { return queue_.get(); }
-  // Complete only when finish() returns: encode no use of the memory before that.
+  // The maps are complete only when finish() returns: do not encode a use of the memory before.
   void map(MTL::Buffer* buffer, MTL::Heap* heap, std::span<const MappingOperation> operations);
-  // Complete on return, along with all earlier maps.
+  // The unmaps, and all earlier maps, are complete on return.
   void unmap(MTL::Buffer* buffer, std::span<const MappingOperation> operations);
   void finish();
 
  private:
   using Operations = std::span<const MappingOperation>;
 
-  // Under mutex_. Sends the next batch; returns the remaining operations.
+  // Sends the next batch, and returns the remaining operations. The caller holds mutex_.
   Operations issue(MTL::Buffer* buffer, MTL::Heap* heap, Operations operations);
   void wait();
 
@@ -49,10 +49,11 @@ class MappingQueue {
   NS::SharedPtr<MTL4::CommandQueue> queue_;
   NS::SharedPtr<MTL::SharedEvent> event_;
   uint64_t signalled_ = 0;
-  size_t outstanding_ = 0;  // operations that the CPU has not seen complete
+  size_t outstanding_ = 0;  // operations not yet seen complete
 };
 
-// Fills and copies blocks that the CPU cannot reach, by two small kernels. Every call waits.
+// Fills and copies blocks that the CPU cannot reach, by two small kernels. A call returns when all
+// is done.
 class BlockWork {
  public:
   // Compiles the kernels. Throws std::system_error(ENOMEM) without a queue or event,
@@ -60,7 +61,7 @@ class BlockWork {
   BlockWork(MTL::Device* device, Health& health);
 
   MTL::CommandQueue* queue() const { return queue_.get(); }
-  // Addresses and strides are multiples of 16; `bytes` is rounded up to one. Both throw
+  // Addresses and strides are multiples of 16, and `bytes` is rounded up to a multiple. Both throw
   // std::runtime_error when the command fails or times out.
   void zero(std::span<const BlockArguments> runs) { run(zero_.get(), "zero_blocks", runs); }
   void copy(std::span<const BlockArguments> runs) { run(copy_.get(), "copy_blocks", runs); }

@@ -29,7 +29,7 @@ Heartbeat::~Heartbeat() {
 void Heartbeat::use() {
   last_use_ = now_();
   if (sleeps_) {
-    { const std::lock_guard lock(mutex_); }  // run() now waits for changed_
+    { const std::lock_guard lock(mutex_); }  // now run() waits for changed_
     changed_.notify_all();
   }
 }
@@ -139,14 +139,14 @@ void Residency::add(MTL::Buffer* buffer, uint64_t bytes) {
 
 void Residency::add(MTL::Heap* heap, uint64_t bytes) {
   const std::lock_guard books(books_);
-  waiting_.push_back({heap, bytes});  // heaps are for the sparse kind, which needs residency sets
+  waiting_.push_back({heap, bytes});  // only sparse has heaps, and needs residency sets
 }
 
 void Residency::hold(std::vector<NS::SharedPtr<MTL::Buffer>> buffers) {
   if (!options_.supported) {
     return;
   }
-  settle();  // keeps earlier memory out of the buffers' sets
+  settle();  // keeps earlier memory out of these buffers' sets
   const std::lock_guard changes(changes_);
   const size_t most = std::max(options_.most_sets, kLeftByWeights + 1) - kLeftByWeights;
   // Largest first: small buffers then fill the sets up.

@@ -47,29 +47,31 @@ class Heartbeat {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::atomic<std::chrono::steady_clock::time_point> last_use_;
-  std::atomic<bool> sleeps_{false};  // until the next use
+  std::atomic<bool> sleeps_{false};  // whether run() waits for the next use
   bool stopping_ = false;
   std::thread thread_;
 };
 
 // One of the device's residency sets, its members, and the queues that have it. One thread at a
-// time. While a command in flight has the set, it may only be requested or given to a queue.
+// time. While a command in flight has the set, only two things are allowed: to request the set, and
+// to give it to a queue.
 class ResidentSet {
  public:
   static constexpr uint64_t kAnySize = std::numeric_limits<uint64_t>::max();
 
   struct Member {
     const MTL::Allocation* allocation;
-    uint64_t bytes;  // size in the working set
+    uint64_t bytes;  // the member's size in the working set
   };
 
   explicit ResidentSet(MTL::Device* device);
 
-  // Takes members while they fit, or one into an empty set. False when none was taken.
+  // Takes members from the front while they fit; an empty set takes at least one. Returns false if
+  // none was taken.
   bool fill(std::deque<Member>& waiting, uint64_t size);
   bool holds(const MTL::Allocation* allocation) const;
   const std::vector<Member>& members() const { return members_; }
-  // A second call for the same queue does nothing.
+  // Gives the set to a queue; a second call for the same queue does nothing.
   void put_on(MTL::CommandQueue* queue);
   void put_on(MTL4::CommandQueue* queue);
   // Removes the set from all queues, and returns its members.
@@ -86,9 +88,9 @@ class ResidentSet {
   std::set<MTL4::CommandQueue*> mapping_queues_;
 };
 
-// Keeps memory resident that kernels reach by address, because the system cannot see such uses, and
-// the weights, because the system drops memory that rests. Every queue whose commands may touch the
-// memory has all sets:
+// Keeps two kinds of memory resident: memory that kernels reach by address, because the system
+// cannot see such uses, and the weights, because the system drops memory that is idle. Every queue
+// whose commands may touch the memory has all sets:
 //   weights | weights | heaps | heaps | heaps and buffers
 //   --- closed: nothing comes or goes ---|--- open, until a step begins
 // Rule: a set's members change only while no command in flight has the set; changes under commands
@@ -97,8 +99,8 @@ class ResidentSet {
 // residency sets (macOS 14) a list names the resources that encoders must use.
 class Residency {
  public:
-  // A set's share of the working set. macOS makes whole sets resident, and one large set has cost a
-  // step (MLX's pull request 4211, the source of this share).
+  // The largest share of the working set in one set. macOS makes whole sets resident, and one large
+  // set has cost a step (MLX's pull request 4211, the source of this share).
   static constexpr uint64_t kSetPercent = 5;
   // A queue takes 32 sets (Metal's feature set tables). One is MLX's own, others are spare.
   static constexpr size_t kMostSets = 24;
@@ -112,12 +114,12 @@ class Residency {
     bool supported = false;  // Capabilities::residency_sets
     uint64_t working_set_bytes = 0;
     size_t most_sets = kMostSets;
-    // How long to request residency after the last use; 0: never.
+    // How long to request residency after the last use; 0: not at all.
     std::chrono::nanoseconds keep = std::chrono::nanoseconds::zero();
     std::chrono::nanoseconds interval = kInterval;  // the longest time without a use or a request
     Clock now = &std::chrono::steady_clock::now;
   };
-  // health: a failed device gets no requests.
+  // health: no residency is requested of a failed device.
   Residency(MTL::Device* device, const Health& health, const Options& options);
   ~Residency() { end(); }
 
@@ -131,7 +133,7 @@ class Residency {
   // Keeps buffers in sets of their own until the end. Called once, before the first step. Throws
   // std::system_error(ENOMEM) when the device refuses.
   void hold(std::vector<NS::SharedPtr<MTL::Buffer>> buffers);
-  // Closes the open set, and refreshes. All memory of the step was settled before.
+  // Begins a step over settled memory: closes the open set, and refreshes.
   void begin_step();
   // Gives a step's queue the closed sets that it lacks, before the step's commands are committed.
   void attach(MTL::CommandQueue* queue);
@@ -148,7 +150,8 @@ class Residency {
   // Puts added memory into sets, and requests their residency. Throws std::system_error(ENOMEM)
   // when the device refuses; memory without a set then stays added.
   void settle();
-  // Before commands are committed: requests residency again after a while without use or request.
+  // Requests residency again if memory was neither used nor requested for a while. Called before
+  // commands are committed.
   void refresh();
   bool lapsed() const;  // true when refresh() would request residency
   // Removes memory before its last reference goes. Called while nothing runs.
@@ -160,13 +163,13 @@ class Residency {
 
  private:
   void remove_allocation(const MTL::Allocation* allocation);
-  // Under changes_.
+  // The caller holds changes_.
   void make_sets(size_t most);
   void ask_for_all();
-  // Under changes_ and books_.
+  // The caller holds changes_ and books_.
   NS::SharedPtr<MTL::ResidencySet> fill(size_t most);
   void put_on_own(ResidentSet& set);
-  void close();  // under books_ alone
+  void close();  // the caller holds books_ alone
 
   MTL::Device* const device_;
   const Health& health_;
@@ -180,9 +183,9 @@ class Residency {
   bool open_ = false;           // whether the last set is open
   std::deque<ResidentSet::Member> waiting_;  // members without a set
   std::vector<NS::SharedPtr<MTL::Buffer>> held_;
-  uint64_t changed_ = 0;  // rises when a set is closed
+  uint64_t changed_ = 0;  // the number of closed sets so far
   std::unordered_map<MTL::CommandQueue*, std::pair<NS::SharedPtr<MTL::CommandQueue>, uint64_t>>
-      queues_;  // each with the last value of changed_ that it has seen
+      queues_;  // with the value of changed_ that each has seen
   NS::SharedPtr<MTL4::CommandQueue> mapping_;
   NS::SharedPtr<MTL::CommandQueue> work_;
   std::vector<MTL::Resource*> unattached_;

@@ -76,7 +76,7 @@ SparseBufferRange::SparseBufferRange(
     buffers_.push_back(std::move(buffer));
   }
   for (const auto& buffer : buffers_) {
-    // Size 0: the heaps account for the memory.
+    // Size 0, because the memory behind the buffer is counted with the heaps.
     this->context()->residency.add(buffer.get(), 0);
   }
 }

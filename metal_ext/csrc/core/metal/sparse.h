@@ -21,22 +21,23 @@ struct RegionPlace {
   uint64_t offset;  // bytes from the start of the buffer or extent
 };
 
-// Divides a sequence's regions among sparse buffers that the device allows. Regions 2i and 2i + 1,
-// a layer's keys and values, stay together.
+// Divides a sequence's regions among sparse buffers of a length that the device allows. Regions 2i
+// and 2i + 1, a layer's keys and values, stay in one buffer.
 //   buffer 0: | region 0 | region 1 | region 2 | region 3 |   buffer 1: | region 4 | region 5 | ...
 struct BufferPlan {
   // Throws std::runtime_error when one layer alone is too long.
   BufferPlan(const Geometry& geometry, size_t max_buffer_bytes);
 
-  // Adjacent regions of a buffer, `stride` apart, with rows of one length, for one dispatch.
+  // Adjacent regions of one buffer whose rows have the same length. They lie `stride` bytes apart,
+  // so that one dispatch fills or copies them all.
   struct Run {
     size_t first_region;
     size_t regions;
     uint64_t stride;
   };
 
-  std::vector<size_t> bytes;        // of each buffer
-  std::vector<RegionPlace> places;  // of each region
+  std::vector<size_t> bytes;        // length of each buffer
+  std::vector<RegionPlace> places;  // place of each region
   std::vector<Run> runs;
 };
 
@@ -64,7 +65,8 @@ class SparseBufferRange final : public DeviceRange {
   BufferPlace view(size_t region) const override;
   void drop() override;
 
-  // For the bundle: sends a run's maps to the device; adds the commands that zero the run.
+  // For the bundle: begin_map() sends a run's maps to the device; add_zeros() adds the commands
+  // that fill the run with zeros.
   void begin_map(const Run& run);
   void add_zeros(const Run& run, std::vector<BlockArguments>& zeros) const;
 
@@ -75,13 +77,14 @@ class SparseBufferRange final : public DeviceRange {
   void prepare_unmap() override;
 
  private:
-  // By buffer. One operation per region and run of blocks, because both sides are region-major.
+  // The operations of each buffer. A region and a run of blocks need one operation, because heaps
+  // and ranges are both region-major.
   std::vector<std::vector<MappingOperation>> operations(
       MTL::SparseTextureMappingMode mode, size_t heap_block, size_t block, size_t count) const;
 
   const std::shared_ptr<const BufferPlan> plan_;
   std::vector<NS::SharedPtr<MTL::Buffer>> buffers_;
-  std::vector<uint64_t> addresses_;  // of the buffers; they never move
+  std::vector<uint64_t> addresses_;  // addresses of buffers_, which never move
 };
 
 // Makes maps of sparse buffers together. The CPU waits once for all maps, and once for all zeros.
@@ -92,7 +95,7 @@ class Bundle {
  public:
   explicit Bundle(Context& context) : context_(context) {}
 
-  // range: kept alive by the substrate.
+  // The substrate keeps the range alive.
   void add(SparseBufferRange& range, const Run& run);
   bool has(const SparseBufferRange& range) const;
   // Throws std::runtime_error when the device fails, which leaves the mappings in doubt.

@@ -9,7 +9,7 @@
 namespace quire::metal {
 namespace {
 
-// The objects of a substrate that could not end, never released.
+// The objects of a substrate that could not end. They are never released.
 struct Kept {
   std::shared_ptr<Context> context;
   std::shared_ptr<Arena> arena;
@@ -169,8 +169,8 @@ void Substrate::copy_block(
   own(target).copy_from(own(source), source_block, target_block, tokens);
 }
 
-// Rule: steps end first, then mappings, residency, buffers, heaps. A silent device: nothing is
-// released.
+// Rule: the end has an order: steps, mappings, residency, buffers, heaps. If the device does not
+// answer, nothing is released.
 bool Substrate::shutdown() {
   const std::lock_guard lock(mutex_);
   if (released_) {

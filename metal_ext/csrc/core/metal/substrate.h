@@ -22,24 +22,25 @@ namespace quire::metal {
 // All heaps and ranges of one kind and geometry on one device, with their queues, events and
 // residency. The mapper's thread maps; the engine's thread does all else.
 // Rule: a sparse substrate without Options::maps_beside_steps maps, unmaps and releases only while
-// no epoch is in flight, and starts none before finish_mappings(). Else: std::logic_error.
-// Rule: the substrate owns all device objects of command buffers, because MLX's do not retain them.
-// Only shutdown() releases the objects, even if Python drops heaps and ranges before.
+// no epoch is in flight, and starts no epoch before finish_mappings(). A violation is a
+// std::logic_error.
+// Rule: the substrate owns all device objects that command buffers use, because MLX's command
+// buffers do not retain them. Only shutdown() releases them, even if Python drops heaps and ranges
+// before.
 class Substrate {
  public:
   struct Options {
     Kind kind;
     Geometry geometry;
-    size_t max_ranges;            // dense: slices of the arena
+    size_t max_ranges;            // dense: number of slices of the arena
     // Sparse: whether mappings may change while steps are in flight.
     bool maps_beside_steps = false;
     size_t max_buffer_bytes = 0;  // 0: the device's; smaller values force more buffers per range
-    std::chrono::nanoseconds timeout = std::chrono::seconds(30);  // of one command
+    std::chrono::nanoseconds timeout = std::chrono::seconds(30);  // time limit of one command
     Residency::Options residency = {};  // the device's own properties are added
   };
-  // Throws std::runtime_error that names missing abilities or the wrong figure,
-  // std::invalid_argument for a geometry that the kind cannot have, std::system_error(ENOMEM) if
-  // refused.
+  // Throws std::runtime_error that names missing abilities or a wrong figure; std::invalid_argument
+  // for a geometry that the kind cannot have; std::system_error(ENOMEM) if memory is refused.
   static std::shared_ptr<Substrate> make(
       NS::SharedPtr<MTL::Device> device, const Options& options);
   // Calls shutdown(). If that fails, the device objects are never released.
@@ -78,8 +79,8 @@ class Substrate {
       size_t tokens);
 
   // Ends in order: waits for the last epoch, unmaps everything (paced), takes the residency sets
-  // off their queues, releases buffers, then heaps. The mapper must be idle. False when the device
-  // timed out: nothing is released, and the process must end that way.
+  // off their queues, releases buffers, then heaps. The mapper must be idle. Returns false if the
+  // device timed out: nothing is released, and the process must end without releasing.
   bool shutdown();
   // Empty while the device has answered everything in time.
   std::string failure() const { return context_->health.failure(); }
@@ -91,11 +92,11 @@ class Substrate {
   bool quiesce();  // false when the device timed out: steps may still run
 
   std::shared_ptr<Context> context_;
-  std::shared_ptr<const BufferPlan> plan_;  // sparse
-  std::shared_ptr<Arena> arena_;            // dense
-  size_t most_bytes_;                       // of a buffer
+  std::shared_ptr<const BufferPlan> plan_;  // sparse only
+  std::shared_ptr<Arena> arena_;            // dense only
+  size_t most_bytes_;                       // the longest buffer
   std::shared_ptr<Cells> cells_;
-  mutable std::mutex mutex_;                // guards the lists
+  mutable std::mutex mutex_;                // guards the two lists below
   std::vector<std::shared_ptr<DeviceHeap>> heaps_;
   std::vector<std::shared_ptr<DeviceRange>> ranges_;
   bool released_ = false;

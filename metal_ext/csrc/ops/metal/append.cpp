@@ -22,7 +22,7 @@ struct Append {
     const metal::AppendArguments arguments{
         layer.place, heads.row_elements(), narrowed<uint32_t>("rows", rows->size())};
     encoder.kernel(kernel);
-    encoder.output(out[0], 0);  // the token; the keys' binding at 0 follows
+    encoder.output(out[0], 0);  // tracks the token: keys take index 0 next
     encoder.input(keys, 0);
     encoder.input(values, 1);
     bind_rows(encoder, *rows, layer, 2, RowAccess::write);
@@ -45,7 +45,7 @@ struct ProjectAppend {
     out[0].copy_shared_buffer(in[0]);
     allocate_on_device(out[1]);
     encoder.kernel(kernel);
-    encoder.output(out[0], 0);  // the token; the queries' binding at 0 follows
+    encoder.output(out[0], 0);  // tracks the token: queries take index 0 next
     encoder.inputs(read);
     bind_rows(encoder, *rows, layer, kRead, RowAccess::write);
     encoder.output(out[1], 8);

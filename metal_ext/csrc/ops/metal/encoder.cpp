@@ -58,7 +58,8 @@ mx::array Encoder::contiguous(const mx::array& array) {
 }
 
 void Encoder::after(const mx::array& array) {
-  // Only a bound array is noted; the kernel's own binding at index 0 follows.
+  // MLX notes an array only when it is bound. The kernel's own array at index 0 is bound
+  // afterwards.
   encoder_.set_input_array(array, 0);
 }
 

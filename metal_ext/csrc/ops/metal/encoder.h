@@ -39,24 +39,25 @@ struct MetalSubstrate {
   // event's values must rise and MLX orders by inputs alone.
   std::optional<mx::array> newest_end;
   uint64_t newest_ended = 0;  // the epoch of newest_end
-  // The sparse ranges of which the newest step has one row, with its epoch. No command declares a
-  // write to their buffers: such rows are ordered by the token alone.
+  // The sparse ranges of which the newest step has one row, with its epoch. Such rows are ordered
+  // by the token alone: no command declares a write to the ranges' buffers.
   std::map<const AddressRange*, uint64_t> by_address;
-  // Without residency sets: the encoder that knows `told_resources` resources. Retained here, so
-  // that no other encoder gets its address.
+  // Without residency sets: the encoder that knows `told_resources` resources. It is retained, so
+  // that no other encoder gets the same address.
   NS::SharedPtr<MTL::ComputeCommandEncoder> told;
   size_t told_resources = 0;
 };
 
 using DeviceMemory = std::shared_ptr<MetalSubstrate>;
 
-// Encodes one operation's commands into MLX's command encoder, inside eval_gpu. MLX holds the
-// command buffer meanwhile; nothing is committed here. MLX runs commands and encoders concurrently,
-// unless one writes an array, known by its MTL::Buffer, that another one uses. Three rules
-// therefore keep rows from being read too early. An operation that writes rows outputs the cache
-// token. An operation that reads rows by address passes the token to after() before its first
-// command. An operation that writes rows that region_view() may show also passes an array for the
-// range's buffer to output(), because MLX's own commands read views without a token.
+// Encodes one operation's commands into MLX's command encoder, inside eval_gpu. MLX keeps the
+// command buffer: nothing is committed here.
+// MLX runs commands and encoders concurrently, unless one writes an array, known by its
+// MTL::Buffer, that another one uses. Three rules therefore keep rows from being read too early:
+//   An operation that writes rows passes the cache token to output().
+//   An operation that reads rows by address passes the token to after() before its first command.
+//   An operation that writes rows that region_view() may show also passes an array that stands
+//   for the range's buffer to output(): MLX's own commands read views without a token.
 class Encoder {
  public:
   // Throws std::runtime_error unless the stream is the device's.
@@ -65,8 +66,8 @@ class Encoder {
   // Declares that the commands use the substrate's rows.
   void use(MetalSubstrate& substrate);
 
-  // Returns the array, or an ordered copy made by a command of MLX's if elements are not in order
-  // without gaps. Call this before setting up the next command.
+  // Returns the array, or a copy by a command of MLX's if elements are not in order without gaps.
+  // Must come before the next command's other calls.
   mx::array contiguous(const mx::array& array);
   // contiguous() for inputs 1 to `count` of an operation whose input 0 is the token.
   std::vector<mx::array> contiguous_inputs(const std::vector<mx::array>& in, size_t count) {
@@ -95,7 +96,7 @@ class Encoder {
     set_bytes(&value, sizeof(T), index);
   }
 
-  // Runs that many threads, in groups along the first axis.
+  // Runs that many threads, in groups along the first axis as large as the kernel allows.
   void run_threads(MTL::Size threads);
   void run_groups(MTL::Size groups);
 
@@ -109,11 +110,11 @@ class Encoder {
 
   const mx::Stream stream_;
   mx::metal::CommandEncoder& encoder_;
-  size_t threads_ = 0;  // of a group of the kernel
+  size_t threads_ = 0;  // threads in a group of the kernel
 };
 
 // An operation on Metal: work.encode(encoder, in, out) encodes its commands. Work with `rows` needs
-// a step that has not ended. Work with `rows` or a `substrate` uses the substrate's memory.
+// a step that has not ended; work with `rows` or a `substrate` uses the substrate's memory.
 template <class Work>
 class DeviceOperation final : public mx::Primitive {
  public:

@@ -5,7 +5,8 @@
 #include "ops/metal/on_device.h"
 #include "ops/metal/ops.h"
 
-// The past of a sequence as arrays, for attention over many rows: copies of rows, or views of them.
+// The past of a sequence as arrays of keys and values, for attention over many rows: copies or
+// views.
 namespace quire::ops {
 namespace {
 
@@ -30,8 +31,8 @@ struct Gather {
   }
 };
 
-// A view without a command. The buffer orders readers of the view after an append of several rows
-// (bind_rows); the token orders the view after earlier appends in the graph.
+// A view, made without a command. MLX orders its readers after an append of several rows by the
+// buffer (bind_rows). The token orders the view after earlier appends in the graph.
 struct RegionView {
   DeviceMemory substrate;
   std::shared_ptr<AddressRange> range;
@@ -58,7 +59,7 @@ std::pair<mx::array, mx::array> device::gather(
   const int64_t shown = segments[number].start + segments[number].count;
   checked_run("tokens of the segment's range", 0, tokens, static_cast<uint64_t>(shown));
   const auto most = static_cast<int64_t>(
-      rows->substrate()->memory->geometry().row_bytes(0));  // a number takes a byte or more
+      rows->substrate()->memory->geometry().row_bytes(0));  // bounds head_dim and kv_heads
   checked_between("head_dim", head_dim, 1, most);
   checked_between("kv_heads", kv_heads, 1, most);
   const Heads heads{kv_heads, kv_heads, head_dim};

@@ -12,7 +12,7 @@
 // A layer's rows in the form that the kernels take.
 namespace quire::ops {
 
-// The kernels' name of a type. Throws std::invalid_argument for types without kernels.
+// The kernels' type for an array's. Throws std::invalid_argument for types without kernels.
 metal::Number number_of(const char* name, mx::Dtype type);
 
 // The heads of a row; without queries, query_heads is kv_heads.
@@ -28,7 +28,8 @@ struct Heads {
 
 // A layer on a substrate.
 struct LayerRows {
-  // Throws by name unless both regions exist, hold such rows and lie in one buffer.
+  // Throws an error that names the cause unless both regions exist, hold such rows and lie in one
+  // buffer.
   LayerRows(const metal::Substrate& memory, const Layer& layer, const Heads& heads);
 
   metal::LayerPlace place;

@@ -11,7 +11,7 @@
 namespace quire::ops {
 namespace {
 
-// Two commands: the second overwrites tails, which all heads of the first read.
+// Two commands, because the second one overwrites tails that all heads of the first one read.
 struct GatedDeltaStep {
   DeviceRows rows;
   DeviceStateRows states;
@@ -28,7 +28,7 @@ struct GatedDeltaStep {
     out[0].copy_shared_buffer(in[0]);
     allocate_on_device(out[1]);
     encoder.kernel(delta);
-    encoder.output(out[0], 0);  // the token; the binding of qkv at 0 follows
+    encoder.output(out[0], 0);  // tracks the token: qkv takes index 0 next
     encoder.inputs(read);
     bind_cells(encoder, kRead);
     encoder.output(out[1], 11);
@@ -43,7 +43,8 @@ struct GatedDeltaStep {
     encoder.run_threads(MTL::Size(conv_width, arguments.segments, 1));
   }
 
-  // Binds segments, writes and the arena from index `first` on. The token orders cells by address.
+  // Binds segments, writes and the arena at three indices from `first` on. Only the token orders
+  // uses of cells that are found by address.
   void bind_cells(Encoder& encoder, int first) const {
     encoder.input(states->begun(), first);
     encoder.input(states->written(), first + 1);

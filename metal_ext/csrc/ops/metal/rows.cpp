@@ -16,13 +16,14 @@
 namespace quire::ops {
 namespace {
 
-// The substrate, and the arrays that stand for its buffers, kept alive by commands over rows.
+// The substrate, and the arrays that stand for its buffers. Commands over rows keep both alive.
 struct Kept {
   std::shared_ptr<MetalSubstrate> substrate;
   std::vector<std::vector<mx::array>> stand_ins;
 };
 
-// Host values for the device, as 32-bit words. MLX holds the array and `kept` while it is read.
+// An array of host values for the device, as 32-bit words. MLX holds the array and `kept` until its
+// readers have run.
 template <class T>
 mx::array words_of(const std::vector<T>& values, std::shared_ptr<const void> kept = nullptr) {
   static_assert(sizeof(T) % sizeof(uint32_t) == 0);
@@ -35,7 +36,8 @@ mx::array words_of(const std::vector<T>& values, std::shared_ptr<const void> kep
       {narrowed<int>("words", bytes / sizeof(uint32_t))}, mx::uint32);
 }
 
-// Stands for a buffer in MLX's tracking; one element, as MLX commits early after many elements.
+// An array that stands for a buffer in MLX's tracking. It has one element, because MLX commits
+// commands early when their arrays have many elements.
 mx::array stand_in(MTL::Buffer* buffer) {
   return mx::array(
       mx::allocator::Data(as_mlx_buffer(buffer), [](mx::allocator::Buffer) {}), {1}, mx::uint8);
@@ -183,7 +185,7 @@ void MetalRows::abandon() {
   ended_ = true;
   substrate_->open_epochs.erase(epoch_);
   if (substrate_->newest_ended == epoch_) {
-    substrate_->newest_end.reset();  // it may never be evaluated
+    substrate_->newest_end.reset();  // newest_end may never be evaluated
   }
   substrate_->memory->epochs().abandon(epoch_);
 }

@@ -28,7 +28,7 @@ struct DecodeCut {
 // epoch; until that completes, all memory of the rows stays mapped.
 class MetalRows {
  public:
-  // Throws as RowTable does, and std::logic_error for a row to write in a sealed block.
+  // Throws as RowTable does, and std::logic_error when a row would be written in a sealed block.
   MetalRows(std::shared_ptr<MetalSubstrate> substrate, std::vector<Segment> segments);
 
   const RowTable& table() const { return table_; }
@@ -43,16 +43,16 @@ class MetalRows {
   // Marks the step's end as part of the graph: no more operations. Throws std::logic_error the
   // second time, or while an older step has no end.
   void close();
-  // Marks the end as encoded: later commands would use another sequence's memory.
+  // The step's end has been encoded: later commands would use another sequence's memory.
   void end() { ended_ = true; }
   void require_not_ended(const char* operation) const;
-  // For a failed step, of which nothing runs any more.
+  // The step failed, and none of its commands runs any more.
   void abandon();
 
   // RowEntry [buffer][row]. An input of every operation over the rows: MLX keeps inputs until they
   // have been used, and this array keeps all else alive.
   const mx::array& entries() const { return entries_; }
-  int64_t entries_offset(size_t buffer) const;  // bytes
+  int64_t entries_offset(size_t buffer) const;  // in bytes
   // Paged: uint64 GPU addresses of blocks, which entries point into. Other kinds: any array.
   const mx::array& pages() const { return pages_; }
   // The buffers that a view may show while the step writes them, each as an array of one element.
@@ -89,7 +89,7 @@ void check_rows_of(
 // The cells that a step's rows start from and write, on the device, for all recurrent layers.
 class MetalStateRows {
  public:
-  // segments: of all rows, in order. Throws as Cells::use() does, and std::invalid_argument.
+  // segments: cover all rows, in order. Throws as Cells::use() does, and std::invalid_argument.
   MetalStateRows(
       std::shared_ptr<MetalRows> rows, const std::vector<metal::CellSegment>& segments);
 
