@@ -151,8 +151,7 @@ void bind_substrate(nb::module_& m) {
            "timeout_s"_a = 30.0, "max_buffer_bytes"_a = 0, "residency_keep_s"_a = 0.0,
            "maps_beside_steps"_a = false)
       .def("hold", &hold, "arrays"_a)
-      // The interpreter's lock is released: the system fills new heaps and cell buffers with zeros,
-      // which takes time.
+      // Without the interpreter's lock: the system fills new memory with zeros, which takes time.
       .def("new_heap", [](const DeviceMemory& s) { return s->memory->new_heap(); },
            nb::call_guard<nb::gil_scoped_release>())
       .def("new_range", [](const DeviceMemory& s) { return s->memory->new_range(); },

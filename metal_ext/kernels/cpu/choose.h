@@ -1,6 +1,6 @@
 // Passes over a row of logits, to choose a token. Included once per instruction set.
 
-// A float vector is added to double sums half by half.
+// Sums are kept in double: half a vector of floats makes one vector of doubles.
 typedef float HalfVec __attribute__((vector_size(kLanes * 2)));
 typedef double DoubleVec __attribute__((vector_size(kLanes * 4)));
 

@@ -1,8 +1,7 @@
-// Attention of many rows of one sequence: prefill. A vector of scores has one query row per lane:
-// nothing is summed across lanes, and all rows share the widened K and V. Included once per
-// instruction set.
+// Attention of many rows of one sequence: prefill. Included once per instruction set. Each lane of
+// a vector of scores is a query row: nothing is summed across lanes, and all rows share K and V.
 
-// Vectors of query rows that are scored together.
+// The number of vectors of query rows that are scored together.
 constexpr size_t kRowVecs = kLanes < 8 ? 4 : 2;
 // Without AVX a broadcast takes two instructions.
 constexpr size_t kAddRows = kLanes < 8 && kSumRegisters < 16 ? 2 : 4;
@@ -38,8 +37,8 @@ inline void transpose(Vec* v) {
   }
 }
 
-// Sums in one lane what score_tokens sums there, then adds the `taken` sums below `top` one by one.
-// queries: [D / kLanes][V][kLanes]. Not inlined, to keep the sums in registers.
+// Computes the sums that score_tokens() keeps in one lane, then adds the `taken` sums below `top`
+// one by one. queries: [D / kLanes][V][kLanes]. Not inlined, to keep the sums in registers.
 template <size_t D, size_t V, size_t T, size_t taken>
 __attribute__((noinline)) void multiply_lane(const float* queries, const float* keys, float* top) {
   Vec sum[T][V] = {};
@@ -95,8 +94,8 @@ void score_rows(const float* queries, const float* keys, size_t tokens, float* s
   }
 }
 
-// Sums weights of tokens `first`, `first` + kLanes, ... and, from `step` on, the other tokens'
-// weights in the order of sum_of(). One lane per row.
+// Sums the weights of tokens `first`, `first` + `step`, ..., in the order of sum_of(). Each lane is
+// a row.
 template <size_t step = 1>
 inline Vec sum_tokens(const float* weights, size_t first, size_t tokens) {
   if constexpr (step == kLanes) {
@@ -170,8 +169,8 @@ __attribute__((noinline)) void add_slab(
   }
 }
 
-// The query rows of a chunk for one KV head, and their intermediate results. Row i is query head `i
-// % group` at position `position + i / group`. Padding rows fill the last vector.
+// The query rows of a chunk for one KV head, and their intermediate results. Row i is query head i
+// % group at position `position` + i / group. Padding rows fill the last vector.
 struct Chunk {
   const HeadShape& shape;
   size_t position;
@@ -184,7 +183,7 @@ struct Chunk {
   Partial split;   // the current split's result
   Partial total;   // the joined result of earlier splits
 
-  // The number of `tokens` keys, from token `token` on, that row i may see; 0 for some first rows.
+  // The number of keys that row i may see among the `tokens` keys from `token` on, or 0.
   size_t visible(size_t i, size_t token, size_t tokens) const {
     if (token + tokens <= position + 1) {
       return tokens;
@@ -206,7 +205,7 @@ inline void for_row_blocks(size_t rows, const Body& body) {
   }
 }
 
-// Puts the query heads of `count` rows into the order of score_rows. prepared: the first row's.
+// Copies `count` query rows into chunk.queries in the order of score_rows(). Padding repeats row 0.
 template <size_t D>
 void turn_queries(const Chunk& chunk, const float* prepared, size_t count) {
   const size_t group = chunk.shape.group();

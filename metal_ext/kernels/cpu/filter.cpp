@@ -11,8 +11,9 @@
 namespace quire::cpu {
 namespace {
 
-// Floats from 0 to 1 rise with their bits, whose upper two are 0. Three histograms of ten bits
-// each, each over the weights left by the one before, therefore find one weight without sorting.
+// Floats from 0 to 1 rise with their bits, and their upper two bits are 0. Three histograms, each
+// over ten more bits of the weights left by the one before, therefore find one weight without
+// sorting.
 constexpr uint32_t kBucketBits = 10;
 constexpr uint32_t kBuckets = 1u << kBucketBits;
 constexpr int kFirstShift = 2 * kBucketBits;
@@ -112,7 +113,7 @@ float filter_floor(
   if (filter.top_p >= 1.0) {
     return floor;
   }
-  // All weights below this bound together are less than the rest, even if every weight were below.
+  // All weights below this bound together are less than the rest, even if all n weights were below.
   const double rest = (1.0 - filter.top_p) * total / static_cast<double>(n);
   const float least = std::max(floor, static_cast<float>(rest * kBelow));
   const size_t count = kernels.collect(weights, least, n, scratch);

@@ -8,7 +8,7 @@
 //   [groups][limbs][group] signed bytes
 
 constexpr size_t kMostLimbs = 3;
-// Sets with instructions that add products of bytes. WIDE: as 32 bits at once.
+// Instruction sets that add products of bytes. QUIRE_WIDE_DOTS: they add in 32 bits at once.
 #if defined(__AVX512VNNI__) || defined(__ARM_FEATURE_DOTPROD)
 #define QUIRE_WIDE_DOTS
 #endif
@@ -18,8 +18,8 @@ constexpr size_t kMostLimbs = 3;
 // arm64's instructions (4 lanes) take signed codes: 128 is subtracted from codes of 8 bits.
 constexpr bool kSignedCodes = kLanes == 4;
 
-// The limbs of x for such weights; 0: x stays float32. If products of bytes are not added as 32
-// bits at once, only one limb is faster than float32, and it fits only with codes of 4 bits.
+// The number of limbs of x for such weights; 0: x stays float32. Where products of bytes are not
+// added in 32 bits at once, only one limb is faster than float32, and only for codes of 4 bits.
 constexpr size_t limbs_of(const LinearShape& shape) {
   [[maybe_unused]] const bool narrow = shape.activations == Activations::int8;
 #if defined(__AMX_INT8__)
@@ -83,7 +83,7 @@ inline GroupFactors split_group(const float* x, size_t group, std::byte* limbs) 
     const Vec scaled = load(x + i) * all(up) * scale;
     const Vec rounded = scaled + (scaled < Vec{} ? all(-0.5f) : all(0.5f));
     IntVec number = __builtin_convertvector(rounded, IntVec);
-    for (size_t limb = Limbs; limb-- > 0;) {  // its lowest byte
+    for (size_t limb = Limbs; limb-- > 0;) {  // from the lowest byte up
       const Bytes bytes = __builtin_convertvector(number, Bytes);
       __builtin_memcpy(limbs + limb * group, &bytes, sizeof(bytes));
       number = (number + 128) >> 8;
@@ -106,7 +106,7 @@ void prepare_fixed_point(
 
 // The scales of a group of weights, for the outputs of a panel.
 struct GroupScales {
-  Vec scale[kPanelVecs];  // factors of whole numbers: divided by kLargestWhole
+  Vec scale[kPanelVecs];  // the weights' scales divided by kLargestWhole
   Vec bias[kPanelVecs];
 };
 

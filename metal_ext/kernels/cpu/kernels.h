@@ -75,7 +75,8 @@ struct Partial {
   }
 };
 
-// The most rows of an attend_chunk call, and the keys widened at a time, which the cache holds.
+// The most rows of an attend_chunk call, and the number of keys that the call widens at a time,
+// which the first cache holds beside the queries.
 constexpr size_t kChunkRows = 32;
 constexpr size_t kKeyTokens = 16;
 constexpr size_t kValueDims = 64;
@@ -163,7 +164,8 @@ struct Kernels {
   // queries [query_heads][head_dim] times scale -> target, same shape, in kernel order.
   void (*prepare_queries)(const HeadShape&, const float* queries, float scale, float* target);
 
-  // One row over `tokens` (1 to kSplitTokens) keys and values. Writes only these KV heads' part.
+  // One row over `tokens` (1 to kSplitTokens) keys and values, for some KV heads. Writes only the
+  // part of `out` for their query heads.
   void (*attend_split)(
       const HeadShape&, const HeadRun& kv_heads, const float* prepared, const void* keys,
       const void* values, size_t tokens, Partial out);

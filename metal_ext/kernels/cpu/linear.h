@@ -15,8 +15,8 @@ namespace quire::cpu {
 enum class WeightType { bfloat16, float32, bits4, bits8 };
 enum class ScaleType { bfloat16, float32 };
 
-// The type to which x may be rounded, if the set has such products. bfloat16: for codes, whole
-// numbers of 16 bits of a group's largest magnitude. int8: of 8 bits.
+// The type to which x may be rounded, if the set has such products. With codes, bfloat16 stands for
+// whole numbers of 16 bits, scaled by the group's largest magnitude, and int8 for those of 8 bits.
 enum class Activations { float32, bfloat16, int8 };
 
 constexpr size_t kPanelOutputs = 16;
@@ -26,7 +26,7 @@ constexpr size_t kInputStep = 32;
 // The most inputs that share a scale.
 constexpr size_t kMaxGroup = 128;
 
-// Panels that are read at the same time: as many streams as processors handle best.
+// The number of panels read at the same time: as many streams as processors handle best.
 constexpr size_t kMostPanels = 4;
 
 // The most rows of one multiply.

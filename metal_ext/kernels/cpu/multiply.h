@@ -1,5 +1,4 @@
-// Linear layers by float32 arithmetic, for weights of every type. Included once per instruction
-// set.
+// Linear layers in float32, for weights of every type. Included once per instruction set.
 
 constexpr size_t kPanelVecs = kPanelOutputs / kLanes;
 static_assert(kPanelOutputs % kLanes == 0);
@@ -38,7 +37,7 @@ void for_panels(size_t row, size_t end, size_t first, size_t panels, const Body&
   }
 }
 
-// The panels beside each other for R rows, within `Sums` sums.
+// The number of panels to multiply at once with R rows, so that at most `Sums` sums exist.
 template <size_t Sums, size_t R>
 constexpr size_t kPanelsOf = Sums / R >= 4 ? 4 : Sums / R >= 2 ? 2 : 1;
 
@@ -111,13 +110,14 @@ struct Plain {
   }
 };
 
-// weight = code * scale + bias: a group's result needs the sum of codes times x, and of x.
+// weight = code * scale + bias, so a group's result needs the sum of codes times x and the sum of
+// x.
 template <size_t Bits, class Scale>
 struct Codes {
   static constexpr bool kCodes = true;
-  static constexpr size_t kPairs = 16 / Bits;  // of a word
+  static constexpr size_t kPairs = 16 / Bits;  // pairs in a word
   const std::byte* at;
-  const std::byte* scales = nullptr;  // of the group
+  const std::byte* scales = nullptr;  // scales of the group
   BitVec words[kPanelVecs] = {};
 
   void start(const std::byte* panel) { at = panel; }
@@ -191,7 +191,7 @@ constexpr size_t odd_lines(size_t bytes) {
   return (rounded_up(bytes, kLineBytes) / kLineBytes | 1) * kLineBytes;
 }
 
-// A prepared row: x, and for codes the sums of x's groups.
+// The numbers of a prepared row: x, and for codes the sums of x's groups.
 constexpr size_t floats_per_row(const LinearShape& shape) {
   const size_t floats = shape.inputs + (shape.quantized() ? shape.groups() : 0);
   return odd_lines(floats * sizeof(float)) / sizeof(float);

@@ -1,15 +1,14 @@
 // Linear layers of bfloat16 on a matrix unit (Intel's AMX), which multiplies bfloat16 and adds
-// float32. A row of x is cut into two bfloat16 part rows, whose sum has 16 of float32's 24 bits;
-// their exact products are added at the end. Eight rows make a block; row r has part rows 2r and 2r
-// + 1. Included once per instruction set.
+// float32. A row of x is cut into two bfloat16 part rows, whose sum has 16 of float32's 24 bits.
+// Eight rows of x make a block of 16 part rows. Included once per instruction set.
 //   [padded inputs / 32] tiles of [16 part rows][32] bfloat16
 
 constexpr size_t kParts = 2;
-constexpr size_t kTileRows = 16;  // part rows
+constexpr size_t kTileRows = 16;  // number of part rows
 constexpr size_t kBlockRows = kTileRows / kParts;
 constexpr size_t kTileFloats = kTileRows * kPanelOutputs;
 constexpr size_t kTileBytes = kTileFloats * sizeof(float);
-constexpr size_t kTileSums = 4;  // tiles that hold sums
+constexpr size_t kTileSums = 4;  // number of tiles that hold sums
 
 size_t x_block_bytes(const LinearShape& shape) {
   return shape.padded_inputs() / kInputStep * kTileBytes;
@@ -62,7 +61,7 @@ struct Block {
     const size_t first = parts < kTileRows ? parts : kTileRows;
     return second && tall() ? parts - first : first;
   }
-  // The tile with the stored sums of a part row and a panel.
+  // The number of the tile that holds the sums of a part row and a panel.
   size_t tile_of(size_t part_row, size_t panel) const {
     return tall() ? part_row / kTileRows * 2 + panel : panel;
   }
@@ -77,7 +76,7 @@ struct Block {
   }
 };
 
-// Adds the products of a tile of x, and of the next block's if Tall, with tiles of the panels w.
+// Adds a tile of x times the panels' weights w; with Tall, also a tile of the next block of x.
 template <bool Tall>
 inline void add_tiles(const std::byte* x, size_t next, const std::byte* const* w, size_t at) {
   _tile_loadd(4, x, kLineBytes);

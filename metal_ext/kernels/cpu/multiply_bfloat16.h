@@ -1,5 +1,4 @@
-// Linear layers of bfloat16 by dot products of pairs, x rounded to bfloat16. Included once per
-// instruction set.
+// Linear layers by dot products of pairs of bfloat16. Included once per instruction set.
 
 bool takes_pairs(const LinearShape& shape) {
   return shape.type == WeightType::bfloat16 && shape.activations != Activations::float32;
@@ -50,7 +49,7 @@ template <size_t P, size_t R>
   }
 }
 
-// Sums that leave registers for two weights and a pair of x.
+// The number of sums that leaves registers for two weights and a pair of x.
 constexpr size_t kPairSums = 24;
 constexpr size_t kPairRows = 12;
 

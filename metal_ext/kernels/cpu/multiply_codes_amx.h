@@ -1,5 +1,4 @@
-// Linear layers of 4 and 8 bits on a matrix unit: codes times limbs of x. Included once per
-// instruction set.
+// Linear layers of 4 and 8 bits on a matrix unit. Included once per instruction set.
 
 // Inputs of a tile of codes, if a group has as many.
 constexpr size_t kCodeStep = 64;
@@ -30,7 +29,7 @@ class Slice {
                      : group(g, p) + shape_.scales_bytes();
   }
 
-  // Unpacks a group of a panel, and prefetches the next bytes, at a panel's end of the next panels.
+  // Unpacks a group of a panel. Prefetches the weights to be read later in this or the next panels.
   void read(size_t g, size_t p) {
     const std::byte* const from = group(g, p);
     const size_t end = shape_.group_bytes();

@@ -1,5 +1,4 @@
-// Linear layers of 4 and 8 bits by instructions that add products of bytes. Included once per
-// instruction set.
+// Linear layers of 4 and 8 bits by dot products of bytes. Included once per instruction set.
 
 // Repeats the four limbs of a part of the codes at each output.
 inline IntVec four_of(const std::byte* limbs, size_t part) {
@@ -163,9 +162,9 @@ template <size_t Bits, size_t Limbs, size_t P, size_t R>
   }
 }
 
-// Sums of one limb and a panel, and rows of them: all that fit in registers if a vector is a panel,
-// else measured. On arm64 a panel has four vectors: more than 16 sums leave too few of 32 registers
-// for codes and limbs, but two rows of three limbs are worth it.
+// The most sums of one limb and a panel, and the most rows. If a vector is a panel, they fit in
+// registers; else they were measured. On arm64 a panel takes four vectors, and more than 16 sums
+// leave too few of 32 registers for codes and limbs; two rows of three limbs are worth that.
 constexpr size_t kDotSums = kLanes == kPanelOutputs ? 24 : kLanes == 8 ? 8 : 4;
 constexpr size_t kDotRows = kLanes == kPanelOutputs ? 12 : kLanes == 8 ? 6 : 4;
 

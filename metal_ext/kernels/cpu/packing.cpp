@@ -44,7 +44,7 @@ Number narrowed(float number) {
   }
 }
 
-// The index of a scale (number 0) or a bias (1), laid out as pairs of inputs are.
+// The index of a scale (number 0) or a bias (number 1), laid out like a pair of inputs.
 template <class Number>
 size_t place_of_scale(size_t number, size_t lane) {
   return sizeof(Number) == 2 ? place_of_bfloat16(number, lane) : place_of_float32(number, lane);
@@ -108,7 +108,7 @@ struct CodeRow {
   }
 };
 
-// A lane is one of a panel's outputs: row `row` of `part`.
+// Packs row `row` of a part as one lane (output) of a panel.
 void pack_bfloat16(const LinearShape& shape, const Weights& part, size_t row, size_t lane,
                    std::byte* panel) {
   const auto* from = static_cast<const uint16_t*>(part.numbers) + row * shape.inputs;
@@ -205,7 +205,7 @@ LinearShape joined_shape(size_t inputs, std::span<const StoredKind> parts) {
 void pack(const LinearShape& shape, std::span<const Weights> parts, size_t first, size_t count,
           std::byte* packed) {
   std::memset(packed + first * shape.panel_bytes(), 0, count * shape.panel_bytes());
-  size_t output = 0;  // the part's first
+  size_t output = 0;  // index of the part's first output
   for (const Weights& part : parts) {
     const size_t from = std::max(output, first * kPanelOutputs);
     const size_t end = std::min(output + part.kind.outputs, (first + count) * kPanelOutputs);

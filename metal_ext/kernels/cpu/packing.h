@@ -12,12 +12,12 @@ namespace quire::cpu {
 // The type of plain numbers or of scales. exponents: bytes e for 2^(e - 127), the scales of MXFP4.
 enum class StoredNumber { bfloat16, float32, exponents };
 
-// How MLX stores a matrix: plain numbers, or codes with a scale and a bias per group; with
-// exponents, codes are E2M1 floats (OCP Microscaling Formats 1.0) without biases.
+// How MLX stores a matrix: plain numbers, or codes with a scale and a bias per group. Codes with
+// exponents are E2M1 floats (OCP Microscaling Formats 1.0) and have no biases.
 struct StoredKind {
   size_t outputs;
   StoredNumber numbers;
-  size_t bits = 0;  // of a code: 1 to 6 or 8; 0: plain numbers
+  size_t bits = 0;  // bits of a code: 1 to 6 or 8; 0: plain numbers
   size_t group = 0;
 };
 
@@ -35,7 +35,8 @@ struct Weights {
 // bits wide with the smallest group of all, and plain numbers beside codes become float32.
 LinearShape joined_shape(size_t inputs, std::span<const StoredKind> parts);
 
-// Packs `count` panels from `first` on of a layer of joined_shape(). packed: the whole layer.
+// Packs `count` panels from `first` on. shape: joined_shape() of the parts. packed: the whole
+// layer.
 void pack(const LinearShape& shape, std::span<const Weights> parts, size_t first, size_t count,
           std::byte* packed);
 

@@ -63,7 +63,8 @@ inline Vec pick(Vec a, Vec b) {
 #endif
 }
 
-// Adds the halves of every group of `width` lanes; a's groups come before b's.
+// Adds the two halves of every group of `width` lanes. The sums of a's groups come before those of
+// b's.
 template <int width, int... lane>
 inline Vec fold(Vec a, Vec b, std::integer_sequence<int, lane...>) {
   constexpr int half = width / 2;
@@ -128,7 +129,7 @@ inline Vec exp_of_negative(Vec x) {
   p = fma(p, r, all(0.5f));
   p = fma(p, r, all(1.0f));
   p = fma(p, r, all(1.0f));
-  // 2^n by its exponent bits. Multiplied, because a NaN's bits plus an integer may be a number.
+  // 2^n by its exponent bits. A product, because adding n to a NaN's bits may give a number.
   const IntVec power = (reinterpret_cast<IntVec>(shifted) << 23) + 0x3f800000;
   return x < lowest ? all(0.0f) : p * reinterpret_cast<Vec>(power);
 }

@@ -15,7 +15,7 @@ enum : uint32_t {
   kSplitTokens = 256,       // the most positions that a threadgroup of decode_split reads
   kShortSplitTokens = 128,  // the same for short rows, for which too few threadgroups would run
   kShortRowTokens = 2048,   // the most positions of a short row
-  kTileHeads = 4,           // query heads of a KV head that share that reading
+  kTileHeads = 4,           // query heads that share a threadgroup's reads of one KV head
   kDecodeThreads = 256,     // threads of a threadgroup of decode_split
   kMaxHeadDim = 256,
   kSwigluNumbers = 4,  // numbers of a thread of swiglu
@@ -23,7 +23,7 @@ enum : uint32_t {
 };
 
 // Positions of each split of the row at `position`; the last split may have fewer. A row that fits
-// one split has one. Depends on the position alone, and so does the order of summation.
+// one split has one. The cut depends on the position alone, and so does the order of summation.
 inline uint32_t split_tokens(uint32_t position) {
   return position < kSplitTokens || position >= kShortRowTokens ? kSplitTokens
                                                                 : kShortSplitTokens;
@@ -35,7 +35,7 @@ struct RowEntry {
   // sparse: the GPU address of the buffer with the layer's regions. dense: bytes from the arena's
   // start. paged: not used.
   uint64_t base;
-  uint32_t position;    // of the token in its sequence
+  uint32_t position;    // position of the token in its sequence
   uint32_t first_page;  // paged: index of the sequence's first entry in the page table
 };
 
@@ -53,7 +53,7 @@ struct LayerPlace {
 
 // One split of a row.
 struct DecodeTask {
-  uint32_t row;  // index in the call
+  uint32_t row;  // index of the row in the call
   uint32_t split;
 };
 
@@ -79,7 +79,7 @@ struct ProjectArguments {
   uint32_t rows;
   uint32_t normed;  // 1: the model has norms
   uint32_t turned;  // pairs of dimensions that rotate, the first of a head
-  float eps;        // of the norms
+  float eps;        // epsilon of the norms
   float magnitude;  // factor of the dimensions that rotate
   uint32_t unused;
   float frequencies[kMaxHeadDim / 2];  // radians per position, of dimensions i and i + turned
@@ -112,12 +112,12 @@ struct DeltaWrite {
 };
 
 struct DeltaArguments {
-  uint64_t offset;  // of the layer, in every cell
+  uint64_t offset;  // start of the layer's part in every cell
   uint32_t key_heads;
   uint32_t value_heads;
   uint32_t tail_rows;  // earlier rows that the convolution reads
   uint32_t segments;
-  float eps;  // of the norm
+  float eps;  // epsilon of the norm
   uint32_t unused;
 };
 
@@ -127,7 +127,7 @@ struct BlockArguments {
   uint64_t target;
   uint64_t source_stride;
   uint64_t target_stride;
-  uint64_t bytes;  // of each region; a multiple of 16
+  uint64_t bytes;  // bytes of each region; a multiple of 16
   uint32_t regions;
   uint32_t unused;
 };

@@ -12,7 +12,7 @@ template <typename T, int D>
     constant AttentionArguments& arguments [[buffer(4)]],
     uint2 group [[threadgroup_position_in_grid]],
     uint lane [[thread_index_in_simdgroup]]) {
-  constexpr uint kNumbers = D / 32;  // of a lane
+  constexpr uint kNumbers = D / 32;  // numbers in a lane
   const uint first = first_task[group.y];
   const uint end = first_task[group.y + 1];
   if (end - first == 1) {

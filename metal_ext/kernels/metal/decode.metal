@@ -13,11 +13,11 @@ static_assert(kTileHeads == 4, "the heads of a tile are the components of a floa
 // One split of one row, for a tile of query heads of one KV head.
 struct Split {
   RowEntry row;
-  uint first;    // position
-  uint tokens;   // 1 to kSplitTokens
+  uint first;    // first position
+  uint tokens;   // number of tokens, 1 to kSplitTokens
   uint kv_head;
   uint head;     // the tile's first query head
-  uint heads;    // 1 to kTileHeads
+  uint heads;    // number of heads, 1 to kTileHeads
 };
 
 inline Split split_of(
@@ -36,7 +36,8 @@ inline Split split_of(
 }
 
 // Adds scores over `lanes` neighbouring lanes (8 at least), of which this lane is number `part`.
-// Lanes divide the heads in each step: the result is the sum of head_of_part(part) alone.
+// The lanes divide the heads among themselves: the result is the sum of head head_of_part(part)
+// alone.
 inline float add_lanes(float4 score, uint part, uint lanes) {
   const bool odd = (part & 1) != 0;
   const float first =
@@ -58,8 +59,8 @@ template <typename T, typename KV, int D, Rows kind>
 inline void score_tokens(
     const device T* queries, RowSpace space, Split split, constant AttentionArguments& arguments,
     uint simdgroup, uint lane, threadgroup float* scores) {
-  // Each of the lanes that share a token takes eight numbers, four of either half of the row: fewer
-  // steps of adding than with a whole simdgroup, and reads stay adjacent.
+  // As many lanes share a token as there are runs of eight numbers in a row, four from either half.
+  // Adding then takes fewer steps than with a whole simdgroup, and reads stay adjacent.
   constexpr uint kTokenLanes = D / 8;
   constexpr uint kTokens = 32 / kTokenLanes;
   const uint part = lane % kTokenLanes;
@@ -167,7 +168,7 @@ struct RowShare {
   static constant constexpr uint kPieces = kNumbers / kWidth;
 };
 
-// sum[i] = the weighted values; each simdgroup sums every kDecodeSimdgroups-th token.
+// sum[i] = the weighted sum of values; each simdgroup takes every kDecodeSimdgroups-th token.
 template <typename KV, int D, Rows kind>
 inline void weigh_values(
     RowSpace space, Split split, constant LayerPlace& place, uint simdgroup, uint lane,
@@ -206,8 +207,8 @@ inline void weigh_values(
   }
 }
 
-// Adds all simdgroups' sums pairwise into simdgroup 0. shared: [kDecodeSimdgroups / 2 * kNumbers *
-// 32].
+// Adds the sums of all simdgroups pairwise into simdgroup 0. shared: [kDecodeSimdgroups / 2 *
+// kNumbers * 32].
 template <uint kNumbers>
 inline void add_simdgroups(
     uint simdgroup, uint lane, threadgroup float4* shared, thread float4* sum) {
@@ -230,9 +231,10 @@ inline void add_simdgroups(
   }
 }
 
-// Grid: (kv_heads * tiles, tasks) threadgroups of kDecodeThreads. queries, out:
-// [rows][query_heads][D], of rows of one split. Other rows: sums [tasks][query_heads][D], weighted
-// by exp(score - highest), and softened [tasks][query_heads] (highest score, sum of weights).
+// Grid: (kv_heads * tiles, tasks) threadgroups of kDecodeThreads. queries: [rows][query_heads][D].
+// Rows of one split are written to out, [rows][query_heads][D], and others to sums,
+// [tasks][query_heads][D], weighted by exp(score - highest), with softened, [tasks][query_heads]
+// (highest score, sum of weights).
 template <typename T, typename KV, int D, Rows kind>
 [[kernel, max_total_threads_per_threadgroup(kDecodeThreads)]] void decode_split(
     const device T* queries [[buffer(0)]],

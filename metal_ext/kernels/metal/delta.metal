@@ -30,7 +30,8 @@ inline uint conv_width(uint dims, constant DeltaArguments& arguments) {
 
 inline float silu(float x) { return x / (1.0f + precise::exp(-x)); }
 
-// The convolution of one channel for token `token` of a segment. The tail, or zeros, come before.
+// The convolution of one channel for token `token` of a segment. Rows before the segment come from
+// the tail, or are zeros.
 template <typename T>
 inline float convolved(
     const device T* qkv, const device T* tail, bool has_tail, const device float* weights,
@@ -88,8 +89,8 @@ template <typename T, int D, Rows kind>
     uint thread_index [[thread_index_in_threadgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
-  constexpr uint kNumbers = D / 32;  // of a lane, of a row of the state
-  constexpr uint kStateRows = D / kDeltaSimdgroups;  // of a simdgroup
+  constexpr uint kNumbers = D / 32;  // numbers in a lane, of a row of the state
+  constexpr uint kStateRows = D / kDeltaSimdgroups;  // rows of the state in a simdgroup
   threadgroup float mixed[3 * D];  // the token's queries, keys and values
   threadgroup float made[D];
 
@@ -118,7 +119,7 @@ template <typename T, int D, Rows kind>
   for (uint token = 0; token < segment.count; ++token) {
     const ulong row = segment.first + token;
     for (uint i = thread_index; i < 3 * D; i += kDeltaThreads) {
-      const uint part = i / uint(D);  // queries, keys or values
+      const uint part = i / uint(D);  // 0: queries, 1: keys, 2: values
       const uint first = part == 2 ? 2 * arguments.key_heads + head
                                    : part * arguments.key_heads + key_head;
       mixed[i] = convolved(

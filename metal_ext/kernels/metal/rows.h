@@ -8,8 +8,8 @@
 using namespace metal;
 using namespace quire::metal;
 
-// For loops over a thread's arrays: unrolled, all indices are constants and arrays stay in
-// registers; otherwise they lie in the device's memory.
+// Unrolls a loop over a thread's arrays. With constant indices they stay in registers; otherwise
+// they would lie in the device's memory.
 #define QUIRE_UNROLL _Pragma("clang loop unroll(full)")
 
 // The three substrates, which differ in the address of a row alone (arguments.h).
@@ -17,8 +17,8 @@ enum class Rows { sparse, dense, paged };
 
 // The bindings that addresses come from, beside the row itself. Sparse rows need neither.
 struct RowSpace {
-  const device ulong* pages;  // paged
-  device uchar* arena;        // dense
+  const device ulong* pages;  // only paged uses this
+  device uchar* arena;        // only dense uses this
 };
 
 // The address of token `token` of the row's sequence in the region at `region_offset`.

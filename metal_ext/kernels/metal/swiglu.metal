@@ -1,7 +1,7 @@
 // The gate of an MLP, between its projections.
 #include "rows.h"
 
-// out = silu(gate) * up in float32, rounded once. Threads: one per kSwigluNumbers elements.
+// out = silu(gate) * up in float32, rounded once. Threads: one for each kSwigluNumbers elements.
 template <typename T>
 [[kernel]] void swiglu(
     const device T* gate [[buffer(0)]],

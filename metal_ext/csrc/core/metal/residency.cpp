@@ -139,7 +139,7 @@ void Residency::add(MTL::Buffer* buffer, uint64_t bytes) {
 
 void Residency::add(MTL::Heap* heap, uint64_t bytes) {
   const std::lock_guard books(books_);
-  waiting_.push_back({heap, bytes});  // only sparse has heaps, and needs residency sets
+  waiting_.push_back({heap, bytes});  // only sparse uses MTL::Heap, and needs residency sets
 }
 
 void Residency::hold(std::vector<NS::SharedPtr<MTL::Buffer>> buffers) {

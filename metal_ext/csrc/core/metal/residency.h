@@ -192,7 +192,7 @@ class Residency {
 
   // The last time that all sets were used or requested.
   std::atomic<std::chrono::steady_clock::time_point> fresh_;
-  std::unique_ptr<Heartbeat> heartbeat_;  // null when Options::keep is 0
+  std::unique_ptr<Heartbeat> heartbeat_;  // null when unsupported or `keep` is 0
 };
 
 }  // namespace quire::metal
