@@ -18,7 +18,7 @@ FEWEST_PASSED = 1000
 def test_tests_of_pages_pass_or_say_why_not(figures: Path, report: list[str]) -> None:
     mac = MACS[1]
     options = ["-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT)]
-    options += ["--import-mode=importlib", "-p", "no:cacheprovider", "--tb=line", "-rN"]
+    options += ["-o", "pythonpath=", "-p", "no:cacheprovider", "--tb=line", "-rN"]
     options += ["-p", "tests.metal.darwin.translated_tests"]
     options += [f"--ignore={ROOT / name}" for name in NOT_HERE]
     (wanted,) = re.findall(r"^MAC_TESTS := (.*)", (ROOT / "Makefile").read_text(), re.MULTILINE)
