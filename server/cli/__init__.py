@@ -1,3 +1,3 @@
-"""The command line: serve, plan and doctor, and what puts a server together."""
+"""The command line: commands such as serve, plan and doctor, and the assembly of a server."""
 
 from server.cli.commands import main as main

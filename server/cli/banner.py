@@ -1,4 +1,4 @@
-"""The announcement of a server that listens: a page for people, or a log entry for machines."""
+"""The announcement that a server listens: a page of text for people, or a log entry in JSON."""
 
 import socket
 from collections.abc import Sequence
@@ -14,14 +14,14 @@ from server.config import WILDCARDS, Config
 from server.http.guards.keys import only_this_machine
 
 NAME_COLUMNS = 11
-# More models than these are counted and not named.
+# The banner names at most this many models and counts the rest.
 NAMED_MODELS = 8
 
 log = structlog.get_logger("quire")
 
 
 def announce(settings: Config, plan: EnginePlan, model: str, url: str) -> None:
-    """Say that a server of one model listens. model: its name for clients. url: the address."""
+    """Announce a server of one model. model: the name that clients use."""
     serving, memory = f"serving {model} on {url}", plan.memory
     if settings.log.format == "json":
         log.info(serving, model=model, url=url, device=plan.device, **memory.figures())
@@ -40,7 +40,7 @@ def announce(settings: Config, plan: EnginePlan, model: str, url: str) -> None:
 
 
 def announce_several(settings: Config, url: str, models: Sequence[str], budget_bytes: int) -> None:
-    """Say that a server of several models listens. url: the address. budget_bytes: of all."""
+    """Announce a server of several models. budget_bytes: memory for all models together."""
     serving = f"serving {len(models)} models on {url}"
     if settings.log.format == "json":
         log.info(serving, models=list(models), url=url, memory_budget_bytes=budget_bytes)
@@ -65,8 +65,8 @@ def banner(
     *,
     generates: bool = True,
 ) -> str:
-    """Return the page of text. lines: subjects, and what they say. generates: whether there are
-    answers, which Anthropic's clients ask for."""
+    """Return the banner. lines: pairs of subject and text. generates: whether models answer
+    prompts."""
     client = client_url(url)
     page = [("page", f"{client}/  (open it in a browser)")] if settings.server.page else []
     anthropic = [("", f"ANTHROPIC_BASE_URL={client}")] if generates else []
@@ -77,13 +77,13 @@ def banner(
 
 
 def client_url(url: str) -> str:
-    """Return the address by which a client of this machine reaches one that is listened on."""
+    """Return the address for clients on this machine: localhost in place of a wildcard address."""
     parts = urlsplit(url)
     return f"http://localhost:{parts.port}" if parts.hostname in WILDCARDS else url
 
 
 def key_rule(settings: Config) -> str:
-    """Return which key clients send."""
+    """Return the banner's text about the API key that clients send."""
     if settings.access.api_keys:
         return "one of access.api_keys, as OPENAI_API_KEY or ANTHROPIC_AUTH_TOKEN"
     if only_this_machine(settings.server.host):

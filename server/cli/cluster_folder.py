@@ -1,5 +1,5 @@
-"""The files that a machine has for its cluster, readable by its user alone: the key, certificates,
-settings, and the process of Ray's that it has started."""
+"""The user's private folder for the cluster: key, certificates, settings, the started Ray
+process."""
 
 import json
 import os
@@ -24,20 +24,21 @@ class ClusterError(StartError):
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """The process by which this machine is in a cluster."""
+    """The Ray process through which this machine belongs to a cluster."""
 
     pid: int
     started: float
-    """Unix seconds, by the system: another process may get the same pid later."""
+    """Start time that the system reports, in Unix seconds: tells the process from a later one of
+    this pid."""
     head: str
-    """The address of the head, HOST:PORT."""
+    """The head's address, HOST:PORT."""
     is_head: bool
     family: tuple[tuple[int, float], ...] = ()
-    """``pid`` and ``started`` of its children after the start: they may outlive its kill."""
+    """``pid`` and ``started`` of the child processes: they may outlive the killed parent."""
 
 
 class ClusterFolder:
-    """The paths of these files."""
+    """The folder's files."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -50,12 +51,11 @@ class ClusterFolder:
         self._node = path / "node.json"
 
     def make(self) -> None:
-        """Raises OSError."""
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.path.chmod(0o700)
 
     def node(self) -> Node | None:
-        """Return the process that was started here last, whether it runs or not."""
+        """Return the process that was started last, running or not."""
         try:
             fields = json.loads(self._node.read_text())
         except FileNotFoundError:
@@ -71,7 +71,7 @@ class ClusterFolder:
 
 
 def cluster_folder() -> ClusterFolder:
-    """Return this user's folder, and make it. Raises ClusterError."""
+    """Create this user's folder if it is missing, and return it. Raises ClusterError."""
     try:
         folder = ClusterFolder(state_folder() / "cluster")
         folder.make()
@@ -81,7 +81,7 @@ def cluster_folder() -> ClusterFolder:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write a file of mode 0600, whole or not at all."""
+    """Replace a file atomically by one of mode 0600."""
     new = path.with_suffix(".new")
     new.unlink(missing_ok=True)
     with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as stream:
@@ -90,15 +90,14 @@ def write_private(path: Path, text: str) -> None:
 
 
 def ensure_key(file: Path) -> str:
-    """Return the key in a file; make both where there is none. Raises ClusterError."""
+    """Return the file's key; create a missing file with a random key. Raises ClusterError."""
     if not file.exists():
         write_private(file, secrets.token_hex(KEY_BYTES))
     return read_key(file)
 
 
 def read_key(file: Path) -> str:
-    """Return the key in a file. Raises ClusterError for a file without one, or that others may
-    use."""
+    """Raises ClusterError if the file holds no key or if other users have access to it."""
     try:
         mode = stat.S_IMODE(file.stat().st_mode)
         if mode & 0o077:
@@ -111,7 +110,7 @@ def read_key(file: Path) -> str:
 
 
 def parse_key(text: str, source: str) -> str:
-    """Return a key without the space around it. source: for the message. Raises ClusterError."""
+    """Return the key without surrounding space. source: named in errors. Raises ClusterError."""
     key = text.strip()
     if not KEY.fullmatch(key):
         raise ClusterError(

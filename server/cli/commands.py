@@ -1,9 +1,6 @@
-"""The command line.
-
-Exit codes: 0 after a clean end, 1 when the engine failed or nothing can serve, 2 for settings that
-cannot work, 3 for a model that cannot be served, 4 when the GPU's memory of K and V failed: started
-again, quire takes another substrate.
-"""
+"""The ``quire`` commands. Exit codes: 0 success; 1 engine failure, or no substrate can serve; 2
+unusable settings; 3 unusable model; 4 the GPU's memory of K and V failed, and a restarted quire
+chooses another substrate."""
 
 import os
 import signal
@@ -30,7 +27,7 @@ from server.cli.settings import (
 )
 from server.shipped import SETTINGS_FILE, shipped
 
-# Headings of the help, by tables of settings.
+# Section of the settings -> heading of its flags in the help.
 PANELS = {
     "server": "Network",
     "access": "Network",
@@ -40,7 +37,7 @@ PANELS = {
 }
 MODELS_PANEL = "Models"
 SUBSTRATE_TEXT = "Kind of memory: auto, sparse, paged, dense or posix."
-# Flags of ``quire serve``; --set is for all other settings.
+# Flags of ``quire serve``: setting, type and help text. --set reaches every other setting.
 FLAGS: dict[str, tuple[str, type, str]] = {
     "host": ("server.host", str, "Address to listen on."),
     "port": ("server.port", int, "Port to listen on; 0 takes a free one."),
@@ -75,34 +72,33 @@ app = typer.Typer(
 
 
 def main() -> None:
-    """The ``quire`` command."""
     _open_closed_streams()
     _leave_lost_folder()
-    # Until it serves there is nothing to end in order, and imports would answer with a traceback.
+    # Until the server runs, Ctrl-C ends the process at once, without a traceback from an import.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         app()
     except SystemExit as end:
-        # Python joins a thread before the thread-local objects of MLX are gone from it. These ask
-        # for the interpreter, and abort the process when it is being torn down: so it never is.
+        # Exit without tearing down the interpreter: MLX's thread-local objects call into the
+        # interpreter after their thread was joined, and would abort the process.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(int(end.code or 0))
 
 
 def _open_closed_streams() -> None:
-    """Open standard streams that are closed, to nowhere. Otherwise a heap or a socket would get the
-    number of one, and with it a library's output."""
+    """Open closed standard streams on /dev/null. Otherwise a socket or a heap would get descriptor
+    0, 1 or 2, and a library's output with it."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            # The lowest number that is free: the one that is missing.
+            # os.open returns the lowest free number: the number of the closed stream.
             number = os.open(os.devnull, os.O_RDWR)
             os.set_inheritable(number, True)
             setattr(sys, name, os.fdopen(number, mode, closefd=False))
 
 
 def _leave_lost_folder() -> None:
-    """Go on in / where the working folder was removed: libraries ask for its name."""
+    """Change to / if the working folder was removed: libraries fail when they ask for its name."""
     try:
         os.getcwd()
     except FileNotFoundError:
@@ -117,7 +113,7 @@ def _say_version(wanted: bool) -> None:
 
 
 def _flag(setting: str, text: str) -> Any:
-    """Make the option for a setting: with its default, among others of its table."""
+    """Return the option for a setting. The help names its default."""
     section, _, _ = setting.partition(".")
     return typer.Option(
         help=f"{text} Default: {default_of(setting)}.", rich_help_panel=PANELS[section]
@@ -125,7 +121,7 @@ def _flag(setting: str, text: str) -> Any:
 
 
 def _with_flags(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command an option for each of FLAGS, in place of its keywords."""
+    """Replace a command's ``**flags`` by an option for each entry of FLAGS."""
     parameters = [p for p in signature(command).parameters.values() if p.kind is not p.VAR_KEYWORD]
     for name, (setting, kind, text) in FLAGS.items():
         option: Any = Annotated[kind | None, _flag(setting, text)]
@@ -194,8 +190,8 @@ def serve(
     """Serve a model, or several, to OpenAI, Anthropic and Ollama clients."""
     with one_sentence(), reading_process() as reading:
         reading.start()  # now, so that it imports what it needs beside this process
-        # Here and not above: doctor must start although MLX or the extension is broken, and the
-        # imports of other commands take long.
+        # Imported here: doctor must start with a broken MLX or extension, and other commands must
+        # start fast.
         from server.cli.serve import serve_model
         from server.cli.serve_models import serve_models
 
@@ -378,7 +374,7 @@ def rm(
 
 
 def _parameters_of(arguments: Sequence[str], *names: str) -> dict[str, Any]:
-    """Return arguments as a command reads them; an error in them ends as it does there."""
+    """Parse arguments as a command does, with the same errors."""
     command: Any = typer.main.get_command(app)
     for name in names:
         command = command.commands[name]
@@ -389,6 +385,6 @@ def _parameters_of(arguments: Sequence[str], *names: str) -> dict[str, Any]:
 
 
 launch_command(app)
-# The commands on Ray put a server together, as those here do: server.ray stands above this module.
+# Imported by name: server.ray builds on this room, and a layer must not import a higher one.
 app.add_typer(import_module("server.ray.commands").cluster_commands(), name="cluster")
 app.add_typer(service_commands(_parameters_of), name="service")

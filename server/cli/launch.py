@@ -1,9 +1,7 @@
-"""``quire launch``: start a coding tool with a running server's address, model and context.
-
-The tools' settings. Claude Code: code.claude.com/docs/en/model-config and env-vars. Codex: its
-config reference at developers.openai.com/codex. opencode: opencode.ai/docs/providers and /config.
-Zed: zed.dev/docs/ai/llm-providers.
-"""
+"""``quire launch``: start a coding tool with a running server's address, model and context. Sources
+of the tools' settings. Claude Code: code.claude.com/docs/en/model-config and env-vars. Codex:
+developers.openai.com/codex (config reference). opencode: opencode.ai/docs/providers and /config.
+Zed: zed.dev/docs/ai/llm-providers."""
 
 import json
 import os
@@ -26,16 +24,16 @@ from server.config import StartError
 from server.protocol.answers import advised_answer_tokens
 
 ASK_TIMEOUT_S = 10.0
-# Sent to a server that wants no key: tools want one all the same.
+# The key for a server that needs none: the tools refuse an empty key.
 ANY_KEY = "any"
-# The longest that a server may take for an answer (limits.max_request_s).
+# Largest possible value of limits.max_request_s.
 ANSWER_LIMIT_S = 3600
-# Claude Code compacts a conversation when the context has less room left than an answer and the
-# first number of tokens; its own prompt and tools take about the second.
+# Claude Code compacts a conversation once the context has less room than one answer plus the
+# reserve. Its own prompt and tools take about CLAUDE_PROMPT_TOKENS.
 CLAUDE_RESERVE_TOKENS, CLAUDE_PROMPT_TOKENS = 13_000, 20_000
-# Codex compacts when this part of the context is used.
+# Part of the context at which Codex compacts.
 CODEX_COMPACT_PART = 0.8
-# The name has no prefix of quire's: quire refuses variables that look like unknown settings.
+# Without the prefix of quire's variables: quire refuses unknown variables with that prefix.
 KEY_VARIABLE = "KEY_OF_LOCAL_QUIRE"
 ZED = "zed"
 ZED_BACKUP = ".before-quire"
@@ -50,7 +48,8 @@ class LaunchError(StartError):
 
 @dataclass(frozen=True, slots=True)
 class RunningServer:
-    """The facts that a tool needs. url: without /v1. context: tokens of a prompt and its answer."""
+    """A running server as a tool needs it. url: without /v1. context: tokens of prompt and
+    answer."""
 
     url: str
     key: str
@@ -59,13 +58,13 @@ class RunningServer:
 
     @property
     def answer_tokens(self) -> int:
-        """The answer's length that a tool should ask for."""
+        """Answer length for the tool's requests."""
         return advised_answer_tokens(self.context)
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A tool's start. environment: None removes a variable. secrets: variables not to be shown."""
+    """A tool's start. environment: None removes a variable. secrets: names of hidden variables."""
 
     command: tuple[str, ...]
     environment: Mapping[str, str | None]
@@ -112,7 +111,7 @@ def launch_command(app: typer.Typer) -> None:
 def launch(
     start: Launch, arguments: Sequence[str], server: RunningServer, *, only_print: bool
 ) -> None:
-    """Start a tool in place of this process, or print how. Raises LaunchError."""
+    """Replace this process by the tool, or print the tool's command line. Raises LaunchError."""
     tool = start.command[0]
     command = (*start.command, *arguments)
     for warning in start.warnings:
@@ -135,7 +134,7 @@ def launch(
 
 
 def as_shell(start: Launch, command: Sequence[str]) -> str:
-    """Return a start as people would type it, without secrets."""
+    """Return the shell command of a start, without secrets."""
     removed = [f"-u {name}" for name, value in start.environment.items() if value is None]
     given = [
         f"{name}={'...' if name in start.secrets and value != ANY_KEY else shlex.quote(value)}"
@@ -146,8 +145,8 @@ def as_shell(start: Launch, command: Sequence[str]) -> str:
 
 
 def find_server(url: str | None, key: str | None, model: str | None) -> RunningServer:
-    """Ask the server of an address, or of the settings, for one of its models; None is the first
-    that is loaded, or else the first. Raises StartError."""
+    """Ask a server for one of its models. url: None is the address in the settings. model: None is
+    the first loaded model, or else the first. Raises StartError."""
     settings = read_settings(None, {})
     keys = settings.access.api_keys
     key = key or (keys[0].get_secret_value() if keys else ANY_KEY)
@@ -171,7 +170,7 @@ def find_server(url: str | None, key: str | None, model: str | None) -> RunningS
 def _models(url: str, key: str) -> list[dict[str, Any]]:
     """Return the entries of GET /v1/models. Raises LaunchError."""
     try:
-        # The environment's proxies are for other machines; certificates are the system's.
+        # Proxies of the environment are for other machines; certificates come from the system.
         with httpx2.Client(
             timeout=ASK_TIMEOUT_S, trust_env=False, verify=ssl.create_default_context()
         ) as client:
@@ -194,15 +193,15 @@ def _models(url: str, key: str) -> list[dict[str, Any]]:
 
 
 def zed_settings_file() -> Path:
-    """Return the file of Zed's settings. Raises RuntimeError where the user has no home."""
+    """Raises RuntimeError if the user has no home folder."""
     chosen = os.environ.get("XDG_CONFIG_HOME") if sys.platform != "darwin" else None
     return (Path(chosen) if chosen else Path.home() / ".config") / "zed" / "settings.json"
 
 
 def configure_zed(server: RunningServer, *, only_print: bool) -> str:
-    """Write the server into Zed's settings, whose former text is kept beside them. Settings with
-    comments stay as they are, since JSON written anew would lose them. Return what was done, or
-    what to do. Raises LaunchError."""
+    """Add the server to Zed's settings and keep a backup. Settings with comments stay unchanged:
+    JSON written anew would lose the comments. Return what was done or is to do. Raises
+    LaunchError."""
     model = {
         "name": server.model,
         "max_tokens": server.context,
@@ -222,7 +221,7 @@ def configure_zed(server: RunningServer, *, only_print: bool) -> str:
                 f"{file} has comments, or is no JSON, and was not changed; add this to it:\n"
                 f"{_as_json(ours | default)}\n{ZED_KEY}"
             )
-        # A model that was chosen stays chosen.
+        # The user's choice of a default model wins.
         new = merged(old | merged(default, old), ours)
         if only_print:
             return f"{file} would be:\n{_as_json(new)}"
@@ -232,7 +231,7 @@ def configure_zed(server: RunningServer, *, only_print: bool) -> str:
         kept, backup = "", file.with_name(file.name + ZED_BACKUP)
         if text:
             kept = f" (the file of before is {backup})"
-            # The first backup is the text from before quire.
+            # Never overwrite the first backup: only that text is free of quire's changes.
             if not backup.exists():
                 backup.write_text(text, encoding="utf-8")
         file.write_text(f"{_as_json(new)}\n", encoding="utf-8")
@@ -248,7 +247,7 @@ def _as_json(values: Mapping[str, Any]) -> str:
 def claude(server: RunningServer, _: Mapping[str, str]) -> Launch:
     models = ["ANTHROPIC_MODEL", "CLAUDE_CODE_SUBAGENT_MODEL"]
     models += [f"ANTHROPIC_DEFAULT_{size}_MODEL" for size in ("OPUS", "SONNET", "HAIKU", "FABLE")]
-    # Some tools take an empty variable for one that is set.
+    # None removes these variables: some tools treat an empty variable as set.
     elsewhere = ("ANTHROPIC_API_KEY", "CLAUDE_CODE_USE_BEDROCK", "CLAUDE_CODE_USE_VERTEX")
     environment: dict[str, str | None] = {
         "ANTHROPIC_BASE_URL": server.url,
@@ -257,7 +256,7 @@ def claude(server: RunningServer, _: Mapping[str, str]) -> Launch:
         # Claude Code assumes 200000 for a name that it does not know.
         "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(server.context),
         "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(server.answer_tokens),
-        # A line before the system prompt that changes: all behind it would be computed anew.
+        # 0 drops a changing line before the system prompt, which would defeat the prefix cache.
         "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
         "API_TIMEOUT_MS": str(1000 * ANSWER_LIMIT_S),
         **dict.fromkeys(elsewhere),
@@ -283,7 +282,7 @@ def _doubts(server: RunningServer) -> list[str]:
 
 
 def codex(server: RunningServer, _: Mapping[str, str]) -> Launch:
-    """Launch Codex, by settings on its command line; its file stays as it is."""
+    """Launch Codex with settings on the command line; Codex's own file stays unchanged."""
     provider = {
         "name": "quire",
         "base_url": f"{server.url}/v1",
@@ -298,15 +297,15 @@ def codex(server: RunningServer, _: Mapping[str, str]) -> Launch:
         "model_auto_compact_token_limit": int(server.context * CODEX_COMPACT_PART),
         **{f"model_providers.quire.{name}": value for name, value in provider.items()},
     }
-    # JSON's strings and numbers are TOML's, too.
+    # Strings and numbers in JSON are valid TOML.
     given = [f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in settings.items()]
     command = ("codex", *(word for setting in given for word in ("-c", setting)))
     return Launch(command, {KEY_VARIABLE: server.key}, frozenset({KEY_VARIABLE}))
 
 
 def opencode(server: RunningServer, environment: Mapping[str, str]) -> Launch:
-    """Launch opencode, by settings in its environment, which it reads after all its files. Raises
-    LaunchError where there are some already that are no JSON."""
+    """Launch opencode with settings in an environment variable, which opencode reads last. Raises
+    LaunchError if that variable is set to something other than a JSON object."""
     variable, name = "OPENCODE_CONFIG_CONTENT", f"quire/{server.model}"
     limit = {"context": server.context, "output": server.answer_tokens}
     provider = {
@@ -326,7 +325,7 @@ def opencode(server: RunningServer, environment: Mapping[str, str]) -> Launch:
 
 
 def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """Return two objects as one, with the objects in them; where both have a value, the new one."""
+    """Merge two objects and their nested objects; new values win."""
     both = {**old, **new}
     for name in old.keys() & new.keys():
         if isinstance(old[name], dict) and isinstance(new[name], dict):
@@ -334,7 +333,7 @@ def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
     return both
 
 
-# Tools, and where to get them.
+# Tool -> function that prepares the start, and the page with install instructions.
 TOOLS: dict[str, tuple[Callable[[RunningServer, Mapping[str, str]], Launch], str]] = {
     "claude": (claude, "https://code.claude.com/docs"),
     "codex": (codex, "https://developers.openai.com/codex"),

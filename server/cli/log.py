@@ -14,17 +14,16 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 from server.catalogue.names import printable
 from server.config import LogSection, SettingError
 
-# The first fields of every entry, and the last one.
 FIRST, LAST = ("timestamp", "level", "logger", "event"), ("request_id",)
-# Fields with lines of their own.
+# Multi-line fields.
 PAGES = ("banner", "exception", "stack")
-# Fields of a request that a terminal has as one sentence.
+# Fields of a request that become one sentence on a terminal.
 SENTENCE = ("method", "endpoint", "status", "duration_s")
 
 
 def configure_log(section: LogSection) -> None:
-    """Send structlog's and the standard library's records the same way. Raises SettingError for a
-    file that cannot be written."""
+    """Format structlog's and the standard library's records alike. Raises SettingError if the log
+    file cannot be written."""
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_logger_name,
@@ -52,14 +51,14 @@ def configure_log(section: LogSection) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler for handler, _ in handlers]
     root.setLevel(section.level.upper())
-    # The hub's client logs its requests, over the bar of the download: only level debug wants them.
+    # httpx2 logs each request into the download's progress bar: only for level debug.
     logging.getLogger("httpx2").setLevel(
         logging.WARNING if section.level == "info" else logging.NOTSET
     )
 
 
 def _handlers(section: LogSection) -> list[tuple[logging.Handler, bool]]:
-    """Return the handlers, and whether a person reads each of them."""
+    """Return handlers, each with whether it writes to a terminal."""
     terminal = sys.stderr.isatty()
     stderr: tuple[logging.Handler, bool] = (logging.StreamHandler(sys.stderr), terminal)
     if section.file is None:
@@ -69,17 +68,17 @@ def _handlers(section: LogSection) -> list[tuple[logging.Handler, bool]]:
 
 
 class LogFile(RotatingFileHandler):
-    """A file whose disk may be full."""
+    """A log file that survives a full disk."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
-        """Write a line about a lost entry; not a page, which goes to a disk as well."""
+        """Report a lost entry on one line: logging's default is a traceback."""
         del record
         with suppress(OSError):
             sys.stderr.write(f"quire: an entry of the log is lost: {sys.exception()}\n")
 
 
 def rotating(file: Path, section: LogSection) -> logging.Handler:
-    """Open a file that is set aside before it becomes too large. Raises SettingError."""
+    """Open a log file that rotates at its size limit. Raises SettingError."""
     try:
         path = file.expanduser()
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -99,7 +98,7 @@ def _renderers(form: str, *, terminal: bool) -> list[Processor]:
         return [in_order, structlog.processors.JSONRenderer()]
     console = structlog.dev.ConsoleRenderer(
         colors=terminal,
-        # structlog's own choice of a traceback shows local variables, and prompts are among them.
+        # structlog's default traceback shows local variables, which include prompts.
         exception_formatter=structlog.dev.plain_traceback,
         sort_keys=False,
         pad_event_to=0,
@@ -113,7 +112,7 @@ def _renderers(form: str, *, terminal: bool) -> list[Processor]:
 
 
 def in_one_line(_: WrappedLogger, __: str, entry: EventDict) -> EventDict:
-    """Return an entry without line breaks: a model may be named with one."""
+    """Escape line breaks in an entry, such as those of a model's name."""
     return {
         name: printable(value) if isinstance(value, str) and name not in PAGES else value
         for name, value in entry.items()
@@ -127,14 +126,13 @@ def in_order(_: WrappedLogger, __: str, entry: EventDict) -> EventDict:
 
 
 def for_a_terminal(_: WrappedLogger, __: str, entry: EventDict) -> EventDict:
-    """Return an entry as short as a person wants it: the time of day here, a request as a
-    sentence."""
+    """Shorten an entry for people: local time of day, a request as one sentence."""
     timestamp = datetime.fromisoformat(entry["timestamp"]).astimezone()
     short: dict[str, Any] = {**entry, "timestamp": f"{timestamp:%H:%M:%S}"}
     del short["logger"]
     if entry["event"] == "request":
         method, endpoint, status, duration_s = (short.pop(name) for name in SENTENCE)
         short["event"] = f"{method} {endpoint} {status or 'unanswered'} in {duration_s:.2f} s"
-        # What is not known, or usual, is left out.
+        # Leave out unknown values and False.
         short = {name: value for name, value in short.items() if value not in (None, False)}
     return short

@@ -1,4 +1,4 @@
-"""A model's files: checked against the settings and this machine before a weight is loaded."""
+"""Checks a model's files against the settings and this machine before any weight is loaded."""
 
 import json
 from collections.abc import Iterator
@@ -41,8 +41,7 @@ from server.text.tokenizer import Tokenizer, TokenizerError
 def model_facts(
     checkpoint: Checkpoint, *, weights_bytes: int = 0, on_gpu: bool = False
 ) -> ModelFacts:
-    """Read the facts of a model. weights_bytes, on_gpu: of the weights in memory, where they are
-    loaded."""
+    """Read a model's facts from its files. weights_bytes, on_gpu: of weights that are loaded."""
     config = ModelConfig(checkpoint.path)
     packing = config.quantization("")
     if packing is None:
@@ -63,7 +62,7 @@ def model_facts(
 
 
 def facts_of(model: LocalModel) -> ModelFacts:
-    """Return the facts of a model on this disk."""
+    """Return the facts of a listed model without reading its files."""
     assert model.checkpoint is not None
     packing = model.quantization
     if packing in DTYPES.values():
@@ -92,7 +91,7 @@ class ModelError(StartError):
 
 
 class SamplingDefaultsError(ValueError):
-    """Recommended parameters that no request may have; one sentence that names file and field."""
+    """Values in generation_config.json that no request may have; the text names file and field."""
 
 
 def make_plan(
@@ -101,9 +100,9 @@ def make_plan(
     budget_bytes: int | None = None,
     choice: SubstrateChoice | None = None,
 ) -> EnginePlan:
-    """Fit model and cache into this machine, or into a part of its memory. choice: of the
-    substrate, where it has been made for another model; a GPU's is tried otherwise. Raises
-    SettingError with the figure that does not fit."""
+    """Fit model and cache into this machine's memory, or into budget_bytes. choice: a substrate
+    that was chosen before; None tests the GPU's substrate. Raises SettingError with the figure that
+    does not fit."""
     config = engine_config(settings)
     try:
         if choice is not None:
@@ -115,7 +114,7 @@ def make_plan(
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """A model whose files have been found complete."""
+    """A model with complete files."""
 
     plan: EnginePlan
     tokenizer: Tokenizer
@@ -125,16 +124,16 @@ class ModelFiles:
 def read_model(
     name: str, settings: Config, reading: LimitedProcess | None = None, *, any_name: bool = False
 ) -> ModelFiles:
-    """Read a model's files. Weights of the hub are fetched once all else is right and they fit into
-    this machine. reading: a process that has been started to read them first; it ends. any_name:
-    whether clients may call it as they like. Raises StartError."""
+    """Read and check a model's files; then fetch missing weights from the hub. reading: a started
+    process that reads the files first, and ends. any_name: whether the server accepts any model
+    name in requests. Raises StartError."""
     reading = reading or reading_process()
     with model_errors():
         model = find_model(name, settings.models.folders)
         if model.notice:
             log.warning(model.notice)
         with reading:
-            if not any_name:  # else who started this process has seen them, and can end it
+            if not any_name:  # otherwise the supervisor has checked them in a process of its own
                 check_found(FolderReader(process=reading), model, settings)
             checkpoint = checkpoint_of(model, settings)
             engine_plan = make_plan(settings, checkpoint)
@@ -161,16 +160,15 @@ def read_model(
 
 
 def checkpoint_of(model: FoundModel, settings: Config) -> Checkpoint:
-    """Read a model's checkpoint, or the one that it is going to be where weights are missing.
-    Raises CheckpointError."""
+    """Read a checkpoint; missing weights count as promised by the hub. Raises CheckpointError."""
     return checkpoint_in(model.folder, EMBEDS[settings.engine.task], _promised_bytes(model))
 
 
 def check_found(
     reader: FolderReader, model: FoundModel, settings: Config, *, tokenizer: bool = True
 ) -> None:
-    """Have a model's files read in another process first, so that this one may read them.
-    tokenizer: whether its files are here. Raises CheckpointError."""
+    """Read a model's files in a limited process first: a malformed file may crash its reader.
+    tokenizer: whether the tokenizer's files exist. Raises CheckpointError."""
     how = EMBEDS[settings.engine.task], _promised_bytes(model), tokenizer
     if problem := reader.read(folder_problem, model.folder, *how):
         raise CheckpointError(problem)
@@ -183,8 +181,8 @@ def _promised_bytes(model: FoundModel) -> int | None:
 def check_files(
     model: FoundModel, checkpoint: Checkpoint, settings: Config, *, any_name: bool = False
 ) -> tuple[Tokenizer, ServedModel]:
-    """Read all but the weights. any_name: as for ``read_model``. Raises StartError, TokenizerError
-    or SamplingDefaultsError for a model that cannot be served."""
+    """Read all files but the weights. any_name: as for ``read_model``. Raises StartError,
+    TokenizerError or SamplingDefaultsError."""
     tokenizer = Tokenizer(model.folder, settings.prompts)
     check_vocabulary(model.folder, tokenizer, checkpoint)
     served = ServedModel(
@@ -198,7 +196,7 @@ def check_files(
 
 @contextmanager
 def model_errors() -> Iterator[None]:
-    """Raise errors of the model's files as ModelError."""
+    """Turn errors of a model's files into ModelError."""
     try:
         yield
     except (ModelNotFoundError, CheckpointError, TokenizerError, SamplingDefaultsError) as error:
@@ -206,10 +204,7 @@ def model_errors() -> Iterator[None]:
 
 
 def sampling_defaults(folder: Path) -> dict[str, Any]:
-    """Return what generation_config.json recommends; greedy where it turns sampling off.
-
-    Raises SamplingDefaultsError.
-    """
+    """Return the sampling defaults of generation_config.json. Raises SamplingDefaultsError."""
     file = folder / "generation_config.json"
     if not file.is_file():
         return {}

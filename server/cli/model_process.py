@@ -1,8 +1,6 @@
-"""The program of one of several models' processes; its arguments are the numbers of two sockets.
-
-It serves as a process with one model does, on a socket that it inherits, and ends with the process
-that started it. server/supervisor/process.py describes the messages between the two.
-"""
+"""The program of a model's process under the supervisor. Arguments: descriptors of two sockets. The
+process serves one model on an inherited socket and ends with the supervisor.
+server/supervisor/process.py describes the messages between the two processes."""
 
 import json
 import os
@@ -26,7 +24,7 @@ from server.supervisor.process import MAX_REASON_CHARS
 from server.text.limited_process import LimitedProcess
 
 AT_THE_START = -1
-"""The number of an answer that no question was asked for."""
+"""Number of a message that answers no question."""
 
 
 class Control:
@@ -46,13 +44,13 @@ class Control:
         self._lines.close()
 
     def read(self) -> dict[str, Any] | None:
-        """Wait for the next message; None after the end of the connection."""
+        """Wait for the next message; None when the connection has ended."""
         line = self._lines.readline()
         message: dict[str, Any] | None = json.loads(line) if line else None
         return message
 
     def tell(self, **message: Any) -> None:
-        """Send a message, from any thread; drop it after the end of the connection."""
+        """Send a message from any thread; ignore an ended connection."""
         line = json.dumps(message).encode() + b"\n"
         with self._lock:
             try:
@@ -61,13 +59,14 @@ class Control:
                 return
 
     def begin(self, client: EngineClient, drain: Drain, limit_bytes: int) -> None:
-        """Report that clients can come, and obey from now on. limit_bytes: of K and V at first."""
+        """Report readiness and start to obey the supervisor. limit_bytes: first limit of K and
+        V."""
         self._limit(client, limit_bytes, AT_THE_START)
         threading.Thread(target=self._obey, args=(client, drain), daemon=True).start()
         self.tell(ready=True)
 
     def _obey(self, client: EngineClient, drain: Drain) -> None:
-        """Obey the supervisor, on a thread of its own; end with the connection."""
+        """Obey the supervisor's messages until the connection ends; then drain."""
         while (message := self.read()) is not None:
             if "ping" in message:
                 self.tell(number=message["number"])
@@ -79,12 +78,12 @@ class Control:
 
     @staticmethod
     def _end(drain: Drain) -> None:
-        # The first call refuses new requests, the second one ends running ones.
+        # The first call refuses new requests, the second ends running requests.
         drain.begin()
         drain.begin()
 
     def _limit(self, client: EngineClient, limit_bytes: int, number: int) -> None:
-        """Limit the memory of K and V, and answer the new limit. number: of the question."""
+        """Set the limit of K and V and report the limit that holds. number: of the question."""
         client.set_kv_limit(limit_bytes, lambda allowed: self.tell(kv_limit=allowed, number=number))
 
 
@@ -98,7 +97,7 @@ def main() -> None:
             control.tell(failed=printable(str(error), MAX_REASON_CHARS))
             code = error.exit_code
     sys.stderr.flush()
-    # As the command itself ends: see server/cli/commands.py.
+    # No teardown of the interpreter: see main in server/cli/commands.py.
     os._exit(code)
 
 

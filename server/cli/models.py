@@ -1,4 +1,4 @@
-"""``quire models``, ``show``, ``pull`` and ``rm``: models on this disk, and on the hub."""
+"""``quire models``, ``show``, ``pull`` and ``rm``: the models on this disk and on the hub."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -41,28 +41,27 @@ from server.config import Config, SettingError
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """How a model would be served, or why it would not be."""
+    """How this machine would serve a model, or why not."""
 
     context: int | None
-    """Tokens of the longest sequence; None where it cannot be served."""
+    """Tokens of the longest sequence; None for a model that cannot be served."""
     kv_bytes_per_token: int | None
     reason: str | None
-    """Why it cannot be served here, a sentence; None where it can."""
+    """Why the model cannot be served; None if it can be served."""
 
 
 class Machine:
-    """This machine, with the settings in force."""
+    """This machine's memory and settings, to plan models for."""
 
     def __init__(self, settings: Config, budget_bytes: int | None = None) -> None:
-        """budget_bytes: memory for a model in all; None: the machine's free memory."""
+        """budget_bytes: memory for one model; None: the machine's free memory."""
         self.settings = settings
         self.budget_bytes = budget_bytes
-        # Made with the first model and used for all: trying a GPU takes long.
+        # Chosen with the first model and kept: the test of a GPU is slow.
         self._choice: SubstrateChoice | None = None
 
     def plan(self, checkpoint: Checkpoint) -> EnginePlan:
-        """Fit a model and its cache into the memory. Raises SettingError with the figure that does
-        not fit."""
+        """Raises SettingError with the figure that does not fit."""
         plan = make_plan(self.settings, checkpoint, self.budget_bytes, self._choice)
         self._choice = plan.substrate
         return plan
@@ -85,10 +84,8 @@ NOTHING = (
 
 
 def list_models(file: Path | None, say: Callable[[str], None], *, as_json: bool) -> str:
-    """Write which models are on this disk, and which of them this machine can serve.
-
-    say: for folders of the settings that are not there. Raises StartError.
-    """
+    """Return a table of the models on this disk. say: reports missing folders. Raises
+    StartError."""
     settings = read_settings(file, {})
     for folder in settings.models.folders:
         if not folder.expanduser().is_dir():
@@ -103,9 +100,9 @@ def list_models(file: Path | None, say: Callable[[str], None], *, as_json: bool)
 
 
 def as_values(model: LocalModel, fit: Fit) -> dict[str, Any]:
-    """Return a model and how it would be served as JSON has them."""
+    """Return a model and its fit as values for JSON."""
     values = asdict(replace(model, checkpoint=None)) | {"folder": str(model.folder)}
-    for name in ("problem", "digest", "checkpoint"):  # the first one is the reason
+    for name in ("problem", "digest", "checkpoint"):  # fit.reason covers the problem
         del values[name]
     return values | {"served": fit.reason is None} | asdict(fit)
 
@@ -130,7 +127,7 @@ BILLION, MILLION = 1e9, 1e6
 
 
 def show_model(name: str, file: Path | None, *, as_json: bool) -> str:
-    """Write all facts of a model. Raises StartError."""
+    """Return all facts of a model. Raises StartError."""
     settings = read_settings(file, {})
     with model_errors(), FolderReader(EMBEDS[settings.engine.task]) as reader:
         place = look_up(name, settings.models.folders, reader)
@@ -197,8 +194,8 @@ def pull_model(
     dry_run: bool,
     force: bool,
 ) -> None:
-    """Fetch a model. echo: writes a line. dry_run: whether to end before the first byte of weights.
-    force: whether to fetch a model that is too large for this machine. Raises StartError."""
+    """Fetch a model. echo: writes a line. dry_run: stop before the weights. force: fetch a model
+    that is too large for this machine as well. Raises StartError."""
     settings = read_settings(file, {})
     with model_errors(), FolderReader() as reader:
         wanted = find_model(name, settings.models.folders, files=CONFIG_FILES)
@@ -243,8 +240,8 @@ def _describe(
 def _check_memory(
     settings: Config, checkpoint: Checkpoint, echo: Callable[[str], None], *, force: bool
 ) -> None:
-    """Write whether the model fits into this machine's memory. Raises SettingError where it does
-    not, unless forced."""
+    """Write whether the model fits into this machine's memory. Raises SettingError for a model that
+    does not fit, unless forced."""
     try:
         memory = make_plan(settings, checkpoint).memory
     except SettingError as error:
@@ -260,15 +257,15 @@ def _check_memory(
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """Commits of a repository that are going to be removed."""
+    """Commits of a repository that will be removed from the hub's cache."""
 
     repository: str
     commits: tuple[str, ...]
     folder: Path
-    """The folder that is removed."""
+    """The folder that disappears."""
     freed_bytes: int
     kept: int
-    """Commits of the repository that stay."""
+    """Number of the repository's commits that stay."""
     strategy: DeleteCacheStrategy
 
     def text(self) -> str:
@@ -282,7 +279,7 @@ class Removal:
         )
 
     def execute(self) -> str:
-        """Remove it, and return a sentence. Raises ModelError."""
+        """Remove the commits and return a sentence about them. Raises ModelError."""
         assert self.folder.is_relative_to(cache_folder().resolve())
         try:
             self.strategy.execute()
@@ -296,8 +293,8 @@ class Removal:
 
 
 def find_removal(name: str, file: Path | None) -> Removal:
-    """Find the commits of a name in the hub's cache. Raises StartError for a model that is not
-    there, or in another folder."""
+    """Find a model's commits in the hub's cache. Raises StartError for a model that is
+    elsewhere."""
     settings = read_settings(file, {})
     with model_errors():
         place = look_up(name, settings.models.folders)
@@ -331,7 +328,7 @@ def find_removal(name: str, file: Path | None) -> Removal:
 
 
 def _commits(name: str, repository: str, cache: HFCacheInfo) -> list[CachedRevisionInfo]:
-    """Return the commits of a repository that are here. Raises ModelError where none is."""
+    """Return the repository's cached commits, oldest first. Raises ModelError if there are none."""
     for repo in cache.repos:
         if (repo.repo_type, repo.repo_id) == ("model", repository) and repo.revisions:
             return sorted(repo.revisions, key=lambda commit: commit.last_modified)

@@ -1,4 +1,4 @@
-"""``quire plan``: read a model, plan its memory, draw pictures, and return the text."""
+"""``quire plan``: reads a model, plans its memory, writes the plan as text and draws pictures."""
 
 import textwrap
 from collections.abc import Iterator
@@ -24,9 +24,9 @@ GIB = 1024**3
 KIB = 1024
 MICROSECONDS = 1e6
 INDENT = "  "
-# The mean lengths in the table of blocks; the picture has all of them.
+# Mean lengths in the table of blocks; the picture shows more of them.
 SHOWN_MEANS = (1024, 4096)
-# Lengths that are no multiples of a block: sequences end anywhere.
+# Deliberately no multiples of a block.
 SHOWN_LENGTHS = (100, 300, 1000, 3000, 10000, 30000)
 DEFAULT_CONTEXT = 32 * 1024
 MIN_CONTEXT = 2
@@ -42,10 +42,10 @@ def plan_model(
     device: str | None = None,
     out: Path | None = None,
 ) -> str:
-    """Write the plan of a model for people. The configuration of a model on the hub is fetched, and
-    no weights. context: tokens; None: 32768, or those that the model knows where these are fewer.
-    memory: a size such as 24GiB; None: the device's. device: None is this machine. out: a folder
-    for pictures. Raises StartError."""
+    """Return a model's plan as text. Of a model on the hub, only the configuration is fetched.
+    context: in tokens; None: 32768, or the model's limit if that is lower. memory: a size such as
+    24GiB; None: the device's memory. device: None is this machine. out: a folder for pictures.
+    Raises StartError."""
     settings = read_settings(file, {})
     target = _device(device)
     memory_bytes, working_set_bytes = _memory_bytes(memory, target, here=device is None)
@@ -93,7 +93,7 @@ def _device(name: str | None) -> Device:
 
 
 def _memory_bytes(size: str | None, device: Device, *, here: bool) -> tuple[int, int | None]:
-    """Return bytes of the machine, and those that the device may use; None where it is not here."""
+    """Return the memory in bytes, and the part that the GPU may use; None if that is unknown."""
     if size is not None:
         try:
             return parse_size(size), None
@@ -106,7 +106,7 @@ def _memory_bytes(size: str | None, device: Device, *, here: bool) -> tuple[int,
 
 
 def _on_this_machine(settings: Config, model: FoundModel) -> str:
-    """Write how the checkpoint would lie in this machine's memory, or why that cannot be said."""
+    """Return how the checkpoint fills this machine's memory, or why it does not fit."""
     with model_errors():
         checkpoint = checkpoint_of(model, settings)
     try:
@@ -117,7 +117,7 @@ def _on_this_machine(settings: Config, model: FoundModel) -> str:
 
 
 def _notes(model: FoundModel) -> list[str]:
-    """Write where the figures are from, where they are not from weights that are here."""
+    """Return notes on figures that do not come from weights on this disk."""
     notes = [model.notice] if model.notice else []
     if model.missing:
         to_fetch = f"{gib(model.missing_bytes)} of {gib(model.weights_bytes)} of weights"
@@ -126,7 +126,7 @@ def _notes(model: FoundModel) -> list[str]:
 
 
 def _draw(report: CapacityReport, folder: Path, model: str) -> list[str]:
-    # Here and not above: only pictures need matplotlib, which may not be there.
+    # Imported here: matplotlib is optional.
     try:
         from server.cli.plan_pictures import draw_pictures
     except ModuleNotFoundError as error:
@@ -146,19 +146,19 @@ def report_lines(report: CapacityReport) -> Iterator[str]:
 
 
 def gibs(amount: float) -> str:
-    """Write bytes in GiB: two decimals, or four where two would say next to nothing."""
+    """Write bytes in GiB: two decimals, or four for small amounts."""
     return f"{amount / GIB:.4f}" if 0 < amount < GIB / 10 else f"{amount / GIB:.2f}"
 
 
 def prose(text: str, indent: str = "") -> Iterator[str]:
-    """Yield the words in lines that a terminal holds."""
+    """Wrap a text to the width of a terminal."""
     yield from textwrap.wrap(
         text, COLUMNS, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
     )
 
 
 def note(text: str) -> Iterator[str]:
-    """Yield the explanation of a table, under its heading."""
+    """Yield an indented explanation below a table's heading."""
     yield from prose(text, INDENT)
 
 
@@ -332,7 +332,7 @@ def _crowd(report: CapacityReport) -> Iterator[str]:
 
 
 def _advice(report: CapacityReport) -> Iterator[str]:
-    """Yield which quantisation to pick, of those that quire can serve."""
+    """Yield a recommendation of weights that quire can serve."""
     conditions = f"For {gibs(report.memory_bytes)} GiB and {report.context} tokens:"
     served = [fit for fit in report.fits if fit.whole_context[-1]]
     if not served:

@@ -1,7 +1,5 @@
-"""The capacity report as pictures: SVG files, drawn by matplotlib without a screen.
-
-Only ``quire plan --out`` imports this module, whose matplotlib is the extra ``plan``.
-"""
+"""The capacity report as pictures: matplotlib draws SVG files without a screen. Only ``quire plan
+--out`` imports this module: matplotlib comes with the extra ``plan``."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,22 +18,22 @@ GIB = 1024**3
 KIB = 1024
 WEIGHTS_COLOUR = "#4878a8"
 KV_COLOUR = "#e49444"
-# One colour for each allocation, and for each mean length. People who confuse red and green can
-# tell them apart: they are Okabe and Ito's (jfly.uni-koeln.de/color). Legends keep the order, too.
+# One colour for each allocation or mean length: Okabe and Ito's palette (jfly.uni-koeln.de/color),
+# which people with colour blindness can tell apart.
 SERIES_COLOURS = ("#d55e00", "#56b4e9", "#0072b2", "#e69f00")
 LIMIT_COLOUR = "#444444"
 WIDE_INCHES = (11.0, 4.6)
 SIZE_INCHES = (8.0, 4.6)
 CURVE_POINTS = 400
-# A part of a figure's height.
+# Bottom strip with the model's name, as a part of the figure's height.
 SIGNATURE_HEIGHT = 0.04
-# The same report makes the same bytes: no date, and no random names inside.
+# No date and no random names: the same report gives the same bytes.
 SVG_METADATA = {"Date": None, "Creator": "quire plan"}
 
 
 def draw_pictures(report: CapacityReport, folder: Path, model: str) -> list[Path]:
-    """Draw all pictures into an existing folder, and return the files. model: its name, which each
-    picture has. Raises OSError."""
+    """Draw all pictures into an existing folder; return the files. model: the name below each
+    picture. Raises OSError."""
     pictures: dict[str, Callable[[CapacityReport], Figure]] = {
         "weights-and-kv": weights_and_kv,
         "quantisation": quantisation,
@@ -57,7 +55,7 @@ def draw_pictures(report: CapacityReport, folder: Path, model: str) -> list[Path
 
 
 def weights_and_kv(report: CapacityReport) -> Figure:
-    """Draw weights against K and V by context length."""
+    """Draw the bytes of weights, and of K and V, by context length."""
     figure, (axes,) = _figure("Weights against K and V by context (bf16)", report)
     known = report.shape.max_position_embeddings
     labels = [tokens_label(r.context) + " *" * (r.context > known) for r in report.by_context]
@@ -73,7 +71,7 @@ def weights_and_kv(report: CapacityReport) -> Figure:
 
 
 def quantisation(report: CapacityReport) -> Figure:
-    """Draw what each packing of weights and of K and V needs for one context."""
+    """Draw the memory for one context by type of weights and of K and V."""
     figure, (axes,) = _figure(f"What quantisation buys at {report.context} tokens", report)
     steps = [step.resident for step in reversed(report.steps)]
     labels = [f"{r.weights.name}/{r.kv.name}" + " *" * (r.kv != BF16) for r in steps]
@@ -88,7 +86,7 @@ def quantisation(report: CapacityReport) -> Figure:
 
 
 def committed(report: CapacityReport) -> Figure:
-    """Draw what one sequence is charged by its length, up to the context and while it is short."""
+    """Draw committed bytes by sequence length: up to the full context, and for short sequences."""
     figure, both = _figure("Committed for one sequence, by its length", report, 2)
     short = min(report.context, 4 * CHUNK_TOKENS)
     for axes, longest in zip(both, (report.context, short), strict=True):
@@ -104,14 +102,13 @@ def committed(report: CapacityReport) -> Figure:
         axes.set_xlabel("sequence length (tokens)")
         axes.set_ylabel(f"committed ({unit})")
     axes.set_title("while it is short", fontsize=10)
-    # Dense would flatten the others here: its line is in the picture beside it.
+    # Cut off the dense allocation, which would flatten the other lines; the left picture shows it.
     axes.set_ylim(0, 1.3 * longest * per_token / scale)
     both[0].legend(frameon=False)
     return figure
 
 
 def block_size(report: CapacityReport) -> Figure:
-    """Draw waste and mapping time against page size."""
     figure, (waste, mappings, time) = _figure("What a page size costs", report, 3)
     means = sorted({account.mean_tokens for account in report.blocks})
     for mean, colour in zip(means, SERIES_COLOURS, strict=True):
@@ -135,7 +132,7 @@ def block_size(report: CapacityReport) -> Figure:
 
 
 def fit(report: CapacityReport) -> Figure:
-    """Draw how many sequences of mean length fit, by weights and allocation."""
+    """Draw the number of sequences of mean length that fit, by weights and allocation."""
     title = f"Sequences of {report.mean_tokens} tokens that fit, context {report.context}"
     figure, (axes,) = _figure(title, report)
     width = 0.8 / len(report.allocations)
@@ -153,7 +150,6 @@ def fit(report: CapacityReport) -> Figure:
 
 
 def crowd(report: CapacityReport) -> Figure:
-    """Draw the simulated crowd over time: running sequences and committed memory."""
     assert report.crowd is not None
     title = f"{report.crowd.requests} requests at once, {report.crowd.weights.name} weights"
     figure, (running, charged) = _figure(title, report, 2)
@@ -184,7 +180,7 @@ def _stack(
     labels: Sequence[str],
     residents: Sequence[Resident],
 ) -> None:
-    """Draw bars of weights, and of K and V on them, with their sums."""
+    """Draw bars of weights with K and V stacked on top, labelled with the sums."""
     kept = "K, V and states" if residents[0].states_bytes else "K and V"
     weights = [resident.weights_bytes / GIB for resident in residents]
     draw(labels, weights, 0.6, color=WEIGHTS_COLOUR, label="weights")
@@ -202,12 +198,12 @@ def _sign(figure: Figure, model: str) -> None:
 
 
 def tokens_label(tokens: int) -> str:
-    """Write a number of tokens for an axis: 2048 is 2k."""
+    """Format a number of tokens for an axis, such as 2k for 2048."""
     return f"{tokens // KIB}k" if tokens % KIB == 0 else str(tokens)
 
 
 def _figure(title: str, report: CapacityReport, columns: int = 1) -> tuple[Figure, list[Axes]]:
-    """Make a figure of some axes beside each other, without frames where there is no axis."""
+    """Make a figure with axes side by side, without the top and right frame lines."""
     figure = Figure(figsize=SIZE_INCHES if columns == 1 else WIDE_INCHES, layout="constrained")
     figure.suptitle(f"{title} - {report.device.name}, {report.memory_bytes / GIB:.0f} GiB")
     every: list[Axes] = list(figure.subplots(1, columns, squeeze=False)[0])

@@ -1,5 +1,5 @@
-"""The secret behind the salts, kept in a file: every start, and every replica that reads the same
-file, makes the same salts."""
+"""The secret from which salts of cached prefixes are derived, kept in a file: later starts, and
+replicas that share the file, derive the same salts."""
 
 import os
 import secrets
@@ -20,15 +20,12 @@ log = structlog.get_logger("quire")
 
 
 def salt_secret(setting: Path | None) -> bytes:
-    """Return the secret of the salts, and make it where there is none. setting: the file; None: one
-    in the user's state folder, or no file where that cannot be had.
-
-    Raises SettingError for a file that others may read or that holds something else, and for a set
-    file that cannot be had.
-    """
+    """Read the secret, or create it. setting: its file; None: a file in the user's state folder, or
+    no file if that folder cannot be used. Raises SettingError for a file that others may read, that
+    holds something else, or that was set and cannot be used."""
     try:
         return _kept_secret((setting or state_folder() / "salt-secret").expanduser())
-    except (OSError, RuntimeError) as error:  # the latter: of a user who has no home
+    except (OSError, RuntimeError) as error:  # RuntimeError: a user without a home folder
         if setting is not None:
             raise SettingError(f"setting {SETTING}: {error}") from error
         log.warning(
@@ -50,7 +47,7 @@ def _read(file: Path) -> bytes:
     with file.open("rb") as stream:
         status = os.fstat(stream.fileno())
         secret = stream.read(SECRET_BYTES + 1)
-    # A file of another user's belongs to our group: a container gets its secrets so.
+    # The file may belong to another user and our group: containers mount secrets that way.
     others = 0o077 if status.st_uid == os.geteuid() else 0o007
     if status.st_mode & others:
         mode = stat.S_IMODE(status.st_mode)
@@ -67,7 +64,8 @@ def _read(file: Path) -> bytes:
 
 
 def _make(file: Path) -> None:
-    """Make the file, whole and for the user alone; keep the one of a faster process."""
+    """Create the file atomically for this user alone; keep a file that another process made
+    first."""
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with NamedTemporaryFile(dir=file.parent, prefix=".new-") as draft:
         draft.write(secrets.token_bytes(SECRET_BYTES))

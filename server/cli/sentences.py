@@ -1,4 +1,4 @@
-"""The text that commands write: errors as one sentence with its exit code, and tables."""
+"""The text that commands write: an error as one sentence with its exit code, and tables."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -9,21 +9,21 @@ from server.catalogue.names import printable
 from server.config import StartError
 
 HEAD_OF_LINE = "quire"
-# An error may repeat a part of a file that others have written.
+# Limits an error that repeats text from somebody else's file.
 MAX_SENTENCE_CHARS = 4000
 NOTHING_CAN_SERVE = 1
-# Its ImportError is a sentence about it and MLX, and no defect of quire's.
+# An ImportError of this module names a mismatch with MLX in one sentence, for people.
 EXTENSION = "metal_ext"
 
 
 def say(sentence: str) -> None:
-    """Write a sentence to standard error, apart from a command's output."""
+    """Write a sentence to standard error: standard output is for the command's result."""
     typer.echo(f"{HEAD_OF_LINE}: {printable(sentence, MAX_SENTENCE_CHARS)}", err=True)
 
 
 @contextmanager
 def one_sentence() -> Iterator[None]:
-    """Write an error as a sentence, and end with its exit code."""
+    """Turn an error into one sentence on standard error and its exit code."""
     try:
         yield
     except StartError as error:
@@ -37,7 +37,7 @@ def one_sentence() -> Iterator[None]:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], indent: str = "") -> Iterator[str]:
-    """Yield the lines of a table; its first column is aligned left, the others right."""
+    """Yield a table's lines: the first column aligned left, the others right."""
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     for row in (head, *rows):
         cells = [row[0].ljust(widths[0])]

@@ -1,8 +1,6 @@
-"""Put the parts together: settings -> port -> plan -> tokenizer -> weights -> engine -> uvicorn.
-
-Errors of settings and model come as one sentence each, before a weight is fetched or loaded and
-before a client can connect.
-"""
+"""Assemble a server: settings -> port -> plan -> tokenizer -> weights -> engine -> uvicorn. Errors
+of settings and of the model end the start with one sentence each, before weights are fetched or
+loaded and before a client can connect."""
 
 import socket
 from collections.abc import Callable, Sequence
@@ -59,7 +57,8 @@ class EngineError(StartError):
 
 
 class SubstrateFailedError(EngineError):
-    """The GPU's memory of K and V failed, which is remembered: a next start takes another."""
+    """The GPU's memory of K and V failed; quire notes it and chooses another substrate next
+    time."""
 
     exit_code = 4
 
@@ -67,9 +66,9 @@ class SubstrateFailedError(EngineError):
 def serve_model(
     name: str, file: Path | None, flags: Tables, reading: LimitedProcess | None = None
 ) -> None:
-    """Serve until a signal ends it. reading: as for ``read_model``. Raises StartError."""
+    """Serve one model until a signal arrives. reading: as for ``read_model``. Raises StartError."""
     use_one_arena()
-    raise_descriptor_limit()  # the engine's heaps are the first that need it
+    raise_descriptor_limit()  # before the engine opens descriptors for its heaps
     settings = checked_settings(file, flags)
     salts = Salts(salt_secret(settings.access.salt_secret_file))
     with (
@@ -80,7 +79,7 @@ def serve_model(
 
 
 def checked_settings(file: Path | None, flags: Tables) -> Config:
-    """Read the settings of a server, and configure the log. Raises StartError."""
+    """Read a server's settings and configure the log. Raises StartError."""
     settings = read_settings(file, flags)
     configure_log(settings.log)
     if (strangers := neighbours()) is not None:
@@ -90,12 +89,9 @@ def checked_settings(file: Path | None, flags: Tables) -> Config:
 
 
 def neighbours() -> str | None:
-    """Return a sentence about other packages that are installed under quire's names; None if there
-    are none.
-
-    Records of installed files are searched as text: parsing all of them would take longer than
-    everything else of a start.
-    """
+    """Return a warning about packages of other projects that use the names of quire's packages;
+    None if there are none. Searches the RECORD files as text: parsing all of them would dominate
+    the start."""
     owners: dict[str, list[str]] = {}
     for distribution in distributions():
         files = "\n" + (distribution.read_text("RECORD") or "")
@@ -122,9 +118,9 @@ def serve_on(
     ready: Ready | None = None,
     others: Sequence[socket.socket] = (),
 ) -> None:
-    """Load the weights and let clients in. progress: called with the bytes that are loaded, and
-    with all; None is a bar. ready: called when clients can come. others: sockets that serve the
-    same. Raises StartError."""
+    """Load the weights and serve. progress: called with loaded and total bytes; None shows a bar.
+    ready: called when clients can connect. others: further sockets to serve on. Raises
+    StartError."""
     client, grammars, monitor = start_model(settings, model, progress)
     try:
         calls = WrittenCalls(settings.limits.max_written_call_bytes)
@@ -181,8 +177,8 @@ def start_model(
 
 
 def keep_awake(settings: Config) -> KeepAwake | None:
-    """Return the lock that keeps this machine awake while it answers; None where it is left alone.
-    Warn of a low power mode."""
+    """Return the lock that keeps this machine awake during answers; None if not supported or not
+    wanted. Warns if the Mac is in low power mode."""
     power = power_of()
     if power is None or not settings.server.keep_awake:
         return None
@@ -201,7 +197,7 @@ def grammar_compiler(
     vocab_size: int,
     kind: type[GrammarCompiler] = GrammarCompiler,
 ) -> GrammarCompiler:
-    """Make the compiler of constraints; it reads the tokenizer when it is needed."""
+    """Return the compiler of grammars; it reads the tokenizer at the first use."""
     limits = GrammarLimits.of(settings.limits)
     return kind(
         Vocabulary(tokenizer, vocab_size, model.stop_token_ids),
@@ -213,8 +209,8 @@ def grammar_compiler(
 def start_engine(
     settings: Config, engine_plan: EnginePlan, progress: Progress | None = None
 ) -> EngineClient:
-    """Start the engine, loaded and warm. progress: see ``serve_on``. Raises EngineError."""
-    # A bar is shown on terminals alone.
+    """Start the engine with loaded weights. progress: see ``serve_on``. Raises EngineError."""
+    # disable=None shows the bar on terminals only.
     bar = tqdm(
         unit="B",
         unit_scale=True,
@@ -247,7 +243,7 @@ def start_engine(
 
 
 def engine_error(lost: bool, reason: str = "the engine has failed: see the log") -> EngineError:
-    """Make the error of an engine that is gone. lost: whether a GPU's memory of K and V has
+    """Return the error of an engine that has ended. lost: whether the GPU's memory of K and V
     failed."""
     if not lost:
         return EngineError(reason)

@@ -1,4 +1,4 @@
-"""Serve several models: a front, and a process for each model in use."""
+"""Serve several models: a front process for clients, and a process for each loaded model."""
 
 import fcntl
 import itertools
@@ -35,14 +35,14 @@ from server.supervisor.models import Abilities, MemoryNeeds, ModelSupervisor
 from server.supervisor.process import IDLE_CONNECTION_S, LoadError, ModelProcess, Start
 from server.text.limited_process import LimitedProcess
 
-# Memory of a process beside its plan: Python and the libraries.
+# Memory of a process on top of its plan: Python and libraries.
 PROCESS_BYTES = 160 * 1024**2
 COMMAND = (sys.executable, "-c", "from server.cli.model_process import main; main()")
-# The folder of processes' sockets, and its file that is locked while the server runs.
+# The folder of the processes' sockets, and the file in that folder that a running server locks.
 FOLDER_PREFIX, LOCK_FILE = "quire-front-", "lock"
-# Prefixes stay as long as their model does; until then they go only when memory is short.
+# A prefix lives as long as the model's process, unless memory is short.
 FOR_EVER_S = 1e9
-# Where no model can be served, the reasons of this many are shown.
+# Models whose problem is named if no model can be served.
 NAMED_PROBLEMS = 3
 
 log = structlog.get_logger("quire")
@@ -51,8 +51,8 @@ log = structlog.get_logger("quire")
 def serve_models(
     names: Sequence[str], file: Path | None, flags: Tables, reading: LimitedProcess | None = None
 ) -> None:
-    """Serve models until a signal ends it. names: none means all of this disk. reading: as for
-    ``FolderReader``. Raises StartError."""
+    """Serve models until a signal arrives. names: empty means all models on this disk. reading: as
+    for ``FolderReader``. Raises StartError."""
     settings = checked_settings(file, flags)
     with (
         reserve(settings.server.host, settings.server.port) as listener,
@@ -79,8 +79,7 @@ def serve_models(
 
 @contextmanager
 def socket_folder() -> Iterator[Path]:
-    """Yield a temporary folder. Remove those of servers that were killed, which no process locks
-    any more."""
+    """Yield a temporary folder. Remove the folders of killed servers: nobody locks these."""
     for file in Path(gettempdir()).glob(f"{FOLDER_PREFIX}*/{LOCK_FILE}"):
         with suppress(OSError):
             if file.parent.lstat().st_uid == os.getuid():
@@ -98,7 +97,7 @@ def socket_folder() -> Iterator[Path]:
 def make_front(
     settings: Config, names: Sequence[str], start: Start, reading: LimitedProcess | None = None
 ) -> Front:
-    """Find the models, and make the front. Raises ModelError where there is no model to serve."""
+    """Find the models and make the front. Raises ModelError if no model can be served."""
     budget_bytes = settings.models.memory_budget or memory_of_all_models(engine_config(settings))
     machine = Machine(settings, budget_bytes - PROCESS_BYTES)
     number = itertools.count(1).__next__
@@ -114,7 +113,7 @@ def make_front(
 
 
 class Disk:
-    """The models of this disk that settings and names choose."""
+    """The models on this disk that settings and command line select."""
 
     def __init__(
         self,
@@ -123,8 +122,8 @@ class Disk:
         embeds: bool | None = None,
         reading: LimitedProcess | None = None,
     ) -> None:
-        """folders: beside the hub's cache. names: of models, or their folders; none means all.
-        embeds, reading: as for ``FolderReader``."""
+        """folders: searched beside the hub's cache. names: of models or their folders; empty means
+        all. embeds, reading: as for ``FolderReader``."""
         self._reader = FolderReader(embeds, reading)
         with model_errors(), self._reader:
             self._named = {name: look_up(name, folders, self._reader) for name in names}
@@ -133,12 +132,10 @@ class Disk:
         self._given = [place.folder for place in places if isinstance(place, InFolder)]
 
     def models(self) -> list[LocalModel]:
-        """Return the models that can be served."""
         return self._served(self._all())
 
     def checked(self) -> list[LocalModel]:
-        """Return the models that can be served. Raises ModelError for a name that no model has,
-        and where no model can be served."""
+        """Like ``models``; raises ModelError for an unknown name, or if no model can be served."""
         models = self._all()
         for name, place in self._named.items():
             meant = [model for model in models if _is_at(place, model)]
@@ -155,8 +152,8 @@ class Disk:
         return self._served(models)
 
     def _all(self) -> list[LocalModel]:
-        """Return the models of the folders and the hub's cache, and those that were named by a
-        folder of their own, which win over others of their names."""
+        """Return all models: of the configured folders, the hub's cache, and folders on the command
+        line. A folder on the command line replaces a model of the same name."""
         with self._reader as reader:
             models = {model.name: model for model in local_models(self._folders, reader=reader)}
             known = {model.folder.resolve() for model in models.values()}
@@ -173,8 +170,8 @@ class Disk:
 
 
 def _is_at(place: InFolder | OnHub, model: LocalModel) -> bool:
-    """Return whether a model of this disk is a name's. A repository's newest commit on this disk
-    counts: another pin is not that model."""
+    """Return whether a name's place holds the model. On the hub only a repository's newest local
+    commit counts as a model: a name pinned to another commit does not match."""
     if isinstance(place, InFolder):
         return model.folder.resolve() == place.folder.resolve()
     pinned = place.revision is None or (model.revision or "").startswith(place.revision)
@@ -183,15 +180,15 @@ def _is_at(place: InFolder | OnHub, model: LocalModel) -> bool:
 
 @dataclass(frozen=True)
 class ModelOnDisk:
-    """One of several models: its files, and how its process is started."""
+    """A model on this disk and the means to start its process."""
 
     local: LocalModel
     machine: Machine
     start: Start
     number: Callable[[], int]
-    """Returns a number that no process has had."""
+    """Returns a process number that has not been used yet."""
     templates: FolderReader = field(default_factory=FolderReader)
-    """Reads models' templates; one at a time."""
+    """Reads chat templates, one at a time."""
 
     @property
     def name(self) -> str:
@@ -199,7 +196,7 @@ class ModelOnDisk:
 
     @property
     def created(self) -> int:
-        """The time of its files; Unix seconds."""
+        """Modification time of the files, in Unix seconds."""
         return int(self.local.modified)
 
     @property
@@ -207,7 +204,7 @@ class ModelOnDisk:
         return self.name in self.machine.settings.models.pinned
 
     def needs(self) -> MemoryNeeds:
-        """Plan its memory. Raises LoadError."""
+        """Plan the model's memory. Raises LoadError."""
         assert self.local.checkpoint is not None
         try:
             engine_plan = self.machine.plan(self.local.checkpoint)
@@ -229,7 +226,7 @@ class ModelOnDisk:
         return facts_of(self.local)
 
     def abilities(self) -> Abilities:
-        """Read its template's abilities. Raises LoadError."""
+        """Read the abilities of the model's chat template. Raises LoadError."""
         try:
             with self.templates as reader:
                 problem, calls, thinks, text = reader.read(template_facts, self.local.folder)
@@ -241,7 +238,7 @@ class ModelOnDisk:
         return Abilities(names, text)
 
     async def launch(self, needs: MemoryNeeds, kv_bytes: int) -> ModelProcess:
-        """Start its process. kv_bytes: for its K and V at first. Raises OSError."""
+        """Start the model's process. kv_bytes: first limit of K and V. Raises OSError."""
         message = {
             "model": str(self.local.folder),
             "settings": settings_of(self.machine.settings, self.name, needs),
@@ -251,15 +248,15 @@ class ModelOnDisk:
 
 
 def settings_of(settings: Config, name: str, needs: MemoryNeeds) -> dict[str, Any]:
-    """Return the settings of a model's process, as JSON has them."""
+    """Return the settings of a model's process as values for JSON."""
     tables = plain_settings(settings)
-    # The front keeps the machine awake for all of them.
+    # The front alone keeps the machine awake.
     tables["server"] |= {"served_model_name": name, "page": False, "keep_awake": False}
     tables["engine"] |= {"max_model_len": needs.max_model_len}
     kv_budget = needs.most_kv_bytes + needs.state_bytes
     tables["cache"] |= {"kv_budget": kv_budget, "prefix_keep_s": FOR_EVER_S}
     if file := settings.log.file:
-        # Each process sets its own file aside.
+        # Each process rotates a log file of its own.
         own = f"{file.stem}.{name.replace('/', '--')}{file.suffix}"
         tables["log"]["file"] = str(file.with_name(own))
     tables["limits"] |= {"keep_alive_s": int(10 * IDLE_CONNECTION_S)}
@@ -267,7 +264,7 @@ def settings_of(settings: Config, name: str, needs: MemoryNeeds) -> dict[str, An
 
 
 def plain_settings(settings: Config) -> dict[str, Any]:
-    """Return settings as JSON has them, with their secrets."""
+    """Return the settings as values for JSON, secrets included."""
     tables: dict[str, Any] = json.loads(json.dumps(settings.model_dump(), default=_plain))
     return tables
 

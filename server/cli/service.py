@@ -1,7 +1,5 @@
-"""``quire service``: have launchd or systemd start quire for one user.
-
-launchd.plist(5), launchctl(1); systemd.service(5), systemd.unit(5), systemctl(1).
-"""
+"""``quire service``: have launchd or systemd start quire for one user. See launchd.plist(5),
+launchctl(1), systemd.service(5), systemd.unit(5), systemctl(1)."""
 
 import os
 import plistlib
@@ -23,31 +21,31 @@ from server.cli.sentences import one_sentence
 from server.cli.settings import flags_of, read_settings, with_further
 from server.config import SettingError
 
-# Seconds beyond the drain before a manager kills: for the last log entries and the device.
+# Seconds after the drain until the manager kills: time to end the log and free the device.
 STOP_GRACE_S = 40
-# The same for a cluster: Ray ends its processes, and tries a second time.
+# The same for a cluster: Ray ends its processes in two attempts.
 CLUSTER_STOP_GRACE_S = 100
-# Between an end that was a failure and the next start.
+# Pause in seconds between a failure and the next start.
 RESTART_S = 10
-# Variables of quire and its downloads, which a manager's own environment lacks. Keys are not among
-# them: put keys into the settings file.
+# Variables that the service keeps, as a manager's environment lacks them. Keys are left out: they
+# belong into the settings file.
 KEPT_VARIABLES = (
     *("HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT", "HF_HUB_OFFLINE"),
     *("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME"),
 )
-# launchd writes a service's output there; systemd has its journal.
+# Output of a service under launchd; systemd has its journal.
 OUTPUT_FILE = "service.err"
 LABEL = "org.quire.serve"
-# An agent that ends still has its name; this long is waited between two looks.
+# Seconds between two checks whether launchd has released the name of an ending agent.
 FREE_POLL_S = 0.5
-# Codes of launchctl's for a name that is still taken: EIO of bootstrap, EINPROGRESS of bootout.
+# launchctl's exit codes for a name still in use: EIO of bootstrap, EINPROGRESS of bootout.
 STILL_ENDING = (5, 36, 37)
 STATE = re.compile(r"^\tstate = (.+)$", re.MULTILINE)
 LAST_EXIT = re.compile(r"^\tlast exit code = (.+)$", re.MULTILINE)
 UNIT = "quire.service"
 USER = ("systemctl", "--user")
-# No limit on starts, since each comes after a pause; none after exit codes 2 and 3, settings and
-# models that fail again. KillMode: quire ends its helpers itself.
+# No limit on restarts: RestartSec spaces them. No restart after exit codes 2 and 3: bad settings or
+# a bad model would fail again. KillMode=mixed: quire ends its helpers itself.
 UNIT_TEXT = """\
 [Unit]
 Description=quire, an inference server
@@ -72,8 +70,8 @@ class ServiceError(SettingError):
 
 @dataclass(frozen=True, slots=True)
 class ServiceDefinition:
-    """A command and its surroundings. command: begins with an absolute path. folder: for the log,
-    and for output before there is one."""
+    """The service's command and environment. command: begins with an absolute path. folder: for the
+    log and early output."""
 
     command: tuple[str, ...]
     environment: Mapping[str, str]
@@ -82,8 +80,7 @@ class ServiceDefinition:
 
 
 def service_commands(parameters_of: Callable[..., Mapping[str, Any]]) -> typer.Typer:
-    """Return the commands. parameters_of: returns arguments as a command of these names reads
-    them."""
+    """Return the commands. parameters_of: parses arguments as the named command does."""
     service = typer.Typer(no_args_is_help=True, help="Have quire start by itself.")
     kept: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": True}
 
@@ -126,8 +123,8 @@ def service_commands(parameters_of: Callable[..., Mapping[str, Any]]) -> typer.T
 
 
 def install(arguments: Sequence[str], parameters: Mapping[str, Any], *, cluster: bool) -> str:
-    """Install the service of a server, or of a cluster's head. parameters: those of the command
-    that serves, as it reads the arguments. Raises StartError."""
+    """Install the service of a server or of a cluster's head. parameters: the parsed arguments.
+    Raises StartError."""
     flags = with_further(flags_of(parameters), parameters.get("further") or ())
     settings = read_settings(parameters.get("config"), flags)
     arguments = absolute(arguments, parameters)
@@ -144,8 +141,8 @@ def install(arguments: Sequence[str], parameters: Mapping[str, Any], *, cluster:
 
 
 def install_member(head: str, key_file: Path | None) -> str:
-    """Install the service of a machine in a cluster. key_file: with its key; None where it has
-    joined before. Raises StartError."""
+    """Install the service of a cluster's member. key_file: holds the cluster's key; None for a
+    machine that joined before. Raises StartError."""
     kept = cluster_folder().key
     if key_file is not None:
         write_private(kept, read_key(key_file))
@@ -156,7 +153,6 @@ def install_member(head: str, key_file: Path | None) -> str:
 
 
 def define(arguments: Sequence[str], stop_timeout_s: int) -> ServiceDefinition:
-    """Define the service that runs quire with these arguments. Raises ServiceError."""
     kept = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
     command = (str(quire_command()), *arguments)
     return ServiceDefinition(command, kept, _log_folder(), stop_timeout_s)
@@ -170,7 +166,7 @@ def _log_folder() -> Path:
 
 
 def quire_command() -> Path:
-    """Return the absolute path of the ``quire`` that runs now. Raises ServiceError."""
+    """Return the absolute path of the running ``quire`` command. Raises ServiceError."""
     here = Path(sys.argv[0])
     beside = Path(sys.executable).with_name("quire")
     for path in (here if here.name == "quire" else beside, beside):
@@ -183,8 +179,7 @@ def quire_command() -> Path:
 
 
 def absolute(arguments: Sequence[str], parameters: Mapping[str, Any]) -> list[str]:
-    """Return arguments whose files are found from any folder. parameters: the arguments as ``quire
-    serve`` reads them."""
+    """Make paths among the arguments absolute. parameters: the parsed arguments."""
     given = (parameters.get("model"), *(parameters.get("models") or ()), parameters.get("config"))
     names = {str(name) for name in given if name}
 
@@ -201,7 +196,7 @@ def absolute(arguments: Sequence[str], parameters: Mapping[str, Any]) -> list[st
 
 
 def manager() -> "Launchd | Systemd":
-    """Return the starter of this user's services. Raises ServiceError, as do its methods."""
+    """Return this user's service manager. Raises ServiceError, as do the manager's methods."""
     try:
         if sys.platform == "darwin":
             return Launchd(Path.home() / "Library/LaunchAgents" / f"{LABEL}.plist")
@@ -211,7 +206,7 @@ def manager() -> "Launchd | Systemd":
 
 
 class Launchd:
-    """A user's agent. file: its property list."""
+    """A user's launchd agent. file: its property list."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -219,7 +214,7 @@ class Launchd:
         self._name = f"{self._domain}/{LABEL}"
 
     def install(self, definition: ServiceDefinition) -> str:
-        """Load it, in place of an earlier one. Return a sentence."""
+        """Load the agent in place of an earlier one. Return a sentence."""
         self._end(definition.stop_timeout_s)
         _write(self._file, plist(definition))
         definition.folder.mkdir(parents=True, exist_ok=True)
@@ -246,7 +241,7 @@ class Launchd:
         return f"{self._file}: {text}"
 
     def _end(self, timeout_s: int) -> None:
-        """Unload it, and wait until it has ended. Raises ServiceError."""
+        """Unload the agent and wait for its end. Raises ServiceError."""
         if _try("launchctl", "print", self._name).returncode:
             return
         deadline_s = time.monotonic() + timeout_s
@@ -260,22 +255,20 @@ class Launchd:
 
 
 def plist(definition: ServiceDefinition) -> bytes:
-    """Return an agent's property list."""
     output = str(definition.folder / OUTPUT_FILE)
     return plistlib.dumps(
         {
             "Label": LABEL,
             "ProgramArguments": list(definition.command),
             "EnvironmentVariables": dict(definition.environment),
-            # Not after a clean end: `launchctl kill` and the end of a session are clean.
+            # No restart after success: `launchctl kill` and the end of a session end quire cleanly.
             "KeepAlive": {"SuccessfulExit": False},
             "RunAtLoad": True,
-            # Answers are waited for: no low priority for processor and disk.
+            # Clients wait for answers: full priority for processor and disk.
             "ProcessType": "Interactive",
             "ThrottleInterval": RESTART_S,
             "ExitTimeOut": definition.stop_timeout_s,
-            # The log is a file that quire keeps short itself. This one has the output before the
-            # log is open, and that of a process that crashes.
+            # quire keeps its own log. This file takes early output and the last words of a crash.
             "StandardOutPath": output,
             "StandardErrorPath": output,
         },
@@ -284,7 +277,8 @@ def plist(definition: ServiceDefinition) -> bytes:
 
 
 class Systemd:
-    """A user's unit. file: the unit. Raises ServiceError where the user has no systemd."""
+    """A user's systemd unit. file: the unit's file. Raises ServiceError without a user's
+    systemd."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -296,7 +290,7 @@ class Systemd:
             )
 
     def install(self, definition: ServiceDefinition) -> str:
-        """Start it, in place of an earlier one. Return a sentence."""
+        """Start the unit in place of an earlier one. Return a sentence."""
         _write(self._file, unit(definition).encode())
         _run(*USER, "daemon-reload")
         _run(*USER, "enable", UNIT)
@@ -324,11 +318,10 @@ class Systemd:
 
 
 def unit(definition: ServiceDefinition) -> str:
-    """Return a unit's text."""
     variables = (quoted(f"{name}={value}") for name, value in definition.environment.items())
     return UNIT_TEXT.format(
         command=" ".join(map(quoted, definition.command)),
-        # Dollars mean nothing in a variable.
+        # Environment= needs no doubled dollars.
         environment="".join(f"Environment={word.replace('$$', '$')}\n" for word in variables),
         restart_s=RESTART_S,
         stop_timeout_s=definition.stop_timeout_s,
@@ -336,13 +329,13 @@ def unit(definition: ServiceDefinition) -> str:
 
 
 def quoted(word: str) -> str:
-    """Return a word as units spell it: neither specifiers, nor variables, nor more words."""
+    """Quote a word for a unit: no specifier, variable or word break keeps its meaning."""
     text = word.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return f'"{text}"'.replace("%", "%%").replace("$", "$$")
 
 
 def _write(file: Path, text: bytes) -> None:
-    """Write a manager's file; only its owner may read it, since arguments may be secrets."""
+    """Write a manager's file. Only the owner may read it: arguments may be secrets."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.unlink(missing_ok=True)
@@ -353,7 +346,7 @@ def _write(file: Path, text: bytes) -> None:
 
 
 def _try(*command: str) -> subprocess.CompletedProcess[str]:
-    """Run a manager's tool, which may fail. Raises ServiceError where there is none."""
+    """Run a manager's tool; it may fail. Raises ServiceError if the tool is not installed."""
     try:
         return subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as error:
@@ -364,7 +357,7 @@ def _try(*command: str) -> subprocess.CompletedProcess[str]:
 
 
 def _run(*command: str) -> None:
-    """Run a manager's tool. Raises ServiceError with its output where it fails."""
+    """Run a manager's tool. Raises ServiceError with the tool's output if it fails."""
     done = _try(*command)
     if done.returncode:
         output = " ".join((done.stderr or done.stdout).split())

@@ -1,4 +1,4 @@
-"""Read the settings in force; errors name the setting, and the nearest known one."""
+"""Reads the settings in force. Errors name the setting and suggest the nearest known name."""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -23,7 +23,7 @@ from server.shipped import SETTINGS_FILE
 
 FIELDS = {section: tuple(type(values).model_fields) for section, values in Config()}
 LIST = "`quire settings` prints all of them"
-# Flags that are not called as their settings. All others are, and no two sections share a name.
+# Flags with names unlike their settings'. Each other flag has its setting's name, which is unique.
 OTHER_FLAGS = {
     "kv_backend": ("cache", "substrate"),
     "kv_dtype": ("cache", "dtype"),
@@ -32,8 +32,7 @@ OTHER_FLAGS = {
 
 
 def home_file() -> Path | None:
-    """Return the settings file that is read where none is named; None where the user has no
-    home."""
+    """Return the default settings file; None for a user without a home folder."""
     try:
         return config_folder() / SETTINGS_FILE
     except RuntimeError:
@@ -41,7 +40,7 @@ def home_file() -> Path | None:
 
 
 def own_settings_file() -> Path:
-    """Return where the user's own settings file is, or would be. Raises SettingError."""
+    """Return the path of the user's settings file, existing or not. Raises SettingError."""
     file = home_file()
     if file is None:
         raise SettingError("there is no home folder for settings: set XDG_CONFIG_HOME, or --config")
@@ -49,8 +48,8 @@ def own_settings_file() -> Path:
 
 
 def read_settings(file: Path | None, flags: Tables) -> Config:
-    """Read the settings in force. file: None is the user's own, if there is one. Raises
-    SettingError that names the field, and the file if it is at fault."""
+    """Read the settings in force. file: None is the user's own file, if any. Raises SettingError
+    that names the field, and the file at fault."""
     from_file: Tables = {}
     path = file or home_file()
     try:
@@ -80,7 +79,7 @@ def _reason(error: Exception) -> str:
 
 
 def flags_of(parameters: Mapping[str, Any]) -> Tables:
-    """Return the flags among a command's parameters, as settings."""
+    """Return a command's parameters that are settings, as tables."""
     flags = dict(OTHER_FLAGS)
     for section, names in FIELDS.items():
         flags |= {name: (section, name) for name in names if name in parameters}
@@ -91,21 +90,20 @@ def flags_of(parameters: Mapping[str, Any]) -> Tables:
 
 
 def with_further(flags: Tables, settings: Iterable[str]) -> Tables:
-    """Merge flags with settings that are written SECTION.NAME=VALUE. Raises SettingError for one
-    that is not."""
+    """Merge flags with SECTION.NAME=VALUE settings. Raises SettingError for another form."""
     tables = {section: dict(fields) for section, fields in flags.items()}
     for setting in settings:
         name, equals, value = setting.partition("=")
         section, dot, field = name.partition(".")
         if not (equals and dot):
-            # A value may be a secret: it is not repeated.
+            # The value may be a secret: leave it out.
             raise SettingError(f"--set {name}: it is written SECTION.NAME=VALUE")
         tables.setdefault(section, {})[field] = value
     return tables
 
 
 def default_of(setting: str) -> str:
-    """Return a setting's default as people write it. setting: ``section.field``."""
+    """Return a setting's default for the help. setting: ``section.field``."""
     section, _, field = setting.partition(".")
     default = getattr(getattr(Config(), section), field)
     if default is None:
@@ -117,16 +115,16 @@ def default_of(setting: str) -> str:
 
 
 def unknown_setting(name: str) -> str:
-    """Return a sentence about an unknown setting, with the nearest one. name: ``section.field``, or
-    other text in its place."""
+    """Return an error text with the nearest known setting. name: ``section.field`` or any other
+    text."""
     near = nearest(name, (*FIELDS, *_dotted()))
     hint = f"did you mean {near}? " if near else ""
     return f"there is no such setting; {hint}{LIST}"
 
 
 def unknown_variable() -> str | None:
-    """Return a sentence about a variable that looks like a setting and is none, with the nearest
-    setting; None where there is none. Its value may be a secret, and is not repeated."""
+    """Return an error text for an environment variable with quire's prefix that is no setting; None
+    if there is none. The text leaves out the variable's value, which may be a secret."""
     variables = {_variable(name): name for name in _dotted()}
     known = {*variables, *(_variable(section) for section in FIELDS)}
     for written in sorted(os.environ):
@@ -139,7 +137,7 @@ def unknown_variable() -> str | None:
 
 
 def nearest(name: str, known: tuple[str, ...]) -> str | None:
-    """Return the known name that is most like a name, in all or in its last part; None where none
+    """Return the known name most similar to a name as a whole or to its last part; None if none
     is."""
     spellings: dict[str, str] = {}
     for one in known:
@@ -158,5 +156,5 @@ def _variable(name: str) -> str:
 
 
 def _plain(name: str) -> str:
-    """Return a name without its separators, so that spellings compare equal."""
+    """Return a name in a form that is the same for all spellings of the separators."""
     return name.lower().replace("__", "_").replace(".", "_").replace("-", "_")
