@@ -1,10 +1,7 @@
-"""Every limit and default, with its unit. File < environment < flags.
-
-The limits of the engine and its cache are declared there (engine/config.py, kvcache/config.py), and
-a table takes them over. The file is TOML (``--config``, or the user's own; configs/quire.toml
-documents it), the environment is ``QUIRE_<SECTION>__<FIELD>``. Sizes take units: ``4GiB``,
-``512MiB``, ``65536``.
-"""
+"""All settings with limits and defaults. Flags win over the environment, which wins over the file.
+Tables take the engine's and the cache's settings over from engine/config.py and kvcache/config.py.
+configs/quire.toml documents the TOML file (``--config``, or the user's own). Environment variables
+are ``QUIRE_<SECTION>__<FIELD>``. Sizes take units: ``4GiB``, ``512MiB``, ``65536``."""
 
 import inspect
 import re
@@ -30,17 +27,17 @@ from engine.config import FIXED, CacheSettings, EngineConfig
 
 MIB = 1024**2
 ENV_PREFIX = "QUIRE_"
-# Values of server.host that stand for all addresses of the machine.
+# Values of server.host that mean all addresses of the machine.
 WILDCARDS = ("", "0.0.0.0", "::")  # noqa: S104
 Tables = dict[str, dict[str, Any]]
-"""``{section: {field: value}}``; a flag whose value is None was not given."""
-# Sizes as people write them: a number, and a prefix of bytes.
+"""``{section: {field: value}}``; None marks a flag that was not given."""
+# A size: a number, an optional prefix, and an optional "i" for powers of 1024.
 SIZE = re.compile(r"([0-9]{0,20}\.?[0-9]{1,20})\s*(?:([kmgtp])(i?)b?|b)?", re.IGNORECASE)
 POWERS = " kmgtp"
 
 
 class StartError(Exception):
-    """The server cannot start, or cannot go on; one sentence."""
+    """The server cannot start or go on; the text is one sentence."""
 
     exit_code: ClassVar[int]
 
@@ -52,8 +49,8 @@ class SettingError(StartError):
 
 
 def parse_size(value: object) -> int:
-    """Parse a size in bytes. ``4.5GiB``, ``4 gib``, ``4G`` (10^9) and ``65536`` are sizes; a text
-    with anything else is none. Raises PydanticCustomError, a ValueError."""
+    """Parse a size such as ``4.5GiB``, ``4 gib``, ``4G`` (10^9 bytes) or ``65536`` into bytes.
+    Raises PydanticCustomError, a ValueError."""
     match = SIZE.fullmatch(str(value).strip())
     if match is None:
         raise PydanticCustomError(
@@ -67,22 +64,21 @@ def parse_size(value: object) -> int:
 
 
 def _parted(value: object) -> object:
-    """Split a list that is written with commas, the only way for the environment and flags."""
+    """Split text at commas: the environment and flags write lists with commas."""
     if not isinstance(value, str):
         return value
     return tuple(part.strip() for part in value.split(",") if part.strip())
 
 
 Size = Annotated[int, BeforeValidator(parse_size)]
-"""A setting in bytes."""
 Folders = Annotated[tuple[Path, ...], NoDecode, BeforeValidator(_parted)]
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_parted)]
 Secrets = Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(_parted)]
 
 
 class Section(BaseModel):
-    """A table of the file: unknown keys are refused, values never change. A field's alias is its
-    name in the engine."""
+    """A table of the file: frozen, without unknown keys. A field's alias is its name in the
+    engine."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -91,7 +87,7 @@ SectionT = TypeVar("SectionT", bound=Section)
 
 
 class ServerSection(Section):
-    """The address, the name and the life of a server."""
+    """A server's addresses, name, start and end."""
 
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
@@ -105,7 +101,7 @@ class ServerSection(Section):
 
 
 class AccessSection(Section):
-    """Keys, hosts and origins of clients. Lists may be written with commas."""
+    """Keys, hosts and origins of clients. Commas may separate list items."""
 
     api_keys: Secrets = ()
     scrape_key: SecretStr | None = None
@@ -117,7 +113,7 @@ class AccessSection(Section):
 
 
 class PromptsSection(Section):
-    """Conversations as prompts."""
+    """How conversations become prompts."""
 
     interpret_special_tokens: bool = False
 
@@ -150,8 +146,7 @@ UnseenRule = Literal["refuse", "placeholder"]
 
 
 class ImagesSection(Section):
-    """The treatment of images and files in conversations, for each API: a 400, or a note to the
-    model in their place."""
+    """Images and files in conversations by API: refuse with a 400, or put a note in their place."""
 
     chat: UnseenRule = "refuse"
     responses: UnseenRule = "placeholder"
@@ -160,7 +155,7 @@ class ImagesSection(Section):
 
 
 def settings_of(room: type) -> list[DataclassField[Any]]:
-    """Return the settings that a dataclass declares itself."""
+    """Return the settings that a dataclass declares itself, without inherited and fixed fields."""
     own = inspect.get_annotations(room)
     return [
         field
@@ -170,10 +165,8 @@ def settings_of(room: type) -> list[DataclassField[Any]]:
 
 
 def with_settings_of(room: type, **renamed: str) -> Callable[[type[SectionT]], type[SectionT]]:
-    """Give a table the settings that a room declares, with their defaults and limits.
-
-    room: a dataclass; fields in bytes are written as sizes. renamed: their names for users.
-    """
+    """Return a decorator that adds a dataclass's settings, with defaults and limits, to a table.
+    room: the dataclass; a field in bytes becomes a size. renamed: names for users by field."""
 
     def with_fields(section: type[SectionT]) -> type[SectionT]:
         settings: dict[str, Any] = {}
@@ -190,7 +183,7 @@ def with_settings_of(room: type, **renamed: str) -> Callable[[type[SectionT]], t
 
 @with_settings_of(EngineConfig)
 class EngineSection(Section):
-    """The task, and the settings of the engine."""
+    """The model's task and the engine's settings."""
 
     task: Literal["auto", "generate", "embed"] = "auto"
     watchdog_s: float = Field(default=30.0, gt=0)
@@ -212,7 +205,7 @@ class CacheSection(Section):
 
 
 class ModelsSection(Section):
-    """Folders of models, and rules for several behind one address."""
+    """Folders of models, and rules for several models behind one address."""
 
     folders: Folders = ()
     memory_budget: Size | None = None
@@ -224,13 +217,13 @@ class ModelsSection(Section):
 
 
 class MetricsSection(Section):
-    """Further names in /metrics."""
+    """Additional names in /metrics."""
 
     vllm_names: bool = False
 
 
 class LogSection(Section):
-    """The log, which never has prompts and answers."""
+    """The log; no entry ever contains prompts or answers."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["text", "json"] = "text"
@@ -241,7 +234,7 @@ class LogSection(Section):
 
 
 class Config(Section):
-    """All settings."""
+    """All settings, by tables."""
 
     server: ServerSection = ServerSection()
     access: AccessSection = AccessSection()
@@ -256,26 +249,23 @@ class Config(Section):
 
 
 def engine_config(settings: Config) -> EngineConfig:
-    """Return the settings that are the engine's, under the names that it gives them."""
+    """Return the engine's part of the settings, under the engine's names."""
     given = settings.engine.model_dump(by_alias=True) | settings.cache.model_dump(by_alias=True)
     names = {field.name for field in fields(EngineConfig)}
     return EngineConfig(**{name: value for name, value in given.items() if name in names})
 
 
 def read_file(file: Path) -> Tables:
-    """Read a TOML file of settings. Raises pydantic.ValidationError that names the field; OSError
-    or ValueError for the file itself."""
+    """Read a TOML file of settings. Raises OSError or ValueError for an unusable file; the
+    ValueError for a bad field is a pydantic.ValidationError."""
     values = tomllib.loads(file.read_text(encoding="utf-8"))
     Config.model_validate(values)
     return values
 
 
 def load(from_file: Tables, flags: Tables) -> Config:
-    """Load settings from a file, the environment and flags; the later ones win.
-
-    Raises pydantic.ValidationError that names the field; SettingsError for a variable that cannot
-    be read.
-    """
+    """Merge settings: flags win over the environment, which wins over the file. Raises
+    pydantic.ValidationError that names the field; SettingsError for an unreadable variable."""
     given = {
         section: {name: value for name, value in fields.items() if value is not None}
         for section, fields in flags.items()

@@ -1,4 +1,4 @@
-"""Files beside the code: settings, short names, the demo model."""
+"""Paths of files that ship with the code: settings, short names of models, the demo model."""
 
 from pathlib import Path
 
@@ -10,8 +10,8 @@ DEMO_MODEL = "demo/model"
 
 
 def shipped(name: str) -> Path:
-    """Return a path below ``configs``: a wheel has that folder in this package, a checkout beside
-    it."""
+    """Return a path below ``configs``, which lies inside this package in a wheel, beside it in a
+    checkout."""
     assert server.__file__ is not None
     package = Path(server.__file__).parent
     installed = package / "configs" / name

@@ -1,4 +1,4 @@
-"""The application: routes, errors and guards around one service, and its memory while idle."""
+"""Builds the ASGI application: routes, error handlers and guards; releases memory while idle."""
 
 import asyncio
 import gc
@@ -35,24 +35,20 @@ from server.routes.openapi import DescribedApp
 from server.routes.page import add_page_routes
 from server.routes.service import Service
 
-# Seconds between two looks; a busy server waits for the next one.
+# Seconds between two checks for idleness.
 LOOK_S = 15.0
 
 
 def freeze_objects() -> None:
-    """Exempt the objects of the start from garbage collection, which stops all threads."""
+    """Exempt the objects of the start from garbage collection, whose pauses stop all threads."""
     gc.collect()
     gc.freeze()
 
 
 async def release_when_idle(drain: Drain, keep_s: float, forget: Callable[[], None]) -> None:
-    """Release free memory again and again while the server is idle after its first request. keep_s:
-    idle time after which ``forget`` is called, too.
-
-    Allocations of past requests stay in the C library, in pieces (engine/machine.py). Some memory
-    is free only later; the engine's caches release their own. A look that finds nothing takes a
-    tenth of a millisecond.
-    """
+    """Return free memory to the system every LOOK_S seconds of idleness after the first request:
+    the C library keeps fragments of past requests (engine/machine.py), some free only later. A call
+    without effect takes 0.1 ms. keep_s: idle time after which ``forget`` is called, too."""
     loop = asyncio.get_running_loop()
     idle_since = inf
     while True:
@@ -67,8 +63,7 @@ async def release_when_idle(drain: Drain, keep_s: float, forget: Callable[[], No
 
 
 class TrailingSlash:
-    """Remove the slash at the end of a path, as most servers do in one way or another. Outer
-    guards see the path as it came."""
+    """Remove the slash at the end of a path. Guards outside this one see the original path."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -84,8 +79,7 @@ ROUTES = (completions, embeddings, models, ollama, operations, responses, tokeni
 
 
 def create_app(service: Service) -> FastAPI:
-    """Make the ASGI application. Its lifespan attaches the engine to the event loop that serves
-    it."""
+    """Make the ASGI application. Its lifespan attaches the engine to the serving event loop."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -113,7 +107,7 @@ def create_app(service: Service) -> FastAPI:
 
 
 class ObservedApp(DescribedApp):
-    """An application whose observer surrounds even its answers to bugs."""
+    """An application inside an observer, which sees even the answers to bugs."""
 
     def __init__(self, observer: Callable[[ASGIApp], RequestObserver], **options: Any) -> None:
         self._observer = observer
@@ -131,7 +125,7 @@ class ObservedApp(DescribedApp):
 
 
 def add_guards(app: FastAPI, config: Config, drain: Drain, count: CountRefusal) -> None:
-    """Add the guards, each around those before it. Raises SettingError."""
+    """Add the guards, from the innermost to the outermost. Raises SettingError."""
     app.add_middleware(TrailingSlash)
     max_body_bytes = int(config.limits.max_body_bytes)
     app.add_middleware(BodyLimit, max_body_bytes=max_body_bytes, count=count)

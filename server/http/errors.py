@@ -1,4 +1,4 @@
-"""HTTP errors: responses in the form of the API that the path belongs to, and safe headers."""
+"""HTTP errors: responses in the form of the path's API, and security headers."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -27,7 +27,7 @@ SAFE_HEADERS = {
 
 
 def adding(headers: Mapping[str, str], send: Send) -> Send:
-    """Return a ``send`` that adds the headers which an answer lacks."""
+    """Return a ``send`` that adds missing headers to responses."""
 
     async def sent(message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -42,16 +42,16 @@ def adding(headers: Mapping[str, str], send: Send) -> Send:
 
 
 REQUEST_ID_HEADER = "request-id"
-"""Anthropic's name of the request id. Every response of its API has it, beside our own one."""
+"""Anthropic's header for the request id; responses of that API carry it beside quire's own."""
 
 
 def note_error(state: dict[str, Any], error: ApiError) -> None:
-    """Note an error for the log. state: of the request's scope."""
+    """Note an error for the log. state: the state of the request's scope."""
     state["error"] = error.code or error.type
 
 
 def error_response(scope: Scope, error: ApiError) -> JSONResponse:
-    """Make the response to an error, in the form of the path's API, and note it for the log."""
+    """Make the response to an error, in the form of the path's API; note the error for the log."""
     body = error.body()
     if speaks_anthropic(scope):
         body = message_error(error, current_request_id())
@@ -66,7 +66,7 @@ async def answer_with(error: ApiError, scope: Scope, receive: Receive, send: Sen
 
 
 def whole_answer(error: ApiError, path: str) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
-    """Return the error for a connection that ends with it: status, headers, body."""
+    """Return status, headers and body of an error that ends its connection."""
     response = error_response({"path": path, "headers": []}, error)
     for name, value in ({"Connection": "close"} | SAFE_HEADERS).items():
         response.headers[name] = value
@@ -74,7 +74,7 @@ def whole_answer(error: ApiError, path: str) -> tuple[int, list[tuple[bytes, byt
 
 
 def add_error_handlers(app: FastAPI) -> None:
-    """Add handlers that answer errors of routes and the framework in the form of the path's API."""
+    """Answer errors of routes and of the framework in the form of the path's API."""
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(ClientDisconnect, _client_left)
@@ -100,12 +100,12 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 def _is_unknown(request: Request) -> bool:
-    """Return whether a path is one of OpenAI's that this server lacks. Some look like the id of a
-    response here, which can be read or deleted."""
+    """Return whether the path is an OpenAI path that this server lacks. Some of these match the
+    route of stored responses, which has only GET and DELETE."""
     path: str = request.scope["path"]
     return path.startswith("/v1/responses/")
 
 
 async def _client_left(_: Request, error: Exception) -> Response:
-    """Answer a client that has left: nobody reads the answer."""
+    """Give the framework a response to a closed connection; nobody reads it."""
     return Response(status_code=CLIENT_CLOSED_REQUEST)

@@ -1,4 +1,4 @@
-"""The address that is served: bound before the model is read, listened on once it can answer."""
+"""The server's sockets: bound before the model is read, listening once the server can answer."""
 
 import errno
 import re
@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from server.config import ServerSection, SettingError
 
 PORT = "server.port"
-# Timeout of the probe of another program at our address.
+# Timeout of a request to the program that already has our address.
 ASK_TIMEOUT_S = 2.0
 MAX_ANSWER_BYTES = 8192
 QUIRE_ANSWERS = re.compile(
@@ -20,10 +20,10 @@ OLLAMA_ANSWERS = b"Ollama is running"
 
 
 def reserve(host: str, port: int, setting: str = PORT) -> socket.socket:
-    """Bind a socket to the address, which refuses connections until it listens. Here, since the log
-    names the port that 0 stands for. setting: the port's, for errors. Raises SettingError."""
-    # SO_REUSEADDR is for lingering connections of an earlier server. With it, Linux lets two
-    # servers have an address until one listens: so the first try is without.
+    """Bind a socket that refuses connections until it listens. The port is known early, even for 0.
+    setting: the port's setting, for errors. Raises SettingError."""
+    # Linux lets two servers bind one address with SO_REUSEADDR. The option is needed only when
+    # connections of an earlier server linger: try without it first.
     with suppress(OSError):
         return _bound(host, port, reuses=False)
     try:
@@ -34,8 +34,7 @@ def reserve(host: str, port: int, setting: str = PORT) -> socket.socket:
 
 @contextmanager
 def reserved_for_ollama(server: ServerSection) -> Iterator[tuple[socket.socket, ...]]:
-    """Bind a second socket where Ollama's clients look, if the settings ask for it. Raises
-    SettingError."""
+    """Bind a second socket at ollama_port, if it is set. Raises SettingError."""
     if server.ollama_port is None:
         yield ()
         return
@@ -44,8 +43,7 @@ def reserved_for_ollama(server: ServerSection) -> Iterator[tuple[socket.socket, 
 
 
 def listen_on(listener: socket.socket, backlog: int) -> None:
-    """Listen, so that clients can connect. Raises SettingError."""
-    # Connections linger for a while, and the next server must get past them.
+    # Lets the next server bind while our connections linger.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.listen(backlog)
@@ -69,7 +67,7 @@ def _bound(host: str, port: int, *, reuses: bool) -> socket.socket:
 
 
 def _cannot_be_had(host: str, port: int, error: OSError, setting: str = PORT) -> SettingError:
-    """Make the error, with the name of the program that has the address."""
+    """Return the error; its text names the program that has the address."""
     why = error.strerror or str(error)
     if error.errno == errno.EADDRINUSE:
         program = _program_at(host, port)
@@ -83,8 +81,8 @@ def _cannot_be_had(host: str, port: int, error: OSError, setting: str = PORT) ->
 
 
 def _program_at(host: str, port: int) -> str | None:
-    """Return the name of the program that answers at an address, if it is quire or Ollama."""
-    # A quire that wants a key tells its version at / alone.
+    """Return the name of the program at an address if it is quire or Ollama, else None."""
+    # A quire with keys tells its version only at /.
     for path in ("/version", "/"):
         with suppress(OSError):
             answer = _answer(host, port, path)
@@ -96,7 +94,7 @@ def _program_at(host: str, port: int) -> str | None:
 
 
 def _answer(host: str, port: int, path: str) -> bytes:
-    """Read the beginning of an answer, for two seconds at most. Raises OSError."""
+    """Return the beginning of an answer, read for at most ASK_TIMEOUT_S. Raises OSError."""
     deadline = time.monotonic() + ASK_TIMEOUT_S
     request = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
     answer = b""

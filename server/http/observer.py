@@ -1,4 +1,4 @@
-"""Observe all requests: each gets an id, is counted, and leaves a line in the log."""
+"""Observes all requests: gives each an id, counts it, and logs it."""
 
 import traceback
 
@@ -15,7 +15,7 @@ from server.routes.openapi import speaks_anthropic
 NOT_SHOWN_HEADER, LEFT_OUT_HEADER = b"X-Images-Not-Shown", b"X-History-Left-Out"
 UNKNOWN_ROUTE = "none"
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-# Requests of machines, and of the page, which come every few seconds or more often.
+# Routes that machines or the page poll every few seconds: logged at level debug.
 QUIET_ROUTES = frozenset(
     {
         "/health",
@@ -32,8 +32,8 @@ QUIET_ROUTES = frozenset(
 
 
 class RequestObserver:
-    """The outermost application. It logs exceptions once, without their messages, which may repeat
-    a client's text; nothing outside is to log them again."""
+    """The outermost application. It logs an exception's types and places without the message, which
+    may repeat a client's text, and does not raise it further."""
 
     def __init__(
         self,
@@ -44,8 +44,8 @@ class RequestObserver:
         logs_requests: bool,
         model: str | None = None,
     ) -> None:
-        """recent: keeps ended requests. logs_requests: whether each leaves a line. model: the only
-        one, where it is alone."""
+        """recent: keeps ended requests. logs_requests: whether to log each request. model: the name
+        of the only model."""
         self._app = app
         self._metrics = metrics
         self._recent = recent
@@ -54,9 +54,9 @@ class RequestObserver:
         self._log = structlog.get_logger("quire.requests")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, and count it when the response begins: its route is known by then."""
+        """Answer a request. Count it when the response begins, since its route is known then."""
         if scope["type"] != "http":
-            # Guards see requests alone.
+            # Lifespan events bypass the guards.
             await scope["app"].router(scope, receive, send)
             return
         safe_send = adding(SAFE_HEADERS, send)
@@ -76,7 +76,7 @@ class RequestObserver:
         self._metrics.request_ended(exchange.endpoint, seconds)
         self._recent.add(exchange.times)
         if exchange.failed_at:
-            # Of a client that has left, it is the broken connection.
+            # After a client has left, the exception is only the broken connection.
             write = self._log.debug if exchange.left else self._log.error
             write("request failed", endpoint=exchange.endpoint, at=exchange.failed_at)
         if self._logs_requests:
@@ -86,7 +86,7 @@ class RequestObserver:
 
 
 class Exchange:
-    """One request and its response, as they pass."""
+    """One request and its response in progress."""
 
     def __init__(
         self,
@@ -105,37 +105,37 @@ class Exchange:
         if speaks_anthropic(scope):
             self._headers.append((REQUEST_ID_HEADER.encode(), request_id))
         self.times: RequestTimes = metrics.request_arrived()
-        # For routes: request.state.
+        # Routes read these from request.state.
         scope.setdefault("state", {}).update(times=self.times, model=model)
         self.left = False
-        """True for a client that left before the end of its answer."""
+        """True if the client left before the end of its answer."""
         self.failed_at: list[str] = []
-        """Exceptions and the places where they were raised."""
+        """Exceptions and the places that raised them."""
         self._complete = False
         self._status: int | None = None
         self._counted = False
 
     @property
     def endpoint(self) -> str:
-        """The route's own path, never a client's text."""
+        """The path pattern of the route, never the client's text."""
         path = getattr(self._scope.get("route"), "path", UNKNOWN_ROUTE)
         assert isinstance(path, str)
         return path
 
     @property
     def forwarded(self) -> bool | None:
-        """None: this process answers. Else a model's process does, which observes the request
-        itself: False until it answers."""
+        """None if this process answers. Else a model's process answers, and observes the request:
+        False before that answer begins, True from then on."""
         forwarded: bool | None = self._scope["state"].get("forwarded")
         return forwarded
 
     @property
     def failed(self) -> bool:
-        """True after an error of ours."""
+        """True after an error of quire's."""
         return bool(self.failed_at) or "error" in self._scope["state"]
 
     def count(self) -> None:
-        """Count the response, once, if it has begun."""
+        """Count a response that has begun, once."""
         if self._status is not None and not self._counted:
             self._counted = True
             self._metrics.count_request(self.endpoint, self._status)
@@ -147,7 +147,7 @@ class Exchange:
         return message
 
     async def send(self, message: Message) -> None:
-        """Send to the client, with the headers of every response."""
+        """Send to the client and add the headers of every response."""
         if message["type"] == "http.response.start":
             self._status = message["status"]
             content = self._unsupported
@@ -166,7 +166,7 @@ class Exchange:
             raise
 
     def line(self, seconds: float) -> dict[str, object]:
-        """Return the request's fields of the log, none of which a client wrote."""
+        """Return the request's fields for the log; none holds a client's text."""
         method, times, state = self._scope["method"], self.times, self._scope["state"]
         fields: dict[str, object] = {
             "method": method if method in METHODS else "other",
@@ -192,16 +192,16 @@ class Exchange:
 
     @property
     def _unsupported(self) -> Unsupported:
-        """Content that the model cannot read, which routes note in request.state.unsupported."""
+        """Content that the model cannot read; routes note it in request.state.unsupported."""
         content: Unsupported = self._scope["state"].get("unsupported") or Unsupported("refuse", "")
         return content
 
 
 def places_of(error: BaseException) -> list[str]:
-    """Return the types and places of an exception and those before it; not their messages, which
-    may repeat a client's text."""
+    """Return types and places of an exception and its causes, without messages, which may repeat a
+    client's text."""
     places: list[str] = []
-    seen: list[BaseException] = []  # One may be before another and among its group, too.
+    seen: list[BaseException] = []  # A cause may appear in a group as well.
     errors: list[BaseException | None] = [error]
     while errors:
         cause = errors.pop(0)

@@ -1,5 +1,4 @@
-"""uvicorn's server, with our limits around it. It drains before it ends, and ends with its
-engine."""
+"""Runs uvicorn within our limits: the server drains before it ends, and ends with its engine."""
 
 import signal
 import socket
@@ -19,15 +18,14 @@ from server.http.listener import listen_on
 from server.metrics import HttpMetrics
 from server.routes.service import Service
 
-# Seconds for connections whose client does not read, once everything has been answered.
+# Seconds until connections with a stalled reader are cut at the end.
 CLOSE_TIMEOUT_S = 1
-# A thousand clients may come at once; the system may keep fewer waiting.
+# Connections that may wait for acceptance; the system may allow fewer.
 LISTEN_BACKLOG = 2048
-# asyncio accepts this many before it does anything else, and tries as often where there is no
-# descriptor left.
+# asyncio accepts this many connections in one go, and retries as often without descriptors.
 ACCEPTS_AT_ONCE = 16
-# Descriptors of heaps, our own sockets, model files, the log and libraries. Of few descriptors it
-# is half, but never less than an idle server has open.
+# Descriptors for heaps, sockets, model files, the log and libraries: at most half of all, but not
+# less than an idle server has open.
 OTHER_DESCRIPTORS = 256
 FEWEST_OTHER_DESCRIPTORS = 32
 
@@ -41,9 +39,8 @@ def listen(
     ready: Callable[[Drain, str], None] | None = None,
     others: Sequence[socket.socket] = (),
 ) -> None:
-    """Serve until a signal ends the server, or until the engine has failed. ready: called with the
-    address once clients can come; None is a line in the log. others: sockets that serve the same.
-    Raises SettingError."""
+    """Serve until a signal arrives or the engine fails. ready: called with the address once clients
+    can connect; None logs a line. others: further sockets to serve on. Raises SettingError."""
     config = http_config(settings, create_app(service), service.metrics)
     server = DrainedServer(config, service.client, service.drain, settings.server.drain_s)
 
@@ -60,13 +57,13 @@ def listen(
 
 
 def url_of(listener: socket.socket) -> str:
-    """Return the address that a socket is bound to."""
+    """Return the URL of a bound socket."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def http_config(settings: Config, app: FastAPI, metrics: HttpMetrics) -> uvicorn.Config:
-    """Return how an application is served by uvicorn. Raises this process's limit of open
+    """Return uvicorn's configuration for an application. Raises the process's limit of open
     files."""
     limits = settings.limits
     allowed = connections_that_fit(limits.max_connections)
@@ -81,7 +78,7 @@ def http_config(settings: Config, app: FastAPI, metrics: HttpMetrics) -> uvicorn
         host=settings.server.host,
         port=settings.server.port,
         http=guarded_protocol(limits, metrics),
-        # Not the fastest loop that happens to be installed.
+        # uvicorn would prefer uvloop if it is installed.
         loop="asyncio",
         h11_max_incomplete_event_size=MAX_HEADER_BYTES,
         ws="none",
@@ -92,24 +89,24 @@ def http_config(settings: Config, app: FastAPI, metrics: HttpMetrics) -> uvicorn
         proxy_headers=False,
         access_log=False,
         log_config=None,
-        # Every client can bring about its warnings as often as it likes.
+        # Clients can trigger uvicorn's warnings at will.
         log_level="error",
     )
 
 
 def connections_that_fit(connections: int) -> int:
-    """Raise this process's limit of file descriptors. Return how many of the wanted connections
-    fit, at least one, when as many again are being refused."""
+    """Raise the process's limit of descriptors. Return the number of connections, between one and
+    the wanted number, that fit beside as many connections that are being refused."""
     allowed = raise_descriptor_limit()
     others = min(OTHER_DESCRIPTORS, max(FEWEST_OTHER_DESCRIPTORS, allowed // 2))
     return max(1, min(connections, (allowed - others) // 2))
 
 
 class GuardedServer(uvicorn.Server):
-    """Lets many wait to be accepted, and accepts few at a time."""
+    """Lets many connections wait, and accepts few at a time."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen with our backlog: asyncio has one number for the backlog and for accepts at
+        """Start; then set our backlog, since asyncio uses one number for backlog and accepts at
         once."""
         await super().startup(sockets)
         for listener in sockets or ():
@@ -117,9 +114,9 @@ class GuardedServer(uvicorn.Server):
 
 
 class DrainedServer(GuardedServer):
-    """After a signal it goes on listening until running answers end, so that new clients are told
-    to come back later. Idle connections stay as long: closed now, one on which a request is coming
-    would be reset. A server whose engine has failed ends at once: it is better started again."""
+    """After a signal, keeps listening until running answers end: new clients hear to come back
+    later. Idle connections stay open, as closing one would reset a request on its way. Ends at once
+    if the engine fails."""
 
     def __init__(
         self, config: uvicorn.Config, requests: Requests, drain: Drain, drain_s: float
@@ -133,7 +130,7 @@ class DrainedServer(GuardedServer):
         self._drain.begin()
 
     async def on_tick(self, counter: int) -> bool:
-        """Return whether to close; called ten times a second."""
+        """Return whether to end; uvicorn calls this ten times a second."""
         if await super().on_tick(counter) or not self._requests.alive:
             return True
         if not self._drain.draining:
@@ -156,10 +153,10 @@ def run(
     announce: Callable[[], None],
     others: Sequence[socket.socket] = (),
 ) -> None:
-    """Run a server until it ends. announce: called once clients can come. others: sockets that
-    serve the same."""
-    # uvicorn raises the signal that ended it again, for earlier handlers: ours has done its work,
-    # and the process ends with 0.
+    """Run a server until it ends. announce: called once clients can connect. others: further
+    sockets to serve on."""
+    # At its end uvicorn raises the signal again for earlier handlers. This handler is harmless
+    # then, and the process ends with 0.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, server.handle_exit)
     listeners = [listener, *others]

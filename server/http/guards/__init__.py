@@ -1,4 +1,2 @@
-"""Guards between the socket and the routes; each refuses what is not allowed.
-
-From outside: connections and their deadlines, Host, Origin, key, drain and bugs, body, routes.
-"""
+"""Guards between the socket and the routes; each refuses one kind of request. From the outermost:
+connections and deadlines, Host, Origin, key, drain and bugs, body."""

@@ -1,4 +1,4 @@
-"""Answer for routes that do not: 503 while the server drains, 500 after a bug."""
+"""Answers in place of the routes: 503 while the server drains, 500 after a bug."""
 
 import asyncio
 
@@ -9,17 +9,14 @@ from server.http.errors import answer_with
 from server.metrics.requests import CountRefusal, Refusal
 from server.protocol.wire_errors import internal_error, shutting_down
 
-# Probes are answered until the end.
+# Probes get answers while the server drains, too.
 STAYS_OPEN = frozenset({"/health", "/ready", "/metrics"})
 
 
 class AnswerGuard:
-    """Track requests until they are answered, and refuse new ones while the server drains.
-
-    The drain cuts off running ones: with a 503 where no answer has begun. A route that fails gets a
-    500, or breaks the connection off; its exception goes on to the observer, which logs it. This
-    guard stands inside all that add headers.
-    """
+    """Track running requests, and refuse new ones with 503 while the server drains. At the end of
+    the drain a running request gets a 503, if no answer has begun. A failing route gets a 500 or a
+    broken connection; its exception goes on to the observer, which logs it."""
 
     def __init__(self, app: ASGIApp, drain: Drain, count_refusal: CountRefusal) -> None:
         self._app = app

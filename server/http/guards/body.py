@@ -1,4 +1,4 @@
-"""Limit the size of bodies, and refuse those that are compressed."""
+"""Limits the size of request bodies, and refuses compressed bodies."""
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -7,16 +7,13 @@ from server.http.errors import answer_with
 from server.metrics.requests import CountRefusal, Refusal
 from server.protocol.wire_errors import ApiError, body_too_large, come_back
 
-# A client that has its answer and sends more than this is not waited for.
+# Bytes to read of a body after its answer; then the connection is closed.
 MAX_UNREAD_BYTES = 64 * 1024**2
 
 
 class UnreadBody:
-    """Read and discard the rest of a body before its answer ends.
-
-    Most clients send all of it before they look for an answer. Were the connection closed before,
-    the system would reset it, and the answer would be lost.
-    """
+    """Read and discard the rest of a body before the answer ends. Most clients send the whole body
+    before they read the answer; closing the connection early would reset it and lose the answer."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -46,7 +43,7 @@ class UnreadBody:
 
 
 def _brings_a_body(scope: Scope) -> bool:
-    """Return whether a body is coming. A client that asks first whether to send it sends none to a
+    """Return whether a body follows. A client with an Expect header sends no body after a
     refusal."""
     headers = Headers(scope=scope)
     is_long = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
@@ -56,20 +53,20 @@ def _brings_a_body(scope: Scope) -> bool:
 MAX_DIGITS = 20
 PLAIN = ("", "identity")
 ENCODED = "The body has a Content-Encoding, such as gzip, which is not read: send it plain."
-# Bytes of all bodies that are being read or answered; a single larger one may be allowed.
+# Limit of all bodies in memory together; max_body_bytes may be larger.
 MAX_ALL_BODIES_BYTES = 256 * 1024**2
 
 
 class BodyLimit:
-    """Refuse bodies that are too large or encoded: 413 at once where Content-Length says so, else
-    while they arrive; 415; and 503 while all bodies together are too large."""
+    """Refuse a body that is too large (413, at once if Content-Length tells), encoded (415), or too
+    much together with all other bodies (503)."""
 
     def __init__(self, app: ASGIApp, max_body_bytes: int, count: CountRefusal) -> None:
         self._app = app
         self._max_body_bytes = max_body_bytes
         self._count = count
         self._held_bytes = 0
-        """Bytes of all bodies. A request holds its own until it is answered."""
+        """Bytes of all bodies in memory. A request holds its bytes until its answer has ended."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if Headers(scope=scope).get("content-encoding", "").strip().lower() not in PLAIN:
@@ -99,7 +96,7 @@ class BodyLimit:
         except BodyRefusedError as refused:
             self._count(refused.reason)
             if "expect" in Headers(scope=scope):
-                # The client has asked first, and sends nothing now.
+                # The client waits for permission, and sends no body now.
                 refused.error.headers["Connection"] = "close"
             await answer_with(refused.error, scope, receive, send)
         finally:
@@ -115,13 +112,13 @@ class BodyLimit:
 
 
 def _announced(scope: Scope) -> int:
-    """Return the length in the head; 0 where there is none."""
+    """Return the Content-Length; 0 without a valid one."""
     length = Headers(scope=scope).get("content-length", "")
     return int(length[:MAX_DIGITS]) if length.isascii() and length.isdigit() else 0
 
 
 class BodyRefusedError(Exception):
-    """Raised where the body is read, caught by the guard around it."""
+    """Raised while a route reads the body, caught in BodyLimit around the route."""
 
     def __init__(self, reason: Refusal, error: ApiError) -> None:
         super().__init__(reason)

@@ -1,11 +1,11 @@
-"""Connections with deadlines and limits: uvicorn's HTTP/1.1 protocol with limits.
+"""Connections with deadlines and limits, on top of uvicorn's HTTP/1.1 protocol.
 
 ::
 
     opened .. first byte .. request complete .. answer ............ idle .. next request
     | max_receive_s ------------------------ |  | max_reader_stall_s | keep_alive_s | max_receive_s
 
-A client that closes its sending half has left, as far as we can tell: its request is given up.
+A client that closes its sending half counts as gone: its request is cancelled.
 """
 
 import asyncio
@@ -25,20 +25,17 @@ from server.metrics import HttpMetrics
 from server.metrics.requests import Refusal
 from server.protocol.wire_errors import ApiError, come_back
 
-# The limit of a request's head.
+# Largest head of a request.
 MAX_HEADER_BYTES = 65536
 
 
 class OverflowProtocol(asyncio.Protocol):
-    """Answer 503 to any request, and read nothing.
-
-    The client's request may still be coming. A connection that is closed with bytes unread is
-    reset, and the answer can be lost: so our half is closed, and the client has ``keep_alive_s`` to
-    close its own.
-    """
+    """A connection beyond the limit: answers 503 at once and reads no request. Closing a connection
+    with unread bytes resets it and can lose the answer. Therefore only the sending half is closed,
+    and the client has ``keep_alive_s`` to close the other half."""
 
     def __init__(self, limits: LimitsSection, others: set["OverflowProtocol"]) -> None:
-        """others: all open ones."""
+        """others: all open connections of this kind."""
         self._limits = limits
         self._others = others
         self._ignored_bytes = 0
@@ -46,7 +43,8 @@ class OverflowProtocol(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Answer 503; close without an answer where even these connections are too many."""
+        """Answer 503; close without an answer if there are too many connections of this kind as
+        well."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         if len(self._others) >= self._limits.max_connections:
@@ -60,7 +58,6 @@ class OverflowProtocol(asyncio.Protocol):
         )
 
     def data_received(self, data: bytes) -> None:
-        """Ignore bytes, up to a limit."""
         assert self._transport is not None
         self._ignored_bytes += len(data)
         if self._ignored_bytes > MAX_HEADER_BYTES:
@@ -78,34 +75,33 @@ def too_many_connections() -> ApiError:
 
 
 def error_bytes(error: ApiError) -> bytes:
-    """Write the error as a whole HTTP response."""
+    """Return an error as the bytes of a whole HTTP response."""
     _, headers, body = whole_answer(error, "")
     head = b"".join(b"%s: %s\r\n" % field for field in headers)
     return b"HTTP/1.1 503 Service Unavailable\r\n" + head + b"\r\n" + body
 
 
-# Bytes that are read of requests before the answer to the one before them.
+# Bytes to read of pipelined requests before the current request has its answer.
 MAX_AHEAD_BYTES = 65536
 INCOMPLETE = (h11.IDLE, h11.SEND_BODY)
-"""States of a client without a complete request."""
+"""States of a client whose request is not complete."""
 NO_LINGER = struct.pack("ii", 1, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """The limits and the lists that the connections of a server share."""
+    """Limits and lists that all connections of a server share."""
 
     limits: LimitsSection
     metrics: HttpMetrics
     overflow: set[OverflowProtocol] = field(default_factory=set)
-    """Connections beyond the limit that are still open."""
+    """Open connections beyond the limit."""
     incomplete: dict["GuardedProtocol", float] = field(default_factory=dict)
-    """Connections without a complete request, and the time from which it is awaited, earliest
-    first."""
+    """Connections without a complete request -> start of the wait, earliest first."""
 
 
 class Alarm:
-    """Call a function once after a delay, unless it is cancelled before."""
+    """A timer that calls a function once after a delay and can be cancelled."""
 
     def __init__(self, call: Callable[[], None]) -> None:
         self._call = call
@@ -120,7 +116,6 @@ class Alarm:
         self._timer = loop.call_later(delay_s, self._ring)
 
     def cancel(self) -> None:
-        """Cancel the call, if there is one."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -131,24 +126,24 @@ class Alarm:
 
 
 class GuardedProtocol(H11Protocol):
-    """One connection."""
+    """One client connection with deadlines."""
 
     rules: ClassVar[Rules]
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._deadline = Alarm(self._is_late)
-        """The deadline of a complete request."""
+        """Rings when a request is not complete in time."""
         self._stall = Alarm(self._look_at_reader)
-        """The timer of the next look at the client's reading."""
+        """Rings for the next check whether the client reads."""
         self._untaken_bytes = 0
         self._unwanted_bytes = 0
-        """Bytes of a body that has been answered already."""
+        """Bytes of the current body that came after its answer."""
 
     # --- the life of a connection ---------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take a connection; beyond the limit leave it to OverflowProtocol."""
+        """Serve the connection; pass it on to OverflowProtocol beyond the limit."""
         if len(self.connections) >= self.rules.limits.max_connections and not self._make_room():
             self.rules.metrics.count_refusal(Refusal.CONNECTIONS)
             other = OverflowProtocol(self.rules.limits, self.rules.overflow)
@@ -157,8 +152,8 @@ class GuardedProtocol(H11Protocol):
             return
         super().connection_made(transport)
         self.rules.metrics.connection_opened()
-        # A write ends once the system has all of it: so a stall is seen, and a slow reader keeps
-        # one write in memory.
+        # A write now ends only once the system has taken all bytes: a stalled reader is noticed,
+        # and keeps at most one write in memory.
         transport.set_write_buffer_limits(high=0)
         self._watch_request()
 
@@ -181,7 +176,7 @@ class GuardedProtocol(H11Protocol):
         self._keep_listening()
 
     def on_response_complete(self) -> None:
-        """Watch the next request, which may be there in part."""
+        """Start to watch the next request, which may have arrived in part."""
         super().on_response_complete()
         self._unwanted_bytes = 0
         self._watch_request()
@@ -189,14 +184,13 @@ class GuardedProtocol(H11Protocol):
     # --- requests that do not come to an end ----------------------------------------------------
 
     def _watch_request(self) -> None:
-        """Set the deadline when a request begins, and cancel it when the request is complete: the
-        answer may take longer."""
+        """Set the deadline when a request begins; cancel it when the request is complete."""
         now, incomplete = self.loop.time(), self.rules.incomplete
         if self.transport.is_closing() or not self._receives:
             self._deadline.cancel()
         elif not self._deadline.is_set:
             self._deadline.set(self.loop, self.rules.limits.max_receive_s)
-            incomplete.pop(self, None)  # It has begun just now: others come before it.
+            incomplete.pop(self, None)  # Put at the end: the request has begun just now.
         if self.transport.is_closing() or self.conn.their_state not in INCOMPLETE:
             incomplete.pop(self, None)
         else:
@@ -204,28 +198,28 @@ class GuardedProtocol(H11Protocol):
 
     @property
     def _receives(self) -> bool:
-        """True while a request is awaited or received. Between two requests ``keep_alive_s``
-        counts."""
+        """True while a request must arrive in max_receive_s: not for the idle time between
+        requests."""
         if self.conn.their_state is h11.IDLE:
             return self.cycle is None or self._has_bytes
         return self.conn.their_state is h11.SEND_BODY
 
     @property
     def _has_bytes(self) -> bool:
-        """True for a head that has begun and is not complete."""
+        """True if the head of a request has arrived in part."""
         return bool(self.conn.trailing_data[0])
 
     def _is_late(self) -> None:
         if self.conn.their_state is h11.IDLE and not self._has_bytes:
-            self.transport.close()  # It has asked for nothing: browsers open such connections.
+            self.transport.close()  # No request came: browsers open connections in advance.
             return
         self.rules.metrics.count_refusal(Refusal.TOO_SLOW)
         late = f"The request was not complete after {self.rules.limits.max_receive_s:g} s."
         self._answer(ApiError(408, late, code="request_timeout"))
 
     def _keep_listening(self) -> None:
-        """Resume reading while requests come before the answer to the one before: uvicorn stops
-        reading then, and would not see that the client leaves."""
+        """Resume reading behind a pipelined request: uvicorn pauses, and would miss a leaving
+        client."""
         is_ahead = self.flow.read_paused and self.conn.their_state is h11.DONE
         if is_ahead and len(self.conn.trailing_data[0]) <= MAX_AHEAD_BYTES:
             self.flow.resume_reading()
@@ -233,36 +227,35 @@ class GuardedProtocol(H11Protocol):
     # --- room for newcomers ---------------------------------------------------------------------
 
     def _make_room(self) -> bool:
-        """Close the connection that has been without a complete request the longest; False where
-        there is none."""
+        """Close the connection that has been without a complete request the longest. Return whether
+        one could be closed."""
         latest = self.loop.time() - self.rules.limits.crowded_receive_s
         for other, since in self.rules.incomplete.items():
             if since > latest:
                 break
-            # A complete answer may still be on its way.
+            # Skip a connection whose last answer is still being sent.
             if not other.transport.get_write_buffer_size():
                 other.give_way()
                 return True
         return False
 
     def give_way(self) -> None:
-        """Close the connection to make room for another client."""
         del self.rules.incomplete[self]
         if self._receives:
             self.rules.metrics.count_refusal(Refusal.CONNECTIONS)
             self._answer(too_many_connections())
         else:
-            self.transport.close()  # It is between two requests, and may come again.
+            self.transport.close()  # Between two requests: the client may connect again.
 
     # --- readers that do not read ---------------------------------------------------------------
 
     def pause_writing(self) -> None:
-        """Watch the client's reading: the socket's buffer is full."""
+        """Watch the reader: the socket's buffer is full."""
         super().pause_writing()
         self._watch_reader()
 
     def resume_writing(self) -> None:
-        """Stop the watch: the buffer is empty."""
+        """Stop the watch: the buffer is empty again."""
         super().resume_writing()
         self._stall.cancel()
 
@@ -271,8 +264,8 @@ class GuardedProtocol(H11Protocol):
         self._stall.set(self.loop, self.rules.limits.max_reader_stall_s)
 
     def _look_at_reader(self) -> None:
-        """Reset the connection if its reader has taken nothing since the last check. Nothing is
-        written meanwhile, so fewer bytes mean that it reads."""
+        """Reset the connection if the reader has taken no bytes since the last check. No write
+        happens between two checks, so a shorter buffer means that the client reads."""
         if self.transport.get_write_buffer_size() < self._untaken_bytes:
             self._watch_reader()
         else:
@@ -282,7 +275,7 @@ class GuardedProtocol(H11Protocol):
     # --- ends -----------------------------------------------------------------------------------
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse bytes that are no HTTP, or a head that is too large."""
+        """Refuse invalid HTTP, or a head that is too large."""
         status = getattr(sys.exception(), "error_status_hint", 400)
         self.rules.metrics.count_refusal(Refusal.BAD_HTTP)
         text = "This is no HTTP request that can be answered."
@@ -291,12 +284,13 @@ class GuardedProtocol(H11Protocol):
         self._answer(ApiError(status, text, code="invalid_http"))
 
     def _answer(self, error: ApiError) -> None:
-        """Answer with an error, where no answer has begun, and close the connection."""
+        """Close the connection with an error as the answer; reset it if another answer has
+        begun."""
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             self._reset()
             return
         if self.cycle is not None and not self.cycle.response_complete:
-            # A route that reads the body is told that the client has left.
+            # Tell a route that reads the body that the client is gone.
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         path = ""
@@ -310,7 +304,7 @@ class GuardedProtocol(H11Protocol):
         self.transport.close()
 
     def _reset(self) -> None:
-        """Reset the connection: the system drops the bytes that the reader has not taken."""
+        """Reset the connection: the system drops the bytes that the client has not read."""
         connection = self.transport.get_extra_info("socket")
         if connection is not None:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)

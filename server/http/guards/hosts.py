@@ -1,9 +1,7 @@
-"""Refuse requests for names that are not this server's.
+"""Refuses requests with a foreign Host or Origin header.
 
-A web page may give its own name our address (DNS rebinding); the browser then takes our answers for
-the page's. Its requests still carry the page's name in their Host header, so that is where they are
-refused: on every path, and before anything else is looked at.
-"""
+DNS rebinding: a web page points its own name to our address, so that the browser takes our answers
+for the page's. The Host header still has the page's name: HostGuard refuses it on every path."""
 
 import re
 from dataclasses import dataclass
@@ -27,30 +25,30 @@ Address = IPv4Address | IPv6Address
 
 
 class Authority(NamedTuple):
-    """A host and a port in a form that can be compared; the port may be empty."""
+    """A host and a port in comparable form; the port may be empty."""
 
     host: str | Address
-    """A name in lower case without the dot at its end, or an address."""
+    """A name in lower case without a final dot, or an address."""
     port: str
 
 
 def read_authority(text: str) -> Authority | None:
-    """Read a host and a port; None for other text, and for names that resolvers would read in
-    another way."""
+    """Parse a host and a port; None for other text or a name that resolvers read as something
+    else."""
     match = AUTHORITY.fullmatch(text.lower())
     if match is None:
         return None
     port = match["port"] or ""
     if match["v6"] is not None:
         address = read_address(match["v6"])
-        # Brackets are for IPv6 alone; but this may be an IPv4 address in disguise.
+        # Brackets hold IPv6 only; read_address may have made an IPv4 address of it.
         return None if address is None or ":" not in match["v6"] else Authority(address, port)
     name = match["name"].removesuffix(".")
     return Authority(read_address(name) or name, port) if name.strip(".") else None
 
 
 def read_address(text: str) -> Address | None:
-    """Read an IP address; one of IPv4 that is written as IPv6 is one of IPv4."""
+    """Parse an IP address; an IPv4 address in IPv6 form becomes IPv4."""
     try:
         address = ip_address(text)
     except ValueError:
@@ -59,7 +57,7 @@ def read_address(text: str) -> Address | None:
 
 
 def is_loopback(host: str | Address) -> bool:
-    """Return whether an address can only be this machine."""
+    """Return whether a host always means this machine."""
     return host == "localhost" if isinstance(host, str) else host.is_loopback
 
 
@@ -73,7 +71,7 @@ EXPOSED = (
 )
 PREFLIGHT_KEPT_S = 3600
 MAX_ASKED_HEADERS_CHARS = 2048
-# Names of header fields, with commas between them: RFC 9110, section 5.6.2.
+# A comma-separated list of header names: RFC 9110, section 5.6.2.
 HEADER_NAMES = re.compile(
     r"[A-Za-z0-9!#$%&'*+.^_`|~-]+(?:[ \t]*,[ \t]*[A-Za-z0-9!#$%&'*+.^_`|~-]+)*"
 )
@@ -81,16 +79,16 @@ HEADER_NAMES = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class AllowedOrigins:
-    """Origins of this machine, and those that were configured."""
+    """Origins that may send requests: of this machine, of programs, and the configured ones."""
 
     configured: frozenset[str]
     schemes: frozenset[str] = SCHEMES_OF_PROGRAMS
-    """Schemes of programs that are no pages."""
+    """Schemes of desktop programs and browser extensions."""
 
     @classmethod
     def of(cls, access: AccessSection) -> "AllowedOrigins":
-        """Read the origins of settings. Raises SettingError for other text, ``*`` and ``null``
-        among them."""
+        """Read the settings' origins. Raises SettingError for other text, including ``*`` and
+        ``null``."""
         found: set[str] = set()
         for text in access.allowed_origins:
             origin = _normal(text.rstrip("/")) if text != "null" else None
@@ -104,8 +102,8 @@ class AllowedOrigins:
         return cls(frozenset(found), SCHEMES_OF_PROGRAMS | extensions)
 
     def has(self, origin: str, host: str) -> bool:
-        """Return whether pages of an origin may send requests. origin: an Origin header. host: that
-        of the same request, which has been found to be ours: pages of this server are allowed."""
+        """Return whether pages of an origin may send requests. host: the request's Host header,
+        already checked: this server's own pages are allowed."""
         parts = ORIGIN.fullmatch(origin.lower())
         if parts is None:
             return False
@@ -123,7 +121,7 @@ class AllowedOrigins:
 
 
 def _normal(origin: str) -> str | None:
-    """Write an origin as browsers do; None for other text."""
+    """Normalize an origin as browsers do; None for other text."""
     parts = ORIGIN.fullmatch(origin.lower())
     if parts is None:
         return None
@@ -136,8 +134,8 @@ def _normal(origin: str) -> str | None:
 
 
 class OriginGuard:
-    """Answer 403 to pages of other origins, and answer preflights. Allowed pages can read every
-    answer, errors too."""
+    """Answer 403 to pages of foreign origins, and answer preflight requests. Allowed pages may read
+    every answer, errors included."""
 
     def __init__(self, app: ASGIApp, allowed: AllowedOrigins, count: CountRefusal) -> None:
         self._app = app
@@ -169,8 +167,8 @@ class OriginGuard:
 
 
 def _embedded(method: str, headers: Headers) -> bool:
-    """Return whether another site's page makes the browser fetch this without reading it: as an
-    image, a script, a frame. Links that people follow are allowed."""
+    """Return whether a foreign site's page embeds this as an image, script or frame, which browsers
+    fetch without an Origin header. Links that people follow are no embedding."""
     if headers.get("sec-fetch-site") not in ("cross-site", "same-site"):
         return False
     followed = (headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest"))
@@ -178,8 +176,7 @@ def _embedded(method: str, headers: Headers) -> bool:
 
 
 async def _preflight(headers: Headers, scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer a preflight, which comes without a key before the request itself. The answer allows
-    headers, and opens nothing."""
+    """Answer a preflight request, which carries no key. The answer only lists allowed headers."""
     allowed_headers = {
         "Access-Control-Allow-Methods": METHODS,
         "Access-Control-Max-Age": str(PREFLIGHT_KEPT_S),
@@ -211,22 +208,22 @@ ABSOLUTE = re.compile(rb"https?://([^/]*)(/.*)?", re.IGNORECASE | re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class AllowedHosts:
-    """Names and addresses, with any port."""
+    """Names and addresses of this server, valid with any port."""
 
     hosts: frozenset[str | Address]
     any_address: bool
-    """True where all addresses are listened on: rebinding needs a name."""
+    """True if the server listens on all addresses; DNS rebinding needs a name, not an address."""
 
     @classmethod
     def of(cls, settings: Config) -> "AllowedHosts":
-        """Read the names of settings. Raises SettingError for other text."""
+        """Read the settings' host names. Raises SettingError for other text."""
         listened = settings.server.host
         names = [*OWN_NAMES, *settings.access.allowed_hosts]
         if listened not in WILDCARDS:
             names.append(f"[{listened}]" if ":" in listened else listened)
         hosts: set[str | Address] = set()
         for name in names:
-            # An address may be written without brackets here.
+            # Settings may write an IPv6 address without brackets.
             found = read_address(name) or getattr(read_authority(name), "host", None)
             if found is None:
                 raise SettingError(
@@ -237,7 +234,6 @@ class AllowedHosts:
         return cls(frozenset(hosts), listened in WILDCARDS)
 
     def has(self, host: str) -> bool:
-        """Return whether a Host header names this server."""
         authority = read_authority(host)
         if authority is None:
             return False
@@ -247,7 +243,7 @@ class AllowedHosts:
 
 
 class HostGuard:
-    """Answer 400 without a Host header or with several, and 403 for a name that is not ours."""
+    """Answer 400 unless a request has exactly one Host header, and 403 to a foreign name."""
 
     def __init__(self, app: ASGIApp, allowed: AllowedHosts, count: CountRefusal) -> None:
         self._app = app
@@ -266,8 +262,7 @@ class HostGuard:
 
 
 def _take_absolute_target(scope: Scope) -> None:
-    """Replace a target in absolute form by its path, and the Host header by its authority. RFC
-    9112, section 3.2.2."""
+    """Split an absolute request target into path and Host header: RFC 9112, section 3.2.2."""
     if target := ABSOLUTE.fullmatch(scope.get("raw_path") or b""):
         host, path = target[1], target[2] or b"/"
         others = [field for field in scope["headers"] if field[0] != b"host"]

@@ -1,4 +1,4 @@
-"""Refuse requests without a key, where keys are configured; a few paths are open to all."""
+"""Refuses requests without a valid key if keys are configured, except on a few open paths."""
 
 import hashlib
 import hmac
@@ -24,22 +24,22 @@ from server.protocol.wire_errors import ApiError
 
 MIN_KEY_CHARS = 16
 OPEN_PATHS = ("/", "/health", "/api/hello")
-# The page's files: plain names, none of which leads elsewhere.
+# Files of the page: plain names without "..".
 OPEN_FILES = re.compile(r"/page(?:/[\w-][\w.-]*)+", re.ASCII)
 SCRAPED_PATH = "/metrics"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Keys:
-    """Digests of the configured keys."""
+    """SHA-256 digests of the configured keys."""
 
     api: tuple[bytes, ...]
     scrape: tuple[bytes, ...]
 
     @classmethod
     def of(cls, access: AccessSection) -> "Keys":
-        """Read the keys of settings. Raises SettingError for a short key, and for one that no
-        header can carry."""
+        """Hash the settings' keys. Raises SettingError for a key that is short or unfit for a
+        header."""
         for number, key in enumerate(access.api_keys, start=1):
             _check(f"access.api_keys: key {number}", key)
         if access.scrape_key is not None:
@@ -48,7 +48,7 @@ class Keys:
         return cls(tuple(map(_digest_of, access.api_keys)), tuple(map(_digest_of, scrape)))
 
     def has(self, key: str, path: str, method: str) -> bool:
-        """Return whether the key may use the path. All keys are compared, in constant time."""
+        """Return whether the key may use the path. Compares all keys, each in constant time."""
         digest = _digest(key)
         is_api = [hmac.compare_digest(digest, known) for known in self.api]
         is_scrape = [hmac.compare_digest(digest, known) for known in self.scrape]
@@ -56,8 +56,8 @@ class Keys:
 
 
 class KeyGuard:
-    """Answer 401 to requests without a key, for all paths but a few that reveal nothing, unknown
-    ones included. Where no key is configured every request passes."""
+    """Answer 401 without a valid key, on unknown paths, too. Open are a few paths that reveal
+    nothing, and everything if no key is configured."""
 
     def __init__(self, app: ASGIApp, keys: Keys, count: CountRefusal) -> None:
         self._app = app
@@ -83,7 +83,7 @@ def _is_open(scope: Scope) -> bool:
 
 
 def _plain_path(scope: Scope) -> str:
-    """Return the path; empty for one with escapes, which no open path needs."""
+    """Return the path; empty for a path with escapes, since no open path has any."""
     path: str = scope["path"]
     return path if path.encode() == scope.get("raw_path", path.encode()) else ""
 
@@ -104,7 +104,7 @@ def _digest_of(key: SecretStr) -> bytes:
 
 
 def _digest(key: str) -> bytes:
-    """Hash a key to a fixed length, so that comparing two tells nothing about lengths either."""
+    """Hash a key to a fixed length, so that a comparison does not reveal the key's length."""
     return hashlib.sha256(key.encode()).digest()
 
 
@@ -120,8 +120,7 @@ def _unauthorized(has_key: bool) -> ApiError:
 
 
 def check_access(settings: Config) -> None:
-    """Check that no other machine reaches a server without a key. Raises SettingError that names
-    the setting."""
+    """Raises SettingError for bad access settings, or if other machines need no key."""
     keys = Keys.of(settings.access)
     AllowedHosts.of(settings)
     AllowedOrigins.of(settings.access)
@@ -134,8 +133,7 @@ def check_access(settings: Config) -> None:
 
 
 def only_this_machine(host: str) -> bool:
-    """Return whether programs of other machines cannot reach the address. host: as in
-    server.host."""
+    """Return whether only this machine reaches the address. host: value of server.host."""
     if host in WILDCARDS:
         return False
     address = read_address(host)
