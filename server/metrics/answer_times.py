@@ -1,7 +1,6 @@
-"""Measure the times of answers on the event loop, where clients see them.
+"""Measures the times of answers on the event loop, as clients see them.
 
-An answer is one choice for one prompt, or one vector: a request for several is counted as often.
-"""
+An answer is one choice for one prompt, or one vector; a request may have several."""
 
 import itertools
 import time
@@ -29,7 +28,7 @@ FINISH_REASONS = ("stop", "length", "tool_calls", "error", "aborted")
 
 
 def token_bounds(max_tokens: int) -> tuple[float, ...]:
-    """Return 1, 2, 5, 10, ... up to the first one that is not less than ``most``."""
+    """Return 1, 2, 5, 10, ... up to the first bound that is at least ``max_tokens``."""
     series = (digit * 10**power for power in itertools.count() for digit in (1, 2, 5))
     bounds = [next(series)]
     while bounds[-1] < max_tokens:
@@ -38,21 +37,21 @@ def token_bounds(max_tokens: int) -> tuple[float, ...]:
 
 
 class Latencies:
-    """The latencies of all answers of one server."""
+    """The latencies of all answers of a server."""
 
     def __init__(self, max_model_len: int) -> None:
-        """max_model_len: tokens of a prompt and its answer."""
+        """max_model_len: in tokens, bounds the histograms of prompts and answers."""
         self.first_token_s = Histogram(FIRST_TOKEN_BOUNDS_S)
         self.inter_token_s = Histogram(INTER_TOKEN_BOUNDS_S)
         self.duration_s = Histogram(DURATION_BOUNDS_S)
         self.prompt_tokens = Histogram(token_bounds(max_model_len))
         self.generated_tokens = Histogram(token_bounds(max_model_len))
         self.finished: Counter[str] = Counter()
-        """Answers by their reason, one of FINISH_REASONS."""
+        """Count of answers by finish reason, one of FINISH_REASONS."""
 
 
 class RequestTimes:
-    """The times of one request, and its answers."""
+    """The times of one request and of its answers."""
 
     def __init__(self, latencies: Latencies, clock: Clock = time.monotonic) -> None:
         self.latencies = latencies
@@ -60,13 +59,13 @@ class RequestTimes:
         self.arrived = clock()
         self.answers: list[AnswerTimes] = []
         self.prompt_tokens = 0
-        """Tokens of all its prompts."""
+        """Tokens of all prompts."""
         self.tenant = b""
-        """As in engine/types.py's PrefixSalt."""
+        """See PrefixSalt in engine/types.py."""
 
     def answers_to(self, prompt_tokens: int, count: int, tenant: bytes) -> "list[AnswerTimes]":
-        """Begin to measure the answers to a submitted prompt, of which the first one counts cached
-        tokens. tenant: the request's."""
+        """Start to measure the answers to a submitted prompt; only the first answer counts its
+        cached tokens."""
         new = [AnswerTimes(self, prompt_tokens, first=number == 0) for number in range(count)]
         self.answers += new
         self.prompt_tokens += prompt_tokens
@@ -75,7 +74,8 @@ class RequestTimes:
 
     @property
     def first_token_s(self) -> float | None:
-        """Seconds until the first token of any answer."""
+        """Seconds until the first token of any answer; None before."""
+        """Longest time of an answer from its first to its newest token, in seconds."""
         return min((a.first_token_s for a in self.answers if a.first_token_s), default=None)
 
     @property
@@ -93,7 +93,7 @@ class RequestTimes:
 
     def tokens_per_s(self, ended_s: float) -> float | None:
         """Return the rate from the first token to the end; None for fewer than two tokens. ended_s:
-        seconds from the arrival to the end."""
+        seconds from arrival to end."""
         tokens, first_s = self.generated_tokens, self.first_token_s
         elapsed_s = 0.0 if first_s is None else ended_s - first_s
         return (tokens - 1) / elapsed_s if tokens > 1 and elapsed_s > 0 else None
@@ -104,12 +104,13 @@ class RequestTimes:
 
     @property
     def finish(self) -> str | None:
-        """The reasons of its answers, each once; None while none has ended."""
+        """The answers' finish reasons, sorted and joined by commas; None while no answer has
+        ended."""
         return ",".join(sorted({a.finish for a in self.answers if a.finish is not None})) or None
 
 
 class AnswerTimes:
-    """The times of one answer while it is generated."""
+    """The times of one answer during its generation."""
 
     __slots__ = (
         *("_newest", "_prompt_tokens", "_request", "cached_tokens"),
@@ -123,19 +124,20 @@ class AnswerTimes:
         self.first = first
         self.tokens = 0
         self.cached_tokens = 0
-        """Tokens of its prompt that the cache had."""
+        """Prompt tokens found in the cache."""
         self.first_token_s: float | None = None
         self.finish: str | None = None
 
     @property
     def generating_s(self) -> float:
-        """Seconds from its first token to the newest; 0 while there is none."""
+        """Seconds from the first to the newest token; 0 before the first token."""
         if self.first_token_s is None:
             return 0.0
         return self._newest - self._request.arrived - self.first_token_s
 
     def delivered(self, tokens: int, finish: str | None) -> None:
-        """Measure a delivery. tokens: of the answer so far. finish: with the last delivery."""
+        """Measure a delivery. tokens: of the answer so far. finish: the reason, with the last
+        delivery."""
         now = self._request.clock()
         if tokens > self.tokens:
             waited = now - self._newest
@@ -150,7 +152,7 @@ class AnswerTimes:
             self.end(finish)
 
     def end(self, finish: str) -> None:
-        """End the answer. Idempotent: the first reason counts."""
+        """End the answer. Only the first call counts."""
         assert finish in FINISH_REASONS
         if self.finish is not None:
             return
@@ -166,17 +168,17 @@ KEPT_REQUESTS = 64
 
 
 class RecentRequests:
-    """The last requests of one server, a limited number of them: times and counts, no contents."""
+    """Times and counts, no contents, of a server's last KEPT_REQUESTS requests."""
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
-        """clock: that of the requests' times."""
+        """clock: the clock of the requests' times."""
         self.clock = clock
         self._numbers = itertools.count(1)
         self._ended: deque[tuple[bytes, float, dict[str, Any]]] = deque(maxlen=KEPT_REQUESTS)
 
     def add(self, times: RequestTimes) -> None:
-        """Keep an ended request; the oldest one makes room. Requests that never reached the engine
-        are not kept."""
+        """Keep an ended request in place of the oldest. Ignore requests that never reached the
+        engine."""
         if not times.answers:
             return
         now = self.clock()
@@ -195,7 +197,7 @@ class RecentRequests:
         self._ended.append((times.tenant, now, figures))
 
     def newest_first(self, tenant: bytes | None = None) -> list[dict[str, Any]]:
-        """Return the figures of a tenant's requests, for JSON; of None, all."""
+        """Return figures of a tenant's requests as values for JSON; None: of all tenants."""
         now = self.clock()
         return [
             figures | {"ended_s_ago": now - ended}

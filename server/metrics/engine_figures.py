@@ -1,4 +1,4 @@
-"""Metrics of the engine's newest snapshot; a scrape never waits for the engine."""
+"""Metrics from the engine's newest snapshot: a scrape never waits for the engine."""
 
 from collections.abc import Callable, Iterator, Mapping
 
@@ -9,7 +9,7 @@ from engine.serving import ServingEngine
 from engine.types import CellStats, EngineStats, KVStats, MissReason
 from server.metrics.families import counter, counters, gauge, gauges, histogram
 
-# Help texts by the names of attributes, which are parts of the metrics' names as well.
+# Help texts by attribute; the attribute is part of the metric's name as well.
 ENGINE_COUNTERS = {
     "preemptions": (
         "Times that KV cache memory ran out and a running sequence had to free its blocks and wait"
@@ -119,7 +119,7 @@ def _each(
     figures: object,
     suffix: str = "",
 ) -> Iterator[Metric]:
-    """Yield a metric for each help text, from the attribute of its name."""
+    """Yield a metric for each help text; its value is the attribute of the same name."""
     for name, text in texts.items():
         yield make(f"quire_{prefix}{name}{suffix}", text, getattr(figures, f"{name}{suffix}"))
 

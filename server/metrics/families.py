@@ -1,4 +1,4 @@
-"""Make the metric families of one scrape. None has a ``_created`` series."""
+"""Makes the metric families of one scrape, without ``_created`` series."""
 
 from collections.abc import Iterable
 from itertools import accumulate
@@ -14,26 +14,25 @@ from prometheus_client.utils import floatToGoString
 from engine.types import HistogramCounts
 
 Labelled = Iterable[tuple[tuple[str, ...], float]]
-"""Values by the values of their labels."""
+"""Pairs of label values and a value."""
 
 
 def gauge(name: str, help_text: str, value: float) -> Metric:
-    """Make a gauge: a value that goes up and down."""
     return GaugeMetricFamily(name, help_text, value=float(value))
 
 
 def counter(name: str, help_text: str, value: float) -> Metric:
-    """Make a counter: a value that only grows. name: without ``_total``."""
+    """name: without ``_total``."""
     return CounterMetricFamily(name, help_text, value=float(value))
 
 
 def info(name: str, help_text: str, labels: dict[str, str]) -> Metric:
-    """Make a gauge that is 1, with facts as labels."""
+    """Make a gauge that is always 1 and carries facts as labels."""
     return gauges(name, help_text, tuple(labels), [(tuple(labels.values()), 1)])
 
 
 def counters(name: str, help_text: str, labels: tuple[str, ...], values: Labelled) -> Metric:
-    """Make a counter with a value for each set of labels. name: without ``_total``."""
+    """name: without ``_total``."""
     family = CounterMetricFamily(name, help_text, labels=labels)
     for label_values, value in values:
         family.add_metric(label_values, float(value))
@@ -64,7 +63,6 @@ def histograms(
 
 
 def _buckets(counts: HistogramCounts) -> list[tuple[str, float]]:
-    """Accumulate buckets as Prometheus has them: each one holds those of all smaller ones as
-    well."""
+    """Return cumulative buckets: in Prometheus each bucket includes all smaller ones."""
     bounds = [*map(floatToGoString, counts.bounds), "+Inf"]
     return list(zip(bounds, map(float, accumulate(counts.counts)), strict=True))

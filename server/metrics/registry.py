@@ -1,8 +1,7 @@
 """All metrics of a server with an engine.
 
-Those of the process have the names of Prometheus' own clients:
-https://prometheus.io/docs/instrumenting/writing_clientlibs/#process-metrics
-"""
+The process's metrics have the names of Prometheus' own clients:
+https://prometheus.io/docs/instrumenting/writing_clientlibs/#process-metrics"""
 
 import resource
 from collections.abc import Callable, Iterator
@@ -22,11 +21,11 @@ from server.metrics.requests import HttpMetrics
 from server.metrics.vllm_names import VllmCollector
 
 Footprint = Callable[[int], int]
-"""Returns the bytes that the system charges this process for, given those of K and V."""
+"""Returns the bytes that the system charges this process for. Argument: the bytes of K and V."""
 
 
 class SystemCollector(Collector):
-    """Collect the system's figures of this process, and of the memory of all programs."""
+    """Collects the system's figures of this process, and of the machine's memory."""
 
     def __init__(self, client: ServingEngine, footprint: Footprint) -> None:
         self._client = client
@@ -108,7 +107,7 @@ class SystemCollector(Collector):
 
 @dataclass(frozen=True, slots=True)
 class About(Collector):
-    """The labels of quire_info."""
+    """The metric quire_info, with these fields as labels."""
 
     model: str = ""
     substrate: str = ""
@@ -145,7 +144,7 @@ class Metrics(HttpMetrics):
         settings: MetricsSection = SETTINGS,
         footprint: Footprint = int,
     ) -> None:
-        """settings: which names there are beside our own."""
+        """settings: whether to add vLLM's names."""
         super().__init__(about.max_model_len)
         for collector in (about, EngineCollector(client), SystemCollector(client, footprint)):
             self.registry.register(collector)

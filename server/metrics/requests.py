@@ -1,4 +1,4 @@
-"""Metrics of the HTTP side: requests, refusals, connections, answers."""
+"""Metrics of HTTP: requests, refusals, connections and answers."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -16,7 +16,7 @@ HTTP_BOUNDS_S = (0.001, 0.005, *DURATION_BOUNDS_S)
 
 
 class Refusal(StrEnum):
-    """The reason of a refusal: the values of a metric's label."""
+    """Reasons of refusals, as values of a metric's label."""
 
     HOST = "host"
     ORIGIN = "origin"
@@ -36,7 +36,7 @@ CountRefusal = Callable[[Refusal], None]
 
 
 class HttpMetrics(Collector):
-    """The registry of a server, and its figures of requests. Only its event loop calls."""
+    """A server's registry and request metrics. For the event loop only."""
 
     def __init__(self, max_model_len: int) -> None:
         """max_model_len: tokens of the longest sequence."""
@@ -46,26 +46,25 @@ class HttpMetrics(Collector):
         self._refusals = Counter(dict.fromkeys(Refusal, 0))
         self._open_connections = 0
         self.draining = False
-        """True while running answers may end and no new ones begin."""
+        """True during the drain: running answers may end, new requests are refused."""
         self.registry = CollectorRegistry()
         self.registry.register(self)
 
     def request_arrived(self) -> RequestTimes:
-        """Begin to measure a request that begins now."""
+        """Start to measure a request."""
         return RequestTimes(self._latencies)
 
     def count_request(self, endpoint: str, status: int) -> None:
-        """Count a response that begins. endpoint: a route's own path, never a client's text."""
+        """Count a response at its begin. endpoint: the route's pattern, never the client's text."""
         self._requests[endpoint, str(status)] += 1
 
     def request_ended(self, endpoint: str, seconds: float) -> None:
-        """Observe the duration of a request whose response has ended."""
+        """Observe the duration of a request at the end of its response."""
         if endpoint not in self._durations:
             self._durations[endpoint] = Histogram(HTTP_BOUNDS_S)
         self._durations[endpoint].observe(seconds)
 
     def count_refusal(self, reason: Refusal) -> None:
-        """Count a request or a connection that is refused."""
         self._refusals[reason] += 1
 
     def connection_opened(self) -> None:
@@ -76,7 +75,7 @@ class HttpMetrics(Collector):
         assert self._open_connections >= 0, "a connection was closed twice"
 
     def render(self) -> bytes:
-        """Write the text that Prometheus scrapes."""
+        """Return the text for a Prometheus scrape."""
         return generate_latest(self.registry)
 
     def collect(self) -> Iterator[Metric]:

@@ -1,8 +1,5 @@
-"""The same figures under the names of dashboards for vLLM.
-https://docs.vllm.ai/en/stable/usage/metrics.html
-
-They are shown only on request, because promtool refuses the colon in the names.
-"""
+"""Repeats some metrics under vLLM's names, for dashboards made for vLLM, if settings ask for it:
+promtool refuses the colon in these names. https://docs.vllm.ai/en/stable/usage/metrics.html"""
 
 from collections.abc import Iterator
 
@@ -17,7 +14,7 @@ from server.metrics.families import Labelled, counters, gauges, histograms
 LABELS = ("model_name", "engine")
 FIRST_TOKEN, PROMPT = "time_to_first_token_seconds", "request_prompt_tokens"
 GENERATED = "request_generated_tokens"
-# vLLM's reasons. It has none for calls: they end as answers do.
+# vLLM's finish reasons. Tool calls count as "stop".
 REASONS = {
     "stop": ("stop", "tool_calls"),
     "length": ("length",),
@@ -27,10 +24,9 @@ REASONS = {
 
 
 class VllmCollector(Collector):
-    """Collect aliases; no figure of its own."""
+    """Collects aliases of quire's own metrics."""
 
     def __init__(self, client: ServingEngine, latencies: Latencies, model: str) -> None:
-        """model: the served model's name."""
         self._client = client
         self._latencies = latencies
         self._labels = (model, "0")
@@ -66,8 +62,8 @@ class VllmCollector(Collector):
             yield histograms(f"vllm:{name}", _same_as(own_name), LABELS, [(self._labels, counts)])
 
     def _pool(self, kv: KVStats) -> Iterator[Metric]:
-        """Yield the metrics of the pool. A cached block is free to vLLM: it goes when another is
-        needed."""
+        """Yield the metrics of the KV cache. vLLM counts cached blocks as free, since they can be
+        evicted."""
         used = kv.used_bytes / kv.capacity_bytes
         text = (
             "Part of the KV cache's capacity, from 0 to 1, that is neither free nor "

@@ -1,1 +1,1 @@
-"""Endpoints, one file per family."""
+"""HTTP endpoints, one module per family of paths."""

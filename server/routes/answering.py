@@ -1,4 +1,4 @@
-"""Answers of routes: as a stream, or whole while the client is watched for leaving."""
+"""Sends answers as a stream or as one JSON body, and notices clients that leave."""
 
 import asyncio
 import time
@@ -27,26 +27,26 @@ CLIENT_CLOSED_REQUEST = 499
 DONE = b"data: [DONE]\n\n"
 SIGN_OF_LIFE = b": waiting\n\n"
 STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-# Parts of a list that one piece of JSON has: numbers and texts, or lists and objects.
+# Parts of one list that are written at once: numbers and texts, or lists and objects.
 PLAIN_VALUES, CONTAINERS = 4096, 16
 PIECE_BYTES = 65536
 
 
 @dataclass(frozen=True, slots=True)
 class Answering:
-    """Has the engine answer prompts, and makes the responses."""
+    """Submits prompts to the engine and makes the responses."""
 
     client: ServingEngine
     tokenizer: Tokenizer
     admission: Admission
     config: Config
     clock: Callable[[], float]
-    """Seconds; measures the time of a request."""
+    """Clock in seconds, for the time limit of a request."""
 
     async def respond(
         self, request: Request, answer: Answer, *prompts: Prompt, stream: bool | None
     ) -> Response:
-        """Start the answers to the prompts, and the one response for them. Raises ApiError."""
+        """Start answers to the prompts; return the response for all of them. Raises ApiError."""
         choices = self.start(*prompts, times=request.state.times)
         ping_s = self.config.server.sse_ping_s
         if stream:
@@ -62,8 +62,7 @@ class Answering:
         return await json_response(json_pieces(whole))
 
     def start(self, *prompts: Prompt, times: RequestTimes | None = None) -> Choices:
-        """Submit prompts to the engine that PromptRules has accepted. times: of their request.
-        Raises ApiError: 429 or 503."""
+        """Submit prompts that PromptRules has accepted. Raises ApiError: 429 or 503."""
         try:
             return Choices(
                 self.client,
@@ -87,8 +86,8 @@ async def _gather(choices: Choices, answer: Answer, ping_s: float) -> dict[str, 
 
 
 async def unless_left(request: Request, computation: Coroutine[Any, Any, T]) -> T | None:
-    """Await a computation and return its result; cancel it and return None where the client leaves
-    before. The request's body must have been read."""
+    """Return a computation's result; cancel the computation and return None if the client leaves.
+    The request's body must have been read before."""
     computing = asyncio.create_task(computation)
     leaving = asyncio.create_task(_client_left(request))
     try:
@@ -105,7 +104,7 @@ async def _client_left(request: Request) -> None:
 
 
 def event(data: dict[str, Any], *, named: bool = False) -> bytes:
-    """Write a server-sent event. named: by the type of its object."""
+    """Return a server-sent event. named: add the object's type as the event's name."""
     return _event_head(data, named) + to_json(data) + b"\n\n"
 
 
@@ -114,8 +113,8 @@ def _event_head(data: dict[str, Any], named: bool) -> bytes:
 
 
 class EventFraming:
-    """Writes a stream as server-sent events. named: each by the type of its object; without names,
-    [DONE] ends them."""
+    """Frames a stream as server-sent events. named: each event has its object's type as its name;
+    unnamed events end with [DONE]."""
 
     media_type: ClassVar[str] = "text/event-stream"
 
@@ -127,19 +126,19 @@ class EventFraming:
         return event(data, named=self._named)
 
     def pieces(self, data: dict[str, Any]) -> Iterator[bytes]:
-        """Yield a long object in pieces."""
+        """Yield the parts of a long object's event."""
         yield _event_head(data, self._named)
         yield from json_pieces(data)
         yield b"\n\n"
 
     def sign_of_life(self, answer: Answer) -> bytes:
-        """Write the comment that is sent in silence."""
+        """Return the comment to send during silence."""
         del answer
         return SIGN_OF_LIFE
 
 
 class LineFraming:
-    """Writes a stream as lines; the last object marks the end."""
+    """Frames a stream as JSON lines; the last object marks the end."""
 
     media_type: ClassVar[str] = "application/x-ndjson"
     end: ClassVar[bytes] = b""
@@ -148,12 +147,12 @@ class LineFraming:
         return to_json(data) + b"\n"
 
     def pieces(self, data: dict[str, Any]) -> Iterator[bytes]:
-        """Yield a long object in pieces."""
+        """Yield the parts of a long object's line."""
         yield from json_pieces(data)
         yield b"\n"
 
     def sign_of_life(self, answer: Answer) -> bytes:
-        """Write the first chunks again, which mean nothing: they are sent in silence."""
+        """Return the first chunks again: clients ignore them, so that they can break a silence."""
         return b"".join(map(self.written, answer.first_chunks()))
 
 
@@ -165,8 +164,8 @@ FRAMINGS: dict[StreamForm, EventFraming | LineFraming] = {
 
 
 class AnswerStream(StreamingResponse):
-    """The answer, one write per step; a sign of life after each ``ping_s`` of silence. The end of
-    the response ends the request."""
+    """A streamed answer: one write per step, and a sign of life after ``ping_s`` of silence. The
+    end of the response ends the request in the engine."""
 
     def __init__(self, choices: Choices, answer: Answer, ping_s: float) -> None:
         framing = FRAMINGS[answer.stream_form]
@@ -187,8 +186,8 @@ class AnswerStream(StreamingResponse):
 async def _written(
     framing: EventFraming | LineFraming, choices: Choices, answer: Answer, ping_s: float
 ) -> AsyncIterator[bytes]:
-    """Yield the writes of an answer. A fault ends the stream with an object of its own and without
-    an end, so that clients can tell."""
+    """Yield the answer's writes. An error ends the stream with an error object and without the
+    usual end, so that clients notice it."""
 
     def written(objects: Iterable[dict[str, Any]]) -> bytes:
         return b"".join(map(framing.written, objects))
@@ -201,7 +200,7 @@ async def _written(
             if choices.finished:
                 last = objects  # goes with the end, in one write
                 continue
-            # Steps without anything to send are silence, too.
+            # A step without output counts as silence.
             is_silent = not deltas or time.monotonic() - newest >= ping_s
             if out := objects or (framing.sign_of_life(answer) if is_silent else b""):
                 yield out
@@ -213,13 +212,8 @@ async def _written(
         yield written([answer.failure(generation_failed(str(error)))])
 
 
-# What is written at once: numbers and texts of a list, and lists and objects of one.
-PLAIN_VALUES, CONTAINERS = 4096, 16
-PIECE_BYTES = 65536
-
-
 def json_pieces(value: Any) -> Iterator[bytes]:
-    """Write a value in pieces, which joined are the text of ``to_json``."""
+    """Yield the text of ``to_json(value)`` in pieces."""
     if not _is_long(value):
         yield to_json(value)
     elif isinstance(value, dict):
@@ -245,7 +239,7 @@ def json_pieces(value: Any) -> Iterator[bytes]:
 
 
 async def paced(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
-    """Join pieces to larger ones. Other tasks run between them."""
+    """Join small pieces to writes of about PIECE_BYTES; let other tasks run between writes."""
     gathered: list[bytes] = []
     size = 0
     for piece in pieces:
@@ -264,7 +258,7 @@ async def json_response(pieces: Iterator[bytes]) -> Response:
 
 
 def _is_long(value: Any) -> bool:
-    """Return whether a value has a list that is too long for one piece."""
+    """Return whether a value contains a list that is too long for one piece."""
     if isinstance(value, dict):
         return any(map(_is_long, value.values()))
     if not isinstance(value, list) or not value:

@@ -56,7 +56,7 @@ def _add_message_routes(router: APIRouter, service: Service) -> None:
 
 
 def _add_chat_routes(router: APIRouter, service: Service) -> None:
-    """Add the route, with and without /v1: some clients' base URLs have none."""
+    """Add the route with and without /v1: some clients leave /v1 out."""
     reader, answering = service.reader, service.answering
     model, prompts, token_bytes = service.model, service.prompts, service.tokenizer.token_bytes
 
@@ -83,7 +83,7 @@ def _add_chat_routes(router: APIRouter, service: Service) -> None:
 
 
 def _add_completion_routes(router: APIRouter, service: Service) -> None:
-    """Add the route, with and without /v1: some clients' base URLs have none."""
+    """Add the route with and without /v1: some clients leave /v1 out."""
     reader, answering = service.reader, service.answering
 
     @router.post("/completions", include_in_schema=False)
@@ -104,7 +104,7 @@ def _add_completion_routes(router: APIRouter, service: Service) -> None:
 
 
 async def _all_encoded(service: Service, wire: CompletionRequest) -> list[EncodedText]:
-    """Encode all prompts. Raises ApiError as ``_encoded`` does, and for too many of them."""
+    """Encode all prompts. Raises ApiError like ``_encoded``, or for too many tokens in total."""
     encoded: list[EncodedText] = []
     total, limit = 0, service.rules.max_total_tokens
     for number, prompt in enumerate(wire.prompts):
@@ -118,8 +118,7 @@ async def _all_encoded(service: Service, wire: CompletionRequest) -> list[Encode
 async def encoded_text(
     service: Service, text: str, place: str, *, offsets: bool = False
 ) -> EncodedText:
-    """Encode a text to go on with. place: how errors name it. Raises ApiError for far too many
-    tokens."""
+    """Encode a text to complete. place: its name in errors. Raises ApiError for too many tokens."""
     limit = service.rules.max_model_len
     try:
         async with service.encoding:
@@ -131,8 +130,8 @@ async def encoded_text(
 async def _encoded(
     service: Service, wire: CompletionRequest, prompt: PromptText, place: str
 ) -> EncodedText:
-    """Encode a prompt; return its text as well, where that is echoed. Raises ApiError for a prompt
-    that cannot be answered."""
+    """Encode a prompt, with its text if wanted for an echo. Raises ApiError for an invalid
+    prompt."""
     rules = service.rules
     if isinstance(prompt, str):
         encoded = await encoded_text(service, prompt, place, offsets=bool(wire.echo))
@@ -148,7 +147,7 @@ async def _encoded(
 def _prompt(
     rules: PromptRules, wire: CompletionRequest, ids: tuple[int, ...], salt: PrefixSalt
 ) -> Prompt:
-    """Return a prompt in the engine's form, as if it came alone."""
+    """Return one of the request's prompts in the engine's form."""
     least = 0 if wire.echo else 1
     params = rules.sampling_params(
         wire, len(ids), wire.asked_length, "max_tokens", wire.logprobs, least=least

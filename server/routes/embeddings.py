@@ -23,8 +23,8 @@ from server.routes.service import Service
 from server.text.tokenizer import TextsTooLongError, TextTooLongError
 
 NO_TOKENS = SamplingParams(max_tokens=0)
-# Inputs of one body in the engine, for each that it can run: the next ones are there when these
-# end, and the queue stays free for other requests.
+# Inputs of one request in the engine, per sequence that it can run: enough to keep it busy, and few
+# enough to leave the queue to other requests.
 WINDOW = 2
 Inputs = list[tuple[int, ...]]
 
@@ -46,8 +46,8 @@ def add_routes(router: APIRouter, service: Service) -> None:
 async def vectors_of(
     service: Service, request: Request, wire: EmbeddingRequest
 ) -> tuple[Vectors, int] | None:
-    """Return a vector for each input, and the tokens of all inputs; None where the client has left.
-    wire: has been checked. Raises ApiError."""
+    """Return a vector per input and the total of tokens; None if the client has left. wire: already
+    checked. Raises ApiError."""
     salt = service.reader.salt(request, wire.cache_salt)
     service.admission.check_vectors(salt.tenant, wire.dimensions)
     inputs = await _inputs(service, wire)
@@ -59,7 +59,7 @@ async def vectors_of(
 
 
 async def _inputs(service: Service, wire: EmbeddingRequest) -> Inputs:
-    """Encode every input. Raises ApiError for one that can never fit."""
+    """Encode every input. Raises ApiError for an input that never fits."""
     rules = service.rules
     limit, total = rules.max_model_len, rules.max_total_tokens
     texts = [one for one in wire.inputs if isinstance(one, str)]
@@ -86,8 +86,8 @@ async def _inputs(service: Service, wire: EmbeddingRequest) -> Inputs:
 async def _vectors(
     service: Service, inputs: Inputs, salt: PrefixSalt, priority: int, times: RequestTimes
 ) -> Vectors:
-    """Return a row for each input. Raises ApiError: 500 or 503, the latter also when the time of
-    the request is over. Leaving early aborts running ones."""
+    """Return a row per input; abort all inputs if one fails or the caller cancels. Raises ApiError:
+    500 or 503, the latter also after the request's time limit."""
     ends_at = service.clock() + service.config.limits.max_request_s
     window = asyncio.Semaphore(WINDOW * service.client.limits.max_num_seqs)
 

@@ -1,4 +1,4 @@
-"""The newest memory map, which all clients of GET /memory share."""
+"""The cache of the newest memory map, which all clients of GET /memory share."""
 
 import asyncio
 import time
@@ -11,14 +11,14 @@ from engine.memory_map import MemoryMap
 from engine.serving import ServingEngine
 from engine.types import EngineDeadError
 
-# A map that is younger is sent again.
+# A younger map is sent again.
 MAX_AGE_S = 0.1
-# An engine that does not answer so long is in a long step, or stuck.
+# A longer wait means that the engine is in a long step, or stuck.
 ENGINE_WAIT_S = 1.0
 
 
 class MemoryMapCache:
-    """The newest memory map, encoded. Event loop only."""
+    """The newest memory map as JSON. For the event loop only."""
 
     def __init__(
         self,
@@ -27,7 +27,7 @@ class MemoryMapCache:
         wait_s: float = ENGINE_WAIT_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """wait_s: the longest time to wait for the engine."""
+        """wait_s: longest wait for the engine."""
         self._client = client
         self._wait_s = wait_s
         self._clock = clock
@@ -35,12 +35,12 @@ class MemoryMapCache:
         self._newest: tuple[bytes, float] | None = None
 
     async def get(self) -> tuple[bytes, float] | None:
-        """Return the newest map as JSON, and its age in seconds: an old one where the engine does
-        not answer in time or has ended; None where there has never been one."""
+        """Return the newest map as JSON and its age in seconds. The map is an old one if the engine
+        has ended or is late; None if there is no map yet."""
         if self._asking is None and self._age_s() > MAX_AGE_S and self._client.alive:
             self._asking = asyncio.create_task(self._ask())
         if self._asking is not None:
-            # A timeout leaves the question open, so that a stuck engine is asked only once.
+            # A timeout leaves the request pending: a stuck engine gets only one.
             await asyncio.wait((self._asking,), timeout=self._wait_s)
         return None if self._newest is None else (self._newest[0], self._age_s())
 

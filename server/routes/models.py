@@ -1,4 +1,4 @@
-"""GET /v1/models and /v1/models/{id}, in the spellings that clients have for them."""
+"""GET /v1/models and /v1/models/{id}, under all paths that clients use for them."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -16,13 +16,13 @@ Json = dict[str, Any]
 LIST_PATHS = tuple(
     f"{base}/models{end}"
     for base in ("/v1", "")
-    # Some clients end the address with a question mark, and some of these escape it.
+    # Some clients append a question mark, and some of these escape it.
     for end in ("", "/", "?")
 )
 
 
 def add_routes(router: APIRouter, service: Service) -> None:
-    """Add the routes, with and without /v1: some clients' base URLs have none."""
+    """Add the routes with and without /v1: some clients leave /v1 out."""
     model, max_model_len = service.model, service.rules.max_model_len
 
     def entry(request: Request) -> Json:
@@ -47,7 +47,7 @@ def add_routes(router: APIRouter, service: Service) -> None:
 
 
 def models_answer(request: Request, entries: Sequence[Json]) -> Json:
-    """Return a list of models in the form of the client's API. entries: in that form, too."""
+    """Return a list of models in the form of the client's API. entries: already in that form."""
     if speaks_anthropic(request.scope):
         first, last = (entries[0]["id"], entries[-1]["id"]) if entries else (None, None)
         return {"data": entries, "has_more": False, "first_id": first, "last_id": last}
@@ -55,8 +55,8 @@ def models_answer(request: Request, entries: Sequence[Json]) -> Json:
 
 
 def listed(name: str, created: int, max_model_len: int | None) -> Json:
-    """Return a model in OpenAI's form. created: Unix seconds. max_model_len: tokens of the longest
-    sequence, where that is known."""
+    """Return a model in OpenAI's form. created: Unix seconds. max_model_len: in tokens, if
+    known."""
     return {
         "id": name,
         "object": "model",

@@ -1,4 +1,4 @@
-"""Ollama's API, for a server of one model: /api/version, tags, ps, show, chat, generate, embed and
+"""Ollama's API for a server of one model: version, tags, ps, show, chat, generate and
 embeddings."""
 
 from collections.abc import Awaitable, Callable
@@ -57,7 +57,7 @@ def add_routes(router: APIRouter, service: Service) -> None:
 
 
 def info_of(service: Service) -> ModelInfo:
-    """Return what there is to say of the one model, which is loaded."""
+    """Return the facts of the served model."""
     template, kv, facts = service.tokenizer.template, service.client.stats.kv, service.model.facts
     return ModelInfo(
         service.model.id,
@@ -130,8 +130,7 @@ def _add_answers(router: APIRouter, service: Service) -> None:
         return salt
 
     def loaded(wire: AnswerFields, answer: OllamaAnswer) -> Response:
-        """Answer a request that only loads the model: it is loaded as long as there is an
-        engine."""
+        """Answer a request that only loads the model, which is loaded while the engine lives."""
         if not service.client.alive:
             raise service.admission.no_engine()
         return JSONResponse(answer.nothing(unloads=wire.unloads))

@@ -1,8 +1,7 @@
-"""The API of a path, and the OpenAPI schema.
+"""Which API a path belongs to, and the OpenAPI schema.
 
-Routes declare their bodies with ``openapi_extra=takes(Model)``; FastAPI writes the rest, and all
-paths of an API have the same errors. https://spec.openapis.org/oas/v3.1.0
-"""
+Routes declare their bodies with ``openapi_extra=takes(Model)``; FastAPI adds the rest. All paths of
+an API have the same errors. https://spec.openapis.org/oas/v3.1.0"""
 
 from functools import cache
 from typing import Any
@@ -40,8 +39,8 @@ ERRORS: Json = {
 
 
 def speaks_anthropic(scope: Scope) -> bool:
-    """Return whether a request is one of Anthropic's API: by its path, or, where both APIs have the
-    path, by the header that Anthropic's clients always send."""
+    """Return whether a request is for Anthropic's API: by the path, or by the header that
+    Anthropic's clients always send if both APIs have the path."""
     path: str = scope["path"]
     if path.startswith(SHARED_PATHS):
         return ANTHROPIC_HEADER in Headers(scope=scope)
@@ -49,14 +48,13 @@ def speaks_anthropic(scope: Scope) -> bool:
 
 
 def speaks_ollama(scope: Scope) -> bool:
-    """Return whether a request is one of Ollama's API."""
     path: str = scope["path"]
     return path.startswith(OLLAMA_PATHS)
 
 
 def takes(model: type[WireModel], stream: str = EVENTS) -> Json:
-    """Return a route's addition to its operation: the body, and an answer that is JSON, or a stream
-    of that type where the body may ask for one."""
+    """Return a route's OpenAPI fields: the body, and an answer in JSON, or also as a stream if the
+    body has a field for it."""
     answers: Json = {"application/json": {"schema": {"type": "object"}}}
     if "stream" in model.model_fields:
         answers[stream] = {"schema": {"type": "string"}}
@@ -69,25 +67,24 @@ def takes(model: type[WireModel], stream: str = EVENTS) -> Json:
 
 @cache
 def _schema_of(model: type[WireModel]) -> Json:
-    """Make the schema of a model once, because that takes longer than all else of an application.
-    It must not be changed."""
-    # Models of different bodies may have the same name.
+    """Return a model's schema, cached because it is slow to make. Callers must not change it."""
+    # Prefixed, since definitions of different bodies may share a name.
     return model.model_json_schema(ref_template=f"{SHARED}{model.__name__}.{{model}}")
 
 
 class DescribedApp(FastAPI):
-    """An application whose schema describes bodies and errors."""
+    """An application whose OpenAPI schema describes bodies and errors."""
 
     def openapi(self) -> Json:
-        """Return the schema, which is made on the first call."""
+        """Return the schema; the first call makes it."""
         if self.openapi_schema is None:
             self.openapi_schema = _completed(super().openapi())
         return self.openapi_schema
 
 
 def _completed(schema: Json) -> Json:
-    """Move the definitions of bodies to where references find them, and add the errors, in place of
-    FastAPI's own one."""
+    """Move the bodies' definitions into the shared components, and replace FastAPI's errors by
+    ours."""
     components = dict(ERRORS)
     for path, operations in schema["paths"].items():
         name = "AnthropicError" if path.startswith(ANTHROPIC_PATHS) else "OpenAIError"

@@ -55,8 +55,8 @@ def _add_gateway_routes(router: APIRouter, service: Service) -> None:
         }
 
     async def loads() -> dict[str, Any]:
-        """Answer with the fields of sglang's /v1/loads. Tokens are those of running requests:
-        cached ones count as free."""
+        """Answer like sglang's /v1/loads. Tokens are those of running requests; cached ones are
+        free."""
         limits, stats = service.client.limits, service.client.stats
         load: dict[str, int | float] = {
             "dp_rank": 0,
@@ -81,7 +81,7 @@ def _add_gateway_routes(router: APIRouter, service: Service) -> None:
 
 
 def who_answers() -> dict[str, str]:
-    """Return the name and version, for people and programs that look before they send requests."""
+    """Return name and version, for clients that check the server before they send requests."""
     return {"name": "quire", "version": version("quire"), "models": "/v1/models"}
 
 
@@ -90,7 +90,7 @@ def _add_operation_routes(router: APIRouter, service: Service) -> None:
 
     @router.get("/version", include_in_schema=False)
     async def get_version() -> dict[str, str]:
-        # The page finds the list of replicas here.
+        # The page finds the path of the list of replicas here.
         return who_answers() | ({} if service.replicas is None else {"replicas": REPLICAS})
 
     @router.head("/api/hello", include_in_schema=False)  # Claude Code opens a connection so
@@ -116,7 +116,7 @@ def _add_operation_routes(router: APIRouter, service: Service) -> None:
 
 
 def _add_replica_routes(router: APIRouter, service: Service) -> None:
-    """Add the list of a cluster's replicas, where the service has them."""
+    """Add the list of a cluster's replicas, if the service has replicas."""
     if (listed := service.replicas) is None:
         return
 
@@ -149,7 +149,7 @@ def _add_memory_routes(router: APIRouter, service: Service) -> None:
             "age_s": round(age_s, 3),
             "requests": service.recent.newest_first(tenant if several_keys else None),
         }
-        # The map has been encoded already, once for all clients.
+        # Joined as text: the map was encoded once for all clients.
         return _newest(to_json(head)[:-1] + b',"map":' + body + b"}")
 
 

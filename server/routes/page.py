@@ -1,8 +1,7 @@
-"""GET and HEAD / and /page/{name}: the page for people, where browsers ask for one.
+"""GET and HEAD / and /page/{name}: the web page for browsers; other clients get a text at /.
 
-Its files are read once, and no other file is ever opened: a client's name is looked up and never
-made a path. Libraries that the page uses are below ``vendor``, in folders whose names have their
-versions.
+All files are read at the start. A client's name is only looked up among them and never becomes a
+path. ``vendor`` holds libraries of the page, in folders named with versions.
 """
 
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ KINDS = {
     ".txt": "text/plain; charset=utf-8",
 }
 VENDORED = "vendor/"
-# Beside the headers of every answer. DOMPurify alone may make markup of text.
+# Added to the headers of every answer. Only DOMPurify may turn text into markup.
 HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -36,18 +35,18 @@ HEADERS = {
         "require-trusted-types-for 'script'; trusted-types dompurify"
     ),
 }
-# Ollama's clients look for this text first.
+# Ollama's clients look for this text.
 RUNNING = "Ollama is running"
-# A file whose path has a version never changes.
+# A path with a version always means the same content.
 CACHED_FOREVER = {"Cache-Control": "public, max-age=31536000, immutable"}
 ASKED_AGAIN = {"Cache-Control": "no-cache"}
-# The answer of "/" depends on the client.
+# The answer for "/" depends on the Accept header.
 VARY = {"Vary": "Accept"}
 
 
 @dataclass(frozen=True, slots=True)
 class PageFile:
-    """One of the page's files, as it is sent."""
+    """One of the page's files, ready to send."""
 
     content: bytes
     kind: str
@@ -55,7 +54,7 @@ class PageFile:
     caching: dict[str, str]
 
     def response(self, request: Request) -> Response:
-        """Return the file; 304 where the client has it already."""
+        """Return the file, or 304 if the client has it already."""
         headers = HEADERS | VARY | self.caching | {"ETag": self.etag}
         known = [tag.strip() for tag in request.headers.get("if-none-match", "").split(",")]
         if self.etag in known or f"W/{self.etag}" in known:
@@ -64,7 +63,7 @@ class PageFile:
 
 
 def add_page_routes(router: APIRouter, config: Config) -> None:
-    """Add the routes; without a page ``/`` is the same for all."""
+    """Add the routes; if the page is off, ``/`` answers everybody with the plain text."""
     page = read_page() if config.server.page else {}
     options: dict[str, Any] = {"methods": ["GET", "HEAD"], "include_in_schema": False}
 
@@ -83,12 +82,12 @@ def add_page_routes(router: APIRouter, config: Config) -> None:
 
 
 def read_page() -> dict[str, PageFile]:
-    """Return all files of the page, by their paths below its folder."""
+    """Return all files of the page by their paths below its folder."""
     assert server.__file__ is not None
     folder = Path(server.__file__).with_name("page")
     page: dict[str, PageFile] = {}
     for file in folder.rglob("*"):
-        if file.suffix in KINDS:  # A desktop may have put files of its own there.
+        if file.suffix in KINDS:  # Skips files such as a desktop's .DS_Store.
             name, content = file.relative_to(folder).as_posix(), file.read_bytes()
             etag = f'"{sha256(content).hexdigest()[:32]}"'
             caching = CACHED_FOREVER if name.startswith(VENDORED) else ASKED_AGAIN
@@ -97,7 +96,8 @@ def read_page() -> dict[str, PageFile]:
 
 
 def wants_html(accept: str) -> bool:
-    """Return whether an Accept header names HTML itself, as browsers' do. ``*/*`` does not."""
+    """Return whether an Accept header names HTML, as browsers' headers do; ``*/*`` does not
+    count."""
     for part in accept.lower().split(","):
         kind, *parameters = (piece.strip() for piece in part.split(";"))
         if kind == "text/html":

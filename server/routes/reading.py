@@ -1,4 +1,4 @@
-"""Read a request: its body, its model, its tenant."""
+"""Reads a request: its body, and the salt that keeps its prefixes apart from other tenants'."""
 
 import re
 from collections.abc import Callable
@@ -18,12 +18,12 @@ from server.protocol.unsupported import Api, Unsupported
 from server.protocol.wire_errors import from_validation, not_json
 from server.text.conversation import Conversation
 
-# RFC 6839, section 3.1: application/json, and types that are written in it.
+# application/json, and types with the suffix +json: RFC 6839, section 3.1.
 JSON_TYPE = re.compile(r"\s*application/(?:[\w.+-]+\+)?json\s*(?:;|$)", re.IGNORECASE)
 
 
 class Body(Protocol):
-    """The wire model of a body. model: None means ours."""
+    """The wire model of a body. model: None means the served model."""
 
     @property
     def model(self) -> str | None: ...
@@ -37,10 +37,10 @@ class Body(Protocol):
 
 
 class ConversationBody(Protocol):
-    """The wire model of a conversation."""
+    """The wire model of a body with a conversation."""
 
     def conversation(self, limits: LimitsSection, unsupported: Unsupported) -> Conversation:
-        """Translate into the neutral form. Raises ApiError."""
+        """Translate the body into the neutral form. Raises ApiError."""
 
 
 T = TypeVar("T")
@@ -49,8 +49,8 @@ GeneratingT = TypeVar("GeneratingT", bound=SamplingFields)
 
 
 async def read_json(request: Request, limits: LimitsSection) -> bytes:
-    """Read a body within the limits of its route. Raises ApiError: 415 for a body that does not say
-    that it is JSON, which pages may send to any server without asking."""
+    """Read a body within the limits of its route. Raises ApiError, such as 415 for a body without a
+    JSON type: web pages may send other types to any server without a preflight."""
     if not JSON_TYPE.match(request.headers.get("content-type", "")):
         raise not_json()
     body = await request.body()
@@ -59,7 +59,7 @@ async def read_json(request: Request, limits: LimitsSection) -> bytes:
 
 
 def parse_body(parse: Callable[[bytes], T], body: bytes) -> T:
-    """Parse a body by a wire model. Raises ApiError that names the parameter."""
+    """Parse a body with a wire model. Raises ApiError that names the parameter."""
     try:
         return parse(body)
     except ValidationError as error:
@@ -78,8 +78,8 @@ class RequestReader:
     async def admit(
         self, request: Request, body_type: type[GeneratingT]
     ) -> tuple[GeneratingT, PrefixSalt]:
-        """Read a body that asks for answers, and admit it. Return it, and the salt of its prompts.
-        Raises ApiError as ``read`` and ``Admission.check_answers`` do."""
+        """Read a request for answers and check that the server can take it. Return the body and the
+        salt of its prompts. Raises ApiError like ``read`` and ``Admission.check_answers``."""
         body = await self.read(request, body_type)
         salt = self.salt(request, body.cache_salt)
         choices = body.response_options.choices
@@ -87,7 +87,7 @@ class RequestReader:
         return body, salt
 
     async def read(self, request: Request, body_type: type[BodyT]) -> BodyT:
-        """Read and check the body as ``read_json`` and ``parse_body`` do."""
+        """Read, parse and check a body. Raises ApiError."""
         raw = await read_json(request, self.config.limits)
         body = parse_body(body_type.model_validate_json, raw)
         self.model.check(body.model)
@@ -95,17 +95,16 @@ class RequestReader:
         return body
 
     def salt(self, request: Request, cache_salt: str | None = None) -> PrefixSalt:
-        """Return the salt of a request's prefixes. cache_salt: its own."""
+        """Return the salt of a request's prefixes. cache_salt: from the body."""
         return self.salts.salt(request_key(request.headers), cache_salt)
 
     def conversation(self, request: Request, body: ConversationBody, api: Api) -> Conversation:
-        """Return a body's conversation. Raises ApiError."""
         config = self.config
         return body.conversation(config.limits, self.unsupported(request, api))
 
     def unsupported(self, request: Request, api: Api) -> Unsupported:
-        """Return the treatment of images and files in a request of that API. The response's headers
-        and the log count them."""
+        """Return how to treat images and files in a request for an API. The response's headers and
+        the log report the counts."""
         unsupported = Unsupported(getattr(self.config.images, api), f"images.{api}", api)
         request.state.unsupported = unsupported
         return unsupported

@@ -1,4 +1,4 @@
-"""POST /v1/responses, and the responses that are stored."""
+"""POST /v1/responses, and the routes of stored responses."""
 
 from collections.abc import Callable
 
@@ -75,8 +75,6 @@ def add_routes(router: APIRouter, service: Service) -> None:
 def _add_stored_routes(
     router: APIRouter, store: ResponseStore, tenant_of: Callable[[Request], bytes]
 ) -> None:
-    """Add the routes of stored responses."""
-
     @router.get("/v1/responses/{response_id}")
     async def get_response(request: Request, response_id: str) -> Response:
         if request.query_params.get("stream") == "true":
@@ -96,7 +94,7 @@ def _add_stored_routes(
 
 
 def _page(items: tuple[Json, ...], request: Request) -> Json:
-    """Return the items of a query. Raises ApiError for a query that makes no sense."""
+    """Return the items that the query selects. Raises ApiError for an invalid query."""
     query = request.query_params
     order, limit = query.get("order", "desc"), query.get("limit", str(LISTED_ITEMS))
     if order not in ("asc", "desc"):

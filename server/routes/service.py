@@ -1,4 +1,4 @@
-"""The parts of one server, from which routes take theirs."""
+"""The parts of one server, shared by all routes."""
 
 import asyncio
 import time
@@ -27,33 +27,33 @@ ENCODED_AT_ONCE = 8
 
 @dataclass(frozen=True, slots=True)
 class ReplicaFigures:
-    """A cluster's replica at its last report. Before its first one it has no host, and its counts
-    are 0."""
+    """A cluster's replica at its last report; before the first report host is None and counts are
+    0."""
 
     name: str
     host: str | None
-    """The name of its machine."""
+    """The machine's name."""
     state: Literal["up", "silent", "starting"]
-    """silent: it answers no more. starting: it has not answered yet."""
+    """silent: no longer answering. starting: not answering yet."""
     heard_s_ago: float | None
-    """The age of the report."""
+    """The report's age in seconds."""
     running: int = 0
     waiting: int = 0
     capacity: int = 0
-    """Requests that it may have, running and waiting."""
+    """Largest number of requests, running and waiting."""
     free_blocks: int = 0
     cached_blocks: int = 0
-    """Blocks that are kept for prompts which begin alike, and go where others need them."""
+    """Blocks kept for prompts with a common beginning; evicted if other sequences need room."""
     total_blocks: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    """Prompt tokens that its cache had."""
+    """Prompt tokens found in the cache."""
     generated_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """One served model: objects that last as long as the server, and the parts made of them."""
+    """One served model: objects that live as long as the server, and parts made of them."""
 
     config: Config
     model: ServedModel
@@ -69,7 +69,7 @@ class Service:
     encoding: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(ENCODED_AT_ONCE))
     clock: Callable[[], float] = time.monotonic
     replicas: Callable[[], list[ReplicaFigures]] | None = None
-    """Lists the replicas of a cluster; None where the engine is in this process."""
+    """Returns the replicas of a cluster; None for an engine in this process."""
 
     @property
     def reader(self) -> RequestReader:

@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize, which do without the engine."""
+"""POST /tokenize and /detokenize, which use only the tokenizer."""
 
 import asyncio
 
@@ -20,7 +20,7 @@ def add_routes(router: APIRouter, service: Service) -> None:
         service.tokenizer,
         service.prompts,
     )
-    # Held while a text is encoded: it may have many ids.
+    # One text at a time: a text may become a long list of ids.
     tokenizing = asyncio.Lock()
 
     @router.post("/tokenize", openapi_extra=takes(TokenizeRequest))
