@@ -1,1 +1,1 @@
-"""Which models there are, here and on the hub, and by what names."""
+"""Finds models on this disk and on the Hugging Face hub, and resolves their names."""

@@ -1,10 +1,8 @@
-"""Fetch weights from the hub, check the hub's answers, and resume downloads.
+"""Downloads weights from the hub, resumes broken downloads, and checks the hub's answers.
 
-The hub's client begins a file anew whenever its process has ended. Here the bytes that have arrived
-stay, whatever ended the process, and the rest is fetched by its range; the checksum proves that
-both fit together. A hub may be anybody's (``HF_ENDPOINT``), and its client trusts it: here an
-answer is checked before it becomes a path, takes memory or fills the disk.
-"""
+The hub's own client starts a file anew after its process has ended. Here received bytes stay, the
+rest is fetched by range, and the checksum proves the whole file. The hub may be any server
+(``HF_ENDPOINT``): answers are checked before they become a path, take memory or fill the disk."""
 
 import hashlib
 import re
@@ -28,25 +26,25 @@ MAX_LISTING_BYTES = 32 << 20
 MAX_SMALL_FILE_BYTES = 64 << 20
 API = "/api/"
 COMMIT = re.compile(r"[0-9a-f]{40}")
-# Checksums of Git and of contents, which are names of files.
+# Checksums of Git and of contents; they become file names.
 CHECKSUM = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 ETAG = re.compile(r'(W/)?"?[0-9A-Za-z][0-9A-Za-z._-]{0,127}"?')
 
 
 class DownloadError(Exception):
-    """Why a download has failed, one sentence."""
+    """A download has failed; the text is one sentence."""
 
 
 def check_commit(commit: str | None) -> str:
-    """Return the name of a commit. Raises DownloadError for another text."""
+    """Raises DownloadError for a text that is no commit's hash."""
     if commit is None or not COMMIT.fullmatch(commit):
         raise DownloadError(f"the hub's answer names the commit {commit!r}, which is none")
     return commit
 
 
 def check_files(files: Iterable[RepoFile]) -> list[RepoFile]:
-    """Return files of a hub's listing. Raises DownloadError for a file that would be written to
-    another place than its own."""
+    """Return the files of the hub's listing. Raises DownloadError for a path outside the
+    repository, a malformed checksum or a negative size."""
     checked = list(files)
     for file in checked:
         parts = file.path.split("/")
@@ -61,7 +59,7 @@ def check_files(files: Iterable[RepoFile]) -> list[RepoFile]:
 
 
 class _Listing(httpx2.SyncByteStream):
-    """The bytes of an answer, up to MAX_LISTING_BYTES."""
+    """An answer's bytes; raises DownloadError beyond MAX_LISTING_BYTES."""
 
     def __init__(self, answer: httpx2.Response) -> None:
         assert isinstance(answer.stream, httpx2.SyncByteStream)
@@ -81,9 +79,9 @@ class _Listing(httpx2.SyncByteStream):
 
 
 def check_answer(answer: httpx2.Response) -> None:
-    """Check an answer's head, and limit its body. Raises DownloadError."""
+    """Check an answer's head and limit the body of a listing. Raises DownloadError."""
     if answer.request.url.path.startswith(API):
-        if "content-encoding" in answer.headers:  # quire wants none: unpacked it may be any size
+        if "content-encoding" in answer.headers:  # refused: decompressed it could have any size
             raise DownloadError("the hub's answer is compressed")
         answer.stream = _Listing(answer)
         return
@@ -106,8 +104,8 @@ set_client_factory(_client)
 
 
 def fetch_files(repository: str, commit: str, files: Sequence[WeightFile]) -> None:
-    """Fetch files of a commit into the hub's cache, with one bar of progress. Raises DownloadError,
-    and the errors of the hub's client; the bytes that have arrived stay."""
+    """Download files of a commit into the hub's cache, with one progress bar. Raises DownloadError
+    and the errors of the hub's client; received bytes stay."""
     stopped = threading.Event()
     bar = tqdm(
         total=sum(file.size_bytes for file in files),
@@ -134,14 +132,14 @@ def fetch_files(repository: str, commit: str, files: Sequence[WeightFile]) -> No
 
 
 def _fetch(repository: str, commit: str, file: WeightFile, bar: Any) -> None:
-    """Fetch a file, and link it into the commit's folder."""
+    """Download a file and link it into the commit's folder."""
     assert file.blob is not None
     lock = cache_folder() / ".locks" / repository_folder(repository).name / f"{file.blob.name}.lock"
     lock.parent.mkdir(parents=True, exist_ok=True)
     with WeakFileLock(lock):
         if not file.blob.exists():
             _fetch_contents(hf_hub_url(repository, file.path, revision=commit), file, bar)
-    # The contents are there: this only links them, as the hub's client does on this system.
+    # The contents are complete: the hub's client only makes the link, as this system needs it.
     hf_hub_download(repository, file.path, revision=commit, tqdm_class=bar)
 
 
@@ -172,13 +170,13 @@ def _fetch_contents(url: str, file: WeightFile, bar: Any) -> None:
 
 
 def _part_of(whole: "tqdm[Any]", file: WeightFile, stopped: threading.Event) -> Any:
-    """Make a class of progress bars for the hub's client, one for each file: they all advance the
-    whole bar. stopped: set once another file has failed."""
+    """Make a progress bar class for one file, which the hub's client uses; it advances the whole
+    bar. stopped: set after another file has failed."""
     begun, size_bytes = file.here_bytes, file.size_bytes
 
     class Part:
         def __init__(self, *_: Any, initial: int = 0, **__: Any) -> None:
-            # The hub may send a file that had begun from its beginning.
+            # The hub may send a resumed file from its beginning.
             whole.update(initial - begun)
             self._left: float = size_bytes - initial
 
@@ -199,9 +197,9 @@ def _part_of(whole: "tqdm[Any]", file: WeightFile, stopped: threading.Event) -> 
             whole.update(count)
 
         def close(self) -> None:
-            """Close only this part: the whole goes on."""
+            """Leave the whole bar open."""
 
-        # The bytes on the wire, which may be fewer than the file's, and rates of one file.
+        # Ignored: bytes on the wire, which may be compressed, and rates of a single file.
         update_transfer = set_postfix_str = set_transfer_postfix_str = lambda *_, **__: None
 
     return Part

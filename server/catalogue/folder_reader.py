@@ -1,7 +1,6 @@
-"""Read models' folders in a process of its own, each once.
+"""Reads folders of models within limits: strangers' files may be endless or slow to parse.
 
-Anybody may have written the files: they may be endless, or made to take for ever. The result for a
-folder, a timeout too, is remembered until one of its files changes.
+The result for a folder, also a timeout, is kept until a file in the folder changes.
 """
 
 import os
@@ -14,21 +13,21 @@ from engine.models.safetensors_headers import CheckpointError
 from server.catalogue.hub_cache import BLOBS, cache_folder
 from server.text.limited_process import LimitedProcess, LimitError, Limits
 
-# Limits for one folder. Honest ones take a second, or ten on a busy machine.
+# Limits for one folder. Ordinary folders take one second, or ten on a busy machine.
 LIMITS = Limits(20.0, 2 << 30)
 MAX_FILES = 10_000
-# In a repository of the hub's cache, a commit's folders lie three levels below.
+# A repository's folder in the hub's cache has its commits' subfolders three levels below.
 MAX_DEPTH = 3
 
 State = frozenset[tuple[str, int, int, int]]
-"""Path, inode, bytes and modification time (nanoseconds) of each file of a folder."""
+"""Path, inode, bytes and modification time (nanoseconds) of each file in a folder."""
 
 
 class FolderReader:
-    """Calls functions that read a model's folder. Only one thread calls at a time."""
+    """Calls functions that read a model's folder. Only one thread may call at a time."""
 
     def __init__(self, embeds: bool | None = None, process: LimitedProcess | None = None) -> None:
-        """embeds: as for ``read_checkpoint``. process: a started one of ``reading_process``."""
+        """embeds: as for ``read_checkpoint``. process: a started ``reading_process``."""
         self.embeds = embeds
         self.process = process or reading_process()
         self._known: dict[tuple[object, ...], tuple[State, Any]] = {}
@@ -37,12 +36,12 @@ class FolderReader:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End the process. The results stay."""
+        """End the process; the results stay."""
         self.process.__exit__()
 
     def read(self, work: Callable[..., Any], folder: Path, *arguments: Any) -> Any:
-        """Call a function with a folder's path and these arguments; return its result. Raises
-        CheckpointError for a folder that must not be read, or exceeds the limits."""
+        """Return a function's result for a folder and further arguments. Raises CheckpointError if
+        the folder must not be read, or if reading exceeds the limits."""
         state = folder_state(folder)
         call = (work, folder, arguments)
         known = self._known.get(call)
@@ -62,8 +61,7 @@ class FolderReader:
 
 
 def reading_process() -> LimitedProcess:
-    """Make the process for a FolderReader."""
-    # A reading must not ask the hub, nor run threads, which have no limits.
+    # Reading must not contact the hub, nor start threads, which have no limits.
     variables = {
         "HF_HUB_CACHE": str(cache_folder()),
         "HF_HUB_OFFLINE": "1",
@@ -73,8 +71,8 @@ def reading_process() -> LimitedProcess:
 
 
 def folder_state(folder: Path) -> State:
-    """Return a value that changes with a folder's files; none of them is opened. Links of the hub's
-    cache are followed. Raises CheckpointError for a device and the like, and for too many files."""
+    """Return a value that changes with a folder's files, without opening any; follows links. Raises
+    CheckpointError for a special file such as a device, or for too many files."""
     state: set[tuple[str, int, int, int]] = set()
     for place, folders, files in os.walk(folder):
         depth = len(Path(place).relative_to(folder).parts)
@@ -84,7 +82,7 @@ def folder_state(folder: Path) -> State:
             path = os.path.join(place, name)
             try:
                 status = os.stat(path)
-            except OSError:  # gone meanwhile, or a link that leads nowhere
+            except OSError:  # removed meanwhile, or a broken link
                 continue
             if not stat.S_ISREG(status.st_mode):
                 raise CheckpointError(f"{path}: this is no regular file")

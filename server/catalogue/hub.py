@@ -1,9 +1,8 @@
-"""Find a model's files: a local folder, or a repository of the Hugging Face hub.
+"""Finds a model's files: in a local folder, or in a repository of the Hugging Face hub.
 
-A repository's small files are fetched first, and its weights later: between the two the caller
-checks whether it can serve the model. Both are of one commit. The cache's branch moves to that
-commit once all of it is here: an unfinished download changes nothing for a machine without network.
-"""
+The small files of a commit are fetched first: with them the caller checks whether the model can be
+served, before the weights follow. The branch in the cache moves to the commit only after the last
+file, so that an unfinished download changes nothing for a machine without network."""
 
 import shutil
 from collections.abc import Collection, Sequence
@@ -53,7 +52,7 @@ from server.catalogue.lookup import InFolder, OnHub, look_up
 from server.catalogue.names import ModelNotFoundError
 
 SMALL_FILES = ("*.json", "*.jinja", "*.txt")
-# The files that determine a model's kind, size and task.
+# Files that tell a model's kind, size and task.
 CONFIG_FILES = (
     "config.json",
     "generation_config.json",
@@ -65,31 +64,31 @@ CONFIG_FILES = (
 
 @dataclass(frozen=True, slots=True)
 class FoundModel:
-    """A model's folder, which may lack weights that its repository has."""
+    """A model's folder; weights may still be missing."""
 
     asked: str
-    """The name by which it was found."""
+    """The name that the user gave."""
     name: str
-    """The repository's, or the folder's."""
+    """The name of the repository or the folder."""
     folder: Path
     repository: str | None = None
-    """None where the folder is not the hub's."""
+    """None for a folder outside the hub's cache."""
     branch: str | None = None
-    """The branch or tag that the hub has at this commit."""
+    """The hub's branch or tag that points to this commit."""
     missing: tuple[WeightFile, ...] = ()
     weights_bytes: int = 0
-    """The bytes of all files of weights, where some are missing."""
+    """Bytes of all weights, if some are missing."""
     is_cached: bool = False
-    """Whether it comes from the cache, as the hub did not answer."""
+    """True if the hub did not answer and the cache's model was taken."""
     notice: str = ""
-    """A sentence for the log: why the cache's model is taken."""
+    """A sentence for the log: why the cache's model was taken."""
 
     @property
     def missing_bytes(self) -> int:
         return sum(file.size_bytes - file.here_bytes for file in self.missing)
 
     def fetch_small_files(self) -> None:
-        """Fetch all files but weights, of the folder's commit. Raises ModelNotFoundError."""
+        """Fetch all files but the weights. Raises ModelNotFoundError."""
         assert self.repository is not None
         try:
             _fetch_matching(self.repository, self.folder.name, SMALL_FILES)
@@ -97,12 +96,12 @@ class FoundModel:
             raise not_given(self.asked, self.repository, error) from error
 
     def check_room(self) -> None:
-        """Raise ModelNotFoundError where the disk has no room for the missing files."""
+        """Raises ModelNotFoundError if the disk has no room for the missing files."""
         _check_room(self.asked, self.missing_bytes)
 
     def fetch_weights(self) -> None:
-        """Fetch the missing files of the folder's commit, with one bar of progress. Raises
-        ModelNotFoundError, before the first byte where the disk has no room."""
+        """Fetch the missing weights with a progress bar. Raises ModelNotFoundError, for a full disk
+        before the first byte."""
         assert self.repository is not None
         self.check_room()
         try:
@@ -113,7 +112,7 @@ class FoundModel:
         self.follow_branch()
 
     def follow_branch(self) -> None:
-        """Move the cache's branch to this commit, of which all is here."""
+        """Point the cache's branch to this commit, which is complete."""
         if self.repository is not None and self.branch is not None:
             move_branch(self.repository, self.branch, self.folder.name)
 
@@ -121,12 +120,9 @@ class FoundModel:
 def find_model(
     name: str, folders: Sequence[Path] = (), *, files: Sequence[str] = SMALL_FILES
 ) -> FoundModel:
-    """Find a model by name, and fetch its small files. Where the hub does not answer, the cache
-    counts.
-
-    folders: with models beside the hub's cache. files: patterns of the small files to fetch. Raises
-    ModelNotFoundError.
-    """
+    """Find a model by name and fetch its small files; without an answer of the hub, take the
+    cache's model. folders: searched beside the hub's cache. files: patterns of the small files.
+    Raises ModelNotFoundError."""
     place = look_up(name, folders)
     if isinstance(place, InFolder):
         return FoundModel(name, place.name, place.folder)
@@ -147,8 +143,8 @@ def find_model(
 
 
 def _fetch_matching(repository: str, commit: str, patterns: Sequence[str]) -> Path:
-    """Fetch the small files of a commit, and return its folder. Raises DownloadError,
-    ModelNotFoundError and what the client raises."""
+    """Fetch the small files of a commit; return its folder. Raises DownloadError,
+    ModelNotFoundError and the errors of the hub's client."""
     try:
         listed = check_files(get_cached_repo_tree(repository, revision=commit))
     except CachedRepoTreeNotFoundError:
@@ -173,8 +169,8 @@ def _fetch_matching(repository: str, commit: str, patterns: Sequence[str]) -> Pa
 
 
 def _bar_up_to(limit: int) -> type[tqdm]:
-    """Make a class of progress bars, in which the hub's client counts bytes and files: a bar ends a
-    download beyond the limit."""
+    """Make a progress bar class that ends a download beyond the limit. limit: bytes and files
+    together, since the hub's client counts both on such bars."""
 
     class Bar(tqdm):
         arrived = 0.0
@@ -189,7 +185,7 @@ def _bar_up_to(limit: int) -> type[tqdm]:
 
 
 def _listed(repository: str, commit: str) -> list[RepoFile]:
-    """Ask the hub for the files of a commit. Raises DownloadError, and its client's errors."""
+    """Ask the hub for a commit's files. Raises DownloadError and the errors of the hub's client."""
     listed = HfApi().list_repo_tree(repository, revision=commit, recursive=True)
     return check_files(file for file in listed if isinstance(file, RepoFile))
 
@@ -215,7 +211,7 @@ def _commit(place: OnHub) -> str:
 
 
 def _cached(name: str, place: OnHub, error: Exception) -> FoundModel:
-    """Find a model in the hub's cache. error: why the hub did not give it."""
+    """Find a model in the hub's cache. error: why the hub gave no answer."""
     repository, revision = place.repository, place.revision
     folder = snapshot_of(repository, revision) if revision else best_snapshot(repository)
     if folder is None:
@@ -232,12 +228,12 @@ def _cached(name: str, place: OnHub, error: Exception) -> FoundModel:
 
 
 def _with_missing(model: FoundModel) -> FoundModel:
-    """Add the missing weights, from the listing that came with the small files. Raises the errors
-    of the hub's client."""
+    """Add the missing weights according to the cached listing. Raises the errors of the hub's
+    client."""
     assert model.repository is not None
     listed = listed_weights(model.repository, model.folder)
     if listed is None:
-        return model  # without a network the cache is all
+        return model  # no listing: the cache is all that is known
     names = [name for name in listed if not (model.folder / name).exists()]
     if not names:
         return model
@@ -249,7 +245,7 @@ def _with_missing(model: FoundModel) -> FoundModel:
 
 
 def _weight_files(repository: str, commit: str, names: Collection[str]) -> tuple[WeightFile, ...]:
-    """Ask the hub for files of weights with their checksums, which its client does not keep."""
+    """Ask the hub for weight files with checksums: the cached listing has none."""
     blobs = repository_folder(repository) / BLOBS
     listed = {file.path: file for file in _listed(repository, commit)}
     weights = []
@@ -260,8 +256,7 @@ def _weight_files(repository: str, commit: str, names: Collection[str]) -> tuple
 
 
 def not_given(name: str, repository: str, error: Exception) -> ModelNotFoundError:
-    """Say why the hub did not give files, and what to do: no network, no such repository, no
-    permission, no room. The errors are those of many libraries."""
+    """Return an error that says why the hub gave no files, and what to do about it."""
     page = f"{constants.ENDPOINT}/{repository}"
     if isinstance(error, GatedRepoError):
         how = (
@@ -294,13 +289,12 @@ def not_given(name: str, repository: str, error: Exception) -> ModelNotFoundErro
 
 
 def model_names(model: FoundModel, alias: str | None) -> tuple[str, ...]:
-    """Return the names by which clients may call the model. The first one is its id."""
+    """Return the names that clients may use for the model; the first is its id."""
     names = model.name, model.folder.name, model.asked, str(model.folder)
     return tuple(dict.fromkeys(([alias] if alias else []) + [*names]))
 
 
 def free_bytes(folder: Path) -> int:
-    """Return the free bytes of an existing folder's disk."""
     return shutil.disk_usage(folder).free
 
 

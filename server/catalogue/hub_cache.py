@@ -1,11 +1,9 @@
-"""The Hugging Face hub's cache on this disk, which other programs share.
+"""Reads the Hugging Face hub's cache on this disk, which other programs share.
 
-It has a folder for each repository, ``models--org--name``, with files by their checksums in
-``blobs``, links to them in ``snapshots/COMMIT``, and the commits of branches in ``refs``
-(huggingface.co/docs/huggingface_hub, "Understand caching"). It is read here and not by
-``scan_cache_dir``, which leaves out what it finds broken and gives up where one folder may not be
-read: these are what people want to hear about.
-"""
+A repository's folder ``models--org--name`` holds contents in ``blobs``, named by checksum, links to
+them in ``snapshots/COMMIT``, and the branches' commits in ``refs`` (huggingface.co/docs/
+huggingface_hub, "Understand caching"). ``scan_cache_dir`` does not do: it leaves out broken
+repositories and stops at unreadable folders, and both are worth a report."""
 
 import os
 import re
@@ -24,39 +22,38 @@ from server.catalogue.names import GGUF, ModelNotFoundError
 REPOSITORY, BLOBS = "models--", "blobs"
 MAIN = "main"
 WEIGHTS = "model*.safetensors"
-# A commit has 40.
+# A commit's hash has 40 characters.
 MAX_REF_CHARS = 64
 SHA256 = re.compile(r"[0-9a-f]{64}")
-# Other programs' partial files may have holes, so quire has its own, with a suffix that the hub's
-# tools take for a download's as well.
+# quire writes partial files of its own, since other programs' partial files may have holes. The
+# hub's tools recognize this suffix as an unfinished download.
 PART_SUFFIX = ".quire.incomplete"
 
 
 @dataclass(frozen=True, slots=True)
 class WeightFile:
-    """A file of weights as a repository lists it."""
+    """A file of weights in a repository's listing."""
 
     path: str
     size_bytes: int
     blob: Path | None
-    """The file of its contents, named by their checksum; None where only the hub knows it."""
+    """The contents' file, named by checksum; None if only the hub knows the checksum."""
 
     @property
     def part(self) -> Path:
-        """Return the file of its contents while they arrive."""
+        """The contents' file during the download."""
         assert self.blob is not None
         return self.blob.with_name(self.blob.name + PART_SUFFIX)
 
     @property
     def sha256(self) -> str | None:
-        """Return the checksum of its contents, in hexadecimal digits; None where the hub has
-        another kind."""
+        """The contents' SHA-256 in hexadecimal; None if the hub gives another kind of checksum."""
         assert self.blob is not None
         return self.blob.name if SHA256.fullmatch(self.blob.name) else None
 
     @property
     def here_bytes(self) -> int:
-        """Return the number of bytes that have arrived."""
+        """Bytes received so far."""
         if self.blob is None:
             return 0
         if self.blob.exists():
@@ -66,7 +63,7 @@ class WeightFile:
 
 
 def cache_folder() -> Path:
-    """Return the folder of the cache that the environment gives the hub's client."""
+    """Return the cache's folder, as the environment sets it for the hub's client."""
     return Path(constants.HF_HUB_CACHE).expanduser()
 
 
@@ -77,13 +74,12 @@ def cached_repositories() -> Iterator[str]:
 
 
 def repository_folder(repository: str) -> Path:
-    """Return the folder of a repository, which need not exist."""
+    """Return the folder of a repository, existing or not."""
     return cache_folder() / f"{REPOSITORY}{repository.replace('/', '--')}"
 
 
 def snapshot_of(repository: str, revision: str) -> Path | None:
-    """Return the folder of a commit, or of a branch's or tag's last one; None where it is not
-    here."""
+    """Return the folder of a commit, or of a branch's or tag's commit; None if it is not cached."""
     snapshots = repository_folder(repository) / "snapshots"
     for commit in (revision, _commit_of(repository, revision)):
         if commit and (snapshots / commit).is_dir():
@@ -92,8 +88,8 @@ def snapshot_of(repository: str, revision: str) -> Path | None:
 
 
 def best_snapshot(repository: str) -> Path | None:
-    """Return the folder of the commit to serve without asking the hub: a complete one before
-    others, then main's, then the newest. None without a commit."""
+    """Return the best commit's folder to serve without the hub: complete ones first, then main's,
+    then the newest. None without any commit."""
     main = _commit_of(repository, MAIN)
 
     def rank(snapshot: Path) -> tuple[bool, bool, float]:
@@ -105,21 +101,20 @@ def best_snapshot(repository: str) -> Path | None:
 
 
 def move_branch(repository: str, branch: str, commit: str) -> None:
-    """Point the cache's branch to a commit, for programs without a network."""
+    """Point the cache's branch to a commit, so that programs find the commit offline."""
     if _commit_of(repository, branch) == commit:
         return
     file = repository_folder(repository) / "refs" / branch
     new = file.with_name(f"{file.name}.{os.getpid()}")
-    with suppress(OSError):  # a cache that may only be read stays as it is
+    with suppress(OSError):  # a read-only cache stays unchanged
         file.parent.mkdir(parents=True, exist_ok=True)
         new.write_text(commit, encoding="utf-8")
         new.replace(file)
 
 
 def listed_weights(repository: str, snapshot: Path) -> dict[str, int] | None:
-    """Return the files of weights that a repository has at a commit, and their bytes, from the
-    cached listing; None without a listing. snapshot: the commit's folder, whose index may name
-    some. Raises ModelNotFoundError where the repository has none, and CheckpointError."""
+    """Return sizes of a commit's weight files from the cached listing; None without a listing.
+    snapshot: the commit's folder. Raises CheckpointError, and ModelNotFoundError for no weights."""
     try:
         listed = get_cached_repo_tree(repository, revision=snapshot.name)
     except CachedRepoTreeNotFoundError:
@@ -134,31 +129,30 @@ def listed_weights(repository: str, snapshot: Path) -> dict[str, int] | None:
 
 
 def is_weights(path: str, named: Set[str]) -> bool:
-    """Return whether a file of a repository is one of weights. named: files that the index
-    names."""
+    """Return whether a repository's file holds weights. named: files in the commit's index."""
     return "/" not in path and (fnmatchcase(path, WEIGHTS) or path in named)
 
 
 def missing_weights(repository: str | None, folder: Path) -> list[str]:
-    """Return the files of weights that a folder lacks, by the hub's listing, else by its own index.
-    repository: the one whose commit it is. Raises ModelNotFoundError and CheckpointError."""
+    """Return the weight files that a folder lacks. repository: its listing counts; None: the
+    folder's index counts. Raises ModelNotFoundError and CheckpointError."""
     listed = listed_weights(repository, folder) if repository else None
     named = set(read_index(folder).values()) if listed is None else set(listed)
     return sorted(file for file in named if not (folder / file).exists())
 
 
 def lacks_weights(repository: str, snapshot: Path) -> bool:
-    """Return whether a commit has no weights here, or not all of them."""
+    """Return whether a cached commit lacks some or all weights."""
     try:
         missing = missing_weights(repository, snapshot)
     except (CheckpointError, ModelNotFoundError):
         return True
-    # A link may lead nowhere.
+    # exists() is false for a broken link.
     return bool(missing) or not any(file.exists() for file in snapshot.glob("*.safetensors"))
 
 
 def folders_in(folder: Path) -> list[Path]:
-    """Return the folders in a folder, without hidden ones; none where it may not be read."""
+    """Return a folder's subfolders without hidden ones; none if the folder is unreadable."""
     try:
         entries = sorted(folder.iterdir())
     except OSError:
@@ -167,7 +161,7 @@ def folders_in(folder: Path) -> list[Path]:
 
 
 def _commit_of(repository: str, branch: str) -> str | None:
-    """Return a branch's commit in the cache; None where it has none."""
+    """Return a branch's commit in the cache; None if unknown."""
     try:
         file = repository_folder(repository) / "refs" / branch
         regular_size(file)

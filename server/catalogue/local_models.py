@@ -1,8 +1,7 @@
-"""List the models on this disk: in the Hugging Face hub's cache, and in configured folders.
+"""Lists the models on this disk: in the Hugging Face hub's cache and in configured folders.
 
-No weights are read: config.json, the index and the headers of safetensors files say all of it. A
-process of its own reads them, and checks them as they would be served: here no file is opened.
-"""
+Only config.json, the index and the headers of safetensors files are read, no weights. Another
+process opens and checks the files: see folder_reader.py."""
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -43,7 +42,7 @@ from server.shipped import DEMO_MODEL, shipped
 from server.text.tokenizer import Tokenizer, TokenizerError
 
 CONFIG_FILE, TOKENIZER_FILE = "config.json", "tokenizer.json"
-# Files of weights of all programs.
+# Suffixes of weight files of any program.
 WEIGHT_SUFFIXES = frozenset({".safetensors", ".gguf", ".bin", ".npz", ".pt", ".pth"})
 MAX_CHARS = {
     "family": MAX_WORD_CHARS,
@@ -56,52 +55,47 @@ CONFIG_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 @dataclass(frozen=True, slots=True)
 class LocalModel:
-    """A model on this disk. It can be served unless it has a problem."""
+    """A model on this disk; it can be served unless ``problem`` is set."""
 
     name: str
-    """The id on the hub; of a configured folder ``org/name`` where it lies two levels below, else
-    the folder's own name."""
+    """The id on the hub; for a configured folder its own name, or ``org/name`` two levels below."""
     folder: Path
     size_bytes: int
-    """The bytes of all files of weights that are here."""
+    """Bytes of all weight files on this disk."""
     modified: float
-    """The time of the newest of these files; Unix seconds."""
+    """Modification time of the newest weight file, in Unix seconds."""
     revision: str | None
-    """The hub's commit; None for a configured folder."""
+    """Commit on the hub; None for a configured folder."""
     family: str = ""
-    """config.json's model_type; empty where it has none."""
+    """model_type of config.json; may be empty."""
     parameters: int = 0
-    """The number of all weights; 0 where the family is not served."""
+    """Number of weights; 0 for an unsupported family."""
     quantization: str = ""
-    """The packing of matrices: "4-bit", "mxfp4", "bf16"; empty where no file says it."""
+    """Storage of matrices, such as "4-bit", "mxfp4" or "bf16"; empty if unknown."""
     max_position_embeddings: int = 0
-    """0 where the family is not served."""
+    """0 for an unsupported family."""
     embeds: bool = False
-    """Whether it makes vectors of texts, and generates nothing."""
+    """True for a model that turns texts into vectors and generates nothing."""
     problem: str | None = None
-    """The reason for which it cannot be served, one sentence."""
+    """Why the model cannot be served, in one sentence."""
     digest: str = ""
-    """64 hexadecimal digits that differ where its files do; empty where it cannot be served."""
+    """64 hexadecimal digits that change with the files; empty for a model that cannot be served."""
     checkpoint: Checkpoint | None = None
-    """None where it cannot be served."""
+    """None for a model that cannot be served."""
 
 
 AS_JSON = TypeAdapter(LocalModel)
-"""The form in which a reading process returns a model."""
+"""Conversion for results of the reading process."""
 Facts = dict[str, Any]
-"""Fields of a LocalModel."""
 
 
 def local_models(
     folders: Sequence[Path], *, hub: bool = True, reader: FolderReader | None = None
 ) -> tuple[LocalModel, ...]:
-    """Return the models of this disk, by name.
-
-    folders: each is a model, or has models one level below, or two (``org/name``); it may be
-    missing. hub: whether the hub's cache counts. reader: remembers folders. Of models with the same
-    name the first that can be served counts, in the order of the folders; the hub's cache comes
-    last.
-    """
+    """Return the models on this disk, sorted by name. Among models of one name the first that can
+    be served wins, in the order of the folders, then the hub's cache. folders: each is a model, or
+    holds models one or two levels below (``org/name``); may be missing. hub: whether to search the
+    hub's cache. reader: remembers folders."""
     if reader is None:
         with FolderReader() as reader:
             return local_models(folders, hub=hub, reader=reader)
@@ -119,8 +113,8 @@ def local_models(
 def hub_model(
     repository: str, reader: FolderReader, snapshot: Path | None = None
 ) -> LocalModel | None:
-    """Return a repository's model in the hub's cache, if any. snapshot: the commit's folder; else
-    the one that would be served without a network."""
+    """Return a repository's model in the hub's cache, if any. snapshot: the commit's folder; None:
+    the commit to serve offline."""
     if snapshot is not None:
         return _read(reader, read_model, snapshot, repository, snapshot.name)
     folder = repository_folder(repository)
@@ -130,15 +124,15 @@ def hub_model(
 
 
 def folder_model(name: str, folder: Path, reader: FolderReader) -> LocalModel:
-    """Return the model in a folder outside of the hub's cache."""
+    """Return the model in a folder outside the hub's cache."""
     return _read(reader, read_model, folder, name, None)
 
 
 def _read(
     reader: FolderReader, work: Any, folder: Path, name: str, revision: str | None
 ) -> LocalModel:
-    """Return the model in a folder; where it cannot be read, with this problem. revision: the hub's
-    commit; empty where the files determine it."""
+    """Return the model in a folder; a reading error becomes its problem. revision: commit on the
+    hub; empty if the files determine it."""
     try:
         return AS_JSON.validate_python(reader.read(work, folder, name, revision, reader.embeds))
     except CheckpointError as error:
@@ -158,7 +152,7 @@ def _all_models(
 
 
 def _model_folders(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Yield the models of a configured folder, with their names."""
+    """Yield names and folders of the models in a configured folder."""
     if _is_model(folder):
         is_demo = folder.resolve() == shipped(DEMO_MODEL).resolve()
         yield DEMO_ID if is_demo else folder.resolve().name, folder
@@ -185,21 +179,21 @@ def _weights_in(folder: Path) -> list[Path]:
 
 
 def read_repository(folder: str, repository: str, _: str, embeds: bool | None) -> Any:
-    """Read a repository in the hub's cache, as ``read_model`` does."""
+    """Read a repository of the hub's cache like ``read_model``."""
     snapshot = best_snapshot(repository)
     assert snapshot is not None, folder
     return read_model(str(snapshot), repository, snapshot.name, embeds)
 
 
 def read_model(path: str, name: str, revision: str | None, embeds: bool | None) -> Any:
-    """Read a folder's files; return AS_JSON's form. A file that cannot be read becomes a problem:
-    the other models are listed all the same."""
+    """Read a folder's files; return a value for AS_JSON. An error becomes the model's problem, so
+    that other models are still listed."""
     folder, facts = Path(path), Facts()
     try:
         for more in _read_facts(name if revision else None, folder, embeds):
             facts |= more
     except Exception as error:
-        # Any program may have written these files, and no check foresees all of their mistakes.
+        # Strangers' files can fail in ways that no check foresees.
         facts["problem"] = _problem(name, folder, error)
     return AS_JSON.dump_python(_model_of(name, folder, revision, facts), mode="json")
 
@@ -209,7 +203,7 @@ def _model_of(name: str, folder: Path, revision: str | None, facts: Facts) -> Lo
         stats = [path.stat() for path in _weights_in(folder) if path.exists()]
         size_bytes = sum(stat.st_size for stat in stats)
         modified = max((stat.st_mtime for stat in stats), default=folder.stat().st_mtime)
-    except OSError:  # gone meanwhile, or not readable
+    except OSError:  # removed meanwhile, or unreadable
         size_bytes, modified = 0, 0.0
     for field, max_chars in MAX_CHARS.items():
         if field in facts:
@@ -218,7 +212,7 @@ def _model_of(name: str, folder: Path, revision: str | None, facts: Facts) -> Lo
 
 
 def _problem(name: str, folder: Path, error: Exception) -> str:
-    """Return why the folder's files are not served."""
+    """Return an error's text as a model's problem."""
     if isinstance(error, CheckpointError | ModelNotFoundError):
         problem = str(error).replace(f"{folder}/", "").removeprefix(f"{folder}: ")
         return problem.removeprefix(f"{name}: ")
@@ -226,8 +220,8 @@ def _problem(name: str, folder: Path, error: Exception) -> str:
 
 
 def _read_facts(repository: str | None, folder: Path, embeds: bool | None) -> Iterator[Facts]:
-    """Yield facts of a folder; files that are more likely to be good come first. repository: the
-    one whose commit it is. Raises CheckpointError, and any error of reading files."""
+    """Yield facts of a folder, the most reliable first. repository: None for a folder outside the
+    hub's cache. Raises CheckpointError and any error of reading files."""
     if not (folder / CONFIG_FILE).exists():
         if any(path.suffix.lower() == ".gguf" for path in _weights_in(folder)):
             yield {"problem": GGUF, "quantization": "gguf"}
@@ -267,7 +261,7 @@ def _incomplete(repository: str | None, missing: Sequence[str]) -> str:
 
 
 def named_quantization(values: dict[str, Any]) -> str:
-    """Return the packing of matrices that ``config.json`` names; empty where it names none."""
+    """Return the storage of matrices according to ``config.json``; empty if unknown."""
     packing = values.get("quantization")
     if isinstance(packing, dict):
         mode = packing.get("mode", AFFINE)
@@ -279,7 +273,7 @@ def named_quantization(values: dict[str, Any]) -> str:
 
 
 def _stored_as(checkpoint: Checkpoint, named: str) -> str:
-    """Return how matrices are stored. The dtype of plain ones is the files', not config.json's."""
+    """Return how matrices are stored; for unquantized ones the weight files decide."""
     plain = named in CONFIG_DTYPES.values() or not named
     return DTYPES[checkpoint.dtype] if plain else named
 
@@ -289,7 +283,7 @@ def model_files(folder: Path) -> list[Path]:
 
 
 def digest_of(files: Iterable[Path]) -> str:
-    """Hash a model's files in an instant: small files whole, and the names and sizes of weights."""
+    """Hash a model quickly: small files in whole, weights by name and size."""
     digest = hashlib.sha256()
     for file in files:
         size = file.stat().st_size
@@ -302,8 +296,8 @@ def digest_of(files: Iterable[Path]) -> str:
 def folder_problem(
     path: str, embeds: bool | None, promised_bytes: int | None, tokenizer: bool
 ) -> str | None:
-    """Return why a folder cannot be served, a sentence; None where it can. promised_bytes: of all
-    weights, where some are not here yet. tokenizer: whether that is here."""
+    """Return why a folder cannot be served, or None. promised_bytes: of all weights, if some are
+    still on the hub. tokenizer: whether its files exist."""
     folder = Path(path)
     try:
         checkpoint = checkpoint_in(folder, embeds, promised_bytes)
@@ -315,7 +309,7 @@ def folder_problem(
 
 
 def shape_problem(path: str) -> str | None:
-    """Return why the shape of the model in a folder cannot be read; None where it can."""
+    """Return why a model's shape cannot be read, or None."""
     try:
         read_shape(Path(path))
     except CheckpointError as error:
@@ -324,15 +318,16 @@ def shape_problem(path: str) -> str | None:
 
 
 def checkpoint_in(folder: Path, embeds: bool | None, promised_bytes: int | None) -> Checkpoint:
-    """Read a folder's checkpoint, whole or promised. Raises CheckpointError."""
+    """Read a folder's checkpoint. promised_bytes: None if all weights are here. Raises
+    CheckpointError."""
     if promised_bytes is None:
         return read_checkpoint(folder, embeds=embeds)
     return promised_checkpoint(folder, promised_bytes, embeds=embeds)
 
 
 def template_facts(path: str) -> tuple[str, bool, bool, str]:
-    """Return the problem of a folder's tokenizer, or an empty string; whether its chat template
-    writes calls, and thoughts; and the template."""
+    """Return the tokenizer's problem or an empty string, whether the chat template writes tool
+    calls, whether it writes thoughts, and the template's text."""
     try:
         template = Tokenizer(Path(path)).template
     except TokenizerError as error:
@@ -341,7 +336,7 @@ def template_facts(path: str) -> tuple[str, bool, bool, str]:
 
 
 def check_vocabulary(folder: Path, tokenizer: Tokenizer, checkpoint: Checkpoint) -> None:
-    """Raise TokenizerError for a tokenizer with more tokens than the weights have."""
+    """Raises TokenizerError for a tokenizer with more tokens than the weights."""
     if tokenizer.vocab_size > checkpoint.vocab_size:
         raise TokenizerError(
             f"{folder / TOKENIZER_FILE}: it has {tokenizer.vocab_size} tokens, but config.json's "

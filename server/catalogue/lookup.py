@@ -1,4 +1,4 @@
-"""Resolve a model's name: to a folder, or a repository of the hub."""
+"""Resolves a model's name to a folder or to a repository on the hub."""
 
 import tomllib
 from collections.abc import Sequence
@@ -23,16 +23,16 @@ from server.shipped import ALIASES_FILE, DEMO_MODEL, shipped
 
 @dataclass(frozen=True, slots=True)
 class InFolder:
-    """A model in a folder that is not the hub's."""
+    """A model in a folder outside the hub's cache."""
 
     name: str
-    """The folder's name, or ``org/name`` where it lies two levels below a configured folder."""
+    """The folder's name, or ``org/name`` two levels below a configured folder."""
     folder: Path
 
 
 @dataclass(frozen=True, slots=True)
 class OnHub:
-    """A repository, and the branch, tag or commit that it is pinned to."""
+    """A repository, pinned to a branch, tag or commit, or None."""
 
     repository: str
     revision: str | None
@@ -40,7 +40,7 @@ class OnHub:
 
 @cache
 def aliases() -> dict[str, str]:
-    """Return quire's own short names, and their repositories."""
+    """Return the repositories by quire's short names."""
     text = shipped(ALIASES_FILE).read_text(encoding="utf-8")
     names: dict[str, str] = tomllib.loads(text)["aliases"]
     return names
@@ -49,12 +49,10 @@ def aliases() -> dict[str, str]:
 def look_up(
     name: str, folders: Sequence[Path] = (), reader: FolderReader | None = None
 ) -> InFolder | OnHub:
-    """Resolve a name. folders: with models beside the hub's cache. reader: as for ``local_models``.
-
-    The first of these counts: a path; the name of the demo model; the whole name of a model in
-    these folders that can be served; a short name of quire's; an id of the hub; the last part of
-    the name of one model on this disk. Raises ModelNotFoundError.
-    """
+    """Resolve a name. folders: searched beside the hub's cache. reader: as for ``local_models``.
+    The order: a path; the demo model's name; the full name of a servable model in these folders;
+    quire's short names; an id on the hub; the last part of a local model's name. Raises
+    ModelNotFoundError."""
     path = Path(name).expanduser()
     if path.is_dir():
         if has_gguf_alone(path):
@@ -79,8 +77,8 @@ def look_up(
 def _by_last_part(
     name: str, folders: Sequence[Path], reader: FolderReader | None
 ) -> LocalModel | None:
-    """Return the model of this disk with that name behind its organisation. Raises
-    ModelNotFoundError where there are several."""
+    """Return the local model with this name after its organisation, if any. Raises
+    ModelNotFoundError for several."""
     matches = [
         model
         for model in local_models(folders, reader=reader)

@@ -1,20 +1,20 @@
-"""Check names of models: folders, ids of the Hugging Face hub, and mistakes."""
+"""Checks names of models: ids of the Hugging Face hub, revisions, and common mistakes."""
 
 import re
 from collections.abc import Iterable
 from pathlib import Path
 
-# The small model that comes with quire; a folder of that name comes first.
+# The model that comes with quire; a folder named demo wins.
 DEMO, DEMO_ID = "demo", "quire-demo"
-# A name that begins otherwise, or has "..", is a path.
+# Other text is a path.
 HUB_ID = re.compile(r"(?!.*(?:--|\.\.))\w[\w.-]*/[\w.-]*\w", re.ASCII)
-# A branch, a tag or a commit.
+# A branch, tag or commit.
 REVISION = re.compile(r"(?!.*\.\.)\w[\w./-]*", re.ASCII)
-# "qwen3:4b", with or without a person before it.
+# Such as "qwen3:4b" or "user/qwen3:4b".
 OLLAMA_NAME = re.compile(r"(?:[\w.-]+/)?[\w.-]+:[\w.-]+")
-# Suffixes of files in repositories, not of repositories.
+# Names with these suffixes are files in repositories, not repositories.
 FILES = (".gguf", ".safetensors")
-# The longest problem, and the longest word of other people's files, that a line shows.
+# Longest text from other people's files in a line: of a problem, and of a word.
 MAX_PROBLEM_CHARS, MAX_WORD_CHARS = 1000, 100
 EXAMPLES = "Qwen/Qwen3-4B or mlx-community/Qwen3-4B-4bit"
 GGUF = (
@@ -24,7 +24,7 @@ GGUF = (
 
 
 class ModelNotFoundError(ValueError):
-    """No such folder, and no such repository; one sentence."""
+    """No such folder or repository; the text is one sentence."""
 
 
 def is_hub_id(name: str) -> bool:
@@ -32,19 +32,19 @@ def is_hub_id(name: str) -> bool:
 
 
 def split_revision(name: str) -> tuple[str, str | None]:
-    """Return a name without its pin, and the branch, tag or commit that it is pinned to."""
+    """Split a name at "@" into the name and the branch, tag or commit."""
     base, at, revision = name.partition("@")
     return (base, revision) if at and REVISION.fullmatch(revision) else (name, None)
 
 
 def has_gguf_alone(folder: Path) -> bool:
-    """Return whether a folder's weights are in GGUF alone, which is not read."""
+    """Return whether a folder has weights only in the GGUF format, which quire cannot read."""
     return any(folder.glob("*.gguf")) and not any(folder.glob("*.safetensors"))
 
 
 def why_not(name: str, path: Path, aliases: Iterable[str]) -> str:
-    """Say why a name is not a model's, and how to write it. path: the name as a path. aliases: all
-    short names."""
+    """Explain why a text is no model's name. path: the same text as a path. aliases: short
+    names."""
     if path.suffix.lower() == ".gguf":
         return GGUF if path.is_file() else f"there is no such file; and {GGUF}"
     if path.is_file():
@@ -58,8 +58,8 @@ def why_not(name: str, path: Path, aliases: Iterable[str]) -> str:
 
 
 def printable(text: str, max_chars: int | None = None) -> str:
-    """Return other people's text as it may stand in a line: characters that move a terminal's
-    cursor or begin a line are escaped. max_chars: the text is cut behind them."""
+    """Escape control characters and line breaks in other people's text. max_chars: cut the text
+    there."""
     if max_chars is not None and len(text) > max_chars:
         text = f"{text[: max_chars - 1]}\N{HORIZONTAL ELLIPSIS}"
     if text.isprintable():
