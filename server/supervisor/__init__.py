@@ -1,1 +1,1 @@
-"""Several models behind one address: a process for each, one budget of memory over all."""
+"""Several models behind one address: a process per model, and one memory budget for all."""

@@ -1,4 +1,5 @@
-"""The application of several models: a model's process answers most routes, the front some."""
+"""The application of several models: forwards most requests to a model's process, answers
+others."""
 
 import asyncio
 import re
@@ -44,7 +45,7 @@ from server.supervisor.process import Headers, LoadError, ModelProcess, NoAnswer
 
 SHOW = "/api/show"
 STORED_RESPONSE = "/v1/responses/{response_id}"
-# The undecoded path, as it is forwarded.
+# Matches the undecoded path, which is forwarded as it is.
 STORED_TARGET = re.compile(rb"/v1/responses/[A-Za-z0-9_-]{1,64}(?=[/?]|\Z)")
 
 
@@ -85,12 +86,12 @@ def create_front(front: Front) -> tuple[FastAPI, FrontMetrics]:
 async def _load_pinned(front: Front) -> None:
     for model in list(front.models.models.values()):
         if model.pinned:
-            with suppress(LoadError, NoRoomError):  # it is in the log
+            with suppress(LoadError, NoRoomError):  # already logged
                 await front.models.load(model)
 
 
 class BodyHead(BaseModel):
-    """The fields of a body that the front needs."""
+    """The fields of a body that the front reads."""
 
     model: str | None = None
     stream: Any = None
@@ -98,11 +99,12 @@ class BodyHead(BaseModel):
 
 
 def _add_forwarding_routes(router: APIRouter, front: Front) -> None:
-    """Add the routes that a model's process answers."""
+    """Add the routes that the models' processes answer."""
     limits = front.config.limits
 
     async def model_of(request: Request, name: str | None) -> ManagedModel:
-        """Return the model that a client means; the log has its name. Raises ApiError (404)."""
+        """Return the model that a client means; note its name for the log. Raises ApiError
+        (404)."""
         model = await front.model_of(name)
         request.state.model = model.name
         return model
@@ -118,14 +120,14 @@ def _add_forwarding_routes(router: APIRouter, front: Front) -> None:
         return ForwardedAnswer(request, front, forwarded)
 
     async def look(request: Request) -> Response:
-        """Forward to the model that the query names, or that was used last; never load it."""
+        """Forward to the model in the query, or to the last used one; never load a model."""
         model = await model_of(request, request.query_params.get("model"))
         if not model.loaded:
             raise unavailable(f"{model.name} is not loaded; the next request to it loads it.")
         return ForwardedAnswer(request, front, ForwardedRequest(model, client_of(request), b""))
 
     async def stored(request: Request) -> Response:
-        """Forward to the loaded model that has the response."""
+        """Forward to the loaded model that holds the stored response."""
         body = await request.body()
         model = await model_with_response(front, request)
         request.state.model = model.name
@@ -140,15 +142,15 @@ def _add_forwarding_routes(router: APIRouter, front: Front) -> None:
 
 
 def stream_start(request: Request, model: ManagedModel, head: BodyHead) -> StreamStart | None:
-    """Return how a stream begins; None for an answer in one piece."""
+    """Return how to begin a stream; None for an answer in one piece."""
     if speaks_ollama(request.scope):
         return None if head.stream is False else line_stream(request.url.path, model.name)
     return EVENTS if head.stream is True else None
 
 
 async def model_with_response(front: Front, request: Request) -> ManagedModel:
-    """Return the model that has stored a response for its client. Raises ApiError: 404, or 503
-    where a model does not say whether it has it."""
+    """Return the model that stores a response for the client. Raises ApiError: 404, or 503 if a
+    model does not answer."""
     error = ApiError(404, "No model that is loaded has this response.", type="not_found_error")
     if (target := STORED_TARGET.match(target_of(request.scope))) is None:
         raise error
@@ -164,7 +166,7 @@ async def model_with_response(front: Front, request: Request) -> ManagedModel:
 
 
 async def _status(process: ModelProcess, target: bytes, headers: Headers) -> int | None:
-    """Return the status of a process's answer; None where there is none."""
+    """Return the status of a process's answer; None without an answer."""
     try:
         return (await process.get(target, headers)).status
     except NoAnswerError:
@@ -172,14 +174,14 @@ async def _status(process: ModelProcess, target: bytes, headers: Headers) -> int
 
 
 def client_of(request: Request) -> bytes:
-    """Return a digest that tells clients apart, as far as they can be: each may keep a model
-    loaded."""
+    """Return a digest of key and address: each client has a keep-alive time of its own per
+    model."""
     host = request.client.host if request.client else ""
     return sha256(f"{request_key(request.headers)}\n{host}".encode()).digest()
 
 
 def _add_model_list_routes(router: APIRouter, front: Front) -> None:
-    """Return the routes that list all models, loaded or not."""
+    """Add the routes that list all models, loaded or not."""
 
     def entry(request: Request, model: ManagedModel) -> dict[str, Any]:
         length = model.needs.max_model_len if model.needs else None
@@ -202,8 +204,6 @@ def _add_model_list_routes(router: APIRouter, front: Front) -> None:
 
 
 def _add_operation_routes(router: APIRouter, front: Front, metrics: FrontMetrics) -> None:
-    """Return the routes for operators."""
-
     @router.get("/version")
     async def get_version() -> dict[str, str]:
         return who_answers()
@@ -215,7 +215,7 @@ def _add_operation_routes(router: APIRouter, front: Front, metrics: FrontMetrics
 
     @router.get("/ready")
     async def ready() -> Response:
-        """Answer 200 once all pinned models are loaded; others are loaded on demand."""
+        """Answer 200 once all pinned models are loaded."""
         if front.drain.draining:
             raise shutting_down()
         for model in front.models.models.values():
@@ -231,7 +231,7 @@ def _add_operation_routes(router: APIRouter, front: Front, metrics: FrontMetrics
 
 
 def _scrape_headers(front: Front) -> Headers:
-    """Return headers for the front's own requests to processes, which may want a key."""
+    """Return headers for requests to the processes for metrics, with a key if one is configured."""
     access = front.config.access
     keys = [access.scrape_key] if access.scrape_key else list(access.api_keys[:1])
     bearer = [(b"authorization", f"Bearer {key.get_secret_value()}".encode()) for key in keys]

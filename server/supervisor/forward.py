@@ -1,8 +1,6 @@
-"""Forward a request to a model's process, and its answer back as it comes.
+"""Forwards requests to a model's process and streams the answers back.
 
-A stream whose model is being loaded begins before there is an answer: comments, which clients
-ignore, show that the server is there.
-"""
+A stream may begin while its model is still being loaded: with comments, which clients ignore."""
 
 import asyncio
 from dataclasses import dataclass
@@ -24,7 +22,7 @@ from server.supervisor.front import Front
 from server.supervisor.models import ManagedModel, NoRoomError
 from server.supervisor.process import Headers, LoadError, ModelProcess, NoAnswerError
 
-# RFC 9110, section 7.6.1: fields of one connection. The front has its own.
+# Fields of a single connection (RFC 9110, section 7.6.1), not forwarded.
 OF_ONE_CONNECTION = {
     *("connection", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding"),
     *("upgrade", "expect"),
@@ -38,12 +36,12 @@ RESPONSES_PATH = "/v1/responses"
 
 @dataclass(frozen=True, slots=True)
 class StreamStart:
-    """How a stream begins whose model is being loaded."""
+    """The begin of a stream whose model is being loaded."""
 
     media_type: bytes
     sign_of_life: bytes
     begins_at_once: bool
-    """Otherwise it begins after ``server.sse_ping_s``: until then errors have a status."""
+    """False: begins only after ``server.sse_ping_s``, so that early errors still get a status."""
 
 
 EVENTS = StreamStart(b"text/event-stream; charset=utf-8", SIGN_OF_LIFE, begins_at_once=False)
@@ -59,7 +57,7 @@ class ForwardedRequest:
     stream: StreamStart | None = None
     """None for an answer in one piece."""
     keep_alive_s: float | None = None
-    """How long the client wants the model to stay; negative: for ever."""
+    """Time for which the client wants to keep the model loaded; negative: for ever."""
 
 
 def not_loaded(model: str, error: LoadError) -> ApiError:
@@ -73,7 +71,7 @@ def model_ended(model: str) -> ApiError:
 
 
 class ForwardedAnswer(Response):
-    """The answer of a model's process."""
+    """The forwarded answer of a model's process."""
 
     def __init__(self, request: Request, front: Front, forwarded: ForwardedRequest) -> None:
         self.background = None
@@ -84,7 +82,7 @@ class ForwardedAnswer(Response):
         self._num_events = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the answer. A client that leaves ends its request."""
+        """Send the answer; cancel the request if the client leaves."""
         await unless_left(self._request, self._answer(scope, receive, send))
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -112,10 +110,10 @@ class ForwardedAnswer(Response):
         elif forwarded.stream is not None:
             await self._end_with(failure, send)
         else:
-            raise failure  # the connection is broken off, so that the client can tell
+            raise failure  # breaks the connection, so that the client notices
 
     async def _process(self, send: Send) -> ModelProcess:
-        """Return the model's process. Raises LoadError, NoRoomError, TimeoutError."""
+        """Return the model's process, loaded. Raises LoadError, NoRoomError, TimeoutError."""
         models, config, stream = self._front.models, self._front.config, self._forwarded.stream
         if (process := models.running(self._forwarded.model)) is not None:
             return process
@@ -135,8 +133,8 @@ class ForwardedAnswer(Response):
             loading.cancel()
 
     async def _relay(self, process: ModelProcess, send: Send) -> bool:
-        """Send the answer of the process. Return False where it had ended before it got the
-        request. Raises NoAnswerError where it ends meanwhile."""
+        """Send the process's answer. Return False if the process ended before it got the request.
+        Raises NoAnswerError if the process ends during the answer."""
         request = self._request
         target, headers = target_of(request.scope), sent_headers(request)
         upstream = process.stream(request.method, target, headers, self._forwarded.body)
@@ -156,7 +154,7 @@ class ForwardedAnswer(Response):
                 return False
             raise
         except asyncio.CancelledError:
-            request.state.forwarded = True  # its process sees that the client has left
+            request.state.forwarded = True  # the process counts the request of the client that left
             raise
         await send(_body(b"", is_last=True))
         return True
@@ -167,7 +165,7 @@ class ForwardedAnswer(Response):
             await send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def _end_with(self, error: ApiError, send: Send) -> None:
-        """End a stream that has begun with the error, in the shape of its API."""
+        """End a begun stream with an error in the form of the API."""
         last = _failure_event(self._request.scope, error, self._num_events)
         await send(_body(last, is_last=True))
 
@@ -177,14 +175,14 @@ def _body(chunk: bytes, *, is_last: bool = False) -> dict[str, Any]:
 
 
 def target_of(scope: Scope) -> bytes:
-    """Return path and query as they were sent."""
+    """Return path and query, undecoded."""
     query = scope["query_string"]
     path: bytes = scope.get("raw_path") or scope["path"].encode()
     return path + (b"?" + query if query else b"")
 
 
 def sent_headers(request: Request) -> Headers:
-    """Return a request's header fields for a model's process."""
+    """Return the request's headers for a model's process."""
     own = [(HEADER.encode(), current_request_id().encode())]
     raw = request.headers.raw
     return [field for field in raw if field[0].decode("latin-1") not in NOT_SENT] + own
@@ -196,7 +194,7 @@ def _returned(headers: Headers) -> Headers:
 
 
 def _error_of(status: int, body: bytes) -> ApiError:
-    """Read a process's error, which comes too late to be a status."""
+    """Parse the error response of a process, whose status cannot be sent any more."""
     error = from_json(body)["error"]
     fields = error if isinstance(error, dict) else {"message": error}
     kind = fields.get("type") or "server_error"
@@ -206,7 +204,7 @@ def _error_of(status: int, body: bytes) -> ApiError:
 
 
 def _failure_event(scope: Scope, error: ApiError, number: int) -> bytes:
-    """Write the event that ends a stream. number: of the events before it."""
+    """Return the error event that ends a stream. number: count of earlier events."""
     if speaks_anthropic(scope):
         return event(late_message_error(error, current_request_id()), named=True)
     if speaks_ollama(scope):

@@ -1,4 +1,4 @@
-"""The front of several models: one address, and each request at the model that its name means."""
+"""The front of several models: finds the model that each request means, and rereads the disk."""
 
 import asyncio
 import math
@@ -18,10 +18,10 @@ from server.supervisor.models import ManagedModel, ModelSource, ModelSupervisor
 
 LATEST = ":latest"
 LOADED = "loaded"
-"""The target of an alias that means any model that is loaded."""
-# The disk is not read more often.
+"""Target of an alias for the model at hand."""
+# Shortest time between two scans of the disk.
 RESCAN_S = 2.0
-# A machine that is idle falls asleep after minutes.
+# Short enough: an idle machine falls asleep only after minutes.
 AWAKE_POLL_S = 5.0
 NOTHING_LOADED = "No model has been used yet: name one of those that GET /v1/models lists."
 
@@ -29,12 +29,9 @@ NOTHING_LOADED = "No model has been used yet: name one of those that GET /v1/mod
 def match_name(
     name: str | None, models: Collection[str], aliases: Mapping[str, str], at_hand: str | None
 ) -> str | None:
-    """Return the model that a client's name means; None where there is none.
-
-    models: a hub id or a folder's name each. aliases: patterns such as ``gpt-*``, and the model
-    that each stands for, or LOADED; the first match counts. at_hand: the model for LOADED, and for
-    a client without a name.
-    """
+    """Return the model that a client's name means, or None. models: hub ids or folders' names.
+    aliases: patterns such as ``gpt-*`` to a model's name or LOADED; the first match counts.
+    at_hand: the model for LOADED and for a request without a name."""
     plain = (name or "").removesuffix(LATEST).rstrip("/")
     if not plain:
         return at_hand
@@ -45,8 +42,7 @@ def match_name(
 
 
 def _match_own(name: str | None, models: Collection[str]) -> str | None:
-    """Return the model of that name. The organisation may be left out where only one model has the
-    name without it."""
+    """Return the model with that name. The organisation may be missing if the rest is unique."""
     if name is None or name in models:
         return name
     base = name.rpartition("/")[2]
@@ -62,30 +58,30 @@ class Front:
     config: Config
     models: ModelSupervisor
     find: Callable[[], Iterable[ModelSource]]
-    """Returns all models of this disk that can be served; takes a while."""
+    """Returns all servable models on this disk; slow."""
     awake: KeepAwake | None = None
-    """Holds the machine awake; None where it may sleep."""
+    """Keeps the machine awake; None if it may sleep."""
     drain: Drain = field(default_factory=Drain)
     templates: Executor = field(default_factory=partial(ThreadPoolExecutor, 1, "templates"))
-    """Reads models' abilities."""
+    """Thread that reads models' abilities."""
     _disk: Executor = field(default_factory=partial(ThreadPoolExecutor, 1, "disk"))
     _looking: asyncio.Lock = field(default_factory=asyncio.Lock)
     _looked_at: float = -math.inf
 
     def _find(self, name: str | None) -> ManagedModel | None:
         models, own = self.models.models, self.config.models.aliases
-        # The settings' aliases come before the ones that quire brings along.
+        # The settings' aliases win over quire's own.
         brought = {short: model for short, model in aliases().items() if short not in own}
         at_hand = None if (model := self.models.at_hand) is None else model.name
         match = match_name(name, models, own | brought, at_hand)
         return None if match is None else models[match]
 
     async def refresh(self) -> None:
-        """Update the models, and their files, from the disk."""
-        async with self._looking:  # requests that come meanwhile wait for the same result
+        """Update the models and their files from the disk."""
+        async with self._looking:  # concurrent requests share one scan
             if time.monotonic() - self._looked_at < RESCAN_S:
                 return
-            # A thread of its own: reading may take long, and loaded models' requests go on.
+            # A thread of its own: a slow scan does not delay requests to loaded models.
             loop = asyncio.get_running_loop()
             self.models.update(await loop.run_in_executor(self._disk, lambda: list(self.find())))
             self._looked_at = time.monotonic()
@@ -98,7 +94,7 @@ class Front:
                 yield model
 
     async def model_of(self, name: str | None) -> ManagedModel:
-        """Return the model that a client means, of the newest files unless it is loaded. Raises
+        """Return the model that a client means, with its newest files unless it is loaded. Raises
         ApiError (404)."""
         model = self._find(name)
         if model is None or model.at_rest:
@@ -113,7 +109,7 @@ class Front:
         )
 
     async def keep_awake(self, awake: KeepAwake) -> None:
-        """Hold the machine awake while models are used, or others may ask. Never returns."""
+        """Keep the machine awake while models are in use or others may ask. Never returns."""
         try:
             while True:
                 awake.update(busy=any(model.users for model in self.models.models.values()))
@@ -123,9 +119,9 @@ class Front:
 
     @property
     def alive(self) -> bool:
-        """Return whether answers can still come to their own end."""
+        """True: each process watches its own engine."""
         return True
 
     def end_all(self, message: str) -> None:
-        """End all models' answers."""
+        """End the answers of all models."""
         self.models.end_answers()

@@ -1,4 +1,4 @@
-"""The metrics of all models and of the front, on one page: a model's have its name as a label."""
+"""The metrics of the front and of all models on one page; a model's metrics have a model label."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
@@ -14,13 +14,13 @@ from server.metrics.families import counters, gauge, gauges
 from server.supervisor.models import ManagedModel, ModelSupervisor
 from server.supervisor.process import Headers, ModelProcess, NoAnswerError
 
-# The bound of a histogram of answers, which models' processes count: the front has none.
+# Bounds histograms of answers, which stay empty: the models' processes count answers.
 MAX_MODEL_LEN = 32768
 PATH = b"/metrics"
 
 
 class ModelsCollector(Collector):
-    """Collect which models are loaded, and their parts of the budget."""
+    """Collects the models' state and their parts of the memory budget."""
 
     def __init__(self, models: ModelSupervisor) -> None:
         self._supervisor = models
@@ -85,7 +85,7 @@ class ModelsCollector(Collector):
 
 
 class FrontMetrics(HttpMetrics):
-    """The registry of the front."""
+    """The front's own metrics, to which it adds those of the processes."""
 
     def __init__(self, models: ModelSupervisor) -> None:
         super().__init__(MAX_MODEL_LEN)
@@ -93,8 +93,8 @@ class FrontMetrics(HttpMetrics):
         self.registry.register(ModelsCollector(models))
 
     async def render_all(self, headers: Headers) -> bytes:
-        """Write the front's metrics and those of all loaded models. headers: for the requests to
-        their processes."""
+        """Return the metrics of the front and of all loaded models. headers: for the requests to
+        the processes."""
         loaded = [(each.name, each.process) for each in self._supervisor.loaded if each.process]
         pages = await asyncio.gather(*(_read_page(process, headers) for _, process in loaded))
         merged = {family.name: family for family in self.registry.collect()}
@@ -112,7 +112,7 @@ class _Families(Collector):
 
 
 async def _read_page(process: ModelProcess, headers: Headers) -> str:
-    """Return a process's metrics; an empty page where it does not answer."""
+    """Return a process's metrics; empty without an answer."""
     with suppress(NoAnswerError):
         answer = await process.get(PATH, headers)
         return answer.content.decode() if answer.status == 200 else ""

@@ -1,16 +1,16 @@
-"""Load and unload models within one budget of memory.
+"""Loads and unloads models within one memory budget.
 
 ::
 
     not loaded -> loading -> loaded -> ending -> not loaded
 
-A loaded model has its weights, K and V for one sequence of the longest length, and more K and V
-while there is room. For a model that is to be loaded, others first give unused K and V; then the
-one that was used longest ago ends. A model also ends when no client wants to keep it any more.
+A loaded model holds its weights, K and V for one sequence of full length, and more K and V while
+there is room. To make room for another model, loaded ones first give up unused K and V; then the
+model that was used longest ago is unloaded. A model is also unloaded when its keep-alive is over.
 
-Models wait for memory in a line, in the order of their first requests. A model that has waited for
-its turn gets the memory of models in use that have had theirs: these take no more requests, and
-end with their last answer. The line, the memory and the processes share one state, hence one file.
+Models wait for memory in a line, in the order of their first requests. After a turn of waiting, a
+model takes the memory of models in use that have had a turn themselves: these refuse new requests
+and are unloaded after their last answer. All of this shares one state, hence one file.
 """
 
 import asyncio
@@ -28,25 +28,25 @@ from server.protocol.ollama.answer import ModelFacts
 from server.protocol.wire_errors import RETRY_AFTER_S
 from server.supervisor.process import LoadError, ModelProcess
 
-# The exit code where a GPU's memory of K and V failed: the next start takes another backend.
+# Exit code after the GPU's memory of K and V failed: a restarted process chooses another substrate.
 SUBSTRATE_FAILED_CODE = 4
-# The time between a load that failed and the next attempt.
+# Pause between a failed load and the next attempt.
 RETRY_LOAD_S = 5.0
-# How long a model in use keeps others waiting, unless `models.evict_after_idle_s` is shorter.
+# Longest turn of a model in use; a shorter `models.evict_after_idle_s` replaces it.
 MAX_TURN_S = 300.0
-# A model keeps its place in the line for this time after the `Retry-After` of its last request.
+# A model keeps its place in the line until so long after the `Retry-After` of its last request.
 PLACE_KEPT_S = 10.0
-# Clients that are remembered of one model; of more, those that want it for longest.
+# Clients to remember per model; beyond, the one with the earliest end of its keep-alive goes.
 MAX_CLIENTS = 64
 NOBODY = b""
-"""The client of a model that no client has used yet."""
+"""Stands for the client of a loaded model that is still unused."""
 END_REASONS = ("keep_alive", "room", "failed", "stopped")
 
 log = structlog.get_logger("quire")
 
 
 class NoRoomError(Exception):
-    """Other models have all memory, and are in use."""
+    """Other models hold all memory and are in use."""
 
     def __init__(self, retry_after_s: int) -> None:
         super().__init__("other models have the memory, and are in use")
@@ -55,48 +55,48 @@ class NoRoomError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeeds:
-    """The memory of a model."""
+    """The memory that a model needs."""
 
     fixed_bytes: int
-    """All memory but K and V."""
+    """All memory except K and V."""
     least_kv_bytes: int
-    """K and V of one sequence of the longest length."""
+    """K and V of one sequence of full length."""
     most_kv_bytes: int
-    """K and V of a model that is alone."""
+    """Limit of K and V for a model that is alone."""
     max_model_len: int
     on_gpu: bool = False
     state_bytes: int = 0
-    """The part of ``fixed_bytes`` for states of recurrent layers: the process takes it off its
-    budget of K and V."""
+    """States of recurrent layers, a part of ``fixed_bytes``; the process counts them towards its
+    own budget of K and V."""
 
     @property
     def least_bytes(self) -> int:
-        """Return the memory without which the model is not loaded."""
+        """Return the least memory to load the model."""
         return self.fixed_bytes + self.least_kv_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Abilities:
-    """A model's capabilities in Ollama's words, and its chat template."""
+    """A model's capabilities in Ollama's terms, and its chat template."""
 
     capabilities: tuple[str, ...]
     template: str
 
 
 class ModelSource(Protocol):
-    """A model's files, and the command of its process. Sources are equal where the files are."""
+    """A model's files and the start of its process. Sources with equal files are equal."""
 
     @property
     def name(self) -> str: ...
     @property
     def created(self) -> int:
-        """When the files were written; Unix seconds."""
+        """Time of the files in Unix seconds."""
 
     @property
     def pinned(self) -> bool: ...
 
     def needs(self) -> MemoryNeeds:
-        """Raises LoadError for a model that cannot be served here; then the rest is not called."""
+        """Raises LoadError for a model that cannot be served; then no other method is called."""
 
     def facts(self) -> ModelFacts: ...
 
@@ -104,19 +104,19 @@ class ModelSource(Protocol):
         """Raises LoadError."""
 
     async def launch(self, needs: MemoryNeeds, kv_bytes: int) -> ModelProcess:
-        """Start the process. kv_bytes: its first limit of K and V. Raises OSError."""
+        """Start the process. kv_bytes: first limit of K and V. Raises OSError."""
 
 
 @dataclass(slots=True)
 class KeepAlive:
-    """The time until which a model is kept: the latest that one of its clients wants."""
+    """The end of a model's keep-alive: the latest that any client wants."""
 
     default_s: float
     _until: dict[bytes, float] = field(default_factory=dict)
 
     def used(self, client: bytes, now: float, wanted_s: float | None) -> None:
-        """Note that a client's request has ended. wanted_s: how long to keep the model after it;
-        negative means for ever, None the default."""
+        """Note the end of a client's request. wanted_s: keep-alive after it; negative: for ever;
+        None: the default."""
         keep_s = self.default_s if wanted_s is None else wanted_s
         self._until.pop(NOBODY, None)
         self._until[client] = math.inf if keep_s < 0 else now + keep_s
@@ -126,7 +126,7 @@ class KeepAlive:
 
     @property
     def until(self) -> float:
-        """Return 0 for a model that has not been used."""
+        """End of the keep-alive; 0 for an unused model."""
         return max(self._until.values(), default=0.0)
 
     def forget(self) -> None:
@@ -141,25 +141,25 @@ class ManagedModel:
     keep: KeepAlive
     needs: MemoryNeeds | None = None
     unfit: LoadError | None = None
-    """Why it cannot be served here."""
+    """Why the model cannot be served here."""
     read: ModelSource | None = None
-    """The source of ``needs``: the files may have been replaced since."""
+    """The source that ``needs`` and ``unfit`` belong to; ``source`` may be newer."""
     process: ModelProcess | None = None
     loading: "asyncio.Task[None] | None" = None
     kv_bytes: int = 0
-    """The limit of K and V."""
+    """Current limit of K and V."""
     users: int = 0
-    """Requests that wait for it or are answered by it."""
+    """Requests that wait for the model or get its answers."""
     last_used: float = -math.inf
     loaded_at: float = -math.inf
     waits_since: float | None = None
-    """When it got its place in the line for memory; None without a place."""
+    """Time since which the model has a place in the line for memory; None without a place."""
     waits_until: float = -math.inf
-    """When it loses the place, unless a request asks for it meanwhile."""
+    """Time at which the place is lost if no request comes for the model."""
     yields_to: "ManagedModel | None" = None
-    """The model that gets its memory, as long as that one waits."""
+    """The waiting model that will get this one's memory."""
     failed: tuple[float, LoadError] | None = None
-    """The time of the last load that failed, and the reason."""
+    """Time and error of the last failed load."""
     loads: int = 0
     load_seconds: float = 0.0
     ends: dict[str, int] = field(default_factory=lambda: dict.fromkeys(END_REASONS, 0))
@@ -174,24 +174,24 @@ class ManagedModel:
 
     @property
     def held_bytes(self) -> int:
-        """Return its part of the budget."""
+        """Return the model's part of the budget."""
         if self.process is None or self.needs is None:
             return 0
         return self.needs.fixed_bytes + self.kv_bytes
 
     @property
     def loaded(self) -> bool:
-        """Return whether it answers requests."""
+        """Return whether the model answers requests."""
         return self.process is not None and self.process.alive
 
     @property
     def at_rest(self) -> bool:
-        """Return whether it has no process, and no request wants one."""
+        """Return whether the model has no process and no request."""
         return self.process is None and self.loading is None and not self.users
 
     @property
     def idle(self) -> bool:
-        """Return whether it may be unloaded without a loss for a client."""
+        """Return whether the model can be unloaded without harm to a client."""
         return self.loaded and not self.users and self.loading is None and not self.pinned
 
 
@@ -205,18 +205,18 @@ class ModelSupervisor:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """budget_bytes: of all models together."""
+        """budget_bytes: memory for all models together."""
         self.budget_bytes = budget_bytes
         self.models: dict[str, ManagedModel] = {}
         self._settings = settings
         self._turn_s = min(settings.evict_after_idle_s, MAX_TURN_S)
         self._clock = clock
         self._turn = asyncio.Lock()
-        """Held while memory is shared out."""
+        """Held while memory is distributed."""
         self._changed = asyncio.Event()
 
     def update(self, sources: Iterable[ModelSource]) -> None:
-        """Replace the models by those of the disk. A model that is loaded or used stays."""
+        """Replace the models by those on the disk. Loaded and used models stay."""
         new = {source.name: source for source in sources}
         for name, model in list(self.models.items()):
             if model.at_rest and name not in new:
@@ -229,14 +229,14 @@ class ModelSupervisor:
 
     @property
     def loaded(self) -> list[ManagedModel]:
-        """Return the loaded models, the last used one first."""
+        """Return the loaded models, the last used first."""
         loaded = [model for model in self.models.values() if model.loaded]
         return sorted(loaded, key=lambda model: (-model.users, -model.last_used))
 
     @property
     def at_hand(self) -> ManagedModel | None:
-        """Return the model for a client without a name: the last used one of the loaded models, or
-        of all; else a pinned one, or the only one."""
+        """Return the model for a request without a name: the last used one among the loaded, or
+        else among all; else a pinned one, or the only one."""
         models = list(self.models.values())
         used = [model for model in models if model.last_used > -math.inf or model.pinned]
         former = sorted(used, key=lambda model: (-model.last_used, model.name))
@@ -247,13 +247,13 @@ class ModelSupervisor:
         return self.budget_bytes - sum(model.held_bytes for model in self.models.values())
 
     async def fits(self, model: ManagedModel) -> bool:
-        """Return whether a model can be served within the budget; read its needs."""
+        """Return whether the model's needs are known and within the budget."""
         with suppress(LoadError):
             return (await self._needs_of(model)).least_bytes <= self.budget_bytes
         return False
 
     async def _needs_of(self, model: ManagedModel) -> MemoryNeeds:
-        """Read a model's needs, once for each source. Raises LoadError."""
+        """Read the model's needs, once per source. Raises LoadError."""
         while model.read is not model.source:
             source, model.unfit = model.source, None
             try:
@@ -272,7 +272,7 @@ class ModelSupervisor:
     async def use(
         self, model: ManagedModel, client: bytes, keep_alive_s: float | None = None
     ) -> AsyncIterator[None]:
-        """Keep the model loaded for a client's request. keep_alive_s: how long it should stay
+        """Keep the model from being unloaded during a client's request. keep_alive_s: time to stay
         afterwards; negative: for ever."""
         model.users += 1
         try:
@@ -284,8 +284,8 @@ class ModelSupervisor:
             self._has_changed()
 
     def running(self, model: ManagedModel) -> ModelProcess | None:
-        """Return the process of a loaded model; None for others. Raises NoRoomError where another
-        model is to get its memory."""
+        """Return a loaded model's process, or None. Raises NoRoomError if another model is to get
+        its memory."""
         if not model.loaded:
             return None
         if model.yields_to is not None and self._waits(model.yields_to):
@@ -294,7 +294,7 @@ class ModelSupervisor:
         return model.process
 
     async def process_of(self, model: ManagedModel) -> ModelProcess:
-        """Return the process of a model in use; load it where it is not. Raises LoadError,
+        """Return the process of a model in use; load the model first if needed. Raises LoadError,
         NoRoomError."""
         if model.failed is not None and self._clock() - model.failed[0] < RETRY_LOAD_S:
             raise model.failed[1]
@@ -303,7 +303,7 @@ class ModelSupervisor:
         return process
 
     async def load(self, model: ManagedModel) -> None:
-        """Load a model, or wait for a load that runs. Raises LoadError, NoRoomError."""
+        """Load a model, or join a running load. Raises LoadError, NoRoomError."""
         await asyncio.shield(self._start_load(model))
 
     def _start_load(self, model: ManagedModel) -> "asyncio.Task[None]":
@@ -315,7 +315,7 @@ class ModelSupervisor:
 
     async def _load(self, model: ManagedModel) -> None:
         try:
-            if model.process is not None:  # the former one is ending
+            if model.process is not None:  # the previous process is ending
                 await asyncio.shield(model.process.ended)
             process = await self._launched(model)
             began = self._clock()
@@ -337,7 +337,7 @@ class ModelSupervisor:
         await self._share_out()
 
     async def _launched(self, model: ManagedModel) -> ModelProcess:
-        """Start the model's process, with its part of the memory."""
+        """Wait for memory, then start the model's process. Raises LoadError, NoRoomError."""
         while True:
             async with self._turn:
                 needs = await self._needs_of(model)
@@ -349,7 +349,7 @@ class ModelSupervisor:
                 raise self._no_room(model)
 
     async def _launch(self, model: ManagedModel, needs: MemoryNeeds) -> ModelProcess:
-        """Start the model's process with the free memory. Raises LoadError."""
+        """Start the model's process in the free memory. Raises LoadError."""
         kv_bytes = min(self.free_bytes - needs.fixed_bytes, needs.most_kv_bytes)
         log.info(f"loading {model.name}")
         try:
@@ -362,7 +362,7 @@ class ModelSupervisor:
         return process
 
     def kept_for_s(self, model: ManagedModel) -> float | None:
-        """Return for how many seconds a loaded model stays without a request; None for ever."""
+        """Return the seconds that a loaded model stays without a request; None: for ever."""
         if model.pinned or model.keep.until == math.inf:
             return None
         return max(0.0, model.keep.until - self._clock())
@@ -370,8 +370,8 @@ class ModelSupervisor:
     # --- memory ---------------------------------------------------------------------------------
 
     async def _make_room(self, model: ManagedModel, needs: MemoryNeeds) -> bool:
-        """Free the memory that a model needs. Return False where running answers have to end first.
-        Raises LoadError, NoRoomError."""
+        """Free memory for a model. Return False if running answers have to end first. Raises
+        LoadError, NoRoomError."""
         if needs.least_bytes > self.budget_bytes:
             raise LoadError(
                 f"it needs {needs.least_bytes} bytes, and all models together may have "
@@ -384,7 +384,7 @@ class ModelSupervisor:
                 assert other.needs is not None
                 least = other.needs.least_kv_bytes
                 await self._limit(other, max(least, other.kv_bytes - missing))
-        # A request may come for a model while another one ends: each turn chooses again.
+        # Choose again after each unload: a request may have come for a victim meanwhile.
         while (missing := wanted - self.free_bytes) > 0:
             victims = self._victims(model, missing)
             if any(victim.users for victim in victims):
@@ -395,12 +395,11 @@ class ModelSupervisor:
         return True
 
     def _others(self, model: ManagedModel) -> list[ManagedModel]:
-        """Return the other loaded models, the one that was used longest ago first."""
+        """Return the other loaded models, the longest unused first."""
         return [other for other in reversed(self.loaded) if other is not model]
 
     def _victims(self, model: ManagedModel, missing: int) -> list[ManagedModel]:
-        """Return the models that have to go for a model. missing: bytes that they have to free.
-        Raises NoRoomError."""
+        """Return the models to unload for a model. missing: bytes to free. Raises NoRoomError."""
         victims: list[ManagedModel] = []
         for other in self._others(model):
             if missing > 0 and self._goes_at(other, model) <= self._clock():
@@ -411,8 +410,8 @@ class ModelSupervisor:
         return victims
 
     def _goes_at(self, model: ManagedModel, other: ManagedModel) -> float:
-        """Return the time at which a model may go for another one that waits: it has been idle for
-        long enough, or it has stayed and the other has waited for a turn."""
+        """Return the time at which a model may be unloaded for a waiting one: after enough
+        idleness, or when both the model's stay and the other's wait have lasted a turn."""
         if model.pinned or model.loading is not None:
             return math.inf
         assert other.waits_since is not None
@@ -423,7 +422,7 @@ class ModelSupervisor:
     # --- the line for memory --------------------------------------------------------------------
 
     def _line_up(self, model: ManagedModel) -> None:
-        """Give a model a place in the line, unless it has one."""
+        """Give a model a place in the line if it has none."""
         if not self._waits(model):
             self._leave_line(model)
             model.waits_since = self._clock()
@@ -435,8 +434,7 @@ class ModelSupervisor:
                 other.yields_to = None
 
     def _kept_bytes(self, model: ManagedModel) -> int:
-        """Return the bytes for the models before a model in the line that have waited for a
-        turn."""
+        """Return the bytes for models earlier in the line that have waited for a turn."""
         assert model.waits_since is not None
         latest = self._clock() - self._turn_s
         return sum(
@@ -447,12 +445,12 @@ class ModelSupervisor:
         )
 
     def _waits(self, model: ManagedModel) -> bool:
-        """Return whether a model has a valid place in the line."""
+        """Return whether the model has a valid place in the line."""
         is_wanted = model.loading is not None or self._clock() <= model.waits_until
         return model.waits_since is not None and is_wanted
 
     def _no_room(self, model: ManagedModel) -> NoRoomError:
-        """Make the error that says when to try again. The model keeps its place in the line."""
+        """Return an error that says when to try again. The model keeps its place in the line."""
         now = self._clock()
         room_at = min((self._goes_at(each, model) for each in self._others(model)), default=now)
         wait_s = 0.0 if room_at == math.inf else room_at - now
@@ -461,16 +459,17 @@ class ModelSupervisor:
         return error
 
     async def _limit(self, model: ManagedModel, kv_bytes: int) -> None:
-        """Set a model's limit of K and V, or as close to it as its use allows."""
+        """Set a model's limit of K and V, or the nearest limit that its use allows."""
         if model.process is None or kv_bytes == model.kv_bytes:
             return
-        # More is counted before it may be used, less once it is not.
+        # A higher limit counts before it is set, a lower one only after the process has confirmed
+        # it.
         before, model.kv_bytes = model.kv_bytes, max(model.kv_bytes, kv_bytes)
         limit = await model.process.set_kv_limit(kv_bytes)
         model.kv_bytes = before if limit is None else min(limit, model.kv_bytes)
 
     async def _share_out(self) -> None:
-        """Give free memory to the loaded models, the last used one first."""
+        """Give free memory to the loaded models, the last used first."""
         async with self._turn:
             for model in self.loaded:
                 assert model.needs is not None
@@ -499,7 +498,7 @@ class ModelSupervisor:
         self._has_ended(model, process)
 
     def _has_ended(self, model: ManagedModel, process: ModelProcess) -> None:
-        """Take back the memory of a process that has ended. Idempotent."""
+        """Take back the memory of an ended process. Further calls do nothing."""
         if model.process is not process:
             return
         model.process, model.kv_bytes = None, 0
@@ -514,7 +513,7 @@ class ModelSupervisor:
             self._start_load(model)
 
     async def keep_time(self) -> None:
-        """Unload models at the end of their keep_alive; share out freed memory. Never returns."""
+        """Unload models after their keep-alive; distribute freed memory. Never returns."""
         while True:
             changed = self._changed
             async with self._turn:
@@ -534,13 +533,12 @@ class ModelSupervisor:
         self._changed = asyncio.Event()
 
     def end_answers(self) -> None:
-        """Have all processes end their answers with an error, and exit."""
+        """Tell all processes to end their answers with an error, and to exit."""
         for model in self.models.values():
             if model.process is not None:
                 model.process.tell_to_stop()
 
     async def close(self) -> None:
-        """End all processes."""
         tasks = [model.loading for model in self.models.values() if model.loading is not None]
         for task in tasks:
             task.cancel()

@@ -1,4 +1,4 @@
-"""Ollama's API of several models: their cards, loaded or not, and the request that unloads one."""
+"""Ollama's API of several models: facts of models, loaded or not, and requests to unload one."""
 
 import asyncio
 from collections.abc import Callable
@@ -40,7 +40,7 @@ NO_ABILITIES = Abilities((), "")
 
 
 def add_info_routes(router: APIRouter, front: Front) -> None:
-    """Add the routes that need no model's process."""
+    """Add the routes that the front answers itself."""
 
     async def fitting() -> list[ModelInfo]:
         return [info_of(front, model) async for model in front.fitting()]
@@ -86,7 +86,7 @@ def info_of(front: Front, model: ManagedModel, abilities: Abilities = NO_ABILITI
 async def unload(
     front: Front, model: ManagedModel, request: Request, body: bytes
 ) -> Response | None:
-    """Unload the model for a request that asks for no more, and answer it; None for others."""
+    """Unload the model for a request that asks only for this, and answer it; None for others."""
     if (known := BODIES.get(request.url.path)) is None:
         return None
     kind, parse = known
@@ -100,16 +100,15 @@ async def unload(
 
 
 def wanted_keep_alive_s(value: object) -> float | None:
-    """Return for how many seconds a request wants its model to be kept; None for a value that its
-    model would not accept."""
+    """Return the keep-alive of a request in seconds; None for an invalid value."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     return keep_alive_s(value)
 
 
 def line_stream(path: str, model: str) -> StreamStart | None:
-    """Return the start of a stream of lines: a line without text, as clients read every line as
-    JSON. None for a path that answers in one object."""
+    """Return how to begin a stream of lines: with a line without text, since clients parse every
+    line as JSON. None for a path that answers with one object."""
     if path not in BODIES:
         return None
     answer = OllamaAnswer(BODIES[path][0], model, bytes, lambda: NO_TIME)

@@ -1,9 +1,9 @@
-"""Start, watch and end a model's process.
+"""Starts, watches and ends a model's process.
 
-It serves HTTP on a socket of the file system that only this user can reach. A pair of sockets
-carries messages both ways, an object of JSON in each line::
+The process serves HTTP on a Unix socket that only this user can reach. A pair of sockets carries
+messages in both directions, one JSON object per line::
 
-    to the process                          from it
+    to the process                          from the process
     {"model", "settings", "kv_limit"}       {"started": true}
                                             {"loaded": bytes, "of": bytes}
                                             {"ready": true}, or {"failed": reason}
@@ -11,9 +11,9 @@ carries messages both ways, an object of JSON in each line::
     {"ping": true, "number"}                {"number"}
     {"stop": true}
 
-The process ends when the pair is closed, so it never outlives its parent. A process that hangs is
-killed: while it loads, for want of progress; later, when it does not answer a ping. Pings are sent
-while a request waits; it may wait as long as they are answered.
+The process ends when the pair is closed: it never outlives its parent. A hanging process is killed:
+during loading after a time without progress, later after unanswered pings. Pings are sent while a
+request waits; the request may wait as long as pings are answered.
 """
 
 import asyncio
@@ -30,58 +30,58 @@ from typing import Any
 import httpcore2
 import structlog
 
-# We close idle connections to a process before it does.
+# Shorter than the process's keep-alive: the front closes idle connections first.
 IDLE_CONNECTION_S = 60.0
 MAX_IDLE_CONNECTIONS = 64
-# The longest time to a process's first message, to each further one while it loads, and to ready.
+# Longest wait for the first message, for each further one during loading, and for ready.
 STALL_TIMEOUT_S = 120.0
 PING_INTERVAL_S = 5.0
-# A process is killed after this number of pings without an answer in time.
+# Unanswered pings after which a process is killed.
 PINGS = 2
 PING_TIMEOUT_S = 10.0
-# The longest time to the answer to a limit of K and V.
+# Longest wait for the confirmation of a limit of K and V.
 ANSWER_TIMEOUT_S = 10.0
-# The longest time to the answer to a small request of the front's own.
+# Longest wait for the answer to one of the front's own small requests.
 QUESTION_TIMEOUT_S = 5.0
-# A process's connections are closed a little before the system says that it has ended.
+# Longest time from the close of a process's connections to the system's report of its end.
 END_KNOWN_S = 2.0
 
-# The errors of a request whose process ends.
+# Errors of a request whose process ends.
 BROKEN = (httpcore2.NetworkError, httpcore2.ProtocolError, httpcore2.ConnectionNotAvailable)
 
 Headers = list[tuple[bytes, bytes]]
-# Some reasons repeat texts of a model's files.
+# Bounds reasons that repeat text from a model's files.
 MAX_REASON_CHARS = 2000
 
 log = structlog.get_logger("quire")
 
 
 class LoadError(Exception):
-    """A model was not loaded; the reason is a sentence."""
+    """A model was not loaded; the text is a sentence."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason[:MAX_REASON_CHARS])
 
 
 class NoAnswerError(Exception):
-    """A model's process has ended before its answer, or does not answer."""
+    """A model's process ended before its answer, or does not answer."""
 
     def __init__(self, *, unasked: bool) -> None:
-        """unasked: whether it had ended before it got the request."""
+        """unasked: whether the process ended before it got the request."""
         super().__init__("the model's process does not answer")
         self.unasked = unasked
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The command of a process, and its environment."""
+    """How to start a process."""
 
     command: Sequence[str]
-    """Takes the numbers of two sockets: the one to listen on, and its end of the pair."""
+    """Gets two arguments, descriptors: of the listening socket, and of one end of the pair."""
     folder: Path
-    """A folder for sockets that only this user can enter."""
+    """Folder for sockets; only this user can enter."""
     stop_s: float
-    """A process that takes longer to end is killed."""
+    """Seconds to end before the process is killed."""
 
 
 class ModelProcess:
@@ -112,12 +112,12 @@ class ModelProcess:
         self._loop = asyncio.get_running_loop()
         self._ready: asyncio.Future[None] = self._loop.create_future()
         self._due: float | None = self._loop.time() + STALL_TIMEOUT_S
-        """The time of the next progress at the latest; None once it is ready."""
+        """Deadline of the next progress; None when ready."""
         self._numbers = itertools.count()
         self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
-        """By the numbers of their questions."""
+        """Pending answers by the numbers of their questions."""
         self._num_waiting = 0
-        """Requests that wait for it, over HTTP or the pair."""
+        """Requests that wait for the process, over HTTP or the pair."""
         self._pinging: asyncio.Task[None] | None = None
         self._reason = "its process ended before it was ready"
         self._loaded_quarters = 0
@@ -129,7 +129,7 @@ class ModelProcess:
     async def start(
         cls, name: str, number: int, start: Start, message: dict[str, Any]
     ) -> "ModelProcess":
-        """Start a process. number: unlike any other process's. message: the first one to it. Raises
+        """Start a process. number: unique among processes. message: the first to send. Raises
         OSError."""
         path = start.folder / f"{number}.sock"
         ours, theirs = socket.socketpair()
@@ -142,7 +142,7 @@ class ModelProcess:
                     *map(str, numbers),
                     pass_fds=numbers,
                     stdin=asyncio.subprocess.DEVNULL,
-                    # A terminal's Ctrl-C must reach us alone: we end the processes.
+                    # A terminal's Ctrl-C must not reach the process: the front ends it.
                     start_new_session=True,
                 )
             except BaseException:
@@ -155,25 +155,24 @@ class ModelProcess:
         return process
 
     async def ready(self) -> None:
-        """Wait until it answers requests. Raises LoadError."""
+        """Wait until the process serves requests. Raises LoadError."""
         await asyncio.shield(self._ready)
 
     @property
     def alive(self) -> bool:
-        """Return whether it takes requests."""
+        """Return whether the process takes requests."""
         return self.was_ready and not self.ending and not self.ended.done()
 
     @property
     def was_ready(self) -> bool:
-        """Return whether it has ever answered requests."""
+        """Return whether the process has ever been ready."""
         return self._ready.done() and self._ready.exception() is None
 
     @asynccontextmanager
     async def stream(
         self, method: str, target: bytes, headers: Headers, body: bytes = b""
     ) -> AsyncIterator[httpcore2.Response]:
-        """Send a request; the answer is read as it comes. target: path and query. Raises
-        NoAnswerError."""
+        """Send a request and stream the answer. target: path and query. Raises NoAnswerError."""
         upstream = self._connections.stream(method, _url(target), headers=headers, content=body)
         try:
             with self._awaited():
@@ -185,7 +184,7 @@ class ModelProcess:
             raise NoAnswerError(unasked=unasked) from error
 
     async def get(self, target: bytes, headers: Headers) -> httpcore2.Response:
-        """Get a small answer, whole. target: path and query. Raises NoAnswerError."""
+        """Return a small answer in whole. target: path and query. Raises NoAnswerError."""
         try:
             async with asyncio.timeout(QUESTION_TIMEOUT_S):
                 async with self.stream("GET", target, headers) as answer:
@@ -195,8 +194,8 @@ class ModelProcess:
             raise NoAnswerError(unasked=False) from error
 
     async def set_kv_limit(self, limit_bytes: int) -> int | None:
-        """Set the limit of its K and V. Return the limit that its use allows; None where it does
-        not answer."""
+        """Set the limit of K and V. Return the limit that current use allows, or None without an
+        answer."""
         with self._awaited():
             answer = await self._ask(ANSWER_TIMEOUT_S, kv_limit=limit_bytes)
         if self.ended.done():
@@ -204,9 +203,9 @@ class ModelProcess:
         return None if answer is None else int(answer["kv_limit"])
 
     async def stop(self) -> None:
-        """End it, and wait until it has ended."""
+        """End the process and wait for its end."""
         self.ending = True
-        # While it loads it reads no message, and has nothing to lose.
+        # A loading process reads no messages, and has no answers to lose.
         if not self.was_ready or not await self._answers_a_ping():
             self.kill()
         self.tell_to_stop()
@@ -219,12 +218,12 @@ class ModelProcess:
         await asyncio.shield(self.ended)
 
     def tell_to_stop(self) -> None:
-        """Tell it to end: its running answers end with an error."""
+        """Tell the process to end; running answers end with an error."""
         self.ending = True
         self._tell({"stop": True})
 
     async def gone(self) -> None:
-        """Wait until it is known to have ended, where its connections say so."""
+        """Wait a while for the end of a process that has closed connections."""
         await asyncio.wait((self.ended,), timeout=END_KNOWN_S)
 
     def kill(self) -> None:
@@ -235,7 +234,7 @@ class ModelProcess:
         self._writer.write(json.dumps(message).encode() + b"\n")
 
     async def _ask(self, timeout_s: float, **message: Any) -> dict[str, Any] | None:
-        """Ask it over the pair. Return None where it does not answer in time, or ends before."""
+        """Send a question and return the answer; None after the timeout or the process's end."""
         number = next(self._numbers)
         answer = self._answers[number] = self._loop.create_future()
         self._tell(message | {"number": number})
@@ -248,7 +247,7 @@ class ModelProcess:
 
     @contextmanager
     def _awaited(self) -> Iterator[None]:
-        """Ping it while a request waits for it."""
+        """Ping the process while a request waits."""
         self._num_waiting += 1
         if self._pinging is None or self._pinging.done():
             self._pinging = asyncio.create_task(self._ping())
@@ -258,29 +257,29 @@ class ModelProcess:
             self._num_waiting -= 1
 
     async def _ping(self) -> None:
-        """Kill it where it hangs. The last ping follows the last request, whose client may have
-        less patience than we have."""
+        """Kill the process if it hangs. The last ping comes after the last request, since a client
+        may give up early on a hanging process."""
         while self._num_waiting and not self.ended.done():
             await asyncio.wait((self.ended,), timeout=PING_INTERVAL_S)
             if not await self._answers_a_ping():
                 self._fail(f"does not answer within {PINGS * PING_TIMEOUT_S:g} s")
 
     async def _answers_a_ping(self) -> bool:
-        """Return whether it answers, or has ended. Where this process has been stopped, the first
-        ping's time may be over before its answer is read: hence the second ping."""
+        """Return whether the process answers, or has ended. If this process was suspended, the
+        first ping may time out before its answer is read: hence a second ping."""
         for _ in range(PINGS):
             if self.ended.done() or await self._ask(PING_TIMEOUT_S, ping=True) is not None:
                 return True
         return self.ended.done()
 
     def _fail(self, why: str) -> None:
-        """Kill it. why: the end of a sentence that begins with "its process"."""
+        """Kill the process. why: the end of a sentence that begins with "its process"."""
         self._reason = f"its process {why}"
         log.error(f"the process of {self.name} {why}: it is killed")
         self.kill()
 
     async def _watch(self) -> int:
-        """Read the process's messages until it ends; return its exit code."""
+        """Read the process's messages until it ends; return the exit code."""
         with suppress(OSError):
             try:
                 await self._hear_all()
@@ -291,15 +290,15 @@ class ModelProcess:
         code = await self._child.wait()
         if not self._ready.done():
             self._ready.set_exception(LoadError(self._reason))
-            self._ready.exception()  # marks it as read: often no request waits for it
+            self._ready.exception()  # marks the error as seen: often nobody waits for it
         self._writer.close()
         self._path.unlink(missing_ok=True)
         await self._connections.aclose()
         return code
 
     async def _hear_all(self) -> None:
-        """Read messages to the end. Raises TimeoutError where it makes no progress, and Python's
-        errors for a line that is no message, or is longer than asyncio's 64 KiB."""
+        """Read messages to the end. Raises TimeoutError without progress, and Python's errors for a
+        malformed line, or one longer than asyncio's 64 KiB."""
         last = b""
         while True:
             async with asyncio.timeout_at(self._due):
@@ -320,7 +319,7 @@ class ModelProcess:
                 self._loaded_quarters = quarters
                 log.info(f"loading {self.name}: {25 * quarters} %")
         elif "number" in message:
-            # An answer may come too late.
+            # None: the answer came too late.
             if (waiting := self._answers.get(message["number"])) is not None:
                 waiting.set_result(message)
         elif "failed" in message:
