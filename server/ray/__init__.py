@@ -1,1 +1,1 @@
-"""``quire cluster``: replicas on several machines, behind one address."""
+"""``quire cluster``: serves replicas of a model on several machines behind one address, on Ray."""

@@ -1,6 +1,6 @@
 """The application on Ray Serve: one ingress on the head, and replicas on the machines.
 
-Ray reads its environment on import: import this after ``ray_process.environment`` is set.
+Ray reads its environment on import: set ``ray_process.environment`` before importing this module.
 """
 
 import time
@@ -29,8 +29,8 @@ NAME = "quire"
 NODE_ID = "ray.io/node-id"
 INGRESS, REPLICA = "ingress", "replica"
 ROUTER = "server.ray.router:PrefixRouter"
-# Ray averages requests over LOOK_BACK_S. Above BUSY_SHARE of a replica's slots it adds a replica
-# after MORE_AFTER_S. Below, it ends one after FEWER_AFTER_S: the replica's prefixes go with it.
+# Ray averages requests over LOOK_BACK_S. Above BUSY_SHARE of the replicas' slots it adds a replica
+# after MORE_AFTER_S; below, it ends one after FEWER_AFTER_S: late, as its cached prefixes get lost.
 LOOK_BACK_S = 15.0
 BUSY_SHARE = 0.9
 MORE_AFTER_S = 5.0
@@ -39,7 +39,7 @@ HEALTH_PERIOD_S = 2.0
 POLL_S = 0.1
 LOGGING = LoggingConfig(enable_access_log=False, log_level="WARNING")
 COMMON = {
-    # A replica's own limits are lower, and their errors say more.
+    # A replica's own lower limits apply first, with clearer errors.
     "max_ongoing_requests": 100_000,
     "max_constructor_retry_count": 3,
     "health_check_period_s": HEALTH_PERIOD_S,
@@ -51,28 +51,29 @@ QUIET = {"logging_level": "error", "log_to_driver": False, "configure_logging": 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A model and its settings, to be deployed."""
+    """A model and its settings, ready to deploy."""
 
     model: str
     settings: Config
     settings_file: Path
-    """The settings with secrets, on the head."""
+    """File on the head with all settings, secrets included."""
     facts: Facts
     per_machine: int
-    """The largest number of replicas on one machine."""
+    """Largest number of replicas on one machine."""
     version: str = field(default_factory=partial(token_hex, 8))
-    """Unlike any other plan's: Ray restarts replicas of other versions, and keeps equal ones."""
+    """Unique for each plan: Ray replaces replicas of another version and keeps those of the
+    same."""
 
     @property
     def replica_arguments(self) -> tuple[str, Mapping[str, Any], Facts]:
-        """Return what replicas are made from, without secrets: the front alone needs them."""
+        """Return a replica's arguments, without secrets, which only the front needs."""
         public = self.settings.model_copy(update={"access": AccessSection()})
         return self.model, plain_settings(public), self.facts
 
 
 @contextmanager
 def connected(head: str) -> Iterator[None]:
-    """Be a client of the cluster. Raises ClusterError."""
+    """Connect to the cluster while the context is open. Raises ClusterError."""
     try:
         ray.init(address=head, namespace=NAME, **QUIET)
     except Exception as error:
@@ -84,13 +85,13 @@ def connected(head: str) -> Iterator[None]:
 
 
 def machines() -> dict[str, str]:
-    """Return the host names of the living machines, by Ray's ids."""
+    """Return the living machines' host names by Ray's ids."""
     return {node["NodeID"]: node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"]}
 
 
 def unfit_machines(plan: Plan, nodes: Collection[str]) -> dict[str, str]:
-    """Return why some of these machines cannot have a replica, by Ray's ids. Fetches the model
-    where it is missing."""
+    """Return reasons against a replica by Ray's id, for the machines that have one. Each machine
+    fetches a missing model."""
     tasks = []
     for node in nodes:
         there = NodeAffinitySchedulingStrategy(node, soft=False)
@@ -101,8 +102,8 @@ def unfit_machines(plan: Plan, nodes: Collection[str]) -> dict[str, str]:
 
 
 def deploy(plan: Plan, counts: ReplicaCounts, unfit: Collection[str]) -> str:
-    """Start the replicas, and the ingress on this machine; return its address. unfit: machines
-    without a replica. Raises ClusterError."""
+    """Start the replicas, and the ingress on this machine; return the ingress's address. unfit:
+    machines that get no replica. Raises ClusterError."""
     serve.start(proxy_location="Disabled", logging_config=LOGGING)
     try:
         handle = serve.run(_target(plan, counts, unfit), name=NAME, route_prefix=None)
@@ -115,8 +116,8 @@ def deploy(plan: Plan, counts: ReplicaCounts, unfit: Collection[str]) -> str:
 
 
 def resize(plan: Plan, counts: ReplicaCounts, unfit: Collection[str]) -> None:
-    """Change the number of replicas. Running ones stay, unless other machines are unfit: then Ray
-    restarts them one after the other."""
+    """Change the number of replicas. Running replicas stay; but if ``unfit`` changes, Ray restarts
+    all, one after the other."""
     serve.run(_target(plan, counts, unfit), name=NAME, route_prefix=None)
 
 
@@ -142,7 +143,7 @@ def _target(plan: Plan, counts: ReplicaCounts, unfit: Collection[str]) -> Any:
         ray_actor_options={"num_cpus": 0, "label_selector": allowed},
         request_router_config=RequestRouterConfig(request_router_class=ROUTER),
         health_check_timeout_s=settings.server.ready_timeout_s + HEALTH_PERIOD_S,
-        # A surplus replica finishes its answers.
+        # A surplus replica may finish its answers.
         graceful_shutdown_timeout_s=settings.limits.max_request_s,
         **COMMON,
     )
@@ -155,7 +156,7 @@ def _target(plan: Plan, counts: ReplicaCounts, unfit: Collection[str]) -> Any:
         graceful_shutdown_timeout_s=settings.server.drain_s,
         **COMMON,
     )
-    # The public interface no longer sets a version: each run gets a new one, and all restart.
+    # version is no public option any more. A new one for each run makes Ray restart all replicas.
     replica, ingress = (
         each.options(version=plan.version, _internal=True) for each in (replica, ingress)
     )
@@ -164,14 +165,14 @@ def _target(plan: Plan, counts: ReplicaCounts, unfit: Collection[str]) -> Any:
 
 
 def end() -> None:
-    """End the application: new requests are refused, and running ones have their time."""
+    """Refuse new requests, wait for running ones, and end the application."""
     if NAME in serve.status().applications:
         serve.get_app_handle(NAME).drain.remote().result()
         serve.delete(NAME)
 
 
 def status() -> str:
-    """Say which machines and replicas there are, and in which state they are."""
+    """Return a text about machines and replicas and their states."""
     lines = [f"machines: {', '.join(sorted(machines().values()))}"]
     application = serve.status().applications.get(NAME)
     if application is None:
@@ -184,5 +185,5 @@ def status() -> str:
 
 
 def _name(state: Any) -> str:
-    """Return the name of one of Ray's states, which are enumerations or words."""
+    """Return the name of a Ray state, which is an enumeration or a word."""
     return str(getattr(state, "value", state)).lower()

@@ -1,4 +1,4 @@
-"""The flags of ``quire cluster``, and their help."""
+"""Flags and help texts of ``quire cluster``."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,7 +29,7 @@ def cluster_commands() -> typer.Typer:
 
 @contextmanager
 def load_commands() -> Iterator[ModuleType]:
-    """Yield the module ``run``. An error, or a Ray that is not installed, ends in one sentence."""
+    """Yield the module ``run``; turn errors, such as a missing Ray, into one sentence."""
     with one_sentence():
         if find_spec("ray") is None:
             raise ClusterError(NOT_INSTALLED)

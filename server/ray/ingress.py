@@ -1,4 +1,4 @@
-"""The ingress: quire's whole HTTP front in a process of Ray's, whose engines are replicas."""
+"""The ingress: quire's whole HTTP front in a Ray process; its engines are the replicas."""
 
 import asyncio
 from dataclasses import replace
@@ -42,8 +42,8 @@ log = structlog.get_logger("quire")
 
 
 class CheckingCompiler(GrammarCompiler):
-    """Compiles a constraint to refuse a bad one before its answer begins; replicas get the
-    uncompiled one."""
+    """Compiles a constraint only to refuse a bad one early; returns it uncompiled for the
+    replicas."""
 
     async def compile(self, spec: ConstraintSpec, begun: str = "") -> TokenConstraint | None:
         if await super().compile(spec, begun) is None:
@@ -52,10 +52,10 @@ class CheckingCompiler(GrammarCompiler):
 
 
 class Ingress:
-    """Ray Serve's deployment. Clients reach it on a socket of its own."""
+    """Ray Serve's deployment of the front. Clients connect to the front's own socket."""
 
     def __init__(self, replicas: Any, model: str, settings_file: str) -> None:
-        """replicas: a handle. settings_file: Config as JSON, with its secrets."""
+        """replicas: Ray's handle. settings_file: Config as JSON, secrets included."""
         raise_descriptor_limit()
         self._settings = Config.model_validate_json(Path(settings_file).read_text())
         configure_log(self._settings.log)
@@ -67,7 +67,7 @@ class Ingress:
         self._url = ""
 
     async def check_health(self) -> None:
-        """Begin to listen at Ray's first check: then the event loop runs. Raise RuntimeError where
+        """Start to serve at Ray's first check, when the event loop runs. Raises RuntimeError after
         the front has ended."""
         if self._serving is None:
             self._serving = asyncio.create_task(self._serve())
@@ -75,15 +75,14 @@ class Ingress:
             raise RuntimeError(f"the front has ended: {self._serving.exception()}")
 
     async def url(self) -> str:
-        """Return where clients come; an empty string as long as they cannot. Raises what keeps it
-        from listening."""
+        """Return the clients' address; empty before the front listens. Raises the front's error."""
         assert self._serving is not None
         if self._serving.done():
             self._serving.result()
         return self._url if self._server is not None and self._server.started else ""
 
     async def drain(self) -> None:
-        """Refuse new requests, wait for running ones as long as they may take, and end."""
+        """Refuse new requests, and wait for running ones and the front's end."""
         if self._service is not None and self._serving is not None:
             self._service.drain.begin()
             await asyncio.wait((self._serving,))
@@ -111,7 +110,7 @@ class Ingress:
 
 
 def make_service(model: str, settings: Config, engine: RemoteEngine) -> Service:
-    """Make the service of a front whose engines are elsewhere. Raises StartError."""
+    """Make the service of the front, without an engine of its own. Raises StartError."""
     with model_errors(), FolderReader() as reader:
         model_files = find_model(model, settings.models.folders)
         check_found(reader, model_files, settings)

@@ -1,4 +1,4 @@
-"""Count how many replicas the machines of a cluster have room for, as machines come and go."""
+"""Counts the replicas that a cluster's machines have room for, as machines come and go."""
 
 import re
 import threading
@@ -12,14 +12,14 @@ WATCH_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class ReplicaCounts:
-    """The smallest and the largest number of replicas. Where they differ, Ray chooses."""
+    """The least and the largest number of replicas; Ray chooses in between."""
 
     minimum: int
     maximum: int
 
     @classmethod
     def read(cls, text: str) -> "ReplicaCounts":
-        """Read ``N`` or ``LEAST-MOST``. Raises ValueError."""
+        """Parse ``N`` or ``LEAST-MOST``. Raises ValueError."""
         match = RANGE.fullmatch(text)
         if match is None:
             raise ValueError(f"{text}: replicas are written N or LEAST-MOST, from 1 on")
@@ -35,33 +35,32 @@ class ReplicaCounts:
 
 
 class MachineWatcher:
-    """Deploys a replica on each new machine that it fits. The replica of a machine that leaves
-    waits for another one."""
+    """Deploys replicas on new machines that they fit. After a machine has left, its replica waits
+    for another machine."""
 
     def __init__(
         self, application: Any, plan: Any, wanted: ReplicaCounts | None, say: Callable[[str], None]
     ) -> None:
-        """application: the module, whose calls raise while the cluster does not answer. plan: its
-        Plan. wanted: None for one replica on each place. say: prints a line."""
+        """application: the module; calls raise while the cluster is unreachable. plan: the module's
+        Plan. wanted: None for as many replicas as there is room for. say: prints a line."""
         self._application = application
         self._plan = plan
         self._wanted = wanted
         self._say = say
         self._fits: dict[str, bool] = {}
-        """By machine: whether it can have a replica."""
+        """By machine: whether a replica fits."""
         self.room = 0
-        """Replicas that the machines have room for."""
+        """Number of replicas that fit."""
         self.counts = ReplicaCounts(0, 0)
-        """Replicas to deploy."""
+        """Number of replicas to deploy."""
 
     @property
     def unfit(self) -> list[str]:
-        """Return the machines that cannot have a replica. It never shrinks: a change starts all
-        replicas again."""
+        """Machines that no replica fits. The list only grows: a change restarts all replicas."""
         return [node for node, fits in self._fits.items() if not fits]
 
     def look(self) -> bool:
-        """Check new machines. Return whether other replicas have to be deployed."""
+        """Check new machines. Return whether to deploy again."""
         before = self.counts, self.unfit
         hosts = self._application.machines()
         if new := [node for node in hosts if node not in self._fits]:
@@ -78,7 +77,7 @@ class MachineWatcher:
         return before != (self.counts, self.unfit)
 
     def keep_looking(self, ended: threading.Event) -> None:
-        """Deploy on machines that come, until the event is set."""
+        """Deploy on new machines until the event is set."""
         last, is_due = "", False
         while not ended.wait(WATCH_S):
             try:
@@ -86,7 +85,7 @@ class MachineWatcher:
                     self._application.resize(self._plan, self.counts, self.unfit)
                     self._say(f"replicas: {self.counts}")
                     is_due = False
-            except Exception as error:  # a machine may go meanwhile: the next look tries again
+            except Exception as error:  # such as for a machine that left: tried again later
                 if not ended.is_set() and (reason := f"{type(error).__name__}: {error}") != last:
                     last = reason
                     self._say(f"the machines cannot be asked now: {reason}")

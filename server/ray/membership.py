@@ -1,4 +1,4 @@
-"""The replicas of a cluster: how each was at its last report, and their figures as sums."""
+"""The replicas of a cluster: their last reports, and the sums of their figures."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -15,13 +15,13 @@ from server.metrics.families import counter, counters, gauge, gauges
 from server.ray.replica_calls import ReplicaReport
 from server.routes.service import ReplicaFigures
 
-# Figures that end with their engine; all other fields of statistics count events.
+# Fields that become void with their engine; all other fields count events.
 MOMENTARY = ("running", "waiting", "token_budget", "step_seconds", "mlx", "kv")
-# Figures of the newest step: the largest of all replicas is shown.
+# Fields of the newest step: the sum is the largest value.
 LARGEST = ("token_budget", "step_seconds")
-# Constants of a model, which all replicas share.
+# Constants that all replicas share.
 EQUAL = ("bounds", "block_bytes", "block_tokens", "cell_bytes")
-# Pairs of a name and a count.
+# Fields with pairs of a name and a count.
 COUNTS_BY_NAME = ("prefix_misses", "cached")
 
 
@@ -52,7 +52,7 @@ def _merge(name: str, one: Any, other: Any) -> Any:
 
 
 def counters_of(stats: EngineStats) -> EngineStats:
-    """Return statistics of an engine that is gone: its counters go on counting in the sums."""
+    """Return the counters of an engine that has ended: they stay in the sums."""
     empty = EngineStats()
     return replace(stats, **{name: getattr(empty, name) for name in MOMENTARY})
 
@@ -61,18 +61,18 @@ class Membership:
     """The replicas that Ray names, and their reports."""
 
     def __init__(self, silence_s: float, clock: Callable[[], float]) -> None:
-        """silence_s: the age at which a report no longer proves that its replica is alive. clock:
-        returns seconds."""
+        """silence_s: age of a report at which its replica counts as silent. clock: returns
+        seconds."""
         self._silence_s = silence_s
         self._clock = clock
         self.names: tuple[str, ...] = ()
         self.retries = 0
-        """Prompts that were given to another replica."""
+        """Prompts that were passed on to another replica."""
         self._reports: dict[str, tuple[float, ReplicaReport]] = {}
         self._newest: ReplicaReport | None = None
         self._lost: set[str] = set()
         self._gone = EngineStats()
-        """The counters of replicas that are gone, as of their last reports."""
+        """Counters of ended replicas, from their last reports."""
 
     def set_names(self, names: Sequence[str]) -> None:
         self.names = tuple(names)
@@ -83,7 +83,7 @@ class Membership:
 
     @property
     def unheard(self) -> list[str]:
-        """Return the replicas that have never reported."""
+        """Return the replicas without a report."""
         return [name for name in self.names if name not in self._reports]
 
     def hear(self, report: ReplicaReport) -> None:
@@ -94,7 +94,7 @@ class Membership:
         self._lost.discard(report.name)
 
     def lose(self, name: str) -> None:
-        """Note that a replica has not answered: it gets no request until it reports again."""
+        """Note that a replica did not answer: it gets no requests until its next report."""
         self._lost.add(name)
 
     @property
@@ -104,7 +104,7 @@ class Membership:
 
     @property
     def alive(self) -> list[ReplicaReport]:
-        """Return the newest reports of the replicas that answer."""
+        """Return the newest reports of answering replicas."""
         since = self._clock() - self._silence_s
         return [
             report
@@ -114,21 +114,20 @@ class Membership:
 
     @property
     def reports(self) -> list[ReplicaReport]:
-        """Return the newest reports, silent replicas' included."""
+        """Return the newest reports, including silent replicas'."""
         return [report for _, (_, report) in sorted(self._reports.items())]
 
     @property
     def limiting_reports(self) -> list[ReplicaReport]:
-        """Return reports to take limits from: the last replica's, where none is left."""
+        """Return the reports to take limits from; if no replica is left, the last report."""
         return self.reports or ([] if self._newest is None else [self._newest])
 
     @property
     def stats(self) -> EngineStats:
-        """Return the sums of all replicas, gone ones included."""
+        """Return the sums over all replicas, ended ones included."""
         return merge_stats([self._gone, *(report.stats for report in self.reports)])
 
     def figures(self) -> list[ReplicaFigures]:
-        """Return the figures of all replicas, by name."""
         silent, rows = self.silent, []
         for name in sorted(self.names):
             if name not in self._reports:
@@ -180,7 +179,7 @@ COUNTERS = {
 
 
 class ReplicasCollector(Collector):
-    """Metrics of each replica, beside the sums that the front shows under an engine's names."""
+    """Collects metrics per replica; the front shows the sums under an engine's names."""
 
     def __init__(self, members: Membership) -> None:
         self._members = members

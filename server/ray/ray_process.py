@@ -1,5 +1,5 @@
-"""The process by which a machine is in a cluster: ``ray start --block``, with the key in a file,
-TLS on and usage statistics off."""
+"""Starts and ends this machine's Ray process: ``ray start --block``, with the key in a file, TLS,
+and no usage statistics."""
 
 import os
 import signal
@@ -18,15 +18,15 @@ import psutil
 from server.cli.cluster_folder import ClusterError, ClusterFolder, Node
 from server.ray.certificates import write_certificates
 
-# Outside of the ports that Ray gives its workers, 10002 to 19999.
+# Outside the ports 10002 to 19999, which Ray gives to workers.
 HEAD_PORT = 26379
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 30.0
-# A machine that leaves lets its replica's requests end. The head takes all with it.
+# Time for a leaving machine's replica to end its requests. A leaving head ends all at once.
 LEAVE_S = 20
 POLL_S = 0.1
 CONNECT_TIMEOUT_S = 10.0
-# Large messages go through the object store; answers do not.
+# Only large messages use the object store; answers do not.
 OBJECT_STORE_BYTES = 100_000_000
 STARTED = "Ray runtime started."
 COMMAND = (sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--log-color=false")
@@ -40,7 +40,7 @@ DRAIN = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"
 
 
 def environment(folder: ClusterFolder) -> dict[str, str]:
-    """Return the environment of Ray's processes, and of programs that talk to them."""
+    """Return the environment for Ray's processes and programs that talk to them."""
     return {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(folder.key),
@@ -49,17 +49,17 @@ def environment(folder: ClusterFolder) -> dict[str, str]:
         "RAY_TLS_SERVER_CERT": str(folder.certificate),
         "RAY_TLS_SERVER_KEY": str(folder.private_key),
         "RAY_USAGE_STATS_ENABLED": "0",
-        # Ray calls clusters of Macs unsupported, and wants this.
+        # Ray requires this for clusters of Macs, which it calls unsupported.
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1",
-        # Otherwise Ray waits for an unhealthy replica's requests, which do not end.
+        # Else Ray waits for requests of a hanging replica, which never end.
         "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
-        # Ray would log requests.
+        # Else Ray logs requests.
         "RAY_SERVE_LOG_TO_STDERR": "0",
     }
 
 
 def start_head(folder: ClusterFolder, key: str, address: str, port: int) -> Node:
-    """Start a cluster. address: of this machine, which others reach. Raises ClusterError."""
+    """Start a cluster. address: this machine's, for the others. Raises ClusterError."""
     _check_not_running(folder)
     write_certificates(folder, key, own_addresses(address))
     options = [
@@ -73,9 +73,9 @@ def start_head(folder: ClusterFolder, key: str, address: str, port: int) -> Node
 
 
 def join_head(folder: ClusterFolder, key: str, head: str) -> Node:
-    """Join a cluster. head: its address, HOST:PORT. Raises ClusterError."""
+    """Join a cluster. head: HOST:PORT. Raises ClusterError."""
     _check_not_running(folder)
-    # Ray's processes do not find a head by its name.
+    # Ray's processes need the head's address in numbers.
     address, head = addresses_of(head)
     write_certificates(folder, key, own_addresses(address))
     check_key(folder, head)
@@ -84,10 +84,10 @@ def join_head(folder: ClusterFolder, key: str, head: str) -> Node:
 
 
 def stop(folder: ClusterFolder) -> bool:
-    """End the process that was started here, and its family. Return False where none of it runs.
-    Raises ClusterError where it does not end."""
+    """End the started process and its children. Return False if none was running. Raises
+    ClusterError if one does not end."""
     node, process = folder.node(), running(folder)
-    # A process that was killed may have left all of its family.
+    # Children may have outlived a killed process.
     members = [_find(*member) for member in (node.family if node is not None else ())]
     family = [member for member in members if member is not None]
     if process is not None:
@@ -100,7 +100,7 @@ def stop(folder: ClusterFolder) -> bool:
     if left := _wait(family):
         raise ClusterError(f"process {left[0].pid} of the cluster does not end")
     if node is not None:
-        # A child of this command would stay a zombie; the system reaps others.
+        # Collects a child of this command, else a zombie; the system collects other processes.
         with suppress(ChildProcessError):
             os.waitpid(node.pid, os.WNOHANG)
     folder.forget_node()
@@ -108,13 +108,13 @@ def stop(folder: ClusterFolder) -> bool:
 
 
 def running(folder: ClusterFolder) -> psutil.Process | None:
-    """Return the process that was started here, if it runs."""
+    """Return the process that was started here, if it is running."""
     node = folder.node()
     return None if node is None else _find(node.pid, node.started)
 
 
 def _find(pid: int, started: float) -> psutil.Process | None:
-    """Return the process of that pid and start, if it runs."""
+    """Return the process with this pid and start time, if it is running."""
     with suppress(psutil.NoSuchProcess):
         process = psutil.Process(pid)
         if process.create_time() == started and _runs(process):
@@ -123,7 +123,7 @@ def _find(pid: int, started: float) -> psutil.Process | None:
 
 
 def _wait(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
-    """Wait until processes have ended; return those that have not in time."""
+    """Wait until processes have ended; return those that are still running after the timeout."""
     ends_at = time.monotonic() + STOP_TIMEOUT_S
     while (left := [each for each in processes if _runs(each)]) and time.monotonic() <= ends_at:
         time.sleep(POLL_S)
@@ -131,14 +131,14 @@ def _wait(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
 
 
 def _runs(process: psutil.Process) -> bool:
-    """Return whether a process has not ended; a zombie has."""
+    """Return whether a process is running; a zombie is not."""
     with suppress(psutil.NoSuchProcess):
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     return False
 
 
 def own_addresses(address: str) -> list[str]:
-    """Return all names and addresses of this machine. address: by which others reach it."""
+    """Return all names and addresses of this machine. address: the one that others use."""
     numbers = [
         each.address.partition("%")[0]
         for interface in psutil.net_if_addrs().values()
@@ -149,8 +149,8 @@ def own_addresses(address: str) -> list[str]:
 
 
 def addresses_of(head: str) -> tuple[str, str]:
-    """Return the address of this machine that a head sees, and the head's as HOST:PORT, both in
-    numbers. Sends no more than a query for a name. Raises ClusterError."""
+    """Return this machine's address towards a head, and the head's HOST:PORT, both in numbers. Only
+    looks the name up; sends nothing to the head. Raises ClusterError."""
     host, _, port = head.rpartition(":")
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -162,8 +162,8 @@ def addresses_of(head: str) -> tuple[str, str]:
 
 
 def check_key(folder: ClusterFolder, head: str) -> None:
-    """Raise ClusterError where the head does not answer, or has another key: then neither trusts
-    the other's certificate."""
+    """Raises ClusterError if the head does not answer, or has another key: a TLS handshake then
+    fails."""
     host, _, port = head.rpartition(":")
     context = ssl.create_default_context(cafile=folder.authority)
     context.load_cert_chain(folder.certificate, folder.private_key)
@@ -181,19 +181,19 @@ def check_key(folder: ClusterFolder, head: str) -> None:
 
 
 def session_folder() -> Path:
-    """Return Ray's folder of sockets and logs: short, as the names of sockets are limited."""
+    """Return the folder of Ray's sockets and logs; short, since names of sockets are limited."""
     return Path(f"/tmp/quire-ray-{os.getuid()}")  # noqa: S108
 
 
 def _check_not_running(folder: ClusterFolder) -> None:
     if running(folder) is not None:
         raise ClusterError("this machine is in a cluster: `quire cluster stop` ends that")
-    # The family of a killed process still has its ports.
+    # Children of a killed process may still hold its ports.
     stop(folder)
 
 
 def _start(folder: ClusterFolder, options: Sequence[str], head: str, *, is_head: bool) -> Node:
-    # The user's settings of Ray would change ours.
+    # Drop the user's own Ray settings.
     inherited = {name: each for name, each in os.environ.items() if not name.startswith("RAY_")}
     drain = {DRAIN: "0" if is_head else str(LEAVE_S)}
     with folder.log.open("wb") as log:
@@ -219,7 +219,7 @@ def _start(folder: ClusterFolder, options: Sequence[str], head: str, *, is_head:
             child.wait()
             raise ClusterError(f"Ray did not start within {START_TIMEOUT_S:g} s: see {folder.log}")
         time.sleep(POLL_S)
-    child.returncode = 0  # it outlives this command, which does not wait for it
+    child.returncode = 0  # the process outlives this command: no warning about a missing wait
     with suppress(psutil.NoSuchProcess):
         children = psutil.Process(child.pid).children(recursive=True)
         node = replace(node, family=tuple((each.pid, each.create_time()) for each in children))

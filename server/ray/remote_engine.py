@@ -1,9 +1,8 @@
-"""The engines of a cluster's replicas as one ServingEngine, for the front.
+"""The engines of a cluster's replicas as one ServingEngine for the front.
 
-Each prompt goes to one replica, over a stream of its own. A replica that is silent, gone or full is
-left out: a prompt without a token so far goes to another replica, and an answer that has begun ends
-with an error after which the client may ask again.
-"""
+Each prompt is streamed to one replica; silent, ended and full replicas are skipped. If a replica is
+lost, a prompt without any token moves to another replica; an answer that has begun ends with an
+error, after which the client may ask again."""
 
 import asyncio
 import logging
@@ -36,35 +35,35 @@ from server.ray.replica_calls import (
     UncompiledConstraint,
 )
 
-# An answering replica sends something every second.
+# An answering replica sends something at least every second.
 SILENCE_S = 5.0
 REPORT_PERIOD_S = 1.0
 MAX_ATTEMPTS = 3
-# Ray sends text as UTF-8, which has no bytes for surrogates; 20 bits of a hash fit behind them.
+# Ray sends text as UTF-8, which cannot hold surrogates: 20 bits of a hash fit above them.
 BEHIND_SURROGATES = 0xE000
 
 log = logging.getLogger(__name__)
 
 
 class ReplicaError(Exception):
-    """A replica is lost or has no room: REPLICA_LOST or REPLICAS_FULL."""
+    """A replica is lost or full: the text is REPLICA_LOST or REPLICAS_FULL."""
 
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """A prompt on its way, and the streams of its answers."""
+    """A prompt in progress, and the streams of its answers."""
 
     submission: Submission
     streams: list[TokenStream]
     unread: set[int]
-    """The indices of answers that have not ended, and whose readers are there."""
+    """Indices of running answers that still have a reader."""
     has_begun: bool = False
-    """Whether an event has been delivered."""
+    """True after the first delivered event."""
     task: "asyncio.Task[None]" = field(init=False)
 
 
 class RemoteEngine:
-    """A ServingEngine. All methods run on the event loop."""
+    """A ServingEngine of replicas. All methods run on the event loop."""
 
     def __init__(
         self,
@@ -74,25 +73,26 @@ class RemoteEngine:
         silence_s: float = SILENCE_S,
         report_period_s: float = REPORT_PERIOD_S,
     ) -> None:
-        """max_share_ratio: as EngineClient's. silence_s: after which a replica is lost."""
+        """max_share_ratio: as for EngineClient. silence_s: time after which a replica counts as
+        lost."""
         self._replicas = replicas
         self._silence_s = silence_s
         self._report_period_s = report_period_s
         self.members = Membership(silence_s + report_period_s, time.monotonic)
         self._slots = Slots(max_share_ratio)
         self._calls: dict[int, tuple[_Call, int]] = {}
-        """By request id: the call, and the index of the answer."""
+        """By request id: the call and the answer's index."""
         self._last_id = 0
         self._closed = False
         self._reporting: asyncio.Task[None] | None = None
 
     def attach(self) -> None:
-        """Ask the replicas for reports from now on."""
+        """Start to poll the replicas for reports."""
         if self._reporting is None:
             self._reporting = asyncio.create_task(self._keep_asking())
 
     async def ready(self) -> None:
-        """Wait for a replica's first report."""
+        """Wait for the first report of any replica."""
         self.attach()
         while not self.members.alive:  # noqa: ASYNC110
             await asyncio.sleep(self._report_period_s / 10)
@@ -111,8 +111,7 @@ class RemoteEngine:
             await asyncio.sleep(self._report_period_s)
 
     async def ask_all(self) -> None:
-        """Ask every replica for a report. The router adds the names of all replicas to each
-        Route."""
+        """Ask every replica for a report. Ray's router puts all replicas' names into each Route."""
         routes = [Route(target=name) for name in self.members.names] or [Route()]
         await asyncio.gather(*map(self._ask, routes))
         if names := routes[-1].replicas:
@@ -129,7 +128,7 @@ class RemoteEngine:
 
     @property
     def alive(self) -> bool:
-        """Return whether requests are taken: replicas that are gone come back, or others do."""
+        """True until the end: lost replicas come back or are replaced."""
         return not self._closed
 
     @property
@@ -138,7 +137,7 @@ class RemoteEngine:
 
     @property
     def limits(self) -> EngineLimits:
-        """Return the limits that every replica keeps. Needs a first report."""
+        """Limits that all replicas together keep. Needs a first report."""
         reports = self.members.limiting_reports
         return replace(
             reports[0].limits,
@@ -170,7 +169,7 @@ class RemoteEngine:
         self._slots.check(requests, tenant, self.capacity)
 
     async def memory_map(self) -> MemoryMap:
-        """Return the memory map of the first replica. Raises EngineDeadError."""
+        """Return the memory map of the first answering replica. Raises EngineDeadError."""
         try:
             first = self.members.alive[0].name
             async with asyncio.timeout(self._silence_s):
@@ -208,10 +207,10 @@ class RemoteEngine:
         return call.streams
 
     async def _answer(self, call: _Call) -> None:
-        """Have the prompt answered, by another replica where one is lost before it has begun."""
+        """Get answers to a prompt; try another replica if one is lost before its first event."""
         tried: set[str] = set()
         message = REPLICA_LOST
-        # Hashing a long prompt takes many milliseconds; others' tokens are delivered meanwhile.
+        # In a thread: hashing a long prompt takes milliseconds, which would delay other answers.
         text = await asyncio.to_thread(routed_text, call.submission, self.limits)
         for attempt in range(MAX_ATTEMPTS):
             without = frozenset(tried | self.members.silent)
@@ -233,7 +232,7 @@ class RemoteEngine:
         self._fail(call, message)
 
     async def _follow(self, call: _Call, route: Route) -> None:
-        """Deliver a replica's events until all answers have ended. Raises ReplicaError."""
+        """Deliver a replica's events until no answer with a reader runs. Raises ReplicaError."""
         running = set(call.unread)
         async with aclosing(self._replicas.generate(route, call.submission)) as batches:
             while running & call.unread:
@@ -258,21 +257,22 @@ class RemoteEngine:
                 self._free(call, index)
 
     def _fail(self, call: _Call, message: str) -> None:
-        """End what has not ended with an error."""
+        """End the remaining answers with an error."""
         event = TokenEvent(0, None, FinishReason.ERROR, message=message)
         self._deliver(call, [(index, event) for index in sorted(call.unread)])
         if not self._closed:
             log.warning("the request %s has failed: %s", call.submission.name, message)
 
     def _free(self, call: _Call, index: int) -> None:
-        """Free the slot of an answer that has ended or lost its reader. Idempotent."""
+        """Free the slot of an answer that has ended or lost its reader. Further calls do
+        nothing."""
         if index in call.unread:
             call.unread.remove(index)
             del self._calls[call.streams[index].request.request_id]
             self._slots.free(call.submission.salt.tenant)
 
     def _abort(self, request_id: int) -> None:
-        """Note that an answer's reader has left. Where all have, the replica stops."""
+        """Free the answer of a reader that has left; cancel the call after the last reader."""
         call, index = self._calls[request_id]
         self._free(call, index)
         if not call.unread:
@@ -280,8 +280,8 @@ class RemoteEngine:
 
 
 def routed_text(submission: Submission, limits: EngineLimits) -> str:
-    """Return a character for each full block of a prompt, made of its hash: the router compares
-    them, and they differ between tenants."""
+    """Return one character per full block of a prompt, from the block's hash. The router compares
+    these texts; they differ between tenants."""
     if limits.shared_block_tokens is None:
         return ""
     hashes = BlockHashes(b"", submission.salt, limits.shared_block_tokens)

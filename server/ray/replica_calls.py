@@ -1,4 +1,4 @@
-"""The calls of a cluster's front to its replicas: the messages, and Ray's handle to send them."""
+"""Calls from a cluster's front to its replicas: the messages, and the handle that sends them."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator
@@ -11,11 +11,11 @@ from engine.types import EngineLimits, EngineStats, Submission, TokenEvent
 from server.text.grammar.constraint_spec import ConstraintSpec
 
 NumberedEvent = tuple[int, TokenEvent]
-"""The index of an answer to the prompt, and an event of it."""
+"""Index of an answer to the prompt, and an event of that answer."""
 
 
 class Refusal(Enum):
-    """Why a replica does not take a request: it has no room now, or its engine has ended."""
+    """Why a replica refuses a request: no room now, or its engine has ended."""
 
     FULL = "full"
     ENDED = "ended"
@@ -23,32 +23,32 @@ class Refusal(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ReplicaReport:
-    """How a replica is. Ray never gives its name to another one."""
+    """A replica's state. Ray never reuses a name."""
 
     name: str
     host: str
     limits: EngineLimits
     stats: EngineStats
     capacity: int
-    """Requests that may run or wait there at the same time."""
+    """Requests that may run or wait at the same time."""
     step_age_s: float
     pressure: int
 
 
 @dataclass(slots=True)
 class Route:
-    """Where a call may go. The caller and the router share it, each on a thread of its own."""
+    """Where a call may go. Shared by the caller's and the router's thread."""
 
     text: str = ""
-    """A character for each full block of the prompt: equal prefixes have equal ones."""
+    """One character per full block of the prompt: equal prefixes have equal characters."""
     without: frozenset[str] = frozenset()
-    """Replicas that must not be chosen."""
+    """Replicas not to choose."""
     target: str | None = None
-    """The only replica that may be chosen; None for any."""
+    """The only replica to choose; None for any."""
     replica: str | None = None
     """The router's last choice."""
     replicas: tuple[str, ...] = ()
-    """All replicas that the router knew then."""
+    """All replicas known to the router at its last choice."""
 
     def allows(self, replica: str) -> bool:
         return replica == self.target if self.target is not None else replica not in self.without
@@ -56,26 +56,26 @@ class Route:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class UncompiledConstraint:
-    """A constraint on its way: the replica compiles it."""
+    """A constraint that the replica will compile."""
 
     spec: ConstraintSpec
     begun: str
-    """The content that the answer has begun with."""
+    """Text at the beginning of the answer, given by the prompt."""
 
 
 class RayReplicas:
-    """Calls replicas by Ray's handle; ``router.py`` chooses which one. An exception means that the
-    replica is lost."""
+    """Calls replicas by Ray's handle; ``router.py`` chooses the replica. Any exception means that
+    the replica is lost."""
 
     def __init__(self, handle: Any) -> None:
-        """handle: a DeploymentHandle."""
+        """handle: Ray's DeploymentHandle."""
         self._handle = handle
         self._streaming = handle.options(stream=True)
 
     async def generate(
         self, route: Route, submission: Submission
     ) -> AsyncGenerator[list[NumberedEvent] | Refusal, None]:
-        """Have a replica answer; leaving early aborts it."""
+        """Yield a replica's events. Closing the generator aborts the answers."""
         response = self._streaming.generate.remote(route, submission)
         with _cancel_on_leaving(response):
             async for batch in response:

@@ -1,7 +1,6 @@
-"""Ray's own router of prefixes, which gets prompts and failures from the Route of each call.
+"""Routes calls to replicas by their prompts' prefixes, with Ray's router for prefixes.
 
-Ray's class and its hooks that are overridden here are no public interface, so Ray is pinned.
-"""
+The overridden class and hooks are not public: the version of Ray is pinned."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,16 +15,16 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from server.ray.replica_calls import Route
 
-# Above this difference of requests between two replicas, prefixes no longer decide: half of
-# EngineConfig.max_num_seqs. New conversations all go to a replica that is new.
+# Largest difference of requests between two replicas at which prefixes still decide: half of
+# EngineConfig.max_num_seqs. Up to this difference a new replica gets all new conversations.
 IMBALANCED = 16
 
 
 class PrefixRouter(PrefixCacheAffinityRouter):  # type: ignore[misc]
-    """Routes a call by the Route that is its first argument."""
+    """Routes a call according to the Route in its first argument."""
 
     def initialize_state(self, **options: Any) -> None:
-        # Ray's default tree outlives this process, with replicas that are gone, on any machine.
+        # Ray's default tree may live on any machine, and outlives this process with ended replicas.
         here = ray.get_runtime_context().get_node_id()
         tree = PrefixTreeActor.options(
             num_cpus=0,
@@ -41,14 +40,14 @@ class PrefixRouter(PrefixCacheAffinityRouter):  # type: ignore[misc]
         """Return the replicas that the Route allows."""
         route = route_of(pending_request)
         route.replicas = tuple(sorted(each.unique_id for each in self.curr_replicas))
-        # Otherwise Ray asks again at once where no replica is allowed.
+        # Else Ray retries without a pause while no replica is allowed.
         pending_request.routing_context.should_backoff = True
         return {each for each in self.curr_replicas if route.allows(each.unique_id)}
 
     async def choose_replicas(
         self, candidate_replicas: Sequence[RunningReplica], pending_request: Any = None
     ) -> list[list[RunningReplica]]:
-        """Return Ray's choice, or all allowed replicas where it has chosen none of them."""
+        """Return Ray's choice among the allowed replicas, or all of these if Ray chose none."""
         route = route_of(pending_request)
         ranks = await super().choose_replicas(candidate_replicas, pending_request)
         chosen = [replica for rank in ranks for replica in rank]
@@ -57,7 +56,7 @@ class PrefixRouter(PrefixCacheAffinityRouter):  # type: ignore[misc]
     async def _choose_replica_for_request(
         self, pending_request: Any, *, is_retry: bool = False
     ) -> RunningReplica:
-        """Choose a replica, and note it: one that did not take the call is not chosen again."""
+        """Choose a replica and note it in the Route: a retry then avoids that replica."""
         route = route_of(pending_request)
         if route.replica is not None:
             route.without |= {route.replica}
@@ -66,7 +65,7 @@ class PrefixRouter(PrefixCacheAffinityRouter):  # type: ignore[misc]
         return chosen
 
     def _extract_text_from_request(self, pending_request: Any) -> str | None:
-        """Return the text that Ray compares; None for a prompt without a full block."""
+        """Return the text for Ray to compare; None for a prompt without a full block."""
         return route_of(pending_request).text or None
 
 

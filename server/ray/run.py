@@ -1,4 +1,4 @@
-"""Run the commands of ``quire cluster``."""
+"""Runs the commands of ``quire cluster``."""
 
 import json
 import os
@@ -37,17 +37,16 @@ from server.ray.ray_process import (
 )
 from server.ray.replica import facts_of
 
-# No machine has this address (RFC 5737): the way there is the way to all others.
+# An address that no machine has (RFC 5737): tells the network interface towards other machines.
 ELSEWHERE = "192.0.2.1:9"
 LOOPBACK = "127.0.0.1"
 JOIN_AGAIN_S = 5.0
 Say = Callable[[str], None]
-"""Prints a line."""
 AskKey = Callable[[], str]
 
 
 def start_cluster(address: str | None, port: int | None) -> str:
-    """Make this machine the head. Raises ClusterError."""
+    """Make this machine the head; return what to do next. Raises ClusterError."""
     folder = cluster_folder()
     key = ensure_key(folder.key)
     node = start_head(folder, key, address or _own_address(), port or HEAD_PORT)
@@ -67,7 +66,7 @@ def join_cluster(head: str, key_file: Path | None, ask: AskKey) -> str:
 
 
 def _store_key(key_file: Path | None, ask: AskKey) -> tuple[ClusterFolder, str]:
-    """Write the key of the file, or that a person types, into the folder; return both."""
+    """Store the key from the file or the prompt; return the folder and the key."""
     key = read_key(key_file) if key_file is not None else parse_key(ask(), "the key")
     folder = cluster_folder()
     write_private(folder.key, key)
@@ -75,8 +74,8 @@ def _store_key(key_file: Path | None, ask: AskKey) -> tuple[ClusterFolder, str]:
 
 
 def stay_in_cluster(head: str, key_file: Path | None, ask: AskKey, say: Say) -> None:
-    """Be a member of a cluster until a signal: join whenever it has ended, or does not answer.
-    Raises ClusterError for a bad key."""
+    """Stay in a cluster until a signal: join again whenever it has ended. Raises ClusterError for a
+    bad key."""
     folder, key = _store_key(key_file, ask)
     stop(folder)
     ended, last = ended_by_signal(), ""
@@ -101,7 +100,7 @@ def stay_in_cluster(head: str, key_file: Path | None, ask: AskKey, say: Say) -> 
 def serve_from_start(
     address: str | None, port: int | None, serve: Callable[[], None], say: Say
 ) -> None:
-    """Start a cluster in place of one that was left here, serve, and end it. Raises StartError."""
+    """Replace an old cluster by a new one, serve, and end the cluster. Raises StartError."""
     folder = cluster_folder()
     signal.signal(signal.SIGTERM, _exit)
     if stop(folder):
@@ -124,8 +123,8 @@ def serve_cluster(
     *,
     waits: bool = False,
 ) -> None:
-    """Serve until a signal. waits: start with fewer replicas than are wanted, and wait for a
-    machine that fits. Raises StartError."""
+    """Serve until a signal. waits: start with fewer replicas than wanted, after the first machine
+    fits. Raises StartError."""
     settings = checked_settings(file, with_further(flags, further))
     folder, node = _head()
     with model_errors():
@@ -162,7 +161,7 @@ def serve_cluster(
 
 
 def cluster_status() -> str:
-    """Say which machines and replicas there are. Raises ClusterError."""
+    """Return a text about machines and replicas. Raises ClusterError."""
     folder, node = _head()
     os.environ.update(environment(folder))
     from server.ray import application
@@ -172,7 +171,7 @@ def cluster_status() -> str:
 
 
 def stop_cluster() -> str:
-    """End this machine's part of a cluster. Raises ClusterError."""
+    """End this machine's part in a cluster. Raises ClusterError."""
     if stop(cluster_folder()):
         return "this machine is in no cluster any more"
     return "this machine is in no cluster"
@@ -189,7 +188,7 @@ def _head() -> tuple[ClusterFolder, Node]:
 
 
 def _own_address() -> str:
-    """Return the address by which others reach this machine; the loopback where none do."""
+    """Return this machine's address for others; loopback without a network."""
     try:
         return addresses_of(ELSEWHERE)[0]
     except ClusterError:

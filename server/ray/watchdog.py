@@ -1,8 +1,7 @@
-"""Kill a replica that hangs: a small process beside it waits for a byte a second on a pipe.
+"""Kills a replica that hangs: a small process waits for a byte per second from it on a pipe.
 
-Ray replaces a replica that is gone, but waits for ever for one that hangs while it starts. The
-small process runs this file too, which therefore imports the standard library alone.
-"""
+Ray replaces a replica that has ended, but waits for ever for one that hangs at its start. The small
+process runs this file, which therefore imports only the standard library."""
 
 import asyncio
 import logging
@@ -12,9 +11,9 @@ import signal
 import subprocess
 import sys
 
-# A machine that swaps may keep a healthy replica silent for some seconds.
+# Long, since a healthy replica may stall for seconds on a machine that swaps.
 SILENCE_S = 20.0
-# A start may read large weights from a slow disk, twice.
+# Long, since a start may read large weights twice from a slow disk.
 START_S = 900.0
 BEAT_S = 1.0
 
@@ -22,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class Watchdog:
-    """Watches this process: it may take ``start_s`` to start, and then has to beat."""
+    """Watches this process, which has ``start_s`` to start and must send bytes afterwards."""
 
     def __init__(self, silence_s: float = SILENCE_S, start_s: float = START_S) -> None:
         arguments = map(str, (os.getpid(), start_s, silence_s))
@@ -30,7 +29,7 @@ class Watchdog:
             [sys.executable, "-I", "-S", __file__, *arguments],
             stdin=subprocess.PIPE,
             bufsize=0,
-            start_new_session=True,  # a signal to our group of processes does not stop it
+            start_new_session=True,  # signals to our process group do not reach the small process
         )
         assert self._watcher.stdin is not None
         self._pipe = self._watcher.stdin
@@ -38,11 +37,11 @@ class Watchdog:
         self._beating: asyncio.Task[None] | None = None
 
     def start_beating(self) -> None:
-        """Beat on the running event loop from now on: the process has started."""
+        """Call at the end of the start: send a byte per second from the running event loop."""
         self._beating = asyncio.create_task(self._keep_beating())
 
     def end(self) -> None:
-        """End the small process. Idempotent."""
+        """End the small process. Further calls do nothing."""
         self._pipe.close()
         self._watcher.kill()
         self._watcher.wait()
@@ -52,8 +51,8 @@ class Watchdog:
             await asyncio.sleep(BEAT_S)
 
     def _beat(self) -> bool:
-        """Write a byte; return False once nothing reads them. A full pipe takes none, and needs
-        none."""
+        """Write a byte; return False if the small process is gone. A full pipe drops the byte:
+        enough bytes wait there."""
         if self._pipe.closed:
             return False
         try:
@@ -65,8 +64,8 @@ class Watchdog:
 
 
 def watch(pipe: int, pid: int, start_s: float, silence_s: float) -> None:
-    """Kill our parent when no byte comes in time; return when it has closed the pipe. pipe: a
-    descriptor. pid: the parent's."""
+    """Kill the parent process if no byte comes in time; return when the parent closes the pipe.
+    pipe: a descriptor. pid: the parent's."""
     timeout_s = start_s
     while select.select([pipe], [], [], timeout_s)[0]:
         if not os.read(pipe, select.PIPE_BUF):
