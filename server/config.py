@@ -77,8 +77,7 @@ Secrets = Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(_parted)]
 
 
 class Section(BaseModel):
-    """A table of the file: frozen, without unknown keys. A field's alias is its name in the
-    engine."""
+    """A table of the file: frozen, without unknown keys. A field's alias is the engine's name."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -10,8 +10,7 @@ DEMO_MODEL = "demo/model"
 
 
 def shipped(name: str) -> Path:
-    """Return a path below ``configs``, which lies inside this package in a wheel, beside it in a
-    checkout."""
+    """Return a path below ``configs``: in this package in a wheel, beside it in a checkout."""
     assert server.__file__ is not None
     package = Path(server.__file__).parent
     installed = package / "configs" / name

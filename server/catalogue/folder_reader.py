@@ -1,7 +1,5 @@
-"""Reads folders of models within limits: strangers' files may be endless or slow to parse.
-
-The result for a folder, also a timeout, is kept until a file in the folder changes.
-"""
+"""Reads folders of models in a limited process: strangers' files may be endless or slow to parse.
+The result for a folder, also a timeout, is kept until a file in the folder changes."""
 
 import os
 import stat

@@ -100,8 +100,7 @@ class FoundModel:
         _check_room(self.asked, self.missing_bytes)
 
     def fetch_weights(self) -> None:
-        """Fetch the missing weights with a progress bar. Raises ModelNotFoundError, for a full disk
-        before the first byte."""
+        """Fetch the missing weights. Raises ModelNotFoundError, for a full disk at once."""
         assert self.repository is not None
         self.check_room()
         try:
@@ -120,9 +119,8 @@ class FoundModel:
 def find_model(
     name: str, folders: Sequence[Path] = (), *, files: Sequence[str] = SMALL_FILES
 ) -> FoundModel:
-    """Find a model by name and fetch its small files; without an answer of the hub, take the
-    cache's model. folders: searched beside the hub's cache. files: patterns of the small files.
-    Raises ModelNotFoundError."""
+    """Find a model by name and fetch its small files; if the hub does not answer, take the cache's.
+    folders: searched beside the cache. files: patterns to fetch. Raises ModelNotFoundError."""
     place = look_up(name, folders)
     if isinstance(place, InFolder):
         return FoundModel(name, place.name, place.folder)
@@ -228,8 +226,7 @@ def _cached(name: str, place: OnHub, error: Exception) -> FoundModel:
 
 
 def _with_missing(model: FoundModel) -> FoundModel:
-    """Add the missing weights according to the cached listing. Raises the errors of the hub's
-    client."""
+    """Add the missing weights, by the cached listing. Raises the errors of the hub's client."""
     assert model.repository is not None
     listed = listed_weights(model.repository, model.folder)
     if listed is None:

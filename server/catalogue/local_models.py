@@ -113,8 +113,7 @@ def local_models(
 def hub_model(
     repository: str, reader: FolderReader, snapshot: Path | None = None
 ) -> LocalModel | None:
-    """Return a repository's model in the hub's cache, if any. snapshot: the commit's folder; None:
-    the commit to serve offline."""
+    """Return a repository's cached model, if any. snapshot: a commit's folder; None: the best."""
     if snapshot is not None:
         return _read(reader, read_model, snapshot, repository, snapshot.name)
     folder = repository_folder(repository)
@@ -318,8 +317,7 @@ def shape_problem(path: str) -> str | None:
 
 
 def checkpoint_in(folder: Path, embeds: bool | None, promised_bytes: int | None) -> Checkpoint:
-    """Read a folder's checkpoint. promised_bytes: None if all weights are here. Raises
-    CheckpointError."""
+    """Read a checkpoint. promised_bytes: None if all weights are here. Raises CheckpointError."""
     if promised_bytes is None:
         return read_checkpoint(folder, embeds=embeds)
     return promised_checkpoint(folder, promised_bytes, embeds=embeds)

@@ -49,9 +49,9 @@ def aliases() -> dict[str, str]:
 def look_up(
     name: str, folders: Sequence[Path] = (), reader: FolderReader | None = None
 ) -> InFolder | OnHub:
-    """Resolve a name. folders: searched beside the hub's cache. reader: as for ``local_models``.
-    The order: a path; the demo model's name; the full name of a servable model in these folders;
-    quire's short names; an id on the hub; the last part of a local model's name. Raises
+    """Resolve a name, in this order: a path; the demo model; the full name of a servable model in
+    these folders; quire's short names; an id on the hub; the last part of a local model's name.
+    folders: searched beside the hub's cache. reader: as for ``local_models``. Raises
     ModelNotFoundError."""
     path = Path(name).expanduser()
     if path.is_dir():
@@ -77,8 +77,7 @@ def look_up(
 def _by_last_part(
     name: str, folders: Sequence[Path], reader: FolderReader | None
 ) -> LocalModel | None:
-    """Return the local model with this name after its organisation, if any. Raises
-    ModelNotFoundError for several."""
+    """Return the local model with this last part of the name. Raises ModelNotFoundError for two."""
     matches = [
         model
         for model in local_models(folders, reader=reader)

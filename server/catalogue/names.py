@@ -43,8 +43,7 @@ def has_gguf_alone(folder: Path) -> bool:
 
 
 def why_not(name: str, path: Path, aliases: Iterable[str]) -> str:
-    """Explain why a text is no model's name. path: the same text as a path. aliases: short
-    names."""
+    """Explain why a text is no model's name. path: the same text. aliases: quire's short names."""
     if path.suffix.lower() == ".gguf":
         return GGUF if path.is_file() else f"there is no such file; and {GGUF}"
     if path.is_file():
@@ -58,8 +57,7 @@ def why_not(name: str, path: Path, aliases: Iterable[str]) -> str:
 
 
 def printable(text: str, max_chars: int | None = None) -> str:
-    """Escape control characters and line breaks in other people's text. max_chars: cut the text
-    there."""
+    """Escape control characters and line breaks. max_chars: cut the text there."""
     if max_chars is not None and len(text) > max_chars:
         text = f"{text[: max_chars - 1]}\N{HORIZONTAL ELLIPSIS}"
     if text.isprintable():

@@ -65,8 +65,7 @@ def banner(
     *,
     generates: bool = True,
 ) -> str:
-    """Return the banner. lines: pairs of subject and text. generates: whether models answer
-    prompts."""
+    """Return the banner. lines: pairs of subject and text. generates: add Anthropic's variable."""
     client = client_url(url)
     page = [("page", f"{client}/  (open it in a browser)")] if settings.server.page else []
     anthropic = [("", f"ANTHROPIC_BASE_URL={client}")] if generates else []

@@ -1,5 +1,4 @@
-"""The user's private folder for the cluster: key, certificates, settings, the started Ray
-process."""
+"""The user's private folder for a cluster: key, certificates, settings, the Ray process."""
 
 import json
 import os
@@ -28,8 +27,7 @@ class Node:
 
     pid: int
     started: float
-    """Start time that the system reports, in Unix seconds: tells the process from a later one of
-    this pid."""
+    """Start time by the system, in Unix seconds: a later process may get the same pid."""
     head: str
     """The head's address, HOST:PORT."""
     is_head: bool

@@ -48,8 +48,7 @@ class LaunchError(StartError):
 
 @dataclass(frozen=True, slots=True)
 class RunningServer:
-    """A running server as a tool needs it. url: without /v1. context: tokens of prompt and
-    answer."""
+    """A running server as tools need it. url: without /v1. context: tokens of prompt and answer."""
 
     url: str
     key: str
@@ -199,9 +198,8 @@ def zed_settings_file() -> Path:
 
 
 def configure_zed(server: RunningServer, *, only_print: bool) -> str:
-    """Add the server to Zed's settings and keep a backup. Settings with comments stay unchanged:
-    JSON written anew would lose the comments. Return what was done or is to do. Raises
-    LaunchError."""
+    """Add the server to Zed's settings, with a backup; leave settings with comments alone, as JSON
+    written anew would lose these. Return what was done or is to do. Raises LaunchError."""
     model = {
         "name": server.model,
         "max_tokens": server.context,

@@ -22,8 +22,7 @@ SENTENCE = ("method", "endpoint", "status", "duration_s")
 
 
 def configure_log(section: LogSection) -> None:
-    """Format structlog's and the standard library's records alike. Raises SettingError if the log
-    file cannot be written."""
+    """Set up structlog and logging alike. Raises SettingError for a file that cannot be opened."""
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_logger_name,

@@ -100,9 +100,9 @@ def make_plan(
     budget_bytes: int | None = None,
     choice: SubstrateChoice | None = None,
 ) -> EnginePlan:
-    """Fit model and cache into this machine's memory, or into budget_bytes. choice: a substrate
-    that was chosen before; None tests the GPU's substrate. Raises SettingError with the figure that
-    does not fit."""
+    """Fit model and cache into this machine's memory, or into budget_bytes. choice: an earlier
+    choice of a substrate; None tests the GPU's. Raises SettingError with the figure that does not
+    fit."""
     config = engine_config(settings)
     try:
         if choice is not None:

@@ -59,8 +59,7 @@ class Control:
                 return
 
     def begin(self, client: EngineClient, drain: Drain, limit_bytes: int) -> None:
-        """Report readiness and start to obey the supervisor. limit_bytes: first limit of K and
-        V."""
+        """Report readiness and start to obey the supervisor. limit_bytes: K and V's first limit."""
         self._limit(client, limit_bytes, AT_THE_START)
         threading.Thread(target=self._obey, args=(client, drain), daemon=True).start()
         self.tell(ready=True)

@@ -84,8 +84,7 @@ NOTHING = (
 
 
 def list_models(file: Path | None, say: Callable[[str], None], *, as_json: bool) -> str:
-    """Return a table of the models on this disk. say: reports missing folders. Raises
-    StartError."""
+    """Return a table of the local models. say: reports missing folders. Raises StartError."""
     settings = read_settings(file, {})
     for folder in settings.models.folders:
         if not folder.expanduser().is_dir():
@@ -240,8 +239,7 @@ def _describe(
 def _check_memory(
     settings: Config, checkpoint: Checkpoint, echo: Callable[[str], None], *, force: bool
 ) -> None:
-    """Write whether the model fits into this machine's memory. Raises SettingError for a model that
-    does not fit, unless forced."""
+    """Write whether the model fits into memory. Raises SettingError if not, unless forced."""
     try:
         memory = make_plan(settings, checkpoint).memory
     except SettingError as error:
@@ -293,8 +291,7 @@ class Removal:
 
 
 def find_removal(name: str, file: Path | None) -> Removal:
-    """Find a model's commits in the hub's cache. Raises StartError for a model that is
-    elsewhere."""
+    """Find a model's commits in the hub's cache. Raises StartError for a model elsewhere."""
     settings = read_settings(file, {})
     with model_errors():
         place = look_up(name, settings.models.folders)

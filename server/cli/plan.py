@@ -42,10 +42,9 @@ def plan_model(
     device: str | None = None,
     out: Path | None = None,
 ) -> str:
-    """Return a model's plan as text. Of a model on the hub, only the configuration is fetched.
-    context: in tokens; None: 32768, or the model's limit if that is lower. memory: a size such as
-    24GiB; None: the device's memory. device: None is this machine. out: a folder for pictures.
-    Raises StartError."""
+    """Return a model's plan as text; fetch at most the configuration. context: in tokens; None:
+    32768, or the model's limit if lower. memory: such as 24GiB; None: the device's. device: None is
+    this machine. out: a folder for pictures. Raises StartError."""
     settings = read_settings(file, {})
     target = _device(device)
     memory_bytes, working_set_bytes = _memory_bytes(memory, target, here=device is None)

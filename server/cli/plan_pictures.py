@@ -32,8 +32,7 @@ SVG_METADATA = {"Date": None, "Creator": "quire plan"}
 
 
 def draw_pictures(report: CapacityReport, folder: Path, model: str) -> list[Path]:
-    """Draw all pictures into an existing folder; return the files. model: the name below each
-    picture. Raises OSError."""
+    """Draw the pictures into a folder; return the files. model: shown below. Raises OSError."""
     pictures: dict[str, Callable[[CapacityReport], Figure]] = {
         "weights-and-kv": weights_and_kv,
         "quantisation": quantisation,

@@ -64,8 +64,7 @@ def _read(file: Path) -> bytes:
 
 
 def _make(file: Path) -> None:
-    """Create the file atomically for this user alone; keep a file that another process made
-    first."""
+    """Create the file atomically for this user alone; keep a file of a faster process."""
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with NamedTemporaryFile(dir=file.parent, prefix=".new-") as draft:
         draft.write(secrets.token_bytes(SECRET_BYTES))

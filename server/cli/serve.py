@@ -57,8 +57,7 @@ class EngineError(StartError):
 
 
 class SubstrateFailedError(EngineError):
-    """The GPU's memory of K and V failed; quire notes it and chooses another substrate next
-    time."""
+    """The GPU's memory of K and V failed; from the next start quire takes another substrate."""
 
     exit_code = 4
 
@@ -89,9 +88,8 @@ def checked_settings(file: Path | None, flags: Tables) -> Config:
 
 
 def neighbours() -> str | None:
-    """Return a warning about packages of other projects that use the names of quire's packages;
-    None if there are none. Searches the RECORD files as text: parsing all of them would dominate
-    the start."""
+    """Return a warning about other projects' packages with quire's names, if any. Searches the
+    RECORD files as text: parsing all of them would dominate the start."""
     owners: dict[str, list[str]] = {}
     for distribution in distributions():
         files = "\n" + (distribution.read_text("RECORD") or "")
@@ -119,8 +117,7 @@ def serve_on(
     others: Sequence[socket.socket] = (),
 ) -> None:
     """Load the weights and serve. progress: called with loaded and total bytes; None shows a bar.
-    ready: called when clients can connect. others: further sockets to serve on. Raises
-    StartError."""
+    ready: called when clients can connect. others: more sockets to serve. Raises StartError."""
     client, grammars, monitor = start_model(settings, model, progress)
     try:
         calls = WrittenCalls(settings.limits.max_written_call_bytes)
@@ -243,8 +240,7 @@ def start_engine(
 
 
 def engine_error(lost: bool, reason: str = "the engine has failed: see the log") -> EngineError:
-    """Return the error of an engine that has ended. lost: whether the GPU's memory of K and V
-    failed."""
+    """Return the error of a dead engine. lost: whether the GPU's memory of K and V failed."""
     if not lost:
         return EngineError(reason)
     return SubstrateFailedError(

@@ -70,8 +70,7 @@ class ServiceError(SettingError):
 
 @dataclass(frozen=True, slots=True)
 class ServiceDefinition:
-    """The service's command and environment. command: begins with an absolute path. folder: for the
-    log and early output."""
+    """A service's command and environment. command: an absolute path first. folder: for logs."""
 
     command: tuple[str, ...]
     environment: Mapping[str, str]
@@ -123,8 +122,7 @@ def service_commands(parameters_of: Callable[..., Mapping[str, Any]]) -> typer.T
 
 
 def install(arguments: Sequence[str], parameters: Mapping[str, Any], *, cluster: bool) -> str:
-    """Install the service of a server or of a cluster's head. parameters: the parsed arguments.
-    Raises StartError."""
+    """Install a server's or a head's service. parameters: parsed arguments. Raises StartError."""
     flags = with_further(flags_of(parameters), parameters.get("further") or ())
     settings = read_settings(parameters.get("config"), flags)
     arguments = absolute(arguments, parameters)
@@ -277,8 +275,7 @@ def plist(definition: ServiceDefinition) -> bytes:
 
 
 class Systemd:
-    """A user's systemd unit. file: the unit's file. Raises ServiceError without a user's
-    systemd."""
+    """A user's systemd unit. file: the unit. Raises ServiceError without systemd for users."""
 
     def __init__(self, file: Path) -> None:
         self._file = file

@@ -115,8 +115,7 @@ def default_of(setting: str) -> str:
 
 
 def unknown_setting(name: str) -> str:
-    """Return an error text with the nearest known setting. name: ``section.field`` or any other
-    text."""
+    """Return an error text with the nearest known setting. name: ``section.field``, or any text."""
     near = nearest(name, (*FIELDS, *_dotted()))
     hint = f"did you mean {near}? " if near else ""
     return f"there is no such setting; {hint}{LIST}"
@@ -137,8 +136,7 @@ def unknown_variable() -> str | None:
 
 
 def nearest(name: str, known: tuple[str, ...]) -> str | None:
-    """Return the known name most similar to a name as a whole or to its last part; None if none
-    is."""
+    """Return the known name most similar to a name or to its last part; None if none is."""
     spellings: dict[str, str] = {}
     for one in known:
         for spelling in (one, one.rpartition(".")[2]):

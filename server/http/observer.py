@@ -44,8 +44,7 @@ class RequestObserver:
         logs_requests: bool,
         model: str | None = None,
     ) -> None:
-        """recent: keeps ended requests. logs_requests: whether to log each request. model: the name
-        of the only model."""
+        """recent: keeps ended requests. logs_requests: log each one. model: None for several."""
         self._app = app
         self._metrics = metrics
         self._recent = recent
@@ -198,8 +197,8 @@ class Exchange:
 
 
 def places_of(error: BaseException) -> list[str]:
-    """Return types and places of an exception and its causes, without messages, which may repeat a
-    client's text."""
+    """Return types and places of an exception and its causes; messages may repeat a client's
+    text."""
     places: list[str] = []
     seen: list[BaseException] = []  # A cause may appear in a group as well.
     errors: list[BaseException | None] = [error]

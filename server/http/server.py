@@ -63,8 +63,7 @@ def url_of(listener: socket.socket) -> str:
 
 
 def http_config(settings: Config, app: FastAPI, metrics: HttpMetrics) -> uvicorn.Config:
-    """Return uvicorn's configuration for an application. Raises the process's limit of open
-    files."""
+    """Return uvicorn's configuration. Raises the process's limit of open files."""
     limits = settings.limits
     allowed = connections_that_fit(limits.max_connections)
     if allowed < limits.max_connections:
@@ -106,17 +105,16 @@ class GuardedServer(uvicorn.Server):
     """Lets many connections wait, and accepts few at a time."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start; then set our backlog, since asyncio uses one number for backlog and accepts at
-        once."""
+        """Start, then set our backlog: asyncio has one number for backlog and accepts."""
         await super().startup(sockets)
         for listener in sockets or ():
             listener.listen(LISTEN_BACKLOG)
 
 
 class DrainedServer(GuardedServer):
-    """After a signal, keeps listening until running answers end: new clients hear to come back
-    later. Idle connections stay open, as closing one would reset a request on its way. Ends at once
-    if the engine fails."""
+    """After a signal, listens until running answers end, so that new clients hear to come back
+    later. Idle connections stay open: a request may be on its way. Ends at once if the engine
+    fails."""
 
     def __init__(
         self, config: uvicorn.Config, requests: Requests, drain: Drain, drain_s: float
@@ -153,8 +151,7 @@ def run(
     announce: Callable[[], None],
     others: Sequence[socket.socket] = (),
 ) -> None:
-    """Run a server until it ends. announce: called once clients can connect. others: further
-    sockets to serve on."""
+    """Run a server. announce: called once clients can connect. others: more sockets to serve."""
     # At its end uvicorn raises the signal again for earlier handlers. This handler is harmless
     # then, and the process ends with 0.
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -64,8 +64,7 @@ class RequestTimes:
         """See PrefixSalt in engine/types.py."""
 
     def answers_to(self, prompt_tokens: int, count: int, tenant: bytes) -> "list[AnswerTimes]":
-        """Start to measure the answers to a submitted prompt; only the first answer counts its
-        cached tokens."""
+        """Measure the answers to a submitted prompt; the first one counts the cached tokens."""
         new = [AnswerTimes(self, prompt_tokens, first=number == 0) for number in range(count)]
         self.answers += new
         self.prompt_tokens += prompt_tokens
@@ -92,8 +91,7 @@ class RequestTimes:
         return sum(answer.tokens for answer in self.answers)
 
     def tokens_per_s(self, ended_s: float) -> float | None:
-        """Return the rate from the first token to the end; None for fewer than two tokens. ended_s:
-        seconds from arrival to end."""
+        """Return the rate after the first token, if any. ended_s: from arrival to end."""
         tokens, first_s = self.generated_tokens, self.first_token_s
         elapsed_s = 0.0 if first_s is None else ended_s - first_s
         return (tokens - 1) / elapsed_s if tokens > 1 and elapsed_s > 0 else None
@@ -104,8 +102,7 @@ class RequestTimes:
 
     @property
     def finish(self) -> str | None:
-        """The answers' finish reasons, sorted and joined by commas; None while no answer has
-        ended."""
+        """The answers' finish reasons, joined by commas; None if no answer has ended."""
         return ",".join(sorted({a.finish for a in self.answers if a.finish is not None})) or None
 
 
@@ -136,8 +133,7 @@ class AnswerTimes:
         return self._newest - self._request.arrived - self.first_token_s
 
     def delivered(self, tokens: int, finish: str | None) -> None:
-        """Measure a delivery. tokens: of the answer so far. finish: the reason, with the last
-        delivery."""
+        """Measure a delivery. tokens: of the answer so far. finish: the reason, if ended."""
         now = self._request.clock()
         if tokens > self.tokens:
             waited = now - self._newest
@@ -177,8 +173,7 @@ class RecentRequests:
         self._ended: deque[tuple[bytes, float, dict[str, Any]]] = deque(maxlen=KEPT_REQUESTS)
 
     def add(self, times: RequestTimes) -> None:
-        """Keep an ended request in place of the oldest. Ignore requests that never reached the
-        engine."""
+        """Keep an ended request that reached the engine; drop the oldest."""
         if not times.answers:
             return
         now = self.clock()

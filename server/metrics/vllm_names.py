@@ -62,8 +62,7 @@ class VllmCollector(Collector):
             yield histograms(f"vllm:{name}", _same_as(own_name), LABELS, [(self._labels, counts)])
 
     def _pool(self, kv: KVStats) -> Iterator[Metric]:
-        """Yield the metrics of the KV cache. vLLM counts cached blocks as free, since they can be
-        evicted."""
+        """Yield the metrics of the KV cache; to vLLM cached blocks are free."""
         used = kv.used_bytes / kv.capacity_bytes
         text = (
             "Part of the KV cache's capacity, from 0 to 1, that is neither free nor "

@@ -1,7 +1,5 @@
-"""The application on Ray Serve: one ingress on the head, and replicas on the machines.
-
-Ray reads its environment on import: set ``ray_process.environment`` before importing this module.
-"""
+"""The application on Ray Serve: one ingress on the head, and replicas on the machines. Ray reads
+its environment on import: set ``ray_process.environment`` before importing this module."""
 
 import time
 from collections.abc import Collection, Iterator, Mapping
@@ -61,8 +59,7 @@ class Plan:
     per_machine: int
     """Largest number of replicas on one machine."""
     version: str = field(default_factory=partial(token_hex, 8))
-    """Unique for each plan: Ray replaces replicas of another version and keeps those of the
-    same."""
+    """Unique: Ray replaces replicas of another version and keeps those of the same."""
 
     @property
     def replica_arguments(self) -> tuple[str, Mapping[str, Any], Facts]:
@@ -90,8 +87,7 @@ def machines() -> dict[str, str]:
 
 
 def unfit_machines(plan: Plan, nodes: Collection[str]) -> dict[str, str]:
-    """Return reasons against a replica by Ray's id, for the machines that have one. Each machine
-    fetches a missing model."""
+    """Return reasons against a replica by machine (Ray's id). Fetches the model if missing."""
     tasks = []
     for node in nodes:
         there = NodeAffinitySchedulingStrategy(node, soft=False)
@@ -116,8 +112,7 @@ def deploy(plan: Plan, counts: ReplicaCounts, unfit: Collection[str]) -> str:
 
 
 def resize(plan: Plan, counts: ReplicaCounts, unfit: Collection[str]) -> None:
-    """Change the number of replicas. Running replicas stay; but if ``unfit`` changes, Ray restarts
-    all, one after the other."""
+    """Change the number of replicas; but if ``unfit`` changes, Ray restarts all in turn."""
     serve.run(_target(plan, counts, unfit), name=NAME, route_prefix=None)
 
 

@@ -42,8 +42,7 @@ log = structlog.get_logger("quire")
 
 
 class CheckingCompiler(GrammarCompiler):
-    """Compiles a constraint only to refuse a bad one early; returns it uncompiled for the
-    replicas."""
+    """Compiles a constraint only to refuse a bad one early; replicas get it uncompiled."""
 
     async def compile(self, spec: ConstraintSpec, begun: str = "") -> TokenConstraint | None:
         if await super().compile(spec, begun) is None:
@@ -67,7 +66,7 @@ class Ingress:
         self._url = ""
 
     async def check_health(self) -> None:
-        """Start to serve at Ray's first check, when the event loop runs. Raises RuntimeError after
+        """Serve from Ray's first check on, when the event loop runs. Raises RuntimeError later if
         the front has ended."""
         if self._serving is None:
             self._serving = asyncio.create_task(self._serve())

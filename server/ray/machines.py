@@ -35,8 +35,7 @@ class ReplicaCounts:
 
 
 class MachineWatcher:
-    """Deploys replicas on new machines that they fit. After a machine has left, its replica waits
-    for another machine."""
+    """Deploys replicas on new machines; the replica of a machine that left waits for another."""
 
     def __init__(
         self, application: Any, plan: Any, wanted: ReplicaCounts | None, say: Callable[[str], None]

@@ -61,8 +61,7 @@ class Membership:
     """The replicas that Ray names, and their reports."""
 
     def __init__(self, silence_s: float, clock: Callable[[], float]) -> None:
-        """silence_s: age of a report at which its replica counts as silent. clock: returns
-        seconds."""
+        """silence_s: age of a report at which the replica counts as silent. clock: in seconds."""
         self._silence_s = silence_s
         self._clock = clock
         self.names: tuple[str, ...] = ()

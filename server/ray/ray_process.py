@@ -1,5 +1,4 @@
-"""Starts and ends this machine's Ray process: ``ray start --block``, with the key in a file, TLS,
-and no usage statistics."""
+"""This machine's Ray process: ``ray start --block`` with a key file, TLS, no usage statistics."""
 
 import os
 import signal
@@ -162,8 +161,7 @@ def addresses_of(head: str) -> tuple[str, str]:
 
 
 def check_key(folder: ClusterFolder, head: str) -> None:
-    """Raises ClusterError if the head does not answer, or has another key: a TLS handshake then
-    fails."""
+    """Raises ClusterError if the head does not answer, or if its key differs: TLS then fails."""
     host, _, port = head.rpartition(":")
     context = ssl.create_default_context(cafile=folder.authority)
     context.load_cert_chain(folder.certificate, folder.private_key)

@@ -73,8 +73,7 @@ class RemoteEngine:
         silence_s: float = SILENCE_S,
         report_period_s: float = REPORT_PERIOD_S,
     ) -> None:
-        """max_share_ratio: as for EngineClient. silence_s: time after which a replica counts as
-        lost."""
+        """max_share_ratio: as for EngineClient. silence_s: after it a replica counts as lost."""
         self._replicas = replicas
         self._silence_s = silence_s
         self._report_period_s = report_period_s
@@ -264,8 +263,7 @@ class RemoteEngine:
             log.warning("the request %s has failed: %s", call.submission.name, message)
 
     def _free(self, call: _Call, index: int) -> None:
-        """Free the slot of an answer that has ended or lost its reader. Further calls do
-        nothing."""
+        """Free the slot of an answer that ended or lost its reader. More calls do nothing."""
         if index in call.unread:
             call.unread.remove(index)
             del self._calls[call.streams[index].request.request_id]

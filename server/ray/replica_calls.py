@@ -64,8 +64,7 @@ class UncompiledConstraint:
 
 
 class RayReplicas:
-    """Calls replicas by Ray's handle; ``router.py`` chooses the replica. Any exception means that
-    the replica is lost."""
+    """Calls replicas by Ray's handle; ``router.py`` chooses. An exception means a lost replica."""
 
     def __init__(self, handle: Any) -> None:
         """handle: Ray's DeploymentHandle."""

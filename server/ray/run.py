@@ -74,8 +74,7 @@ def _store_key(key_file: Path | None, ask: AskKey) -> tuple[ClusterFolder, str]:
 
 
 def stay_in_cluster(head: str, key_file: Path | None, ask: AskKey, say: Say) -> None:
-    """Stay in a cluster until a signal: join again whenever it has ended. Raises ClusterError for a
-    bad key."""
+    """Stay in a cluster until a signal; join again after its end. Raises ClusterError."""
     folder, key = _store_key(key_file, ask)
     stop(folder)
     ended, last = ended_by_signal(), ""
@@ -123,8 +122,7 @@ def serve_cluster(
     *,
     waits: bool = False,
 ) -> None:
-    """Serve until a signal. waits: start with fewer replicas than wanted, after the first machine
-    fits. Raises StartError."""
+    """Serve until a signal. waits: only for the first fitting machine. Raises StartError."""
     settings = checked_settings(file, with_further(flags, further))
     folder, node = _head()
     with model_errors():

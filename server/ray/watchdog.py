@@ -51,8 +51,7 @@ class Watchdog:
             await asyncio.sleep(BEAT_S)
 
     def _beat(self) -> bool:
-        """Write a byte; return False if the small process is gone. A full pipe drops the byte:
-        enough bytes wait there."""
+        """Write a byte, unless the pipe is full; return False if the small process is gone."""
         if self._pipe.closed:
             return False
         try:

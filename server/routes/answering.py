@@ -113,8 +113,8 @@ def _event_head(data: dict[str, Any], named: bool) -> bytes:
 
 
 class EventFraming:
-    """Frames a stream as server-sent events. named: each event has its object's type as its name;
-    unnamed events end with [DONE]."""
+    """Frames a stream as server-sent events. named: by the objects' types; else [DONE] ends
+    them."""
 
     media_type: ClassVar[str] = "text/event-stream"
 

@@ -130,8 +130,7 @@ async def encoded_text(
 async def _encoded(
     service: Service, wire: CompletionRequest, prompt: PromptText, place: str
 ) -> EncodedText:
-    """Encode a prompt, with its text if wanted for an echo. Raises ApiError for an invalid
-    prompt."""
+    """Encode a prompt, with its text for an echo. Raises ApiError for an invalid prompt."""
     rules = service.rules
     if isinstance(prompt, str):
         encoded = await encoded_text(service, prompt, place, offsets=bool(wire.echo))

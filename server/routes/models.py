@@ -55,8 +55,7 @@ def models_answer(request: Request, entries: Sequence[Json]) -> Json:
 
 
 def listed(name: str, created: int, max_model_len: int | None) -> Json:
-    """Return a model in OpenAI's form. created: Unix seconds. max_model_len: in tokens, if
-    known."""
+    """Return a model in OpenAI's form. created: Unix seconds. max_model_len: None if unknown."""
     return {
         "id": name,
         "object": "model",

@@ -1,5 +1,4 @@
-"""Ollama's API for a server of one model: version, tags, ps, show, chat, generate and
-embeddings."""
+"""Ollama's API for a server of one model: version, tags, ps, show, chat, generate, embed."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any

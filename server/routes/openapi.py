@@ -53,8 +53,7 @@ def speaks_ollama(scope: Scope) -> bool:
 
 
 def takes(model: type[WireModel], stream: str = EVENTS) -> Json:
-    """Return a route's OpenAPI fields: the body, and an answer in JSON, or also as a stream if the
-    body has a field for it."""
+    """Return a route's OpenAPI fields: the body, and the answer, also streamed if the body asks."""
     answers: Json = {"application/json": {"schema": {"type": "object"}}}
     if "stream" in model.model_fields:
         answers[stream] = {"schema": {"type": "string"}}
@@ -83,8 +82,7 @@ class DescribedApp(FastAPI):
 
 
 def _completed(schema: Json) -> Json:
-    """Move the bodies' definitions into the shared components, and replace FastAPI's errors by
-    ours."""
+    """Move the bodies' definitions into shared components; replace FastAPI's errors by ours."""
     components = dict(ERRORS)
     for path, operations in schema["paths"].items():
         name = "AnthropicError" if path.startswith(ANTHROPIC_PATHS) else "OpenAIError"

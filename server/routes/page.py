@@ -1,8 +1,6 @@
-"""GET and HEAD / and /page/{name}: the web page for browsers; other clients get a text at /.
-
-All files are read at the start. A client's name is only looked up among them and never becomes a
-path. ``vendor`` holds libraries of the page, in folders named with versions.
-"""
+"""GET and HEAD / and /page/{name}: the web page for browsers; other clients get a text at /. All
+files are read at the start: a client's name is only looked up and never becomes a path.
+``vendor`` holds libraries of the page, in folders named with versions."""
 
 from dataclasses import dataclass
 from hashlib import sha256
@@ -96,8 +94,7 @@ def read_page() -> dict[str, PageFile]:
 
 
 def wants_html(accept: str) -> bool:
-    """Return whether an Accept header names HTML, as browsers' headers do; ``*/*`` does not
-    count."""
+    """Return whether an Accept header names HTML, as browsers' do; ``*/*`` does not count."""
     for part in accept.lower().split(","):
         kind, *parameters = (piece.strip() for piece in part.split(";"))
         if kind == "text/html":

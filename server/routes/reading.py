@@ -103,8 +103,7 @@ class RequestReader:
         return body.conversation(config.limits, self.unsupported(request, api))
 
     def unsupported(self, request: Request, api: Api) -> Unsupported:
-        """Return how to treat images and files in a request for an API. The response's headers and
-        the log report the counts."""
+        """Return an API's treatment of images and files; headers and log report the counts."""
         unsupported = Unsupported(getattr(self.config.images, api), f"images.{api}", api)
         request.state.unsupported = unsupported
         return unsupported

@@ -27,8 +27,7 @@ ENCODED_AT_ONCE = 8
 
 @dataclass(frozen=True, slots=True)
 class ReplicaFigures:
-    """A cluster's replica at its last report; before the first report host is None and counts are
-    0."""
+    """A cluster's replica at its last report; before the first one, without host and counts."""
 
     name: str
     host: str | None

@@ -1,5 +1,4 @@
-"""The application of several models: forwards most requests to a model's process, answers
-others."""
+"""The application of several models: a model's process answers most requests, the front some."""
 
 import asyncio
 import re
@@ -103,8 +102,7 @@ def _add_forwarding_routes(router: APIRouter, front: Front) -> None:
     limits = front.config.limits
 
     async def model_of(request: Request, name: str | None) -> ManagedModel:
-        """Return the model that a client means; note its name for the log. Raises ApiError
-        (404)."""
+        """Return the model that a client means; note it for the log. Raises ApiError (404)."""
         model = await front.model_of(name)
         request.state.model = model.name
         return model
@@ -149,8 +147,7 @@ def stream_start(request: Request, model: ManagedModel, head: BodyHead) -> Strea
 
 
 async def model_with_response(front: Front, request: Request) -> ManagedModel:
-    """Return the model that stores a response for the client. Raises ApiError: 404, or 503 if a
-    model does not answer."""
+    """Return the model that stores a response. Raises ApiError: 404, or 503 without an answer."""
     error = ApiError(404, "No model that is loaded has this response.", type="not_found_error")
     if (target := STORED_TARGET.match(target_of(request.scope))) is None:
         raise error
@@ -174,8 +171,7 @@ async def _status(process: ModelProcess, target: bytes, headers: Headers) -> int
 
 
 def client_of(request: Request) -> bytes:
-    """Return a digest of key and address: each client has a keep-alive time of its own per
-    model."""
+    """Return a digest of key and address: keep-alive times are counted per client."""
     host = request.client.host if request.client else ""
     return sha256(f"{request_key(request.headers)}\n{host}".encode()).digest()
 

@@ -93,8 +93,7 @@ class FrontMetrics(HttpMetrics):
         self.registry.register(ModelsCollector(models))
 
     async def render_all(self, headers: Headers) -> bytes:
-        """Return the metrics of the front and of all loaded models. headers: for the requests to
-        the processes."""
+        """Return the front's and the loaded models' metrics. headers: for the processes."""
         loaded = [(each.name, each.process) for each in self._supervisor.loaded if each.process]
         pages = await asyncio.gather(*(_read_page(process, headers) for _, process in loaded))
         merged = {family.name: family for family in self.registry.collect()}

@@ -66,8 +66,7 @@ class MemoryNeeds:
     max_model_len: int
     on_gpu: bool = False
     state_bytes: int = 0
-    """States of recurrent layers, a part of ``fixed_bytes``; the process counts them towards its
-    own budget of K and V."""
+    """Part of ``fixed_bytes`` for recurrent layers; the process counts it as K and V."""
 
     @property
     def least_bytes(self) -> int:
@@ -115,8 +114,7 @@ class KeepAlive:
     _until: dict[bytes, float] = field(default_factory=dict)
 
     def used(self, client: bytes, now: float, wanted_s: float | None) -> None:
-        """Note the end of a client's request. wanted_s: keep-alive after it; negative: for ever;
-        None: the default."""
+        """Note the end of a request. wanted_s: keep-alive; negative: for ever; None: default."""
         keep_s = self.default_s if wanted_s is None else wanted_s
         self._until.pop(NOBODY, None)
         self._until[client] = math.inf if keep_s < 0 else now + keep_s
@@ -272,8 +270,7 @@ class ModelSupervisor:
     async def use(
         self, model: ManagedModel, client: bytes, keep_alive_s: float | None = None
     ) -> AsyncIterator[None]:
-        """Keep the model from being unloaded during a client's request. keep_alive_s: time to stay
-        afterwards; negative: for ever."""
+        """Mark the model as used by a client. keep_alive_s: time to stay; negative: for ever."""
         model.users += 1
         try:
             yield
@@ -284,8 +281,7 @@ class ModelSupervisor:
             self._has_changed()
 
     def running(self, model: ManagedModel) -> ModelProcess | None:
-        """Return a loaded model's process, or None. Raises NoRoomError if another model is to get
-        its memory."""
+        """Return a loaded model's process, if any. Raises NoRoomError if the model must go."""
         if not model.loaded:
             return None
         if model.yields_to is not None and self._waits(model.yields_to):
@@ -294,8 +290,7 @@ class ModelSupervisor:
         return model.process
 
     async def process_of(self, model: ManagedModel) -> ModelProcess:
-        """Return the process of a model in use; load the model first if needed. Raises LoadError,
-        NoRoomError."""
+        """Return a used model's process, loaded if needed. Raises LoadError, NoRoomError."""
         if model.failed is not None and self._clock() - model.failed[0] < RETRY_LOAD_S:
             raise model.failed[1]
         while (process := self.running(model)) is None:
@@ -370,8 +365,8 @@ class ModelSupervisor:
     # --- memory ---------------------------------------------------------------------------------
 
     async def _make_room(self, model: ManagedModel, needs: MemoryNeeds) -> bool:
-        """Free memory for a model. Return False if running answers have to end first. Raises
-        LoadError, NoRoomError."""
+        """Free memory for a model; False if answers must end first. Raises LoadError,
+        NoRoomError."""
         if needs.least_bytes > self.budget_bytes:
             raise LoadError(
                 f"it needs {needs.least_bytes} bytes, and all models together may have "

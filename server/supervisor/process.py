@@ -129,8 +129,7 @@ class ModelProcess:
     async def start(
         cls, name: str, number: int, start: Start, message: dict[str, Any]
     ) -> "ModelProcess":
-        """Start a process. number: unique among processes. message: the first to send. Raises
-        OSError."""
+        """Start a process. number: unique. message: the first to send. Raises OSError."""
         path = start.folder / f"{number}.sock"
         ours, theirs = socket.socketpair()
         with theirs, socket.socket(socket.AF_UNIX) as listener:
@@ -194,8 +193,7 @@ class ModelProcess:
             raise NoAnswerError(unasked=False) from error
 
     async def set_kv_limit(self, limit_bytes: int) -> int | None:
-        """Set the limit of K and V. Return the limit that current use allows, or None without an
-        answer."""
+        """Set the limit of K and V; return the limit that holds, or None without an answer."""
         with self._awaited():
             answer = await self._ask(ANSWER_TIMEOUT_S, kv_limit=limit_bytes)
         if self.ended.done():

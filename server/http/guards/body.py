@@ -43,8 +43,7 @@ class UnreadBody:
 
 
 def _brings_a_body(scope: Scope) -> bool:
-    """Return whether a body follows. A client with an Expect header sends no body after a
-    refusal."""
+    """Return whether a body follows; after ``Expect`` none follows a refusal."""
     headers = Headers(scope=scope)
     is_long = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
     return is_long and "expect" not in headers

@@ -43,8 +43,7 @@ class OverflowProtocol(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Answer 503; close without an answer if there are too many connections of this kind as
-        well."""
+        """Answer 503; close without an answer if there are too many such connections."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         if len(self._others) >= self._limits.max_connections:
@@ -198,8 +197,7 @@ class GuardedProtocol(H11Protocol):
 
     @property
     def _receives(self) -> bool:
-        """True while a request must arrive in max_receive_s: not for the idle time between
-        requests."""
+        """True if a request must arrive within max_receive_s: not between two requests."""
         if self.conn.their_state is h11.IDLE:
             return self.cycle is None or self._has_bytes
         return self.conn.their_state is h11.SEND_BODY
@@ -218,8 +216,7 @@ class GuardedProtocol(H11Protocol):
         self._answer(ApiError(408, late, code="request_timeout"))
 
     def _keep_listening(self) -> None:
-        """Resume reading behind a pipelined request: uvicorn pauses, and would miss a leaving
-        client."""
+        """Resume reading after a pipelined request: uvicorn pauses, and would miss the end."""
         is_ahead = self.flow.read_paused and self.conn.their_state is h11.DONE
         if is_ahead and len(self.conn.trailing_data[0]) <= MAX_AHEAD_BYTES:
             self.flow.resume_reading()
@@ -227,8 +224,7 @@ class GuardedProtocol(H11Protocol):
     # --- room for newcomers ---------------------------------------------------------------------
 
     def _make_room(self) -> bool:
-        """Close the connection that has been without a complete request the longest. Return whether
-        one could be closed."""
+        """Close the connection that has lacked a complete request the longest; False if none."""
         latest = self.loop.time() - self.rules.limits.crowded_receive_s
         for other, since in self.rules.incomplete.items():
             if since > latest:
@@ -284,8 +280,7 @@ class GuardedProtocol(H11Protocol):
         self._answer(ApiError(status, text, code="invalid_http"))
 
     def _answer(self, error: ApiError) -> None:
-        """Close the connection with an error as the answer; reset it if another answer has
-        begun."""
+        """Close the connection with an error; reset it if another answer has begun."""
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             self._reset()
             return

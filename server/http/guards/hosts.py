@@ -33,8 +33,7 @@ class Authority(NamedTuple):
 
 
 def read_authority(text: str) -> Authority | None:
-    """Parse a host and a port; None for other text or a name that resolvers read as something
-    else."""
+    """Parse a host and a port; None for other text, or names that resolvers read differently."""
     match = AUTHORITY.fullmatch(text.lower())
     if match is None:
         return None
@@ -87,8 +86,7 @@ class AllowedOrigins:
 
     @classmethod
     def of(cls, access: AccessSection) -> "AllowedOrigins":
-        """Read the settings' origins. Raises SettingError for other text, including ``*`` and
-        ``null``."""
+        """Read the settings' origins. Raises SettingError for other text, ``*`` or ``null``."""
         found: set[str] = set()
         for text in access.allowed_origins:
             origin = _normal(text.rstrip("/")) if text != "null" else None
@@ -134,8 +132,7 @@ def _normal(origin: str) -> str | None:
 
 
 class OriginGuard:
-    """Answer 403 to pages of foreign origins, and answer preflight requests. Allowed pages may read
-    every answer, errors included."""
+    """Answer 403 to pages of foreign origins; answer preflights. Allowed pages may read errors."""
 
     def __init__(self, app: ASGIApp, allowed: AllowedOrigins, count: CountRefusal) -> None:
         self._app = app

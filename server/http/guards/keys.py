@@ -38,8 +38,7 @@ class Keys:
 
     @classmethod
     def of(cls, access: AccessSection) -> "Keys":
-        """Hash the settings' keys. Raises SettingError for a key that is short or unfit for a
-        header."""
+        """Hash the settings' keys. Raises SettingError for a short or unsendable key."""
         for number, key in enumerate(access.api_keys, start=1):
             _check(f"access.api_keys: key {number}", key)
         if access.scrape_key is not None:
