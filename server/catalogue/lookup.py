@@ -51,8 +51,7 @@ def look_up(
 ) -> InFolder | OnHub:
     """Resolve a name, in this order: a path; the demo model; the full name of a servable model in
     these folders; quire's short names; an id on the hub; the last part of a local model's name.
-    folders: searched beside the hub's cache. reader: as for ``local_models``. Raises
-    ModelNotFoundError."""
+    folders: beside the hub's cache. reader: for ``local_models``. Raises ModelNotFoundError."""
     path = Path(name).expanduser()
     if path.is_dir():
         if has_gguf_alone(path):

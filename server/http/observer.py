@@ -197,8 +197,7 @@ class Exchange:
 
 
 def places_of(error: BaseException) -> list[str]:
-    """Return types and places of an exception and its causes; messages may repeat a client's
-    text."""
+    """Return types and places of an exception and its causes: messages may have clients' text."""
     places: list[str] = []
     seen: list[BaseException] = []  # A cause may appear in a group as well.
     errors: list[BaseException | None] = [error]

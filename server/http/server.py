@@ -112,9 +112,8 @@ class GuardedServer(uvicorn.Server):
 
 
 class DrainedServer(GuardedServer):
-    """After a signal, listens until running answers end, so that new clients hear to come back
-    later. Idle connections stay open: a request may be on its way. Ends at once if the engine
-    fails."""
+    """After a signal, listens until running answers end, so that new clients get a 503.
+    Idle connections stay open: a request may be on its way. Ends at once if the engine fails."""
 
     def __init__(
         self, config: uvicorn.Config, requests: Requests, drain: Drain, drain_s: float

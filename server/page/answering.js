@@ -1,4 +1,4 @@
-// Asks the server for one answer, and writes its pieces and its figures into a turn.
+// Asks the server for one answer, and writes the answer's text and figures into a turn.
 
 import { ask, events } from "./api.js";
 import { messagesOf, readFacts } from "./conversation.js";
@@ -9,8 +9,7 @@ export class Answering {
   #first = null;
   #newest = null;
 
-  // turns: the conversation's turns before. look(): the map of GET /memory at this moment; or null. loads:
-  // the model must be loaded first.
+  // turns: the earlier turns. look(): the newest map of GET /memory, or null. loads: the model is not loaded yet.
   constructor({ system, sampling, model }, turns, question, { look, loads }) {
     const { thinking = true, ...numbers } = sampling;
     this.look = look;
@@ -78,7 +77,7 @@ export class Answering {
     turn.answer += content;
   }
 
-  // The turn's figures have the largest number of sequences that ran beside it.
+  // Notes the largest number of sequences that run beside this answer.
   #lookAround() {
     const { facts } = this.turn;
     const map = this.look();

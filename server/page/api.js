@@ -1,4 +1,4 @@
-// Requests to the server: they carry the tab's key, events become objects, and errors become sentences.
+// Sends requests with the tab's key, and turns events into objects and errors into sentences.
 
 import { FIELDS } from "./conversation.js";
 
@@ -27,7 +27,7 @@ export class ServerError extends Error {
   }
 }
 
-// The tab's own storage. A browser may forbid it: then the tab begins anew at each load.
+// The tab's session storage. If the browser forbids storage, each load of the page starts afresh.
 export function readTab(name) {
   try {
     return sessionStorage.getItem(name);
@@ -56,7 +56,7 @@ export function onKeyNeeded(listener) {
   askForKey = listener;
 }
 
-// Raises ServerError, and AbortError where the signal aborts.
+// Raises ServerError, or AbortError after the signal.
 export async function ask(path, { body = null, signal = null } = {}) {
   const headers = key ? { Authorization: `Bearer ${key}` } : {};
   const options = { headers, signal, cache: "no-store", credentials: "omit" };
@@ -83,7 +83,7 @@ export async function askJson(path, options) {
   return (await ask(path, options)).json();
 }
 
-// Yields the objects of server-sent events. A stream that ends without [DONE] was cut.
+// Yields the objects of server-sent events. Raises an error for a stream without [DONE] at its end.
 export async function* events(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
@@ -107,8 +107,8 @@ export async function* events(response) {
   }
 }
 
-// Returns a function that starts polling. Polling rests while the page is hidden. askOnce resolves to the
-// milliseconds until the next request; null ends polling until the next start.
+// Returns a function that starts polling, which pauses while the page is hidden. askOnce: resolves to the
+// milliseconds until the next request; null ends polling.
 export function poll(askOnce) {
   let timer = null;
   let isAsking = false;
@@ -133,13 +133,12 @@ export function poll(askOnce) {
   };
 }
 
-// Says what an error means and how to go on.
 export function describe(error) {
   if (!(error instanceof ServerError)) return "Something on this page went wrong. Reload it.";
   const meaning = MEANINGS[error.code] ?? describeField(error) ?? error.message;
   if (error.retryAfter === null) return meaning;
   const unit = error.retryAfter === 1 ? "second" : "seconds";
-  // The server's sentence says that the error passes; the page adds when.
+  // The server's text says only "later"; the page adds a time.
   return `${meaning.replace(/; try again later\.$/, ".")} Try again in ${error.retryAfter} ${unit}.`;
 }
 

@@ -1,4 +1,4 @@
-// The open conversation: shows its turns, sends the messages of its box, and asks a turn again.
+// The open conversation: shows turns, sends the text of the input box, and repeats edited turns.
 
 import { describe, ServerError } from "./api.js";
 import { Answering } from "./answering.js";
@@ -8,7 +8,7 @@ import { Answer, isSendKey, Question } from "./messages.js";
 
 const NEAR_END_PX = 80;
 const KEPT_EVERY_MS = 2000;
-// Drawing rests this many times as long as it took: time for everything else.
+// After drawing, wait for this multiple of the drawing time, so that other work gets its share.
 const REST = 4;
 
 const messages = at("messages");
@@ -23,8 +23,8 @@ export class Chat {
   #drawAfter = 0;
   #keptAt = 0;
 
-  // onChange(conversation): store it, it has changed. onTurns(conversation): its shown turns are others
-  // now. look, loads(): for Answering. describeWait(): the reason why the first token takes long.
+  // onChange(conversation): stores it. onTurns(conversation): other turns are shown. look, loads(): see Answering.
+  // describeWait(): returns the reason for a slow first token.
   constructor({ onChange, onTurns, look, loads, describeWait }) {
     Object.assign(this, { onChange, onTurns, look, loads, describeWait });
     at("composer").addEventListener("submit", (event) => {
@@ -81,7 +81,7 @@ export class Chat {
     if (!text || this.isBusy) return;
     prompt.value = "";
     fitPrompt();
-    // A question without an answer has a view, and no turn.
+    // Remove the view of an unanswered question: it has no turn.
     if (this.#views.length > this.conversation.turns.length) this.#drawAll();
     this.#ask(text, []);
   }
@@ -95,7 +95,7 @@ export class Chat {
     if (turns.length) this.#askAgain(turns.length - 1, turns.at(-1).question);
   }
 
-  // Asks in the place of a turn. The turn and all behind it are dropped once there is an answer.
+  // Asks in place of a turn. The turn and all later ones are dropped once the answer begins.
   #askAgain(place, text) {
     if (this.isBusy) return false;
     const dropped = this.conversation.turns.splice(place);
@@ -143,7 +143,7 @@ export class Chat {
     if (now - this.#keptAt > KEPT_EVERY_MS) this.#keep(conversation, answering.turn);
     if (this.#drawing || this.#answering !== answering) return;
     this.#drawing = true;
-    // At most once a frame, and less often where a long answer takes long to draw.
+    // At most once per frame, and less often if drawing is slow.
     setTimeout(() => requestAnimationFrame(() => this.#draw(answering, view)), Math.max(0, this.#drawAfter - now));
   }
 
@@ -166,7 +166,7 @@ export class Chat {
     this.onChange(conversation);
   }
 
-  // Without an answer the dropped turns come back, and the question returns to the box.
+  // Restores the dropped turns, and puts the question back into the input box.
   #showUnanswered({ question, answer }, text, dropped, error) {
     question.tools.hidden = answer.tools.hidden = true;
     if (dropped.length) this.#drawAll();
@@ -198,7 +198,6 @@ function scrollToEnd() {
   messages.scrollTop = messages.scrollHeight;
 }
 
-// The box is as high as its text.
 function fitPrompt() {
   prompt.style.height = "auto";
   prompt.style.height = `${prompt.scrollHeight + 2}px`;

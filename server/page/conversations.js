@@ -12,7 +12,7 @@ export class Conversations {
   #current = null;
   #changing = null;
 
-  // onOpen(conversation): show it.
+  // onOpen(conversation): shows it.
   constructor(onOpen) {
     this.onOpen = onOpen;
     at("new-chat").addEventListener("click", () => this.begin());
@@ -36,7 +36,7 @@ export class Conversations {
     window.addEventListener("focus", () => this.show());
   }
 
-  // Opens the conversation that this tab had open before, or a new one.
+  // Opens this tab's last conversation, or a new one.
   async start() {
     await this.#store.open();
     const id = readTab(OPEN);
@@ -56,7 +56,7 @@ export class Conversations {
     this.show();
   }
 
-  // An empty conversation is not stored.
+  // Stores a conversation unless it is empty.
   async keep(conversation) {
     if (!conversation.turns.length) return;
     const hasRoom = await this.#store.put(conversation);
@@ -88,7 +88,7 @@ export class Conversations {
   }
 
   async #change(id) {
-    // The open one may have changed since it was stored.
+    // The open conversation may be newer than its stored copy.
     this.#changing = id === this.#current.id ? this.#current : await this.#store.get(id);
     if (!this.#changing) return;
     at("actions-name").value = this.#changing.title;

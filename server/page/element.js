@@ -1,11 +1,11 @@
-// Finds and makes the page's elements. No element is made of markup: text stays text.
+// Finds and makes elements, never from markup: text stays text.
 
 const SAID_MS = 1600;
 const drawn = new WeakMap();
 
 export const at = (id) => document.getElementById(id);
 
-// properties: an object of the element's properties; a string is its class.
+// properties: an object, or the class as a string.
 export function make(kind, properties = {}, ...content) {
   const element = document.createElement(kind);
   Object.assign(element, typeof properties === "string" ? { className: properties } : properties);
@@ -21,7 +21,7 @@ export function makeRow(texts, lastClass, lastText) {
   return make("tr", {}, ...texts.map((text) => make("td", {}, text)), make("td", lastClass, lastText));
 }
 
-// Text and lists that stay the same are not touched: a selection stays, and nothing is announced again.
+// Unchanged text is left alone: selections survive, and screen readers do not repeat it.
 export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
@@ -42,7 +42,7 @@ export function makeCopyButton(label, getText) {
   return show("Copy", label);
 }
 
-// Without a secure context a browser has no clipboard but the old one, which copies a selection.
+// navigator.clipboard needs a secure context; the older command copies a selection.
 async function copy(text) {
   try {
     await navigator.clipboard.writeText(text);

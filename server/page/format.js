@@ -1,4 +1,4 @@
-// Writes numbers as people read them, and gives a number its colour.
+// Formats numbers for people, and chooses colours for numbers.
 
 const UNITS = ["B", "KiB", "MiB", "GiB", "TiB"];
 
@@ -33,7 +33,7 @@ export function count(number, noun) {
   return `${decimal(number)} ${noun}${number === 1 ? "" : "s"}`;
 }
 
-// Neighbouring numbers are far apart on the circle of colours.
+// Gives neighbouring numbers distant hues.
 export function hue(number) {
   return (number * 137.508 + 20) % 360;
 }

@@ -1,4 +1,4 @@
-// Puts the page together: connects its parts, and listens to its buttons and keys.
+// Connects the parts of the page, and handles buttons and keys.
 
 import { onKeyNeeded, useKey } from "./api.js";
 import { Chat } from "./chat.js";
@@ -16,7 +16,7 @@ const chat = new Chat({
   onChange: (conversation) => conversations.keep(conversation),
   onTurns: (conversation) => {
     showTurns(conversation);
-    // The turn may have loaded one model and unloaded another.
+    // The turn may have caused models to load and unload.
     if (settings.comeAndGo()) settings.refreshModels().catch(() => {});
   },
   look: newestMap,
@@ -39,7 +39,7 @@ at("model").addEventListener("change", () => {
 
 function useModel(conversation) {
   settings.chooseModel(conversation.model);
-  // Until the server has listed its models, the conversation keeps its own.
+  // Keep the conversation's model until the list of models is known.
   conversation.model = settings.chosenModel() ?? conversation.model;
   watch();
 }
@@ -66,9 +66,9 @@ function openSettings() {
   });
 }
 
-// --- shortcuts of the keyboard -------------------------------------------------------------------
+// --- keyboard shortcuts --------------------------------------------------------------------------
 
-// code names a key by its place: with Alt, a Mac's keys write other letters.
+// code: the key's position, since Alt changes the letters on a Mac.
 const SHORTCUTS = [
   { keys: ["Enter"], does: "Send the message" },
   { keys: ["Shift", "Enter"], does: "Begin a new line" },
@@ -86,7 +86,7 @@ for (const { keys, does } of SHORTCUTS) {
 }
 
 document.addEventListener("keydown", (event) => {
-  // A dialog has keys of its own.
+  // Open dialogs handle keys themselves.
   if (document.querySelector("dialog[open]") || event.isComposing || event.defaultPrevented || event.shiftKey) return;
   const shortcut = SHORTCUTS.find(
     ({ code, alt = false, command = false }) =>
@@ -129,6 +129,6 @@ at("stop").addEventListener("click", () => chat.stop());
 at("open-settings").addEventListener("click", openSettings);
 at("show-help").addEventListener("click", () => at("help").showModal());
 for (const name of VIEWS) at(`show-${name}`).addEventListener("click", () => show(name));
-// The stored conversations are shown even where the server cannot be reached.
+// Show stored conversations first: the server may be unreachable.
 await conversations.start();
 begin();

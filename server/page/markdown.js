@@ -1,13 +1,12 @@
-// Shows a model's text while it is being written: Markdown in blocks, and code in colours. The text may
-// come from anywhere: only the elements and attributes of RULES pass. A block that stays the same keeps
-// its element, so that nothing flickers.
+// Shows a growing text: Markdown in blocks, and highlighted code. The text is untrusted: only elements and
+// attributes in RULES pass. Unchanged blocks keep their elements, so that nothing flickers.
 
 import { make, makeCopyButton, setText } from "./element.js";
 import DOMPurify from "./vendor/dompurify-3.4.18/purify.js";
 import highlight from "./vendor/highlight-11.12.0/core.js";
 import MarkdownIt from "./vendor/markdown-it-15.0.3/markdown-it.js";
 
-// --- sanitising the libraries' HTML --------------------------------------------------------------
+// --- sanitizing the libraries' HTML --------------------------------------------------------------
 
 const ADDRESS = /^(?:https?:\/\/|mailto:)/i;
 const CLASS = /^(?:language-[\w+#.-]{1,40}|hljs-[\w-]{1,40}|level-[1-6]|task|(?:left|center|right))$/;
@@ -42,7 +41,7 @@ const sanitize = (html) => DOMPurify.sanitize(html, RULES);
 
 const GRAMMARS = "./vendor/highlight-11.12.0";
 const LONGEST_CODE_CHARS = 60_000;
-// Code that is still being written is coloured anew for each piece.
+// Longer code is highlighted only when complete: growing code is highlighted anew for each piece.
 const LONGEST_OPEN_CODE_CHARS = 6_000;
 const LANGUAGES = new Set([
   "bash", "c", "cpp", "css", "diff", "dockerfile", "go", "ini", "java", "javascript", "json", "kotlin",
@@ -56,7 +55,7 @@ const OTHER_NAMES = new Map(Object.entries({
   yml: "yaml", zsh: "bash",
 }));
 
-// Resolves to the language once its grammar is loaded; to null for a language without a grammar.
+// Resolves to the language after its grammar is loaded, or to null without a grammar.
 async function loadGrammar(name) {
   const lower = name.toLowerCase();
   const language = OTHER_NAMES.get(lower) ?? lower;
@@ -73,14 +72,14 @@ class CodeBlock {
   #text = "";
 
   constructor(language) {
-    // Without its grammar the code stays without colours.
+    // If the grammar cannot be loaded, the code stays plain.
     this.#language = loadGrammar(language).catch(() => null);
     const copy = makeCopyButton("Copy code", () => this.#text);
     const head = make("div", "code-head", make("span", {}, language), copy);
     this.element = make("div", "code", head, make("pre", { tabIndex: 0 }, this.#code));
   }
 
-  // isOpen: more of the code may follow.
+  // isOpen: more code may follow.
   async show(text, isOpen) {
     this.#text = text;
     setText(this.#code, text);
@@ -94,7 +93,7 @@ class CodeBlock {
 
 // --- Markdown -------------------------------------------------------------------------------------
 
-// A block with deeper nesting is shown as plain text.
+// Limit of nesting; a deeper block is shown as plain text.
 const DEEPEST = 32;
 const LONGEST_BLOCK_CHARS = 60_000;
 const TASK = /^\[([ xX])\]\s/;
@@ -105,7 +104,7 @@ parser.validateLink = (address) => ADDRESS.test(address);
 parser.renderer.rules.image = (tokens, place) => image(tokens, place);
 parser.core.ruler.push("page", ({ tokens }) => tokens.forEach((token, place) => adapt(token, tokens[place - 2])));
 
-// An image is never fetched: a link stands for it, or only its description where a link is around it.
+// Never fetches an image: shows a link instead, or inside a link only the description.
 function image(tokens, place) {
   const escape = parser.utils.escapeHtml;
   const token = tokens[place];
@@ -116,8 +115,8 @@ function image(tokens, place) {
   return around ? text : `<a href="${escape(token.attrGet("src"))}">${text}</a>`;
 }
 
-// Makes each heading a third-level one, below the page's own. Makes a cell's alignment a class, as RULES
-// have no style. Gives tasks their boxes.
+// Makes headings third-level, below the page's own; turns cells' alignment into classes, as RULES forbid style;
+// adds boxes to tasks.
 function adapt(token, itemOpen) {
   if (token.type === "heading_open" || token.type === "heading_close") {
     if (token.nesting === 1) token.attrJoin("class", `level-${token.tag[1]}`);
@@ -144,7 +143,7 @@ function isTooDeep(tokens) {
   return false;
 }
 
-// Returns the top-level blocks in order. line: the first line of a block.
+// Returns the top-level blocks in order, each with its first line.
 function parseBlocks(text) {
   if (longestBlock(text) > LONGEST_BLOCK_CHARS) return [{ kind: "plain", text, line: 0 }];
   const env = {};
@@ -169,7 +168,7 @@ function parseBlocks(text) {
   return blocks;
 }
 
-// Returns the length of the longest paragraph. The time of parsing rises faster than this length.
+// Returns the length of the longest paragraph: parsing time grows faster than this length.
 function longestBlock(text) {
   let longest = 0;
   for (const part of text.split(/\n\s*\n|\n {0,3}(?:```|~~~)/)) longest = Math.max(longest, part.length);
@@ -188,7 +187,7 @@ function makeBlock(block) {
   return element;
 }
 
-// Code in a list or a quotation.
+// Replaces a code block inside a list or a quotation.
 function replaceNested(code) {
   const block = new CodeBlock(/^language-(.*)$/.exec(code.className)?.[1] ?? "");
   code.parentElement.replaceWith(block.element);
@@ -205,7 +204,7 @@ export class MarkdownView {
     this.#target = target;
   }
 
-  // text begins with the text of the call before.
+  // text: begins with the previous call's text.
   write(text) {
     const rest = text.slice(this.#settledChars);
     const blocks = parseBlocks(rest);
@@ -213,12 +212,12 @@ export class MarkdownView {
     this.#settle(rest, blocks);
   }
 
-  // Parses the whole text: a reference in a settled block may be defined further below.
+  // Parses the whole text again: links in early blocks may be defined further below.
   end(text) {
     this.#reconcile(0, parseBlocks(text), false);
   }
 
-  // Settled blocks are not parsed again: all but the last one, once the last one has a whole line.
+  // Settled blocks are not parsed again: all before the last block, once that has a complete line.
   #settle(rest, blocks) {
     const last = blocks.at(-1);
     if (blocks.length < 2 || rest.includes("\r")) return;

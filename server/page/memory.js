@@ -1,5 +1,4 @@
-// The memory view: asks for GET /memory twice a second, and for a cluster's replicas, and draws the parts
-// that have changed.
+// The memory view: polls GET /memory and a cluster's replicas, and redraws changed parts.
 
 import { askJson, poll, RETRY_MS, ServerError } from "./api.js";
 import * as curves from "./curves.js";
@@ -12,7 +11,7 @@ const OLD_S = 2.5;
 const LISTED = 64;
 const KEEPS = { system: "system prompt", user: "question", end: "end of a turn", waypoint: "on the way" };
 
-// The parts of the capacity, in the order of a block's life.
+// Parts of the capacity: a block passes through them in this order.
 const PARTS = [
   ["live", "Live tokens", "K and V of open sequences"],
   ["partial_tail", "Partial tails", "unused ends of their blocks"],
@@ -28,9 +27,9 @@ const PARTS = [
   return { name, title, segment, value };
 });
 
-// The newest answer of GET /memory; null before the first.
+// The newest answer of GET /memory, or null.
 let newest = null;
-// The model of the shown memory; null where the server has one model.
+// The model whose memory is shown; null if the server has only one model.
 let model = null;
 let frame = 0;
 
@@ -53,7 +52,6 @@ export const startMemory = poll(async () => {
     const { pool } = newest.map;
     if (pool && newest.age_s < OLD_S) curves.add(performance.now() / 1000 - newest.age_s, pool);
     showState();
-    // Draw at most once a frame.
     frame ||= requestAnimationFrame(show);
     return POLL_MS;
   } catch (error) {
@@ -93,7 +91,7 @@ function showFailure(error) {
 
 function show() {
   frame = 0;
-  // watchMemory() may have changed the model since.
+  // watchMemory() may have changed the model meanwhile.
   if (!newest) return;
   at("memory").classList.remove("unknown");
   if (newest.map.pool) showPool(newest.map);
@@ -135,7 +133,7 @@ function showHeaps({ geometry, heaps }) {
 
 // --- sequences, and states of conversations -----------------------------------------------------
 
-// A row has the colour of its number.
+// Makes a row with the colour of its number.
 function makeColoured(number, className, track, facts) {
   const swatch = make("i", "swatch owner");
   const title = make("span", "title", `${number}`);
@@ -178,7 +176,7 @@ function makeSequence(sequence, longest, blockTokens) {
   return makeColoured(id, waits ? "waits" : "", track, facts);
 }
 
-// Only a model with recurrent layers has states, and this part of the page.
+// Shown only for a model with recurrent layers.
 function showCells({ pool, cells }) {
   at("cells-part").hidden = !pool?.cells.cells;
   if (at("cells-part").hidden) return;
@@ -187,7 +185,7 @@ function showCells({ pool, cells }) {
   const parts = [count(total, "cell"), `${held} held`, `${kept} cached`, `${waiting} waiting`, `${free} free`];
   setText(at("cells-sum"), [...parts, `${bytes(size)} each`].join(" · "));
   const longest = Math.max(1, ...cells.map((cell) => cell.position));
-  // The newest conversation comes first, and its cells in the order of their positions.
+  // Newest conversation first, cells by position.
   const conversations = new Map();
   for (const cell of cells.toSorted((one, other) => one.position - other.position)) {
     conversations.set(cell.conversation, [...(conversations.get(cell.conversation) ?? []), cell]);
@@ -221,7 +219,7 @@ function makeRequest(request) {
 
 // --- the replicas of a cluster --------------------------------------------------------------------
 
-// The path of the list; undefined before the server has named it, null where it has none.
+// The path of the list: undefined until known, null without replicas.
 let path;
 
 export const startReplicas = poll(async () => {
@@ -240,7 +238,7 @@ export const startReplicas = poll(async () => {
 function showReplicas(replicas) {
   at("replicas-part").hidden = false;
   setList(at("replicas"), replicas, makeReplica);
-  // The shown memory is that of the first replica that answers.
+  // GET /memory shows the first answering replica's memory.
   const up = replicas.filter(({ state }) => state === "up");
   const parts = [`${up.length} of ${count(replicas.length, "replica")} answer`];
   if (up.length) parts.push(`the memory below is that of ${up[0].name}`);

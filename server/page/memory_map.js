@@ -1,5 +1,4 @@
-// The memory map: each block of each heap is a cell. The cell's colour names its sequence, its shape its
-// state.
+// The memory map: a cell per block of each heap. Colours show the sequence, shapes the state.
 
 import { at, make } from "./element.js";
 import { count, hue } from "./format.js";
@@ -10,11 +9,11 @@ const SHAPES_FROM_PX = 7;
 const COMFORTABLE_PX = 400;
 const LABEL_PX = 30;
 const LABEL_HIGH_PX = 12;
-// Cells may stand this much further apart, to fill the width.
+// Largest additional gap between cells, to fill the width.
 const WIDER_PX = 2;
 const SAMPLE_PX = 14;
 
-// By the letters of GET /memory: the words of the legend, and other words for a single block.
+// By letter of GET /memory: words for the legend, and optionally for a single block.
 const STATES = {
   o: ["being written"],
   s: ["sealed"],
@@ -25,14 +24,14 @@ const STATES = {
   d: ["free, holds memory", "free, still holding memory"],
   f: ["free", "free, without memory"],
 };
-// The lines of a state's mark, in a cell that is 1 wide and high.
+// Lines of a state's mark, in a cell of size 1.
 const MARKS = {
   c: [[[0, 1], [1, 0]]],
   q: [[[0, 0], [1, 1]], [[1, 0], [0, 1]]],
   r: [[[0.2, 0.6], [0.5, 0.25], [0.8, 0.6]]],
 };
 
-// A registered property resolves light-dark() to one colour, as a canvas needs it.
+// Registered properties: they resolve light-dark() to the one colour that a canvas needs.
 const COLOURS = {
   f: "--cell-free",
   r: "--cell-free",
@@ -73,14 +72,14 @@ export function updateMap(newest) {
   if (document.activeElement === map && chosen !== null) choose(chosen, true);
 }
 
-// Makes the blocks of one sequence stand out; of none where no sequence has this id.
+// Highlights the blocks of a sequence; an unknown id highlights none.
 export function highlight(id) {
   if (Object.is(id, highlighted)) return;
   highlighted = id;
   drawMap();
 }
 
-// Expands [owner, count, owner, count, ...] to an owner for each block. -1 means that a block has none.
+// Expands [owner, count, owner, count, ...] to an owner per block, -1 for none.
 export function expandOwners(runs, blocks) {
   const expanded = new Int32Array(blocks).fill(-1);
   let place = 0;
@@ -91,7 +90,7 @@ export function expandOwners(runs, blocks) {
   return expanded;
 }
 
-// Expands [gap, count, sequences, gap, ...] to the number of sequences that share each block.
+// Expands [gap, count, sequences, gap, ...] to the number of sharing sequences per block.
 export function expandSharers(runs, blocks) {
   const expanded = new Int32Array(blocks);
   let place = 0;
@@ -105,8 +104,8 @@ export function expandSharers(runs, blocks) {
 
 // --- the cells' places ---------------------------------------------------------------------------
 
-// Returns the grid of the largest cells with which all heaps fit. A heap is one row, or a few rows of the
-// same length where possible; many small heaps stand side by side. Where nothing fits the map scrolls.
+// Returns the grid with the largest cells for all heaps. A heap has one row, or a few of equal length if possible;
+// small heaps stand side by side. If nothing fits, the map scrolls.
 function layOut() {
   const perHeap = data.geometry.blocks_per_heap;
   const width = map.clientWidth - LABEL_PX - 2;
@@ -122,8 +121,8 @@ function layOut() {
   return makeGrid(SMALLEST_PX, rowsOf(SMALLEST_PX), width, perHeap, data.heaps.length);
 }
 
-// Cells have whole pixels. The rest of the width goes between cells, or between heaps that stand side by
-// side. The top leaves room for the first heap's number where rows are lower than the number.
+// Cells have whole pixels; the rest of the width becomes gaps between cells or heaps. The top margin holds the
+// first heap's number if rows are lower than the number.
 function makeGrid(cell, rows, width, perHeap, heaps) {
   const columns = Math.ceil(perHeap / rows);
   const between = cell < SHAPES_FROM_PX ? 6 : LABEL_PX;
@@ -149,7 +148,7 @@ function placeOf(block) {
   ];
 }
 
-// null between cells.
+// Returns the block at a point; null between cells.
 function blockAt(x, y) {
   const { cell, wide, columns, across, pitchX, pitchY, top, perHeap } = grid;
   const [acrossAt, down] = [Math.floor((x - LABEL_PX) / pitchX), Math.floor((y - top) / pitchY)];
@@ -195,7 +194,7 @@ function drawMap() {
   if (chosen !== null) point();
 }
 
-// The samples are grey: no sequence's own colour.
+// Draws samples in grey, which is no sequence's colour.
 function drawLegend() {
   const colours = readColours(0);
   const samples = Object.entries(STATES).map(([kind, [title]]) => {
@@ -209,7 +208,7 @@ function drawLegend() {
   at("map-legend").replaceChildren(...samples);
 }
 
-// chroma: in place of the style's, for the sequences' colours.
+// chroma: replaces the style's chroma in sequences' colours.
 function readColours(chroma = null) {
   const style = getComputedStyle(document.documentElement);
   const [lightness, usual] = ["--owner-lightness", "--owner-chroma"].map((name) => style.getPropertyValue(name));
@@ -218,8 +217,7 @@ function readColours(chroma = null) {
   return { owner, ...Object.fromEntries(colours) };
 }
 
-// Collects shapes of one kind in one path: a pool of many blocks is a few hundred strokes. All marks are
-// painted above all fields.
+// Collects shapes of one kind in one path, which saves strokes, and paints marks above fields.
 class Brush {
   #fields = new Map();
   #marks = new Map();
@@ -247,7 +245,7 @@ function pathOf(paths, kind, style, width) {
   return paths.get(name).path;
 }
 
-// x, y, size: the cell without its gap.
+// x, y, size: of the cell without gap.
 function drawBlock(brush, colours, { state, owner, shared, faded }, x, y, size) {
   const roomy = size >= SHAPES_FROM_PX;
   const alpha = faded ? 0.18 : 1;
@@ -282,7 +280,7 @@ function drawBlock(brush, colours, { state, owner, shared, faded }, x, y, size) 
   notch.closePath();
 }
 
-// Clears the canvas, and gives it as many dots as the screen has.
+// Clears the canvas and matches its resolution to the screen.
 function sizeCanvas(canvas, width, height) {
   const ratio = window.devicePixelRatio || 1;
   const [wide, high] = [Math.round(width * ratio), Math.round(height * ratio)];
@@ -307,7 +305,7 @@ function describeBlock(block) {
   return `Heap ${Math.floor(block / perHeap)}, block ${block % perHeap}: ${words.join(", ")}`;
 }
 
-// isSpoken: also read the block out, and scroll to it.
+// isSpoken: announce the block to screen readers, and scroll to it.
 function choose(block, isSpoken) {
   if (!letters || !grid) return;
   chosen = Math.max(0, Math.min(block, letters.length - 1));

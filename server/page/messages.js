@@ -1,5 +1,4 @@
-// The messages of a conversation: questions, which a person can edit, and answers, which grow while the
-// model writes.
+// Views of messages: questions, which people can edit, and answers, which grow.
 
 import { make, makeButton, makeCopyButton } from "./element.js";
 import { count, decimal, rate, seconds } from "./format.js";
@@ -8,7 +7,7 @@ import { MarkdownView } from "./markdown.js";
 const SAYS_WAITING_AFTER_S = 2;
 const ENDS = { length: "ended at the limit", stopped: "stopped", error: "ended by an error" };
 
-// Keys belong to an input method while it composes; 229 is its code in Safari.
+// Ignores keys of an input method during composition; Safari gives these the code 229.
 export function isSendKey(event) {
   return event.key === "Enter" && !event.shiftKey && !event.isComposing && event.keyCode !== 229;
 }
@@ -16,7 +15,7 @@ export function isSendKey(event) {
 export class Question {
   #form = null;
 
-  // onEdited(text) returns false where the text cannot be asked now.
+  // onEdited(text): asks; returns false if this is not possible now.
   constructor(text, onEdited) {
     Object.assign(this, { value: text, onEdited });
     this.text = make("div", "text", text);
@@ -78,7 +77,7 @@ export class Answer {
     this.element = make("article", { className: "message answer", ariaLabel: "Answer" }, ...parts);
   }
 
-  // reason: of the waiting, in words.
+  // reason: text about the cause of the wait.
   wait(waited_s, reason) {
     this.element.ariaBusy = "true";
     this.tools.hidden = true;
@@ -92,7 +91,7 @@ export class Answer {
     this.waiting.parentElement.hidden = Boolean(turn.thoughts || turn.answer);
     if (turn.thoughts && this.details.hidden) {
       this.details.hidden = false;
-      // Thoughts that ended before they were shown stay closed.
+      // Keep thoughts closed that ended before their first display.
       this.details.open = !turn.answer;
     }
     if (turn.answer && this.summary.textContent === "Thinking") this.#endThinking();

@@ -9,7 +9,7 @@ let models = [];
 
 export const chosenModel = () => select.value || null;
 
-// A server that loads and unloads models has a memory for each.
+// True for a server that loads and unloads models, each with a memory map of its own.
 export const comeAndGo = () => models.length > 1 || models.some((model) => "loaded" in model);
 
 export const isAway = () => models.some(({ id, loaded }) => id === select.value && loaded === false);
@@ -30,7 +30,7 @@ export async function refreshModels() {
   chooseModel(chosen);
 }
 
-// The server's first model stands for a model that the server does not have.
+// Selects a model; the server's first one if the server lacks the wanted one.
 export function chooseModel(id) {
   if (models.some((model) => model.id === id)) select.value = id;
   else if (!select.value && models.length) select.selectedIndex = 0;
@@ -49,7 +49,7 @@ const inputs = new Map(FIELDS.map(({ name, label, least, most, step }) => {
   return [name, input];
 }));
 
-// onClose: called after the conversation has its new settings.
+// onClose: called with the new settings in place.
 export function openSettings(conversation, onClose) {
   at("system").value = conversation.system;
   at("thinking").checked = conversation.sampling.thinking !== false;
@@ -66,7 +66,7 @@ export function openSettings(conversation, onClose) {
   at("settings").showModal();
 }
 
-// Shows the settings that differ from the server's.
+// Shows which settings differ from the server's.
 export function sumUpSettings({ system, sampling }) {
   const parts = system.trim() ? ["system prompt"] : [];
   for (const [name, value] of Object.entries(sampling)) {

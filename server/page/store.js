@@ -1,5 +1,5 @@
-// Stores conversations: a limited number in this browser's IndexedDB, and any in files. Where a browser
-// has no storage (a private window) conversations end with the tab.
+// Stores conversations in this browser's IndexedDB, up to a limit, and in files. Without IndexedDB, as in a
+// private window, conversations end with the tab.
 
 import { MOST_CHARS, NotAConversation, newId, readConversation } from "./conversation.js";
 import { make } from "./element.js";
@@ -17,7 +17,7 @@ const resultOf = (request) =>
     request.onerror = () => reject(request.error);
   });
 
-// Stands for IndexedDB's table in the tab's memory.
+// Replacement for IndexedDB's table in the tab's memory.
 class TabTable extends Map {
   put(conversation) {
     this.set(conversation.id, conversation);
@@ -36,7 +36,7 @@ export class Store {
   #database = null;
   #tabTable = new TabTable();
 
-  // False where conversations end with the tab.
+  // False if conversations end with the tab.
   get lasts() {
     return this.#database !== null;
   }
@@ -47,7 +47,7 @@ export class Store {
       opening.onupgradeneeded = () => opening.result.createObjectStore(TABLE, { keyPath: "id" });
       this.#database = await resultOf(opening);
       await this.#run("count");
-      // Another tab may need the database in a newer version; this one goes on without.
+      // Close the database if another tab wants to upgrade it; go on without.
       this.#database.onversionchange = () => this.#forget();
     } catch {
       this.#forget();
@@ -69,7 +69,7 @@ export class Store {
     return readKept(await this.#run("get", id));
   }
 
-  // Returns false where the browser has no room. Deletes the oldest conversations above the limit.
+  // Returns false if the browser has no room. Deletes the oldest conversations above the limit.
   async put(conversation) {
     try {
       await this.#run("put", structuredClone(conversation));
@@ -94,7 +94,7 @@ export class Store {
     if (!this.lasts) return this.#tabTable[method](...given);
     const transaction = this.#database.transaction(TABLE, WRITES.has(method) ? "readwrite" : "readonly");
     const request = transaction.objectStore(TABLE)[method](...given);
-    // Otherwise a page that is left at this moment takes the change with it.
+    // Commit now: leaving the page could lose the change.
     transaction.commit();
     return resultOf(request);
   }
@@ -122,7 +122,7 @@ export function asMarkdown({ title, system, turns }) {
   return `${parts.join("\n\n")}\n`;
 }
 
-// Reads the conversations of a file, and gives each a new id. Raises NotAConversation.
+// Reads a file's conversations under new ids. Raises NotAConversation.
 export async function readFile(file) {
   if (file.size > 4 * MOST_CHARS) throw new NotAConversation();
   const value = await file.text().then(JSON.parse).catch(() => null);

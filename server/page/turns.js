@@ -1,5 +1,4 @@
-// Explains the turns of the open conversation: their cost, the reasons why they were slow, and the text at
-// which a prompt left the cache.
+// Explains turns: their cost, why they were slow, and from which text on the cache did not have a prompt.
 
 import { askJson, describe } from "./api.js";
 import { messagesOf } from "./conversation.js";
@@ -55,7 +54,7 @@ function explain(why, turns, place) {
   if (facts.miss) showMiss(why, turns, place);
 }
 
-// before: the facts of the turn before, or null; hadThoughts: its answer had thoughts.
+// before: the previous turn's facts, or null. hadThoughts: whether its answer had thoughts.
 export function explainFacts(facts, before, hadThoughts) {
   const computed = facts.prompt - facts.cached;
   const sentences = [`${count(computed, "token")} of the prompt had to be computed, ${count(facts.cached, "token")} came from the cache.`];
@@ -85,7 +84,7 @@ function explainMiss({ miss, cached, block }, before, hadThoughts, computed) {
   return "The turn before was cached; what was computed is what is new.";
 }
 
-// Makes the prompt again to find its text: the server has not kept it.
+// Builds the prompt again to find the text, which the server does not keep.
 async function showMiss(why, turns, place) {
   const { facts, question } = turns[place];
   const note = make("p", "figures", "Looking for the text …");

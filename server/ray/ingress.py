@@ -66,8 +66,7 @@ class Ingress:
         self._url = ""
 
     async def check_health(self) -> None:
-        """Serve from Ray's first check on, when the event loop runs. Raises RuntimeError later if
-        the front has ended."""
+        """Serve from Ray's first check on. Raises RuntimeError after the front has ended."""
         if self._serving is None:
             self._serving = asyncio.create_task(self._serve())
         elif self._serving.done():

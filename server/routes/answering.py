@@ -113,8 +113,7 @@ def _event_head(data: dict[str, Any], named: bool) -> bytes:
 
 
 class EventFraming:
-    """Frames a stream as server-sent events. named: by the objects' types; else [DONE] ends
-    them."""
+    """Frames a stream as server-sent events. named: after objects' types; else [DONE] is last."""
 
     media_type: ClassVar[str] = "text/event-stream"
 

@@ -94,8 +94,7 @@ class Front:
                 yield model
 
     async def model_of(self, name: str | None) -> ManagedModel:
-        """Return the model that a client means; reread the disk unless it is loaded. Raises
-        ApiError (404)."""
+        """Return the model that a client means, reread if unloaded. Raises ApiError (404)."""
         model = self._find(name)
         if model is None or model.at_rest:
             await self.refresh()

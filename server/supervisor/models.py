@@ -365,8 +365,7 @@ class ModelSupervisor:
     # --- memory ---------------------------------------------------------------------------------
 
     async def _make_room(self, model: ManagedModel, needs: MemoryNeeds) -> bool:
-        """Free memory for a model; False if answers must end first. Raises LoadError,
-        NoRoomError."""
+        """Free memory for a model; False: answers must end first. Raises LoadError, NoRoomError."""
         if needs.least_bytes > self.budget_bytes:
             raise LoadError(
                 f"it needs {needs.least_bytes} bytes, and all models together may have "

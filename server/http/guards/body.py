@@ -43,7 +43,7 @@ class UnreadBody:
 
 
 def _brings_a_body(scope: Scope) -> bool:
-    """Return whether a body follows; after ``Expect`` none follows a refusal."""
+    """Return whether a body follows: with ``Expect`` the client sends none after a refusal."""
     headers = Headers(scope=scope)
     is_long = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
     return is_long and "expect" not in headers

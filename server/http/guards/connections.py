@@ -216,7 +216,7 @@ class GuardedProtocol(H11Protocol):
         self._answer(ApiError(408, late, code="request_timeout"))
 
     def _keep_listening(self) -> None:
-        """Resume reading after a pipelined request: uvicorn pauses, and would miss the end."""
+        """Resume reading after a pipelined request: uvicorn pauses, and would miss a disconnect."""
         is_ahead = self.flow.read_paused and self.conn.their_state is h11.DONE
         if is_ahead and len(self.conn.trailing_data[0]) <= MAX_AHEAD_BYTES:
             self.flow.resume_reading()
