@@ -100,7 +100,7 @@ class FoundModel:
         _check_room(self.asked, self.missing_bytes)
 
     def fetch_weights(self) -> None:
-        """Fetch the missing weights. Raises ModelNotFoundError, for a full disk at once."""
+        """Fetch the missing weights. Raises ModelNotFoundError, also for a full disk."""
         assert self.repository is not None
         self.check_room()
         try:
@@ -119,8 +119,9 @@ class FoundModel:
 def find_model(
     name: str, folders: Sequence[Path] = (), *, files: Sequence[str] = SMALL_FILES
 ) -> FoundModel:
-    """Find a model by name and fetch its small files; if the hub does not answer, take the cache's.
-    folders: searched beside the cache. files: patterns to fetch. Raises ModelNotFoundError."""
+    """Find a model by name and fetch its small files; if the hub does not answer, take a cached
+    model. folders: searched beside the cache. files: patterns to fetch. Raises
+    ModelNotFoundError."""
     place = look_up(name, folders)
     if isinstance(place, InFolder):
         return FoundModel(name, place.name, place.folder)

@@ -1,9 +1,9 @@
 """Reads the Hugging Face hub's cache on this disk, which other programs share.
 
 A repository's folder ``models--org--name`` holds contents in ``blobs``, named by checksum, links to
-them in ``snapshots/COMMIT``, and the branches' commits in ``refs`` (huggingface.co/docs/
-huggingface_hub, "Understand caching"). ``scan_cache_dir`` does not do: it leaves out broken
-repositories and stops at unreadable folders, and both are worth a report."""
+them in ``snapshots/COMMIT``, and branches' commits in ``refs``
+(huggingface.co/docs/huggingface_hub, "Understand caching"). The hub's ``scan_cache_dir`` hides
+broken repositories and stops at an unreadable folder, so quire reads the cache itself."""
 
 import os
 import re

@@ -43,7 +43,8 @@ def has_gguf_alone(folder: Path) -> bool:
 
 
 def why_not(name: str, path: Path, aliases: Iterable[str]) -> str:
-    """Explain why a text is no model's name. path: the same text. aliases: quire's short names."""
+    """Explain why a text is no model's name. path: the name as a path. aliases: quire's short
+    names."""
     if path.suffix.lower() == ".gguf":
         return GGUF if path.is_file() else f"there is no such file; and {GGUF}"
     if path.is_file():

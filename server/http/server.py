@@ -24,8 +24,8 @@ CLOSE_TIMEOUT_S = 1
 LISTEN_BACKLOG = 2048
 # asyncio accepts this many connections in one go, and retries as often without descriptors.
 ACCEPTS_AT_ONCE = 16
-# Descriptors for heaps, sockets, model files, the log and libraries: at most half of all, but not
-# less than an idle server has open.
+# Descriptors to reserve for heaps, sockets, model files, the log and libraries: if there are few,
+# half of all, but at least as many as an idle server has open.
 OTHER_DESCRIPTORS = 256
 FEWEST_OTHER_DESCRIPTORS = 32
 

@@ -456,8 +456,7 @@ class ModelSupervisor:
         """Set a model's limit of K and V, or the nearest limit that its use allows."""
         if model.process is None or kv_bytes == model.kv_bytes:
             return
-        # A higher limit counts before it is set, a lower one only after the process has confirmed
-        # it.
+        # Count a higher limit before setting it, a lower one only after the process confirms.
         before, model.kv_bytes = model.kv_bytes, max(model.kv_bytes, kv_bytes)
         limit = await model.process.set_kv_limit(kv_bytes)
         model.kv_bytes = before if limit is None else min(limit, model.kv_bytes)

@@ -81,7 +81,7 @@ class Start:
     folder: Path
     """Folder for sockets; only this user can enter."""
     stop_s: float
-    """Seconds to end before the process is killed."""
+    """Seconds that an ending process gets before it is killed."""
 
 
 class ModelProcess:
