@@ -26,7 +26,7 @@ from server.protocol.answers import advised_answer_tokens
 ASK_TIMEOUT_S = 10.0
 # The key for a server that needs none: the tools refuse an empty key.
 ANY_KEY = "any"
-# Largest possible value of limits.max_request_s.
+# Seconds that tools wait for an answer: the server's default of limits.max_request_s.
 ANSWER_LIMIT_S = 3600
 # Claude Code compacts a conversation once the context has less room than one answer plus the
 # reserve. Its own prompt and tools take about CLAUDE_PROMPT_TOKENS.

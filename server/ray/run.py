@@ -122,7 +122,7 @@ def serve_cluster(
     *,
     waits: bool = False,
 ) -> None:
-    """Serve until a signal. waits: only for the first fitting machine. Raises StartError."""
+    """Serve until a signal. waits: start once a single machine fits. Raises StartError."""
     settings = checked_settings(file, with_further(flags, further))
     folder, node = _head()
     with model_errors():

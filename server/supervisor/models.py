@@ -66,7 +66,7 @@ class MemoryNeeds:
     max_model_len: int
     on_gpu: bool = False
     state_bytes: int = 0
-    """Part of ``fixed_bytes`` for recurrent layers; the process counts it as K and V."""
+    """Part of ``fixed_bytes`` for recurrent layers; a process's own budget of K and V includes it."""
 
     @property
     def least_bytes(self) -> int:
