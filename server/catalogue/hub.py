@@ -10,13 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import httpx2
-from huggingface_hub import (
-    HfApi,
-    constants,
-    get_cached_repo_tree,
-    get_token,
-    snapshot_download,
-)
+from huggingface_hub import HfApi, constants, get_cached_repo_tree, get_token, snapshot_download
 from huggingface_hub.errors import (
     CachedRepoTreeNotFoundError,
     GatedRepoError,

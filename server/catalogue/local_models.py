@@ -44,11 +44,7 @@ from server.text.tokenizer import Tokenizer, TokenizerError
 CONFIG_FILE, TOKENIZER_FILE = "config.json", "tokenizer.json"
 # Suffixes of weight files of any program.
 WEIGHT_SUFFIXES = frozenset({".safetensors", ".gguf", ".bin", ".npz", ".pt", ".pth"})
-MAX_CHARS = {
-    "family": MAX_WORD_CHARS,
-    "quantization": MAX_WORD_CHARS,
-    "problem": MAX_PROBLEM_CHARS,
-}
+MAX_CHARS = {"family": MAX_WORD_CHARS, "quantization": MAX_WORD_CHARS, "problem": MAX_PROBLEM_CHARS}
 DTYPES = {"BF16": "bf16", "F16": "fp16", "F32": "fp32"}
 CONFIG_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
@@ -231,10 +227,7 @@ def _read_facts(repository: str | None, folder: Path, embeds: bool | None) -> It
     quantization = named_quantization(config.text.values)
     yield {"family": str(config.values.get("model_type") or ""), "quantization": quantization}
     shape = read_shape(folder)
-    yield {
-        "parameters": shape.parameters,
-        "max_position_embeddings": shape.max_position_embeddings,
-    }
+    yield {"parameters": shape.parameters, "max_position_embeddings": shape.max_position_embeddings}
     if has_gguf_alone(folder):
         yield {"problem": GGUF}
         return

@@ -18,13 +18,7 @@ from server.catalogue.folder_reader import reading_process
 from server.cli.launch import launch_command
 from server.cli.sentences import HEAD_OF_LINE, one_sentence, say
 from server.cli.service import service_commands
-from server.cli.settings import (
-    default_of,
-    flags_of,
-    own_settings_file,
-    read_settings,
-    with_further,
-)
+from server.cli.settings import default_of, flags_of, own_settings_file, read_settings, with_further
 from server.shipped import SETTINGS_FILE, shipped
 
 # Section of the settings -> heading of its flags in the help.
@@ -226,11 +220,7 @@ def plan(
 
 
 @app.command()
-def ps(
-    config: File = None,
-    host: Host = None,
-    port: Port = None,
-) -> None:
+def ps(config: File = None, host: Host = None, port: Port = None) -> None:
     """Print which models a running server has loaded."""
     from server.cli.running import loaded_models
 

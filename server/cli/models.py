@@ -186,12 +186,7 @@ def _lines(model: LocalModel, fit: Fit, files: dict[str, int], others: list[str]
 
 
 def pull_model(
-    name: str,
-    file: Path | None,
-    echo: Callable[[str], None],
-    *,
-    dry_run: bool,
-    force: bool,
+    name: str, file: Path | None, echo: Callable[[str], None], *, dry_run: bool, force: bool
 ) -> None:
     """Fetch a model. echo: writes a line. dry_run: stop before the weights. force: fetch a model
     that is too large for this machine as well. Raises StartError."""

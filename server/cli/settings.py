@@ -10,15 +10,7 @@ from pydantic import ValidationError
 from pydantic_settings import SettingsError
 
 from kvcache.user_folders import config_folder
-from server.config import (
-    ENV_PREFIX,
-    MIB,
-    Config,
-    SettingError,
-    Tables,
-    load,
-    read_file,
-)
+from server.config import ENV_PREFIX, MIB, Config, SettingError, Tables, load, read_file
 from server.shipped import SETTINGS_FILE
 
 FIELDS = {section: tuple(type(values).model_fields) for section, values in Config()}

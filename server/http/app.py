@@ -22,15 +22,7 @@ from server.http.guards.hosts import AllowedHosts, AllowedOrigins, HostGuard, Or
 from server.http.guards.keys import KeyGuard, Keys
 from server.http.observer import RequestObserver
 from server.metrics.requests import CountRefusal
-from server.routes import (
-    completions,
-    embeddings,
-    models,
-    ollama,
-    operations,
-    responses,
-    tokenize,
-)
+from server.routes import completions, embeddings, models, ollama, operations, responses, tokenize
 from server.routes.openapi import DescribedApp
 from server.routes.page import add_page_routes
 from server.routes.service import Service

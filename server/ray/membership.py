@@ -170,10 +170,7 @@ COUNTERS = {
         "Prompt tokens that the replica was given",
     ),
     "quire_replica_cached_prompt_tokens": ("cached_prompt_tokens", "Those that its cache had"),
-    "quire_replica_generated_tokens": (
-        "generated_tokens",
-        "Tokens that the replica has generated",
-    ),
+    "quire_replica_generated_tokens": ("generated_tokens", "Tokens that the replica has generated"),
 }
 
 

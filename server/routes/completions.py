@@ -66,11 +66,7 @@ def _add_chat_routes(router: APIRouter, service: Service) -> None:
         wire, salt = await reader.admit(request, ChatRequest)
         max_tokens, param = wire.asked_length
         chat = ChatSpec(
-            reader.conversation(request, wire, "chat"),
-            wire,
-            max_tokens,
-            param,
-            wire.num_logprobs,
+            reader.conversation(request, wire, "chat"), wire, max_tokens, param, wire.num_logprobs
         )
         prompt = await prompts.prompt(chat, salt)
         answer = ChatAnswer(

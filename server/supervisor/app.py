@@ -66,10 +66,7 @@ def create_front(front: Front) -> tuple[FastAPI, FrontMetrics]:
 
     config, metrics = front.config, FrontMetrics(front.models)
     observer = partial(
-        RequestObserver,
-        metrics=metrics,
-        recent=RecentRequests(),
-        logs_requests=config.log.requests,
+        RequestObserver, metrics=metrics, recent=RecentRequests(), logs_requests=config.log.requests
     )
     app = ObservedApp(observer, lifespan=lifespan, openapi_url=None)
     add_info_routes(app.router, front)

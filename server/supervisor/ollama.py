@@ -8,13 +8,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from server.protocol.ollama.answer import (
-    Durations,
-    Kind,
-    Loaded,
-    ModelInfo,
-    OllamaAnswer,
-)
+from server.protocol.ollama.answer import Durations, Kind, Loaded, ModelInfo, OllamaAnswer
 from server.protocol.ollama.request import (
     OllamaChatRequest,
     OllamaGenerateRequest,

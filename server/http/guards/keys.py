@@ -13,12 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from server.chat.salts import request_key
 from server.config import WILDCARDS, AccessSection, Config, SettingError
 from server.http.errors import answer_with
-from server.http.guards.hosts import (
-    AllowedHosts,
-    AllowedOrigins,
-    is_loopback,
-    read_address,
-)
+from server.http.guards.hosts import AllowedHosts, AllowedOrigins, is_loopback, read_address
 from server.metrics.requests import CountRefusal, Refusal
 from server.protocol.wire_errors import ApiError
 
