@@ -74,7 +74,6 @@ class RequestTimes:
     @property
     def first_token_s(self) -> float | None:
         """Seconds until the first token of any answer; None before."""
-        """Longest time of an answer from its first to its newest token, in seconds."""
         return min((a.first_token_s for a in self.answers if a.first_token_s), default=None)
 
     @property
@@ -83,7 +82,7 @@ class RequestTimes:
 
     @property
     def generating_s(self) -> float:
-        """Seconds from the first token of an answer to its newest, of that with the most."""
+        """Longest time of an answer from its first to its newest token, in seconds."""
         return max((answer.generating_s for answer in self.answers), default=0.0)
 
     @property

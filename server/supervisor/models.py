@@ -66,7 +66,7 @@ class MemoryNeeds:
     max_model_len: int
     on_gpu: bool = False
     state_bytes: int = 0
-    """Part of ``fixed_bytes`` for recurrent layers; a process counts it in its budget of K and V."""
+    """Part of ``fixed_bytes`` for recurrent layers; included in a process's budget of K and V."""
 
     @property
     def least_bytes(self) -> int:
