@@ -139,7 +139,7 @@ def _fetch(repository: str, commit: str, file: WeightFile, bar: Any) -> None:
     with WeakFileLock(lock):
         if not file.blob.exists():
             _fetch_contents(hf_hub_url(repository, file.path, revision=commit), file, bar)
-    # The contents are complete: the hub's client only makes the link, as this system needs it.
+    # The contents are complete: the hub's client only makes the link.
     hf_hub_download(repository, file.path, revision=commit, tqdm_class=bar)
 
 

@@ -207,7 +207,6 @@ def _model_of(name: str, folder: Path, revision: str | None, facts: Facts) -> Lo
 
 
 def _problem(name: str, folder: Path, error: Exception) -> str:
-    """Return an error's text as a model's problem."""
     if isinstance(error, CheckpointError | ModelNotFoundError):
         problem = str(error).replace(f"{folder}/", "").removeprefix(f"{folder}: ")
         return problem.removeprefix(f"{name}: ")

@@ -183,7 +183,7 @@ def serve(
 ) -> None:
     """Serve a model, or several, to OpenAI, Anthropic and Ollama clients."""
     with one_sentence(), reading_process() as reading:
-        reading.start()  # now, so that it imports what it needs beside this process
+        reading.start()  # early: its imports run beside those of this process
         # Imported here: doctor must start with a broken MLX or extension, and other commands must
         # start fast.
         from server.cli.serve import serve_model

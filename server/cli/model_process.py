@@ -40,7 +40,9 @@ class Control:
 
     def __exit__(self, *_: object) -> None:
         with suppress(OSError):
-            self._connection.shutdown(socket.SHUT_RD)  # closing would wait for the thread below
+            self._connection.shutdown(
+                socket.SHUT_RD
+            )  # ends _obey's thread; close() would wait for it
         self._lines.close()
 
     def read(self) -> dict[str, Any] | None:

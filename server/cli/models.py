@@ -262,7 +262,6 @@ class Removal:
     strategy: DeleteCacheStrategy
 
     def text(self) -> str:
-        """Describe the removal for a confirmation."""
         commits = ", ".join(commit[:12] for commit in self.commits)
         others = f" Its other commits stay, {self.kept}." if self.kept else ""
         return (

@@ -57,7 +57,6 @@ def listen(
 
 
 def url_of(listener: socket.socket) -> str:
-    """Return the URL of a bound socket."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 

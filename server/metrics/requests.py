@@ -51,7 +51,6 @@ class HttpMetrics(Collector):
         self.registry.register(self)
 
     def request_arrived(self) -> RequestTimes:
-        """Start to measure a request."""
         return RequestTimes(self._latencies)
 
     def count_request(self, endpoint: str, status: int) -> None:

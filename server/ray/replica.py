@@ -176,7 +176,6 @@ class Replica(EngineReplica):
 
 
 def own_name() -> str:
-    """Return Ray's name of this replica."""
     from ray import serve
 
     return str(serve.get_replica_context().replica_id.unique_id)

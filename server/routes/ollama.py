@@ -56,7 +56,6 @@ def add_routes(router: APIRouter, service: Service) -> None:
 
 
 def info_of(service: Service) -> ModelInfo:
-    """Return the facts of the served model."""
     template, kv, facts = service.tokenizer.template, service.client.stats.kv, service.model.facts
     return ModelInfo(
         service.model.id,

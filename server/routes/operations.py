@@ -92,7 +92,7 @@ def _add_operation_routes(router: APIRouter, service: Service) -> None:
         # The page finds the path of the list of replicas here.
         return who_answers() | ({} if service.replicas is None else {"replicas": REPLICAS})
 
-    @router.head("/api/hello", include_in_schema=False)  # Claude Code opens a connection so
+    @router.head("/api/hello", include_in_schema=False)  # Claude Code's first request
     @router.get("/health")
     async def health() -> Response:
         if not client.alive:

@@ -174,8 +174,6 @@ def client_of(request: Request) -> bytes:
 
 
 def _add_model_list_routes(router: APIRouter, front: Front) -> None:
-    """Add the routes that list all models, loaded or not."""
-
     def entry(request: Request, model: ManagedModel) -> dict[str, Any]:
         length = model.needs.max_model_len if model.needs else None
         if speaks_anthropic(request.scope):
@@ -201,7 +199,7 @@ def _add_operation_routes(router: APIRouter, front: Front, metrics: FrontMetrics
     async def get_version() -> dict[str, str]:
         return who_answers()
 
-    @router.head("/api/hello", include_in_schema=False)  # Claude Code opens a connection so
+    @router.head("/api/hello", include_in_schema=False)  # Claude Code's first request
     @router.get("/health")
     async def health() -> Response:
         return JSONResponse({"status": "draining" if front.drain.draining else "ok"})

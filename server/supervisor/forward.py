@@ -154,7 +154,7 @@ class ForwardedAnswer(Response):
                 return False
             raise
         except asyncio.CancelledError:
-            request.state.forwarded = True  # the process counts the request of the client that left
+            request.state.forwarded = True  # the client left: the process counts this request
             raise
         await send(_body(b"", is_last=True))
         return True
@@ -182,7 +182,6 @@ def target_of(scope: Scope) -> bytes:
 
 
 def sent_headers(request: Request) -> Headers:
-    """Return the request's headers for a model's process."""
     own = [(HEADER.encode(), current_request_id().encode())]
     raw = request.headers.raw
     return [field for field in raw if field[0].decode("latin-1") not in NOT_SENT] + own

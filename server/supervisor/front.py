@@ -122,5 +122,4 @@ class Front:
         return True
 
     def end_all(self, message: str) -> None:
-        """End the answers of all models."""
         self.models.end_answers()
