@@ -40,9 +40,7 @@ class Control:
 
     def __exit__(self, *_: object) -> None:
         with suppress(OSError):
-            self._connection.shutdown(
-                socket.SHUT_RD
-            )  # ends _obey's thread; close() would wait for it
+            self._connection.shutdown(socket.SHUT_RD)  # ends _obey; close() would wait for it
         self._lines.close()
 
     def read(self) -> dict[str, Any] | None:
