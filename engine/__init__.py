@@ -1,1 +1,1 @@
-"""Token ids and steps: scheduling, running and sampling on the one thread that touches MLX."""
+"""The engine: schedules, runs and samples steps of token ids, on the only thread that uses MLX."""

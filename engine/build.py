@@ -1,4 +1,4 @@
-"""Puts an engine together: first the plan, on paper; then the parts, on the engine's thread."""
+"""Builds an engine: plans its memory first, then creates its parts on the engine's thread."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -39,10 +39,10 @@ from kvcache.substrates import Substrate, SubstrateChoice
 WARM_UP_PROMPT_TOKENS = 64
 FIRST_BUDGET_TOKENS = 64
 MIN_BUDGET_TOKENS = 16
-# The sizes that the GPU's kernels are compiled for: of attention's heads, and of gated delta nets'.
+# The head dimensions for which the GPU's kernels of attention and of gated delta nets are compiled.
 GPU_HEAD_DIMS = (64, 128, 256)
 GPU_DELTA_DIM = 128
-# Packing in 4 bits is suggested where it takes less than this part of the weights' bytes.
+# Suggest 4-bit weights only where they take less than this fraction of the current bytes.
 SMALLER = 0.9
 
 
@@ -55,7 +55,7 @@ class EnginePlan:
     memory: MemoryPlan
     threads: int
     instruction_set: str
-    """The name of a CPU's."""
+    """The instruction set of the CPU's kernels."""
     activations: Activations
 
     @property
@@ -64,19 +64,18 @@ class EnginePlan:
 
     @property
     def arithmetic(self) -> str:
-        """Return how weights are multiplied, in a word."""
+        """Return a short name for the way weights are multiplied; it is part of the identity."""
         if self.on_gpu:
             return "stored"
         return "packed" if self.activations == "float32" else f"packed, x in {self.activations}"
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Return a sentence for each problem that somebody can do something about."""
         tight = self.memory.warning
         return (*self.substrate.warnings, *([] if tight is None else [tight]))
 
     def lines(self) -> list[str]:
-        """Return the plan as a person reads it, but for its warnings."""
+        """Return the plan as text for people, without the warnings."""
         choice = self.substrate
         if self.on_gpu:
             why, products = "the GPU multiplies what is stored", "MLX's own"
@@ -104,10 +103,9 @@ def plan_engine(
     machine: MachineMemory,
     choice: SubstrateChoice,
 ) -> EnginePlan:
-    """Fit the model and its cache into the machine.
+    """Fit the model and its cache into ``machine``, the memory of the CPU or GPU that computes.
 
-    machine: the memory of the processor that computes. choice: of the substrate. Raises BudgetError
-    or LayoutError with the figure that does not fit.
+    Raises BudgetError or LayoutError; the message names the figure that does not fit.
     """
     problem = unserved(checkpoint.spec, choice.substrate)
     if problem is not None:
@@ -129,7 +127,7 @@ def plan_engine(
 
 
 def unserved(spec: ModelSpec, substrate: Substrate) -> str | None:
-    """Return why a model does not run there, however much memory there is; None where it does."""
+    """Return why the substrate cannot run the model, whatever its memory; None where it can."""
     if not substrate.on_gpu:
         return None
     if unknown := {attention.head_dim for attention in spec.attentions}.difference(GPU_HEAD_DIMS):
@@ -147,7 +145,7 @@ def unserved(spec: ModelSpec, substrate: Substrate) -> str | None:
 def plan_memory(
     config: EngineConfig, checkpoint: Checkpoint, machine: MachineMemory, substrate: Substrate
 ) -> MemoryPlan:
-    """Fit a model and its cache into the memory of a machine, as ``plan_engine`` does."""
+    """Do the part of ``plan_engine`` that concerns memory; raises the same errors."""
     spec = checkpoint.spec
     shape = kv_shape(config, checkpoint, substrate)
     if checkpoint.embeds:
@@ -180,8 +178,7 @@ def plan_memory(
 
 
 def _too_large(checkpoint: Checkpoint, demand: MemoryDemand, room: int, least: int) -> str:
-    """Return how much the weights take, and which model would fit. least: bytes that the model
-    would start with."""
+    """Return the error message. least: bytes that the model needs with its smallest context."""
     packed, others = Q4.bytes_of(checkpoint.num_weights), demand.fixed_bytes - demand.weights_bytes
     hint = "serve a smaller model"
     if packed < SMALLER * demand.weights_bytes:
@@ -198,9 +195,11 @@ def _too_large(checkpoint: Checkpoint, demand: MemoryDemand, room: int, least: i
 
 
 def kv_shape(config: EngineConfig, checkpoint: Checkpoint, substrate: Substrate) -> KVShape:
-    """Return the shape of K and V, as wide as the checkpoint: float32 for a float32 one, bfloat16
-    for 16 bits; on a GPU of the very kind that it computes with, as are the rows that convolutions
-    keep. Raises LayoutError for what a CPU does not know."""
+    """Return the shape of the cache of K and V.
+
+    Unless configured, the cache has the checkpoint's dtype; a CPU keeps float16 as bfloat16. Raises
+    LayoutError where a CPU is configured to keep float16.
+    """
     names = {"F32": "float32", "F16": "float16" if substrate.on_gpu else "bfloat16"}
     stored = names.get(checkpoint.dtype, "bfloat16")
     dtype = stored if config.kv_dtype == "auto" else config.kv_dtype
@@ -213,7 +212,7 @@ def kv_shape(config: EngineConfig, checkpoint: Checkpoint, substrate: Substrate)
 def build_engine(
     plan: EnginePlan, config: EngineConfig, progress: Progress, emit: Emit
 ) -> EngineLoop:
-    """Make everything, on the calling thread, which owns MLX from then on."""
+    """Build the engine on the calling thread, which owns MLX from then on."""
     mx.set_default_device(compute_device(plan.substrate.substrate))
     mx.set_cache_limit(config.mlx_cache_bytes)
     workers = None
@@ -256,13 +255,13 @@ def assemble(
     embedding_size: int | None = None,
     weights: Sequence[mx.array] = (),
 ) -> EngineLoop:
-    """Return the engine around any model, after a first request through it.
+    """Return an engine for ``model`` after a warm-up request.
 
-    workers: a CPU's. identity: of the model, whose K and V no other model shares.
-    maps_while_running: whether a GPU's sparse buffers are mapped while steps run. releases_heaps:
-    whether a GPU gives heaps back. embedding_size: of the vectors that it makes, if it generates
-    nothing. weights: evaluated, which a GPU keeps resident. Raises RuntimeError where the substrate
-    cannot be made or the model cannot decode; then nothing is left behind.
+    workers: None on a GPU. identity: a digest; only models with equal ones share K and V.
+    maps_while_running, releases_heaps: whether a GPU maps memory while steps run, and frees heaps.
+    embedding_size: the vectors' length; None for a model that generates text. weights: evaluated
+    arrays that a GPU keeps resident. Raises RuntimeError, with everything freed, where the
+    substrate cannot be made or the model cannot decode.
     """
     backends = new_backends(
         substrate,
@@ -313,8 +312,7 @@ def assemble(
 
 
 def first_budget(config: EngineConfig, tile: int = 1) -> TokenBudget:
-    """Return the budget that an engine starts with. tile: rows that the device computes
-    together."""
+    """Return the first token budget. tile: rows that the device computes together."""
     maximum = config.max_num_batched_tokens
     return TokenBudget(
         target_s=config.step_time_target_ms / 1000,
@@ -326,8 +324,7 @@ def first_budget(config: EngineConfig, tile: int = 1) -> TokenBudget:
 
 
 def substrate_faults(substrate: Substrate, backends: Sequence[PageBackend]) -> SubstrateFaults:
-    """Return the recorder of a GPU's memory faults. Those of a CPU's pages are not recorded: no
-    other substrate is safer."""
+    """Return the recorder of a GPU's memory faults; a CPU's has no safer substrate to go to."""
     if not substrate.on_gpu:
         return SubstrateFaults()
     return SubstrateFaults(
@@ -337,5 +334,5 @@ def substrate_faults(substrate: Substrate, backends: Sequence[PageBackend]) -> S
 
 
 def mlx_memory() -> MlxMemory:
-    """Return the bytes that MLX holds now. Call it on the thread that owns MLX."""
+    """Return the bytes that MLX holds now. Call this on the thread that owns MLX."""
     return MlxMemory(mx.get_active_memory(), mx.get_cache_memory(), mx.get_peak_memory())

@@ -1,7 +1,7 @@
-"""The only crossing between the engine's thread and the event loop.
+"""Passes requests from the asyncio event loop to the engine's thread, and events back.
 
-Requests and aborts go one way through the loop's mailbox; events come back once per step. All
-methods here run on the event loop, but for ``_emit``.
+Requests go through the mailbox of EngineLoop; events come back once per step. All methods run on
+the event loop, unless they say "any thread".
 """
 
 import asyncio
@@ -44,26 +44,25 @@ from kvcache.backend import BackendFailedError
 
 @dataclass(slots=True)
 class Slots:
-    """Slots for requests, and what each tenant may take of them. One request takes one slot."""
+    """Counts the slots that each tenant's requests take. One request takes one slot."""
 
     max_share_ratio: float
-    """The part of all slots that one tenant may take."""
+    """The fraction of all slots that one tenant may take."""
     _taken: Counter[bytes] = field(default_factory=Counter)
 
     def max_share(self, capacity: int) -> int:
-        """Return how many of the slots one tenant may take."""
         return max(1, int(capacity * self.max_share_ratio))
 
     def check(self, requests: int, tenant: bytes, capacity: int) -> None:
-        """Check that the tenant may take more slots. Raises QueueFullError where too few are free,
-        and ShareFullError where other requests of the tenant have to end first."""
+        """Raise QueueFullError where too few slots are free, or ShareFullError where the tenant has
+        too many of them."""
         if self._taken.total() + requests > capacity:
             raise QueueFullError
         if self._taken[tenant] + requests > self.max_share(capacity):
             raise ShareFullError
 
     def take(self, requests: int, tenant: bytes) -> None:
-        """Take slots, even where ``check`` would raise."""
+        """Take slots without a check."""
         self._taken[tenant] += requests
 
     def free(self, tenant: bytes) -> None:
@@ -73,7 +72,7 @@ class Slots:
             del self._taken[tenant]
 
 
-# Events that a stream keeps for a reader that does not read; then its request ends.
+# The most unread events that a stream keeps; beyond them its request ends with an error.
 MAX_BACKLOG = 8192
 
 
@@ -87,7 +86,7 @@ class TokenStream:
         max_backlog: int,
         wake: asyncio.Event,
     ) -> None:
-        """wake: set when there is something to read; streams that are read together share it."""
+        """wake: set when events arrive; streams that one reader reads together share one."""
         self.request = request
         self._abort = abort
         self._max_backlog = max_backlog
@@ -96,8 +95,8 @@ class TokenStream:
         self._ended = False
 
     async def next_batch(self, timeout_s: float) -> list[TokenEvent]:
-        """Return all events since the last call; wait for the first one. Empty when the time
-        passed first, and for ever after the last event."""
+        """Wait for an event; return all events since the last call. The list is empty after a
+        timeout, and always after the last event."""
         (batch,) = await self.next_batches((self,), timeout_s)
         return batch
 
@@ -105,26 +104,26 @@ class TokenStream:
     async def next_batches(
         streams: Sequence["TokenStream"], timeout_s: float
     ) -> list[list[TokenEvent]]:
-        """Wait as ``next_batch`` does for the first event of any of these streams, which share
-        their wake event; return the events of all."""
+        """Wait for an event of any stream; return each stream's events since the last call. The
+        streams share ``wake``."""
         if _silent(streams):
             wake = streams[0].wake
             with suppress(TimeoutError):
                 async with asyncio.timeout(timeout_s):
                     while _silent(streams):
-                        # Set for events that were taken, or for a stream that is not read here.
+                        # It may be set for events already taken, or for a stream not in this call.
                         wake.clear()
                         await wake.wait()
         return [stream._take() for stream in streams]
 
     def close(self) -> None:
-        """Abort the request unless it has ended; its stream has no reader any more. Idempotent."""
+        """Abort the request unless it has ended. Idempotent."""
         if not self._ended:
             self._ended = True
             self._abort(self.request.request_id)
 
     def deliver(self, event: TokenEvent) -> None:
-        """Take an event; a reader that never comes ends its own request."""
+        """Add an event for the reader. A full backlog ends the request with an error instead."""
         if self._ended:
             return
         if len(self._events) >= self._max_backlog:
@@ -143,7 +142,7 @@ class TokenStream:
 
 
 def _silent(streams: Sequence[TokenStream]) -> bool:
-    """Return whether there is nothing to read, but may be later."""
+    """Return whether no stream has an unread event and some stream has not ended."""
     return not any(s._events for s in streams) and not all(s._ended for s in streams)
 
 
@@ -155,7 +154,7 @@ ENGINE_ENDED = "the engine has ended"
 
 
 class EngineClient:
-    """An async interface to an engine that runs on a thread of its own."""
+    """Starts an engine on its own thread, and gives the event loop an async interface to it."""
 
     def __init__(
         self,
@@ -165,9 +164,9 @@ class EngineClient:
         max_backlog: int = MAX_BACKLOG,
         max_share_ratio: float = 1.0,
     ) -> None:
-        """build: makes the loop, called on the engine's thread. max_queue: requests that may wait
-        beyond those that run. max_backlog: events that a stream keeps for a slow reader.
-        max_share_ratio: the part of all slots that one tenant may take."""
+        """build: makes the loop on the engine's thread. max_queue: requests that may wait beside
+        the running ones. max_backlog: unread events that a stream keeps. max_share_ratio: the
+        fraction of all slots that one tenant may take."""
         self._build = build
         self._max_queue = max_queue
         self._max_backlog = max_backlog
@@ -183,15 +182,13 @@ class EngineClient:
         self._last_id = 0
         self._closed = False
         self.pressure = 0
-        """How short of memory the system is: a level of engine/machine.py."""
+        """The newest PressureLevel of engine/machine.py."""
         self._asked: set[asyncio.Future[Any]] = set()
-        """Answers that are waited for."""
 
     # --- life -----------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the thread and wait until the engine is built; raise the exception of a failed
-        build."""
+        """Start the thread; wait until the engine is built. Raises the exception of the build."""
         self._thread.start()
         self._built.wait()
         if self._failure is not None:
@@ -202,45 +199,42 @@ class EngineClient:
         self._events = asyncio.get_running_loop()
 
     def stop(self, timeout_s: float) -> bool:
-        """End the engine after its running step. False when it did not end in time; at once when it
-        was declared dead."""
+        """End the engine after its running step; return whether it ended in time. Do not wait for
+        an engine that was declared dead."""
         if self._loop is not None:
             self._loop.mailbox.put(Stop())
         self._thread.join(0.0 if isinstance(self._failure, EngineStuckError) else timeout_s)
         return not self._thread.is_alive()
 
     def declare_dead(self) -> None:
-        """Declare the engine dead, because a step hangs: all streams end with an error. From any
-        thread."""
+        """End all streams with an error, because a step hangs. Any thread."""
         assert self._loop is not None
         self._hung_behind = self._loop.faults.find()
         self._failure = EngineStuckError()
         self._call_soon(self._fail_all, ENGINE_ENDED)
 
     def end_all(self, message: str) -> None:
-        """End all requests with an error, and admit no more. message: why, for
-        FinishReason.ERROR."""
+        """End all requests with the error ``message``, and admit no more."""
         self._closed = True
         for request_id in list(self._streams):
             self._abort(request_id)
         self._fail_all(message)
 
     def set_memory_pressure(self, level: int) -> None:
-        """Tell the engine how short of memory the system is. From any thread."""
+        """Tell the engine the system's PressureLevel. Any thread."""
         assert self._loop is not None
         self.pressure = level
         self._loop.mailbox.put(SetMemoryPressure(level))
 
     def set_kv_limit(self, limit_bytes: int, answer: Callable[[int], None]) -> None:
-        """Limit the bytes of K and V, as far as sequences do not use more. From any thread. answer:
-        called on the engine's thread with the limit in force; never where the engine ends
-        before."""
+        """Limit the bytes of K and V; bytes in use stay. Any thread. answer: called on the engine's
+        thread with the limit in force, unless the engine ends first."""
         assert self._loop is not None
         self._loop.mailbox.put(SetKVLimit(limit_bytes, answer))
 
     def notice_sleep(self) -> None:
-        """If the machine has slept, have the engine see whether the model still computes, ahead of
-        all requests that it has not begun. Where it does not, the engine ends. From any thread."""
+        """After a sleep of the machine, check the model before the next request; the engine ends
+        where the model no longer computes. Any thread."""
         if slept_s := self._sleep.slept_s():
             assert self._loop is not None
             log.info("the machine slept for %.0f s: the model is checked first", slept_s)
@@ -252,7 +246,7 @@ class EngineClient:
 
     @property
     def substrate_failed(self) -> bool:
-        """Return whether the memory of K and V ended the engine, or kept it from starting."""
+        """Return whether a fault of the memory of K and V ended the engine or its start."""
         return isinstance(self._hung_behind or self._failure, BackendFailedError)
 
     @property
@@ -262,20 +256,19 @@ class EngineClient:
 
     @property
     def stats(self) -> EngineStats:
-        """Return the newest snapshot, without waiting for the engine."""
         return self._loop.stats if self._loop is not None else EngineStats()
 
     @property
     def busy_since(self) -> float | None:
-        """Return since when (``time.monotonic``) there has been something to do and no step was
-        completed; None when there is nothing, and when the engine has failed: then it only ends."""
+        """Return since when (``time.monotonic``) there has been work and no step was completed;
+        None without work, and after the engine has failed."""
         if self._loop is None or self._failure is not None:
             return None
         return self._loop.busy_since
 
     @property
     def step_age_s(self) -> float:
-        """Return how long there has been something to do and no step was completed; else 0."""
+        """Return the seconds since ``busy_since``; 0 without work."""
         since = self.busy_since
         return 0.0 if since is None else max(0.0, time.monotonic() - since)
 
@@ -285,27 +278,24 @@ class EngineClient:
 
     @property
     def capacity(self) -> int:
-        """Return how many requests may run or wait at the same time."""
+        """The most requests that may run or wait at the same time."""
         return self.limits.max_num_seqs + self._max_queue
 
     @property
     def max_share(self) -> int:
-        """Return how many requests of one tenant may run or wait at the same time."""
+        """The most requests of one tenant that may run or wait at the same time."""
         return self._slots.max_share(self.capacity)
 
     def check_room(self, requests: int, tenant: bytes) -> None:
-        """Check that that many more requests fit. Raises QueueFullError where they do not, and
-        ShareFullError where other requests of the tenant have to end first."""
+        """Raise QueueFullError or ShareFullError where more requests do not fit."""
         self._slots.check(requests, tenant, self.capacity)
 
     async def memory_map(self) -> MemoryMap:
-        """Return a snapshot of the memory, made by the engine before its next step: it waits for
-        the running step, however long that takes. Raises EngineDeadError, also when the engine ends
-        meanwhile."""
+        """Return a snapshot of the memory, made between two steps. Raises EngineDeadError where the
+        engine has ended or ends meanwhile."""
         return await self._ask(GetMemoryMap)
 
     async def _ask(self, question: Callable[[Callable[[T], None]], Message]) -> T:
-        """Ask the engine, and wait for its answer. Raises EngineDeadError."""
         if not self.alive or self._loop is None:
             raise EngineDeadError
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
@@ -321,19 +311,18 @@ class EngineClient:
     def submit(
         self, prompt_ids: tuple[int, ...], params: SamplingParams, **options: Any
     ) -> TokenStream:
-        """Hand over one request. options: other fields of its Submission."""
+        """Submit one request. options: other fields of its Submission."""
         (stream,) = self.submit_choices(Submission(prompt_ids, (params,), **options))
         return stream
 
     def submit_choices(
         self, submission: Submission, read_with: TokenStream | None = None
     ) -> list[TokenStream]:
-        """Hand over one request for each of ``asked.params``; or none of them. The first is an
-        ordinary request, the others are forks of it.
+        """Submit one request for each of ``submission.params``: all of them, or none on an error.
+        The later requests are forks of the first one.
 
-        read_with: a stream that these are read together with. Raises PromptTooLongError when it can
-        never fit, QueueFullError when there is no room now, EngineDeadError when there is no
-        engine.
+        read_with: a stream that the same reader reads. Raises PromptTooLongError, QueueFullError or
+        EngineDeadError.
         """
         if self._closed or not self.alive or self._loop is None:
             raise EngineDeadError
@@ -409,6 +398,5 @@ class EngineClient:
 
 
 def _answer(future: "asyncio.Future[T]", answer: T) -> None:
-    """Set the result, unless its reader has gone."""
     if not future.done():
         future.set_result(answer)

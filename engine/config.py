@@ -1,5 +1,4 @@
-"""The settings of an engine, each with its default, its limits and its unit: table [engine] of the
-settings file, and the cache's."""
+"""The settings of an engine: table [engine] of the settings file, and the cache's settings."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -10,7 +9,7 @@ from kvcache.config import FIXED as FIXED
 from kvcache.config import MIB, Fixed
 from kvcache.config import CacheSettings as CacheSettings
 
-# For compiled grammars: those that are kept, and those of running answers.
+# For compiled grammars: the cached ones and the ones of running answers together.
 GRAMMAR_BYTES = 128 * MIB
 Activations = Literal["float32", "bfloat16", "int8"]
 

@@ -18,7 +18,7 @@ QUEUE_BOUNDS_S = (
 
 @dataclass(slots=True)
 class SchedulerCounters:
-    """Counters of the scheduler, since the start."""
+    """Counters of the scheduler since its start."""
 
     prompt_tokens: int = 0
     submitted_prompt_tokens: int = 0
@@ -28,10 +28,10 @@ class SchedulerCounters:
     preemptions: int = 0
     failed_rows: int = 0
     wasted_rows: int = 0
-    """Rows of requests that had ended when their step was read."""
+    """Rows computed for requests that had already ended."""
 
     def count_prompt(self, tokens: int, cached_tokens: int, miss: MissReason | None) -> None:
-        """Count a prompt that is about to be computed. miss: why not more of it is cached."""
+        """Count a prompt. miss: the reason why no more of its tokens were cached."""
         self.submitted_prompt_tokens += tokens
         self.cached_prompt_tokens += cached_tokens
         if miss is not None:
@@ -39,18 +39,18 @@ class SchedulerCounters:
 
 
 class HistogramCounts(NamedTuple):
-    """Counts of values by size."""
+    """A histogram's data."""
 
     bounds: tuple[float, ...]
-    """The most that a value of each class may be; ascending."""
+    """The inclusive upper bound of each bucket but the last; ascending."""
     counts: tuple[int, ...]
-    """Values of each class; the last ones are larger than all bounds."""
+    """The number of values in each bucket; the last bucket has no bound."""
     total: float
-    """All values together."""
+    """The sum of all values."""
 
 
 class Histogram:
-    """Counts values by size. One thread observes; a value costs a fraction of a microsecond."""
+    """Counts values by size. Only one thread may call ``observe``."""
 
     __slots__ = ("_bounds", "_counts", "_total")
 
@@ -77,16 +77,15 @@ class Distributions(NamedTuple):
 
     step_seconds: HistogramCounts = no_values(STEP_BOUNDS_S)
     step_sequences: HistogramCounts = no_values(SEQUENCE_BOUNDS)
-    """How many sequences each step ran."""
     queue_seconds: HistogramCounts = no_values(QUEUE_BOUNDS_S)
-    """From the submission of a request to the step that computes its first token."""
+    """From a request's submission to the step that computes its first token."""
 
 
 NOTHING_MEASURED = Distributions()
 
 
 class StepMeter:
-    """Takes the engine's measurements, on its thread."""
+    """Collects the engine's measurements. Only the engine's thread may write."""
 
     def __init__(self) -> None:
         self._seconds = Histogram(STEP_BOUNDS_S)
@@ -98,7 +97,6 @@ class StepMeter:
         self._sequences.observe(sequences)
 
     def left_queue(self, seconds: float) -> None:
-        """Note how long a request waited that is about to compute its first token."""
         self._queue.observe(seconds)
 
     @property
@@ -107,14 +105,14 @@ class StepMeter:
 
 
 class MlxMemory(NamedTuple):
-    """Bytes that MLX reports of itself; zeros where no MLX runs."""
+    """Bytes that MLX reports of itself; zeros where MLX does not run."""
 
     active_bytes: int = 0
-    """Of arrays in use, weights included."""
+    """Bytes of arrays in use, weights included."""
     cache_bytes: int = 0
-    """Kept for its next arrays."""
+    """Freed bytes that MLX keeps for its next arrays."""
     peak_bytes: int = 0
-    """The most that was ever in use at once."""
+    """The largest ``active_bytes`` so far."""
 
 
 NO_MLX = MlxMemory()
@@ -122,32 +120,31 @@ NO_MLX = MlxMemory()
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """A snapshot, made by the engine thread after a step; read from anywhere."""
+    """A snapshot of the engine's counters, made by its thread after a step. Any thread may read."""
 
     running: int = 0
     waiting: int = 0
     steps: int = 0
     prompt_tokens: int = 0
-    """Prompt tokens computed, recomputation included."""
+    """Computed prompt tokens, recomputed ones included."""
     generated_tokens: int = 0
     submitted_prompt_tokens: int = 0
-    """Prompt tokens of admitted requests, whether the cache had them or not."""
+    """Prompt tokens of admitted requests, cached or not."""
     cached_prompt_tokens: int = 0
-    """Prompt tokens that the cache had."""
     prefix_misses: tuple[tuple[MissReason, int], ...] = ()
-    """Requests of which more could have been cached, by the reason why it was not."""
+    """The number of requests with an incomplete cached prefix, for each reason."""
     mapping_waits: int = 0
-    """Steps that had to wait for a mapping."""
+    """Steps that waited for memory to be mapped."""
     preemptions: int = 0
     failed_rows: int = 0
     """Rows whose logits were not finite."""
     wasted_rows: int = 0
-    """Rows whose results came for requests that had ended meanwhile."""
+    """Rows computed for requests that had already ended."""
     token_budget: int = 0
     step_seconds: float = 0.0
     """Duration of the newest step."""
     copied_bytes: int = 0
-    """K and V bytes that block copies moved."""
+    """Bytes of K and V that were copied between blocks."""
     measured: Distributions = NOTHING_MEASURED
     mlx: MlxMemory = NO_MLX
     kv: KVStats | None = None

@@ -1,5 +1,7 @@
-"""Reads how much memory, processor time and how many open files the process may use here, and how
-short of memory the system is. A limit that cannot be read does not count."""
+"""Reads the process's limits (memory, processors, open files) and the system's memory pressure.
+
+A limit that cannot be read is ignored.
+"""
 
 import ctypes
 import math
@@ -23,21 +25,20 @@ VERSION_2 = ""
 
 PROC = Path("/proc")
 SYSCTL = b"kern.memorystatus_vm_pressure_level"
-# Percent of the last ten seconds in which some task waited for memory.
+# Percentage of the last ten seconds in which some task waited for memory.
 STALLED_WARNING, STALLED_CRITICAL = 10.0, 40.0
-# Share of a group's limit that is used by other than page cache, which would make room.
+# Fraction of a control group's limit that is in use, page cache not counted.
 USED_WARNING, USED_CRITICAL = 0.90, 0.97
-# Share of the machine's memory that is available, on kernels that do not measure stalls.
+# Available fraction of the machine's memory, for kernels that do not measure stalls.
 AVAILABLE_WARNING, AVAILABLE_CRITICAL = 0.05, 0.02
 
 MAX_THREADS = 256
-# The usual headroom for other programs: a fifth of a machine's memory; less of a GPU's working set,
-# which leaves them a quarter or a third of the memory already.
+# Default headroom for other programs: a fifth of the machine's memory. On a GPU less, because its
+# working set already leaves a quarter to a third of the memory to other programs.
 HEADROOM_PART = 5
 GPU_HEADROOM_BYTES = 3 * 1024**3 // 2
-# Pages of macOS that are available without compressing or swapping programs' memory: free pages,
-# pages of files, and pages that their owners have given up (bsd/vm/vm_unix.c of XNU). Activity
-# Monitor does not call them used.
+# Counts of pages that macOS can give without compressing or swapping: free pages, file pages, and
+# purgeable pages (XNU, bsd/vm/vm_unix.c).
 MACOS_AVAILABLE = (
     b"vm.page_free_count",
     b"vm.page_pageable_external_count",
@@ -49,7 +50,7 @@ PressureSource = Callable[[], int]
 
 
 def read_sysctl(name: bytes) -> int | None:
-    """Return an integer of the kernel; None where this system has none of that name."""
+    """Return an integer that the kernel publishes; None where the name is unknown."""
     call = getattr(ctypes.CDLL(None), "sysctlbyname", None)
     if call is None:
         return None
@@ -70,16 +71,16 @@ def _text(file: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class MachineMemory:
-    """Bytes of memory: all of it, and the part that no program uses now."""
+    """The memory of a machine or its GPU, and the part that is free now."""
 
     total_bytes: int
     available_bytes: int
     max_buffer_bytes: int | None = None
-    """The largest allocation of the GPU; None on a CPU."""
+    """The largest single allocation of the GPU; None on a CPU."""
     on_gpu: bool = False
 
     def headroom_bytes(self, setting: int | None) -> int:
-        """Return the bytes that are left to other programs: as configured, or the usual ones."""
+        """Return the bytes to leave to other programs: ``setting``, or the default for None."""
         usual = GPU_HEADROOM_BYTES if self.on_gpu else self.total_bytes // HEADROOM_PART
         return usual if setting is None else setting
 
@@ -92,11 +93,7 @@ class MachineMemory:
 def machine_memory(
     groups: Path = CONTROL_GROUPS, own: Path = OWN_GROUP, sysctl: Sysctl = read_sysctl
 ) -> MachineMemory:
-    """Return the machine's memory, or the container's where that is less.
-
-    Shared memory is charged to a control group like any other: beyond its limit the process is
-    killed.
-    """
+    """Return the machine's memory, or the container's where that is less."""
     memory = psutil.virtual_memory()
     total, available = memory.total, macos_available_bytes(sysctl)
     if available is None:
@@ -109,11 +106,10 @@ def machine_memory(
 
 
 def macos_available_bytes(sysctl: Sysctl) -> int | None:
-    """Return the bytes that macOS could give without taking them from a program; None on another
-    system.
+    """Return the bytes of MACOS_AVAILABLE; None on other systems.
 
-    psutil counts free and inactive pages there: some of these are memory of programs, and pages of
-    files that were read lately are missing.
+    psutil instead counts free and inactive pages: these include memory of programs, and leave out
+    pages of recently read files.
     """
     counts = [sysctl(name) for name in MACOS_AVAILABLE]
     pages = [count for count in counts if count is not None]
@@ -123,18 +119,17 @@ def macos_available_bytes(sysctl: Sysctl) -> int | None:
 def gpu_memory(
     machine: MachineMemory, working_set_bytes: int, max_buffer_bytes: int | None = None
 ) -> MachineMemory:
-    """Return the part of the machine's memory that a GPU may use: the working set that its driver
-    recommends."""
+    """Return the memory of a GPU: at most the working set that its driver recommends."""
     total = min(machine.total_bytes, working_set_bytes)
     available = min(machine.available_bytes, working_set_bytes)
     return MachineMemory(total, available, max_buffer_bytes, on_gpu=True)
 
 
 def machine_threads(groups: Path = CONTROL_GROUPS, own: Path = OWN_GROUP) -> int:
-    """Return how many processors this process may run on, as far as they can be used.
+    """Return the number of processors that this process can keep busy.
 
-    A container's share of their time is rounded up, as Go and Java do it. More threads would use
-    it up in the first part of each period, and all stand still for the rest.
+    A container's quota of processor time is rounded up. With more threads than that, the quota is
+    used up early in each period and all threads stop for the rest.
     """
     affinity = getattr(os, "sched_getaffinity", None)
     count = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
@@ -145,10 +140,10 @@ def machine_threads(groups: Path = CONTROL_GROUPS, own: Path = OWN_GROUP) -> int
 
 
 def raise_descriptor_limit() -> int:
-    """Raise this process's limit as far as the system lets it. Never fails. Return what it is now.
+    """Raise the limit of open files as far as the system allows; return the new limit. Never fails.
 
-    The hard limit may be out of reach. A Mac's is infinite, and setrlimit(2) refuses infinity and
-    all beyond kern.maxfilesperproc: then bisection finds the largest limit that is not refused.
+    macOS reports an infinite hard limit, but refuses more than kern.maxfilesperproc: bisection
+    finds the largest accepted value.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     allowed, refused = _finite(soft), _finite(hard) + 1
@@ -169,27 +164,26 @@ def _finite(limit: int) -> int:
 
 # --- control groups -------------------------------------------------------------------------------
 
-# Linux has two versions, and a system may have both. Version 2:
-# docs.kernel.org/admin-guide/cgroup-v2.html. Version 1:
+# Control groups limit containers on Linux. There are two versions, and a system may use both.
+# Version 2: docs.kernel.org/admin-guide/cgroup-v2.html. Version 1:
 # docs.kernel.org/admin-guide/cgroup-v1/memory.html and docs.kernel.org/scheduler/sched-bwc.html.
 
 
 @dataclass(frozen=True, slots=True)
 class GroupMemory:
-    """A group that has a limit. Bytes."""
+    """The memory of a control group that has a limit."""
 
     limit_bytes: int
     used_bytes: int
     reclaimable_bytes: int
-    """The part of the used bytes that is page cache, without shared memory, which the kernel counts
-    among the files."""
+    """Used bytes that are page cache, without shared memory."""
 
 
 def own_groups(groups: Path, own: Path, controller: str = VERSION_2) -> list[Path]:
-    """Return the process's group and those around it; each may have a limit.
+    """Return the folders of the process's control group and of all groups that contain it.
 
-    controller: of version 1, which has a tree of groups for each. own: with lines such as
-    ``4:memory:/docker/1f`` and ``0::/slice/own``.
+    own: a file with lines such as ``4:memory:/docker/1f`` or ``0::/slice/own``. controller: one
+    of version 1's trees of groups, for example "memory".
     """
     for line in _text(own).splitlines():
         _, names, path = line.split(":", 2)
@@ -201,7 +195,7 @@ def own_groups(groups: Path, own: Path, controller: str = VERSION_2) -> list[Pat
 
 
 def memory_of_groups(groups: Path = CONTROL_GROUPS, own: Path = OWN_GROUP) -> list[GroupMemory]:
-    """Return all that limit the process's memory."""
+    """Return the control groups that limit the process's memory."""
     limits = [_version_2(folder) for folder in own_groups(groups, own)]
     limits += [_version_1(folder) for folder in own_groups(groups, own, "memory")]
     return [memory for memory in limits if memory is not None]
@@ -216,26 +210,26 @@ def _version_2(folder: Path) -> GroupMemory | None:
 
 
 def _version_1(folder: Path) -> GroupMemory | None:
-    """Return a group's memory. Without a limit the kernel reports one of almost 2^63 bytes."""
+    # Where a group has no limit, the kernel reports almost 2^63 bytes.
     names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
     limit, used = (_integer(folder / name) for name in names)
     if limit is None or used is None:
         return None
     stat = _figures(folder / "memory.stat")
-    # A container does not see the groups around its own; this file shows the least of their limits.
+    # A container cannot read its outer groups; this field is the least of their limits.
     limit = min(limit, stat.get("hierarchical_memory_limit", limit))
     cache = stat.get("total_active_file", 0) + stat.get("total_inactive_file", 0)
     return GroupMemory(limit, used, cache)
 
 
 def processors_of_groups(groups: Path = CONTROL_GROUPS, own: Path = OWN_GROUP) -> float | None:
-    """Return how many processors' time the process may use; None where there is no limit."""
+    """Return the process's quota of processor time, in processors; None without a quota."""
     quotas = [_text(folder / "cpu.max").split() for folder in own_groups(groups, own)]
     quotas += [
         [_text(folder / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")]
         for folder in own_groups(groups, own, "cpu")
     ]
-    # "max", -1 or nothing at all where there is no quota.
+    # Without a quota the first word is "max" or -1, or the file does not exist.
     return min(
         (int(words[0]) / int(words[1]) for words in quotas if words and words[0].isdecimal()),
         default=None,
@@ -243,21 +237,21 @@ def processors_of_groups(groups: Path = CONTROL_GROUPS, own: Path = OWN_GROUP) -
 
 
 def _figures(file: Path) -> dict[str, int]:
-    """Return the numbers of a file, by the name in front of each."""
+    """Parse lines such as ``file 4096`` into numbers by name."""
     lines = (line.split() for line in _text(file).splitlines())
     return {words[0]: int(words[1]) for words in lines if len(words) == 2 and words[1].isdecimal()}
 
 
 def _integer(file: Path) -> int | None:
-    """Return the number; None where there is no such file, or "max" in it."""
+    """Return the number in a file; None where the file is missing or says "max"."""
     text = _text(file).strip()
     return int(text) if text.isdecimal() else None
 
 
 # --- memory pressure ------------------------------------------------------------------------------
 
-# macOS has one number for it. Linux measures how long tasks wait for memory
-# (docs.kernel.org/accounting/psi.html) and charges control groups for what they use.
+# macOS publishes one number for memory pressure. Linux publishes how long tasks wait for memory
+# (docs.kernel.org/accounting/psi.html), and how much memory each control group uses.
 
 
 class PressureLevel(IntEnum):
@@ -277,12 +271,11 @@ def pressure_source(platform: str = sys.platform) -> PressureSource:
 
 
 def macos_pressure(sysctl: Sysctl | None = None) -> PressureLevel:
-    """Return the level that the kernel tells programs."""
     return MACOS_LEVELS.get((sysctl or read_sysctl)(SYSCTL) or 0, PressureLevel.NORMAL)
 
 
 def linux_pressure(proc: Path = PROC, groups: Path = CONTROL_GROUPS) -> PressureLevel:
-    """Return the worst level of the machine and of the process's control groups."""
+    """Return the worst level among the machine and the process's control groups."""
     own = proc / "self/cgroup"
     stalls = [proc / "pressure/memory"]
     stalls += [folder / "memory.pressure" for folder in own_groups(groups, own)]
@@ -296,13 +289,12 @@ def linux_pressure(proc: Path = PROC, groups: Path = CONTROL_GROUPS) -> Pressure
 
 
 def _stalled(file: Path) -> PressureLevel:
-    """Return the level of the line ``some avg10=0.00 avg60=...``."""
+    """Return the level that a file's line ``some avg10=0.00 avg60=...`` means."""
     stalled = re.search(r"^some avg10=([\d.]+)", _text(file), re.MULTILINE)
     return _level(float(stalled[1]) if stalled else 0.0, STALLED_WARNING, STALLED_CRITICAL)
 
 
 def _used(group: GroupMemory) -> PressureLevel:
-    """Return the level of the memory that a group is charged with and cannot reclaim."""
     needed = group.used_bytes - group.reclaimable_bytes
     return _level(needed / max(1, group.limit_bytes), USED_WARNING, USED_CRITICAL)
 
@@ -315,18 +307,18 @@ def _level(value: float, warning: float, critical: float) -> PressureLevel:
 
 # --- the C library's memory -----------------------------------------------------------------------
 
-# The C library keeps freed memory in pieces, which after many requests or a long prompt may be
-# hundreds of MiB. It gives back whole pages only, so the pieces should lie together.
+# The C library keeps freed memory in small pieces, hundreds of MiB after a long prompt. It returns
+# only whole pages to the system, so pieces in one arena are returned more often.
 
-# From glibc's malloc.h; and the variable by which a user decides it.
+# From glibc's malloc.h, and the variable with which a user sets the same option.
 M_ARENA_MAX, ARENA_MAX_VARIABLE = -8, "MALLOC_ARENA_MAX"
 
 
 def use_one_arena() -> None:
-    """Let all threads take memory from one place, unless the user has said otherwise.
+    """Make glibc use one arena for all threads, unless the user has set ARENA_MAX_VARIABLE.
 
-    glibc gives each thread an arena of its own, and each arena is fragmented: together they held
-    three times as much. Few threads here allocate at the same time. Call this before they start.
+    Separate arenas for each thread held three times as much freed memory. Call this before any
+    thread starts.
     """
     library = ctypes.CDLL(None)
     if hasattr(library, "mallopt") and ARENA_MAX_VARIABLE not in os.environ:
@@ -334,7 +326,7 @@ def use_one_arena() -> None:
 
 
 def release_free_memory() -> None:
-    """Let the C library give its freed memory back; musl's keeps little by itself."""
+    """Return the C library's freed memory to the system; musl keeps little, so it needs no call."""
     library = ctypes.CDLL(None)
     if hasattr(library, "malloc_trim"):  # glibc
         library.malloc_trim(0)
