@@ -1,4 +1,4 @@
-"""A snapshot of the engine's sequences and their memory, as GET /memory sends it: counts only."""
+"""A snapshot of the engine's sequences and their memory for GET /memory: counts, no contents."""
 
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
@@ -9,23 +9,21 @@ from engine.step.sequence import Sequence
 from engine.types import EngineStats
 from kvcache.memory_map import KVMap as KVMap
 
-# Running sequences, and waiting ones, that are shown one by one.
+# The most running sequences, and the most waiting ones, that a map lists.
 MAX_SHOWN_SEQUENCES = 256
 SequenceReport = dict[str, Any]
-"""The progress of a sequence in tokens, as GET /memory names it: ``computed_tokens`` have K and V
-in the cache, and ``most_tokens`` is the limit of prompt and answer together."""
+"""One sequence in the JSON of GET /memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryMap:
-    """The engine between two steps. ``stats`` and ``kv`` are of the same moment."""
+    """The engine between two steps; all fields are of the same moment."""
 
     stats: EngineStats
     kv: KVMap
     running: tuple[SequenceReport, ...]
-    """The first running sequences in order; ``stats`` has the number of all."""
+    """The first MAX_SHOWN_SEQUENCES running sequences, as in ``waiting``."""
     waiting: tuple[SequenceReport, ...]
-    """The first waiting ones."""
 
     def as_json(self) -> dict[str, Any]:
         stats, pool = self.stats, self.stats.kv
@@ -37,7 +35,7 @@ class MemoryMap:
             "running": stats.running,
             "waiting": stats.waiting,
             "steps": stats.steps,
-            # A sequence that waits has no blocks.
+            # A waiting sequence has no blocks.
             "sequences": [
                 report | {name: getattr(mapped.get(report["id"]), name, 0) for name in blocks}
                 for report in chain(self.running, self.waiting)
@@ -46,7 +44,6 @@ class MemoryMap:
 
 
 def report_first(sequences: SequenceOf[Sequence]) -> tuple[SequenceReport, ...]:
-    """Return reports of the first sequences, no more than are shown one by one."""
     return tuple(
         {
             "id": sequence.seq_id,

@@ -1,4 +1,4 @@
-"""Messages to the engine's thread, beside requests."""
+"""The messages that other threads send to the engine's thread, except Request."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,39 +9,37 @@ from engine.types import Request
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """End a request: nobody wants its result any more."""
+    """End a request whose result is no longer wanted."""
 
     request_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class SetMemoryPressure:
-    """Note how short of memory the system is from now on."""
+    """Report the system's new PressureLevel."""
 
     level: int
-    """A PressureLevel; 0 is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckModel:
-    """See whether the model still computes, before anything else."""
+    """Test before the next request that the model still computes."""
 
 
 @dataclass(frozen=True, slots=True)
 class GetMemoryMap:
-    """Make a memory map."""
+    """Ask for a memory map; ``answer`` is called on the engine's thread."""
 
     answer: Callable[[MemoryMap], None]
-    """Called on the engine's thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class SetKVLimit:
-    """Let K and V take so many bytes from now on, as far as nobody uses more."""
+    """Limit the bytes of K and V; the limit in force is at least the bytes in use."""
 
     limit_bytes: int
     answer: Callable[[int], None]
-    """Called on the engine's thread with the bytes that they may take now."""
+    """Called on the engine's thread with the limit in force."""
 
 
 @dataclass(frozen=True, slots=True)

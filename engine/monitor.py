@@ -1,4 +1,4 @@
-"""Monitors the running engine, about once a second, on a thread of its own."""
+"""Watches the running engine about once a second, on a thread of its own."""
 
 import faulthandler
 import logging
@@ -16,18 +16,18 @@ from engine.power import KeepAwake
 log = logging.getLogger(__name__)
 
 POLL_S = 1.0
-# Time for streams to carry their error events, and for the server to end. After it the process ends
-# at once: a thread that hangs in the device cannot be joined.
+# Time for the server to send error events and end. Afterwards the process exits at once, because a
+# thread that hangs in the device cannot be joined.
 SHUTDOWN_GRACE_S = 5.0
-# More seconds between two checks mean that the whole process stood still, and not a step: the
-# machine slept, or somebody had stopped the process.
+# A longer time between two checks means that the whole process stood still, not that a step hangs:
+# the machine slept, or the process was stopped.
 LONGEST_BREAK_S = 3.0
 
 End = Callable[[int], object]
 
 
 class Watchdog:
-    """Adds up how long the same step has run at its checks, which should be regular."""
+    """Detects a step that runs longer than a limit. Call ``check`` regularly."""
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
@@ -36,11 +36,11 @@ class Watchdog:
         self._seen_s = 0.0
 
     def check(self, now: float, busy_since: float | None) -> bool:
-        """Return whether the step takes too long. busy_since: when it began, by the same clock as
-        ``now``; None when nothing runs."""
+        """Return whether the step takes too long. busy_since: its start, by the clock of ``now``;
+        None when nothing runs."""
         passed = 0.0 if self._checked_at is None else min(now - self._checked_at, LONGEST_BREAK_S)
         if busy_since is None or busy_since != self._busy_since:
-            # It may have begun since the last check.
+            # The step may have begun after the last check.
             passed = 0.0 if busy_since is None else min(passed, now - busy_since)
             self._seen_s = 0.0
         self._checked_at, self._busy_since = now, busy_since
@@ -49,8 +49,8 @@ class Watchdog:
 
 
 class EngineMonitor:
-    """Ends the process when a step hangs, and tells the engine the system's memory pressure. Keeps
-    the machine awake while there are requests, and has the model checked after a sleep."""
+    """Ends the process when a step hangs; tells the engine about memory pressure and the machine's
+    sleep; keeps the machine awake while there are requests."""
 
     def __init__(
         self,
@@ -64,9 +64,9 @@ class EngineMonitor:
         clock: Callable[[], float] = time.monotonic,
         stacks: TextIO | None = None,
     ) -> None:
-        """client: started. pressure: None where the system's is ignored. exit_code: returns the
-        process's exit code, once the client is dead. awake: None where the machine may sleep. end:
-        ends the process. stacks: a file for the stacks of all threads; None is standard error."""
+        """client: a started one. pressure: None to ignore memory pressure. exit_code: called after
+        a hang, for the process's exit code. awake: None to let the machine sleep. end: ends the
+        process. stacks: a file for all threads' stacks; None means standard error."""
         self._client = client
         self._watchdog = Watchdog(watchdog_s)
         self._pressure = pressure
@@ -108,8 +108,7 @@ class EngineMonitor:
             self._client.set_memory_pressure(level)
 
     def _die(self) -> None:
-        """End all streams with an error. Then the server ends by itself; where it does not, end the
-        process."""
+        """End all streams with an error, which ends the server; else end the process."""
         self._client.declare_dead()
         log.critical(
             "a step of the engine has been running for %.0f s: the process ends; %s",

@@ -1,8 +1,7 @@
-"""Keeps a Mac awake while there is something to answer, and reads how it is powered.
+"""Keeps a Mac awake while it answers requests, and reads its power state.
 
-macOS puts an untouched machine to sleep, although clients wait for a program's answers. Assertions
-prevent that (Apple's IOPMLib.h); `pmset -g assertions` lists them. Systems other than macOS are
-left alone: a server that sleeps there was told to.
+macOS puts an idle machine to sleep even while clients wait. Power assertions prevent that (Apple's
+IOPMLib.h); `pmset -g assertions` lists them. Other systems sleep only where configured to.
 """
 
 import ctypes
@@ -20,8 +19,8 @@ log = logging.getLogger(__name__)
 
 IOKIT = "/System/Library/Frameworks/IOKit.framework/IOKit"
 CORE_FOUNDATION = "/System/Library/Frameworks/CoreFoundation.framework/CoreFoundation"
-# kIOPMAssertionTypePreventUserIdleSystemSleep and kIOPMAssertionLevelOn. A closed lid and an empty
-# battery are stronger.
+# kIOPMAssertionTypePreventUserIdleSystemSleep and kIOPMAssertionLevelOn. A Mac sleeps anyway when
+# its lid is closed or its battery is empty.
 NO_IDLE_SLEEP = b"PreventUserIdleSystemSleep"
 LEVEL_ON = 255
 UTF8 = 0x08000100  # kCFStringEncodingUTF8
@@ -29,16 +28,16 @@ PMSET = "/usr/bin/pmset"
 # A line of `pmset -g`. Macs with a high power mode call it powermode, where 2 is high.
 LOW_POWER = re.compile(r"^\s*(?:lowpowermode|powermode)\s+1\s*$", re.MULTILINE)
 PMSET_TIMEOUT_S = 5.0
-# Adjustments of the time of day are smaller.
+# Smaller jumps of the time of day are adjustments of the clock, not sleep.
 SHORTEST_SLEEP_S = 10.0
 
 
 class MacPower:
-    """The power of a Mac, by IOKit."""
+    """Calls IOKit, macOS's library for power management."""
 
     def __init__(self, load: Callable[[str], Any] = ctypes.CDLL) -> None:
-        """load: opens a library. Raises OSError where one is not there, AttributeError where a
-        function is not."""
+        """load: opens a library. Raises OSError for a missing library, AttributeError for a missing
+        function."""
         core, kit = load(CORE_FOUNDATION), load(IOKIT)
         self._make_text = core.CFStringCreateWithCString
         self._make_text.restype = ctypes.c_void_p
@@ -57,8 +56,7 @@ class MacPower:
         self._release.argtypes = (ctypes.c_uint32,)
 
     def hold(self, reason: str) -> int:
-        """Keep the machine from sleeping by itself; return what ``release`` takes. Raises
-        OSError."""
+        """Prevent idle sleep; return the assertion for ``release``. Raises OSError."""
         kind, name = (
             self._make_text(None, text, UTF8) for text in (NO_IDLE_SLEEP, reason.encode())
         )
@@ -76,7 +74,6 @@ class MacPower:
         self._release(assertion)
 
     def on_mains(self) -> bool:
-        """Return whether no battery is being emptied."""
         battery = psutil.sensors_battery()
         return battery is None or bool(battery.power_plugged)
 
@@ -92,7 +89,7 @@ class MacPower:
 
 
 def power_of(platform: str = sys.platform) -> MacPower | None:
-    """Return None where the machine is left alone."""
+    """Return None where the machine's sleep cannot or need not be prevented."""
     if platform != "darwin":
         return None
     try:
@@ -103,18 +100,18 @@ def power_of(platform: str = sys.platform) -> MacPower | None:
 
 
 class KeepAwake:
-    """Keeps a machine awake while it is busy; on mains also while it listens to other machines.
-    Call ``update`` regularly."""
+    """Keeps a machine awake while it is busy. Call ``update`` regularly.
+
+    On mains power it also stays awake while other machines may send requests: they cannot wake it.
+    """
 
     def __init__(self, power: MacPower, *, others_may_ask: bool) -> None:
-        """others_may_ask: whether other machines, which cannot wake this one, may send requests."""
         self._power = power
         self._others_may_ask = others_may_ask
         self._assertion: int | None = None
         self._refused = False
 
     def update(self, *, busy: bool) -> None:
-        """Hold the machine awake, or let it sleep. busy: whether there are requests."""
         wanted = busy or (self._others_may_ask and self._power.on_mains())
         if not wanted:
             self.end()
@@ -132,8 +129,8 @@ class KeepAwake:
 
 
 class SleepDetector:
-    """Finds out that a machine slept: its time of day has gone on, its monotonic clock has not. A
-    clock that somebody sets forward counts as a sleep, too."""
+    """Detects that the machine slept: the time of day advanced, but the monotonic clock did not.
+    Setting the clock forward counts as sleep, too."""
 
     def __init__(
         self,
@@ -145,7 +142,7 @@ class SleepDetector:
         self._ahead_s = time_of_day() - clock()
 
     def slept_s(self) -> float:
-        """Return how long the machine has slept since the last call; 0 where it has not."""
+        """Return the seconds that the machine slept since the last call."""
         ahead_s = self._time_of_day() - self._clock()
         slept_s = ahead_s - self._ahead_s
         self._ahead_s = ahead_s

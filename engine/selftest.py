@@ -1,8 +1,7 @@
-"""Tests everything that serving needs on this machine (`quire doctor`), each thing that may fail in
-a process of its own.
+"""Tests whether this machine can serve (`quire doctor`); risky tests run in child processes.
 
-As a program it writes the extension's facts: only a process of its own can find out that the
-extension does not load.
+Run as a program, this module prints the extension's facts: loading the extension may crash, so
+`quire doctor` does it in a child process.
 """
 
 import json
@@ -54,7 +53,7 @@ from kvcache.substrates import (
     choose_substrate,
 )
 
-# Rises when a field of the JSON changes its meaning or goes.
+# Increased when a field of the JSON changes its meaning or is removed.
 SCHEMA = 1
 FACTS_LIMIT_S = 60.0
 NAMES_IN_JSON = {
@@ -67,28 +66,28 @@ NAMES_IN_JSON = {
 
 @dataclass(frozen=True, slots=True)
 class SelfTestOptions:
-    """The settings that would serve, and the tests that are run beside the usual ones."""
+    """The settings to test with, and the optional tests to run."""
 
     config: EngineConfig
     release_test: bool = False
     stress: bool = False
     forget_faults: bool = False
-    """Whether substrates' earlier faults are forgotten, whatever the tests find."""
+    """Whether to forget the earlier faults of all substrates, whatever the tests find."""
 
 
 @dataclass(frozen=True, slots=True)
 class Extension:
-    """The native extension, and the MLX that it must fit."""
+    """The native extension, and the installed MLX."""
 
     mlx_installed: str
     fault: str
-    """Why it cannot be loaded; "" where it can."""
+    """Why the extension cannot be loaded; "" where it can."""
     facts: dict[str, Any]
     """Empty where it cannot be loaded."""
 
     @property
     def matches(self) -> bool:
-        """Return whether it was built for the MLX that is installed."""
+        """Return whether the extension was built for the installed MLX."""
         return self.facts.get("mlx_built_for") == self.mlx_installed
 
 
@@ -98,33 +97,31 @@ class SubstrateReport:
 
     substrate: Substrate
     missing: str
-    """Why it could not be tested; "" where it was."""
+    """Why the substrate could not be tested; "" where it was."""
     tests: dict[SelfTest, SelfTestReport] = field(default_factory=dict)
     releases_heaps: bool = True
-    """Whether heaps may be released: a GPU's only where its release test has passed once."""
+    """Whether heaps may be released: on a GPU only after its release test has passed once."""
     remembered: str = ""
-    """Where passed tests were written down, or why they could not be."""
+    """The files that record passed tests, or the error of writing them."""
     faults: tuple[str, ...] = ()
-    """Known before these tests."""
+    """Faults recorded before these tests."""
     standing_faults: tuple[str, ...] = ()
-    """Known after these tests; any of them keeps it from being chosen."""
+    """Faults recorded after these tests; a substrate that has any is not chosen."""
 
     @property
     def refusal(self) -> str:
-        """Return why serving would not choose it; "" where it could. Serving runs the same test,
-        and no other."""
+        """Return why serving would refuse this substrate, or "". Serving runs only this test."""
         return self.missing or self._fault_of(SelfTest.SUBSTRATE)
 
     @property
     def fault(self) -> str:
-        """Return the first thing that is wrong, arithmetic included; "" when nothing is."""
+        """Return the first failure of any test, or ""."""
         return self.refusal or self._fault_of(SelfTest.KERNELS) or self._fault_of(SelfTest.STRESS)
 
     def _fault_of(self, test: SelfTest) -> str:
         return self.tests[test].fault if test in self.tests else ""
 
     def as_json(self) -> dict[str, Any]:
-        """Return the same, of JSON's own types."""
         tests = {name: self.tests.get(test) for name, test in NAMES_IN_JSON.items()}
         return {
             "name": self.substrate.setting,
@@ -142,28 +139,27 @@ class SubstrateReport:
 
 @dataclass(frozen=True, slots=True)
 class MachineReport:
-    """The machine, its substrates, and the one that would serve."""
+    """The machine, its substrates, and the substrate that would serve."""
 
     machine: Machine
     python: str
     extension: Extension
     device: MetalDevice | None
     memory: MachineMemory
-    """The memory of the processor that would compute."""
+    """The memory of the CPU or GPU that would compute."""
     headroom_bytes: int
     substrates: tuple[SubstrateReport, ...]
     chosen: Substrate | None
-    """None where nothing could serve, or not the configured substrate."""
+    """None where the configured substrate, or with "auto" every substrate, cannot serve."""
     reasons: tuple[str, ...]
     maps_while_running: bool | None = None
-    """Whether serving would map memory while steps run; None where nothing is chosen."""
+    """Whether serving would map memory while steps run; None where ``chosen`` is."""
     wheel: str = ""
-    """The tag of MLX's Metal side; "" where it is not installed."""
+    """The tag of the installed wheel of MLX's Metal part; "" without one."""
     pace: SelfTestReport | None = None
     pressure: str = ""
-    """A level of memory pressure, in lower case."""
+    """The name of a PressureLevel, in lower case."""
     warnings: tuple[str, ...] = ()
-    """For somebody to act on, although something can serve."""
 
     @property
     def serves(self) -> bool:
@@ -174,11 +170,9 @@ class MachineReport:
 
     @property
     def usable_bytes(self) -> int:
-        """Return the bytes that weights, activations, K and V may take together."""
         return max(0, self.memory.usable_bytes(self.headroom_bytes))
 
     def as_json(self) -> dict[str, Any]:
-        """Return one object; ``SCHEMA`` is the version of its fields."""
         device, extension, memory = self.device, self.extension, self.memory
         return {
             "schema": SCHEMA,
@@ -214,9 +208,10 @@ class MachineReport:
 
 
 def check_machine(options: SelfTestOptions, progress: Callable[[str], None]) -> MachineReport:
-    """Test this machine. Loads no model, and writes nothing but faults and the stamps of passed
-    tests. Faults of a substrate that works now are forgotten. progress: called with the name of
-    each part, because it takes a while."""
+    """Test this machine without a model. progress: called with the name of each part.
+
+    Writes only faults and the stamps of passed tests. Forgets the faults of substrates that work.
+    """
     progress("the extension")
     extension = read_extension()
     facts = extension.facts
@@ -321,8 +316,7 @@ def _run_tests(
 
 
 def _forget(memory: FaultMemory, substrate: Substrate) -> None:
-    """Forget the faults of a substrate, and the stamps of tests that passed before them. Those that
-    cannot be forgotten still stand."""
+    """Delete a substrate's faults and its stamps. Ignore files that cannot be deleted."""
     with suppress(OSError):
         if memory.forget():
             for test in (SelfTest.RELEASE, SelfTest.STRESS):
@@ -330,8 +324,8 @@ def _forget(memory: FaultMemory, substrate: Substrate) -> None:
 
 
 def _remember(report: SubstrateReport, test: SelfTest, result: SelfTestReport) -> None:
-    """Put a test into the report; write a stamp for serving to go by where a GPU has passed it, and
-    withdraw the stamp where it has not."""
+    """Add a test to the report. On a GPU, write its stamp for serving where it has passed, and
+    withdraw the stamp where it has failed."""
     report.tests[test] = result
     if not report.substrate.on_gpu:
         return
@@ -347,7 +341,6 @@ def _remember(report: SubstrateReport, test: SelfTest, result: SelfTestReport) -
 
 
 def read_extension() -> Extension:
-    """Return the extension's facts, or why there are none."""
     installed = installed_mlx()
     outcome = run_child([sys.executable, "-m", "engine.selftest"], FACTS_LIMIT_S)
     if outcome.fault:
@@ -359,8 +352,7 @@ def read_extension() -> Extension:
 
 
 def extension_facts() -> dict[str, Any]:
-    """Load the extension and return its facts, of JSON's own types. Raises ImportError that names
-    the mismatch."""
+    """Load the extension and return its facts as JSON values. Raises ImportError."""
     import metal_ext
     from metal_ext import _ext
 
@@ -368,7 +360,7 @@ def extension_facts() -> dict[str, Any]:
         None if limit == resource.RLIM_INFINITY else limit
         for limit in resource.getrlimit(resource.RLIMIT_NOFILE)
     )
-    # After the extension, which says in one sentence that this MLX does not fit.
+    # Import MLX after the extension, whose error explains a mismatch of the two in one sentence.
     import mlx.core as mx
 
     return {

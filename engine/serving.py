@@ -1,4 +1,4 @@
-"""What a server asks of an engine, whether that runs on a thread of its process or elsewhere."""
+"""The interface between a server and an engine in the same process or in another one."""
 
 from typing import Any, Protocol
 
@@ -8,8 +8,7 @@ from engine.types import EngineLimits, EngineStats, SamplingParams, Submission
 
 
 class ServingEngine(Protocol):
-    """Answers prompts. ``engine/client.py`` says what each method does; all are called on the event
-    loop."""
+    """Answers prompts. EngineClient documents each method; call all on the event loop."""
 
     def attach(self) -> None: ...
 
@@ -42,13 +41,8 @@ class ServingEngine(Protocol):
 
     def submit(
         self, prompt_ids: tuple[int, ...], params: SamplingParams, **options: Any
-    ) -> TokenStream:
-        """Hand over one request. options: other fields of its Submission. Raises as
-        ``submit_choices`` does."""
+    ) -> TokenStream: ...
 
     def submit_choices(
         self, submission: Submission, read_with: TokenStream | None = None
-    ) -> list[TokenStream]:
-        """Hand over one request for each of ``asked.params``; or none of them. read_with: a stream
-        that these are read together with. Raises PromptTooLongError, QueueFullError,
-        EngineDeadError."""
+    ) -> list[TokenStream]: ...

@@ -1,5 +1,4 @@
-"""Chooses the substrate of this machine, as configured or by self-tests, and fits an engine into
-its memory."""
+"""Chooses this machine's substrate, by setting or self-test, and plans an engine in its memory."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -34,9 +33,8 @@ def plan_for_this_machine(
 ) -> EnginePlan:
     """Choose the substrate, and fit model and cache into its memory.
 
-    budget_bytes: all memory that the engine may use, whatever others use now; None for the memory
-    that the machine has left. Raises SubstrateError that names the lack of a configured substrate;
-    BudgetError or LayoutError with the figure that does not fit.
+    budget_bytes: all memory that the engine may use, even if other programs use it now; None for
+    the machine's free memory. Raises SubstrateError, BudgetError or LayoutError.
     """
 
     def sizes_of(substrate: Substrate) -> list[tuple[int, CacheSize]]:
@@ -66,9 +64,7 @@ def plan_on(
     checkpoint: Checkpoint,
     budget_bytes: int | None = None,
 ) -> EnginePlan:
-    """Fit model and cache into the memory of a substrate that was chosen for this model or another.
-    budget_bytes: as for ``plan_for_this_machine``. Raises BudgetError or LayoutError with the
-    figure that does not fit."""
+    """Do as ``plan_for_this_machine`` with a substrate that has been chosen already."""
     machine = memory_for(choice.substrate)
     if budget_bytes is not None:
         machine = replace(machine, total_bytes=budget_bytes, available_bytes=budget_bytes)
@@ -81,7 +77,6 @@ def plan_on(
 
 
 def check_heap_file(heap_bytes: int, limit_bytes: int | None) -> None:
-    """Raise BudgetError where the system lets no file become as large as a heap."""
     if limit_bytes is not None and heap_bytes > limit_bytes:
         raise BudgetError(
             f"a heap of {gib(heap_bytes)} is a file to the system, and this process may have none "
@@ -96,12 +91,11 @@ def machine_substrate(
     release_heaps: bool | None = None,
     map_while_running: bool | None = None,
 ) -> SubstrateChoice:
-    """Test substrates of the GPU with the pages and addresses that the model's cache will have.
+    """Choose a substrate. Test a GPU's with the sizes that the model's cache will have.
 
-    setting: "auto", or the name of a substrate. sizes_of: for every kind of layers the bytes of a
-    page of their cache, and its size. release_heaps, map_while_running: whether a GPU releases
-    heaps, and maps memory while steps run; None: where its test has passed. Raises SubstrateError
-    that names the lack of the configured substrate, or the test that has not passed.
+    setting: "auto", or the name of a substrate. sizes_of: for each kind of layer, the page's bytes
+    and the size of the cache. release_heaps, map_while_running: whether a GPU frees heaps, and maps
+    memory while steps run; None: only where its self-test has passed. Raises SubstrateError.
     """
     device = metal_device()
 
@@ -110,7 +104,7 @@ def machine_substrate(
         if missing := device.missing[substrate.setting]:
             return "; ".join(missing)
         for page_bytes, size in sizes_of(substrate):
-            # All of a dense cache is memory from the start: it is not made twice.
+            # A dense cache is allocated in full: do not allocate its whole size for a test.
             real_size = None if substrate.is_dense else size
             report = run_selftest(SelfTest.SUBSTRATE, substrate, page_bytes, real_size)
             if report.fault:
@@ -131,27 +125,26 @@ def machine_substrate(
 
 
 def metal_device() -> MetalDevice | None:
-    """Return the Metal device; None where this build has no Metal, or the machine no device."""
     capabilities = metal_ext.metal_capabilities() if metal_ext.HAS_METAL else {}
     return MetalDevice.of(capabilities) if capabilities else None
 
 
 def why_no_metal(device: MetalDevice | None) -> str:
-    """Return why nothing can be done on a GPU here, or ""."""
+    """Return why this build or machine cannot use a GPU, or ""."""
     if not metal_ext.HAS_METAL:
         return NO_METAL
     return NO_DEVICE if device is None else ""
 
 
 def memory_of_all_models(config: EngineConfig) -> int:
-    """Return the bytes that several models may use together on this machine: as many as one."""
+    """Return the bytes that all models may use together: as many as a single model may."""
     on_cpu = config.substrate == Substrate.POSIX.setting or bool(why_no_metal(metal_device()))
     machine = memory_for(Substrate.POSIX if on_cpu else Substrate.SPARSE)
     return machine.usable_bytes(machine.headroom_bytes(config.headroom_bytes))
 
 
 def memory_for(substrate: Substrate) -> MachineMemory:
-    """Return the memory that the processor which computes may use."""
+    """Return the memory of the GPU for its substrates, of the whole machine for others."""
     machine = machine_memory()
     if not substrate.on_gpu:
         return machine

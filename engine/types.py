@@ -1,4 +1,4 @@
-"""Types that the engine and its users share. No MLX here, and no text."""
+"""Types that the engine and its callers share; none of them needs MLX or text."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -21,19 +21,19 @@ from kvcache.stats import CellStats as CellStats
 from kvcache.stats import KVStats as KVStats
 
 FORM_LIMITS = "the answer's form has come to its limits"
-"""How the message of a request begins that ended with a FormLimitError."""
+"""The message of a request that a FormLimitError ended begins with this text."""
 
 
 class QueueFullError(Exception):
-    """No room for so many requests now."""
+    """The queue has no room for these requests now."""
 
 
 class ShareFullError(QueueFullError):
-    """There is room, but none for more of the same tenant."""
+    """The tenant already has its full share of the queue."""
 
 
 class PromptTooLongError(Exception):
-    """A prompt that can never fit."""
+    """The prompt is longer than the model's context."""
 
     def __init__(self, prompt_tokens: int, max_model_len: int) -> None:
         super().__init__(f"{prompt_tokens} prompt tokens, {max_model_len} at most")
@@ -42,12 +42,11 @@ class PromptTooLongError(Exception):
 
 
 class FormLimitError(Exception):
-    """An answer's form cannot be followed any further, for a reason that lies in the form: fixed
-    words, fit for clients."""
+    """The grammar of an answer has hit a limit; the message is safe to show to clients."""
 
 
 class EngineDeadError(Exception):
-    """The engine has ended; nothing can be generated any more."""
+    """The engine has ended."""
 
 
 class EngineStuckError(Exception):
@@ -55,14 +54,14 @@ class EngineStuckError(Exception):
 
 
 class EngineFailedError(RuntimeError):
-    """Steps fail again and again, or the device is lost."""
+    """Steps fail repeatedly, or the device is lost."""
 
 
 NO_SALT = PrefixSalt()
 
 
 class FinishReason(Enum):
-    """Why a generation ended. A fault is never STOP."""
+    """Why a generation ended."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -72,33 +71,32 @@ class FinishReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How tokens are chosen; already validated, every field in force.
+    """How tokens are chosen; values are already validated.
 
-    Presence and frequency penalties count generated tokens, as OpenAI's do; the repetition penalty
-    counts the prompt as well. All count the whole history.
+    Presence and frequency penalties count all generated tokens, as OpenAI's do; the repetition
+    penalty counts the prompt's as well.
     """
 
     max_tokens: int
     temperature: float = 1.0
-    """0 is greedy."""
+    """0 always chooses the likeliest token."""
     top_p: float = 1.0
     top_k: int = 0
-    """0 is off."""
+    """0 turns the filter off."""
     min_p: float = 0.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     seed: int = 0
-    """0 to 2**64 - 1. The same seed gives the same draws, whoever shares the batch."""
+    """0 to 2**64 - 1. Draws depend on the seed alone, not on other requests in the batch."""
     logprobs: int | None = None
-    """How many alternatives to report with each token; None reports none, not even its own."""
+    """The number of alternatives to report with each token; None reports no log-probabilities."""
     stop_token_ids: frozenset[int] = frozenset()
     min_tokens: int = 0
-    """No stop token is chosen before so many tokens, unless a constraint allows nothing else."""
+    """No stop token is chosen before this many tokens, unless a constraint allows only those."""
     prompt_logprobs: int | None = None
-    """How many alternatives to report with each token of the prompt; None reports none. With a
-    number, ``max_tokens`` may be 0."""
+    """As ``logprobs``, for each token of the prompt. If set, ``max_tokens`` may be 0."""
 
     @property
     def greedy(self) -> bool:
@@ -114,51 +112,48 @@ class SamplingParams:
         return any(penalties)
 
     def holds_back_stops(self, num_generated: int) -> bool:
-        """Return whether no stop token may follow so many tokens of an answer."""
         return num_generated < self.min_tokens and bool(self.stop_token_ids)
 
 
 class TokenConstraint(Protocol):
-    """The grammar of an answer, as far as the engine knows: which tokens may come next.
+    """The grammar of one request's answer: says which tokens may come next.
 
-    It belongs to one request, and from its submission on to the engine's thread. Whatever it raises
-    ends that request alone, with an error.
+    After the request's submission only the engine's thread uses it. Its exceptions end only that
+    request.
     """
 
     def fill_mask(self, row: np.ndarray) -> bool:
-        """Fill a row with the tokens that may come next.
+        """Fill a row with the tokens that may come next; return False where all may.
 
-        row: uint32 ``[ceil(vocabulary / 32)]`` with anything in it; bit ``i % 32`` of word
-        ``i // 32`` becomes 1 where token i is allowed, all others 0. False: all tokens are allowed,
-        and the row means nothing. Once the answer is complete only stop tokens are allowed.
+        row: uint32 ``[ceil(vocabulary / 32)]``, overwritten: bit ``i % 32`` of word ``i // 32`` is
+        1 where token i is allowed. After a complete answer only stop tokens are allowed.
         """
 
     def accept(self, token_id: int) -> None:
-        """Accept a generated token. Called once for each token of the answer, in order, the stop
-        token that ends it included."""
+        """Advance by a generated token. Called in order for each token, stop tokens included."""
 
     def copy(self) -> "TokenConstraint":
-        """Return a copy for another answer to the same prompt; before anything was accepted."""
+        """Return a copy for another answer. Called before the first ``accept``."""
 
 
 @dataclass(frozen=True, slots=True, repr=False, kw_only=True)
 class PromptOptions:
-    """The fields that a submission and its requests have in common."""
+    """The fields that Submission and Request have in common."""
 
     priority: int = 0
-    """Lower runs earlier."""
+    """Lower values run earlier."""
     salt: PrefixSalt = NO_SALT
-    """Only requests of equal salts share prefixes."""
+    """Only requests with equal salts share prefixes."""
     system_tokens: int = 0
-    """Leading tokens that other conversations probably begin with as well."""
+    """The number of leading tokens that other conversations probably share."""
     turns: Turns = NO_TURNS
-    """Positions where the next prompt of its conversation may depart from it."""
+    """Positions where the conversation's next prompt may differ from this one."""
     constraint: TokenConstraint | None = None
-    """A submission's is copied: no two requests have the same object."""
+    """Each request gets its own copy of a submission's constraint."""
     pooling: bool = False
     """Whether the result is the prompt's vector instead of tokens: then ``max_tokens`` is 0."""
     name: str = "unnamed"
-    """In the log."""
+    """The request's name in the log."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -169,9 +164,9 @@ class Request(PromptOptions):
     prompt_ids: tuple[int, ...]
     params: SamplingParams
     fork_of: int | None = None
-    """A request with the same prompt, submitted before, whose pages it shares from the start."""
+    """The id of an earlier request with the same prompt, whose pages this one shares."""
     submitted_s: float | None = None
-    """By the engine's clock; None where its waiting time is not measured."""
+    """The time by the engine's clock; None to leave the wait out of the statistics."""
 
     def __repr__(self) -> str:
         """Return counts only: prompts are never printed."""
@@ -180,12 +175,12 @@ class Request(PromptOptions):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Submission(PromptOptions):
-    """One prompt, and an answer for each of ``params``."""
+    """One prompt that gets an answer for each of ``params``."""
 
     prompt_ids: tuple[int, ...]
     params: tuple[SamplingParams, ...]
     beyond_queue: bool = False
-    """Even when the queue is full."""
+    """Whether to admit it even when the queue is full."""
 
     def request(self, number: int, params: SamplingParams, **own: Any) -> Request:
         """Return the request for one answer. own: fields of Request that a submission lacks."""
@@ -200,57 +195,55 @@ class PrefixReport:
     """How much of a prompt was cached, and why not more."""
 
     cached_tokens: int
-    """Prompt tokens whose K and V were not computed for this request."""
+    """Prompt tokens whose K and V came from the cache."""
     left_at: int
-    """The first token at which the prompt left the longest cached prefix."""
+    """The first token after the longest cached prefix."""
     miss: MissReason | None
-    """Why it left; None when nothing more could have been shared."""
+    """Why the prefix ends there; None when no more could have been shared."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log-probabilities of one position, of the model's own distribution."""
+    """Log-probabilities at one position, before penalties and filters."""
 
     logprob: float
-    """Of the chosen token, or of the prompt's own."""
+    """The value of the chosen token, or of the prompt's token."""
     top: tuple[tuple[int, float], ...]
     """The likeliest tokens, best first."""
 
 
 class TokenEvent(NamedTuple):
-    """What happened to a request in a step: a token, an end, or both."""
+    """A request's result of one step: a token, an end, or both."""
 
     request_id: int
     token_id: int | None
     finish: FinishReason | None = None
     logprobs: TokenLogprobs | None = None
     message: str | None = None
-    """Why, for FinishReason.ERROR: a fixed sentence without contents."""
+    """The reason for FinishReason.ERROR: a fixed sentence without the request's contents."""
     prefix: PrefixReport | None = None
-    """With the first token of a request, and with its end."""
+    """Set with the first token of a request, and with its end."""
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
-    """In a request's first event, where they are wanted: one for each token of the prompt, None for
-    the first one. ``logprob`` is that of the prompt's own token, given all before it."""
+    """Set in the first event where requested: one item for each prompt token, None for token 0."""
     embedding: np.ndarray | None = None
-    """At the end of a request that pools: float32 ``[hidden_size]`` of length 1."""
+    """Set at the end of a pooling request: float32 ``[hidden_size]`` of length 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """What the engine was built with; the front end refuses by these."""
+    """The engine's limits, against which the front end checks requests."""
 
     max_model_len: int
     max_num_seqs: int
     vocab_size: int
     embedding_size: int | None = None
-    """Of the vectors that it makes, where it pools and generates nothing."""
+    """The length of the vectors of a model that makes vectors instead of tokens."""
     shared_block_tokens: int | None = None
-    """Tokens of a block, where whole blocks are shared; None where nothing is."""
+    """The tokens of a block, the unit of prefix sharing; None where prefixes are not shared."""
     keeps_states: bool = False
-    """Whether a prefix can be shared only where a state of it was kept: ``Request.turns`` count."""
+    """Whether a prefix can be shared only at kept states; then ``Request.turns`` matter."""
 
     def check_length(self, prompt_ids: Sequence[int], params: Sequence[SamplingParams]) -> None:
-        """Check that a prompt fits, and a token behind it where an answer has any. Raises
-        PromptTooLongError."""
+        """Raise PromptTooLongError where the prompt and one token of an answer do not fit."""
         if len(prompt_ids) > self.max_model_len - any(each.max_tokens for each in params):
             raise PromptTooLongError(len(prompt_ids), self.max_model_len)
