@@ -1,1 +1,1 @@
-"""A model as data, its tensors, and its forward over flat tokens."""
+"""Models: their description as data, their tensors, and their forward pass."""

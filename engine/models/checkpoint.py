@@ -1,7 +1,4 @@
-"""Checks a model folder before anything of it is loaded.
-
-``config.json`` says which tensors there must be, the files' headers say which there are.
-"""
+"""Checks a model folder before loading: its files must hold the tensors that config.json needs."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping
@@ -41,9 +38,11 @@ COMPUTED = (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"])
 
 
 def is_embedding_checkpoint(path: Path, names: Collection[str], *, tied: bool) -> bool:
-    """Return whether a folder makes vectors. names: of its tensors. tied: whether config.json ties
-    the head to the embeddings. Raises CheckpointError where they are made in another way than
-    here."""
+    """Return whether a model makes vectors instead of answers.
+
+    names: of the tensors. tied: whether the embeddings are the head as well. Raises CheckpointError
+    for vectors that quire does not compute.
+    """
     if (path / MODULES_FILE).is_file():
         check_modules(path)
         return True
@@ -51,7 +50,7 @@ def is_embedding_checkpoint(path: Path, names: Collection[str], *, tied: bool) -
 
 
 def check_modules(path: Path) -> None:
-    """Raise CheckpointError for modules that would make other vectors."""
+    """Raise CheckpointError where modules.json asks for vectors that quire does not compute."""
     file = path / MODULES_FILE
     modules = read_json_list(file)
     kinds = [_kind(module) for module in modules]
@@ -75,7 +74,7 @@ def _kind(module: Any) -> str:
 
 
 def _pooling_modes(settings: dict[str, Any]) -> set[str]:
-    """Return the pooling modes: one name in newer files, a flag for each in older ones."""
+    """Return the pooling modes. Newer files have one name; older files have a flag per mode."""
     named = settings.get("pooling_mode")
     if isinstance(named, str):
         return set(named.split("+"))
@@ -85,33 +84,32 @@ def _pooling_modes(settings: dict[str, Any]) -> set[str]:
 
 __all__ = ["Checkpoint", "CheckpointError", "read_checkpoint"]
 
-# A tensor of older files, which follows from RoPE's base.
+# A tensor in older files that is not read, because it follows from RoPE's base.
 FREQUENCIES = ".rotary_emb.inv_freq"
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A folder that has been found complete."""
+    """A checked model folder."""
 
     path: Path
     spec: ModelSpec
     eos_token_ids: tuple[int, ...]
     dtype: str
-    """The type of the float tensors: "F32", "BF16" or "F16"."""
+    """The dtype of the float tensors: "F32", "BF16" or "F16"."""
     stored_bytes: int
     """The bytes of all tensors in the files."""
     packed_bytes: int
-    """The bytes of all tensors as the CPU's kernels read them."""
+    """The bytes of all tensors after packing for the CPU's kernels."""
     num_weights: int
-    """Numbers of all weight matrices, however they are packed."""
+    """The count of numbers in all weight matrices, before quantization."""
     embeds: bool
-    """Whether it makes vectors of texts instead of answers."""
+    """Whether the model makes vectors of texts instead of answers."""
     naming: Naming
-    """How its tensors are named."""
     unread: tuple[str, ...]
-    """Tensors of its files that serving it does not need."""
+    """Names of tensors that serving does not need."""
     packings: Mapping[str, Quantization]
-    """How layers are packed, by their names, where they are."""
+    """The quantization of each quantized layer, by the layer's name."""
 
     @property
     def vocab_size(self) -> int:
@@ -119,8 +117,7 @@ class Checkpoint:
 
     @property
     def left_out(self) -> str | None:
-        """Return a sentence about the parts of its files that are not served; None where all
-        are."""
+        """Return a sentence about the model's parts that are not served; None where all are."""
         uses = Counter(
             use for name in self.unread for start, use in self.spec.unread if name.startswith(start)
         )
@@ -137,9 +134,9 @@ class Checkpoint:
 
 
 def read_checkpoint(path: Path, *, embeds: bool | None = None) -> Checkpoint:
-    """Check a folder. embeds: whether it makes vectors; None: as its files say.
+    """Check a folder. Raises CheckpointError, which names file and field.
 
-    Raises CheckpointError with one sentence that names file and field.
+    embeds: whether the model makes vectors; None to decide by its files.
     """
     config = ModelConfig(path)
     spec = read_spec(config)
@@ -182,8 +179,7 @@ def checkpoint_of(
     naming: Naming = NAMINGS[0],
     unread: tuple[str, ...] = (),
 ) -> Checkpoint:
-    """Return a checkpoint with the sizes of its weights. tensors: of the files, without unread
-    ones. packings: of the packed layers."""
+    """Compute the sizes of a checkpoint. tensors: by name, without unread ones."""
     path = config.file.parent
     model = tensors_of(spec, naming, embeds=embeds)
     return Checkpoint(
@@ -202,12 +198,12 @@ def checkpoint_of(
 
 
 def tensors_of(spec: ModelSpec, naming: Naming = NAMINGS[0], *, embeds: bool) -> ModelTensors:
-    """Return the tensors of a checkpoint. One that makes vectors has no head."""
+    """Return the tensors of a checkpoint; a model that makes vectors has no head."""
     return model_tensors(spec, naming, with_head=not (spec.tied_embeddings or embeds))
 
 
 def _eos_token_ids(path: Path, config: ModelConfig) -> tuple[int, ...]:
-    """Return the tokens that end a generation: generation_config.json's, else config.json's."""
+    """Read the end tokens from generation_config.json, else from config.json."""
     generation = path / "generation_config.json"
     eos = read_json(generation).get("eos_token_id") if generation.exists() else None
     if eos is None:
@@ -222,10 +218,10 @@ DTYPES = {"float32": "F32", "float16": "F16"}
 
 
 def promised_checkpoint(path: Path, stored_bytes: int, *, embeds: bool | None = None) -> Checkpoint:
-    """Return a folder as it will be once it has its weights, as ``config.json`` promises it.
+    """Predict the checkpoint of a folder without weights from its ``config.json``.
 
-    stored_bytes: of the weights' files. embeds: as for ``read_checkpoint``. Raises CheckpointError
-    with one sentence that names file and field.
+    stored_bytes: the size of the weights' files. embeds: as for ``read_checkpoint``. Raises
+    CheckpointError, which names file and field.
     """
     config = ModelConfig(path)
     spec = read_spec(config)
@@ -237,8 +233,8 @@ def promised_checkpoint(path: Path, stored_bytes: int, *, embeds: bool | None = 
     layers = (name.removesuffix(".scales") for name in tensors if name.endswith(".scales"))
     packings = {layer: packing for layer in layers if (packing := config.quantization(layer))}
     promised = checkpoint_of(config, spec, tensors, packings, embeds=embeds)
-    # A head may be there that is never read. Whatever else the files have beyond the promise is
-    # taken for weights that are wider than config.json says.
+    # The files may hold a head that is never read. Assume that any further bytes come from weights
+    # that are wider than config.json says.
     embedding = f"{model.embedding.name}."
     unread = sum(t.stored_bytes for name, t in tensors.items() if name.startswith(embedding))
     foreseen = promised.stored_bytes + (unread if model.head is None else 0)
@@ -247,7 +243,7 @@ def promised_checkpoint(path: Path, stored_bytes: int, *, embeds: bool | None = 
 
 
 def promised_tensors(config: ModelConfig, model: ModelTensors) -> dict[str, Tensor]:
-    """Return a model's tensors, in the dtype and the packing that ``config.json`` names. Raises
+    """Return the tensors by name, in the dtype and packing of ``config.json``; may raise
     CheckpointError."""
     values = config.text.values
     dtype = DTYPES.get(str(values.get("dtype") or values.get("torch_dtype")), "BF16")

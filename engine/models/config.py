@@ -1,4 +1,4 @@
-"""Reads ``config.json`` of a model folder."""
+"""Reads and checks the fields of a model folder's ``config.json``."""
 
 from collections.abc import Iterable
 from copy import copy
@@ -9,7 +9,7 @@ from engine.models.safetensors_headers import CheckpointError, read_json
 
 AFFINE = "affine"
 MAX_NUMBER = 2**63
-# MLX's modes, each with its bits and group sizes. Source: mlx.core.quantize.
+# MLX's quantization modes: the bits and group sizes of each. Source: mlx.core.quantize.
 MODES = {
     AFFINE: ((1, 2, 3, 4, 5, 6, 8), (32, 64, 128)),
     "mxfp4": ((4,), (32,)),
@@ -20,8 +20,8 @@ MODES = {
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """How MLX packs a layer's weights: codes with a scale and a bias for each group, or in the
-    other modes floats of few bits with a scale alone."""
+    """How MLX quantizes a layer: integer codes with a scale and a bias per group (affine), or small
+    floats with only a scale per group (other modes)."""
 
     bits: int
     group_size: int
@@ -37,8 +37,7 @@ PACKINGS = tuple(
 
 
 class ModelConfig:
-    """``config.json`` with questions that name the field when the answer is wrong: each raises
-    CheckpointError."""
+    """``config.json``. Each method raises CheckpointError, which names the wrong field."""
 
     def __init__(self, path: Path) -> None:
         self.file = path / "config.json"
@@ -46,8 +45,8 @@ class ModelConfig:
 
     @property
     def text(self) -> "ModelConfig":
-        """Return the config of the part that reads text, merged over the outer one where it is
-        nested. Raises CheckpointError."""
+        """Return the config of the text model: ``text_config``, where it exists, merged over the
+        other fields."""
         nested = self.values.get("text_config", {})
         if not isinstance(nested, dict):
             raise self._wrong("text_config", nested, "an object")
@@ -56,39 +55,38 @@ class ModelConfig:
         return text
 
     def count(self, field: str, default: int | None = None) -> int:
-        """Return a number above 0. default: for a missing field; None where it must be there."""
+        """Return a positive integer. default: for a missing field; None makes that an error."""
         value = self.values.get(field, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise self._wrong(field, value, "a number above 0")
         return value
 
     def number(self, field: str, value: object = ...) -> float:
-        """Return a number above 0. value: checked instead of the field's own."""
+        """Return a positive number. value: replaces the field's own."""
         if value is ...:
             value = self.values.get(field)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self._wrong(field, value, "a number above 0")
-        # Python's JSON has NaN and Infinity, and integers that no float is.
+        # Python's JSON parser accepts NaN, Infinity, and integers too large for a float.
         if not 0 < value < MAX_NUMBER:
             raise self._wrong(field, value, "a number above 0")
         return value
 
     def flag(self, field: str, default: bool | None = None) -> bool:
-        """Return true or false. default: for a missing field; None where it must be there."""
         value = self.values.get(field, default)
         if not isinstance(value, bool):
             raise self._wrong(field, value, "true or false")
         return value
 
     def refuse_windows(self) -> None:
-        """Raise where attention sees only the newest tokens."""
+        """Raise CheckpointError for sliding-window attention."""
         if self.values.get("use_sliding_window"):
             raise CheckpointError(
                 f"{self.file}: use_sliding_window is true; quire serves full attention only"
             )
 
     def refuse_foreign_quantization(self) -> None:
-        """Raise where weights are packed in another way than MLX's."""
+        """Raise CheckpointError for weights that another tool than MLX quantized."""
         packing = self.values.get("quantization_config")
         method = packing.get("quant_method") if isinstance(packing, dict) else None
         if method is not None and "quantization" not in self.values:
@@ -98,7 +96,7 @@ class ModelConfig:
             )
 
     def quantization(self, layer: str) -> Quantization | None:
-        """Return how the layer of that name is packed, where the config says that any is."""
+        """Return the quantization of a layer; None where the config has none."""
         default = self.values.get("quantization")
         if not isinstance(default, dict):
             return None
@@ -120,7 +118,7 @@ class ModelConfig:
         return packing
 
     def names_layer(self, layer: str) -> bool:
-        """Return whether a layer is packed in its own way by its name in the files."""
+        """Return whether the config has a quantization of its own for this layer."""
         default = self.values.get("quantization")
         return isinstance(default, dict) and isinstance(default.get(layer), dict)
 

@@ -1,6 +1,6 @@
-"""A model's operations over packed weights: a CPU's, few a layer.
+"""A model's operations on a CPU, over weights packed for quire's own kernels.
 
-Activations and sums are float32, whatever the weights are stored as.
+Activations and sums are float32, whatever the dtype of the weights.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +28,7 @@ from kvcache.views import KVViews
 
 @dataclass(frozen=True, slots=True)
 class PackedDense:
-    """The same matrices for every token."""
+    """The weights of a dense MLP."""
 
     gate_up: metal_ext.PackedLinear
     down: metal_ext.PackedLinear
@@ -41,11 +41,11 @@ class PackedDense:
 
 @dataclass(frozen=True, slots=True)
 class PackedMixture:
-    """A mixture of experts."""
+    """The weights of a mixture of experts."""
 
     spec: Experts
     router: metal_ext.PackedLinear
-    """And the gate of the shared expert behind it."""
+    """The router, followed by the gate of the shared expert where there is one."""
     gate_up: metal_ext.PackedExperts
     down: metal_ext.PackedExperts
     shared: PackedDense | None
@@ -71,21 +71,21 @@ PackedMlp = PackedDense | PackedMixture
 
 
 Packed = Callable[[int], None]
-"""Called with the bytes of every product that has been packed."""
+"""Called with the bytes of each packed product."""
 Codes = tuple[mx.array, mx.array | None, int, int]
 """Scales, biases, bits and group size."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackedAttention:
-    """The weights of attention, as the kernels read them."""
+    """The weights of an attention layer."""
 
     heads: tuple[int, int, int]
-    """Heads of queries, doubled where they have gates; of keys; of values."""
+    """The numbers of query, key and value heads; gated queries count twice."""
     gated: bool
     queries_keys_values: metal_ext.PackedLinear
     bias: mx.array | None
-    """Of queries, keys and values together."""
+    """The concatenated biases of queries, keys and values."""
     transform: metal_ext.QKTransform
     output: metal_ext.PackedLinear
 
@@ -96,14 +96,14 @@ class PackedDelta:
 
     inputs: metal_ext.PackedLinear
     ends: tuple[int, ...]
-    """Where in a row of these end queries, keys and values; the gate's; beta's."""
+    """The ends of three parts in an output row of ``inputs``: queries to values, gate, beta."""
     delta: metal_ext.GatedDelta
     output: metal_ext.PackedLinear
 
 
 @dataclass(frozen=True, slots=True)
 class PackedLayer:
-    """The weights of a layer, as the kernels read them."""
+    """The weights of a layer."""
 
     mixer_norm: mx.array
     mixer: PackedAttention | PackedDelta
@@ -112,7 +112,7 @@ class PackedLayer:
 
 
 class CpuOps:
-    """Operations over packed layers."""
+    """Implements Ops on a CPU."""
 
     weights: Sequence[mx.array] = ()
 
@@ -124,12 +124,12 @@ class CpuOps:
         workers: metal_ext.CpuWorkers,
         packed: Packed,
     ) -> None:
-        """Pack all products, one at a time, so that only one's weights are there twice. stored: of
-        these tensors, which are taken."""
+        """Pack all products one at a time, so that at most one is in memory twice. Empties
+        ``stored``."""
         self._eps = spec.norm_eps
         self._workers = workers
         self._places = spec.places
-        # By the name of their first matrix.
+        # Keyed by the name of the first matrix of each product.
         products: dict[str, metal_ext.PackedLinear] = {}
         stacks: dict[str, metal_ext.PackedExperts] = {}
         biases: dict[str, mx.array] = {}
@@ -145,7 +145,7 @@ class CpuOps:
                 packed(products[name].nbytes)
             if (bias := _bias(matrices)) is not None:
                 biases[name] = bias
-            del matrices  # before the next ones are read
+            del matrices  # free them before reading the next ones
         vectors = {vector.name: _float32(stored.vector(vector)) for vector in tensors.vectors}
         vectors |= {each.name: _float32(stored.constant(each)) for each in tensors.constants}
         transforms = iter(qk_transforms(spec, tensors, vectors))
@@ -239,8 +239,6 @@ def _packed_mlp(
     products: Mapping[str, metal_ext.PackedLinear],
     stacks: Mapping[str, metal_ext.PackedExperts],
 ) -> PackedMlp:
-    """products, stacks: all that is packed, by the name of the first matrix."""
-
     def dense(mlp_tensors: DenseTensors) -> PackedDense:
         return PackedDense(products[mlp_tensors.gate_up[0].name], products[mlp_tensors.down.name])
 
@@ -257,14 +255,13 @@ def _packed_mlp(
 
 
 def _routers(tensors: ModelTensors) -> set[str]:
-    """Return the names of the matrices that choose experts: activations are never rounded for them,
-    because a row would go to other experts."""
+    """Return the names of the matrices that choose experts. Their inputs are never rounded, because
+    rounding would change the choice."""
     mlps = (layer.mlp for layer in tensors.layers)
     return {mlp.router[0].name for mlp in mlps if isinstance(mlp, MixtureTensors)}
 
 
 def _bias(matrices: Sequence[StoredMatrix]) -> mx.array | None:
-    """Return the biases of joined matrices, where they have any."""
     parts = [matrix.bias for matrix in matrices if matrix.bias is not None]
     return _float32(mx.concatenate(parts)) if parts else None
 
@@ -272,8 +269,8 @@ def _bias(matrices: Sequence[StoredMatrix]) -> mx.array | None:
 def pack_linear(
     matrices: Sequence[StoredMatrix], workers: metal_ext.CpuWorkers, *, exact: bool = False
 ) -> metal_ext.PackedLinear:
-    """Pack matrices, plain or in MLX's groups, one behind the other as one. exact: activations are
-    never rounded for it. Raises ValueError where they cannot be packed."""
+    """Pack matrices one behind the other as one. exact: never round the activations for it. Raises
+    ValueError."""
     parts = [_codes(matrix) for matrix in matrices]
     weights = [weight for weight, _ in parts]
     return metal_ext.PackedLinear(weights, workers, [codes for _, codes in parts], exact)
@@ -288,7 +285,7 @@ def pack_experts(
 
 
 def _codes(matrix: StoredMatrix) -> tuple[mx.array, Codes | None]:
-    """Return a matrix as it is packed: words with their codes' groups, or plain numbers."""
+    """Return what the kernels pack: words of codes with their groups, or plain numbers and None."""
     packing, scales = matrix.packing, matrix.scales
     if packing is None or packing.mode in PLAIN_MODES:
         return matrix.dequantized(), None

@@ -1,4 +1,4 @@
-"""Tensors of experts, by the three ways in which checkpoints name them."""
+"""The names of experts' tensors, in the three conventions of checkpoints."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,11 +15,11 @@ class ExpertNames(Enum):
     """How a checkpoint names the weights of experts."""
 
     STACKED = "stacked"
-    """MLX's: ``mlp.switch_mlp.gate_proj.weight [experts, outputs, inputs]``, or codes so."""
+    """MLX's form: ``mlp.switch_mlp.gate_proj.weight [experts, outputs, inputs]``."""
     APART = "apart"
-    """Qwen3's on the hub: ``mlp.experts.7.gate_proj.weight``."""
+    """Qwen3's form on the hub: ``mlp.experts.7.gate_proj.weight``."""
     FUSED = "fused"
-    """Qwen3.5's on the hub: ``mlp.experts.gate_up_proj [experts, outputs, inputs]``, gate first."""
+    """Qwen3.5's form: ``mlp.experts.gate_up_proj [experts, outputs, inputs]``, gate first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +27,7 @@ class ExpertMatrix:
     """The weights of one linear layer of every expert."""
 
     name: str
-    """Of the layer. Where each expert has tensors of its own, their names have the expert's number
-    before the last part."""
+    """The layer's name; with ExpertNames.APART, without the expert's number."""
     experts: int
     outputs: int
     inputs: int
@@ -36,7 +35,7 @@ class ExpertMatrix:
 
     @property
     def layers(self) -> list[str]:
-        """Return the names of the layers that the weights are stored as."""
+        """Return the names of the stored layers: one stack, or one for each expert."""
         if self.names is not ExpertNames.APART:
             return [self.name]
         above, _, last = self.name.rpartition(".")
@@ -44,7 +43,6 @@ class ExpertMatrix:
 
     @property
     def weights(self) -> list[str]:
-        """Return the names of the tensors of plain weights, or of codes."""
         end = "" if self.names is ExpertNames.FUSED else ".weight"
         return [f"{layer}{end}" for layer in self.layers]
 
@@ -56,8 +54,7 @@ class ExpertMatrix:
 def expert_matrices(
     layer: str, names: ExpertNames, experts: int, hidden: int, inner: int
 ) -> tuple[tuple[ExpertMatrix, ...], ExpertMatrix]:
-    """Return the matrices of gates and of up-projections, one or two; and the down-projection.
-    layer: its name."""
+    """Return the gate and up-projections, fused or apart, and the down-projection."""
     at = f"{layer}.{STACK if names is ExpertNames.STACKED else EXPERTS}"
     down = ExpertMatrix(f"{at}.down_proj", experts, hidden, inner, names)
     if names is ExpertNames.FUSED:
@@ -78,7 +75,7 @@ def find_expert_names(tensors: Iterable[str]) -> ExpertNames:
 
 
 def refuse_grouped_apart(path: Path, names: ExpertNames, tensors: Iterable[str]) -> None:
-    """Raise CheckpointError where each expert was packed alone: MLX packs stacks of them."""
+    """Raise CheckpointError where each expert was quantized alone, not as one stack."""
     if names is not ExpertNames.APART:
         return
     for name in tensors:

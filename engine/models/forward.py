@@ -1,9 +1,8 @@
-"""The forward of any model over a flat token array.
+"""The forward pass of any model over a flat array of tokens.
 
-All sequences of a step share one ``x[T, hidden]``, so that every linear layer sees one matrix; only
-RoPE (a position per token), attention and states (a sequence per token) tell them apart. What is
-computed,
-the spec says; how, the operations: ``mlx_ops`` or ``cpu_ops``.
+All sequences of a step share one ``x[T, hidden]``, so that each linear layer is one product. Only
+RoPE, attention and recurrent states treat sequences separately. ModelSpec defines the layers; Ops
+(``mlx_ops`` or ``cpu_ops``) computes them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,27 +17,27 @@ from kvcache.views import KVViews
 
 
 class Ops(Protocol):
-    """A model's weights and operations. ``x`` is ``[T, hidden]``; layers go by number."""
+    """A model's weights and operations. ``x`` is ``[T, hidden]``; ``number`` is the layer's."""
 
     @property
     def weights(self) -> Sequence[mx.array]:
-        """Return the arrays of MLX that every step reads."""
+        """Return the MLX arrays that every step reads."""
 
     def embed(self, token_ids: mx.array) -> mx.array:
         """Return the rows of the embedding. token_ids: ``[T]`` int32."""
 
     def project(self, number: int, x: mx.array, views: KVViews) -> tuple[mx.array, mx.array | None]:
-        """Append a layer's keys and values of x. Return its queries ``[T, heads, head_dim]``, and
-        the logits of the output's gate in the same shape, where it has one."""
+        """Append a layer's keys and values of x to the cache. Return the queries ``[T, heads,
+        head_dim]``, and the logits of the output's gate in the same shape or None."""
 
     def recur(self, number: int, x: mx.array, views: KVViews) -> mx.array:
         """Advance a layer's states by x; return their output ``[T, values_width]``."""
 
     def add_mixed(self, number: int, x: mx.array, mixed: mx.array) -> mx.array:
-        """Return x plus a layer's output projection of attention or states."""
+        """Return x plus the output projection of ``mixed``."""
 
     def add_mlp(self, number: int, x: mx.array) -> mx.array:
-        """Return x plus a layer's MLP of it."""
+        """Return x plus the MLP's output for x."""
 
     def norm(self, x: mx.array) -> mx.array:
         """Return the states after the final norm."""
@@ -48,32 +47,29 @@ class Ops(Protocol):
 
 
 class Forward:
-    """A model that is ready to run, on the thread that has loaded it."""
+    """A loaded model. Call it on the thread that loaded it."""
 
     def __init__(self, spec: ModelSpec, ops: Ops) -> None:
-        """ops: of a model of that spec."""
         self.ops = ops
         self._layers = list(zip(spec.layers, spec.places, strict=True))
 
     @property
     def weights(self) -> Sequence[mx.array]:
-        """Return the arrays of MLX that every step reads."""
         return self.ops.weights
 
     def hidden(self, token_ids: mx.array, views: KVViews, rows: mx.array | None) -> mx.array | None:
-        """Return the states ``[R, hidden]`` of the given rows after the final norm.
+        """Return the states ``[R, hidden]`` of ``rows`` after the final norm.
 
-        token_ids: ``[T]`` int32, of the views' rows. rows: ``[R]`` int32 indices into T. With rows
-        None only the cache is filled, and None is returned.
+        token_ids: ``[T]`` int32. rows: ``[R]`` int32 indices into T; None only fills the cache.
         """
         ops, last = self.ops, len(self._layers) - 1
         x = ops.embed(token_ids)
         for number in range(len(self._layers)):
             mixed = self._mixed(number, x, views)
             if number == last and rows is None:
-                return None  # and what nobody asks for is not computed
+                return None  # the cache is filled, and no output is wanted
             if number == last:
-                x, mixed = x[rows], mixed[rows]  # no later layer needs the others
+                x, mixed = x[rows], mixed[rows]  # the other rows have no later use
             x = ops.add_mlp(number, ops.add_mixed(number, x, mixed))
         return ops.norm(x)
 
@@ -93,8 +89,10 @@ class Forward:
 def qk_transforms(
     spec: ModelSpec, tensors: ModelTensors, vectors: Mapping[str, mx.array]
 ) -> list[metal_ext.QKTransform]:
-    """Return the transform of queries and keys, of every layer that attends. vectors: float32
-    weights of norms by name."""
+    """Return the norm and RoPE of queries and keys for each attention layer.
+
+    vectors: float32 weights of norms by name.
+    """
     ropes = {
         (its.rope, its.head_dim): metal_ext.RopeTable(
             its.rope.frequencies(its.head_dim), its.rope.magnitude
@@ -112,21 +110,21 @@ def qk_transforms(
 
 
 def split_gate(projected: mx.array) -> tuple[mx.array, mx.array]:
-    """Return queries and gates ``[T, heads, head_dim]`` of ``[T, 2 * heads, head_dim]``, where a
-    head's lie one behind the other."""
+    """Split ``[T, 2 * heads, head_dim]``, in which queries and gates alternate, into queries and
+    gates."""
     return projected[:, ::2], projected[:, 1::2]
 
 
 def conv_by_taps(net: GatedDeltaNet, conv: mx.array) -> mx.array:
-    """Return the weights of a stored convolution as kernels read them, ``[taps, conv_width]``."""
+    """Transpose a convolution's stored weights to ``[taps, conv_width]``."""
     return mx.contiguous(conv.reshape(net.conv_width, net.taps).T)
 
 
 def gated_delta(
     net: GatedDeltaNet, eps: float, at: DeltaTensors, arrays: Mapping[str, mx.array]
 ) -> metal_ext.GatedDelta:
-    """Return a layer's constants. eps: of its norm. arrays: norms and constants by name, those of
-    this layer in float32, and its convolution by taps."""
+    """Return a layer's constants. arrays: float32 tensors by name, the convolution as
+    ``conv_by_taps`` returns it."""
     return metal_ext.GatedDelta(
         key_heads=net.key_heads,
         value_heads=net.value_heads,

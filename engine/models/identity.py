@@ -1,4 +1,4 @@
-"""Identifies a model by its content: equal identities mean equal K and V, wherever files lie."""
+"""Computes a digest of a model's content: models with equal digests compute equal K and V."""
 
 import hashlib
 import json
@@ -17,23 +17,21 @@ from kvcache.user_folders import cache_folder
 log = logging.getLogger(__name__)
 
 HASHING_THREADS = 4
-# The name of a file in the hub's cache, to which snapshots link: its SHA-256.
+# In the Hugging Face cache, a weight file's name is its SHA-256.
 BLOB_NAME = re.compile(r"[0-9a-f]{64}")
-# Two changes within a tick of the file system's clock leave the same times: a digest is kept only
-# of a file that has not changed for longer than any such tick.
+# Two changes within one tick of the file system's clock leave equal times. Cache a digest only if
+# the file has not changed for longer than this.
 SETTLED_NS = 2_000_000_000
 
 
 class ModelIdentity:
-    """The identity of a folder's model, found while its weights are loaded.
+    """Hashes all bytes of a folder's weights while the weights are loaded.
 
-    All bytes of the weights count: a sample would not see what was changed in place. SHA-256 takes
-    a second for 1 to 2 GB, about what loading takes, so it runs beside that. Then the digest is
-    kept; of what the hub's client has fetched it is known.
+    SHA-256 takes a second for 1 to 2 GB, about as long as loading. Later starts reuse the digest.
     """
 
     def __init__(self, folder: Path) -> None:
-        """Begin to read, on threads of its own. Raises CheckpointError."""
+        """Begin to read the files on other threads. Raises CheckpointError."""
         self._config = json.dumps(ModelConfig(folder).values, sort_keys=True)
         pool = ThreadPoolExecutor(HASHING_THREADS, thread_name_prefix="identity")
         self._digests: list[Future[str]] = [
@@ -42,15 +40,14 @@ class ModelIdentity:
         pool.shutdown(wait=False)
 
     def digest(self, arithmetic: str) -> bytes:
-        """Return the identity, once all files are read. arithmetic: of the products of weights.
-        Raises OSError."""
+        """Wait for all files; return the identity. arithmetic: EnginePlan's. Raises OSError."""
         digests = sorted(future.result() for future in self._digests)
         return sha256(json.dumps([arithmetic, self._config, *digests]).encode()).digest()
 
 
 def content_digest(file: Path) -> str:
-    """Return the SHA-256 of a file, as hexadecimal digits; kept in the user's cache folder for as
-    long as the file is the same. Raises OSError."""
+    """Return a file's SHA-256 in hexadecimal; cached in the user's cache folder until the file
+    changes. Raises OSError."""
     file = file.resolve()
     if file.parent.name == "blobs" and BLOB_NAME.fullmatch(file.name):
         return file.name
@@ -68,8 +65,7 @@ def content_digest(file: Path) -> str:
 
 
 def _version(status: os.stat_result) -> dict[str, int]:
-    """Return the fields that change with a file's content. Its owner can set mtime back, but not
-    ctime."""
+    """Return fields that change with a file's content; users can reset mtime, but not ctime."""
     return {
         "inode": status.st_ino,
         "size": status.st_size,
@@ -79,7 +75,7 @@ def _version(status: os.stat_result) -> dict[str, int]:
 
 
 def _record(file: Path) -> Path:
-    """Return where the digest of a file is kept. Raises RuntimeError for a user without a home."""
+    """Return the path of a file's cached digest. Raises RuntimeError for a user without a home."""
     return cache_folder() / f"weights-{sha256(os.fsencode(file)).hexdigest()[:16]}.json"
 
 
@@ -95,6 +91,6 @@ def _write_record(file: Path, record: dict[str, object]) -> None:
     try:
         path = _record(file)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(record))  # half of it would be no JSON
+        path.write_text(json.dumps(record))  # readers reject a half-written record
     except (OSError, RuntimeError) as error:
         log.info("the next start reads %s again: its digest cannot be kept: %s", file, error)

@@ -1,4 +1,4 @@
-"""A model's operations as MLX has them: a GPU's."""
+"""A model's operations on a GPU, with MLX's own kernels."""
 
 from collections.abc import Callable
 
@@ -19,20 +19,18 @@ from engine.models.tensors import (
 )
 from kvcache.views import KVViews
 
-# Fewest pairs of a row and an expert that are sorted by expert. Sorting lets an expert's rows be
-# multiplied together. As in mlx-lm (models/switch_layers.py).
+# From this many pairs of a row and an expert, sort the pairs by expert, so that an expert's rows
+# are multiplied together. As in mlx-lm (models/switch_layers.py).
 LEAST_SORTED_PAIRS = 64
 
 Gate = Callable[[mx.array, mx.array], mx.array]
-"""``silu(gates) * up``."""
+"""Computes ``silu(gates) * up``."""
 
 
 def route(logits: mx.array, spec: Experts) -> tuple[mx.array, mx.array]:
-    """Return experts and their weights ``[T, chosen]`` of logits ``[T, experts]``, the best ones
-    first.
+    """Return the chosen experts and their weights, both ``[T, chosen]``, the best first.
 
-    Of experts with equal shares the first ones are taken: sorting is stable. mlx-lm's argpartition
-    does not say which it takes.
+    Among equal shares the first experts win, because argsort is stable; argpartition is not.
     """
     shares = mx.softmax(logits, axis=-1, precise=True)
     experts = mx.argsort(-shares, axis=-1)[:, : spec.chosen]
@@ -52,7 +50,7 @@ def mix(
 ) -> mx.array:
     """Return the weighted sums ``[T, hidden]`` of the experts' outputs for rows x.
 
-    experts, weights: ``[T, chosen]``. gate_up: of all experts; two stacks, or one of both.
+    experts, weights: ``[T, chosen]``. gate_up: two stacks of matrices, or one fused stack.
     """
     rows, chosen = experts.shape
     numbers, order = experts.flatten(), None
@@ -73,10 +71,8 @@ def mix(
 def _multiply_chosen(
     x: mx.array, stack: StoredMatrix, experts: mx.array, *, ordered: bool
 ) -> mx.array:
-    """Return every row of x ``[P, inputs]`` times the matrix of its own expert, ``[P, outputs]``.
-
-    ordered: whether experts ``[P]`` rise.
-    """
+    """Multiply each row of x ``[P, inputs]`` by its expert's matrix. ordered: whether ``experts``
+    ascend."""
     rows = x[:, None]
     if stack.packing is None:
         transposed = stack.weight.swapaxes(-1, -2)
@@ -97,10 +93,10 @@ def _multiply_chosen(
 
 
 class MlxOps:
-    """Operations over weights as they are stored."""
+    """Implements Ops with MLX, on weights as they are stored."""
 
     def __init__(self, spec: ModelSpec, tensors: ModelTensors, stored: StoredWeights) -> None:
-        """stored: of these tensors, which are taken and not evaluated."""
+        """Take all tensors out of ``stored``, without evaluating them."""
         self._eps = spec.norm_eps
         self._tensors = tensors
         self._layers = list(zip(spec.layers, tensors.layers, strict=True))
@@ -108,7 +104,7 @@ class MlxOps:
         self._vectors = {vector.name: stored.vector(vector) for vector in tensors.vectors}
         self._vectors |= {each.name: stored.constant(each) for each in tensors.constants}
         for norm in (norm for layer in tensors.layers for norm in _head_norms(layer.mixer)):
-            # read in float32, whatever the heads are
+            # The kernels read the norms of heads in float32.
             self._vectors[norm.name] = self._vectors[norm.name].astype(mx.float32)
         self._places = spec.places
         self._transforms = qk_transforms(spec, tensors, self._vectors)
@@ -203,12 +199,11 @@ def _head_norms(mixer: AttentionTensors | DeltaTensors) -> list[Vector]:
 def _swiglu(gate: mx.array, up: mx.array) -> mx.array:
     if metal_ext.HAS_METAL:
         return metal_ext.swiglu(gate, up)
-    # nn.silu is compiled, and on Linux MLX compiles with g++ while it runs.
+    # Not nn.silu: on Linux, MLX would compile it with g++ at run time.
     return gate * mx.sigmoid(gate) * up
 
 
 def _multiply(x: mx.array, matrix: StoredMatrix) -> mx.array:
-    """Return ``x @ weight.T``, plus the bias where there is one."""
     if matrix.packing is None:
         weight = matrix.weight.T
         return x @ weight if matrix.bias is None else mx.addmm(matrix.bias, x, weight)

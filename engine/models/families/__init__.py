@@ -1,4 +1,4 @@
-"""The served families of models: for each, a function that makes a spec of ``config.json``."""
+"""The supported model families: each has a function from ``config.json`` to a ModelSpec."""
 
 from collections.abc import Callable
 
@@ -22,12 +22,11 @@ FAMILIES: dict[str, Callable[[ModelConfig], ModelSpec]] = {
     "qwen3_5": qwen3_5,
     "qwen3_5_moe": qwen3_5_moe,
 }
-"""By ``model_type``."""
+"""Keyed by ``model_type`` in ``config.json``."""
 
 
 def read_spec(config: ModelConfig) -> ModelSpec:
-    """Return the model that ``config.json`` describes. Raises CheckpointError, which names the
-    field, for any that is not served."""
+    """Return the model that ``config.json`` describes. Raises CheckpointError."""
     model_type = config.values.get("model_type")
     family = FAMILIES.get(str(model_type))
     if family is None:

@@ -1,12 +1,11 @@
-"""Llama 3 and its like, dense: no norms of queries and keys, no biases, and RoPE that may be scaled
-for long contexts."""
+"""Llama 3 and similar dense models: no biases, and no norms of queries and keys."""
 
 from engine.models.config import ModelConfig
 from engine.models.families.qwen3 import dense_decoder
 from engine.models.safetensors_headers import CheckpointError
 from engine.models.spec import ModelSpec
 
-# For older models, whose config.json does not have it (mlx_lm.models.llama).
+# The default for older models without this field in config.json (mlx_lm.models.llama).
 ROPE_THETA = 10_000.0
 
 

@@ -1,4 +1,4 @@
-"""Qwen3, dense: queries and keys take a norm, and nothing has a bias."""
+"""Qwen3, a dense model: queries and keys have norms, and no layer has a bias."""
 
 from engine.models.config import ModelConfig
 from engine.models.rope import read_context, read_rope
@@ -16,8 +16,8 @@ def dense_decoder(
     rope_theta: float | None = None,
     tied: bool | None = None,
 ) -> ModelSpec:
-    """Return a model whose layers are all alike. family: as people write it. rope_theta, tied:
-    where config.json says nothing, if that is allowed. Raises CheckpointError."""
+    """Return a model of equal layers. family: its name for people. rope_theta, tied: defaults for
+    missing fields; None makes a missing field an error. Raises CheckpointError."""
     eps, rope = config.number("rms_norm_eps"), read_rope(config, head_dim, rope_theta)
     heads = config.count("num_attention_heads")
     kv_heads = config.count("num_key_value_heads", heads)

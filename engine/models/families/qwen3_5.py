@@ -1,4 +1,4 @@
-"""Qwen3.5 and 3.6, dense: a hybrid."""
+"""Qwen3.5 and 3.6, dense models that mix attention layers and gated delta nets."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,17 +10,17 @@ from engine.models.spec import Attention, DenseMlp, GatedDeltaNet, LayerSpec, Mi
 
 DRAFTS = "drafts of tokens"
 IMAGES = "images"
-# Prefixes of tensors that text does not need, and their use.
+# Prefixes of tensors that serving text does not need, and the purpose of those tensors.
 UNREAD = (
     ("mtp.", DRAFTS),
     ("language_model.mtp.", DRAFTS),
     ("model.visual.", IMAGES),
     ("vision_tower.", IMAGES),
 )
-# Every fourth layer has attention, unless config.json names another interval.
+# Every fourth layer is an attention layer, unless config.json has another interval.
 ATTENTION_INTERVAL = 4
 PARTIAL_ROTARY_FACTOR = 0.25
-# The head sizes of a gated delta net that the kernels support.
+# The kernels support heads of a gated delta net whose size is a multiple of this unit.
 HEAD_DIM_UNIT = 16
 MAX_HEAD_DIM = 256
 
@@ -28,8 +28,8 @@ MAX_HEAD_DIM = 256
 def hybrid_decoder(
     text: ModelConfig, family: str, mlps: Sequence[Mlp], *, parameters_first: bool
 ) -> ModelSpec:
-    """Return a hybrid. text: the config of the part that reads text. family: as people write it.
-    mlps: of each layer. parameters_first: see rope_number. Raises CheckpointError."""
+    """Return a model of attention layers and gated delta nets. text: the config of the text model.
+    mlps: one for each layer. parameters_first: see rope_number. Raises CheckpointError."""
     layers = zip(_mixers(text, parameters_first), mlps, strict=True)
     return ModelSpec(
         family=family,

@@ -1,4 +1,4 @@
-"""Qwen3.5 and 3.6 MoE: a hybrid whose every MLP is a mixture of experts, one of them shared."""
+"""Qwen3.5 and 3.6 MoE: as Qwen3.5, with a mixture of experts and a shared expert as each MLP."""
 
 from engine.models.config import ModelConfig
 from engine.models.families.qwen3_5 import hybrid_decoder

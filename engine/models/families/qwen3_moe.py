@@ -1,4 +1,4 @@
-"""Qwen3 MoE: a Qwen3 whose MLPs are mixtures of experts, all or one in every few."""
+"""Qwen3 MoE: as Qwen3, with mixtures of experts as all or some MLPs."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,9 +12,8 @@ from engine.models.spec import DenseMlp, Experts, Mlp, ModelSpec
 def read_experts(
     config: ModelConfig, *, shared: bool = False, normalised: bool | None = None
 ) -> Experts:
-    """Return the mixture of the layers that have one. shared: whether every token passes one more
-    expert. normalised: the value of a missing ``norm_topk_prob``; None where it must be there.
-    Raises CheckpointError."""
+    """Read a mixture of experts. shared: whether one more expert computes every token. normalised:
+    the default of ``norm_topk_prob``; None makes a missing field an error."""
     experts, chosen = config.count("num_experts"), config.count("num_experts_per_tok")
     if chosen > experts:
         raise CheckpointError(
@@ -30,8 +29,8 @@ def read_experts(
 
 
 def mlps_of(config: ModelConfig, experts: Experts) -> Sequence[Mlp]:
-    """Return the MLP of each layer: experts at multiples of decoder_sparse_step, dense MLPs
-    elsewhere and in mlp_only_layers. Raises CheckpointError."""
+    """Return the MLP of each layer: experts at multiples of decoder_sparse_step that are not in
+    mlp_only_layers, dense MLPs elsewhere."""
     dense, step = DenseMlp(config.count("intermediate_size")), config.count("decoder_sparse_step")
     only = config.values.get("mlp_only_layers", [])
     if not isinstance(only, list):

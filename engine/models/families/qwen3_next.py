@@ -1,5 +1,4 @@
-"""Qwen3-Next and Qwen3-Coder-Next: a hybrid whose MLPs are mixtures of experts with a shared one,
-all or one in every few."""
+"""Qwen3-Next and Qwen3-Coder-Next: as Qwen3.5 MoE, where some MLPs may be dense."""
 
 from engine.models.config import ModelConfig
 from engine.models.families.qwen3_5 import hybrid_decoder
