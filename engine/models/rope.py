@@ -1,7 +1,6 @@
-"""Rotary positions as ``config.json`` describes them: a base, and a way of scaling.
+"""Reads rotary position embeddings (RoPE) from ``config.json``: a base, and a kind of scaling.
 
-Formulas are of the papers that the kinds are named after, their defaults mlx-lm's. All are computed
-in double precision.
+The formulas come from the paper of each kind, the defaults from mlx-lm.
 """
 
 import math
@@ -12,15 +11,14 @@ from engine.models.safetensors_headers import CheckpointError
 from engine.models.spec import Rope
 
 PLAIN = ("default", "mrope")
-"""mrope has three positions per token, which are equal where all is text."""
+"""mrope has three positions per token, which are equal for text."""
 YARN = ("yarn", "deepseek_yarn", "telechat3-yarn")
 ORIGINAL = "original_max_position_embeddings"
 
 
 def read_context(config: ModelConfig) -> int:
-    """Return how many positions a model knows. With YaRN these are the factor times those that it
-    was trained with, whether or not config.json counts them already; so does vLLM. Raises
-    CheckpointError."""
+    """Return the model's longest context. With YaRN it is the factor times the trained context,
+    even where max_position_embeddings is less; so does vLLM. Raises CheckpointError."""
     known, fields = config.count("max_position_embeddings"), _Fields(config)
     if fields.kind in YARN and ORIGINAL in fields.values:
         known = max(known, int(fields.number("factor") * fields.number(ORIGINAL)))
@@ -30,8 +28,8 @@ def read_context(config: ModelConfig) -> int:
 def rope_number(
     config: ModelConfig, field: str, default: float | None = None, *, parameters_first: bool = False
 ) -> float:
-    """Return a number of ``rope_parameters`` or of the fields beside them. parameters_first:
-    whether the former wins where both exist, as mlx-lm reads the family. Raises CheckpointError."""
+    """Return a number from ``rope_parameters`` or from the top level. parameters_first: which of
+    them wins where both exist, as mlx-lm reads the family. Raises CheckpointError."""
     nested = config.values.get("rope_parameters")
     places = [config.values, nested if isinstance(nested, dict) else {}]
     values = [place.get(field) for place in (reversed(places) if parameters_first else places)]
@@ -45,8 +43,8 @@ def read_rope(
     *,
     parameters_first: bool = False,
 ) -> Rope:
-    """Return the RoPE of heads of that size. theta: where config.json has none. parameters_first:
-    see rope_number. Raises CheckpointError."""
+    """Return the RoPE of a head. theta: a default for the base. parameters_first: see rope_number.
+    Raises CheckpointError."""
     base = rope_number(config, "rope_theta", theta, parameters_first=parameters_first)
     fields = _Fields(config)
     try:
@@ -83,7 +81,6 @@ class _Fields:
     """The fields of rope_scaling, or of rope_parameters."""
 
     def __init__(self, config: ModelConfig) -> None:
-        """Raises CheckpointError."""
         values = config.values.get("rope_scaling") or config.values.get("rope_parameters") or {}
         if not isinstance(values, dict):
             raise CheckpointError(f"{config.file}: rope_scaling is no object")
@@ -92,12 +89,9 @@ class _Fields:
         self.kind = values.get("type") or values.get("rope_type", "default")
 
     def number(self, name: str, default: float | None = None) -> float:
-        """Return a number above 0."""
-        value = self.values.get(name, default)
-        return self.config.number(f"rope_scaling.{name}", value)
+        return self.config.number(f"rope_scaling.{name}", self.values.get(name, default))
 
     def numbers(self, name: str, count: int) -> list[float]:
-        """Return a list of that many numbers above 0."""
         value = self.values.get(name)
         if not isinstance(value, list) or len(value) != count:
             raise CheckpointError(
@@ -107,13 +101,13 @@ class _Fields:
 
 
 def _llama3(periods: list[float], fields: _Fields) -> tuple[float, ...]:
-    """Llama 3.1: long waves are stretched, short ones are not, and those between in part."""
+    """Llama 3.1: stretch long waves, keep short ones, and blend in between."""
     factor = fields.number("factor")
     low, high = fields.number("low_freq_factor", 1.0), fields.number("high_freq_factor", 4.0)
     known = fields.number(ORIGINAL, 8192)
 
     def stretched(period: float) -> float:
-        waves = known / (2 * math.pi * period)  # in the context that it was trained with
+        waves = known / (2 * math.pi * period)  # in the trained context
         kept = min(max((waves - low) / (high - low), 0.0), 1.0)
         return period / ((1 - kept) / factor + kept)
 
@@ -121,7 +115,7 @@ def _llama3(periods: list[float], fields: _Fields) -> tuple[float, ...]:
 
 
 def _yarn(base: float, periods: list[float], fields: _Fields) -> Rope:
-    """YaRN (arXiv 2309.00071): as Llama 3's, but by the number of the pair; and larger heads."""
+    """YaRN (arXiv 2309.00071): blend by the pair's number, and scale the heads' magnitude."""
     factor, known = fields.number("factor"), fields.number(ORIGINAL, 4096)
     pairs = len(periods)
 
@@ -147,7 +141,7 @@ def _yarn(base: float, periods: list[float], fields: _Fields) -> Rope:
 
 
 def _longrope(base: float, periods: list[float], fields: _Fields) -> Rope:
-    """LongRoPE (arXiv 2402.13753), with the factors for long contexts at every length."""
+    """LongRoPE (arXiv 2402.13753); the factors for long contexts apply at every length."""
     known = fields.number(ORIGINAL)
     factors = fields.numbers("long_factor", len(periods))
     longer = fields.config.count("max_position_embeddings") / known
@@ -159,7 +153,7 @@ def _longrope(base: float, periods: list[float], fields: _Fields) -> Rope:
 
 
 def _proportional(periods: list[float], fields: _Fields) -> tuple[float, ...]:
-    """Only the first part of the pairs turns."""
+    """Rotate only the first part of the pairs."""
     factor = fields.number("factor", 1.0)
     turning = int(2 * len(periods) * fields.number("partial_rotary_factor", 1.0)) // 2
     still = len(periods) - turning

@@ -1,8 +1,7 @@
-"""Reads the headers of a model folder's files, and no weights.
+"""Reads and checks the headers of a model folder's safetensors files.
 
-A safetensors header is eight bytes of length (little-endian) and that many bytes of JSON: for each
-tensor its dtype, shape and the interval of the data that follows
-(huggingface.co/docs/safetensors). Offsets and lengths are checked against the file's size.
+A header is a length (eight bytes, little-endian) and JSON of that length. The JSON has each
+tensor's dtype, shape and offsets in the data that follows (huggingface.co/docs/safetensors).
 """
 
 import json
@@ -15,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-# Far more than models have: Qwen3-235B has 36,000 tensors, and 120 bytes of header for each.
+# Far more than models need: Qwen3-235B has 36,000 tensors of 120 header bytes each.
 MAX_HEADER_BYTES = 16 << 20
 MAX_JSON_BYTES = 32 << 20
 ITEM_BYTES = {"F32": 4, "BF16": 2, "F16": 2, "U32": 4, "U8": 1}
-# The beginning of a file that Git LFS has not fetched (github.com/git-lfs/git-lfs, docs/spec.md).
+# Files that Git LFS has not fetched begin like this (github.com/git-lfs/git-lfs, docs/spec.md).
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 INDEX_FILE = "model.safetensors.index.json"
 
@@ -46,7 +45,6 @@ class Tensor:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Return all tensors of the folder's safetensors files, by name."""
     tensors: dict[str, Tensor] = {}
     for file in weight_files(path):
         for name, tensor in _read_header(file).items():
@@ -57,8 +55,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def read_index(path: Path) -> dict[str, str]:
-    """Return the file of every tensor, by its name, where the folder has an index of several files;
-    else nothing."""
+    """Return the file of each tensor by the folder's index; an empty dict without an index."""
     index = path / INDEX_FILE
     if not index.exists():
         return {}
@@ -69,8 +66,8 @@ def read_index(path: Path) -> dict[str, str]:
 
 
 def weight_files(path: Path) -> list[Path]:
-    """Return the safetensors files of a folder: those that its index names, whatever they are
-    called, and model*.safetensors. Raises CheckpointError where one is missing."""
+    """Return model*.safetensors and all files in the folder's index. Raises CheckpointError where
+    one is missing."""
     files = set(path.glob("model*.safetensors"))
     for shard in sorted(set(read_index(path).values())):
         if Path(shard).name != shard or not os.path.exists(path / shard):
@@ -94,7 +91,7 @@ def _read_header(file: Path) -> dict[str, Tensor]:
 
 
 def _parse_header(file: Path, stream: BinaryIO, size: int) -> tuple[dict[str, Any], int]:
-    """Return the tensors' entries, and how many bytes of data follow."""
+    """Return the tensors' entries, and the number of data bytes after the header."""
     prefix = stream.read(8)
     if len(prefix) < 8:
         raise CheckpointError(f"{file}: the file has {size} bytes; its header needs 8 at least")
@@ -147,8 +144,6 @@ def _parse_tensor(file: Path, name: str, entry: Any, data_bytes: int) -> Tensor:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """Return the contents of a file that must be a JSON object. Raises CheckpointError that names
-    it."""
     values = _load(file)
     if not isinstance(values, dict):
         raise CheckpointError(f"{file}: the file is not a JSON object")
@@ -156,8 +151,6 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def read_json_list(file: Path) -> list[Any]:
-    """Return the contents of a file that must be a JSON array. Raises CheckpointError that names
-    it."""
     values = _load(file)
     if not isinstance(values, list):
         raise CheckpointError(f"{file}: the file is not a JSON array")
@@ -180,8 +173,8 @@ def _load(file: Path) -> Any:
 
 
 def regular_size(file: Path) -> int:
-    """Return the bytes of a file without opening it: opening a pipe may block for ever, and a
-    device has no end. Raises CheckpointError for anything but a regular file; OSError."""
+    """Return a file's size. Raises CheckpointError for a pipe or device, where opening or reading
+    might never end; OSError."""
     status = os.stat(file)
     if not stat.S_ISREG(status.st_mode):
         raise CheckpointError(f"{file}: this is no regular file")

@@ -1,7 +1,7 @@
-"""A model as data: an embedding, layers and a head.
+"""A model's structure as data: an embedding, layers and a head.
 
-``families`` makes a spec of ``config.json``; names, shapes and sizes of tensors, the forward, the
-memory of K and V and the cost of a step follow from it.
+``families`` makes it from ``config.json``. Tensors, the forward pass, memory and costs follow from
+it.
 """
 
 from dataclasses import dataclass
@@ -11,18 +11,18 @@ from kvcache.layout import KVFormat, KVShape, KVSpec, StateSpec
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Rotary positions: of the dimensions of a head that turn, i and the one half of them behind it
-    turn together, by ``position * frequencies(head_dim)[i]`` radians."""
+    """Rotary positions: dimensions i and i + dims / 2 of a head rotate as a pair, by ``position *
+    frequencies(head_dim)[i]`` radians."""
 
     base: float
     scale: float = 1.0
-    """A factor of positions."""
+    """Multiplies positions."""
     periods: tuple[float, ...] | None = None
     """Positions per radian of each pair; they replace base and scale."""
     magnitude: float = 1.0
-    """A factor of the rotated heads."""
+    """Multiplies the rotated heads."""
     dims: int | None = None
-    """How many dimensions of a head turn, the first; None: all."""
+    """The number of leading dimensions of a head that rotate; None: all."""
 
     def frequencies(self, head_dim: int) -> list[float]:
         """Return the radians per position of each pair of dimensions."""
@@ -34,20 +34,20 @@ class Rope:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Attention of a layer; ``heads / kv_heads`` queries share a key and a value."""
+    """Attention of a layer; ``heads / kv_heads`` query heads share a key and a value head."""
 
     heads: int
     kv_heads: int
     head_dim: int
     rope: Rope
     qk_norm: bool
-    """Whether queries and keys take an RMS norm over head_dim before they turn."""
+    """Whether queries and keys have an RMS norm over head_dim before RoPE."""
     qkv_bias: bool
     """Whether queries, keys and values have biases."""
     window: int | None = None
-    """How many tokens a token sees, itself included; None: all before it."""
+    """The number of tokens that a token sees, itself included; None: all before it."""
     output_gate: bool = False
-    """Whether each head's output is multiplied by the sigmoid of a projection as wide."""
+    """Whether each head's output is multiplied by the sigmoid of a gate of the same width."""
 
     @property
     def scale(self) -> float:
@@ -56,20 +56,19 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class GatedDeltaNet:
-    """A recurrence with a state of constant size, behind a short convolution (arXiv 2412.06464);
-    ``value_heads / key_heads`` value heads share queries and keys."""
+    """A recurrence with a state of fixed size, after a short convolution (arXiv 2412.06464);
+    ``value_heads / key_heads`` value heads share a query and a key head."""
 
     key_heads: int
     value_heads: int
     key_dim: int
     value_dim: int
     taps: int
-    """Rows that the convolution reads, the token's own included."""
+    """The number of rows that the convolution reads, the token's own included."""
 
     @property
     def widths(self) -> tuple[int, int, int, int]:
-        """Return how many numbers of a token are projected: queries, keys and values; the output's
-        gate; beta; the decay."""
+        """Return the widths of a token's projections: queries to values, gate, beta, decay."""
         return self.conv_width, self.values_width, self.value_heads, self.value_heads
 
     @property
@@ -86,40 +85,37 @@ Mixer = Attention | GatedDeltaNet
 
 @dataclass(frozen=True, slots=True)
 class DenseMlp:
-    """``down(silu(gate(x)) * up(x))``, the same matrices for every token."""
+    """The MLP ``down(silu(gate(x)) * up(x))``."""
 
     inner_size: int
 
     def numbers_per_token(self, hidden_size: int) -> int:
-        """Return the numbers of a token inside of it at once: gates, up-projection and their
-        product, without the hidden state."""
+        """Return the size of one token's intermediate values: gate, up-projection, product."""
         return 3 * self.inner_size
 
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """``sum(weight * expert(x))`` over the ``chosen`` of ``experts`` dense MLPs whose share is the
-    largest, with the softmax over all of them as shares."""
+    """A mixture ``sum(share * expert(x))`` of dense MLPs, over the experts with the largest shares;
+    shares are the softmax of the router's output."""
 
     experts: int
     chosen: int
-    """For each token."""
+    """The number of experts that compute each token."""
     inner_size: int
-    """The size of each expert."""
     normalised: bool
-    """Whether the chosen ones' shares are divided by their sum."""
+    """Whether the chosen experts' shares are divided by their sum."""
     shared_inner_size: int | None = None
-    """The size of a dense MLP whose output, times ``sigmoid(gate(x))``, is added for every
-    token."""
+    """The inner size of a shared expert: ``sigmoid(gate(x)) * shared(x)`` is added for all
+    tokens."""
 
     def numbers_per_token(self, hidden_size: int) -> int:
-        """Return the numbers of a token inside of it at once: each chosen expert's, its input and
-        its output; two for each expert's share; the shared one's."""
+        """Return the size of one token's intermediate values, shares and shared expert included."""
         chosen = self.chosen * (3 * self.inner_size + 2 * hidden_size)
         return chosen + 2 * self.experts + 3 * (self.shared_inner_size or 0)
 
     def distinct(self, tokens: int) -> float:
-        """Return how many experts that many tokens choose together, if each chooses at random."""
+        """Return the expected number of distinct experts if tokens choose at random."""
         return self.experts * (1.0 - (1.0 - self.chosen / self.experts) ** tokens)
 
 
@@ -128,7 +124,7 @@ Mlp = DenseMlp | Experts
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """``x += mixer(norm(x))``, then ``x += mlp(norm(x))``."""
+    """A layer: ``x += mixer(norm(x))``, then ``x += mlp(norm(x))``."""
 
     mixer: Mixer
     mlp: Mlp
@@ -136,20 +132,19 @@ class LayerSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A decoder."""
+    """A decoder model."""
 
     family: str
-    """As people write it."""
+    """The family's name for people."""
     vocab_size: int
     hidden_size: int
     layers: tuple[LayerSpec, ...]
     tied_embeddings: bool
     """Whether the embedding is the head as well."""
     norm_eps: float
-    """For all RMS norms."""
     max_position_embeddings: int
     unread: tuple[tuple[str, str], ...] = ()
-    """Prefixes of tensors that text does not need, each with its use."""
+    """Prefixes of tensors that serving text does not need, each with the tensors' purpose."""
 
     @property
     def unread_prefixes(self) -> tuple[str, ...]:
@@ -169,14 +164,13 @@ class ModelSpec:
 
     @property
     def places(self) -> list[int]:
-        """Return the number of each layer among those of its kind: those that attend, and those
-        that keep a state."""
+        """Return each layer's index among the layers with the same type of mixer."""
         kinds = [type(layer.mixer) for layer in self.layers]
         return [kinds[:number].count(kind) for number, kind in enumerate(kinds)]
 
     def kv_shape(self, format: KVFormat, computed: KVFormat = KVFormat.FLOAT32) -> KVShape:
-        """Return the shape of a sequence's cache. format: of K and V. computed: the type of
-        activations, and of convolutions' rows."""
+        """Return the shape of a sequence's cache. format: the type of K and V. computed: the type
+        of the rows that convolutions keep."""
         return KVShape(
             tuple(KVSpec(each.kv_heads, each.head_dim, format) for each in self.attentions),
             tuple(

@@ -1,4 +1,4 @@
-"""A folder's weights as MLX reads them: each is read from its file when it is evaluated."""
+"""A folder's weights as lazy MLX arrays: evaluating an array reads it from its file."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,23 +16,21 @@ class StoredMatrix:
     """The weights of a linear layer, or an embedding."""
 
     weight: mx.array
-    """``[outputs, inputs]``, or words of codes where it is grouped. A stack of experts has their
-    number in front, here and in the other arrays."""
+    """``[outputs, inputs]``, or words of codes if quantized. Arrays of a stack of experts have the
+    expert as first axis."""
     scales: mx.array | None = None
-    """One for each group, as ``biases``."""
+    """One scale for each group of codes; ``biases`` likewise."""
     biases: mx.array | None = None
     packing: Quantization | None = None
-    """How it is grouped."""
     bias: mx.array | None = None
-    """``[outputs]``, of the layer."""
+    """The layer's bias ``[outputs]``, unrelated to ``biases``."""
 
     def arrays(self) -> list[mx.array]:
         parts = (self.weight, self.scales, self.biases, self.bias)
         return [array for array in parts if array is not None]
 
     def dequantized(self, rows: mx.array | None = None, dtype: mx.Dtype = mx.bfloat16) -> mx.array:
-        """Return plain numbers of these rows, or of all. dtype: where scales are no floats that say
-        it."""
+        """Return plain numbers of rows, or of all. dtype: for modes whose scales are bytes."""
         parts = (self.weight, self.scales, self.biases)
         weight, scales, biases = (
             array if array is None or rows is None else array[rows] for array in parts
@@ -46,7 +44,7 @@ class StoredMatrix:
         return mx.dequantize(weight, scales, biases, group_size, bits, mode, dtype=scale_dtype)
 
     def by_parts(self, parts: Sequence[int]) -> "StoredMatrix":
-        """Return the same with its outputs part by part: see Matrix. It has no bias then."""
+        """Reorder the outputs by part: see Matrix.parts."""
         if not parts:
             return self
         assert self.bias is None
@@ -64,15 +62,14 @@ class StoredMatrix:
 
 
 class StoredWeights:
-    """Weights by name. Taking one removes it, so that it lives as long as its taker."""
+    """Weights by name. Taking one removes it, so that its memory is freed after its last use."""
 
     def __init__(self, arrays: dict[str, mx.array], packing_of: PackingOf) -> None:
-        """arrays: not evaluated yet."""
         self._arrays = arrays
         self._packing_of = packing_of
 
     def matrix(self, matrix: AnyMatrix) -> StoredMatrix:
-        """Take a matrix, or that of every expert as one."""
+        """Take a matrix, or the stack of all experts' matrices."""
         name, has_bias = matrix.name, isinstance(matrix, Matrix) and matrix.has_bias
         grouped = f"{name}.scales" in self._arrays
         stored = StoredMatrix(

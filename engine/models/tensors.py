@@ -1,8 +1,7 @@
-"""The tensors of a model, by its spec: their names and shapes, and which of them are joined to one
-product.
+"""Lists a model's tensors: their names and shapes, and the matrices that share a product.
 
-Checks of a folder and sizes of weights, stored and packed, follow from the list. Packed weights are
-those that the CPU's kernels read (kernels/cpu/linear.h).
+The list serves to check a folder, and to compute the sizes of weights, stored in files or packed
+for the CPU's kernels (kernels/cpu/linear.h).
 """
 
 import math
@@ -28,13 +27,13 @@ EMBEDDING = "embed_tokens"
 HEAD = "lm_head"
 FLOAT_TYPES = ("F32", "BF16", "F16")
 DTYPES = {"F32": mx.float32, "BF16": mx.bfloat16, "F16": mx.float16, "U8": mx.uint8}
-# Modes whose numbers are all a bfloat16's: a CPU has them as plain ones.
+# Modes whose numbers are exact in bfloat16: the CPU's kernels get them as plain bfloat16.
 PLAIN_MODES = ("mxfp8", "nvfp4")
 FLOAT32_BYTES = 4
 
 Shapes = dict[str, tuple[int, ...]]
 PackingOf = Callable[[str], Quantization | None]
-"""How a checkpoint groups the weights of a layer of that name."""
+"""Returns the quantization of a layer by its name, or None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +41,14 @@ class Naming:
     """How a checkpoint names and stores its tensors."""
 
     prefix: str = "model."
-    """Before all names but the head's; empty for a model that was saved without its head."""
+    """The prefix of all names but the head's; empty for a model saved without its head."""
     head: str = HEAD
     zero_centred: bool = False
-    """Whether norms are stored less 1, and convolutions as ``[width, 1, taps]`` instead of
-    ``[width, taps, 1]``: some families' own form, which MLX's tools change."""
+    """Whether norms are stored minus 1, and convolutions as ``[width, 1, taps]`` instead of MLX's
+    ``[width, taps, 1]``."""
     experts: ExpertNames = ExpertNames.STACKED
     joined_deltas: bool = False
-    """Whether a delta net's inputs are two matrices, by key heads: Qwen3-Next's own form."""
+    """Whether a delta net's inputs are two matrices, as in Qwen3-Next's own files."""
 
 
 NAMINGS = (
@@ -58,8 +57,8 @@ NAMINGS = (
     Naming("language_model.model.", f"language_model.{HEAD}"),
     Naming(""),
 )
-"""A model's own; as the part of a larger one that reads text, on the hub and by MLX's tools; and of
-one that was saved without its head."""
+"""For a plain model; for the text part of a larger model, on the hub and from MLX's tools; and for
+a model saved without its head."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +70,8 @@ class Matrix:
     inputs: int
     has_bias: bool = False
     parts: tuple[int, ...] = ()
-    """Rows of each part in a group of outputs, where files interleave parts so: reading puts all
-    groups' rows of a part together."""
+    """If set, the file's outputs are groups of parts with these numbers of rows; reading puts the
+    rows of each part together."""
 
     def shapes(self) -> Shapes:
         bias: Shapes = {f"{self.name}.bias": (self.outputs,)} if self.has_bias else {}
@@ -86,7 +85,7 @@ class Vector:
     name: str
     size: int
     less_one: bool = False
-    """Whether they are stored less 1."""
+    """Whether the file stores the weights minus 1."""
 
     def shapes(self) -> Shapes:
         return {f"{self.name}.weight": (self.size,)}
@@ -94,7 +93,7 @@ class Vector:
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """A tensor that is read in float32, whatever it is stored as. name: its own, in whole."""
+    """A tensor that is converted to float32. name: the tensor's full name."""
 
     name: str
     shape: tuple[int, ...]
@@ -106,13 +105,13 @@ class Constant:
 AnyMatrix = Matrix | ExpertMatrix
 Part = AnyMatrix | Vector | Constant
 Product = tuple[Matrix, ...]
-"""Matrices that read the same rows: a CPU joins them to one, in the order of their outputs."""
+"""Matrices with the same input, which a CPU joins to one."""
 ExpertProduct = tuple[ExpertMatrix, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class DenseTensors:
-    """The tensors of an MLP."""
+    """The tensors of a dense MLP."""
 
     gate_up: Product
     down: Matrix
@@ -127,7 +126,7 @@ class MixtureTensors:
     """The tensors of a mixture of experts."""
 
     router: Product
-    """With the gate of the shared expert."""
+    """The router, and the gate of the shared expert where there is one."""
     gate_up: ExpertProduct
     down: ExpertMatrix
     shared: DenseTensors | None
@@ -146,7 +145,7 @@ class AttentionTensors:
     """The tensors of attention."""
 
     queries_keys_values: Product
-    """With an output gate, the rows of a head's queries are followed by those of its gate."""
+    """With an output gate, each head's query rows are followed by its gate rows."""
     output: Matrix
     query_norm: Vector | None
     key_norm: Vector | None
@@ -157,7 +156,6 @@ class AttentionTensors:
 
     @property
     def parts(self) -> list[Part]:
-        """Return all, in the order in which files list them."""
         norms = [norm for norm in (self.query_norm, self.key_norm) if norm is not None]
         return [*self.queries_keys_values, self.output, *norms]
 
@@ -167,13 +165,12 @@ class DeltaTensors:
     """The tensors of a gated delta net."""
 
     inputs: Product
-    """Four matrices: queries with keys and values, the output's gate, beta, the decay. In
-    Qwen3-Next's own form two: the first two joined, and the last two."""
+    """Four matrices: queries to values, output gate, beta, decay. With Naming.joined_deltas two:
+    the first two joined, and the last two."""
     conv: Constant
     a_log: Constant
     dt_bias: Constant
     norm: Vector
-    """A norm of each head's output."""
     output: Matrix
 
     @property
@@ -182,7 +179,6 @@ class DeltaTensors:
 
     @property
     def parts(self) -> list[Part]:
-        """Return all, in the order in which files list them."""
         return [*self.inputs, self.conv, self.a_log, self.dt_bias, self.norm, self.output]
 
 
@@ -201,7 +197,6 @@ class LayerTensors:
 
     @property
     def parts(self) -> list[Part]:
-        """Return all, in the order in which files list them."""
         mlp = [matrix for product in self.mlp.products for matrix in product]
         return [self.mixer_norm, *self.mixer.parts, self.mlp_norm, *mlp]
 
@@ -214,7 +209,7 @@ class ModelTensors:
     layers: tuple[LayerTensors, ...]
     norm: Vector
     head: Matrix | None
-    """None where the embedding is the head, or a model of vectors has none."""
+    """None where the embedding is the head, or the model makes vectors."""
 
     @cached_property
     def products(self) -> list[Product | ExpertProduct]:
@@ -224,7 +219,7 @@ class ModelTensors:
 
     @cached_property
     def parts(self) -> list[Part]:
-        """Return all, in the order in which files list them."""
+        """Return all tensors, in the order of files."""
         head = [] if self.head is None else [self.head]
         layers = [part for layer in self.layers for part in layer.parts]
         return [self.embedding, *layers, self.norm, *head]
@@ -239,7 +234,6 @@ class ModelTensors:
 
     @property
     def constants(self) -> list[Constant]:
-        """Return all parts that are neither matrices nor norms."""
         return [part for part in self.parts if isinstance(part, Constant)]
 
     @cached_property
@@ -247,8 +241,8 @@ class ModelTensors:
         return {name: shape for part in self.parts for name, shape in part.shapes().items()}
 
     def count(self, dimensions: int) -> int:
-        """Return the numbers of all tensors with that many dimensions: 1 for norms, biases and
-        convolutions, 2 for matrices, stacks included."""
+        """Return the total size of all matrices and stacks (``dimensions`` 2), or of all other
+        tensors (1)."""
         stacks = [matrix for matrix in self.matrices if isinstance(matrix, ExpertMatrix)]
         stacked = {name for stack in stacks for name in stack.shapes()}
         return sum(
@@ -259,7 +253,6 @@ class ModelTensors:
 
 
 def model_tensors(spec: ModelSpec, naming: Naming = NAMINGS[0], *, with_head: bool) -> ModelTensors:
-    """Return the tensors of a model, by their names in its files."""
     hidden, prefix = spec.hidden_size, naming.prefix
     return ModelTensors(
         embedding=Matrix(f"{prefix}{EMBEDDING}", spec.vocab_size, hidden),
@@ -351,7 +344,6 @@ def _dense_tensors(inner: int, hidden: int, at: str) -> DenseTensors:
 
 
 def naming_of(tensors: Mapping[str, Tensor]) -> Naming:
-    """Return the naming of a folder's files."""
     known = (naming for naming in NAMINGS if f"{naming.prefix}{EMBEDDING}.weight" in tensors)
     centred = any(
         name.endswith(".conv1d.weight") and each.shape[-1] != 1 for name, each in tensors.items()
@@ -367,8 +359,8 @@ def naming_of(tensors: Mapping[str, Tensor]) -> Naming:
 def grouped_tensors(
     shape: tuple[int, ...], packing: Quantization, dtype: str
 ) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Return dtypes and shapes of a matrix, or a stack, as MLX packs it: codes in words of 32 bits;
-    for each group a scale and a bias, or a scale of a byte. dtype: of scales and biases."""
+    """Return the dtype and shape of each tensor of a quantized matrix or stack. dtype: of scales
+    and biases in affine mode."""
     *rows, columns = shape
     codes, groups = (*rows, columns * packing.bits // 32), (*rows, columns // packing.group_size)
     if packing.mode != AFFINE:
@@ -379,9 +371,8 @@ def grouped_tensors(
 def check_tensor(
     config: ModelConfig, name: str, shape: tuple[int, ...], tensors: Mapping[str, Tensor]
 ) -> Quantization | None:
-    """Check that a folder's files hold a tensor as the model needs it; return how it is packed.
-    Where config.json does not name its layer, that follows from the shapes, as mlx-lm has it.
-    Raises CheckpointError that names file and tensor."""
+    """Check a tensor's dtype and shape; return its quantization. Where config.json does not name
+    the layer, the shapes decide, as in mlx-lm. Raises CheckpointError."""
     path, tensor = config.file.parent, tensors.get(name)
     if tensor is None:
         raise CheckpointError(f"{path}: no file holds the tensor {name} that config.json needs")
@@ -415,7 +406,7 @@ def _misfit(
     packing: Quantization,
     tensors: Mapping[str, Tensor],
 ) -> CheckpointError | None:
-    """Return an error for a packed layer that the packing does not fit; None where it fits."""
+    """Return an error where the packing does not fit the layer's tensors, else None."""
     scales = tensors[f"{layer}.scales"]
     known = packing.mode != AFFINE or scales.dtype in FLOAT_TYPES
     for part, (dtype, part_shape) in grouped_tensors(shape, packing, scales.dtype).items():
@@ -434,11 +425,11 @@ def _misfit(
 # --- packed for the CPU's kernels -----------------------------------------------------------------
 
 Kind = tuple[int, mx.Dtype, int, int]
-"""Outputs; the dtype of numbers or scales; bits and group size, or 0."""
+"""Outputs, dtype of the numbers or scales, bits and group size (0 for plain numbers)."""
 
 
 def packed_bytes(model: ModelTensors, tensors: Mapping[str, Tensor], packing_of: PackingOf) -> int:
-    """Return the bytes of all packed tensors. tensors: of the files."""
+    """Return the bytes of all tensors after packing. tensors: the ones in the files."""
     total = FLOAT32_BYTES * model.count(1)
     for product in model.products:
         kinds = [_kind_of(matrix, tensors, packing_of) for matrix in product]
@@ -448,14 +439,13 @@ def packed_bytes(model: ModelTensors, tensors: Mapping[str, Tensor], packing_of:
 
 
 def packed_kind(outputs: int, scales: str, packing: Quantization) -> Kind:
-    """Return how the CPU's kernels are given codes. scales: their dtype."""
+    """Return a quantized matrix's Kind. scales: the dtype of its scales."""
     if packing.mode in PLAIN_MODES:
         return outputs, mx.bfloat16, 0, 0
     return outputs, DTYPES[scales], packing.bits, packing.group_size
 
 
 def _kind_of(matrix: AnyMatrix, tensors: Mapping[str, Tensor], packing_of: PackingOf) -> Kind:
-    """Return how the CPU's kernels are given a matrix, or that of each expert."""
     scales = tensors.get(f"{matrix.name}.scales")
     if scales is None:
         weight = tensors[next(iter(matrix.shapes()))]

@@ -1,4 +1,4 @@
-"""Loads a checked folder's weights, on the thread that will run the model."""
+"""Loads a checkpoint's weights, on the thread that will run the model."""
 
 from collections.abc import Callable, Sequence
 from typing import cast
@@ -15,23 +15,19 @@ from engine.models.stored import StoredWeights
 
 FLOAT32_BYTES = 4
 Progress = Callable[[int, int], None]
-"""Bytes that are loaded, and bytes in all."""
+"""Called with the loaded bytes and the total bytes."""
 
 
 def compute_itemsize(dtype: str, *, on_gpu: bool) -> int:
-    """Return the bytes of an activation's number: on a GPU those of the stored weights; on a CPU
-    float32's, in which its kernels sum.
-
-    dtype: of the checkpoint's numbers, by its name in safetensors.
-    """
+    """Return the bytes of one number of an activation. dtype: the checkpoint's, in safetensors'
+    words."""
     return 2 if on_gpu and dtype != "F32" else FLOAT32_BYTES
 
 
 def load_model(
     checkpoint: Checkpoint, progress: Progress, workers: metal_ext.CpuWorkers | None
 ) -> Forward:
-    """Load and evaluate all weights on the calling thread. workers: a CPU's, which also pack; None
-    for a GPU, where weights stay as they are stored."""
+    """Load all weights on the calling thread. workers: pack the weights on a CPU; None on a GPU."""
     spec, tensors, stored = checkpoint.spec, checkpoint.tensors, read_weights(checkpoint)
     if workers is None:
         ops = MlxOps(spec, tensors, stored)

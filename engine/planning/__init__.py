@@ -1,4 +1,1 @@
-"""Capacity on paper: a model's memory, a device's speed, and the engine run on a cost model.
-
-Nothing here loads a weight; a folder with a ``config.json`` is enough.
-"""
+"""Plans capacity from a ``config.json``: a model's memory, and its speed in a simulated engine."""

@@ -1,5 +1,4 @@
-"""Everything that a person wants to know before choosing: one report for a model, a device, a
-memory size and a context."""
+"""Makes the capacity report of a model on a device with given memory and context."""
 
 import sys
 from collections.abc import Sequence
@@ -52,34 +51,33 @@ from kvcache.substrates import Substrate
 KIB = 1024
 PAGE_SIZES = tuple(kib * KIB for kib in (4, 8, 16, 32, 64, 128, 256))
 MEAN_LENGTHS = (256, 1024, 4096, 16384)
-# An entry of the host's page table (kvcache/block.py): a reference in a list, and the
-# record of the block that it refers to.
+# An entry of the host's page table (kvcache/block.py): a list's reference, and a Block.
 TABLE_ENTRY_BYTES = 8 + sys.getsizeof(Block(0, 0))
 
 
 @dataclass(frozen=True, slots=True)
 class BlockAccount:
-    """One page size, for sequences of one mean length."""
+    """The costs of one page size for sequences of one mean length."""
 
     page_bytes: int
     tokens_per_block: int
     mean_tokens: int
     tail_tokens: float
-    """Unused tokens of a sequence's last block, on average."""
+    """The average number of unused tokens in a sequence's last block."""
     waste: float
-    """The same as a fraction of the committed memory."""
+    """The unused fraction of the committed memory."""
     mappings_merged: int
-    """For a sequence of the mean length whose blocks are adjacent in their heaps."""
+    """Mappings of a sequence whose blocks are adjacent in their heaps."""
     mappings_scattered: int
-    """For one whose blocks are scattered."""
+    """Mappings of a sequence whose blocks are scattered."""
     table_bytes: int
-    """The size of its page table on the host."""
+    """The size of a sequence's page table on the host."""
     mapping_s_per_token: float
-    """Spent on mapping, for each token that a sequence grows by."""
+    """The time of mapping for each token by which a sequence grows."""
 
 
 def account(shape: KVShape, device: Device, heap_bytes: int) -> tuple[BlockAccount, ...]:
-    """Return every page size that a row divides, by every mean length; small pages first."""
+    """Return an account of each possible page size with each mean length, small pages first."""
     accounts = []
     for page_bytes in PAGE_SIZES:
         try:
@@ -118,20 +116,18 @@ def block_account(
 
 
 def tail_tokens(tokens_per_block: int, mean_tokens: int) -> float:
-    """Return the unused tokens of the last block, averaged exactly over the lengths 1 to 2 * mean -
-    1, all equally likely. Half a block where sequences are long beside it; more where they are
-    short."""
+    """Return the average number of unused tokens in the last block, over all lengths from 1 to
+    2 * mean_tokens - 1."""
     lengths = 2 * mean_tokens - 1
     full, rest = divmod(lengths, tokens_per_block)
-    # Lengths 1 ... t leave t - 1 ... 0 tokens; the last, broken cycle leaves only the first few.
+    # Lengths 1 ... t leave t - 1 ... 0 tokens. The last cycle of lengths may be incomplete.
     unused = full * (tokens_per_block * (tokens_per_block - 1) // 2)
     unused += rest * tokens_per_block - rest * (rest + 1) // 2
     return unused / lengths
 
 
 CHUNK_TOKENS = 256
-# The workload of the simulation: requests that come almost at once, so that memory limits how many
-# of them run.
+# The simulated requests arrive almost at once, so that memory limits the number that runs.
 SEED = 0
 REQUESTS = 48
 MEAN_GAP_S = 0.05
@@ -142,34 +138,33 @@ class Room:
     """The memory that weights leave to sequences."""
 
     kv_bytes: int
-    """For K and V; 0 where the weights alone are too much."""
+    """Bytes for K and V; 0 where the weights alone do not fit."""
     num_cells: int = 0
-    """For states."""
+    """The number of cells for recurrent states."""
     cell_bytes: int = 0
-    """0 where the model has none."""
+    """The size of a cell; 0 where the model has no recurrent states."""
 
     @property
     def total_bytes(self) -> int:
         return self.kv_bytes + self.num_cells * self.cell_bytes
 
     def sequences(self, by_kv: int) -> int:
-        """Return how many sequences run at once. by_kv: how many, if they had no states."""
+        """Return how many sequences run at once. by_kv: the number that K and V allow."""
         return min(by_kv, self.num_cells // CELLS_PER_SEQUENCE) if self.cell_bytes else by_kv
 
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """A way to give sequences their K and V."""
+    """A way to allocate K and V for sequences."""
 
     name: str
     layout: KVLayout
 
     def committed_bytes(self, tokens: int) -> int:
-        """Return the bytes that a sequence of that many tokens is charged."""
         return self.layout.blocks_for(tokens) * self.layout.block_bytes
 
     def fit(self, room: Room, tokens: int) -> int:
-        """Return how many sequences of that many tokens fit, in whole heaps."""
+        """Return how many sequences of this length fit in whole heaps."""
         layout = self.layout
         held = room.kv_bytes // layout.heap_bytes * layout.heap_tokens
         return room.sequences(held // layout.tokens_per_block // layout.blocks_for(tokens))
@@ -177,33 +172,33 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True)
 class QuantisationStep:
-    """The memory that a pair of packings leaves to K and V."""
+    """The memory with one packing of weights and one of K and V."""
 
     resident: Resident
-    """For one sequence of the whole context."""
+    """The memory of the weights and one sequence of the whole context."""
     room: Room
 
     @property
     def contexts(self) -> int:
-        """Return how many sequences of the whole context fit at once."""
         return self.room.sequences(self.room.kv_bytes // self.resident.kv_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """How many sequences fit beside weights of one packing, for each allocation in order."""
+    """How many sequences fit beside weights of one packing."""
 
     weights: Packing
     room: Room
     tokens: int
-    """Tokens of K and V in whole heaps of quire's own; 0 where it would not serve."""
+    """Tokens of K and V that fit in quire's own layout; 0 where it would not serve."""
     whole_context: tuple[int, ...]
+    """Sequences of the whole context, for each allocation; ``mean_length`` likewise."""
     mean_length: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Crowd:
-    """The simulated workload, and how it went under each allocation, in their order."""
+    """The simulated workload, with one report for each allocation."""
 
     weights: Packing
     room: Room
@@ -213,28 +208,28 @@ class Crowd:
 
 @dataclass(frozen=True, slots=True)
 class CapacityReport:
-    """The whole plan. K and V are bf16 unless a packing is named."""
+    """The whole report. K and V are bf16 unless a packing is named."""
 
     shape: ModelShape
     device: Device
     memory_bytes: int
-    """The machine's; the device may use ``demand.machine_bytes`` of it."""
+    """The machine's memory; the device may use ``demand.machine_bytes`` of it."""
     context: int
     demand: MemoryDemand
-    """Without weights."""
+    """The demand without weights."""
     by_context: tuple[Resident, ...]
-    """In bf16."""
+    """The memory in bf16 for each of CONTEXTS."""
     steps: tuple[QuantisationStep, ...]
     blocks: tuple[BlockAccount, ...]
     allocations: tuple[Allocation, ...]
-    """Dense, chunks, sparse."""
+    """Dense, chunks and sparse, in this order."""
     mean_tokens: int
-    """The mean length of the workload's sequences, prompt and answer."""
+    """The mean length of the workload's sequences, prompt and answer together."""
     fits: tuple[Fit, ...]
     problem: str | None
-    """Why the model does not run on the device, whatever memory it has; None where it does."""
+    """Why the device cannot run the model, whatever its memory; None where it can."""
     crowd: Crowd | None
-    """None where not even the smallest weights leave room for one context."""
+    """None where even the smallest weights leave no room for one context."""
 
 
 def plan_capacity(
@@ -246,12 +241,9 @@ def plan_capacity(
     *,
     working_set_bytes: int | None = None,
 ) -> CapacityReport:
-    """Return the report. memory_bytes: of the machine. context: the longest sequence, 2 tokens at
-    least. working_set_bytes: what the device may use of the memory; None: what is usual. Of the
-    configuration, page and heap size, headroom and the limits of a step are used.
-
-    Raises LayoutError where a token's row does not divide the page.
-    """
+    """Return the report. context: the longest sequence, at least 2 tokens. working_set_bytes: the
+    memory that the device may use; None for its default. Raises LayoutError where the size of a
+    token's row does not divide the page."""
     if working_set_bytes is None:
         working_set_bytes = device.working_set_bytes(memory_bytes)
     machine = MachineMemory(memory_bytes, memory_bytes)
@@ -318,8 +310,8 @@ def room_of(
 def allocations_of(
     shape: ModelShape, device: Device, context: int, config: EngineConfig
 ) -> tuple[Allocation, ...]:
-    """Dense: the whole context at once. Chunks: 256 tokens at a time, as mlx-lm's cache grows.
-    Sparse: quire's own layout on that device. Raises LayoutError where that cannot be."""
+    """Return three allocations. Dense: the whole context at once. Chunks: CHUNK_TOKENS at a time,
+    as mlx-lm's cache grows. Sparse: quire's layout. Raises LayoutError."""
     kv = kv_shape(shape)
     page = device.page_bytes
     sparse = paged_layout(
@@ -370,7 +362,7 @@ def _crowd(
     context: int,
     config: EngineConfig,
 ) -> Crowd | None:
-    """Return the workload in the model's own packing, or in the widest that fits."""
+    """Simulate the workload in the model's own packing, or in the widest packing that fits."""
     own = shape.quantization
     packings = WEIGHT_PACKINGS if own is None else (own_packing(own, on_gpu=device.on_gpu),)
     for weights in packings:

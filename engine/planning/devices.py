@@ -1,18 +1,15 @@
-"""Devices by name, as far as a step's time depends on them.
+"""The speed and memory of known devices, and the cost of a model's step on them.
 
-Memory and bandwidth are Apple's own technical specifications, of each chip's largest configuration
-(support.apple.com, "Tech Specs" of the Macs with that chip). Apple publishes no arithmetic rate:
-``ops_per_s`` is an **estimate**, GPU cores x 128 lanes x 2 operations x clock, with the clocks that
-people have measured (github.com/philipturner/metal-benchmarks for M1 and M2; about 1.4 GHz for M3
-and 1.6 GHz for M4). For the M5 family it is four times that: Apple's press releases of October 2025
-and March 2026 say "over 4x the peak GPU compute for AI" of the family before. These are peaks; real
-kernels reach perhaps two thirds of them, so that a planned time is a lower bound.
+Memory and bandwidth are Apple's specifications of each chip's largest configuration
+(support.apple.com, "Tech Specs"). Apple publishes no arithmetic rate: ``ops_per_s`` is an
+**estimate**, GPU cores x 128 lanes x 2 operations x clock. Clocks are measured for M1 and M2
+(github.com/philipturner/metal-benchmarks), and about 1.4 GHz for M3 and 1.6 GHz for M4. M5 counts
+four times, after Apple's "over 4x the peak GPU compute for AI" (press releases of October 2025 and
+March 2026). Real kernels reach perhaps two thirds of these peaks: planned times are lower bounds.
 
-How much of a Mac's memory its GPU may use is macOS's choice, ``recommendedMaxWorkingSetSize``; so
-llama.cpp prints it at start: two thirds of 16 and 32 GiB (10922.67 MiB: llama-cpp-python issue 687,
-21845.34: ollama issue 434), three quarters from 36 GiB on (49152 MiB of 64, 73728 of 96: llama.cpp
-issues 1870 and 3213). Newer systems allow some more (107.5 GiB of 128: ds4 pull request 893): there
-it is a lower bound, too.
+macOS limits the GPU's part of the memory (``recommendedMaxWorkingSetSize``): to two thirds of 16
+and 32 GiB (llama-cpp-python issue 687, ollama issue 434), and to three quarters from 36 GiB on
+(llama.cpp issues 1870 and 3213). Newer systems allow more (107.5 GiB of 128: ds4 pull request 893).
 """
 
 from collections.abc import Sequence
@@ -27,13 +24,13 @@ GIB = 1024**3
 KIB = 1024
 LANES_PER_CORE = 128
 OPS_PER_LANE = 2  # a multiplication and an addition
-# From here on a larger part of the memory is the GPU's.
+# From this size on, macOS gives the GPU three quarters of the memory instead of two thirds.
 LARGE_MEMORY_BYTES = 36 * GIB
 
-# A step's launches and its Python: an estimate (about 400 kernels of a 36-layer model).
+# The time of a step's Python code and kernel launches: an estimate for 36 layers, 400 kernels.
 APPLE_STEP_OVERHEAD_S = 2e-3
-# One batch of Metal mappings with its round trip, constant from 1 to 2048 tiles: 0.13 to 0.16 ms,
-# measured by others on an M1 Max (the "pie" probe).
+# One batch of Metal mappings of 1 to 2048 tiles: 0.13 to 0.16 ms, measured by others on an M1 Max
+# (the "pie" probe).
 APPLE_MAPPING_BATCH_S = 0.15e-3
 # One mmap(MAP_FIXED) of a memfd: measured on a Linux machine with two Xeon cores.
 MMAP_CALL_S = 3.2e-6
@@ -45,15 +42,15 @@ class Device:
 
     name: str
     memory_bytes: int
-    """The most that it is sold with."""
+    """The memory of its largest configuration."""
     bytes_per_s: float
     """Read bandwidth of the memory."""
     ops_per_s: float
-    """Multiplications and additions of matrix products."""
+    """Multiplications plus additions of matrix products."""
     step_overhead_s: float
-    """The part of a step's time that does not depend on its size."""
+    """The part of a step's time that does not depend on the step's size."""
     page_bytes: int
-    """The smallest page that it can map."""
+    """The smallest page that the device can map."""
     mapping_batch_s: float
     """The fixed time of a batch of mappings."""
     mapping_s: float
@@ -84,8 +81,8 @@ def _apple(
     )
 
 
-# The machine that this project is measured on: two Xeon cores with AVX-512. Bandwidth as its read
-# probe has it, operations as OpenBLAS does in float32 there.
+# The project's test machine: two Xeon cores with AVX-512. Measured: bandwidth by a read probe,
+# operations by OpenBLAS in float32.
 CPU = Device(
     name="cpu",
     memory_bytes=24 * GIB,
@@ -126,19 +123,17 @@ def device_names() -> list[str]:
 
 
 def find_device(name: str) -> Device | None:
-    """Return the device of that name; "Apple M4 Pro" and "m4-pro" are "M4 Pro"."""
+    """Find a device by name; "Apple M4 Pro" and "m4-pro" mean "M4 Pro"."""
     wanted = name.lower().removeprefix("apple").replace("-", " ").strip()
     return next((device for device in DEVICES if device.name.lower() == wanted), None)
 
 
 def this_device() -> Device:
-    """Return the device that MLX runs on here, as far as it has a name in the list; a CPU
-    otherwise."""
+    """Return MLX's device on this machine, or CPU where it is not in DEVICES."""
     return find_device(str(mx.device_info().get("device_name", ""))) or CPU
 
 
-# Operations for each number of a state and each token: it decays, is multiplied by the key and by
-# the query, and the key's part is added to it.
+# Operations per token for each number of a state: decay, products with key and query, and update.
 STATE_OPS = 7
 
 
@@ -146,30 +141,27 @@ STATE_OPS = 7
 class CostModel:
     """Bytes and operations of a step of one model on one device.
 
-    A step reads the weights once, however many tokens it computes, but of experts only those that
-    its tokens choose, as if at random; the K and V of every sequence up to its last token; and its
-    states, which it writes as well.
-    Activations stay in caches and are not counted.
+    A step reads the weights once, but only the chosen experts, as if tokens chose at random. It
+    reads each sequence's K and V, and reads and writes its states. Activations are not counted.
     """
 
     device: Device
     weights_bytes: int
-    """Read by every step: of all but experts."""
+    """Bytes of all weights but experts, which every step reads."""
     kv_bytes_per_token: int
     ops_per_token: int
-    """Of the matrices that multiply every token."""
+    """Operations of all matrices but the head."""
     ops_per_row: int
-    """Of the logits, which only an entry's last token needs."""
+    """Operations of the head, which runs only for each entry's last token."""
     ops_per_pair: int
-    """Of attention, for each pair of a token and a token that it sees."""
+    """Operations of attention for each pair of a token and a token that it sees."""
     mixtures: tuple[tuple[Experts, int], ...] = ()
-    """The mixture of each layer that has one, and the bytes of one expert."""
+    """Each layer's mixture of experts, with the bytes of one expert."""
     state_bytes: int = 0
-    """A sequence's states, which a step reads and writes."""
+    """Bytes of one sequence's recurrent states."""
 
     @classmethod
     def of(cls, shape: ModelShape, device: Device, weights: Packing, kv: Packing) -> "CostModel":
-        """Return the cost of a model whose weights and cache are packed like that."""
         spec = shape.spec
         embedding = spec.vocab_size * spec.hidden_size
         layers = shape.matrix_numbers - embedding * (1 if spec.tied_embeddings else 2)
@@ -179,7 +171,7 @@ class CostModel:
         active = sum(mixture.chosen * size for mixture, size in zip(mixtures, one, strict=True))
         return cls(
             device=device,
-            # A step reads only a few rows of an embedding that is not the output matrix as well.
+            # Count the embedding's matrix once: as the head. A lookup reads only a few rows.
             weights_bytes=weights.bytes_of(layers - experts + embedding)
             + VECTOR_BYTES * shape.vector_numbers,
             kv_bytes_per_token=kv_bytes_per_token(shape, kv),
@@ -197,16 +189,14 @@ class CostModel:
         )
 
     def weights_read(self, tokens: int) -> float:
-        """Return the bytes of weights that a step of that many tokens reads."""
         return self.weights_bytes + sum(
             mixture.distinct(tokens) * size for mixture, size in self.mixtures
         )
 
     def step_seconds(self, plan: Sequence[tuple[int, int]]) -> float:
-        """Return the seconds of a step that computes tokens [start, start + count) of each
-        sequence."""
+        """Return a step's time. plan: for each sequence ``(start, count)`` of its new tokens."""
         tokens = sum(count for _, count in plan)
-        # Everything up to the last token is read, and the new tokens are written before that.
+        # K and V of start + count tokens are read, and of count tokens written.
         touched = sum(start + 2 * count for start, count in plan)
         pairs = sum(count * start + count * (count + 1) // 2 for start, count in plan)
         bytes_moved = self.weights_read(tokens) + self.kv_bytes_per_token * touched
