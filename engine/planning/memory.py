@@ -1,5 +1,5 @@
-"""Memory on paper: the bytes of a model's weights by their packing, of K and V and states, and
-upper bounds of the bytes that a step computes with. All of it follows from a ``config.json``."""
+"""Computes a model's memory from its ``config.json``: weights, K and V, states, and upper bounds of
+a step's activations."""
 
 import math
 from dataclasses import dataclass
@@ -20,38 +20,36 @@ from kvcache.state_cache import CELLS_PER_SEQUENCE
 from kvcache.substrates import Substrate
 
 KIB = 1024
-# MLX's affine quantisation stores a scale and a bias with the codes of each group (source:
-# mlx.core.quantize; 64 is its default group).
+# MLX's affine quantization stores a scale and a bias for each group; 64 is its default group size
+# (mlx.core.quantize).
 GROUP_SIZE = 64
 BITS_PER_GROUP = 2 * 16
-# Outputs that a CPU reads together: a whole panel, so that none is padding.
+# The outputs of a whole panel of the CPU's kernels, so that packing adds no padding.
 PANEL_OUTPUTS = 16
 VECTOR_BYTES = 2
 CONTEXTS = (2 * KIB, 4 * KIB, 8 * KIB, 16 * KIB, 32 * KIB, 64 * KIB, 128 * KIB)
 FLOAT32_BYTES = 4
-# Copies of the hidden state and of the logits that live at once during a step: a bound, not a
-# measurement.
+# Upper bounds of the copies of the hidden state and of the logits that a step holds at once.
 HIDDEN_COPIES = 6
 LOGIT_COPIES = 5
-# Positions that decode kernels sum at a time (kernels/metal/arguments.h, kernels/cpu/kernels.h); a
-# GPU splits short rows further.
+# Decode kernels split a sequence into parts of this many positions (kernels/metal/arguments.h,
+# kernels/cpu/kernels.h). A GPU splits sequences up to SHORT_ROW_TOKENS into smaller parts.
 SPLIT_TOKENS = 256
 SHORT_SPLIT_TOKENS, SHORT_ROW_TOKENS = 128, 2048
-# Layers whose K and V may be copied at once, where pages are not one array: a bound.
+# An upper bound of the layers whose K and V are copied at once, with Substrate.PAGED.
 GATHERED_LAYERS = 2
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """A model, and the counts of its weights' numbers."""
+    """A model, and the sizes of its weights in numbers."""
 
     spec: ModelSpec
     matrix_numbers: int
-    """Those that quantisation packs: of all matrices, the embedding included."""
+    """The size of all matrices, which quantization packs; the embedding included."""
     vector_numbers: int
-    """Those of norms and biases, which stay in 16 bits."""
+    """The size of norms and biases, which stay in 16 bits."""
     quantization: Quantization | None
-    """The packing of the matrices, by ``config.json``."""
 
     @property
     def parameters(self) -> int:
@@ -67,10 +65,7 @@ class ModelShape:
 
 
 def read_shape(path: Path) -> ModelShape:
-    """Return the shape of the model in a folder; of its files only ``config.json`` is opened.
-
-    Raises CheckpointError with one sentence that names file and field.
-    """
+    """Read only ``config.json`` of a folder. Raises CheckpointError, which names file and field."""
     config = ModelConfig(path)
     spec = read_spec(config)
     tensors = model_tensors(spec, with_head=not spec.tied_embeddings)
@@ -91,21 +86,20 @@ class Packing:
 
     name: str
     bits: float
-    """Per number, scales and biases included."""
+    """Bits per number, scales and biases included."""
 
     def bytes_of(self, numbers: int) -> int:
-        """Return the bytes of that many numbers, rounded up."""
         return math.ceil(numbers * self.bits / 8)
 
 
 def affine(bits: int, group_size: int = GROUP_SIZE) -> Packing:
-    """Return MLX's affine groups: 4 bits in groups of 64 are 4.5 bits per number."""
+    """Return MLX's affine packing: 4 bits in groups of 64 take 4.5 bits per number."""
     return Packing(f"q{bits}", bits + BITS_PER_GROUP / group_size)
 
 
 def own_packing(stored: Quantization, *, on_gpu: bool) -> Packing:
-    """Return how a device stores a packed checkpoint of 16 bits: a GPU as its files do, a CPU as
-    its kernels read it."""
+    """Return the packing of a quantized checkpoint in memory: a GPU keeps the files' layout, a CPU
+    repacks for its kernels."""
     name = f"q{stored.bits}" if stored.mode == AFFINE else stored.mode
     shape = (PANEL_OUTPUTS, stored.group_size * PANEL_OUTPUTS)
     tensors = grouped_tensors(shape, stored, "BF16")
@@ -121,14 +115,14 @@ BF16 = Packing("bf16", 16)
 Q8 = affine(8)
 Q4 = affine(4)
 WEIGHT_PACKINGS = (BF16, Q8, Q4)
-# From the stored to the smallest: weights first, because they are packed once, and K and V at every
-# step.
+# Pairs of weights and K and V, from 16 bits to the smallest. Weights shrink first, because they are
+# packed only once.
 STEPS = ((BF16, BF16), (Q8, BF16), (Q8, Q8), (Q4, BF16), (Q4, Q8), (Q4, Q4))
 
 
 @dataclass(frozen=True, slots=True)
 class Resident:
-    """The memory of a model that serves ``context`` tokens, in bytes."""
+    """The memory of a model and one sequence of ``context`` tokens."""
 
     weights: Packing
     kv: Packing
@@ -136,7 +130,7 @@ class Resident:
     weights_bytes: int
     kv_bytes: int
     states_bytes: int = 0
-    """Of one sequence, at most."""
+    """The most bytes of the sequence's recurrent states."""
 
     @property
     def kept_bytes(self) -> int:
@@ -144,12 +138,11 @@ class Resident:
 
     @property
     def total_bytes(self) -> int:
-        """Return the bytes without activations and caches."""
         return self.weights_bytes + self.kept_bytes
 
 
 def weights_bytes(shape: ModelShape, packing: Packing) -> int:
-    """Return the bytes of all matrices packed alike, the embedding included; norms in 16 bits."""
+    """Return the bytes of all weights with all matrices in one packing, vectors in 16 bits."""
     return packing.bytes_of(shape.matrix_numbers) + VECTOR_BYTES * shape.vector_numbers
 
 
@@ -158,25 +151,22 @@ def kv_bytes_per_token(shape: ModelShape, packing: Packing) -> int:
 
 
 def kv_shape(shape: ModelShape) -> KVShape:
-    """Return the shape of a sequence's cache: K, V and the rows of convolutions in bf16, as on a
-    GPU. A CPU's rows of convolutions are twice as wide: 2 % of a state."""
+    """Return the shape of a sequence's cache in bf16, as on a GPU. A CPU keeps the rows of
+    convolutions in float32, which adds 2 % of a state."""
     return shape.spec.kv_shape(KVFormat.BFLOAT16, KVFormat.BFLOAT16)
 
 
 def cell_bytes(shape: ModelShape) -> int:
-    """Return the bytes of one sequence's states at one position; 0 where it has none."""
+    """Return the bytes of a cell: one sequence's states at one position, 0 without states."""
     cell = kv_shape(shape).cell
     return 0 if cell is None else cell.cell_bytes
 
 
 def states_bytes(shape: ModelShape) -> int:
-    """Return the bytes of the cells that a sequence may need while it runs."""
     return CELLS_PER_SEQUENCE * cell_bytes(shape)
 
 
 def resident(shape: ModelShape, weights: Packing, kv: Packing, context: int) -> Resident:
-    """Return the bytes of weights, of K and V of ``context`` tokens, and of one sequence's
-    states."""
     return Resident(
         weights,
         kv,
@@ -200,8 +190,7 @@ def memory_demand(
 ) -> MemoryDemand:
     """Return the memory that serving needs beside weights and cache.
 
-    machine: the memory of the processor that computes. shape: of K and V. itemsize: bytes of a
-    number that the model computes with.
+    machine: the memory of the CPU or GPU. itemsize: the bytes of one number of an activation.
     """
     activations = activation_bytes(spec, config, itemsize)
     attention = attention_scratch_bytes(spec, config, shape, substrate)
@@ -218,12 +207,8 @@ def memory_demand(
 
 
 def activation_bytes(spec: ModelSpec, config: EngineConfig, itemsize: int) -> int:
-    """Return an upper bound of the bytes that one step computes with; attention's own aside.
-
-    itemsize: bytes of a number of the hidden state; logits are widened to float32. An operation
-    that takes a whole MLP needs less: it computes 256 rows at a time.
-    """
-    # In the layer that needs most.
+    """Return an upper bound of a step's activations, without attention's partial sums. Logits are
+    float32; other numbers take ``itemsize`` bytes."""
     layer_numbers = max(
         layer.mlp.numbers_per_token(spec.hidden_size) + _mixer_numbers(layer.mixer)
         for layer in spec.layers
@@ -236,7 +221,7 @@ def activation_bytes(spec: ModelSpec, config: EngineConfig, itemsize: int) -> in
 
 
 def _mixer_numbers(mixer: Mixer) -> int:
-    """Return how many numbers a token has between a layer's projections: a bound."""
+    """Return an upper bound of a mixer's intermediate numbers for one token."""
     if isinstance(mixer, GatedDeltaNet):
         return 2 * (mixer.conv_width + 2 * mixer.values_width)
     queries = 2 * mixer.heads if mixer.output_gate else mixer.heads
@@ -246,13 +231,13 @@ def _mixer_numbers(mixer: Mixer) -> int:
 def attention_scratch_bytes(
     spec: ModelSpec, config: EngineConfig, shape: KVShape, substrate: Substrate
 ) -> int:
-    """Return an upper bound of attention's bytes: a partial sum for every split of every sequence
-    that decodes; and where pages are not one array, a copy of a prompt's past."""
+    """Return an upper bound of attention's bytes: partial sums of each decoding sequence, and with
+    Substrate.PAGED a copy of a prompt's earlier K and V."""
     longest = config.max_model_len or spec.max_position_embeddings
     short = min(longest, SHORT_ROW_TOKENS)
     of_row = max(-(-longest // SPLIT_TOKENS), -(-short // SHORT_SPLIT_TOKENS))
     splits = config.max_num_seqs * of_row
-    # A sum, and the two numbers that combine it with others.
+    # A partial sum is head_dim numbers, and two more to combine it with others.
     numbers = max(attention.heads * (attention.head_dim + 2) for attention in spec.attentions)
     partial = numbers * FLOAT32_BYTES
     gathered = GATHERED_LAYERS * 2 * longest * max(kv.row_bytes for kv in shape.specs)

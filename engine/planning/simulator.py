@@ -1,7 +1,7 @@
-"""The production scheduler, cache and loop on a clock that a cost model moves.
+"""Simulates serving: the real scheduler, cache and loop, on a clock that a cost model advances.
 
-No model and no bytes: the runner returns any token, the backend counts blocks. The same arrivals
-give the same result to the last digit, on any machine, as fast as the scheduler's Python runs.
+There is no model and no memory: the runner returns a fixed token, and the backend counts blocks.
+The results are the same on every machine.
 """
 
 import math
@@ -30,10 +30,10 @@ from kvcache.memory_budget import CacheLimits
 
 ANY_TOKEN = 1
 VOCAB_SIZE = 2
-# Steps in a row without anything to run, while requests are in: more is a bug of the scheduler.
+# More empty steps in a row, while requests are unfinished, are a bug of the scheduler.
 MAX_IDLE_STEPS = 100
-# Sequences are from this many tokens to the whole context, and of each the answer is from an eighth
-# to a half, but not longer than an answer usually is.
+# Sequences have from this many tokens to the whole context. The answer is an eighth to a half of a
+# sequence, but at most LONGEST_ANSWER_TOKENS.
 SHORTEST_TOKENS = 128
 ANSWER_PARTS = (1 / 8, 1 / 2)
 LONGEST_ANSWER_TOKENS = 2048
@@ -55,7 +55,7 @@ class SimulatedClock:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A request, and when it comes."""
+    """A request, and the time of its arrival."""
 
     at_s: float
     request: Request
@@ -68,8 +68,8 @@ class Arrival:
 def random_arrivals(
     seed: int, *, requests: int, longest_tokens: int, mean_gap_s: float
 ) -> list[Arrival]:
-    """Return independent requests: gaps are exponential, lengths log-uniform, so that a few long
-    sequences stand among many short ones. None shares a prefix."""
+    """Return requests with exponential gaps and log-uniform lengths: a few are long, many short. No
+    two share a prefix."""
     random = Random(seed)
     shortest = min(SHORTEST_TOKENS, longest_tokens)
     at_s = 0.0
@@ -90,23 +90,20 @@ def random_arrivals(
 
 @dataclass(frozen=True, slots=True)
 class SimulatedStep:
-    """A step that has been run."""
+    """A completed step; ``tokens`` is the number of entries that sample."""
 
     tokens: int
 
-    def submit(self, state: PendingState | None) -> None:
-        """It was begun in full."""
+    def submit(self, state: PendingState | None) -> None: ...
 
     def read(self) -> list[Outcome]:
-        """One token for each entry that samples."""
         return [Token(ANY_TOKEN)] * self.tokens
 
-    def cancel(self) -> None:
-        """No step before it can fail."""
+    def cancel(self) -> None: ...
 
 
 class SimulatedRunner:
-    """Lets each step's time pass, and samples whatever."""
+    """Advances the clock by each step's time, and samples ANY_TOKEN."""
 
     def __init__(self, kv: KVCacheManager, cost: CostModel, clock: SimulatedClock) -> None:
         self.completed_epoch = 0
@@ -115,8 +112,7 @@ class SimulatedRunner:
         self._clock = clock
 
     def begin(self, plan: StepPlan, *, overlapped: bool = False) -> SimulatedStep:
-        """Take all of the step's time at once: steps do not overlap here, and no choice of tokens
-        needs a state."""
+        """Run the whole step at once: simulated steps do not overlap, and need no state."""
         assert not plan.needs_state
         assert not overlapped
         views = self._kv.views(plan.segments)
@@ -129,7 +125,7 @@ class SimulatedRunner:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """The counts during one step."""
+    """The engine's counts during one step."""
 
     start_s: float
     end_s: float
@@ -140,23 +136,22 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class SimulationReport:
-    """How a workload went."""
+    """The results of a simulated workload."""
 
     moments: tuple[Moment, ...]
     waits_s: tuple[float, ...]
-    """From each request's arrival to its first token."""
+    """The time from each request's arrival to its first token."""
     generated_tokens: int
     preemptions: int
 
     @property
     def seconds(self) -> float:
-        """Return the time until the last answer was complete."""
         return self.moments[-1].end_s
 
     @property
     def mean_running(self) -> float:
-        """Return the average number of sequences at once, over the time in which more were waiting;
-        over all of it if none ever waited."""
+        """Return the mean number of running sequences while others waited, or overall if none ever
+        waited."""
         crowded = [m for m in self.moments if m.waiting] or self.moments
         spans = [m.end_s - m.start_s for m in crowded]
         return sum(s * m.running for s, m in zip(spans, crowded, strict=True)) / sum(spans)
@@ -175,7 +170,7 @@ class SimulationReport:
 
 
 class Simulation:
-    """One engine and the requests that come to it."""
+    """A simulated engine, and the requests that arrive at it."""
 
     def __init__(
         self,
@@ -188,8 +183,8 @@ class Simulation:
         kv_budget_bytes: int,
         num_cells: int = 0,
     ) -> None:
-        """config: for the limits of a step. arrivals: in the order of their times, each shorter
-        than the context. num_cells: for states of recurrent layers, beside the budget."""
+        """arrivals: ordered by time, each shorter than the context. num_cells: cells for recurrent
+        states, in addition to the budget."""
         config = replace(
             config,
             free_slack_bytes=0,
@@ -234,7 +229,6 @@ class Simulation:
         self._idle_steps = 0
 
     def run(self) -> SimulationReport:
-        """Run until every request has its answer."""
         while self._coming or self._unfinished:
             self.step()
         counters = self.scheduler.counters
@@ -246,8 +240,8 @@ class Simulation:
         )
 
     def step(self) -> None:
-        """Run one step of the engine, with the requests that have come by now; when there is
-        nothing to run, let time pass until the next one comes."""
+        """Submit the requests that have arrived, and run one step; without requests, advance the
+        clock to the next arrival."""
         start_s = self.clock.now_s
         while self._coming and self._coming[0].at_s <= start_s:
             arrival = self._coming.popleft()

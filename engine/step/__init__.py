@@ -1,1 +1,1 @@
-"""Steps: plan one, launch it, read it, and apply its outcome."""
+"""The life of a step: plan it, launch it, read it, and apply its outcome."""

@@ -1,7 +1,6 @@
-"""Makes the state that choosing tokens depends on: masks of the tokens that may come next, from
-constraints and from ``min_tokens``; and histories, for penalties.
+"""Makes the SamplingState of a step: masks of allowed tokens, and histories for penalties.
 
-An exception of a constraint ends its own request and nothing else.
+Masks come from constraints and ``min_tokens``. An exception of a constraint ends only its request.
 """
 
 import logging
@@ -21,11 +20,10 @@ ALL = np.uint32(0xFFFFFFFF)
 
 
 def sampling_state(sequences: SequenceOf[Sequence | None], vocab_size: int) -> SamplingState:
-    """Return the state of a batch. sequences: one for each row, all of whose tokens are known; None
-    where it has ended.
+    """Return the state of a batch. sequences: one for each row, None if ended; all tokens known.
 
-    It may run on another thread, while the device computes: it never touches MLX, and until it
-    returns no other thread may touch the sequences and their constraints.
+    This may run on another thread while the device computes: it does not use MLX. Until it returns,
+    no other thread may use the sequences or their constraints.
     """
     is_masked = any(sequence is not None and _is_masked(sequence) for sequence in sequences)
     masks = _masks(sequences, vocab_size) if is_masked else None
@@ -59,8 +57,8 @@ def _masks(sequences: SequenceOf[Sequence | None], vocab_size: int) -> Masks:
 
 
 def accept(sequence: Sequence, outcome: Outcome) -> Outcome:
-    """Tell a sequence's constraint, if it has one, which token was chosen. Return the outcome; an
-    error where the constraint does not take the token."""
+    """Pass the outcome's token to the sequence's constraint. Return the outcome, or an error where
+    the constraint raises."""
     constraint = sequence.request.constraint
     if constraint is None:
         return outcome
@@ -85,7 +83,7 @@ def _holds_back_stops(sequence: Sequence) -> bool:
 
 
 def _fill(sequence: Sequence, row: np.ndarray) -> bool:
-    """Fill a row; False when all tokens are allowed."""
+    """Fill a row of a mask; return False, with the row undefined, where all tokens are allowed."""
     constraint = sequence.request.constraint
     filled = constraint is not None and constraint.fill_mask(row)
     if not _holds_back_stops(sequence):
@@ -97,14 +95,14 @@ def _fill(sequence: Sequence, row: np.ndarray) -> bool:
         if token < row.size * WORD_BITS:
             row[token // WORD_BITS] &= ~np.uint32(1 << token % WORD_BITS)
     if not row.any():
-        row[:] = complete  # the answer is complete: nothing but a stop token may follow
+        row[:] = complete  # the answer is complete: only stop tokens may follow
     return True
 
 
 def _why(sequence: Sequence, error: Exception) -> str:
-    """Return the message for the request's client."""
+    """Return the error message for the client, without contents of the answer."""
     if isinstance(error, FormLimitError):
         return f"{FORM_LIMITS}: {error}"
-    # Its text may hold some of the answer.
+    # Log only the type: the error's text may contain parts of the answer.
     log.warning("the constraint of %s raised %s", sequence.request.name, type(error).__name__)
     return BROKEN

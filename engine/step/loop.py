@@ -1,5 +1,5 @@
-"""The engine's loop, on the one thread that touches MLX: it receives messages, runs steps and emits
-events; around them it checks the model and releases idle memory."""
+"""The engine's loop, on the only thread that uses MLX: receives messages, runs steps, emits events,
+checks the model's health, and releases idle memory."""
 
 import logging
 import queue
@@ -45,33 +45,33 @@ from kvcache.manager import KVCacheManager
 
 log = logging.getLogger(__name__)
 
-# While nothing runs, the loop checks this often whether memory has come back.
+# How long an idle loop waits for a message between two checks.
 IDLE_POLL_S = 0.1
-# A plan may be empty although sequences wait for memory that is on its way back.
+# The same while sequences wait for memory that is still being freed.
 STALLED_POLL_S = 0.001
-# Snapshots for metrics are made this often, and in every step that begins requests.
+# Statistics are updated this often, and in each step that begins a request.
 STATS_INTERVAL_S = 0.02
 WARM_UP_TOKENS = 4
 STEP_FAILED = "a step of the engine failed"
 Emit = Callable[[list[TokenEvent]], None]
-# Requests of clients have numbers from 1 on.
+# Clients' requests have numbers from 1 on.
 HEALTH_CHECK_ID = 0
-# Before all others.
+# Lower than any other priority, so that the check runs first.
 HEALTH_CHECK_PRIORITY = -(2**31)
 
 
 @dataclass(frozen=True, slots=True)
 class SubstrateFaults:
-    """Records faults of the memory of K and V at once, because no engine survives them."""
+    """Writes faults of the memory of K and V to disk before they end the engine."""
 
     require: Callable[[], object] = lambda: None
-    """Raises BackendFailedError where something has failed already. Any thread."""
+    """Raises BackendFailedError where the memory has failed. Any thread."""
     remember: Callable[[str], None] = lambda _: None
-    """Takes a fault, as half a sentence."""
+    """Writes a description of a fault."""
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Record the faults of steps that run inside."""
+        """Record BackendFailedErrors of the ``with`` block."""
         try:
             yield
         except BackendFailedError as error:
@@ -79,7 +79,7 @@ class SubstrateFaults:
             raise
 
     def find(self) -> BackendFailedError | None:
-        """Return the fault behind which a step may hang. Any thread."""
+        """Return and record a fault that may be the reason of a hanging step. Any thread."""
         try:
             with self.recording():
                 self.require()
@@ -92,31 +92,30 @@ NO_FAULTS = SubstrateFaults()
 
 
 class ModelFailedError(RuntimeError):
-    """The model cannot compute a token that it could compute at the start."""
+    """The model can no longer compute the token of the health check."""
 
 
 class ModelHealthCheck:
-    """Submits a request of its own when no output of a step was finite, or when it is told to.
+    """Checks the model with a request of its own, when all outputs of a step were not finite.
 
-    A request whose output is not finite fails alone. Where a step has no other output, the model
-    is asked for the token after token 0. It could compute that when the engine was started: where
-    it cannot now, no request is to blame.
+    A single request with bad output fails alone. If every output of a step is bad, the model may be
+    broken: it is asked for the token after token 0, which it could compute when the engine started.
     """
 
     def __init__(self, submit: Callable[[Request], None], *, pooling: bool) -> None:
-        """submit: queues a request. pooling: whether the model makes vectors and no tokens."""
+        """submit: queues a request. pooling: whether the model makes vectors instead of tokens."""
         self._submit = submit
         self._pooling = pooling
         self.is_running = False
-        """Whether its request has been submitted and has not ended."""
+        """Whether the check's request has not ended."""
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Submit its own request where a step has outcomes, and none of them is finite."""
+        """Start a check if no outcome of a step is finite."""
         if outcomes and all(isinstance(each, RowError) and each == NOT_FINITE for each in outcomes):
             self.start()
 
     def start(self) -> None:
-        """Submit its own request, unless it is under way."""
+        """Submit the check's request, unless one is running."""
         if self.is_running:
             return
         self.is_running = True
@@ -132,8 +131,8 @@ class ModelHealthCheck:
         )
 
     def take_own(self, events: list[TokenEvent]) -> list[TokenEvent]:
-        """Return the events of other requests than its own. Raises ModelFailedError when the output
-        of its own was not finite."""
+        """Return the events without the check's own. Raises ModelFailedError where the check
+        failed."""
         if not self.is_running:
             return events
         for event in events:
@@ -161,8 +160,7 @@ class EngineLoop:
         mlx_memory: Callable[[], MlxMemory] = MlxMemory,
         faults: SubstrateFaults = NO_FAULTS,
     ) -> None:
-        """emit: called on the engine thread, once per step that has events. mlx_memory: returns
-        MLX's bytes; called on the same thread."""
+        """emit: called on the engine's thread once per step that has events."""
         self.mailbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self.stats = EngineStats()
         self._scheduler = scheduler
@@ -183,17 +181,16 @@ class EngineLoop:
         pooling = self.limits.embedding_size is not None
         self._health_check = ModelHealthCheck(scheduler.add, pooling=pooling)
         self.busy_since: float | None = None
-        """Since when there has been something to do and no step was completed; None while there is
-        nothing. Read from other threads."""
+        """Since when there has been work and no step was completed; None without work. Any
+        thread."""
 
     @property
     def limits(self) -> EngineLimits:
-        """Return the limits that requests are checked against."""
         return self._scheduler.limits
 
     def step(self) -> bool:
-        """Launch a step and retire the one before it; that one too, where steps do not overlap.
-        False when there was nothing to run or to read."""
+        """Launch a step and retire the one before; without overlap, retire the new one too. Return
+        whether a step was launched or retired."""
         events = self._receive()
         plan = self._next_plan()
         retired = self._pipeline.advance(plan)
@@ -207,7 +204,7 @@ class EngineLoop:
         return bool(plan.entries or retired)
 
     def run_once(self) -> bool:
-        """Run a step and the work that is due around it; return the step's result."""
+        """Run a step and the housekeeping after it; return the result of ``step``."""
         if self.busy_since is None:
             self.busy_since = self._clock()
         retired = self._pipeline.num_retired
@@ -217,7 +214,7 @@ class EngineLoop:
         return worked
 
     def run(self) -> None:
-        """Run steps until a Stop message; sleep while there is nothing to do."""
+        """Run steps until a Stop message."""
         with self.faults.recording():
             while not self._stopping:
                 if not self.run_once() and not self._stopping:
@@ -225,24 +222,21 @@ class EngineLoop:
             self._finish()
 
     def close(self) -> None:
-        """End the device's memory in order, on the thread that ran the loop. Nothing may be called
-        afterwards."""
+        """Free the device's memory, on the loop's thread. Call nothing afterwards."""
         with suppress(Exception):
             self._pipeline.retire(0)
         if not self._kv.shut_down():
             log.error("the device did not answer at the end: its memory is left to the system")
 
     def warm_up(self, prompt_tokens: int) -> None:
-        """Run a request of our own, so that the first real one finds everything in place.
-
-        Raises RuntimeError when the model cannot decode.
-        """
+        """Run a first request, which prepares kernels and memory. Raises RuntimeError where the
+        model cannot decode."""
         pooling = self.limits.embedding_size is not None
         params = SamplingParams(max_tokens=0 if pooling else WARM_UP_TOKENS, temperature=0.0)
         self.mailbox.put(Request(HEALTH_CHECK_ID, (0,) * prompt_tokens, params, pooling=pooling))
         events: list[TokenEvent] = []
         emit, self._emit = self._emit, events.extend
-        # Until its memory is free as well: a block that is freed later would be kept as a prefix.
+        # Run until the request's memory is free, too: blocks freed later would stay as prefixes.
         with self.faults.recording():
             while self.run_once() or self._kv.recovering:
                 pass
@@ -259,13 +253,13 @@ class EngineLoop:
 
     @property
     def _stalled(self) -> bool:
-        """Return whether there are sequences, though they may only wait for memory."""
+        """Return whether there are sequences, even if they only wait for memory."""
         return self._scheduler.num_running + self._scheduler.num_waiting > 0
 
     # --- the parts of a step --------------------------------------------------------------------
 
     def _receive(self) -> list[TokenEvent]:
-        """Take all messages in."""
+        """Handle all messages; return events of aborted requests."""
         events: list[TokenEvent] = []
         while (message := self._next_message()) is not None:
             if isinstance(message, Request):
@@ -294,25 +288,23 @@ class EngineLoop:
             return None
 
     def _next_plan(self) -> StepPlan:
-        """Return the next step's plan; an empty one where none may be launched now."""
         if not self._pipeline.may_launch():
             return NO_STEP
         plan = self._scheduler.schedule(overlapped=self._pipeline.depth > 0)
         if plan.begun:
-            # If this step hangs, these are the stats that are shown.
+            # Update the statistics now: they are shown if this step hangs.
             self.stats = self._snapshot()
         return plan
 
     def _begin_state(self, plan: StepPlan) -> PendingState | None:
-        """Begin to make the sampling state of the newest step, now that the tokens before are
-        known. None where it needs no state, or is not in flight any more."""
+        """Make the step's SamplingState on another thread, now that all earlier tokens are known.
+        Return None where the plan needs no state, or its step has failed."""
         if not plan.needs_state or not self._pipeline.depth:
             return None
         rows, vocab_size = self._scheduler.sampling_rows(plan), self.limits.vocab_size
         return self._mask_thread.submit(sampling_state, rows, vocab_size)
 
     def _commit(self, retired: list[RetiredStep]) -> list[TokenEvent]:
-        """Apply the outcomes of steps; return the events."""
         events: list[TokenEvent] = []
         for step in retired:
             if isinstance(step, CompletedStep):
@@ -327,11 +319,10 @@ class EngineLoop:
         return events
 
     def _finish(self) -> None:
-        """Read the step in flight, and apply its outcome."""
+        """Read the step in flight, apply its outcome, and emit the events."""
         self._publish(self._commit(self._pipeline.retire(0)))
 
     def _publish(self, events: list[TokenEvent]) -> None:
-        """Emit events, if there are any: this wakes the event loop once."""
         others = self._health_check.take_own(events)
         if others:
             self._emit(others)
@@ -339,7 +330,7 @@ class EngineLoop:
     # --- around a step --------------------------------------------------------------------------
 
     def _mark_progress(self, worked: bool, has_retired: bool) -> None:
-        """Note for other threads since when the device has made no progress."""
+        """Update ``busy_since``."""
         if self._pipeline.depth:
             self.busy_since = self._clock() if has_retired else self.busy_since
         elif worked or not self._stalled:
@@ -363,9 +354,11 @@ class EngineLoop:
             self.stats = self._snapshot()
 
     def _set_memory_pressure(self, level: int) -> None:
-        """Adapt to the system's memory pressure: under pressure release what nobody uses, and admit
-        nobody beside those that run. Where nothing can be released, only the critical level counts:
-        a Mac that holds a model is rarely without a warning."""
+        """Under memory pressure, release unused memory and admit no sequence beside running ones.
+
+        Where no memory can be released, only the critical level counts: a Mac that holds a model
+        often reports the warning level.
+        """
         least = PressureLevel.WARNING if self._kv.releases_memory else PressureLevel.CRITICAL
         self._scheduler.holds_back = level >= least
         self._kv.set_memory_pressure(short=level > PressureLevel.NORMAL)
@@ -386,7 +379,6 @@ class EngineLoop:
             self._kv.check_invariants()
 
     def _wait(self) -> None:
-        """Sleep until a message comes or it is time to check again."""
         timeout_s = STALLED_POLL_S if self._stalled else IDLE_POLL_S
         try:
             self._woken_by = self.mailbox.get(timeout=timeout_s)
@@ -394,13 +386,12 @@ class EngineLoop:
             return
 
     def last_stats(self) -> EngineStats:
-        """Return the newest stats after a fault, or older ones if they cannot be read."""
+        """Return statistics after a fault; older ones where new ones cannot be made."""
         with suppress(Exception):
             self.stats = self._snapshot()
         return self.stats
 
     def _memory_map(self) -> MemoryMap:
-        """Return a memory map. The statistics are taken along with it, so that both agree."""
         self.stats = self._snapshot()
         running, waiting = map(report_first, self._scheduler.sequences)
         return MemoryMap(self.stats, self._kv.memory_map(), running, waiting)
