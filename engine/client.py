@@ -1,7 +1,7 @@
 """Passes requests from the asyncio event loop to the engine's thread, and events back.
 
-Requests go through the mailbox of EngineLoop; events come back once per step. All methods run on
-the event loop, unless they say "any thread".
+Requests go through the mailbox of EngineLoop; events come back once per step. Call public
+methods on the event loop, unless they say "any thread".
 """
 
 import asyncio

@@ -1,5 +1,4 @@
-"""The pipeline: steps that were launched and have not been read. Two at most, so that the device
-never waits."""
+"""The pipeline of steps in flight: at most two, so that the device has work while one is read."""
 
 import logging
 from collections import deque
@@ -15,12 +14,12 @@ from kvcache.manager import KVCacheManager
 
 log = logging.getLogger(__name__)
 
-# A second failed step within this time ends the engine: such a failure is not one request's fault.
+# Two failed steps within this time end the engine: then no single request is the cause.
 FAILURE_WINDOW_S = 60.0
 # Errors that no engine survives.
 FATAL = (AssertionError, BackendFailedError, EngineFailedError)
-# A sequence that joins waits for PATIENCE times the length of the newest mapping point, and at most
-# LONGEST_PATIENCE_S: others may come meanwhile, or running ones may need a point themselves.
+# A wanted mapping point is delayed by PATIENCE times the length of the last one, and at most by
+# LONGEST_PATIENCE_S, so that one point serves several sequences.
 PATIENCE = 20
 LONGEST_PATIENCE_S = 0.15
 
@@ -30,9 +29,9 @@ class CompletedStep(NamedTuple):
 
     plan: StepPlan
     outcomes: Sequence[Outcome]
-    """In the order of the entries that have one."""
+    """The outcomes of the entries that have one, in the plan's order."""
     seconds: float
-    """Since the step before was read, if that was later than its own beginning."""
+    """The time since the step's start, or since the step before was read if that was later."""
 
 
 class FailedStep(NamedTuple):
@@ -42,7 +41,7 @@ class FailedStep(NamedTuple):
 
 
 class CancelledStep(NamedTuple):
-    """A step behind one that failed: it read results that the failed one did not write."""
+    """A step whose predecessor failed, so that its inputs are missing."""
 
     plan: StepPlan
 
@@ -54,24 +53,23 @@ RetiredStep = CompletedStep | FailedStep | CancelledStep
 class _Launched:
     plan: StepPlan
     step: InFlightStep | None
-    """None where it has failed."""
+    """None where the step has failed."""
     started_s: float
 
 
 class MappingPoints:
-    """Measures mapping points: no step is in flight then, and the device has nothing to do."""
+    """Decides when to pause for a mapping point, and measures it. A mapping point is a time without
+    steps in flight, when memory can be mapped."""
 
     def __init__(self, kv: KVCacheManager, clock: Callable[[], float]) -> None:
         self._kv = kv
         self._clock = clock
         self._took_s = 0.0
-        """The length of the newest one."""
         self._wanted_s: float | None = None
-        """When the next one was first wanted."""
         self._began_s: float | None = None
 
     def is_due(self) -> bool:
-        """Return whether the next point comes before the next step. A step is in flight."""
+        """Return whether a mapping point must come before the next step."""
         if not self._kv.wants_mapping_point:
             self._wanted_s = None
             return False
@@ -81,26 +79,26 @@ class MappingPoints:
         return now - self._wanted_s >= min(PATIENCE * self._took_s, LONGEST_PATIENCE_S)
 
     def begin(self) -> None:
-        """Note that no step is in flight."""
+        """Call this when no step is in flight."""
         if self._kv.wants_mapping_point:
             self._began_s, self._wanted_s = self._clock(), None
 
     def end(self) -> None:
-        """Note that a step was begun."""
+        """Call this when a step was launched."""
         if self._began_s is not None:
             self._took_s = self._clock() - self._began_s
             self._began_s = None
 
 
 class StepPipeline:
-    """Launches steps and retires them, in order, and measures how long each took."""
+    """Launches and retires steps in order, and measures their time."""
 
     def __init__(
         self, runner: StepRunner, clock: Callable[[], float], points: MappingPoints
     ) -> None:
         self.meter = StepMeter()
         self.num_retired = 0
-        """Steps that have been read, or have failed."""
+        """The number of steps that have been read or have failed."""
         self.step_seconds = 0.0
         """The time of the newest completed step."""
         self._runner = runner
@@ -112,19 +110,19 @@ class StepPipeline:
 
     @property
     def depth(self) -> int:
-        """Return how many steps are in flight."""
+        """The number of steps in flight."""
         return len(self._launched)
 
     def may_launch(self) -> bool:
-        """Return whether another step may follow: not behind a failed one that was not retired, nor
-        where those in flight must end before memory is mapped."""
+        """Return whether a step may be launched: not after a failed step that is not retired, and
+        not before a mapping point that is due."""
         if any(launched.step is None for launched in self._launched):
             return False
         return not (self._launched and self._points.is_due())
 
     def advance(self, plan: StepPlan) -> list[RetiredStep]:
-        """Launch the plan's step and retire all before it; where it has no entries, all steps.
-        Raises as ``launch`` does."""
+        """Launch the plan's step, if it has entries, and retire all earlier steps. Raises as
+        ``launch`` does."""
         self.launch(plan)
         retired = self.retire(1 if plan.entries else 0)
         if plan.entries:
@@ -134,9 +132,8 @@ class StepPipeline:
         return retired
 
     def launch(self, plan: StepPlan) -> None:
-        """Build the plan's step, if it has any entries; behind a step in flight, submit the part
-        that the device has room for. Raises EngineFailedError when it is the second one that fails
-        within a minute."""
+        """Begin the plan's step, if it has entries. Raises EngineFailedError where two steps have
+        failed within FAILURE_WINDOW_S."""
         if not plan.entries:
             return
         started_s = self._clock()
@@ -153,8 +150,8 @@ class StepPipeline:
         self._launched.append(launched)
 
     def flush(self, state: PendingState | None) -> None:
-        """Submit all of the step in flight, if there is one. Those before it have been retired.
-        state: where its plan needs one. Raises as ``launch`` does."""
+        """Submit the rest of the step in flight, if there is one. Call this after retiring the
+        earlier steps. Raises as ``launch`` does."""
         if not self._launched:
             return
         (launched,) = self._launched
@@ -168,7 +165,7 @@ class StepPipeline:
             launched.step = None
 
     def retire(self, max_left: int) -> list[RetiredStep]:
-        """Read steps, the oldest first, until at most ``max_left`` are in flight, and none that has
+        """Read the oldest steps until at most ``max_left`` are in flight and the oldest has not
         failed. Raises as ``launch`` does."""
         retired: list[RetiredStep] = []
         while self.depth > max_left or (self._launched and self._launched[0].step is None):
@@ -187,7 +184,7 @@ class StepPipeline:
         return [CompletedStep(launched.plan, outcomes, self.step_seconds)]
 
     def _read(self, launched: _Launched) -> Sequence[Outcome] | None:
-        """Return the step's outcomes; None when it failed."""
+        """Return the step's outcomes; None where the step has failed."""
         try:
             return None if launched.step is None else launched.step.read()
         except FATAL:
@@ -197,7 +194,7 @@ class StepPipeline:
             return None
 
     def _cancel_later_steps(self) -> list[RetiredStep]:
-        """Cancel the steps behind one that failed; one that has failed itself is retired later."""
+        """Cancel all later steps that have not failed themselves."""
         running = [(later, later.step) for later in self._launched if later.step is not None]
         for later, step in running:
             step.cancel()

@@ -1,7 +1,5 @@
-"""The plan of a step and its outcomes: values, without anything that lives in the engine.
-
-A plan can be recorded, replayed, and sent to another process.
-"""
+"""The plan of a step and its outcomes, as plain values: a plan can be recorded, replayed, and sent
+to another process."""
 
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -18,15 +16,15 @@ WORD_BITS = 32
 
 
 class Opened(NamedTuple):
-    """A sequence got a buffer, with the cached blocks that it begins with."""
+    """A sequence got a buffer and the cached blocks of its prefix."""
 
     seq_id: int
     token_ids: tuple[int, ...]
     salt: PrefixSalt
     num_reusable: int | None
-    """How many of its leading tokens' K and V may come from others; None: all but the last's."""
+    """The number of leading tokens whose K and V may be shared; None: all but the last token."""
     num_tokens: int
-    """Tokens that blocks are set aside for."""
+    """The number of tokens for which blocks are reserved."""
     final_tokens: int
     system_tokens: int
     turns: Turns = NO_TURNS
@@ -37,11 +35,11 @@ class Attached(NamedTuple):
 
     seq_id: int
     num_computed: int
-    """Its leading tokens that have valid K and V now."""
+    """The number of leading tokens that have valid K and V now."""
 
 
 class Forked(NamedTuple):
-    """A sequence shares its parent's blocks, and has a copy of the partial one."""
+    """A sequence shares its parent's full blocks, and has a copy of the partial block."""
 
     parent_id: int
     seq_id: int
@@ -49,7 +47,7 @@ class Forked(NamedTuple):
 
 
 class Closed(NamedTuple):
-    """A sequence has ended, or was preempted, and its memory is freed."""
+    """A sequence has ended or was preempted; its memory is freed."""
 
     seq_id: int
     keep_prefix: bool
@@ -63,11 +61,11 @@ CacheDecision = Opened | Attached | Forked | Closed
 
 
 class PendingToken(NamedTuple):
-    """The token that a row of the step before samples. That step has not been read yet."""
+    """A token that the unread previous step samples."""
 
     step: int
     row: int
-    """Its place among the rows that sample."""
+    """The index among that step's sampling rows."""
 
 
 class Sampling(NamedTuple):
@@ -75,36 +73,34 @@ class Sampling(NamedTuple):
 
     params: SamplingParams
     num_generated: int
-    """Tokens of the answer before it."""
+    """The number of tokens that the answer has before this one."""
     needs_state: bool = False
-    """Whether it depends on the tokens before it in another way than through the model: then it
-    waits until they have been read."""
+    """Whether the choice needs a SamplingState, which is made after earlier tokens are read."""
 
 
 class Scoring(NamedTuple):
-    """Tokens of the prompt whose log-probabilities an entry gives."""
+    """Prompt tokens whose log-probabilities an entry computes."""
 
     start: int
-    """The position before the first of them."""
+    """The position before the first of ``next_tokens``."""
     next_tokens: tuple[int, ...]
     num_top: int
-    """How many alternatives to report with each."""
+    """The number of alternatives to report with each token."""
 
 
 class PlanEntry(NamedTuple):
-    """Compute tokens [start, start + count) of a sequence."""
+    """The order to compute tokens [start, start + count) of a sequence."""
 
     seq_id: int
     start: int
     count: int  # type: ignore[assignment]  # not the method of tuples
     tokens: tuple[int, ...] | PendingToken
     sampling: Sampling | None = None
-    """Where the step samples the token that follows, or makes the vector of them all."""
+    """Set where the step samples the next token, or pools the prompt's vector."""
     scoring: Scoring | None = None
 
     @property
     def has_outcome(self) -> bool:
-        """Return whether anything but K and V comes of it."""
         return self.sampling is not None or self.scoring is not None
 
 
@@ -113,33 +109,32 @@ class StepPlan:
     """The work of one step; entries of one token come first."""
 
     number: int
-    """Counts up."""
     entries: tuple[PlanEntry, ...]
     decisions: tuple[CacheDecision, ...] = ()
-    """The cache's decisions since the plan before, in order."""
+    """The cache's decisions since the previous plan, in order."""
     begun: tuple[float | None, ...] = ()
-    """When each request was submitted whose first tokens are computed."""
+    """The submission time of each request that begins in this step."""
     refused: tuple[TokenEvent, ...] = ()
-    """Ends of sequences that the system has no memory for, though no others are left."""
+    """Ends of sequences that do not fit into memory even alone."""
 
     @property
     def prefill_tokens(self) -> int:
-        """Return how many rows belong to entries that are chunks, not single decoded tokens."""
+        """The number of tokens in entries of more than one token."""
         return sum(entry.count for entry in self.entries if entry.count > 1)
 
     @property
     def decodes(self) -> bool:
-        """Return whether it has single tokens, beside chunks or alone."""
+        """Whether any entry is a single token."""
         return bool(self.entries) and self.entries[0].count == 1
 
     @property
     def needs_state(self) -> bool:
-        """Return whether choosing its tokens waits until the step before has been read."""
+        """Whether choosing any token needs a SamplingState."""
         return any(e.sampling is not None and e.sampling.needs_state for e in self.entries)
 
     @property
     def segments(self) -> list[tuple[int, int, int]]:
-        """Return ``(seq_id, start, count)`` of each entry, as the cache wants them."""
+        """Return ``(seq_id, start, count)`` of each entry."""
         return [entry[:3] for entry in self.entries]
 
 
@@ -149,12 +144,12 @@ NO_STEP = StepPlan(0, ())
 
 
 class TokenHistory(NamedTuple):
-    """Distinct tokens of a sequence, for penalties."""
+    """The distinct tokens of a sequence, for penalties."""
 
     ids: np.ndarray
     """int32"""
     generated: np.ndarray
-    """float32: how often each was generated; 0 means that only the prompt has it."""
+    """float32: how often each token was generated; 0 for tokens that only the prompt has."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -162,23 +157,22 @@ class Masks:
     """Which tokens may come next, one bit each."""
 
     words: np.ndarray
-    """uint32 ``[R, ceil(vocab / 32)]``, bit i % 32 of word i // 32: token i is allowed."""
+    """uint32 ``[R, ceil(vocab / 32)]``: bit i % 32 of word i // 32 allows token i."""
     broken: dict[int, str]
-    """Rows whose constraint has failed, and why: fit for clients."""
+    """The error messages of rows whose constraint has failed, safe to show to clients."""
 
 
 class SamplingState(NamedTuple):
-    """The masks and histories for choosing tokens; a row for each entry that samples. The row of a
-    sequence that has ended allows everything."""
+    """Masks and histories for choosing tokens, one row for each entry that samples."""
 
     masks: Masks | None
     """None where all rows may choose any token."""
     histories: Sequence[TokenHistory | None]
-    """None where a row has no penalties."""
+    """None for a row without penalties."""
 
 
 PendingState = Future[SamplingState]
-"""A state that is being made while the device computes."""
+"""A state that another thread makes while the device computes."""
 
 
 # --- outcomes -------------------------------------------------------------------------------------
@@ -198,7 +192,7 @@ class Vector(NamedTuple):
 
 
 class RowError(NamedTuple):
-    """Why there is no token: a fixed sentence, fit for clients."""
+    """Why there is no token: a fixed sentence, safe to show to clients."""
 
     message: str
 
@@ -207,7 +201,7 @@ NOT_FINITE = RowError("the model's output was not finite")
 
 
 class Scores(NamedTuple):
-    """Log-probabilities of prompt tokens, and the token that was sampled after them."""
+    """Log-probabilities of prompt tokens, and the token sampled after them, if any."""
 
     logprobs: tuple[TokenLogprobs, ...]
     then: "Token | RowError | None" = None
@@ -217,36 +211,31 @@ Outcome = Token | Vector | Scores | RowError
 
 
 class InFlightStep(Protocol):
-    """A step that was begun and has not been read."""
+    """A step that was begun and not read. Its methods raise as ``StepRunner.begin`` does."""
 
     def submit(self, state: PendingState | None) -> None:
-        """Hand the device the rest of the step; may wait for room in its queue. Called once, when
-        the step before has been read. state: where the plan needs one. Raises as
-        ``StepRunner.begin`` does."""
+        """Submit the rest of the step to the device; may wait for room in its queue. Called once,
+        after the previous step was read. state: given where ``plan.needs_state``."""
 
     def read(self) -> Sequence[Outcome]:
-        """Wait for the step; return one outcome for each entry that has one, in order. Raises as
-        ``StepRunner.begin`` does."""
+        """Wait for the step; return the outcomes of the entries that have one, in order."""
 
     def cancel(self) -> None:
-        """Cancel it, because the step before it has failed: it runs no further and is never
-        read."""
+        """Cancel the step, which is never read, because the previous step has failed."""
 
 
 class StepRunner(Protocol):
     """Runs plans: on the model, or in a simulation."""
 
     completed_epoch: int
-    """The newest epoch that the device has finished."""
+    """The number of the newest step that the device has finished."""
 
     def begin(self, plan: StepPlan, *, overlapped: bool = False) -> InFlightStep:
-        """Build the step, but for tokens whose choice needs a state. overlapped: the one before it
-        has not been read. Then so much of this one is submitted at once that the device has work
-        while that one is read.
+        """Build a step and submit the part that can run already.
 
-        Raises EngineFailedError where the device is lost. After any other error nothing of the step
-        runs, and the one before it can still be read.
+        overlapped: whether the previous step has not been read. Raises EngineFailedError where the
+        device is lost; after any other error the previous step can still be read.
         """
 
     def release_cache(self) -> None:
-        """Release memory that is kept for the next steps."""
+        """Free memory that is kept for later steps."""

@@ -1,4 +1,4 @@
-"""Runs plans on the model: one graph of MLX per step, for tokens or vectors."""
+"""Runs plans on the model: builds one MLX graph per step."""
 
 from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
@@ -24,26 +24,25 @@ from kvcache.manager import KVCacheManager
 from kvcache.views import KVViews
 from metal_ext import CpuWorkers
 
-# The beginning of MLX's message about a command buffer that the GPU did not finish.
+# MLX's error for a command buffer that the GPU did not finish begins like this.
 GPU_FAULT = "[METAL] Command buffer execution failed"
-# Metal's words where a command has touched unmapped memory (MTLCommandBufferErrorPageFault).
+# Metal's words for an access to unmapped memory (MTLCommandBufferErrorPageFault).
 PAGE_FAULTS = ("PageFault", "Address Fault")
 NO_SAMPLES = PendingSamples([], list)
 
 
 class Model(Protocol):
-    """A flat-token forward."""
+    """A model's forward pass; see engine/models/forward.py."""
 
-    def hidden(self, token_ids: mx.array, views: KVViews, rows: mx.array | None) -> mx.array | None:
-        """Return the states of the given rows, ready for the head; with rows None only the cache is
-        filled."""
+    def hidden(
+        self, token_ids: mx.array, views: KVViews, rows: mx.array | None
+    ) -> mx.array | None: ...
 
-    def head(self, states: mx.array) -> mx.array:
-        """Their logits."""
+    def head(self, states: mx.array) -> mx.array: ...
 
 
 class ModelStep:
-    """A step whose graph is built, up to the logits at least."""
+    """A step whose graph is built at least up to the logits."""
 
     def __init__(
         self,
@@ -53,8 +52,8 @@ class ModelStep:
         output: PendingSamples | mx.array,
         scored_states: mx.array | None,
     ) -> None:
-        """output: samples, or the logits of tokens whose choice needs a state. scored_states: of
-        the rows at which prompts are scored."""
+        """output: samples, or logits where choosing needs a state. scored_states: the states of
+        ``scored_rows``."""
         self._runner = runner
         self._plan = plan
         self._views = views
@@ -66,18 +65,16 @@ class ModelStep:
         self._unsubmitted = self._arrays
 
     def submit_graph(self) -> None:
-        """Hand the device the unsubmitted part of the built graph; wait for room in MLX's queue."""
+        """Submit the built graph; wait for room in MLX's queue."""
         if self._unsubmitted:
             mx.async_eval(*self._unsubmitted)  # type: ignore[no-untyped-call]
             self._unsubmitted = []
 
     def submit(self, state: PendingState | None) -> None:
-        """Hand the device all of the step; wait for room in MLX's queue."""
         with self._runner.cancelling(self._views):
             self.submit_graph()
             if not isinstance(self._output, PendingSamples):
                 assert state is not None, "the plan needs a state"
-                # It is made while the device computes.
                 self._output = self._runner.sample(self._plan, self._output, state.result())
                 self._unsubmitted = self._output.arrays
                 self._arrays = [*self._arrays, *self._unsubmitted]
@@ -98,7 +95,6 @@ class ModelStep:
         return joined(entries, sampled, score(self._runner.head, self._scored_states, entries))
 
     def cancel(self) -> None:
-        """The queued part has run, or has failed; nothing is read."""
         self._views.cancel()
         self._runner.has_completed(self._views.epoch)
 
@@ -115,31 +111,24 @@ class ModelRunner:
         workers: CpuWorkers | None = None,
         takes_whole_steps: bool = False,
     ) -> None:
-        """pools: whether the model makes vectors and no tokens. workers: a CPU's.
-        takes_whole_steps: whether MLX's queue has room for all of a step behind the one before, as
-        a GPU's has, where it counts command buffers. A CPU's takes few operations more than a
-        layer has."""
+        """pools: whether the model makes vectors instead of tokens. workers: None on a GPU.
+        takes_whole_steps: whether MLX's queue has room for a second step. A GPU's has, because it
+        counts command buffers; a CPU's has room for little more than a layer."""
         self._model = model
         self._takes_whole_steps = takes_whole_steps
         self._pools = pools
         self._kv = kv
         self._workers = workers
         self._sampled = mx.array([0])
-        """Tokens of the newest step, on the device."""
+        """The newest step's sampled tokens, on the device."""
         self._sampled_by = 0
-        """That step's number."""
+        """The number of the step that sampled them."""
         self.completed_epoch = 0
 
     def head(self, states: mx.array) -> mx.array:
         return self._model.head(states)
 
     def begin(self, plan: StepPlan, *, overlapped: bool = False) -> InFlightStep:
-        """Build the graph of the plan's rows, and submit what the device takes of it behind the
-        step before. overlapped: that one has not been read, and has the tokens that are not known.
-
-        Raises EngineFailedError where the device is lost, BackendFailedError where what is mapped
-        is not what it should be.
-        """
         views = self._kv.views(plan.segments)
         with self.cancelling(views):
             step = self._build(plan, views)
@@ -150,20 +139,18 @@ class ModelRunner:
         return step
 
     def has_completed(self, epoch: int) -> None:
-        """Note that all steps up to that epoch have ended."""
         self.completed_epoch = max(self.completed_epoch, epoch)
 
     def release_cache(self) -> None:
-        """Release memory that MLX keeps for its next arrays: on a CPU it is the C library's, which
-        would keep it too."""
+        """Free the memory that MLX and the C library keep for later arrays."""
         mx.clear_cache()
         release_free_memory()
 
     @contextmanager
     def cancelling(self, views: KVViews) -> Iterator[None]:
-        """Cancel the step on an error. First wait for what was queued: it may still run. Where
-        waiting fails, or the fault is the GPU's own, nobody knows what runs: the step never
-        completes. Raises EngineFailedError then, and BackendFailedError on a page fault."""
+        """On an error, wait for submitted work and cancel the step. Raises EngineFailedError where
+        waiting fails or the GPU reports a fault, and BackendFailedError on a page fault: then the
+        step never completes, because the device may still run it."""
         try:
             yield
         except Exception as error:
@@ -197,7 +184,7 @@ class ModelRunner:
         return ModelStep(self, plan, views, output, inner)
 
     def _batch(self, entries: SequenceOf[PlanEntry]) -> tuple[mx.array, list[int]]:
-        """Return the flat tokens, and the rows that sample."""
+        """Return the flat array of all entries' tokens, and the rows that sample."""
         tokens: list[int] = []
         rows: list[int] = []
         pending: list[tuple[int, int]] = []
@@ -213,13 +200,13 @@ class ModelRunner:
         return self._tokens(tokens, pending), rows
 
     def _tokens(self, known: list[int], pending: list[tuple[int, int]]) -> mx.array:
-        """Return the flat tokens on the device. pending: places whose token is the newest step's of
-        that row."""
+        """Return the tokens as an array. pending: pairs of a place in the array and the row of the
+        previous step whose token belongs there."""
         if not pending:
             return mx.array(known)
         all_pending = len(pending) == len(known) == self._sampled.size
         if all_pending and all(place == row for place, row in pending):
-            return self._sampled  # all go on, in their order
+            return self._sampled  # the same sequences in the same order
         places = list(range(len(known)))
         for place, row in pending:
             places[place] = len(known) + row
@@ -227,8 +214,8 @@ class ModelRunner:
         return mx.concatenate([known_ids, self._sampled])[mx.array(places)]
 
     def _output(self, plan: StepPlan, states: mx.array) -> PendingSamples | mx.array:
-        """Return the samples of the rows that sample, or their logits where choosing tokens needs a
-        state. states: of their last tokens."""
+        """Return vectors or samples, or logits where choosing needs a state. states: of the rows
+        that sample."""
         if self._pools:
             return pool(states)
         logits = self._model.head(states)
@@ -237,7 +224,7 @@ class ModelRunner:
     def sample(
         self, plan: StepPlan, logits: mx.array, state: SamplingState | None = None
     ) -> PendingSamples:
-        """Choose the tokens of a plan, which the next step's rows may read on the device."""
+        """Choose the plan's tokens, and keep them on the device for the next step."""
         sampling = [entry.sampling for entry in plan.entries if entry.sampling is not None]
         samples = sample(logits, sampling, state, self._workers)
         self._sampled = samples.arrays[0].astype(mx.int32)

@@ -1,7 +1,7 @@
 """Samples token ids from logits: one row per sequence, each with its own parameters.
 
-Every operation works on rows alone, and a request's draws are a function of its seed and of how
-many tokens it has generated: what a row gets does not depend on who shares the batch.
+A row's result does not depend on the other rows: operations never mix rows, and draws depend only
+on the request's seed and the number of its generated tokens.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ from metal_ext import CpuWorkers, choose_tokens
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
-    """Arrays that are still to be evaluated, of some rows."""
+    """Log-probabilities of some rows, as arrays that are not evaluated yet."""
 
     num_tops: SequenceOf[int | None]
     chosen: mx.array
@@ -43,10 +43,10 @@ class Logprobs:
     def of(
         cls, raw: mx.array, ids: mx.array, num_tops: SequenceOf[int | None]
     ) -> "Logprobs | None":
-        """Return those of the tokens ``ids``, ``[R]``; None where no row reports anything.
+        """Return None where no row reports log-probabilities.
 
-        raw: logits ``[R, vocab]`` float32. num_tops: how many alternatives each row reports, None
-        for a row that reports nothing.
+        raw: logits ``[R, vocab]`` float32. ids: the chosen tokens ``[R]``. num_tops: the number of
+        alternatives for each row, None for a row that reports nothing.
         """
         if all(n is None for n in num_tops):
             return None
@@ -60,14 +60,13 @@ class Logprobs:
 
     @property
     def arrays(self) -> list[mx.array]:
-        """Return the arrays to evaluate."""
         return [a for a in (self.chosen, self.top_ids, self.top) if a is not None]
 
     def read(self) -> list[TokenLogprobs | None]:
-        """Return the values, row by row."""
+        """Return each row's values; the arrays must have been evaluated."""
         result: list[TokenLogprobs | None] = []
         chosen: list[float] = self.chosen.tolist()  # type: ignore[assignment]
-        # Whole: a row of its own would be computed behind the step that runs by now.
+        # Copy whole arrays: slicing a row is a new operation, which waits for the running step.
         ids, values = self._top()
         for row, count in enumerate(self.num_tops):
             if count is None:
@@ -81,24 +80,23 @@ class Logprobs:
         return result
 
     def _top(self) -> tuple[list[list[int]], list[list[float]]]:
-        """Return the ids and values of the alternatives, where any row reports some."""
         if self.top_ids is None or self.top is None:
             return [], []
         return self.top_ids.tolist(), self.top.tolist()  # type: ignore[return-value]
 
 
-# Drawn numbers have 24 bits: all that a float32 in [0, 1) can tell apart.
+# Drawn numbers have 24 bits, the precision of a float32.
 DRAW_BITS = 24
-# A table that masks eight logits for each byte of a mask, the lowest bit first.
+# For each byte of a mask, the numbers to add to eight logits: 0 or -inf, the lowest bit first.
 ADDED = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1), 0, -np.inf)
 ADDED = ADDED[:, ::-1].astype(np.float32)
-# For a row without penalties: it changes nothing of its one token.
+# For rows without penalties: a count of 0 changes no logit.
 NO_HISTORY = TokenHistory(np.zeros(1, np.int32), np.zeros(1, np.float32))
 
 
 @dataclass(frozen=True, slots=True)
 class PendingSamples:
-    """Arrays that are still to be evaluated, and how to read them afterwards."""
+    """Arrays to evaluate, and a function that reads them afterwards."""
 
     arrays: list[mx.array]
     read: Callable[[], SequenceOf[Outcome]]
@@ -110,10 +108,10 @@ def sample(
     state: SamplingState | None = None,
     workers: CpuWorkers | None = None,
 ) -> PendingSamples:
-    """Choose the next token of each row; their ids are the first of the arrays.
+    """Choose the next token of each row; the first array of the result holds the ids.
 
-    logits: ``[R, vocab]``, any float type. state: None where no row needs one. workers: those of
-    the CPU where the model runs on one; they choose in one operation.
+    logits: ``[R, vocab]``, any float type. state: None where no row needs one. workers: None on a
+    GPU.
     """
     masks, histories = (None, [None] * len(rows)) if state is None else state
     raw = logits.astype(mx.float32)
@@ -149,15 +147,13 @@ def sample(
 
 
 def _outcome(token: Token, is_finite: bool, why_broken: str | None) -> Token | RowError:
-    """Return the outcome of a row; a number that is not finite is the worst fault."""
     if not is_finite:
         return NOT_FINITE
     return token if why_broken is None else RowError(why_broken)
 
 
 def draw(seed: int, index: int) -> float:
-    """Return the number in [0, 1) that decides generated token ``index`` of a request with this
-    seed."""
+    """Return a pseudo-random number in [0, 1) for generated token ``index``."""
     digest = hashlib.blake2b(struct.pack("<QQ", seed, index), digest_size=8).digest()
     return (int.from_bytes(digest, "little") >> (64 - DRAW_BITS)) * 2.0**-DRAW_BITS
 
@@ -170,7 +166,7 @@ def _adjust(
     params: SequenceOf[SamplingParams],
     histories: SequenceOf[TokenHistory | None],
 ) -> mx.array:
-    """Apply penalties and biases to the rows that have any."""
+    """Apply penalties and biases."""
     changing = [i for i, p in enumerate(params) if p.changes_logits]
     if not changing:
         return logits
@@ -190,7 +186,7 @@ def _adjust(
 def _mask(logits: mx.array, masks: Masks) -> mx.array:
     """Return the logits ``[R, vocab]`` with minus infinity where a token is not allowed."""
     rows, vocab = logits.shape
-    # A table with eight numbers for each byte takes a third of the time of choosing.
+    # The table lookup takes a third of the time of mx.where with unpacked bits.
     added = mx.array(ADDED)[mx.array(masks.words.view(np.uint8))].reshape(rows, -1)
     return logits + (added if added.shape[1] == vocab else added[:, :vocab])
 
@@ -218,7 +214,7 @@ def _penalise(
 def _bias(logits: mx.array, params: SequenceOf[SamplingParams]) -> mx.array:
     if not any(p.logit_bias for p in params):
         return logits
-    # A row without biases gets one of zero.
+    # A row without biases gets a bias of 0 for token 0.
     biases = [p.logit_bias or ((0, 0.0),) for p in params]
     places = mx.array(_padded([[token for token, _ in row] for row in biases], np.int32))
     amounts = mx.array(_padded([[amount for _, amount in row] for row in biases], np.float32))
@@ -229,7 +225,7 @@ def _bias(logits: mx.array, params: SequenceOf[SamplingParams]) -> mx.array:
 def _padded(
     rows: SequenceOf[SequenceOf[float] | np.ndarray], dtype: type[np.generic]
 ) -> np.ndarray:
-    """Return rows of one length: shorter ones repeat their first entry, which changes nothing."""
+    """Pad rows to one length by repeating their first entry, which changes no result."""
     longest = max(len(row) for row in rows)
     table: np.ndarray = np.empty((len(rows), longest), dtype)
     for target, row in zip(table, rows, strict=True):
@@ -265,7 +261,7 @@ def _choices(params: SequenceOf[SamplingParams], indices: SequenceOf[int], vocab
 def _choose(
     logits: mx.array, params: SequenceOf[SamplingParams], indices: SequenceOf[int]
 ) -> mx.array:
-    """Return token ids ``[R]``. indices: how many tokens each row has generated before."""
+    """Return token ids ``[R]``. indices: the number of tokens that each row has generated."""
     likeliest = mx.argmax(logits, axis=-1)
     rows = [i for i, p in enumerate(params) if not p.greedy]
     if not rows:
@@ -282,15 +278,14 @@ def _choose(
 
 
 def _allowed(logits: mx.array, ids: mx.array) -> mx.array:
-    """Return the ids, with the likeliest one where one is forbidden: sums are rounded, and a draw
-    may come to lie on a token without probability."""
+    """Replace forbidden ids by the likeliest id. Rounded sums may let a draw hit a token of
+    probability 0."""
     chosen = mx.take_along_axis(logits, ids[:, None].astype(mx.int32), axis=-1)[:, 0]
     return mx.where(chosen == -mx.inf, mx.argmax(logits, axis=-1), ids)
 
 
 def _draw(logits: mx.array, params: SequenceOf[SamplingParams], draws: mx.array) -> mx.array:
-    """Draw token ids ``[R]``: invert the cumulative distribution of the tokens that pass the
-    filters."""
+    """Filter tokens, and draw ids ``[R]`` by inverting the cumulative distribution."""
     probabilities = mx.softmax(logits / _column(params, lambda p: p.temperature), axis=-1)
     floor = _floor(probabilities, params)
     if floor is not None:
@@ -301,15 +296,14 @@ def _draw(logits: mx.array, params: SequenceOf[SamplingParams], draws: mx.array)
 
 
 def _floor(probabilities: mx.array, params: SequenceOf[SamplingParams]) -> mx.array | None:
-    """Return the probability ``[R, 1]`` below which a token is out; None where nothing is
-    filtered."""
+    """Return the least probability ``[R, 1]`` that passes the filters; None without filters."""
     vocab = probabilities.shape[-1]
     floors: list[mx.array] = []
     if any(p.min_p > 0 for p in params):
         floors.append(_column(params, lambda p: p.min_p) * probabilities.max(-1, keepdims=True))
     kept = [p.top_k if 0 < p.top_k < vocab else vocab for p in params]
     if min(kept) < vocab or any(p.top_p < 1 for p in params):
-        # Sorting all of a large vocabulary is slow: the largest top_k is enough where all have one.
+        # Sorting a large vocabulary is slow: if all rows have a top_k, sort only the largest one.
         best = mx.topk(probabilities, max(kept), axis=-1) if max(kept) < vocab else probabilities
         descending = -mx.sort(-best, axis=-1)
         last = mx.array(kept)[:, None] - 1
@@ -318,7 +312,7 @@ def _floor(probabilities: mx.array, params: SequenceOf[SamplingParams]) -> mx.ar
         before = mx.cumsum(descending, axis=-1) - descending
         top_p = _column(params, lambda p: p.top_p)
         share = top_p * descending.sum(axis=-1, keepdims=True)
-        # Sums are rounded: a row without top_p keeps its tail, whichever rows share the batch.
+        # Rounded sums must not cut tokens of a row without top_p.
         nucleus = inside & ((before < share) | (top_p >= 1))
         floors.append(mx.where(nucleus, descending, 2.0).min(axis=-1, keepdims=True))
     if not floors:
@@ -327,10 +321,7 @@ def _floor(probabilities: mx.array, params: SequenceOf[SamplingParams]) -> mx.ar
 
 
 def pool(states: mx.array) -> PendingSamples:
-    """Return the vector of each row: the state of a last token, at length 1, in float32.
-
-    states: ``[R, hidden]`` after the final norm, any float type.
-    """
+    """Scale each state ``[R, hidden]`` to a float32 vector of length 1."""
     wide = states.astype(mx.float32)
     lengths = mx.sqrt(mx.square(wide).sum(axis=-1, keepdims=True))
     vectors = wide / lengths
@@ -346,16 +337,15 @@ def pool(states: mx.array) -> PendingSamples:
     return PendingSamples([vectors], read)
 
 
-# Rows whose logits are in memory at the same time: 32 of a vocabulary of 150,000 are 20 MB.
+# The most rows whose logits are in memory at once: 20 MB with a vocabulary of 150,000.
 SCORED_ROWS_AT_ONCE = 32
 
 Head = Callable[[mx.array], mx.array]
-"""Logits ``[R, vocab]`` of states ``[R, hidden]``."""
+"""Returns logits ``[R, vocab]`` of states ``[R, hidden]``."""
 
 
 def scored_rows(entries: SequenceOf[PlanEntry]) -> list[int]:
-    """Return the rows of the step's flat token array at which the next token of a prompt is
-    scored."""
+    """Return the rows of the flat token array whose next prompt token is scored."""
     rows: list[int] = []
     first = 0
     for entry in entries:
@@ -367,10 +357,9 @@ def scored_rows(entries: SequenceOf[PlanEntry]) -> list[int]:
 
 
 def score(head: Head, states: mx.array, entries: SequenceOf[PlanEntry]) -> list[Scores | RowError]:
-    """Return the scores of each entry that scores; an error where one is not finite.
+    """Return the scores of each entry that scores, or an error where a number is not finite.
 
-    states: ``[R, hidden]``, evaluated: the rows of ``scored_rows``. The logits of no more than
-    SCORED_ROWS_AT_ONCE of them are ever there at once.
+    states: ``[R, hidden]`` of ``scored_rows``, evaluated.
     """
     scorings = [entry.scoring for entry in entries if entry.scoring is not None]
     tokens = [token for scoring in scorings for token in scoring.next_tokens]
@@ -388,8 +377,7 @@ def joined(
     sampled: SequenceOf[Outcome],
     scored: SequenceOf[Scores | RowError],
 ) -> list[Outcome]:
-    """Return one outcome for each entry that has one. sampled, scored: those of the entries that
-    sample, and of those that score."""
+    """Merge outcomes: one for each entry that samples or scores, in order."""
     samples, scores = iter(sampled), iter(scored)
     outcomes: list[Outcome] = []
     for entry in entries:
@@ -404,7 +392,7 @@ def joined(
 
 
 def _score(logits: mx.array, tokens: list[int], num_tops: list[int]) -> list[TokenLogprobs | None]:
-    """Return the scores of rows; None for a row that is not finite."""
+    """Return each row's scores; None for a row that is not finite."""
     raw = logits.astype(mx.float32)
     finite = mx.isfinite(raw.sum(axis=-1))
     logprobs = Logprobs.of(raw, mx.array(tokens), num_tops)
@@ -415,6 +403,5 @@ def _score(logits: mx.array, tokens: list[int], num_tops: list[int]) -> list[Tok
 
 
 def _scores(scores: list[TokenLogprobs | None]) -> Scores | RowError:
-    """Return all scores of an entry; an error where one of them is missing."""
     finite = tuple(value for value in scores if value is not None)
     return Scores(finite) if len(finite) == len(scores) else NOT_FINITE

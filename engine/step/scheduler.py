@@ -1,7 +1,7 @@
-"""Chooses what the next step computes: policy over counts. No MLX, no clock, no pages.
+"""Chooses the tokens that the next step computes, by counts alone: without MLX or a clock.
 
-There is no prefill phase and no decode phase. A sequence has ``num_computed`` and ``num_tokens``;
-a step's plan closes the gap under a token budget: single tokens first, then chunks.
+There are no separate prefill and decode phases. A plan computes tokens that sequences still lack,
+within a token budget: single tokens first, then chunks of prompts.
 """
 
 import math
@@ -31,10 +31,10 @@ from kvcache.sequences import Progress
 
 
 def resting_sequences(running: SequenceOf[Sequence], max_step_mask_s: float) -> set[int]:
-    """Return the ids of sequences that sit a step out. Their masks cost more than their share, and
-    all masks together would cost more than ``max_step_mask_s``.
+    """Return the ids of sequences to leave out of a step, so that its masks stay within the limit.
 
-    They take turns: those that have rested longest go on, as many as fit, and one at least.
+    Only sequences whose masks cost more than an equal share rest. They take turns: the longest
+    rested go on, as many as fit, and at least one.
     """
     masked = [sequence for sequence in running if sequence.mask_s]
     left_s = max_step_mask_s
@@ -55,25 +55,24 @@ def resting_sequences(running: SequenceOf[Sequence], max_step_mask_s: float) -> 
 
 
 class Sharing:
-    """Opens sequences with their cached prefixes, closes them, and finds those that wait for
-    others. Records the cache's decisions for the next plan."""
+    """Opens and closes sequences in the cache, and shares prefixes between them. Records the
+    cache's decisions for the next plan."""
 
     def __init__(self, kv: KVCacheManager, by_id: Mapping[int, Sequence]) -> None:
-        """by_id: the scheduler's sequences, by their numbers."""
         self.kv = kv
         self._by_id = by_id
         self._decisions: list[CacheDecision] = []
 
     def take_decisions(self) -> tuple[CacheDecision, ...]:
-        """Return the cache's decisions since the last call, in order."""
+        """Return and clear the recorded decisions."""
         decisions = tuple(self._decisions)
         self._decisions.clear()
         return decisions
 
     def attach_cached(self, sequences: Iterable[Sequence], *, in_parts: bool) -> None:
-        """Attach blocks of the sequences' tokens that others have computed: all at once, when the
-        owner has finished. ``in_parts``: block by block, because each attached block frees a
-        reserved one, and with these a waiting sequence could be admitted."""
+        """Attach blocks that other sequences have computed, once their owner has computed all.
+        in_parts: attach each block as soon as it is computed; this frees a reserved block for a
+        waiting sequence."""
         for sequence in sequences:
             if sequence.num_scheduled > sequence.num_computed:
                 continue
@@ -92,13 +91,13 @@ class Sharing:
             self._decisions.append(Attached(sequence.seq_id, attached))
 
     def open(self, sequence: Sequence) -> bool:
-        """Reserve memory for the sequence's tokens, and for one more if there will be one. False
-        when there is none now."""
+        """Reserve memory for the sequence's tokens and the next one; return False where there is
+        too little memory."""
         if sequence.block_hashes is None:
             sequence.block_hashes = self.kv.block_hashes(sequence.request.salt)
         sequence.block_hashes.extend(sequence.token_ids, 0)
         sequence.block_hashes.max_cached_tokens = sequence.num_reusable
-        # The last token that is sampled is never computed.
+        # The last sampled token is never computed.
         final = max(sequence.max_tokens - 1, sequence.num_prompt)
         num_tokens, system = min(sequence.num_tokens + 1, final), sequence.request.system_tokens
         progress = self.kv.open(
@@ -129,35 +128,35 @@ class Sharing:
         return True
 
     def close(self, sequence: Sequence, *, keep_prefix: bool, preempted: bool = False) -> None:
-        """Free the sequence's memory. keep_prefix: whether its computed blocks may be shared."""
+        """Free the sequence's memory. keep_prefix: whether computed blocks stay for sharing."""
         self.kv.close(sequence.seq_id, keep_prefix=keep_prefix)
         self._decisions.append(Closed(sequence.seq_id, keep_prefix, preempted))
 
     def waits_for_parent(self, child: Sequence) -> bool:
-        """Return whether a fork's parent is still computing the prompt that both have."""
+        """Return whether a fork's parent is still computing their common prompt."""
         parent = self._parent_of(child)
         return parent is not None and parent.num_computed < child.num_prompt
 
     def _parent_of(self, child: Sequence) -> Sequence | None:
-        """Return the running sequence whose pages a fork can share, if it may share any."""
+        """Return the running sequence whose pages a fork may share, if any."""
         number = child.request.fork_of if child.num_reusable is None else None
         parent = self._by_id.get(number) if number is not None else None
         running = parent is not None and parent.status is SequenceStatus.RUNNING
         return parent if running else None
 
     def waits_for_owner(self, sequence: Sequence) -> bool:
-        """Return whether an earlier sequence is computing this one's next tokens. The earlier one
-        gets the budget first: waiting for it costs no time, and computing them twice would."""
+        """Return whether an earlier sequence computes this one's next tokens. Waiting costs no
+        time, because the earlier sequence gets the token budget first."""
         owner = self.kv.pending_owner(sequence.seq_id)
         return owner is not None and self._by_id[owner].order < sequence.order
 
 
 class Scheduler:
-    """First come, first served within a priority; preemption by recomputation.
+    """Schedules sequences first come, first served within a priority.
 
-    The oldest sequence always progresses. When blocks run out, the one of lowest priority and
-    latest arrival is preempted: its memory is freed, it waits, and it later recomputes what it had.
-    Until then the one that needs the memory sits out. Emitted tokens are never sampled again.
+    The oldest sequence always progresses. When blocks run out, the last sequence in order is
+    preempted: its memory is freed, it waits, and later recomputes its tokens. Tokens that were
+    emitted are never sampled again.
     """
 
     def __init__(
@@ -168,13 +167,13 @@ class Scheduler:
         max_num_batched_tokens: int,
         max_step_mask_s: float = math.inf,
     ) -> None:
-        """max_step_mask_s: processor time of all masks of a step."""
+        """max_step_mask_s: the limit of processor time for all masks of a step."""
         self.kv = kv
         self.limits = limits
         self.budget = budget
         self.counters = SchedulerCounters()
         self.holds_back = False
-        """Whether no sequence is admitted while another one runs."""
+        """Whether to admit no sequence while another one runs."""
         self._max_batched_tokens = max_num_batched_tokens
         self.max_step_mask_s = max_step_mask_s
         self._waiting: list[Sequence] = []
@@ -186,27 +185,25 @@ class Scheduler:
         self._resting: set[int] = set()
         self._arrivals = 0
         self._is_stuck = False
-        """Whether the last plan was empty: then no sequence is admitted while others run."""
+        """Whether the last plan was empty; then no sequence is admitted while others run."""
 
     # --- in and out -----------------------------------------------------------------------------
 
     @property
     def num_waiting(self) -> int:
-        """Return how many sequences wait, without memory."""
         return len(self._waiting)
 
     @property
     def num_running(self) -> int:
-        """Return how many sequences run, with memory."""
         return len(self._running)
 
     @property
     def sequences(self) -> tuple[SequenceOf[Sequence], SequenceOf[Sequence]]:
-        """Return those that run, and those that wait, in their order; to be read only."""
+        """Return the running and the waiting sequences, in order; do not change them."""
         return self._running, self._waiting
 
     def add(self, request: Request) -> None:
-        """Queue a request. Its prompt fits: the client has checked it against the limits."""
+        """Queue a request that has been checked against the limits."""
         prompt, answer = len(request.prompt_ids), request.params.max_tokens
         assert 0 < prompt <= self.limits.max_model_len - min(1, answer)
         assert answer or request.pooling or request.params.prompt_logprobs is not None
@@ -218,18 +215,17 @@ class Scheduler:
         insort(self._waiting, sequence, key=lambda s: s.order)
 
     def abort(self, request_id: int) -> list[TokenEvent]:
-        """End a request; nothing happens when it has ended already."""
+        """End a request, unless it has ended already."""
         sequence = self._by_id.get(request_id)
         return [] if sequence is None else [self._finish(sequence, FinishReason.ABORTED)]
 
     def fail(self, plan: StepPlan, message: str) -> list[TokenEvent]:
-        """End all requests of a step that could not be run, with an error."""
+        """End all requests of a failed step with an error."""
         left = self.sequences_of(plan.entries)
         return [self._finish(sequence, FinishReason.ERROR, message) for sequence in left]
 
     def cancel(self, plan: StepPlan) -> None:
-        """Cancel a step, because the one before it failed: its sequences that were not in that one
-        are scheduled again."""
+        """Cancel a step whose predecessor failed; surviving sequences are scheduled again."""
         for sequence in self.sequences_of(plan.entries):
             self.kv.cancel_steps(sequence.seq_id)
             sequence.num_output_placeholders = 0
@@ -238,8 +234,8 @@ class Scheduler:
         return [self._by_id[entry.seq_id] for entry in entries if entry.seq_id in self._by_id]
 
     def sampling_rows(self, plan: StepPlan) -> list[Sequence | None]:
-        """Return the sequence of each row that samples; None where it has ended. All steps before
-        this one have been committed."""
+        """Return the sequence of each sampling row; None where it has ended. All earlier steps must
+        have been committed."""
         sampling = [entry for entry in plan.entries if entry.sampling is not None]
         rows = [self._by_id.get(entry.seq_id) for entry in sampling]
         for entry, sequence in zip(sampling, rows, strict=True):
@@ -250,10 +246,10 @@ class Scheduler:
     # --- a step ---------------------------------------------------------------------------------
 
     def schedule(self, *, overlapped: bool = False) -> StepPlan:
-        """Return the next step's plan; empty when there is nothing to do. May preempt sequences.
+        """Return the next step's plan; it may be empty. May preempt sequences.
 
-        overlapped: whether a step is in flight. No sequence loses memory that this step uses: where
-        one would have to, the plan is empty until the step has been read.
+        overlapped: whether a step is in flight. Then no sequence is preempted: where one would have
+        to be, the plan is empty.
         """
         self._begun = []
         self._resting = resting_sequences(self._running, self.max_step_mask_s)
@@ -271,7 +267,7 @@ class Scheduler:
         return self._planned(entries)
 
     def _planned(self, entries: list[PlanEntry]) -> StepPlan:
-        """Return the plan of these entries, and note in their sequences that it will run."""
+        """Return the plan of these entries, and mark their tokens as scheduled."""
         num_sampling = 0
         for entry in entries:
             sequence, stop = self._by_id[entry.seq_id], entry.start + entry.count
@@ -279,17 +275,17 @@ class Scheduler:
             if entry.sampling is not None:
                 sequence.sampled_row = num_sampling
                 num_sampling += 1
-                # The last token that is sampled is never computed.
+                # The last sampled token is never computed.
                 sequence.num_output_placeholders += stop + 1 < sequence.max_tokens
         if not entries:
-            # The next plan that runs carries the cache's decisions.
+            # Keep the cache's decisions for the next plan with entries.
             return StepPlan(0, (), refused=self._break_deadlock() if self._is_stuck else ())
         self._plans += 1
         decisions = self.sharing.take_decisions()
         return StepPlan(self._plans, tuple(entries), decisions, tuple(self._begun))
 
     def commit(self, plan: StepPlan, outcomes: SequenceOf[Outcome]) -> list[TokenEvent]:
-        """Commit a step's results. outcomes: of the entries that have one, in order."""
+        """Apply a step's results. outcomes: of the entries that have one, in order."""
         events: list[TokenEvent] = []
         rest = iter(outcomes)
         for entry in plan.entries:
@@ -311,7 +307,7 @@ class Scheduler:
         return events
 
     def _note(self, sequence: Sequence, event: TokenEvent) -> None:
-        """Count an event of a sequence, and close the sequence at its end."""
+        """Count an event, and close the sequence where it ends."""
         self.counters.generated_tokens += event.token_id is not None
         if event.finish is None:
             sequence.num_output_placeholders -= 1
@@ -322,8 +318,8 @@ class Scheduler:
     # --- planning -------------------------------------------------------------------------------
 
     def _plan_decoding(self, overlapped: bool) -> tuple[list[PlanEntry], bool]:
-        """Return entries of one token for the sequences that miss one, the oldest first; and
-        whether one of them gets none."""
+        """Return entries for sequences that lack one token, and whether any of these sequences gets
+        no entry."""
         entries: list[PlanEntry] = []
         starving = False
         for sequence in list(self._running):
@@ -345,8 +341,8 @@ class Scheduler:
         return entries, starving
 
     def _make_room(self, sequence: Sequence) -> bool:
-        """Reserve the next token of a sequence for which there is no memory. Preempt the youngest
-        sequences, unless memory is being freed already. False when there is none yet."""
+        """Reserve memory for a sequence's next token, by preempting the youngest sequences unless
+        memory is being freed already. Return False where there is no memory yet."""
         while not self.kv.reserve(sequence.seq_id, sequence.num_tokens):
             if self.kv.recovering or len(self._running) == 1:
                 return False
@@ -355,8 +351,8 @@ class Scheduler:
         return True
 
     def _break_deadlock(self) -> tuple[TokenEvent, ...]:
-        """Preempt a sequence when none can run, because the system refuses to map more. End it with
-        an error where it is alone."""
+        """Where no sequence can run for lack of memory, preempt the youngest; end a sequence that
+        is alone with an error."""
         if self.kv.recovering:
             return ()
         if len(self._running) > 1:
@@ -366,8 +362,8 @@ class Scheduler:
         return tuple(self._finish(each, FinishReason.ERROR, NO_MEMORY) for each in list(alone))
 
     def _admit(self) -> None:
-        """Admit waiting sequences in their order, until one does not fit. Skip forks whose parent
-        is still computing their prompt."""
+        """Admit waiting sequences in order until one does not fit. Skip forks that wait for their
+        parent."""
         max_running = 1 if self.holds_back else self.limits.max_num_seqs
         for sequence in self._waiting[: max(0, max_running - len(self._running))]:
             if self.sharing.waits_for_parent(sequence):
@@ -380,7 +376,7 @@ class Scheduler:
             self.sharing.attach_cached([sequence], in_parts=bool(self._waiting))
 
     def _plan_chunks(self, entries: list[PlanEntry]) -> None:
-        """Add chunks of prompts, as far as the budget allows, the first in order first."""
+        """Add chunks of prompts in order, within the budget."""
         decoding = any(sequence.num_generated for sequence in self._running)
         room = self.budget.room(decoding=decoding, rows=len(entries))
         room = min(room, self._max_batched_tokens - len(entries))
@@ -393,7 +389,7 @@ class Scheduler:
                 room -= self._plan_chunk(sequence, room, entries)
 
     def _plan_chunk(self, sequence: Sequence, room: int, entries: list[PlanEntry]) -> int:
-        """Add a chunk of at most ``room`` tokens; return how many."""
+        """Add a chunk of at most ``room`` tokens; return the number of tokens."""
         count = min(sequence.num_uncomputed, room)
         stop = sequence.num_scheduled + count
         if not self.kv.reserve(sequence.seq_id, stop):
@@ -405,14 +401,13 @@ class Scheduler:
         return count
 
     def _report(self, sequence: Sequence) -> None:
-        """Report how much of a prompt was cached: its first token is about to be computed."""
+        """Make a sequence's PrefixReport, before its first token is computed."""
         left_at, miss = self.kv.explain(sequence.seq_id)
         sequence.prefix = PrefixReport(sequence.num_computed, left_at, miss)
         self._begun.append(sequence.request.submitted_s)
         self.counters.count_prompt(sequence.num_prompt, sequence.num_computed, miss)
 
     def _preempt_youngest(self) -> Sequence:
-        """Preempt the last sequence in order; it waits where its arrival puts it."""
         sequence = self._running.pop()
         assert sequence.num_scheduled == sequence.num_computed, "preempted in flight"
         self.sharing.close(sequence, keep_prefix=True, preempted=True)

@@ -1,5 +1,4 @@
-"""A sequence: its state, the entries that it gives a plan, and the events that outcomes make of
-it."""
+"""A running request's state: makes entries for plans, and events from outcomes."""
 
 from dataclasses import dataclass, field
 from enum import Enum
@@ -40,10 +39,8 @@ class SequenceStatus(Enum):
 
 @dataclass(slots=True)
 class TokenCounts:
-    """Distinct tokens of a sequence in order of first sight, counted as the sequence grows.
-
-    ``ids[i]`` was generated ``generated[i]`` times; 0 means that only the prompt has it.
-    """
+    """Counts how often each distinct token ``ids[i]`` was generated (``generated[i]``). Tokens that
+    only the prompt has count 0."""
 
     ids: list[int] = field(default_factory=list)
     generated: list[int] = field(default_factory=list)
@@ -65,57 +62,45 @@ class TokenCounts:
 
 @dataclass(slots=True, repr=False, eq=False)
 class Sequence:
-    """One running generation.
-
-    ::
-
-        0 ......... num_prompt ............ num_tokens
-        prompt      | generated             |
-        0 ... num_computed: their K and V are in the cache
-        0 ... num_scheduled: or will be, once the steps in flight have run
-    """
+    """The state of a request. ``token_ids`` are the prompt and the tokens generated so far."""
 
     request: Request
     arrival: int
-    """The order of arrival; counts up."""
+    """The sequence's number in order of arrival."""
     max_tokens: int
-    """Limit of prompt and answer together."""
+    """The limit of prompt and answer together."""
     token_ids: list[int] = field(init=False)
     seq_id: int = field(init=False)
-    """The sequence's name in the cache: its request's."""
+    """The request's id, which is also the sequence's id in the cache."""
     num_prompt: int = field(init=False)
-    """Tokens of the prompt."""
     order: tuple[int, int] = field(init=False)
-    """First come, first served within a priority."""
+    """The scheduling order: lower priority values first, then earlier arrivals."""
     needs_state: bool = field(init=False)
-    """Whether choosing its tokens needs to know those before: for a constraint, or for penalties.
-    Beside these, stop tokens may be held back for some time."""
+    """Whether each token needs a SamplingState, for a constraint or penalties."""
     scores_prompt: bool = field(init=False)
-    """Whether log-probabilities of its prompt are wanted."""
+    """Whether log-probabilities of the prompt are requested."""
     progress: Progress = field(default_factory=Progress)
-    """How far it has come; the cache's own count, while it runs."""
+    """The counts of computed and scheduled tokens, shared with the cache while running."""
     num_output_placeholders: int = 0
-    """Tokens that steps in flight will sample, and that later steps must compute."""
+    """The number of tokens that steps in flight will sample and later steps must compute."""
     sampled_row: int = 0
-    """In the newest step that samples for it: its place among the rows that sample."""
+    """The sequence's index among the sampling rows of the newest step that samples for it."""
     status: SequenceStatus = SequenceStatus.WAITING
     preemptions: int = 0
     block_hashes: BlockHashes | None = None
-    """The keys of its prefix in the cache; kept through preemptions."""
+    """The keys of the prefix in the cache; kept through preemptions."""
     prefix: PrefixReport | None = None
-    """Made when it first computes a token of its own."""
+    """Set when the sequence first computes a token."""
     counts: TokenCounts = field(default_factory=TokenCounts)
-    """Kept for sequences with penalties."""
+    """Updated only for sequences with penalties."""
     mask_s: float = 0.0
-    """Processor time that its next mask is likely to take."""
+    """The expected processor time of the next mask."""
     steps_rested: int = 0
-    """How many steps it has just sat out because of that, one after the other."""
+    """The number of steps in a row that the sequence has sat out because of costly masks."""
     scored: list[TokenLogprobs] = field(default_factory=list)
-    """Scores of the prompt's tokens from the second on, as far as they are computed. Kept through
-    preemptions."""
+    """The scores of prompt tokens so far, from the second token on; kept through preemptions."""
 
     def __post_init__(self) -> None:
-        """Compute once the properties that every step reads."""
         self.token_ids = list(self.request.prompt_ids)
         self.seq_id = self.request.request_id
         self.num_prompt = len(self.token_ids)
@@ -126,7 +111,7 @@ class Sequence:
 
     @property
     def history(self) -> TokenHistory | None:
-        """Return its distinct tokens; None where it has no penalties."""
+        """Return the distinct tokens; None for a request without penalties."""
         if not self.request.params.penalises:
             return None
         self.counts.update(self.token_ids, self.num_prompt)
@@ -134,44 +119,41 @@ class Sequence:
         return TokenHistory(np.array(ids, np.int32), np.array(generated, np.float32))
 
     def note_mask(self, seconds: float) -> None:
-        """Note how much processor time a mask has taken. A form that was costly may soon be
-        again."""
+        """Record a mask's processor time. A costly mask is forgotten slowly, because the next ones
+        may cost as much."""
         self.mask_s = max(seconds, self.mask_s / 2)
 
     @property
     def num_computed(self) -> int:
-        """Return how many leading tokens have valid K and V."""
+        """The number of leading tokens with valid K and V."""
         return self.progress.computed
 
     @property
     def num_scheduled(self) -> int:
-        """Return the same, once the steps in flight have run."""
+        """The number of leading tokens with valid K and V after the steps in flight."""
         return self.progress.scheduled
 
     @property
     def num_tokens(self) -> int:
-        """Return how many tokens the prompt and the answer have so far."""
         return len(self.token_ids)
 
     @property
     def num_generated(self) -> int:
-        """Return how many tokens have been generated."""
         return len(self.token_ids) - self.num_prompt
 
     @property
     def num_uncomputed(self) -> int:
-        """Return how many tokens still have to be scheduled before the next one can be sampled."""
+        """The number of tokens to schedule before the next one can be sampled."""
         return len(self.token_ids) + self.num_output_placeholders - self.progress.scheduled
 
     @property
     def num_reusable(self) -> int | None:
-        """Return how many leading tokens' K and V may come from others. None: all but the last
-        token's. Where the prompt is scored, those of the tokens that have been scored already."""
+        """The number of leading tokens whose K and V may be shared; None: all but the last token.
+        Prompt tokens that are still to be scored must be computed, not shared."""
         is_scored = self.scores_prompt and len(self.scored) + 1 < self.num_prompt
         return len(self.scored) if is_scored else None
 
     def __repr__(self) -> str:
-        """Return counts only."""
         return (
             f"Sequence({self.seq_id}, {self.status.value}, "
             f"{self.num_computed}/{self.num_tokens} tokens)"
@@ -182,8 +164,8 @@ class Sequence:
 
 
 def plan_entry(sequence: Sequence, stop: int, newest_plan: int) -> PlanEntry:
-    """Return the entry that computes a sequence's tokens up to ``stop``, from where the steps in
-    flight end. newest_plan: the number of the plan before this one."""
+    """Return the entry that computes a sequence's unscheduled tokens up to ``stop``. newest_plan:
+    the number of the previous plan."""
     start, token_ids = sequence.progress.scheduled, sequence.token_ids
     num_known = len(token_ids)
     tokens: tuple[int, ...] | PendingToken
@@ -201,7 +183,7 @@ def plan_entry(sequence: Sequence, stop: int, newest_plan: int) -> PlanEntry:
 
 
 def _scoring(sequence: Sequence, stop: int) -> Scoring | None:
-    """Return which tokens of the prompt are still to be scored with the rows before ``stop``."""
+    """Return the unscored prompt tokens that the rows before ``stop`` can score."""
     num_top = sequence.request.params.prompt_logprobs
     assert num_top is not None
     first = max(sequence.num_scheduled, len(sequence.scored))
@@ -215,8 +197,7 @@ def _scoring(sequence: Sequence, stop: int) -> Scoring | None:
 
 
 def apply_outcome(sequence: Sequence, outcome: Outcome) -> TokenEvent | None:
-    """Add an outcome to its sequence. Return the event, with ``finish`` where the sequence ends;
-    None while there is nothing to report."""
+    """Add an outcome to its sequence; return the event to report, or None."""
     if isinstance(outcome, Token):
         return _append(sequence, outcome)
     if isinstance(outcome, Scores):
@@ -246,5 +227,4 @@ def _append(sequence: Sequence, outcome: Token) -> TokenEvent:
 
 
 def end(sequence: Sequence, reason: FinishReason, message: str | None = None) -> TokenEvent:
-    """Return the event of a sequence's end, without a token."""
     return TokenEvent(sequence.seq_id, None, reason, None, message, sequence.prefix)

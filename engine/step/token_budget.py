@@ -1,44 +1,42 @@
-"""How many tokens a step may compute, so that it takes about as long as it should."""
+"""Limits the prompt tokens of a step, so that steps take about their target time."""
 
 import math
 from dataclasses import dataclass, field
 
-# A step's time is noisy and a prompt's later chunks are slower: grow by at most this factor, and
-# react to a slow step at once.
+# A budget grows by at most this factor per step, because step times are noisy.
 MAX_GROWTH = 1.5
 # Between this fraction of the target and the target itself nothing changes.
 CALM_FRACTION = 0.8
-# A step of prompts alone may take this many times the target: it delays no sequence's next token.
+# A step without decoding rows may take this many times the target: it delays no answer's tokens.
 ALONE_TARGETS = 5.0
-# Where decoding alone takes most of the target, prompts would starve: beside them a step may take
-# this many times as long as without.
+# A step with prompts and decoding rows may take this many times the time of decoding alone, so that
+# prompts progress even where decoding takes most of the target.
 MAX_SLOWDOWN = 3.0
-# Weight of the newest step of decoding alone in the mean of their times.
+# The newest step's weight in the moving average of decoding times.
 NEWEST_WEIGHT = 0.2
-# Rows that MLX's products and its attention of prompts compute together on a GPU: fewer take as
-# long (mlx/backend/metal/quantized.cpp).
+# The rows that MLX's kernels compute together on a GPU (mlx/backend/metal/quantized.cpp): fewer
+# rows take the same time.
 GPU_TILE_ROWS = 32
 
 
 @dataclass(slots=True)
 class TokenBudget:
-    """Prefill tokens per step, steered by measured step times. Within [minimum, maximum], in
-    tokens; whole tiles, where the maximum has room for one."""
+    """The prompt tokens per step, adjusted by measured step times. Budgets are whole tiles, if the
+    maximum is at least a tile."""
 
     target_s: float
     minimum: int
     maximum: int
     tokens: int
-    """Beside rows that decode."""
+    """The budget of a step with decoding rows."""
     tile: int = 1
-    """Rows that the device computes together: a step of fewer takes as long."""
+    """The number of rows that the device computes together."""
     alone: int = field(init=False)
-    """In a step of prompts alone."""
+    """The budget of a step without decoding rows."""
     decoding_s: float = field(default=0.0, init=False)
-    """The mean time of steps without prefill; 0 before the first one."""
+    """The mean time of steps without prompt tokens; 0 before the first one."""
 
     def __post_init__(self) -> None:
-        """Check the order of the limits."""
         assert 1 <= self.minimum <= self.tokens <= self.maximum
         assert self.target_s > 0
         assert self.tile >= 1
@@ -48,13 +46,13 @@ class TokenBudget:
         self.tokens = self.alone = self._bounded(self.tokens)
 
     def room(self, *, decoding: bool, rows: int = 0) -> int:
-        """Return the budget of a step with rows that decode, or without any. rows: that the step
-        has already; together they are whole tiles, about as many as the budget has."""
+        """Return the number of prompt tokens to add to a step that has ``rows`` rows already: the
+        budget, rounded so that all rows together fill whole tiles."""
         budget, begun = self.tokens if decoding else self.alone, rows % self.tile
         return budget - begun if 2 * begun <= self.tile else budget + self.tile - begun
 
     def observe(self, prefill_tokens: int, seconds: float, *, decoding: bool = True) -> None:
-        """Take in a step with that many prompt tokens. decoding: beside rows that decode."""
+        """Adjust the budgets by a step's time. decoding: whether the step had decoding rows."""
         if seconds <= 0:
             return
         if prefill_tokens == 0:
@@ -68,17 +66,15 @@ class TokenBudget:
             self.alone = self._steered(self.alone, prefill_tokens, target_s / seconds)
 
     def _steered(self, tokens: int, prefill_tokens: int, ratio: float) -> int:
-        """Return a budget after a step. ratio: of its target to its time."""
+        """Return the new budget. ratio: the step's target divided by its time."""
         budget: float = tokens
         if ratio < 1:
-            # The prefill alone has to make up for the whole excess.
+            # Only prompt tokens can be cut, so they must make up for the whole excess.
             budget = max(prefill_tokens, self.minimum) * ratio
         elif prefill_tokens > tokens - self.tile and ratio > 1 / CALM_FRACTION:
-            # A small budget grows by a tile.
             longest = max(tokens * MAX_GROWTH, tokens + self.tile)
             budget = min(tokens * ratio * CALM_FRACTION, longest)
         return self._bounded(budget)
 
     def _bounded(self, tokens: float) -> int:
-        """Return whole tiles, within the limits."""
         return min(self.maximum, max(self.minimum, int(tokens) // self.tile * self.tile))
