@@ -98,10 +98,7 @@ class EnginePlan:
 
 
 def plan_engine(
-    config: EngineConfig,
-    checkpoint: Checkpoint,
-    machine: MachineMemory,
-    choice: SubstrateChoice,
+    config: EngineConfig, checkpoint: Checkpoint, machine: MachineMemory, choice: SubstrateChoice
 ) -> EnginePlan:
     """Fit the model and its cache into ``machine``, the memory of the CPU or GPU that computes.
 
@@ -328,8 +325,7 @@ def substrate_faults(substrate: Substrate, backends: Sequence[PageBackend]) -> S
     if not substrate.on_gpu:
         return SubstrateFaults()
     return SubstrateFaults(
-        lambda: [backend.completed_ticket() for backend in backends],
-        FaultMemory(substrate).record,
+        lambda: [backend.completed_ticket() for backend in backends], FaultMemory(substrate).record
     )
 
 

@@ -80,11 +80,7 @@ class TokenStream:
     """The events of one request, in order. Closing it before the end aborts the request."""
 
     def __init__(
-        self,
-        request: Request,
-        abort: Callable[[int], None],
-        max_backlog: int,
-        wake: asyncio.Event,
+        self, request: Request, abort: Callable[[int], None], max_backlog: int, wake: asyncio.Event
     ) -> None:
         """wake: set when events arrive; streams that one reader reads together share one."""
         self.request = request

@@ -24,13 +24,7 @@ from engine.machine import (
     raise_descriptor_limit,
 )
 from kvcache.fault_memory import Act, FaultMemory
-from kvcache.selftest.machine import (
-    Machine,
-    installed_mlx,
-    this_machine,
-    wheel_tag,
-    wheel_warning,
-)
+from kvcache.selftest.machine import Machine, installed_mlx, this_machine, wheel_tag, wheel_warning
 from kvcache.selftest.run import (
     STRESS_LIMIT_S,
     USUAL,

@@ -15,8 +15,8 @@ from engine.figures import MlxMemory as MlxMemory
 from kvcache.block_hashes import BlockHashes as BlockHashes
 from kvcache.block_hashes import PrefixSalt as PrefixSalt
 from kvcache.prefix_index import MissReason as MissReason
-from kvcache.state_cache import NO_TURNS as NO_TURNS
-from kvcache.state_cache import Turns as Turns
+from kvcache.state_cache import NO_BOUNDARIES as NO_BOUNDARIES
+from kvcache.state_cache import PromptBoundaries as PromptBoundaries
 from kvcache.stats import CellStats as CellStats
 from kvcache.stats import KVStats as KVStats
 
@@ -146,7 +146,7 @@ class PromptOptions:
     """Only requests with equal salts share prefixes."""
     system_tokens: int = 0
     """The number of leading tokens that other conversations probably share."""
-    turns: Turns = NO_TURNS
+    boundaries: PromptBoundaries = NO_BOUNDARIES
     """Positions where the conversation's next prompt may differ from this one."""
     constraint: TokenConstraint | None = None
     """Each request gets its own copy of a submission's constraint."""
@@ -241,7 +241,7 @@ class EngineLimits:
     shared_block_tokens: int | None = None
     """The tokens of a block, the unit of prefix sharing; None where prefixes are not shared."""
     keeps_states: bool = False
-    """Whether a prefix can be shared only at kept states; then ``Request.turns`` matter."""
+    """Whether a prefix can be shared only at kept states; then ``Request.boundaries`` matter."""
 
     def check_length(self, prompt_ids: Sequence[int], params: Sequence[SamplingParams]) -> None:
         """Raise PromptTooLongError where the prompt and one token of an answer do not fit."""

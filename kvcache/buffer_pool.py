@@ -12,12 +12,7 @@ class BufferPool:
     """All buffers of a group. Keeps their mappings within the system's limit."""
 
     def __init__(
-        self,
-        group: Group,
-        pool: HeapPool,
-        backend: PageBackend,
-        max_buffers: int,
-        max_sharers: int,
+        self, group: Group, pool: HeapPool, backend: PageBackend, max_buffers: int, max_sharers: int
     ) -> None:
         # Only tables are counted, not premapped blocks: a GPU has no limit of mappings.
         assert backend.maps_while_running or backend.mapping_limit is None

@@ -17,7 +17,7 @@ from kvcache.memory_budget import CacheLimits
 from kvcache.memory_map import KVMap, take_map
 from kvcache.prefix_index import MissReason
 from kvcache.sequences import CachedSequence, OpenSequence, Progress
-from kvcache.state_cache import NO_TURNS, StateCache, Turns, planned_seals
+from kvcache.state_cache import NO_BOUNDARIES, PromptBoundaries, StateCache, planned_checkpoints
 from kvcache.stats import KVStats, total
 from kvcache.views import KVViews, OrderingHandles, layer_regions
 
@@ -81,13 +81,13 @@ class KVCacheManager:
         *,
         final_tokens: int,
         system_tokens: int = 0,
-        turns: Turns = NO_TURNS,
+        boundaries: PromptBoundaries = NO_BOUNDARIES,
     ) -> Progress | None:
         """Open a sequence: take buffers, map cached blocks of its prefix, and reserve blocks for
         ``num_tokens``. Return its progress, which the cache updates; None: it does not fit now.
 
         final_tokens: the limit of its tokens. system_tokens: leading tokens of a system prompt.
-        turns: positions at which other prompts may differ from this one."""
+        boundaries: positions at which other prompts may differ from this one."""
         assert seq_id not in self._open, f"sequence {seq_id} is open"
         if len(self._open) == self._limits.max_sequences or num_tokens > self._layout.max_tokens:
             return None
@@ -115,8 +115,8 @@ class KVCacheManager:
             if self._attach(parts, prefixes):
                 self._open[seq_id] = OpenSequence(block_hashes, progress, parts)
                 if self._states is not None:
-                    seals = planned_seals(block_hashes, system_tokens, turns)
-                    self._states.open(seq_id, parts[0], seals, cached)
+                    checkpoints = planned_checkpoints(block_hashes, system_tokens, boundaries)
+                    self._states.open(seq_id, parts[0], checkpoints, cached)
                 return progress
             for group, part in zip(self._groups, parts, strict=True):
                 group.allocator.remove(part)
@@ -164,7 +164,7 @@ class KVCacheManager:
 
     def add_pending_prefix(self, seq_id: int) -> None:
         """Let other sequences wait for the blocks that this one is going to compute."""
-        ends = None if self._states is None else self._states.seals(seq_id)
+        ends = None if self._states is None else self._states.checkpoints(seq_id)
         self._first.prefixes.add_pending_prefix(self._open[seq_id].parts[0], ends)
 
     def pending_owner(self, seq_id: int) -> int | None:

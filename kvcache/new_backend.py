@@ -50,10 +50,7 @@ def new_backends(
 
 
 def new_states(
-    layout: CellLayout,
-    num_cells: int,
-    backend: PageBackend,
-    workers: metal_ext.CpuWorkers | None,
+    layout: CellLayout, num_cells: int, backend: PageBackend, workers: metal_ext.CpuWorkers | None
 ) -> StateMemory:
     """Return memory for cells. backend: of the first group. workers: of a CPU. Raises RuntimeError
     where no buffer can hold the cells, OSError without memory."""

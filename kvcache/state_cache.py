@@ -33,7 +33,7 @@ ENDS_PER_CONVERSATION = 2
 CELLS_PER_CONVERSATION = 2 + ENDS_PER_CONVERSATION
 
 
-class Turns(NamedTuple):
+class PromptBoundaries(NamedTuple):
     """Positions, in tokens, at which other prompts may differ from this one; 0: unknown."""
 
     user_end: int = 0
@@ -42,21 +42,23 @@ class Turns(NamedTuple):
     """End of the last message, before the tokens that make the model answer."""
 
 
-NO_TURNS = Turns()
+NO_BOUNDARIES = PromptBoundaries()
 
 
-def planned_seals(hashes: BlockHashes, system_tokens: int, turns: Turns) -> dict[int, Retention]:
+def planned_checkpoints(
+    hashes: BlockHashes, system_tokens: int, boundaries: PromptBoundaries
+) -> dict[int, Retention]:
     """Return block boundaries whose states are worth keeping, by the number of leading blocks:
     before each position at which others may differ, and before the prompt's end."""
     positions = (
         (hashes.num_tokens - 1, Retention.WAYPOINT),
-        (turns.messages_end, Retention.END),
-        (turns.user_end, Retention.USER),
+        (boundaries.messages_end, Retention.END),
+        (boundaries.user_end, Retention.USER),
         (system_tokens, Retention.SYSTEM),
     )
-    seals = {tokens // hashes.tokens_per_block: retention for tokens, retention in positions}
-    seals.pop(0, None)
-    return seals
+    checkpoints = {tokens // hashes.tokens_per_block: retention for tokens, retention in positions}
+    checkpoints.pop(0, None)
+    return checkpoints
 
 
 @dataclass(slots=True, eq=False)
@@ -64,7 +66,7 @@ class SequenceStates:
     """The cells of one open sequence."""
 
     sequence: CachedSequence
-    seals: dict[int, Retention]
+    checkpoints: dict[int, Retention]
     """Retentions of boundaries worth keeping, by the number of leading blocks."""
     base: Cell | None = None
     """None: the beginning, where the state is zero."""
@@ -144,17 +146,17 @@ class StateCache:
         return reason
 
     def open(
-        self, seq_id: int, sequence: CachedSequence, seals: dict[int, Retention], cached: int
+        self, seq_id: int, sequence: CachedSequence, checkpoints: dict[int, Retention], cached: int
     ) -> None:
-        """Begin with the state after the attached blocks. seals: see planned_seals. cached: leading
-        blocks with cached K and V; if no state was there, this sequence keeps one."""
+        """Begin with the state after the attached blocks. checkpoints: see planned_checkpoints.
+        cached: leading blocks with cached K and V; if no state was there, it keeps one."""
         if cached > len(sequence.buffer.table):
-            seals = {cached: Retention.END} | seals
-        self._open[seq_id] = SequenceStates(sequence, seals)
+            checkpoints = {cached: Retention.END} | checkpoints
+        self._open[seq_id] = SequenceStates(sequence, checkpoints)
         self.go_on(seq_id)
 
-    def seals(self, seq_id: int) -> dict[int, Retention]:
-        return self._open[seq_id].seals
+    def checkpoints(self, seq_id: int) -> dict[int, Retention]:
+        return self._open[seq_id].checkpoints
 
     def go_on(self, seq_id: int) -> None:
         """Go on from the state after the last attached block."""
@@ -173,7 +175,7 @@ class StateCache:
         states.base_block = states.kept_block = len(blocks)
         if cell.retention is Retention.USER:
             self.pool.leave(cell)
-        cell.retention = max(cell.retention, states.seals.get(len(blocks), cell.retention))
+        cell.retention = max(cell.retention, states.checkpoints.get(len(blocks), cell.retention))
         self.pool.use(self._chain(states.sequence.block_hashes, len(blocks)))
 
     # --- growing --------------------------------------------------------------------------------
@@ -252,18 +254,18 @@ class StateCache:
     def _seals_within(self, states: SequenceStates, first: int, last: int) -> set[int]:
         every = self._waypoint_blocks
         waypoints = range(-(-first // every) * every, last + 1, every)
-        return {block for block in states.seals if first <= block <= last} | {*waypoints}
+        return {block for block in states.checkpoints if first <= block <= last} | {*waypoints}
 
     def _retention(self, states: SequenceStates, block: int) -> Retention | None:
         """Return why the state at a boundary is kept; None: it is not."""
         waypoint = None if block % self._waypoint_blocks else Retention.WAYPOINT
-        return states.seals.get(block, waypoint)
+        return states.checkpoints.get(block, waypoint)
 
     def _num_planned(self, states: SequenceStates, start: int, end: int) -> int:
         """Count a step's boundaries worth keeping, except waypoints and the last one."""
         blocks = range(start // self._size + 1, end // self._size)
-        planned = [block for block in states.seals if block in blocks]
-        return sum(states.seals[block] is not Retention.WAYPOINT for block in planned)
+        planned = [block for block in states.checkpoints if block in blocks]
+        return sum(states.checkpoints[block] is not Retention.WAYPOINT for block in planned)
 
     @property
     def _is_short(self) -> bool:

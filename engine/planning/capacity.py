@@ -24,12 +24,7 @@ from engine.planning.memory import (
     resident,
     weights_bytes,
 )
-from engine.planning.simulator import (
-    Arrival,
-    Simulation,
-    SimulationReport,
-    random_arrivals,
-)
+from engine.planning.simulator import Arrival, Simulation, SimulationReport, random_arrivals
 from kvcache.block import Block
 from kvcache.layout import (
     KVLayout,
@@ -39,12 +34,7 @@ from kvcache.layout import (
     grouped_layout,
     paged_layout,
 )
-from kvcache.memory_budget import (
-    SMALLEST_CONTEXT_TOKENS,
-    BudgetError,
-    MemoryDemand,
-    cells_within,
-)
+from kvcache.memory_budget import SMALLEST_CONTEXT_TOKENS, BudgetError, MemoryDemand, cells_within
 from kvcache.state_cache import CELLS_PER_SEQUENCE
 from kvcache.substrates import Substrate
 
@@ -280,11 +270,7 @@ def plan_capacity(
         mean_tokens=mean_tokens,
         fits=tuple(
             _fit(
-                packing,
-                room_of(shape, demand, packing, config),
-                allocations,
-                context,
-                mean_tokens,
+                packing, room_of(shape, demand, packing, config), allocations, context, mean_tokens
             )
             for packing in WEIGHT_PACKINGS
         ),
@@ -336,11 +322,7 @@ def allocations_of(
 
 
 def _fit(
-    weights: Packing,
-    room: Room,
-    allocations: Sequence[Allocation],
-    context: int,
-    mean_tokens: int,
+    weights: Packing, room: Room, allocations: Sequence[Allocation], context: int, mean_tokens: int
 ) -> Fit:
     own = allocations[-1].layout
     tokens = room.kv_bytes // own.heap_bytes * own.heap_tokens

@@ -16,13 +16,7 @@ from engine.planning.devices import CostModel
 from engine.step.loop import EngineLoop
 from engine.step.plan import Outcome, PendingState, StepPlan, Token
 from engine.step.scheduler import Scheduler
-from engine.types import (
-    EngineLimits,
-    PrefixSalt,
-    Request,
-    SamplingParams,
-    TokenEvent,
-)
+from engine.types import EngineLimits, PrefixSalt, Request, SamplingParams, TokenEvent
 from kvcache.counting import CountingBackend, CountingStates
 from kvcache.layout import KVLayout
 from kvcache.manager import KVCacheManager

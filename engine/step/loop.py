@@ -13,14 +13,7 @@ from engine.config import EngineConfig
 from engine.figures import MlxMemory, SchedulerCounters, StepMeter
 from engine.machine import PressureLevel
 from engine.memory_map import MemoryMap, report_first
-from engine.messages import (
-    Abort,
-    CheckModel,
-    GetMemoryMap,
-    Message,
-    SetKVLimit,
-    SetMemoryPressure,
-)
+from engine.messages import Abort, CheckModel, GetMemoryMap, Message, SetKVLimit, SetMemoryPressure
 from engine.step.constraints import sampling_state
 from engine.step.pipeline import (
     CancelledStep,
@@ -122,11 +115,7 @@ class ModelHealthCheck:
         params = SamplingParams(max_tokens=0 if self._pooling else 1, temperature=0.0)
         self._submit(
             Request(
-                HEALTH_CHECK_ID,
-                (0,),
-                params,
-                priority=HEALTH_CHECK_PRIORITY,
-                pooling=self._pooling,
+                HEALTH_CHECK_ID, (0,), params, priority=HEALTH_CHECK_PRIORITY, pooling=self._pooling
             )
         )
 

@@ -8,7 +8,14 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from engine.types import NO_TURNS, PrefixSalt, SamplingParams, TokenEvent, TokenLogprobs, Turns
+from engine.types import (
+    NO_BOUNDARIES,
+    PrefixSalt,
+    PromptBoundaries,
+    SamplingParams,
+    TokenEvent,
+    TokenLogprobs,
+)
 
 WORD_BITS = 32
 
@@ -27,7 +34,7 @@ class Opened(NamedTuple):
     """The number of tokens for which blocks are reserved."""
     final_tokens: int
     system_tokens: int
-    turns: Turns = NO_TURNS
+    boundaries: PromptBoundaries = NO_BOUNDARIES
 
 
 class Attached(NamedTuple):

@@ -162,9 +162,7 @@ def draw(seed: int, index: int) -> float:
 
 
 def _adjust(
-    logits: mx.array,
-    params: SequenceOf[SamplingParams],
-    histories: SequenceOf[TokenHistory | None],
+    logits: mx.array, params: SequenceOf[SamplingParams], histories: SequenceOf[TokenHistory | None]
 ) -> mx.array:
     """Apply penalties and biases."""
     changing = [i for i, p in enumerate(params) if p.changes_logits]
@@ -192,9 +190,7 @@ def _mask(logits: mx.array, masks: Masks) -> mx.array:
 
 
 def _penalise(
-    logits: mx.array,
-    params: SequenceOf[SamplingParams],
-    histories: SequenceOf[TokenHistory | None],
+    logits: mx.array, params: SequenceOf[SamplingParams], histories: SequenceOf[TokenHistory | None]
 ) -> mx.array:
     if all(history is None for history in histories):
         return logits

@@ -106,7 +106,7 @@ class Sharing:
             num_tokens,
             final_tokens=final,
             system_tokens=system,
-            turns=sequence.request.turns,
+            boundaries=sequence.request.boundaries,
         )
         if progress is None:
             return False
@@ -122,7 +122,7 @@ class Sharing:
                 num_tokens,
                 final,
                 system,
-                sequence.request.turns,
+                sequence.request.boundaries,
             )
         )
         return True

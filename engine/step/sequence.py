@@ -16,14 +16,7 @@ from engine.step.plan import (
     Token,
     TokenHistory,
 )
-from engine.types import (
-    BlockHashes,
-    FinishReason,
-    PrefixReport,
-    Request,
-    TokenEvent,
-    TokenLogprobs,
-)
+from engine.types import BlockHashes, FinishReason, PrefixReport, Request, TokenEvent, TokenLogprobs
 from kvcache.sequences import Progress
 
 NO_MEMORY = "the system has no memory for it"

@@ -9,14 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcache.backend import MAPPING_LIMIT_S, PageBackend, Releases, Segment
-from kvcache.layout import (
-    METAL_PAGES,
-    KVLayout,
-    KVShape,
-    KVSpec,
-    dense_layout,
-    paged_layout,
-)
+from kvcache.layout import METAL_PAGES, KVLayout, KVShape, KVSpec, dense_layout, paged_layout
 from kvcache.selftest.machine import process_footprint
 from kvcache.selftest.reference import attention, sample_rows
 from kvcache.selftest.run import Result

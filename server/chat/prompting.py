@@ -155,7 +155,7 @@ class ChatPrompts:
             priority=sampling.priority or 0,
             salt=salt,
             system_tokens=encoded.system_tokens,
-            turns=encoded.turns,
+            boundaries=encoded.boundaries,
             constraint=constraint,
         )
         return Prompt(submission, sampling.stop_strings(), options, known.new_recorder)
@@ -254,7 +254,7 @@ class ChatPrompts:
                 conversation,
                 most_tokens,
                 add_generation_prompt=add_generation_prompt,
-                finds_turns=self.rules.engine.keeps_states,
+                finds_boundaries=self.rules.engine.keeps_states,
                 max_template_s=self.limits.max_template_s,
             )
         except TemplateError as error:

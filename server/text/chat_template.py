@@ -269,18 +269,18 @@ class ChatTemplate:
         conversation: Conversation,
         *,
         add_generation_prompt: bool = True,
-        finds_turns: bool = True,
+        finds_boundaries: bool = True,
         limit: TimeLimit | None = None,
     ) -> tuple[str, PromptEnds]:
         """Return the prompt without a begun answer, and its shareable prefixes. Special tokens in
-        texts have marks, where ``pieces_of`` cuts. finds_turns: whether to find all prefixes, or
-        only the system's; each one costs a rendering. Raises TemplateError."""
+        texts have marks, where ``pieces_of`` cuts. finds_boundaries: whether to find all prefixes,
+        or only the system's; each one costs a rendering. Raises TemplateError."""
         if conversation.continues:
             conversation = replace(conversation, turns=conversation.turns[:-1], continues=False)
         arguments = _arguments(conversation) | {"add_generation_prompt": add_generation_prompt}
         try:
             with limit or nullcontext():
-                return self._rendered(conversation, arguments, finds_turns=finds_turns)
+                return self._rendered(conversation, arguments, finds_boundaries=finds_boundaries)
         except TimeUp:
             message = "the model's chat template takes too long to render these messages"
             raise TemplateError(message, "it takes longer than limits.max_template_s") from None
@@ -305,14 +305,14 @@ class ChatTemplate:
         closed = ""
         if turn.text and first_channel_of(prompt) is None:
             silent = replace(conversation, thinking=Thinking(enabled=False))
-            other, _ = self.render(silent, finds_turns=False, limit=limit)
+            other, _ = self.render(silent, finds_boundaries=False, limit=limit)
             if first_channel_of(other) is Channel.CONTENT:
                 closed = other.removeprefix(prompt) if other.startswith(prompt) else NO_REASONING
         thinks = thinking.enabled is not False
         return begun_answer(turn, prompt, closed=closed, thinks=thinks)
 
     def _rendered(
-        self, conversation: Conversation, arguments: dict[str, Any], *, finds_turns: bool
+        self, conversation: Conversation, arguments: dict[str, Any], *, finds_boundaries: bool
     ) -> tuple[str, PromptEnds]:
         if not self.takes_several_calls:
             conversation = replace(conversation, turns=with_calls_apart(conversation.turns))
@@ -334,7 +334,7 @@ class ChatTemplate:
         system = list(takewhile(lambda message: message["role"] == "system", messages))
         after = conversation.turns_after_person
         person = 0 if after is None else len(messages) - after
-        counts = (len(system), person, len(messages)) if finds_turns else (len(system), 0, 0)
+        counts = (len(system), person, len(messages)) if finds_boundaries else (len(system), 0, 0)
         # The newest message of a person is often also the last message.
         ends = {n: self._end_of(messages[:n], written, marks, arguments) for n in set(counts)}
         return prompt, PromptEnds(*(ends[n] for n in counts))

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer as FastTokenizer
 from tokenizers.decoders import Decoder
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from engine.types import NO_TURNS, Turns
+from engine.types import NO_BOUNDARIES, PromptBoundaries
 from server.config import PromptsSection
 from server.text.calls.tool_format import CALL_CLOSE, CALL_OPEN
 from server.text.chat_template import ChatTemplate, PromptEnds
@@ -133,7 +133,7 @@ class EncodedChat:
     ids: tuple[int, ...]
     system_tokens: int
     """Number of leading ids that the system messages make. Other conversations may share them."""
-    turns: Turns = NO_TURNS
+    boundaries: PromptBoundaries = NO_BOUNDARIES
     """The prefixes of this prompt that the conversation's next prompt may share."""
     begun: str = ""
     """The answer's beginning that the client wrote, at the end of ``text``."""
@@ -211,18 +211,18 @@ class Tokenizer:
         max_prompt_tokens: int | None = None,
         *,
         add_generation_prompt: bool = True,
-        finds_turns: bool = True,
+        finds_boundaries: bool = True,
         max_template_s: float = inf,
     ) -> EncodedChat:
-        """Encode a conversation as a prompt. finds_turns: whether to compute ``turns``, which
-        doubles the time of rendering. Raises TemplateError, or TextTooLongError if the prompt is
-        surely too long."""
+        """Encode a conversation as a prompt. finds_boundaries: whether to compute ``boundaries``,
+        which doubles the time of rendering. Raises TemplateError, or TextTooLongError if the prompt
+        is surely too long."""
 
         limit = TimeLimit(max_template_s)
 
         def encode() -> EncodedChat:
             rendered = self._rendered(
-                conversation, limit, add_generation_prompt, finds_turns=finds_turns
+                conversation, limit, add_generation_prompt, finds_boundaries=finds_boundaries
             )
             max_tokens = max_prompt_tokens
             if max_tokens is not None and self._encoder.exceeds(rendered.pieces, max_tokens):
@@ -238,7 +238,7 @@ class Tokenizer:
         limit = TimeLimit(max_template_s)
 
         def count() -> int:
-            rendered = self._rendered(conversation, limit, finds_turns=False)
+            rendered = self._rendered(conversation, limit, finds_boundaries=False)
             if self._encoder.exceeds(rendered.pieces, max_prompt_tokens):
                 return self._encoder.count(rendered.pieces)
             return len(self._encode_rendered(rendered).ids)
@@ -294,12 +294,12 @@ class Tokenizer:
         limit: TimeLimit,
         add_generation_prompt: bool = True,
         *,
-        finds_turns: bool,
+        finds_boundaries: bool,
     ) -> "_RenderedChat":
         prompt, ends = self.template.render(
             conversation,
             add_generation_prompt=add_generation_prompt,
-            finds_turns=finds_turns,
+            finds_boundaries=finds_boundaries,
             limit=limit,
         )
         begun = self.template.begun(conversation, prompt, limit=limit)
@@ -320,8 +320,8 @@ class Tokenizer:
                         tokens[number] += tokens_within(encoding, end - start)
                 start += len(piece)
         system, person, messages = tokens
-        text, turns = "".join(rendered.pieces), Turns(person, messages)
-        return EncodedChat(text, tuple(ids), system, turns, rendered.begun)
+        text, boundaries = "".join(rendered.pieces), PromptBoundaries(person, messages)
+        return EncodedChat(text, tuple(ids), system, boundaries, rendered.begun)
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return a token's bytes, which may end within a character; b"" for an unknown id."""

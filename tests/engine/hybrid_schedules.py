@@ -25,7 +25,7 @@ from engine.messages import Abort
 from engine.models.checkpoint import Checkpoint
 from engine.models.forward import Forward
 from engine.step.loop import EngineLoop
-from engine.types import FinishReason, Request, SamplingParams, TokenEvent, Turns
+from engine.types import FinishReason, PromptBoundaries, Request, SamplingParams, TokenEvent
 from kvcache.block_hashes import PrefixSalt
 from kvcache.manager import KVCacheManager
 from kvcache.native_backends import NativeStates
@@ -160,7 +160,7 @@ def drawn(rng: Random) -> list[Request]:
         else:
             own = [rng.randrange(VOCABULARY) for _ in range(rng.randint(1, 90))]
             end = len(system) + len(own)
-            turns = Turns(end - len(own) // 2, max(0, end - 3))
+            turns = PromptBoundaries(end - len(own) // 2, max(0, end - 3))
             request = asked(number, system + own, 1, system_tokens=len(system), turns=turns)
         stops = STOP_TOKENS if rng.random() < 0.4 else frozenset[int]()
         tokens, seed = rng.randint(1, 70), rng.getrandbits(32)

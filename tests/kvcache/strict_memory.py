@@ -17,14 +17,7 @@ from typing import Any
 
 from kvcache.backend import BackendFailedError, Charge, Releases, Segment
 from kvcache.layout import Group
-from tests.kvcache.blocks import (
-    POISON,
-    POISON_BYTES,
-    Block,
-    Mapping,
-    MappingState,
-    MistakeError,
-)
+from tests.kvcache.blocks import POISON, POISON_BYTES, Block, Mapping, MappingState, MistakeError
 from tests.kvcache.memory_faults import MemoryFaults
 
 
@@ -141,13 +134,7 @@ class StrictMemory:
         return True
 
     def map(
-        self,
-        buffer: int,
-        block: int,
-        heap: int,
-        heap_block: int,
-        count: int,
-        writable: bool,
+        self, buffer: int, block: int, heap: int, heap_block: int, count: int, writable: bool
     ) -> bool:
         blocks = self._blocks(heap, heap_block, count)
         self._check_places(buffer, block, count)

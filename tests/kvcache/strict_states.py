@@ -59,12 +59,7 @@ class StrictStates:
             self.released += 1
 
     def advance(
-        self,
-        segment: StateSegment,
-        start: int,
-        life: int,
-        epoch: int,
-        after: Callable[[int], int],
+        self, segment: StateSegment, start: int, life: int, epoch: int, after: Callable[[int], int]
     ) -> None:
         """Advance the states by a step's rows of one sequence, which begin at a position. after:
         the state after a number of the rows; 0: before the first; fewer: before earlier rows."""

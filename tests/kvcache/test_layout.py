@@ -118,11 +118,7 @@ def test_a_page_that_does_not_suit_is_refused(page: int, message: str) -> None:
 def test_a_device_has_pages_of_its_own(row_bytes: int, page: int) -> None:
     shape = KVShape.uniform(1, KVSpec(1, row_bytes // 2))
     layout = paged_layout(
-        shape,
-        max_tokens=100,
-        heap_bytes=MIB,
-        system_page_bytes=16 * KIB,
-        device_pages=METAL_PAGES,
+        shape, max_tokens=100, heap_bytes=MIB, system_page_bytes=16 * KIB, device_pages=METAL_PAGES
     )
     assert layout.groups[0].page_bytes == page
 

@@ -28,10 +28,7 @@ DEMAND = MemoryDemand(
     mlx_cache_bytes=256 * MIB,
 )
 REQUEST = CacheRequest(
-    substrate=Substrate.POSIX,
-    settings=CacheSettings(),
-    max_num_seqs=32,
-    max_model_len=None,
+    substrate=Substrate.POSIX, settings=CacheSettings(), max_num_seqs=32, max_model_len=None
 )
 
 

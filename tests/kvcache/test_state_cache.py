@@ -16,7 +16,7 @@ from kvcache.manager import KVCacheManager
 from kvcache.memory_budget import CacheLimits
 from kvcache.memory_map import SealedCell
 from kvcache.prefix_index import MissReason
-from kvcache.state_cache import WAYPOINT_TOKENS, Turns
+from kvcache.state_cache import WAYPOINT_TOKENS, PromptBoundaries
 from kvcache.views import KVViews, OrderingHandles
 from tests.kvcache.managers import TOKENS, paged, settle
 from tests.kvcache.strict_memory import StrictMemory
@@ -69,7 +69,7 @@ class Stage:
             len(ids),
             final_tokens=self.max_tokens,
             system_tokens=system,
-            turns=Turns(*turns),
+            boundaries=PromptBoundaries(*turns),
         )
         assert opened is not None
         return self.newest

@@ -5,7 +5,14 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from engine.machine import PressureLevel
-from engine.types import NO_TURNS, EngineLimits, PrefixSalt, Request, SamplingParams, Turns
+from engine.types import (
+    NO_BOUNDARIES,
+    EngineLimits,
+    PrefixSalt,
+    PromptBoundaries,
+    Request,
+    SamplingParams,
+)
 from kvcache.layout import KVFormat, KVLayout, KVShape, KVSpec, grouped_layout
 from kvcache.state_cache import CELLS_PER_SEQUENCE
 from tests.kvcache.strict_memory import Manners
@@ -240,13 +247,13 @@ def _draw_arrivals(rng: Random) -> tuple[float, ...]:
     return tuple(arrivals)
 
 
-def _draw_turns(rng: Random, prompt: int, system: int) -> Turns:
+def _draw_boundaries(rng: Random, prompt: int, system: int) -> PromptBoundaries:
     """Draw the places where others may leave a prompt; sometimes there are none. The seed is its
     own: without states it changes nothing."""
     if rng.random() < 0.3:
-        return NO_TURNS
+        return NO_BOUNDARIES
     user_end = rng.randint(system, prompt)
-    return Turns(user_end, rng.randint(user_end, prompt))
+    return PromptBoundaries(user_end, rng.randint(user_end, prompt))
 
 
 def _draw_tokens(rng: Random, count: int) -> tuple[int, ...]:
@@ -308,7 +315,7 @@ class Traffic:
             stop_token_ids=STOP_TOKENS if rng.random() < 0.5 else frozenset(),
         )
         priority = rng.randint(-1, 1) if urgent else 0
-        turns = _draw_turns(Random(~params.seed), len(prompt), system_tokens)
+        boundaries = _draw_boundaries(Random(~params.seed), len(prompt), system_tokens)
         request = Request(
             self._last_id,
             prompt,
@@ -316,7 +323,7 @@ class Traffic:
             priority=priority,
             salt=salt,
             system_tokens=system_tokens,
-            turns=turns,
+            boundaries=boundaries,
         )
         return self._of_some_kind(request)
 

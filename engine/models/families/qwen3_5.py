@@ -69,10 +69,7 @@ def _attention(text: ModelConfig, parameters_first: bool) -> Attention:
         )
     head_dim = text.count("head_dim")
     factor = rope_number(
-        text,
-        "partial_rotary_factor",
-        PARTIAL_ROTARY_FACTOR,
-        parameters_first=parameters_first,
+        text, "partial_rotary_factor", PARTIAL_ROTARY_FACTOR, parameters_first=parameters_first
     )
     turning = int(head_dim * factor)
     if factor > 1 or turning % 2 or not turning:

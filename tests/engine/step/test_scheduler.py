@@ -13,10 +13,10 @@ from engine.types import (
     FinishReason,
     MissReason,
     PrefixSalt,
+    PromptBoundaries,
     Request,
     SamplingParams,
     TokenEvent,
-    Turns,
 )
 from kvcache.manager import KVCacheManager
 from kvcache.sequences import Progress
@@ -55,7 +55,7 @@ class CountingKV:
         *,
         final_tokens: int,
         system_tokens: int,
-        turns: Turns,
+        turns: PromptBoundaries,
     ) -> Progress | None:
         assert block_hashes.num_tokens <= num_tokens <= final_tokens
         needed = -(-num_tokens // BLOCK_TOKENS)

@@ -12,10 +12,7 @@ from kvcache.selftest.substrate import MAX_TOKENS, SHAPE, small_layout
 from kvcache.substrates import Substrate
 
 LAYOUT = small_layout(
-    Substrate.POSIX,
-    SHAPE,
-    max_tokens=MAX_TOKENS,
-    system_page_bytes=metal_ext.SYSTEM_PAGE_BYTES,
+    Substrate.POSIX, SHAPE, max_tokens=MAX_TOKENS, system_page_bytes=metal_ext.SYSTEM_PAGE_BYTES
 )
 
 

@@ -35,12 +35,7 @@ def test_norm_and_rope_are_what_mlx_calls_them() -> None:
     want = mx.fast.rms_norm(array, factors, 1e-5)
     np.testing.assert_allclose(rms_norm(rows, weight, 1e-5), np.array(want), atol=1e-6)
     turned = mx.fast.rope(
-        array[:, :, None],
-        16,
-        traditional=False,
-        base=1e4,
-        scale=0.5,
-        offset=mx.array([0, 5, 700]),
+        array[:, :, None], 16, traditional=False, base=1e4, scale=0.5, offset=mx.array([0, 5, 700])
     )
     got = rope(rows, np.array([0, 5, 700]), 1e4, 0.5)
     np.testing.assert_allclose(got, np.array(turned.squeeze(2)), atol=1e-4)

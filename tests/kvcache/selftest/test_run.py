@@ -148,10 +148,7 @@ def test_steps_cross_from_one_process_to_another_as_one_line() -> None:
     assert from_line(line) == (GOOD, BAD)
 
 
-@pytest.mark.parametrize(
-    "line",
-    ["", "{", "7", "null", "[3]", "[{}]", '[{"nam": 1}]'],
-)
+@pytest.mark.parametrize("line", ["", "{", "7", "null", "[3]", "[{}]", '[{"nam": 1}]'])
 def test_anything_else_is_no_report(line: str) -> None:
     with pytest.raises(ValueError, match="not a report"):
         from_line(line)

@@ -92,10 +92,7 @@ def test_a_heap_comes_and_goes_while_another_is_used() -> None:
 
 def test_a_substrate_that_keeps_its_heaps_is_not_tried() -> None:
     (step,) = released(posix(releases=Releases.NOTHING))
-    assert (step.passed, step.text) == (
-        False,
-        "NotAsPromisedError: this substrate keeps its heaps",
-    )
+    assert (step.passed, step.text) == (False, "NotAsPromisedError: this substrate keeps its heaps")
 
 
 def test_a_heap_that_goes_only_once_is_noticed() -> None:

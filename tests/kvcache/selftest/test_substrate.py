@@ -151,10 +151,7 @@ def test_an_unmapping_that_takes_more_than_it_should_is_noticed() -> None:
 
 
 def test_an_operation_that_never_completes_is_noticed() -> None:
-    assert fault(posix(wait=lambda *_: False)) == (
-        "unmap",
-        "NotAsPromisedError: it took over 20 s",
-    )
+    assert fault(posix(wait=lambda *_: False)) == ("unmap", "NotAsPromisedError: it took over 20 s")
 
 
 def test_a_heap_that_stays_is_noticed() -> None:

@@ -10,7 +10,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from engine.client import EngineClient, TokenStream
-from engine.types import MissReason, PrefixReport, Request, TokenEvent, Turns
+from engine.types import MissReason, PrefixReport, PromptBoundaries, Request, TokenEvent
 from server.text.tokenizer import Tokenizer
 from tests.server.harness import (
     CHAT,
@@ -313,8 +313,8 @@ async def test_an_engine_that_keeps_states_hears_where_the_next_prompt_may_leave
     found = await http.post(path, json={"model": MODEL, **most, **body})
     assert found.status_code == 200, found.text
     end = len(ids_of(tokenizer, "<|im_start|>user\nHello<|im_end|>\n"))
-    turns = Turns(end, end) if keeps_states else Turns()
-    assert [request.turns for request in submitted] == [turns] * body.get("n", 1)
+    boundaries = PromptBoundaries(end, end) if keeps_states else PromptBoundaries()
+    assert [request.boundaries for request in submitted] == [boundaries] * body.get("n", 1)
 
 
 # --- what came of it -------------------------------------------------------------------------

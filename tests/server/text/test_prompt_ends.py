@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.types import Turns
+from engine.types import PromptBoundaries
 from server.text.conversation import Conversation, Thinking, Tool, ToolCall, Turn
 from server.text.tokenizer import EncodedChat, Tokenizer
 from tests.models import write_tokenizer
@@ -74,11 +74,11 @@ def said(qwen: Tokenizer, chat: EncodedChat, tokens: int) -> str:
 async def test_the_next_turn_goes_on_from_the_end_of_the_messages(qwen: Tokenizer) -> None:
     first = await encoded(qwen, SYSTEM, QUESTION)
     second = await encoded(qwen, SYSTEM, QUESTION, ANSWER, OTHER)
-    assert shared(first, second) >= first.turns.messages_end == first.turns.user_end
-    assert first.turns.messages_end < len(first.ids), "the beginning of an answer follows"
-    text = said(qwen, first, first.turns.messages_end)
+    assert shared(first, second) >= first.boundaries.messages_end == first.boundaries.user_end
+    assert first.boundaries.messages_end < len(first.ids), "the beginning of an answer follows"
+    text = said(qwen, first, first.boundaries.messages_end)
     assert text.endswith(f"{QUESTION.text}<|im_end|>\n")
-    assert said(qwen, second, second.turns.user_end).endswith(f"{OTHER.text}<|im_end|>\n")
+    assert said(qwen, second, second.boundaries.user_end).endswith(f"{OTHER.text}<|im_end|>\n")
 
 
 async def test_thoughts_are_kept_while_tools_answer_and_dropped_by_the_next_question(
@@ -87,22 +87,22 @@ async def test_thoughts_are_kept_while_tools_answer_and_dropped_by_the_next_ques
     asked = await encoded(qwen, SYSTEM, QUESTION)
     called = await encoded(qwen, SYSTEM, QUESTION, CALL, RESULT)
     later = await encoded(qwen, SYSTEM, QUESTION, CALL, RESULT, ANSWER, OTHER)
-    assert called.turns.user_end == asked.turns.user_end, "a tool's result is no question"
-    assert shared(asked, called) >= asked.turns.messages_end
-    assert "I have to look." in said(qwen, called, called.turns.messages_end)
-    assert called.turns.user_end <= shared(called, later) < called.turns.messages_end
+    assert called.boundaries.user_end == asked.boundaries.user_end, "a tool's result is no question"
+    assert shared(asked, called) >= asked.boundaries.messages_end
+    assert "I have to look." in said(qwen, called, called.boundaries.messages_end)
+    assert called.boundaries.user_end <= shared(called, later) < called.boundaries.messages_end
     kept = said(qwen, called, shared(called, later))
-    assert kept == said(qwen, called, called.turns.user_end) + "<|im_start|>assistant\n"
+    assert kept == said(qwen, called, called.boundaries.user_end) + "<|im_start|>assistant\n"
 
 
 async def test_a_reminder_behind_tools_drops_thoughts_and_is_no_question(qwen: Tokenizer) -> None:
     called = await encoded(qwen, SYSTEM, QUESTION, CALL, RESULT)
     reminded = await encoded(qwen, SYSTEM, QUESTION, CALL, RESULT, REMINDER)
-    assert called.turns.user_end == reminded.turns.user_end
-    assert called.turns.user_end <= shared(called, reminded) < called.turns.messages_end
-    assert said(qwen, reminded, reminded.turns.messages_end).rstrip().endswith("<|im_end|>")
+    assert called.boundaries.user_end == reminded.boundaries.user_end
+    assert called.boundaries.user_end <= shared(called, reminded) < called.boundaries.messages_end
+    assert said(qwen, reminded, reminded.boundaries.messages_end).rstrip().endswith("<|im_end|>")
     again = await encoded(qwen, SYSTEM, QUESTION, CALL, RESULT, REMINDER, CALL, RESULT)
-    assert shared(reminded, again) >= reminded.turns.messages_end
+    assert shared(reminded, again) >= reminded.boundaries.messages_end
 
 
 async def test_a_request_beside_the_conversation_shares_the_system_prompt(qwen: Tokenizer) -> None:
@@ -116,32 +116,32 @@ async def test_a_request_beside_the_conversation_shares_the_system_prompt(qwen: 
 async def test_an_answer_that_is_begun_goes_on_behind_the_messages(qwen: Tokenizer) -> None:
     asked = await encoded(qwen, SYSTEM, QUESTION)
     begun = await encoded(qwen, SYSTEM, QUESTION, Turn("assistant", "One"), continues=True)
-    assert begun.turns == asked.turns
+    assert begun.boundaries == asked.boundaries
     assert len(begun.ids) > len(asked.ids)
 
 
 async def test_what_stands_behind_the_last_message_is_no_part_of_it(qwen: Tokenizer) -> None:
     asked = await encoded(qwen, SYSTEM, QUESTION, thinking=Thinking(enabled=False))
-    assert said(qwen, asked, asked.turns.messages_end).endswith(f"{QUESTION.text}<|im_end|>\n")
+    assert said(qwen, asked, asked.boundaries.messages_end).endswith(f"{QUESTION.text}<|im_end|>\n")
 
 
 async def test_special_tokens_that_texts_spell_move_no_end(qwen: Tokenizer) -> None:
     spelt = Turn("user", "a<|im_end|>\n<|im_start|>user\nb" * 30)
     asked = await encoded(qwen, SYSTEM, spelt, CALL, RESULT)
-    assert said(qwen, asked, asked.turns.user_end).endswith(f"{spelt.text}<|im_end|>\n")
+    assert said(qwen, asked, asked.boundaries.user_end).endswith(f"{spelt.text}<|im_end|>\n")
 
 
 async def test_where_nobody_has_said_anything_there_is_no_such_end(tmp_path: Path) -> None:
     qwen = Tokenizer(DEMO)
     asked = await encoded(qwen, SYSTEM, Turn("assistant", "Hello."), REMINDER)
-    assert asked.turns.user_end == 0 < asked.turns.messages_end
+    assert asked.boundaries.user_end == 0 < asked.boundaries.messages_end
 
 
 async def test_a_template_that_does_not_render_parts_has_no_ends(tmp_path: Path) -> None:
     whole = "{% if not add_generation_prompt %}{{ raise_exception('whole') }}{% endif %}"
     write_tokenizer(tmp_path, 1000, template=whole + WANTS_A_USER)
     asked = await encoded(Tokenizer(tmp_path), SYSTEM, QUESTION)
-    assert (asked.system_tokens, *asked.turns) == (0, 0, 0)
+    assert (asked.system_tokens, *asked.boundaries) == (0, 0, 0)
 
 
 async def test_calls_that_are_cut_have_no_end(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ async def test_calls_that_are_cut_have_no_end(tmp_path: Path) -> None:
     other = WANTS_A_USER.replace("name +", "name + ('' if add_generation_prompt else ' ') +")
     write_tokenizer(tmp_path, 1000, template=other)
     asked = await encoded(Tokenizer(tmp_path), SYSTEM, QUESTION, CALL, RESULT)
-    assert asked.turns.messages_end == 0 < asked.turns.user_end
+    assert asked.boundaries.messages_end == 0 < asked.boundaries.user_end
 
 
 @pytest.mark.parametrize(
@@ -175,6 +175,6 @@ async def test_where_turns_are_not_asked_for_the_system_prompts_end_alone_is_fou
 ) -> None:
     conversation = Conversation((SYSTEM, QUESTION), (READ,))
     whole = await qwen.encode_chat(conversation)
-    found = await qwen.encode_chat(conversation, finds_turns=False)
+    found = await qwen.encode_chat(conversation, finds_boundaries=False)
     assert (found.ids, found.system_tokens) == (whole.ids, whole.system_tokens)
-    assert found.turns == Turns() != whole.turns
+    assert found.boundaries == PromptBoundaries() != whole.boundaries
