@@ -48,7 +48,7 @@ SMALLER = 0.9
 
 @dataclass(frozen=True, slots=True)
 class EnginePlan:
-    """The parts of an engine, chosen before a byte is allocated."""
+    """The parts of an engine, chosen before any memory is allocated."""
 
     checkpoint: Checkpoint
     substrate: SubstrateChoice
@@ -90,7 +90,6 @@ class EnginePlan:
 
     @property
     def device(self) -> str:
-        """Return the substrate and the kernels, in one line."""
         kernels = "Metal"
         if not self.on_gpu:
             kernels = f"{self.instruction_set}, {self.threads} threads"
@@ -152,7 +151,7 @@ def plan_memory(
     demand = memory_demand(spec, config, machine, shape, substrate, itemsize)
     weights = checkpoint.stored_bytes if substrate.on_gpu else checkpoint.packed_bytes
     demand = replace(demand, weights_bytes=weights)
-    # An explicit budget of K and V may take memory that is otherwise left to other programs.
+    # An explicit budget of K and V may use the headroom for other programs, too.
     room = usable if config.kv_budget_bytes is None else machine.total_bytes
     if demand.weights_bytes > room:
         longest = smallest_context(config.max_model_len, spec.max_position_embeddings)

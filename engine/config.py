@@ -24,16 +24,16 @@ class EngineConfig(CacheSettings):
     step_time_target_ms: Annotated[float, Gt(0)] = 100.0
     threads: Annotated[int, Ge(1), Le(256)] | None = None
     instruction_set: str = "auto"
-    """A name of a CPU's kernels; auto is the best one."""
+    """The instruction set of the CPU's kernels; "auto" chooses the best one."""
     activations: Activations = "float32"
-    """The type to which a CPU may round activations before it multiplies weights with them."""
+    """The type to which a CPU may round activations before products with weights."""
     mlx_cache_bytes: int = 256 * MIB
     residency_keep_s: Annotated[float, Ge(0), Le(86_400)] = 180.0
-    """How long after the last step a GPU's memory is kept ready for the next one."""
+    """How long the GPU's memory stays resident after the last step."""
     overlap: bool = True
-    """Whether the next step is built and begun while one runs."""
+    """Whether to begin the next step while one runs."""
     check_every_step: bool = False
-    """Whether the cache's invariants are checked after every step, not only when idle."""
+    """Whether to check the cache's invariants after every step, not only when idle."""
     max_step_mask_s: Fixed[float] = 0.05
-    """Processor time of all masks of a step: the costliest ones take turns."""
+    """The limit of processor time for a step's masks; beyond it, costly masks take turns."""
     grammar_bytes: Fixed[int] = GRAMMAR_BYTES

@@ -78,6 +78,12 @@ class ModelConfig:
             raise self._wrong(field, value, "true or false")
         return value
 
+    def check_multiple(self, field: str, count: int, unit_field: str, unit: int) -> None:
+        if count % unit:
+            raise CheckpointError(
+                f"{self.file}: {field} ({count}) is not a multiple of {unit_field} ({unit})"
+            )
+
     def refuse_windows(self) -> None:
         """Raise CheckpointError for sliding-window attention."""
         if self.values.get("use_sliding_window"):

@@ -73,7 +73,7 @@ PackedMlp = PackedDense | PackedMixture
 Packed = Callable[[int], None]
 """Called with the bytes of each packed product."""
 Codes = tuple[mx.array, mx.array | None, int, int]
-"""Scales, biases, bits and group size."""
+"""The scales, biases, bits and group size of a quantized matrix."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 # Two failed steps within this time end the engine: then no single request is the cause.
 FAILURE_WINDOW_S = 60.0
-# Errors that no engine survives.
+# Errors that end the engine at once.
 FATAL = (AssertionError, BackendFailedError, EngineFailedError)
 # A wanted mapping point is delayed by PATIENCE times the length of the last one, and at most by
 # LONGEST_PATIENCE_S, so that one point serves several sequences.

@@ -161,7 +161,7 @@ class TokenHistory(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Masks:
-    """Which tokens may come next, one bit each."""
+    """Bit masks of the tokens that may come next."""
 
     words: np.ndarray
     """uint32 ``[R, ceil(vocab / 32)]``: bit i % 32 of word i // 32 allows token i."""
@@ -186,7 +186,7 @@ PendingState = Future[SamplingState]
 
 
 class Token(NamedTuple):
-    """The entry's next token."""
+    """The sampled next token of an entry."""
 
     token_id: int
     logprobs: TokenLogprobs | None = None

@@ -184,7 +184,7 @@ def _adjust(
 def _mask(logits: mx.array, masks: Masks) -> mx.array:
     """Return the logits ``[R, vocab]`` with minus infinity where a token is not allowed."""
     rows, vocab = logits.shape
-    # The table lookup takes a third of the time of mx.where with unpacked bits.
+    # Adding from the table takes a third of the time of mx.where.
     added = mx.array(ADDED)[mx.array(masks.words.view(np.uint8))].reshape(rows, -1)
     return logits + (added if added.shape[1] == vocab else added[:, :vocab])
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 # A budget grows by at most this factor per step, because step times are noisy.
 MAX_GROWTH = 1.5
-# Between this fraction of the target and the target itself nothing changes.
+# The budget stays unchanged for times between this fraction of the target and the target.
 CALM_FRACTION = 0.8
 # A step without decoding rows may take this many times the target: it delays no answer's tokens.
 ALONE_TARGETS = 5.0

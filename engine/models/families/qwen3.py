@@ -2,7 +2,6 @@
 
 from engine.models.config import ModelConfig
 from engine.models.rope import read_context, read_rope
-from engine.models.safetensors_headers import CheckpointError
 from engine.models.spec import Attention, DenseMlp, LayerSpec, ModelSpec
 
 
@@ -21,11 +20,7 @@ def dense_decoder(
     eps, rope = config.number("rms_norm_eps"), read_rope(config, head_dim, rope_theta)
     heads = config.count("num_attention_heads")
     kv_heads = config.count("num_key_value_heads", heads)
-    if heads % kv_heads:
-        raise CheckpointError(
-            f"{config.file}: num_attention_heads ({heads}) is not a multiple of "
-            f"num_key_value_heads ({kv_heads})"
-        )
+    config.check_multiple("num_attention_heads", heads, "num_key_value_heads", kv_heads)
     attention = Attention(heads, kv_heads, head_dim, rope, qk_norm, qkv_bias)
     layer = LayerSpec(attention, DenseMlp(config.count("intermediate_size")))
     return ModelSpec(

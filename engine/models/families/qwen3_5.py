@@ -62,11 +62,7 @@ def _attention(text: ModelConfig, parameters_first: bool) -> Attention:
     if text.values.get("attention_bias"):
         raise CheckpointError(f"{text.file}: attention_bias is true; quire serves Qwens without")
     heads, kv_heads = text.count("num_attention_heads"), text.count("num_key_value_heads")
-    if heads % kv_heads:
-        raise CheckpointError(
-            f"{text.file}: num_attention_heads ({heads}) is not a multiple of "
-            f"num_key_value_heads ({kv_heads})"
-        )
+    text.check_multiple("num_attention_heads", heads, "num_key_value_heads", kv_heads)
     head_dim = text.count("head_dim")
     factor = rope_number(
         text, "partial_rotary_factor", PARTIAL_ROTARY_FACTOR, parameters_first=parameters_first
@@ -85,11 +81,7 @@ def _attention(text: ModelConfig, parameters_first: bool) -> Attention:
 
 def _delta(text: ModelConfig) -> GatedDeltaNet:
     keys, values = text.count("linear_num_key_heads"), text.count("linear_num_value_heads")
-    if values % keys:
-        raise CheckpointError(
-            f"{text.file}: linear_num_value_heads ({values}) is not a multiple of "
-            f"linear_num_key_heads ({keys})"
-        )
+    text.check_multiple("linear_num_value_heads", values, "linear_num_key_heads", keys)
     for field in ("linear_key_head_dim", "linear_value_head_dim"):
         size = text.count(field)
         if size % HEAD_DIM_UNIT or size > MAX_HEAD_DIM:
