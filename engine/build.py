@@ -100,9 +100,7 @@ def plan_engine(
     config: EngineConfig, checkpoint: Checkpoint, machine: MachineMemory, choice: SubstrateChoice
 ) -> EnginePlan:
     """Fit the model and its cache into ``machine``, the memory of the CPU or GPU that computes.
-
-    Raises BudgetError or LayoutError; the message names the figure that does not fit.
-    """
+    Raises BudgetError or LayoutError; the message names the figure that does not fit."""
     problem = unserved(checkpoint.spec, choice.substrate)
     if problem is not None:
         raise LayoutError(f"{problem}: serve it with --kv-backend posix")
@@ -191,11 +189,8 @@ def _too_large(checkpoint: Checkpoint, demand: MemoryDemand, room: int, least: i
 
 
 def kv_shape(config: EngineConfig, checkpoint: Checkpoint, substrate: Substrate) -> KVShape:
-    """Return the shape of the cache of K and V.
-
-    Unless configured, the cache has the checkpoint's dtype; a CPU keeps float16 as bfloat16. Raises
-    LayoutError where a CPU is configured to keep float16.
-    """
+    """Return the shape of the cache. Its default dtype is the checkpoint's, but bfloat16 for
+    float16 on a CPU. Raises LayoutError where float16 is configured on a CPU."""
     names = {"F32": "float32", "F16": "float16" if substrate.on_gpu else "bfloat16"}
     stored = names.get(checkpoint.dtype, "bfloat16")
     dtype = stored if config.kv_dtype == "auto" else config.kv_dtype

@@ -54,8 +54,7 @@ class Slots:
         return max(1, int(capacity * self.max_share_ratio))
 
     def check(self, requests: int, tenant: bytes, capacity: int) -> None:
-        """Raise QueueFullError where too few slots are free, or ShareFullError where the tenant has
-        too many of them."""
+        """Raise QueueFullError, or ShareFullError where only the tenant's share is used up."""
         if self._taken.total() + requests > capacity:
             raise QueueFullError
         if self._taken[tenant] + requests > self.max_share(capacity):
@@ -100,8 +99,7 @@ class TokenStream:
     async def next_batches(
         streams: Sequence["TokenStream"], timeout_s: float
     ) -> list[list[TokenEvent]]:
-        """Wait for an event of any stream; return each stream's events since the last call. The
-        streams share ``wake``."""
+        """Wait for an event of any stream; return each one's new events. All share ``wake``."""
         if _silent(streams):
             wake = streams[0].wake
             with suppress(TimeoutError):

@@ -1,7 +1,5 @@
 """Reads the process's limits (memory, processors, open files) and the system's memory pressure.
-
-A limit that cannot be read is ignored.
-"""
+Limits that cannot be read are ignored."""
 
 import ctypes
 import math
@@ -106,11 +104,8 @@ def machine_memory(
 
 
 def macos_available_bytes(sysctl: Sysctl) -> int | None:
-    """Return the bytes of MACOS_AVAILABLE; None on other systems.
-
-    psutil instead counts free and inactive pages: these include memory of programs, and leave out
-    pages of recently read files.
-    """
+    """Return the bytes of MACOS_AVAILABLE; None on other systems. psutil counts other pages: some
+    that programs use, and no recently read files."""
     counts = [sysctl(name) for name in MACOS_AVAILABLE]
     pages = [count for count in counts if count is not None]
     return sum(pages) * os.sysconf("SC_PAGE_SIZE") if len(pages) == len(counts) else None
@@ -315,11 +310,8 @@ M_ARENA_MAX, ARENA_MAX_VARIABLE = -8, "MALLOC_ARENA_MAX"
 
 
 def use_one_arena() -> None:
-    """Make glibc use one arena for all threads, unless the user has set ARENA_MAX_VARIABLE.
-
-    Separate arenas for each thread held three times as much freed memory. Call this before any
-    thread starts.
-    """
+    """Make glibc use one arena for all threads, unless ARENA_MAX_VARIABLE is set: an arena per
+    thread held three times as much freed memory. Call this before any thread starts."""
     library = ctypes.CDLL(None)
     if hasattr(library, "mallopt") and ARENA_MAX_VARIABLE not in os.environ:
         library.mallopt(M_ARENA_MAX, 1)

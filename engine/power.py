@@ -36,8 +36,7 @@ class MacPower:
     """Calls IOKit, macOS's library for power management."""
 
     def __init__(self, load: Callable[[str], Any] = ctypes.CDLL) -> None:
-        """load: opens a library. Raises OSError for a missing library, AttributeError for a missing
-        function."""
+        """Raises OSError for a missing library, AttributeError for a missing function."""
         core, kit = load(CORE_FOUNDATION), load(IOKIT)
         self._make_text = core.CFStringCreateWithCString
         self._make_text.restype = ctypes.c_void_p
@@ -100,10 +99,8 @@ def power_of(platform: str = sys.platform) -> MacPower | None:
 
 
 class KeepAwake:
-    """Keeps a machine awake while it is busy. Call ``update`` regularly.
-
-    On mains power it also stays awake while other machines may send requests: they cannot wake it.
-    """
+    """Keeps a machine awake while it is busy, and on mains power while other machines, which cannot
+    wake it, may send requests. Call ``update`` regularly."""
 
     def __init__(self, power: MacPower, *, others_may_ask: bool) -> None:
         self._power = power

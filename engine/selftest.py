@@ -202,10 +202,8 @@ class MachineReport:
 
 
 def check_machine(options: SelfTestOptions, progress: Callable[[str], None]) -> MachineReport:
-    """Test this machine without a model. progress: called with the name of each part.
-
-    Writes only faults and the stamps of passed tests. Forgets the faults of substrates that work.
-    """
+    """Test this machine without a model; write only faults and stamps of passed tests. Forgets the
+    faults of substrates that work. progress: called with the name of each part."""
     progress("the extension")
     extension = read_extension()
     facts = extension.facts

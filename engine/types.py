@@ -71,11 +71,8 @@ class FinishReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How tokens are chosen; values are already validated.
-
-    Presence and frequency penalties count all generated tokens, as OpenAI's do; the repetition
-    penalty counts the prompt's as well.
-    """
+    """How tokens are chosen; values are already validated. Presence and frequency penalties count
+    generated tokens, as OpenAI's do; the repetition penalty counts the prompt's as well."""
 
     max_tokens: int
     temperature: float = 1.0
@@ -116,11 +113,8 @@ class SamplingParams:
 
 
 class TokenConstraint(Protocol):
-    """The grammar of one request's answer: says which tokens may come next.
-
-    After the request's submission only the engine's thread uses it. Its exceptions end only that
-    request.
-    """
+    """The grammar of one request's answer. After the request's submission, only the engine's thread
+    uses it. Its exceptions end only that request."""
 
     def fill_mask(self, row: np.ndarray) -> bool:
         """Fill a row with the tokens that may come next; return False where all may.

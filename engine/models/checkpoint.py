@@ -38,11 +38,8 @@ COMPUTED = (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"])
 
 
 def is_embedding_checkpoint(path: Path, names: Collection[str], *, tied: bool) -> bool:
-    """Return whether a model makes vectors instead of answers.
-
-    names: of the tensors. tied: whether the embeddings are the head as well. Raises CheckpointError
-    for vectors that quire does not compute.
-    """
+    """Return whether a model makes vectors instead of answers. tied: whether the embeddings are the
+    head as well. Raises CheckpointError for vectors that quire does not compute."""
     if (path / MODULES_FILE).is_file():
         check_modules(path)
         return True
@@ -134,10 +131,8 @@ class Checkpoint:
 
 
 def read_checkpoint(path: Path, *, embeds: bool | None = None) -> Checkpoint:
-    """Check a folder. Raises CheckpointError, which names file and field.
-
-    embeds: whether the model makes vectors; None to decide by its files.
-    """
+    """Check a folder. embeds: whether the model makes vectors; None to decide by its files. Raises
+    CheckpointError, which names file and field."""
     config = ModelConfig(path)
     spec = read_spec(config)
     tensors = read_tensors(path)
@@ -243,8 +238,7 @@ def promised_checkpoint(path: Path, stored_bytes: int, *, embeds: bool | None = 
 
 
 def promised_tensors(config: ModelConfig, model: ModelTensors) -> dict[str, Tensor]:
-    """Return the tensors by name, in the dtype and packing of ``config.json``; may raise
-    CheckpointError."""
+    """Return the tensors by name, as ``config.json`` describes them. Raises CheckpointError."""
     values = config.text.values
     dtype = DTYPES.get(str(values.get("dtype") or values.get("torch_dtype")), "BF16")
     tensors: dict[str, Tensor] = {}

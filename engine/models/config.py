@@ -45,8 +45,7 @@ class ModelConfig:
 
     @property
     def text(self) -> "ModelConfig":
-        """Return the config of the text model: ``text_config``, where it exists, merged over the
-        other fields."""
+        """Return the text model's config: ``text_config``, merged over the other fields."""
         nested = self.values.get("text_config", {})
         if not isinstance(nested, dict):
             raise self._wrong("text_config", nested, "an object")

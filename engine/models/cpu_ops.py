@@ -1,7 +1,5 @@
-"""A model's operations on a CPU, over weights packed for quire's own kernels.
-
-Activations and sums are float32, whatever the dtype of the weights.
-"""
+"""A model's operations on a CPU, with weights packed for quire's own kernels. Activations and sums
+are float32, whatever the dtype of the weights."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -124,8 +122,7 @@ class CpuOps:
         workers: metal_ext.CpuWorkers,
         packed: Packed,
     ) -> None:
-        """Pack all products one at a time, so that at most one is in memory twice. Empties
-        ``stored``."""
+        """Pack products one at a time, to hold only one twice. Empties ``stored``."""
         self._eps = spec.norm_eps
         self._workers = workers
         self._places = spec.places
@@ -269,8 +266,7 @@ def _bias(matrices: Sequence[StoredMatrix]) -> mx.array | None:
 def pack_linear(
     matrices: Sequence[StoredMatrix], workers: metal_ext.CpuWorkers, *, exact: bool = False
 ) -> metal_ext.PackedLinear:
-    """Pack matrices one behind the other as one. exact: never round the activations for it. Raises
-    ValueError."""
+    """Pack matrices as one. exact: never round its activations. Raises ValueError."""
     parts = [_codes(matrix) for matrix in matrices]
     weights = [weight for weight, _ in parts]
     return metal_ext.PackedLinear(weights, workers, [codes for _, codes in parts], exact)

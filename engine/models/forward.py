@@ -89,10 +89,7 @@ class Forward:
 def qk_transforms(
     spec: ModelSpec, tensors: ModelTensors, vectors: Mapping[str, mx.array]
 ) -> list[metal_ext.QKTransform]:
-    """Return the norm and RoPE of queries and keys for each attention layer.
-
-    vectors: float32 weights of norms by name.
-    """
+    """Return the norms and RoPE of each attention layer. vectors: float32 norms by name."""
     ropes = {
         (its.rope, its.head_dim): metal_ext.RopeTable(
             its.rope.frequencies(its.head_dim), its.rope.magnitude
@@ -110,8 +107,7 @@ def qk_transforms(
 
 
 def split_gate(projected: mx.array) -> tuple[mx.array, mx.array]:
-    """Split ``[T, 2 * heads, head_dim]``, in which queries and gates alternate, into queries and
-    gates."""
+    """Split ``[T, 2 * heads, head_dim]``, where each head's query and gate alternate."""
     return projected[:, ::2], projected[:, 1::2]
 
 
@@ -123,8 +119,7 @@ def conv_by_taps(net: GatedDeltaNet, conv: mx.array) -> mx.array:
 def gated_delta(
     net: GatedDeltaNet, eps: float, at: DeltaTensors, arrays: Mapping[str, mx.array]
 ) -> metal_ext.GatedDelta:
-    """Return a layer's constants. arrays: float32 tensors by name, the convolution as
-    ``conv_by_taps`` returns it."""
+    """Return a layer's constants. arrays: float32 tensors by name; see conv_by_taps."""
     return metal_ext.GatedDelta(
         key_heads=net.key_heads,
         value_heads=net.value_heads,

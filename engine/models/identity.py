@@ -25,10 +25,8 @@ SETTLED_NS = 2_000_000_000
 
 
 class ModelIdentity:
-    """Hashes all bytes of a folder's weights while the weights are loaded.
-
-    SHA-256 takes a second for 1 to 2 GB, about as long as loading. Later starts reuse the digest.
-    """
+    """Hashes all bytes of a folder's weights while the weights are loaded: SHA-256 takes about as
+    long as loading. Later starts reuse the digests."""
 
     def __init__(self, folder: Path) -> None:
         """Begin to read the files on other threads. Raises CheckpointError."""
@@ -46,8 +44,7 @@ class ModelIdentity:
 
 
 def content_digest(file: Path) -> str:
-    """Return a file's SHA-256 in hexadecimal; cached in the user's cache folder until the file
-    changes. Raises OSError."""
+    """Return a file's SHA-256, cached until the file changes. Raises OSError."""
     file = file.resolve()
     if file.parent.name == "blobs" and BLOB_NAME.fullmatch(file.name):
         return file.name

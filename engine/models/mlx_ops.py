@@ -28,10 +28,8 @@ Gate = Callable[[mx.array, mx.array], mx.array]
 
 
 def route(logits: mx.array, spec: Experts) -> tuple[mx.array, mx.array]:
-    """Return the chosen experts and their weights, both ``[T, chosen]``, the best first.
-
-    Among equal shares the first experts win, because argsort is stable; argpartition is not.
-    """
+    """Return the chosen experts and their weights ``[T, chosen]``, the best first; of equal shares,
+    the first expert wins."""
     shares = mx.softmax(logits, axis=-1, precise=True)
     experts = mx.argsort(-shares, axis=-1)[:, : spec.chosen]
     weights = mx.take_along_axis(shares, experts, axis=-1)
@@ -48,10 +46,8 @@ def mix(
     down: StoredMatrix,
     gate: Gate,
 ) -> mx.array:
-    """Return the weighted sums ``[T, hidden]`` of the experts' outputs for rows x.
-
-    experts, weights: ``[T, chosen]``. gate_up: two stacks of matrices, or one fused stack.
-    """
+    """Return the weighted sums ``[T, hidden]`` of the experts' outputs. experts, weights: ``[T,
+    chosen]``. gate_up: two stacks of matrices, or one fused stack."""
     rows, chosen = experts.shape
     numbers, order = experts.flatten(), None
     pairs = mx.arange(rows * chosen) // chosen
@@ -71,8 +67,7 @@ def mix(
 def _multiply_chosen(
     x: mx.array, stack: StoredMatrix, experts: mx.array, *, ordered: bool
 ) -> mx.array:
-    """Multiply each row of x ``[P, inputs]`` by its expert's matrix. ordered: whether ``experts``
-    ascend."""
+    """Multiply each row of x by its expert's matrix. ordered: whether ``experts`` ascend."""
     rows = x[:, None]
     if stack.packing is None:
         transposed = stack.weight.swapaxes(-1, -2)

@@ -1,7 +1,5 @@
-"""Reads rotary position embeddings (RoPE) from ``config.json``: a base, and a kind of scaling.
-
-The formulas come from the paper of each kind, the defaults from mlx-lm.
-"""
+"""Reads rotary position embeddings (RoPE) from ``config.json``. Formulas come from the paper of
+each kind of scaling, defaults from mlx-lm."""
 
 import math
 from typing import Any

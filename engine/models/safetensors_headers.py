@@ -66,8 +66,7 @@ def read_index(path: Path) -> dict[str, str]:
 
 
 def weight_files(path: Path) -> list[Path]:
-    """Return model*.safetensors and all files in the folder's index. Raises CheckpointError where
-    one is missing."""
+    """Return model*.safetensors and the files of the index. Raises CheckpointError."""
     files = set(path.glob("model*.safetensors"))
     for shard in sorted(set(read_index(path).values())):
         if Path(shard).name != shard or not os.path.exists(path / shard):

@@ -1,8 +1,4 @@
-"""A model's structure as data: an embedding, layers and a head.
-
-``families`` makes it from ``config.json``. Tensors, the forward pass, memory and costs follow from
-it.
-"""
+"""A model's structure as data: embedding, layers and head, made from ``config.json``."""
 
 from dataclasses import dataclass
 
@@ -106,8 +102,7 @@ class Experts:
     normalised: bool
     """Whether the chosen experts' shares are divided by their sum."""
     shared_inner_size: int | None = None
-    """The inner size of a shared expert: ``sigmoid(gate(x)) * shared(x)`` is added for all
-    tokens."""
+    """The inner size of a shared expert, which adds ``sigmoid(gate(x)) * shared(x)``."""
 
     def numbers_per_token(self, hidden_size: int) -> int:
         """Return the size of one token's intermediate values, shares and shared expert included."""

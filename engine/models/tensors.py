@@ -241,8 +241,7 @@ class ModelTensors:
         return {name: shape for part in self.parts for name, shape in part.shapes().items()}
 
     def count(self, dimensions: int) -> int:
-        """Return the total size of all matrices and stacks (``dimensions`` 2), or of all other
-        tensors (1)."""
+        """Return the size of all matrices and stacks (2 dimensions), or of other tensors (1)."""
         stacks = [matrix for matrix in self.matrices if isinstance(matrix, ExpertMatrix)]
         stacked = {name for stack in stacks for name in stack.shapes()}
         return sum(

@@ -19,8 +19,7 @@ Progress = Callable[[int, int], None]
 
 
 def compute_itemsize(dtype: str, *, on_gpu: bool) -> int:
-    """Return the bytes of one number of an activation. dtype: the checkpoint's, in safetensors'
-    words."""
+    """Return the bytes of an activation's number. dtype: the checkpoint's, such as "BF16"."""
     return 2 if on_gpu and dtype != "F32" else FLOAT32_BYTES
 
 

@@ -106,8 +106,7 @@ def block_account(
 
 
 def tail_tokens(tokens_per_block: int, mean_tokens: int) -> float:
-    """Return the average number of unused tokens in the last block, over all lengths from 1 to
-    2 * mean_tokens - 1."""
+    """Return the mean unused tokens of a last block, for lengths 1 to 2 * mean_tokens - 1."""
     lengths = 2 * mean_tokens - 1
     full, rest = divmod(lengths, tokens_per_block)
     # Lengths 1 ... t leave t - 1 ... 0 tokens. The last cycle of lengths may be incomplete.

@@ -1,5 +1,4 @@
-"""Computes a model's memory from its ``config.json``: weights, K and V, states, and upper bounds of
-a step's activations."""
+"""Computes memory from a ``config.json``: weights, K and V, states, and bounds for a step."""
 
 import math
 from dataclasses import dataclass
@@ -188,10 +187,7 @@ def memory_demand(
     substrate: Substrate,
     itemsize: int,
 ) -> MemoryDemand:
-    """Return the memory that serving needs beside weights and cache.
-
-    machine: the memory of the CPU or GPU. itemsize: the bytes of one number of an activation.
-    """
+    """Return the memory needed beside weights and cache. itemsize: bytes per number."""
     activations = activation_bytes(spec, config, itemsize)
     attention = attention_scratch_bytes(spec, config, shape, substrate)
     return MemoryDemand(

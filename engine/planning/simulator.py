@@ -144,8 +144,7 @@ class SimulationReport:
 
     @property
     def mean_running(self) -> float:
-        """Return the mean number of running sequences while others waited, or overall if none ever
-        waited."""
+        """Return the mean number of running sequences while others waited, if any ever did."""
         crowded = [m for m in self.moments if m.waiting] or self.moments
         spans = [m.end_s - m.start_s for m in crowded]
         return sum(s * m.running for s, m in zip(spans, crowded, strict=True)) / sum(spans)

@@ -1,7 +1,5 @@
-"""Makes the SamplingState of a step: masks of allowed tokens, and histories for penalties.
-
-Masks come from constraints and ``min_tokens``. An exception of a constraint ends only its request.
-"""
+"""Makes the SamplingState of a step: masks of allowed tokens, and histories for penalties. An
+exception of a constraint ends only its own request."""
 
 import logging
 import time

@@ -120,8 +120,7 @@ class ModelHealthCheck:
         )
 
     def take_own(self, events: list[TokenEvent]) -> list[TokenEvent]:
-        """Return the events without the check's own. Raises ModelFailedError where the check
-        failed."""
+        """Return the other requests' events. Raises ModelFailedError where the check failed."""
         if not self.is_running:
             return events
         for event in events:
@@ -170,8 +169,7 @@ class EngineLoop:
         pooling = self.limits.embedding_size is not None
         self._health_check = ModelHealthCheck(scheduler.add, pooling=pooling)
         self.busy_since: float | None = None
-        """Since when there has been work and no step was completed; None without work. Any
-        thread."""
+        """Since when there has been work but no completed step; else None. Any thread."""
 
     @property
     def limits(self) -> EngineLimits:
@@ -218,8 +216,7 @@ class EngineLoop:
             log.error("the device did not answer at the end: its memory is left to the system")
 
     def warm_up(self, prompt_tokens: int) -> None:
-        """Run a first request, which prepares kernels and memory. Raises RuntimeError where the
-        model cannot decode."""
+        """Run a request to prepare kernels and memory. Raises RuntimeError where it fails."""
         pooling = self.limits.embedding_size is not None
         params = SamplingParams(max_tokens=0 if pooling else WARM_UP_TOKENS, temperature=0.0)
         self.mailbox.put(Request(HEALTH_CHECK_ID, (0,) * prompt_tokens, params, pooling=pooling))
@@ -344,10 +341,7 @@ class EngineLoop:
 
     def _set_memory_pressure(self, level: int) -> None:
         """Under memory pressure, release unused memory and admit no sequence beside running ones.
-
-        Where no memory can be released, only the critical level counts: a Mac that holds a model
-        often reports the warning level.
-        """
+        Where no memory can be released, only the critical level counts, because Macs often warn."""
         least = PressureLevel.WARNING if self._kv.releases_memory else PressureLevel.CRITICAL
         self._scheduler.holds_back = level >= least
         self._kv.set_memory_pressure(short=level > PressureLevel.NORMAL)

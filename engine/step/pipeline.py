@@ -121,8 +121,7 @@ class StepPipeline:
         return not (self._launched and self._points.is_due())
 
     def advance(self, plan: StepPlan) -> list[RetiredStep]:
-        """Launch the plan's step, if it has entries, and retire all earlier steps. Raises as
-        ``launch`` does."""
+        """Launch the plan's step, if any; retire all earlier ones. Raises as ``launch`` does."""
         self.launch(plan)
         retired = self.retire(1 if plan.entries else 0)
         if plan.entries:

@@ -1,5 +1,4 @@
-"""The plan of a step and its outcomes, as plain values: a plan can be recorded, replayed, and sent
-to another process."""
+"""The plan of a step and its outcomes: plain values that can be recorded, replayed and sent."""
 
 from collections.abc import Sequence
 from concurrent.futures import Future

@@ -52,8 +52,7 @@ class ModelStep:
         output: PendingSamples | mx.array,
         scored_states: mx.array | None,
     ) -> None:
-        """output: samples, or logits where choosing needs a state. scored_states: the states of
-        ``scored_rows``."""
+        """output: samples, or logits if choosing needs a state. scored_states: of scored_rows."""
         self._runner = runner
         self._plan = plan
         self._views = views
@@ -214,8 +213,7 @@ class ModelRunner:
         return mx.concatenate([known_ids, self._sampled])[mx.array(places)]
 
     def _output(self, plan: StepPlan, states: mx.array) -> PendingSamples | mx.array:
-        """Return vectors or samples, or logits where choosing needs a state. states: of the rows
-        that sample."""
+        """Return vectors, samples, or logits if choosing needs a state. states: ``[R, hidden]``."""
         if self._pools:
             return pool(states)
         logits = self._model.head(states)

@@ -274,8 +274,7 @@ def _choose(
 
 
 def _allowed(logits: mx.array, ids: mx.array) -> mx.array:
-    """Replace forbidden ids by the likeliest id. Rounded sums may let a draw hit a token of
-    probability 0."""
+    """Replace ids of probability 0, which rounded sums may let a draw hit, by the likeliest."""
     chosen = mx.take_along_axis(logits, ids[:, None].astype(mx.int32), axis=-1)[:, 0]
     return mx.where(chosen == -mx.inf, mx.argmax(logits, axis=-1), ids)
 
@@ -353,10 +352,7 @@ def scored_rows(entries: SequenceOf[PlanEntry]) -> list[int]:
 
 
 def score(head: Head, states: mx.array, entries: SequenceOf[PlanEntry]) -> list[Scores | RowError]:
-    """Return the scores of each entry that scores, or an error where a number is not finite.
-
-    states: ``[R, hidden]`` of ``scored_rows``, evaluated.
-    """
+    """Return the scores of each entry that scores. states: of ``scored_rows``, evaluated."""
     scorings = [entry.scoring for entry in entries if entry.scoring is not None]
     tokens = [token for scoring in scorings for token in scoring.next_tokens]
     num_tops = [scoring.num_top for scoring in scorings for _ in scoring.next_tokens]

@@ -91,8 +91,7 @@ class Sharing:
             self._decisions.append(Attached(sequence.seq_id, attached))
 
     def open(self, sequence: Sequence) -> bool:
-        """Reserve memory for the sequence's tokens and the next one; return False where there is
-        too little memory."""
+        """Reserve memory for a sequence's tokens and the next one; return whether it sufficed."""
         if sequence.block_hashes is None:
             sequence.block_hashes = self.kv.block_hashes(sequence.request.salt)
         sequence.block_hashes.extend(sequence.token_ids, 0)
@@ -318,8 +317,7 @@ class Scheduler:
     # --- planning -------------------------------------------------------------------------------
 
     def _plan_decoding(self, overlapped: bool) -> tuple[list[PlanEntry], bool]:
-        """Return entries for sequences that lack one token, and whether any of these sequences gets
-        no entry."""
+        """Return entries for sequences that lack one token, and whether any of them got none."""
         entries: list[PlanEntry] = []
         starving = False
         for sequence in list(self._running):
@@ -362,8 +360,7 @@ class Scheduler:
         return tuple(self._finish(each, FinishReason.ERROR, NO_MEMORY) for each in list(alone))
 
     def _admit(self) -> None:
-        """Admit waiting sequences in order until one does not fit. Skip forks that wait for their
-        parent."""
+        """Admit waiting sequences in order until one does not fit; skip forks that must wait."""
         max_running = 1 if self.holds_back else self.limits.max_num_seqs
         for sequence in self._waiting[: max(0, max_running - len(self._running))]:
             if self.sharing.waits_for_parent(sequence):

@@ -112,8 +112,7 @@ class Sequence:
         return TokenHistory(np.array(ids, np.int32), np.array(generated, np.float32))
 
     def note_mask(self, seconds: float) -> None:
-        """Record a mask's processor time. A costly mask is forgotten slowly, because the next ones
-        may cost as much."""
+        """Record a mask's processor time. A past cost fades slowly, as it may soon recur."""
         self.mask_s = max(seconds, self.mask_s / 2)
 
     @property

@@ -21,8 +21,7 @@ GPU_TILE_ROWS = 32
 
 @dataclass(slots=True)
 class TokenBudget:
-    """The prompt tokens per step, adjusted by measured step times. Budgets are whole tiles, if the
-    maximum is at least a tile."""
+    """The prompt tokens per step, adjusted by step times; whole tiles where possible."""
 
     target_s: float
     minimum: int
