@@ -64,7 +64,7 @@ class EnginePlan:
 
     @property
     def arithmetic(self) -> str:
-        """Return a short name for the way weights are multiplied; it is part of the identity."""
+        """Return a short name for the way weights are multiplied, for the model's identity."""
         if self.on_gpu:
             return "stored"
         return "packed" if self.activations == "float32" else f"packed, x in {self.activations}"
@@ -315,7 +315,7 @@ def first_budget(config: EngineConfig, tile: int = 1) -> TokenBudget:
 
 
 def substrate_faults(substrate: Substrate, backends: Sequence[PageBackend]) -> SubstrateFaults:
-    """Return the recorder of a GPU's memory faults; a CPU's has no safer substrate to go to."""
+    """Return the recorder of a GPU's faults. A CPU's are not recorded: no substrate is safer."""
     if not substrate.on_gpu:
         return SubstrateFaults()
     return SubstrateFaults(

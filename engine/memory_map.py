@@ -22,7 +22,7 @@ class MemoryMap:
     stats: EngineStats
     kv: KVMap
     running: tuple[SequenceReport, ...]
-    """The first MAX_SHOWN_SEQUENCES running sequences, as in ``waiting``."""
+    """At most MAX_SHOWN_SEQUENCES, as in ``waiting``; ``stats`` counts all of them."""
     waiting: tuple[SequenceReport, ...]
 
     def as_json(self) -> dict[str, Any]:

@@ -147,7 +147,7 @@ class MachineReport:
     """None where the configured substrate, or with "auto" every substrate, cannot serve."""
     reasons: tuple[str, ...]
     maps_while_running: bool | None = None
-    """Whether serving would map memory while steps run; None where ``chosen`` is."""
+    """Whether serving would map memory while steps run; None where ``chosen`` is None."""
     wheel: str = ""
     """The tag of the installed wheel of MLX's Metal part; "" without one."""
     pace: SelfTestReport | None = None

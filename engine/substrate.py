@@ -144,7 +144,7 @@ def memory_of_all_models(config: EngineConfig) -> int:
 
 
 def memory_for(substrate: Substrate) -> MachineMemory:
-    """Return the memory of the GPU for its substrates, of the whole machine for others."""
+    """Return the GPU's memory for a substrate on the GPU, else the machine's memory."""
     machine = machine_memory()
     if not substrate.on_gpu:
         return machine

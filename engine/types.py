@@ -86,7 +86,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     seed: int = 0
-    """0 to 2**64 - 1. Draws depend on the seed alone, not on other requests in the batch."""
+    """0 to 2**64 - 1. Equal seeds give equal draws, whatever else is in the batch."""
     logprobs: int | None = None
     """The number of alternatives to report with each token; None reports no log-probabilities."""
     stop_token_ids: frozenset[int] = frozenset()
@@ -201,7 +201,7 @@ class TokenLogprobs:
     """Log-probabilities at one position, before penalties and filters."""
 
     logprob: float
-    """The value of the chosen token, or of the prompt's token."""
+    """The log-probability of the chosen token, or of the prompt's own token."""
     top: tuple[tuple[int, float], ...]
     """The likeliest tokens, best first."""
 

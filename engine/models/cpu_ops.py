@@ -94,7 +94,7 @@ class PackedDelta:
 
     inputs: metal_ext.PackedLinear
     ends: tuple[int, ...]
-    """The ends of three parts in an output row of ``inputs``: queries to values, gate, beta."""
+    """Where three parts of an output row end: queries with keys and values; gate; beta."""
     delta: metal_ext.GatedDelta
     output: metal_ext.PackedLinear
 

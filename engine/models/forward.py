@@ -17,7 +17,7 @@ from kvcache.views import KVViews
 
 
 class Ops(Protocol):
-    """A model's weights and operations. ``x`` is ``[T, hidden]``; ``number`` is the layer's."""
+    """A model's weights and operations. ``x`` is ``[T, hidden]``; ``number`` is a layer's index."""
 
     @property
     def weights(self) -> Sequence[mx.array]:

@@ -113,7 +113,7 @@ def _llama3(periods: list[float], fields: _Fields) -> tuple[float, ...]:
 
 
 def _yarn(base: float, periods: list[float], fields: _Fields) -> Rope:
-    """YaRN (arXiv 2309.00071): blend by the pair's number, and scale the heads' magnitude."""
+    """YaRN (arXiv 2309.00071): stretch pairs by their number, and scale the rotated heads."""
     factor, known = fields.number("factor"), fields.number(ORIGINAL, 4096)
     pairs = len(periods)
 

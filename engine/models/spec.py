@@ -64,7 +64,7 @@ class GatedDeltaNet:
 
     @property
     def widths(self) -> tuple[int, int, int, int]:
-        """Return the widths of a token's projections: queries to values, gate, beta, decay."""
+        """Return a token's projected widths: queries with keys and values; gate; beta; decay."""
         return self.conv_width, self.values_width, self.value_heads, self.value_heads
 
     @property

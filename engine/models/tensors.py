@@ -165,8 +165,8 @@ class DeltaTensors:
     """The tensors of a gated delta net."""
 
     inputs: Product
-    """Four matrices: queries to values, output gate, beta, decay. With Naming.joined_deltas two:
-    the first two joined, and the last two."""
+    """Four matrices: queries with keys and values; output gate; beta; decay. With
+    Naming.joined_deltas two: the first two joined, and the last two."""
     conv: Constant
     a_log: Constant
     dt_bias: Constant

@@ -19,7 +19,7 @@ Progress = Callable[[int, int], None]
 
 
 def compute_itemsize(dtype: str, *, on_gpu: bool) -> int:
-    """Return the bytes of an activation's number. dtype: the checkpoint's, such as "BF16"."""
+    """Return the bytes per number of activations. dtype: the checkpoint's, such as "BF16"."""
     return 2 if on_gpu and dtype != "F32" else FLOAT32_BYTES
 
 

@@ -187,7 +187,7 @@ def memory_demand(
     substrate: Substrate,
     itemsize: int,
 ) -> MemoryDemand:
-    """Return the memory needed beside weights and cache. itemsize: bytes per number."""
+    """Return the memory needed beside weights and cache. itemsize: bytes of an activation."""
     activations = activation_bytes(spec, config, itemsize)
     attention = attention_scratch_bytes(spec, config, shape, substrate)
     return MemoryDemand(

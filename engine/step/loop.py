@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 # How long an idle loop waits for a message between two checks.
 IDLE_POLL_S = 0.1
-# The same while sequences wait for memory that is still being freed.
+# How long the loop waits for a message while sequences wait for memory that is being freed.
 STALLED_POLL_S = 0.001
 # Statistics are updated this often, and in each step that begins a request.
 STATS_INTERVAL_S = 0.02

@@ -153,7 +153,7 @@ class TokenHistory(NamedTuple):
     """The distinct tokens of a sequence, for penalties."""
 
     ids: np.ndarray
-    """int32"""
+    """The tokens, int32."""
     generated: np.ndarray
     """float32: how often each token was generated; 0 for tokens that only the prompt has."""
 
@@ -234,7 +234,7 @@ class StepRunner(Protocol):
     """Runs plans: on the model, or in a simulation."""
 
     completed_epoch: int
-    """The number of the newest step that the device has finished."""
+    """The newest epoch that the device has finished; each step is one epoch."""
 
     def begin(self, plan: StepPlan, *, overlapped: bool = False) -> InFlightStep:
         """Build a step and submit the part that can run already.

@@ -90,7 +90,7 @@ DRAW_BITS = 24
 # For each byte of a mask, the numbers to add to eight logits: 0 or -inf, the lowest bit first.
 ADDED = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1), 0, -np.inf)
 ADDED = ADDED[:, ::-1].astype(np.float32)
-# For rows without penalties: a count of 0 changes no logit.
+# For rows without penalties: a token and a count that change no logit.
 NO_HISTORY = TokenHistory(np.zeros(1, np.int32), np.zeros(1, np.float32))
 
 
