@@ -104,7 +104,7 @@ def test_a_mapping_that_fails_while_serving_is_not_met_twice(
     report.append(f"a device that fails while serving: exit code {code}, then: {warning}")
 
     run = subprocess.run(
-        [*quire, "serve", str(model), "--kv-backend", "sparse"],
+        [*quire, "serve", str(model), "--port", "0", "--kv-backend", "sparse"],
         capture_output=True, text=True, timeout=WAIT_S, check=False,
     )  # fmt: skip
     assert run.returncode == 2
