@@ -1,7 +1,6 @@
 #include "core/metal/kernel_text.h"
 
 #include <algorithm>
-#include <iterator>
 #include <stdexcept>
 
 #include "metal/arguments.h"
@@ -22,7 +21,7 @@ std::string text_of(Number number) {
 std::string text_of(Kind kind) { return name_of(kind); }
 
 std::string text_of(int head_dim) {
-  if (std::ranges::find(kHeadDims, head_dim) == std::end(kHeadDims)) {
+  if (std::ranges::none_of(kHeadDims, [=](int known) { return known == head_dim; })) {
     throw std::logic_error(
         "no kernel has a head_dim of " + std::to_string(head_dim) + ": they have 64, 128 or 256");
   }
