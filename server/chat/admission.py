@@ -1,4 +1,4 @@
-"""Check whether the engine takes a request, and whether it still generates."""
+"""Refuse requests that the engine has no room for, and probe whether the engine still works."""
 
 import time
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ PROBE_POLL_S = 0.1
 
 
 async def generates(client: ServingEngine, timeout_s: float) -> bool:
-    """Return whether the engine, ahead of all other requests, generates a token or an embedding."""
+    """Return whether the engine computes tokens, tested by a short request ahead of all others."""
     pooling = client.limits.embedding_size is not None
     params = SamplingParams(max_tokens=0 if pooling else 1, temperature=0.0)
     computed = _computed_tokens(client)
@@ -37,7 +37,7 @@ async def generates(client: ServingEngine, timeout_s: float) -> bool:
         while time.monotonic() < deadline:
             if events := await stream.next_batch(PROBE_POLL_S):
                 return any(e.token_id is not None or e.embedding is not None for e in events)
-            # While other requests take all slots, the probe waits; their tokens prove the same.
+            # If other requests take all slots, the probe waits, but their tokens prove the same.
             if _computed_tokens(client) > computed:
                 return True
         return False
@@ -56,14 +56,14 @@ ENGINE_ENDED = "The engine has ended; the server must be restarted."
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Admits requests before work is spent on them, and counts refusals."""
+    """Refuses requests that the engine has no room for, before work is spent on them."""
 
     client: ServingEngine
     metrics: Metrics
     drain: Drain
 
     def check_answers(self, tenant: bytes, choices: int = 1, prompts: int = 1) -> None:
-        """Raise ApiError (400, 429 or 503) if the engine cannot answer or has no room."""
+        """Raise ApiError (400, 429 or 503) if the engine cannot generate so many answers now."""
         if not self.client.alive:
             raise self.no_engine()
         if self.client.limits.embedding_size is not None:
@@ -84,7 +84,7 @@ class Admission:
         self._check_places(tenant, choices * prompts)
 
     def check_vectors(self, tenant: bytes, dimensions: int | None) -> None:
-        """Raise ApiError (400, 429 or 503) if no such embeddings can be made now."""
+        """Raise ApiError (400, 429 or 503) if the engine cannot compute embeddings of this size."""
         if not self.client.alive:
             raise self.no_engine()
         size = self.client.limits.embedding_size
@@ -104,7 +104,7 @@ class Admission:
         return unavailable(ENGINE_ENDED)
 
     def count_refusal(self, error: QueueFullError) -> ApiError:
-        """Count a refusal for lack of room, and return the error for the client."""
+        """Count a request refused for lack of room, and return the error for its client."""
         of_the_key = isinstance(error, ShareFullError)
         self.metrics.count_refusal(Refusal.KEY_SHARE if of_the_key else Refusal.QUEUE_FULL)
         return key_share_full() if of_the_key else overloaded()

@@ -1,8 +1,8 @@
-"""Shut down: refuse new requests, let running ones finish, and give every client an end.
+"""Shut down: refuse new requests, let running requests finish, and end the rest with an error.
 
-signal          drain_s later, or         LAST_WORDS_S later:
-                at a second signal        remaining clients are cut off
-  | requests may end | error events go out | the server closes
+1. At a signal: new requests are refused, and running requests may finish.
+2. After ``drain_s``, or at a second signal: the remaining requests end with error events.
+3. After LAST_WORDS_S: clients that still read are cut off, and the server closes.
 """
 
 import asyncio
@@ -12,24 +12,24 @@ from typing import Protocol
 
 from server.protocol.wire_errors import SHUTTING_DOWN
 
-# Time for error events to reach the clients.
+# Time for the error events of ended requests to reach their clients.
 LAST_WORDS_S = 1.0
 POLL_S = 0.02
 
 
 class Requests(Protocol):
-    """The requests of the engine."""
+    """The engine's requests, as a shutdown sees them."""
 
     @property
     def alive(self) -> bool:
-        """Whether requests can still finish."""
+        """Whether the engine still runs, so that requests can finish."""
 
     def end_all(self, message: str) -> None:
-        """End all requests with an error, and admit no more."""
+        """End all requests with an error that has this message, and admit no more requests."""
 
 
 class Drain:
-    """The state of a shutdown, and the requests that are being answered."""
+    """The state of a shutdown, and the asyncio tasks that still answer requests."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -38,7 +38,7 @@ class Drain:
         self._answering: set[asyncio.Task[object]] = set()
         self.answered = 0
         self.has_cut = False
-        """Whether unfinished requests were ended."""
+        """Whether ``finish`` has told the engine to end all requests that were left."""
 
     @property
     def draining(self) -> bool:
@@ -49,20 +49,20 @@ class Drain:
         return len(self._answering)
 
     def begin(self) -> None:
-        """Refuse new requests. A second call ends running requests. Safe in a signal handler."""
+        """Refuse new requests. A second call ends running requests. Safe in signal handlers."""
         self._hurries = self.draining
         if self._began_at is None:
             self._began_at = self._clock()
 
     async def finish(self, requests: Requests, drain_s: float) -> None:
-        """Wait for answers up to ``drain_s``, then end the rest with an error. Call ``begin``
-        first."""
+        """Wait up to ``drain_s`` for the running answers, then end unfinished requests with an
+        error. Call ``begin`` first."""
         while self._answering and requests.alive and not self._is_over(drain_s):
             await asyncio.wait(self._answering, timeout=POLL_S)
         self.has_cut = True
         requests.end_all(SHUTTING_DOWN)
         await self._answered()
-        # These requests do not read their events, or have not reached the engine.
+        # The tasks that are left do not read their events, or have not reached the engine.
         for task in self._answering:
             task.cancel()
         await self._answered()

@@ -1,4 +1,4 @@
-"""Generate answers: prompts in, deltas of text out. This module knows no wire format."""
+"""Generate answers: turn prompts into pieces of text, independently of any API's wire format."""
 
 import math
 import time
@@ -34,19 +34,19 @@ from server.text.tokenizer import Tokenizer
 
 
 class GenerationError(Exception):
-    """A fault of the engine ended a request. Clients may read the message."""
+    """A request that a fault of the engine ended. Clients may read this error's message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt, with the way to parse its answers."""
+    """A prompt for the engine, with the rules for parsing the answers to it."""
 
     submission: Submission
     stop: tuple[str, ...] = ()
     parse_options: ParseOptions | None = None
-    """How to parse a chat's answer; None: the whole answer is content."""
+    """Rules for parsing a chat's answer. With None, the whole answer is content."""
     new_recorder: Callable[[], ReasoningRecorder] | None = None
-    """Makes a recorder of each choice's reasoning; None: nothing is recorded."""
+    """Makes a recorder of each answer's reasoning. With None, no reasoning is recorded."""
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -54,12 +54,12 @@ class Prompt:
 
     @property
     def params(self) -> SamplingParams:
-        """The parameters of the first choice; other choices differ only in their seeds."""
+        """Sampling parameters of the first answer; the other answers' differ only in the seeds."""
         return self.submission.params[0]
 
 
 class Generation:
-    """One answer while it is generated."""
+    """An answer that is being generated."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class Generation:
         self._recorder = prompt.new_recorder() if prompt.new_recorder is not None else None
         self._stop_token_ids = prompt.params.stop_token_ids
         self._held: list[TokenReport] = []
-        """Tokens of the content whose text is still held back."""
+        """Content tokens whose text is held back, as it may begin a stop string or a tag."""
         self._calls = 0
         self._has_calls = False
         self._max_tokens = prompt.params.max_tokens
@@ -97,7 +97,7 @@ class Generation:
         self.finished = False
 
     def take(self, events: list[TokenEvent]) -> Delta:
-        """Return the delta of these events. Raises GenerationError for a fault of the engine."""
+        """Return the new part of the answer. Raises GenerationError for a fault of the engine."""
         pieces: list[AnswerPiece] = []
         tokens: list[TokenReport] = []
         scored: tuple[TokenLogprobs | None, ...] = ()
@@ -124,14 +124,14 @@ class Generation:
         return delta
 
     def cut_off(self) -> Delta:
-        """End an answer whose time is over as if it had its maximum length. Return its last delta.
-        Raises GenerationError if wanted log-probabilities of the prompt have not come."""
+        """End an answer whose time is over as if it had reached its maximum length. Return its last
+        delta. Raises GenerationError if requested log-probabilities of the prompt are missing."""
         if self._scores_prompt and not self._begun:
             raise GenerationError("the time of the request was over before it was read")
         return self._deliver(self._end(FinishReason.LENGTH, [], []))
 
     def _held_back(self, *, cut: bool) -> list[AnswerPiece]:
-        """Return the text that was held back as a possible stop string or tag."""
+        """Return the pieces of the text that was held back as a possible stop string or tag."""
         pieces = self._split(self._detokenizer.flush())
         if self._parser is not None:
             pieces += self._before_stop(self._parser.flush(cut=cut))
@@ -140,7 +140,7 @@ class Generation:
     def _end(
         self, finish: FinishReason | None, pieces: list[AnswerPiece], tokens: list[TokenReport]
     ) -> Delta:
-        """Return the last delta. finish: the engine's reason; None if the text ended the answer."""
+        """End the answer; return its last delta. finish: the engine's reason; None if ``_cut``."""
         self.finished = True
         self.stream.close()
         stopped = self._cut or finish is FinishReason.STOP
@@ -148,7 +148,7 @@ class Generation:
         reason = "stop" if stopped or self._cut else "length"
         calls = self._parser is not None and self._parser.ended_with_calls
         if self._stop.matched is not None:
-            calls = self._has_calls  # calls after a stop string do not count
+            calls = self._has_calls  # ignore calls after a stop string
         if reason == "stop" and calls:
             reason = "tool_calls"
         self._note(pieces)
@@ -162,12 +162,12 @@ class Generation:
 
     @property
     def _cut(self) -> bool:
-        """Whether the text, not the engine, has ended the answer."""
+        """Whether a stop string or the last allowed call has ended the answer."""
         done = self._parser is not None and self._parser.done
         return done or self._stop.matched is not None
 
     def _take_token(self, event: TokenEvent, tokens: list[TokenReport]) -> str:
-        """Take in a token and return the text that can be sent after it."""
+        """Record an event's token in ``tokens``, and return the text that the token completes."""
         if event.token_id is None:
             assert self._max_tokens == 0, "only a fault comes without a token"
             return ""
@@ -175,7 +175,7 @@ class Generation:
         self.completion_tokens += 1
         self.reasoning_tokens += thinking
         if event.token_id in self._stop_token_ids:
-            # A stop token is no part of the answer, but clients of raw completions count it.
+            # A stop token is no part of the answer, but raw completions report its logprobs.
             if event.logprobs is not None and self._parser is None:
                 report = TokenReport(event.token_id, event.logprobs, self._detokenizer.chars)
                 tokens.append(report)
@@ -187,10 +187,10 @@ class Generation:
         return text
 
     def _with_tokens(self, pieces: list[AnswerPiece]) -> list[AnswerPiece]:
-        """Attach the held tokens to the first piece of their text."""
+        """Attach the tokens of held-back text to the first of the pieces made from this text."""
         if self._parser is not None and self._parser.calls > self._calls:
             self._calls = self._parser.calls
-            # The held tokens closed a call; only the last token may have text after the call.
+            # The tokens in _held closed a call; only the last may also have text after the call.
             self._held = self._held[-1:] if pieces else []
         if not pieces or not self._held:
             return pieces
@@ -207,7 +207,7 @@ class Generation:
         return self._before_stop(pieces)
 
     def _before_stop(self, pieces: list[AnswerPiece]) -> list[AnswerPiece]:
-        """Return the pieces before a stop string. Only content can contain one."""
+        """Return the pieces before a stop string. Only content is searched for stop strings."""
         before: list[AnswerPiece] = []
         for piece in pieces:
             if isinstance(piece, TextPiece) and piece.channel is Channel.CONTENT:
@@ -225,7 +225,7 @@ NUM_SEEDS = 2**64
 
 
 class Choices:
-    """The answers to all prompts of a request, ordered by prompt. A fault ends all of them."""
+    """The answers to all prompts of a request, by prompt. A fault of the engine ends them all."""
 
     def __init__(
         self,
@@ -236,8 +236,8 @@ class Choices:
         max_s: float = math.inf,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Submit all prompts to the engine, or none. max_s: time by ``clock`` after which running
-        answers are cut off. Raises the errors of ``ServingEngine.submit_choices``."""
+        """Submit all prompts to the engine, or none if one fails. max_s: seconds of ``clock`` after
+        which running answers are cut off. Raises the errors of ``ServingEngine.submit_choices``."""
         self._request_times = times or RequestTimes(Latencies(client.limits.max_model_len))
         self._clock = clock
         self._ends_at = clock() + max_s
@@ -267,7 +267,7 @@ class Choices:
 
     @property
     def usage(self) -> Usage:
-        """Token counts so far. A prompt counts once, with the cached tokens of its first answer."""
+        """Token counts so far. Each prompt counts once, with its first answer's cached tokens."""
         return Usage(
             self._prompt_tokens,
             sum(generation.completion_tokens for generation in self._generations),
@@ -281,10 +281,10 @@ class Choices:
         return all(generation.finished for generation in self._generations)
 
     async def steps(self, ping_s: float) -> AsyncIterator[list[Delta]]:
-        """Yield each step's deltas, ordered by choice, until every choice has finished; yield an
-        empty list after ``ping_s`` without a delta. When the time is over, cut off all running
-        choices. Leaving the iteration early aborts them. Raises GenerationError for a fault of the
-        engine."""
+        """Yield lists of new deltas, ordered by choice, until every choice has finished; yield an
+        empty list after ``ping_s`` seconds without a delta. After ``max_s`` seconds, cut off all
+        running choices. Leaving the iteration early aborts running choices. Raises GenerationError
+        for a fault of the engine."""
         try:
             while running := [choice for choice in self._generations if not choice.finished]:
                 left_s = self._ends_at - self._clock()
@@ -313,7 +313,7 @@ class Choices:
 
 
 def prefix_of_all(reports: list[PrefixReport]) -> PrefixReport | None:
-    """Sum the cached tokens of all prompts, and keep the first cache miss."""
+    """Merge the prompts' cache reports: sum their cached tokens, and keep the first cache miss."""
     if not reports:
         return None
     telling = next((report for report in reports if report.miss is not None), reports[0])
@@ -321,5 +321,5 @@ def prefix_of_all(reports: list[PrefixReport]) -> PrefixReport | None:
 
 
 def choice_params(params: SamplingParams, choices: int) -> tuple[SamplingParams, ...]:
-    """Return each choice's parameters. Each seed is one more than the seed before."""
+    """Return each choice's parameters. Each choice's seed is one more than the seed before."""
     return tuple(replace(params, seed=(params.seed + i) % NUM_SEEDS) for i in range(choices))

@@ -1,4 +1,4 @@
-"""Turn a chat's conversation into the engine's prompt and the constraint of its answer."""
+"""Turn a chat's conversation into a prompt, and into a constraint on the tokens of the answer."""
 
 import asyncio
 from dataclasses import dataclass, replace
@@ -41,7 +41,7 @@ async def compiled_constraint(
     ignores_eos: bool,
     turns_param: str,
 ) -> TokenConstraint | None:
-    """Compile the answer's constraint; None if any text is allowed. Raises ApiError."""
+    """Compile the constraint of an answer; return None if any text is allowed. Raises ApiError."""
     spec = constraint_spec_of(conversation, options)
     try:
         constraint = await grammars.compile(spec, options.begun_content)
@@ -65,12 +65,12 @@ def constraint_spec_of(conversation: Conversation, options: ParseOptions) -> Con
     tools = conversation.callable_tools
     choice = conversation.tool_choice
     if choice.mode == "auto" and choice.allowed is not None:
-        # Restrict calls to the allowed names. The schemas are not enforced.
+        # Restrict calls to the allowed names, without enforcing the schemas of arguments.
         tools = tuple(
             tool if tool.strict else replace(tool, strict=True, parameters=None) for tool in tools
         )
     if options.begun_content and conversation.output is not None:
-        tools = ()  # the begun text is an answer of the wanted form, not a call
+        tools = ()  # the client has begun an answer of this format, which is no call
     start = options.first_channel
     if conversation.thinking.enabled is False:
         start = Channel.CONTENT
@@ -97,13 +97,13 @@ class ChatSpec:
     conversation: Conversation
     sampling: SamplingFields
     max_tokens: int | None = None
-    """Maximum length of the answer; None and -1: as long as fits."""
+    """Maximum number of the answer's tokens; None and -1 mean as many as fit the context."""
     max_tokens_param: str = "max_tokens"
-    """The API's name of ``max_tokens``, for errors."""
+    """The API's name for ``max_tokens``, used in error messages."""
     logprobs: int | None = None
-    """Number of alternatives to report per token; None: no log-probabilities at all."""
+    """Number of alternative tokens to report per token. With None, nothing is reported."""
     turns_param: str = "messages"
-    """The API's name of the conversation, for errors."""
+    """The API's name for the list of messages, used in error messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,12 +117,12 @@ class ChatPrompts:
     written_calls: WrittenCalls
     reasoning_cache: ReasoningCache
     encoding: asyncio.Semaphore
-    """Held while a prompt is encoded. Waiting requests then check for room again, so that a burst
-    does not encode prompts that would be refused."""
+    """Held while a prompt is encoded. After waiting for it, a request checks again that the engine
+    has room, so that a burst of requests does not encode prompts that would be refused."""
     limits: LimitsSection
 
     async def prompt(self, chat: ChatSpec, salt: PrefixSalt) -> Prompt:
-        """Make the engine's prompt. Raises ApiError (400 or 429)."""
+        """Return a chat's prompt for the engine. Raises ApiError (400, 429 or 503)."""
         sampling, param = chat.sampling, chat.turns_param
         conversation, tool_format = self._check(chat.conversation, param)
         choices = sampling.response_options.choices
@@ -177,7 +177,7 @@ class ChatPrompts:
             )
 
     async def count_tokens(self, conversation: Conversation, param: str, salt: PrefixSalt) -> int:
-        """Count a conversation's tokens, approximately if far too many. Raises ApiError."""
+        """Count a conversation's tokens, approximately if far too many to fit. Raises ApiError."""
         conversation, _ = self._check(conversation, param)
         async with self.encoding:
             known = await self._recall(conversation, salt)
@@ -191,8 +191,8 @@ class ChatPrompts:
                 raise _not_rendered(error, param) from error
 
     def _check(self, conversation: Conversation, param: str) -> tuple[Conversation, ToolFormat]:
-        """Return the conversation with its effort in the template's terms, and the format of calls.
-        Raises ApiError if the model or its template does not support the conversation."""
+        """Return the conversation, with its reasoning effort as a template argument, and the format
+        of tool calls. Raises ApiError if the chat template does not support the conversation."""
         template = self.tokenizer.template
         if not template.exists:
             raise invalid("This model has no chat template; use /v1/completions.", param)
@@ -212,7 +212,7 @@ class ChatPrompts:
         return template.with_effort(conversation), template.tool_format or ToolFormat.HERMES
 
     async def _recall(self, conversation: Conversation, salt: PrefixSalt) -> Recalled:
-        """Add the reasoning and the calls' texts that the caches know."""
+        """Add reasoning that the client omits, and the model's own text of each call, if cached."""
 
         def both() -> Recalled:
             known = self.reasoning_cache.recall(conversation, salt)
@@ -221,7 +221,7 @@ class ChatPrompts:
         return await asyncio.to_thread(both)
 
     async def _encode_fitting(self, conversation: Conversation, param: str) -> EncodedChat:
-        """Encode the prompt. If it does not fit, raise an ApiError that tells the tools' share."""
+        """Encode the prompt. If it is too long, raise an ApiError that counts the tools' tokens."""
         try:
             encoded = await self._encode(conversation, param, self.rules.max_model_len)
             self.rules.check_prompt(encoded.ids, param)
@@ -248,7 +248,7 @@ class ChatPrompts:
         *,
         add_generation_prompt: bool = True,
     ) -> EncodedChat:
-        """Encode the prompt. Raises ApiError before encoding if it surely has too many tokens."""
+        """Encode the prompt. Raises ApiError, before encoding, if the prompt is surely too long."""
         try:
             return await self.tokenizer.encode_chat(
                 conversation,
@@ -264,7 +264,7 @@ class ChatPrompts:
 
 
 def _check_begun(conversation: Conversation, param: str) -> None:
-    """Raise ApiError if no prompt can end with the begun answer."""
+    """Raise ApiError if no prompt can end with the answer that the client has begun."""
     if not conversation.continues:
         return
     if len(conversation.turns) == 1:
@@ -274,7 +274,7 @@ def _check_begun(conversation: Conversation, param: str) -> None:
 
 
 def _check_no_call_begun(conversation: Conversation, options: ParseOptions, param: str) -> None:
-    """Raise ApiError if the begun answer ends within a call, or must be a call."""
+    """Raise ApiError if the client has begun a call, or any text where a call is required."""
     if options.begun_content and conversation.must_call:
         raise invalid("An answer that must be a call cannot be begun with a text.", param)
     if options.tools and ends_in_call(options.begun_content, options.tools, options.tool_format):

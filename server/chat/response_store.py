@@ -24,13 +24,13 @@ WIRE_ITEM: TypeAdapter[Any] = TypeAdapter(WireItem)
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """A response with the items that it answered."""
+    """A response with the conversation's items (messages, calls and results) that it answers."""
 
     response: Json
     history: tuple[Json, ...]
-    """Items of the conversation before the request."""
+    """The conversation's items before the request."""
     input: tuple[Json, ...]
-    """Items of the request, each with an id."""
+    """The request's own items, each with an id."""
 
     @property
     def own_items(self) -> Iterable[Json]:
@@ -38,22 +38,22 @@ class StoredResponse:
 
     @property
     def items(self) -> tuple[Json, ...]:
-        """The whole conversation, including the answer."""
+        """All items of the conversation, including the answer."""
         return (*self.history, *self.own_items)
 
 
 class ResponseStore:
-    """The newest responses. A tenant sees only its own. The least recently used go first."""
+    """The newest responses. A tenant (API key) can read only its own responses."""
 
     def __init__(self, max_bytes: int) -> None:
-        """max_bytes: limit for all tenants together; 0 keeps nothing."""
+        """max_bytes: limit of all tenants' responses together; with 0, nothing is stored."""
         self._responses: Newest[tuple[bytes, str], tuple[bytes, list[str]]] = Newest(max_bytes)
-        """Responses as JSON, with the ids of their items."""
+        """Each response as JSON, with the ids of its items, by tenant and response id."""
         self._items: dict[tuple[bytes, str], tuple[str, bytes]] = {}
-        """Items as JSON by their ids, each with the id of the newest response that contains it."""
+        """The newest response with each item, and the item as JSON, by tenant and item id."""
 
     def keep(self, tenant: bytes, stored: StoredResponse) -> None:
-        """Keep a response and drop old ones for it. A response beyond the limit is not kept."""
+        """Store a response, and drop the least recently used ones to stay within the limit."""
         key = (tenant, stored.response["id"])
         text = to_json((stored.response, stored.history, stored.input))
         item_ids = [item["id"] for item in stored.own_items]
@@ -65,7 +65,7 @@ class ResponseStore:
                 self._items[tenant, item["id"]] = (key[1], to_json(item))
 
     def find(self, tenant: bytes, response_id: str) -> StoredResponse:
-        """Raises ApiError (404) for an unknown id."""
+        """Return a response. Raises ApiError (404) for an unknown id."""
         kept = self._responses.find((tenant, response_id))
         if kept is None:
             raise _not_stored()
@@ -92,8 +92,8 @@ class ResponseStore:
     def conversation(
         self, tenant: bytes, wire: ResponsesRequest, limits: LimitsSection, unsupported: Unsupported
     ) -> tuple[tuple[Json, ...], list[Item], Conversation]:
-        """Return the items before the request, its new items, and the neutral form of both. The
-        items mark a begun answer, for requests that continue it. Raises ApiError."""
+        """Return the items before the request, the request's items, and the conversation of both. A
+        last item that the answer continues is marked with ``prefix``. Raises ApiError."""
         history = self._history(tenant, wire.previous_response_id)
         placed = wire.items(partial(self.find_item, tenant), unsupported)
         before = [read_item(item) for item in history]
@@ -106,7 +106,7 @@ class ResponseStore:
         return history, items, conversation
 
     def _history(self, tenant: bytes, response_id: str | None) -> tuple[Json, ...]:
-        """Return the conversation's items up to a response. Raises ApiError (400)."""
+        """Return the conversation's items up to and including a response. Raises ApiError (400)."""
         if response_id is None:
             return ()
         try:

@@ -1,22 +1,22 @@
-"""Compute salts, which decide which requests may share cached prefixes."""
+"""Compute salts of prompts: only prompts with equal salts share cached prefixes."""
 
 import hmac
 from collections.abc import Mapping
 
 from engine.types import PrefixSalt
 
-# White space around a header's value: RFC 9110, section 5.6.3.
+# White space that may surround a header's value (RFC 9110, section 5.6.3).
 OWS = " \t"
 
 
 class Salts:
-    """Computes salts. Without the secret nobody can forge a salt or find its API key."""
+    """Computes salts with a secret, without which nobody can forge a salt or find its API key."""
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
 
     def salt(self, key: str, cache_salt: str | None) -> PrefixSalt:
-        """Return a prompt's salt. key: the API key; requests without a key are one tenant."""
+        """Return a prompt's salt. key: the API key; requests without a key count as one tenant."""
         client = b"" if cache_salt is None else self._hashed(cache_salt)
         return PrefixSalt(self._hashed(key), client)
 
@@ -25,11 +25,11 @@ class Salts:
 
 
 def request_key(headers: Mapping[str, str]) -> str:
-    """Return the API key in headers, which ignore case: the bearer token, x-api-key, or ""."""
+    """Return the bearer token, else x-api-key, else "". headers: a mapping that ignores case."""
     return bearer_token(headers.get("authorization")) or headers.get("x-api-key", "").strip(OWS)
 
 
 def bearer_token(authorization: str | None) -> str:
-    """Return the token of an Authorization header (RFC 6750, section 2.1); "" if none."""
+    """Return the bearer token of an Authorization header (RFC 6750, section 2.1), or else ""."""
     scheme, _, token = (authorization or "").partition(" ")
     return token.strip(OWS) if scheme.lower() == "bearer" else ""

@@ -1,4 +1,4 @@
-"""The served model: its names, its recommended parameters, and its rules for prompts."""
+"""The served model: its names, its recommended sampling parameters, and the limits of prompts."""
 
 import secrets
 import time
@@ -13,21 +13,21 @@ from server.protocol.ollama.answer import NO_FACTS, ModelFacts
 from server.protocol.wire_errors import ContextOverflowError, UnknownModelError, invalid
 
 ID_BYTES = 12
-# Ollama's clients add this tag to names without a tag.
+# Ollama's clients add this tag to model names that have no tag.
 DEFAULT_TAG = ":latest"
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """The names of the model, and the parameters that its makers recommend."""
+    """The model's names, and the sampling parameters that its makers recommend."""
 
     names: tuple[str, ...]
-    """Accepted names; the first one is the id."""
+    """Names that requests may use for the model; the first name is its id."""
     defaults: dict[str, Any]
     """Sampling parameters of generation_config.json, for fields that a request omits."""
     stop_token_ids: frozenset[int]
     any_name: bool = False
-    """Accept every name, because a supervisor has already chosen this model by name."""
+    """Whether every name is accepted, because a supervisor has already chosen the model by name."""
     facts: ModelFacts = NO_FACTS
     """Facts about the model's files, for people and programs that choose a model."""
     created: int = field(default_factory=lambda: int(time.time()))
@@ -38,7 +38,7 @@ class ServedModel:
 
     def is_called(self, name: str) -> bool:
         """Return whether a client's name means this model. Trailing slashes and Ollama's default
-        tag do not count. Organisations count only if both names have one: ``name`` matches
+        tag are ignored. Organisations are compared only if both names have one: ``name`` matches
         ``org/name``, but ``mine/name`` does not match ``yours/name``."""
         if self.any_name:
             return True
@@ -49,7 +49,7 @@ class ServedModel:
         return bool(requested) and (requested in names or base in names or requested in bases)
 
     def check(self, name: str | None) -> None:
-        """Raise ApiError (404) for another model's name. An empty name means this model."""
+        """Raise ApiError (404) if a name means another model. An empty name means this model."""
         if name and not self.is_called(name):
             raise UnknownModelError(name)
 
@@ -65,7 +65,7 @@ def _without_end(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PromptRules:
-    """The model's and the server's rules for prompts."""
+    """The model's and the engine's limits of prompts."""
 
     model: ServedModel
     engine: EngineLimits
@@ -76,7 +76,7 @@ class PromptRules:
 
     @property
     def max_total_tokens(self) -> int:
-        """Limit of tokens of all texts in one request body."""
+        """Maximum number of tokens of all texts together in one request body."""
         return max(MAX_BODY_TOKEN_IDS, self.max_model_len)
 
     def check_token_ids(self, ids: Sequence[int], param: str) -> None:
@@ -86,7 +86,7 @@ class PromptRules:
             raise invalid(f"The {param} has a token id above {last_id}.", param)
 
     def check_prompt(self, ids: tuple[int, ...], param: str) -> None:
-        """Raise ApiError if a prompt is empty or can never fit."""
+        """Raise ApiError if a prompt is empty, or leaves no room for an answer in the context."""
         if not ids:
             raise invalid(f"The {param} has no tokens.", param)
         if len(ids) >= self.max_model_len:
@@ -102,7 +102,7 @@ class PromptRules:
         *,
         least: int = 1,
     ) -> SamplingParams:
-        """Return the engine's parameters; see ``answer_length``. Raises ApiError."""
+        """Return the engine's parameters. param, least: see ``answer_length``. Raises ApiError."""
         return fields.sampling_params(
             max_tokens=answer_length(
                 max_tokens, prompt_tokens, self.max_model_len, param, least=least
@@ -117,8 +117,8 @@ class PromptRules:
 def answer_length(
     wanted: int | None, prompt_tokens: int, max_model_len: int, param: str, *, least: int = 1
 ) -> int:
-    """Return the maximum answer length; None and -1 mean all room. param: for errors. Raises
-    ApiError if ``wanted`` is less than ``least``."""
+    """Return the answer's maximum number of tokens. wanted: the request's maximum; None and -1 mean
+    all room in the context. param: the field's name for errors. Raises ApiError below ``least``."""
     room = max_model_len - prompt_tokens
     if wanted is None or wanted == -1:
         return room
