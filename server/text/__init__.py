@@ -1,1 +1,1 @@
-"""Text <-> token ids: tokenizers, chat templates, and parsers of answers."""
+"""Convert between text and token ids: tokenizers, chat templates, and parsers of answers."""

@@ -1,4 +1,4 @@
-"""Render a conversation as the text of a prompt with the model's own chat template."""
+"""Render a conversation as a prompt's text with the chat template in the model's folder."""
 
 import re
 from bisect import bisect_left
@@ -42,17 +42,17 @@ LINE = "\n"
 
 @dataclass(frozen=True, slots=True)
 class BegunAnswer:
-    """The text after the generation prompt, for an answer that the client has begun."""
+    """The text with which a client has begun an answer, as it follows the generation prompt."""
 
     opening: str = ""
-    """Reasoning tags, and reasoning that has ended."""
+    """The reasoning tags, and the reasoning that the client has also ended."""
     text: str = ""
-    """The text that the model continues."""
+    """The unfinished text that the model continues."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """A turn, split into reasoning and content."""
+    """The reasoning and the content of an assistant's turn."""
 
     reasoning: str | None
     is_over: bool
@@ -61,8 +61,9 @@ class _Parts:
 
 
 def begun_answer(turn: Turn, prompt: str, *, closed: str, thinks: bool) -> BegunAnswer:
-    """Write the begun turn as the model would have written it, without parts already in the prompt.
-    closed: the template's text that forbids reasoning. thinks: whether the model may reason."""
+    """Write the client's beginning of an answer as the model would have, without tags that end
+    ``prompt``. closed: the template's text that forbids reasoning. thinks: if the model may
+    reason."""
     parts, start = _parts(turn), first_channel_of(prompt)
     if start is Channel.CONTENT or not thinks:
         parts = _Parts(None, True, parts.content)
@@ -80,7 +81,7 @@ def begun_answer(turn: Turn, prompt: str, *, closed: str, thinks: bool) -> Begun
 
 
 def _parts(turn: Turn) -> _Parts:
-    """Split a turn. Some clients leave the reasoning in the text, between its tags."""
+    """Split a turn. Some clients leave the reasoning in the turn's text, between its tags."""
     text = turn.text.lstrip()
     if turn.reasoning or not text.startswith(OPEN):
         return _Parts(turn.reasoning or None, bool(turn.text), turn.text)
@@ -88,7 +89,7 @@ def _parts(turn: Turn) -> _Parts:
     return _Parts(reasoning, bool(close), content.lstrip(LINE))
 
 
-# Names that transformers gives to every template, or uses itself.
+# Variables that transformers gives to every template, or parameters of its own functions.
 SUPPLIED = frozenset(
     {"messages", "raise_exception", "strftime_now"}
     | signature(PreTrainedTokenizerFast.apply_chat_template).parameters.keys()
@@ -97,7 +98,7 @@ SUPPLIED = frozenset(
 
 
 class Generation(Extension):
-    """Lets jinja2 parse the tag that transformers adds around the assistant's text."""
+    """Lets jinja2 parse transformers' tag ``generation``, which surrounds the assistant's text."""
 
     tags = {"generation"}  # noqa: RUF012 - as jinja2 declares it
 
@@ -107,8 +108,8 @@ class Generation(Extension):
 
 
 def template_arguments(texts: Iterable[str], special_tokens: Iterable[str]) -> frozenset[str]:
-    """Return the variables that templates read before setting them, except those of transformers
-    and ``special_tokens``. A template with a syntax error has no variables."""
+    """Return the variables that templates read before setting them, except those that transformers
+    supplies and ``special_tokens``. A template with a syntax error has no variables."""
     environment = Environment(autoescape=True, extensions=["jinja2.ext.loopcontrols", Generation])
     variables: set[str] = set()
     for text in texts:
@@ -121,14 +122,14 @@ def template_arguments(texts: Iterable[str], special_tokens: Iterable[str]) -> f
 
 
 def _unset_variables(node: nodes.Node, known: set[str]) -> set[str]:
-    """Return the variables that a template reads before setting them. Adds set ones to
-    ``known``."""
+    """Return the variables that a node of a template reads before setting them. Add variables that
+    it sets to ``known``."""
     if isinstance(node, nodes.Name):
         if node.ctx == "load":
             return {node.name} - known
         known.add(node.name)
     if isinstance(node, nodes.Macro):
-        known = known.copy()  # a macro's parameters are local
+        known = known.copy()  # parameters of a macro are local to it
     parts = list(node.iter_child_nodes())
     if isinstance(node, nodes.Assign):
         parts.reverse()
@@ -137,33 +138,33 @@ def _unset_variables(node: nodes.Node, known: set[str]) -> set[str]:
 
 Message = dict[str, Any]
 GuardedT = TypeVar("GuardedT")
-# Template arguments that set an effort, and efforts in ascending order.
+# Names of the template argument that sets the reasoning effort, and efforts in ascending order.
 EFFORT_NAMES = ("reasoning_effort", "effort", "thinking_effort")
 EFFORTS = ("minimal", "low", "medium", "high", "xhigh", "max")
 MARK = "A message in the middle."
-STRANGE = "\U0010fffc"  # a private-use character: no real message begins with it
-# Templates do not count a user's message between these tags as a question.
+STRANGE = "\U0010fffc"  # private use: no real message begins with it
+# Templates do not take a user's message between these tags, a tool's result, for a question.
 RESULT_OPEN, RESULT_CLOSE = "<tool_response>", "</tool_response>"
 MAX_WORDS_CHARS = 200
 REFUSED = "chats, messages and responses are refused, completions are not"
 
 
 class PromptEnds(NamedTuple):
-    """Prefixes of a prompt that other prompts may share, in characters; 0: unknown."""
+    """Lengths in characters of prefixes that other prompts may share; 0 means unknown."""
 
     system: int
-    """The tools and the leading system messages: other conversations may begin with them."""
+    """The prefix of tools and leading system messages, which other conversations may share."""
     person: int
-    """Everything up to the newest message of a person: templates drop later reasoning."""
+    """The prefix up to a person's newest message: the next one drops the reasoning after it."""
     messages: int
-    """All messages, without the generation prompt."""
+    """The prefix of all messages, without the generation prompt."""
 
 
 class TemplateError(ValueError):
     """A conversation that the model's template cannot render."""
 
     def __init__(self, message: str, reason: str) -> None:
-        """reason: for the log; it quotes no text of the conversation."""
+        """reason: the cause for the log, without any text of the conversation."""
         super().__init__(message)
         self.reason = reason
 
@@ -178,15 +179,15 @@ class ChatTemplate:
         text = self._text(tools=[])
         self.exists = text is not None
         self.tool_format = tool_format(text or "")
-        """How the model writes calls; None if its template does not support tools."""
+        """The model's format of calls. It is None if the template does not support tools."""
         self.text = text or ""
         self.knows_thoughts = OPEN in self.text or CLOSE in self.text
-        """Whether the template writes reasoning."""
+        """Whether the template has tags of reasoning."""
         self.unusable = ""
-        """Why the template must not be rendered in this process; "" if it may."""
+        """The reason why this process must not render the template; "" if there is none."""
 
     def try_out(self, process: LimitedProcess) -> str:
-        """Try the template in a process. Return a warning for the operator, or ""."""
+        """Try the template in another process. Return a warning for the operator, or ""."""
         if not self.exists:
             return f"the model has no chat template: {REFUSED}"
         trial = try_template(process, self._texts, self._tokenizer.special_tokens_map)
@@ -207,7 +208,7 @@ class ChatTemplate:
 
     @cached_property
     def takes_late_system(self) -> bool:
-        """Whether system messages may stand anywhere: some templates refuse or omit late ones."""
+        """Whether system messages may come late: some templates refuse or omit late ones."""
         talk = [USER, ANSWER, {"role": "system", "content": MARK}, USER]
         return MARK in self._render_or_nothing(talk)
 
@@ -229,13 +230,13 @@ class ChatTemplate:
 
     @cached_property
     def keeps_marks(self) -> bool:
-        """Whether the marks that ``SpecialTokens`` puts into texts survive rendering."""
+        """Whether the marks that ``SpecialTokens`` puts into messages survive rendering."""
         guarded = "".join(map(self._special_tokens.guarded_text, self._special_tokens.contents))
         prompt = self._render_or_nothing([{"role": "user", "content": guarded}])
         return not prompt or guarded in prompt
 
     def _render_or_nothing(self, messages: list[Message]) -> str:
-        """Return the prompt of messages; "" if the template refuses them."""
+        """Render messages as a prompt; return "" if the template refuses the messages."""
         try:
             return self._render(messages, add_generation_prompt=True)
         except Exception:
@@ -243,12 +244,13 @@ class ChatTemplate:
 
     @cached_property
     def arguments(self) -> frozenset[str]:
-        """Names of the template's arguments besides the conversation."""
+        """Names of the arguments that the template takes besides the conversation."""
         return template_arguments(self._texts, self._tokenizer.special_tokens_map)
 
     def with_effort(self, conversation: Conversation) -> Conversation:
-        """Return the conversation with its effort, or the nearest known one, as a template
-        argument. If the template takes no effort, the thinking budget applies."""
+        """Return the conversation with its reasoning effort, or the nearest one that the template
+        knows, as a template argument. If the template knows no efforts, the thinking budget
+        applies."""
         thinking, given = conversation.thinking, dict(conversation.template_arguments)
         name = next((name for name in EFFORT_NAMES if name in self.arguments), None)
         if thinking.effort is None or name is None or name in given:
@@ -272,9 +274,9 @@ class ChatTemplate:
         finds_boundaries: bool = True,
         limit: TimeLimit | None = None,
     ) -> tuple[str, PromptEnds]:
-        """Return the prompt without a begun answer, and its shareable prefixes. Special tokens in
-        texts have marks, where ``pieces_of`` cuts. finds_boundaries: whether to find all prefixes,
-        or only the system's; each one costs a rendering. Raises TemplateError."""
+        """Return the prompt, without a client's beginning of the answer, and its shareable
+        prefixes. ``pieces_of`` finds special tokens of messages by their marks. finds_boundaries:
+        find all prefixes, not only the system's; each costs a rendering. Raises TemplateError."""
         if conversation.continues:
             conversation = replace(conversation, turns=conversation.turns[:-1], continues=False)
         arguments = _arguments(conversation) | {"add_generation_prompt": add_generation_prompt}
@@ -285,7 +287,7 @@ class ChatTemplate:
             message = "the model's chat template takes too long to render these messages"
             raise TemplateError(message, "it takes longer than limits.max_template_s") from None
         except Exception as error:
-            # The template is a program by others: any error means that it refuses the input.
+            # The template is a foreign program: any error means that it refuses the conversation.
             message = "the model's chat template cannot render these messages"
             words = " ".join(str(error).split())[:MAX_WORDS_CHARS].rstrip(".")
             if type(error) is jinja2.TemplateError and words:
@@ -296,7 +298,8 @@ class ChatTemplate:
     def begun(
         self, conversation: Conversation, prompt: str, *, limit: TimeLimit | None = None
     ) -> BegunAnswer:
-        """Return the begun answer's text after ``prompt``. Raises the errors of ``render``."""
+        """Return the client's beginning of the answer as it follows ``prompt``. Raises as
+        ``render``."""
         if not conversation.continues:
             return BegunAnswer()
         turn, thinking = conversation.turns[-1], conversation.thinking
@@ -321,13 +324,13 @@ class ChatTemplate:
         alone = self.takes_no_user
         messages = self._guarded(template_messages(conversation, late, alone, marks))
         try:
-            # Write each call exactly as the model wrote it, if that text is known.
+            # Write each call exactly as the model wrote it, if the model's text is known.
             written = self._render(messages, **arguments)
             prompt = marks.replace(written)
         except Exception:
             if not marks:
                 raise
-            # The template did more than write each call: do without marks.
+            # The template changes calls or their order, so do without the calls' own texts.
             marks = CallMarks(self._guarded)
             messages = self._guarded(template_messages(conversation, late, alone))
             prompt = written = self._render(messages, **arguments)
@@ -335,15 +338,15 @@ class ChatTemplate:
         after = conversation.turns_after_person
         person = 0 if after is None else len(messages) - after
         counts = (len(system), person, len(messages)) if finds_boundaries else (len(system), 0, 0)
-        # The newest message of a person is often also the last message.
+        # A set, because the newest message of a person is often also the last message.
         ends = {n: self._end_of(messages[:n], written, marks, arguments) for n in set(counts)}
         return prompt, PromptEnds(*(ends[n] for n in counts))
 
     def _end_of(
         self, part: list[Message], written: str, marks: CallMarks, arguments: dict[str, Any]
     ) -> int:
-        """Return the number of the prompt's leading characters that the messages ``part`` make; 0
-        if unknown. written: the prompt, with marks instead of calls."""
+        """Return the length in characters of the prompt's prefix that the messages ``part`` make,
+        or 0 if unknown. written: the prompt, with marks that stand for calls."""
         try:
             end = common_chars(self._part_text(part, arguments), written)
             return len(marks.replace(written[:end], is_whole=False))
@@ -360,7 +363,8 @@ class ChatTemplate:
         return list(dict.fromkeys(text for text in texts if text is not None))
 
     def _text(self, tools: list[Any] | None = None) -> str | None:
-        """Return the template for conversations with or without tools; None if there is none."""
+        """Return the template for conversations with or without tools, or None without a
+        template."""
         try:
             text: str = self._tokenizer.get_chat_template(tools=tools)
         except ValueError:
@@ -368,7 +372,8 @@ class ChatTemplate:
         return text
 
     def _part_text(self, part: list[Message], arguments: dict[str, Any]) -> str:
-        """Return the text of ``part`` as a prompt of its own; "" if empty or refused."""
+        """Render the messages ``part`` alone; "" if there are none, or the template refuses
+        them."""
         # Some templates need a user's message after the system message.
         for more in ((), ({"role": "user", "content": STRANGE},)) if part else ():
             with suppress(Exception):
@@ -381,7 +386,7 @@ class ChatTemplate:
 
 
 def _arguments(conversation: Conversation) -> dict[str, Any]:
-    """Return the template's other arguments. Templates distinguish unset arguments from False."""
+    """Return the template's arguments besides messages; it may tell unset arguments from False."""
     arguments: dict[str, Any] = dict(conversation.template_arguments)
     if conversation.thinking.enabled is not None:
         arguments["enable_thinking"] = conversation.thinking.enabled
@@ -391,7 +396,7 @@ def _arguments(conversation: Conversation) -> dict[str, Any]:
 
 
 def with_calls_apart(turns: Sequence[Turn]) -> tuple[Turn, ...]:
-    """Return turns with one call per message, each followed by its result."""
+    """Split turns with several calls: one call per message, each followed by its result."""
     apart, rest = list[Turn](), deque(turns)
     while rest:
         turn = rest.popleft()
@@ -416,9 +421,9 @@ def template_messages(
     marks: CallMarks | None = None,
 ) -> list[Message]:
     """Return the turns as messages; leading system turns become one message. takes_late_system: if
-    False, later system messages become a user's. takes_no_user: if False and no user's message
-    exists, a lone system message becomes a user's, or an empty one is added. marks: replace calls
-    whose written text is known."""
+    False, later system messages become a user's. takes_no_user: if False and there is no user's
+    message, the only message becomes a user's, or an empty user's message is added. marks: stand
+    for calls whose original text is known."""
     leading = list(takewhile(lambda turn: turn.role == "system", conversation.turns))
     messages = [_message(turn, marks) for turn in conversation.turns[len(leading) :]]
     for message in messages:
@@ -461,7 +466,7 @@ def _call(call: ToolCall, marks: CallMarks | None) -> Message:
 
 
 def arguments_object(text: str) -> dict[str, Any]:
-    """Parse arguments from a client. Text that is no JSON object becomes a single argument."""
+    """Parse a call's arguments from a client. Text that is no JSON object becomes one argument."""
     if not text.strip():
         return {}
     arguments = json_object(text)
@@ -469,6 +474,6 @@ def arguments_object(text: str) -> dict[str, Any]:
 
 
 def common_chars(one: str, other: str) -> int:
-    """Return the length of the longest common prefix."""
+    """Return the length of the two texts' longest common prefix."""
     lengths = range(1, min(len(one), len(other)) + 1)
     return bisect_left(lengths, True, key=lambda length: one[:length] != other[:length])

@@ -1,4 +1,4 @@
-"""The neutral form of a request, into which every API translates its own."""
+"""Conversations in a form that no API prescribes; every API's requests are translated to it."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -6,12 +6,12 @@ from typing import Any, Literal
 
 Role = Literal["system", "user", "assistant", "tool"]
 ANY_OBJECT = {"type": "object", "properties": {}}
-# Coding tools put notes between these tags into users' messages. No person wrote them.
+# Coding tools put notes between these tags into users' messages. No person wrote the notes.
 REMINDER_OPEN, REMINDER_CLOSE = "<system-reminder>", "</system-reminder>"
 
 
 class Channel(Enum):
-    """A part of an answer."""
+    """A part of an answer: the reasoning, or the content after it."""
 
     REASONING = "reasoning"
     CONTENT = "content"
@@ -22,18 +22,18 @@ class Tool:
     """A function that the model may call."""
 
     name: str
-    """Unique among the tools. Characters: letters, digits and ``_.:/-``."""
+    """The name, unique among the tools. Its characters are letters, digits and ``_.:/-``."""
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    """JSON Schema of the arguments' object; None: any object."""
+    """JSON Schema of the arguments; None allows any object."""
     strict: bool = False
-    """Whether arguments must satisfy the schema even if no call is required."""
+    """Whether arguments must satisfy the schema even in calls that the request does not require."""
     deferred: bool = False
-    """Whether the prompt describes the tool only after the conversation has loaded it."""
+    """Whether the prompt omits the tool until the conversation has loaded it."""
     searches: bool = False
-    """Whether the tool searches for deferred tools."""
+    """Whether the tool is a search for deferred tools."""
     namespace: str | None = None
-    """The client's name of a group of tools."""
+    """The name of the group to which the client has assigned the tool."""
     own_name: str | None = None
     """The tool's name within its namespace."""
 
@@ -43,7 +43,7 @@ class Tool:
 
     @property
     def described(self) -> dict[str, Any]:
-        """The tool as chat templates take it."""
+        """The tool's description as chat templates expect it."""
         described = {} if self.description is None else {"description": self.description}
         parameters = ANY_OBJECT if self.parameters is None else self.parameters
         function = {"name": self.name, **described, "parameters": parameters}
@@ -52,13 +52,13 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """Whether the model may, must or must not call."""
+    """Whether the model may, must or must not call tools, and which tools."""
 
     mode: Literal["none", "auto", "required", "named"] = "auto"
     name: str | None = None
-    """The tool that must be called; only with mode "named"."""
+    """The name of the tool that must be called, only with mode "named"."""
     allowed: frozenset[str] | None = None
-    """With "auto" and "required": names of the tools that may be called; None: all tools."""
+    """Names of tools that may be called in mode "auto" or "required"; None means all tools."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,27 +68,27 @@ class ToolCall:
     id: str
     name: str
     arguments: str
-    """As the model wrote them: a JSON object, unless the model made a mistake."""
+    """The arguments as the model wrote them: a JSON object, unless the model made a mistake."""
     written: str | None = None
-    """The whole call as the model wrote it, with its tags; None if unknown."""
+    """The whole call as the model wrote it, including tags, or None if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One message."""
+    """One message of a conversation."""
 
     role: Role
     text: str = ""
     reasoning: str = ""
-    """Only in an assistant's turn, before the text."""
+    """The reasoning before the text, only in an assistant's turn."""
     tool_calls: tuple[ToolCall, ...] = ()
-    """Only in an assistant's turn, after the text."""
+    """The tool calls after the text, only in an assistant's turn."""
     tool_call_id: str | None = None
-    """Id of the call that this turn, a tool's result, answers."""
+    """The id of the call whose result this turn is, only in a tool's turn."""
 
     @property
     def is_a_persons(self) -> bool:
-        """Whether a person wrote this turn: a user's turn with text outside reminders."""
+        """Whether a person wrote this turn: a user's turn with text outside reminder tags."""
         first, *others = self.text.split(REMINDER_OPEN)
         outside_reminders = [first, *(other.partition(REMINDER_CLOSE)[2] for other in others)]
         return self.role == "user" and any(map(str.strip, outside_reminders))
@@ -96,13 +96,13 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class OutputFormat:
-    """The form that the whole answer must have, after its reasoning."""
+    """The format that the whole answer must have, after its reasoning."""
 
     kind: Literal["json_object", "json_schema", "regex", "choice", "grammar"]
     value: Any = None
-    """For json_schema a dict or bool, for choice a list of str, for json_object None, else str."""
+    """The format's dict or bool for json_schema, list of str for choice, else str or None."""
     param: str = "response_format"
-    """The API's name of the field that sets the form, for errors."""
+    """The API's name for the field that sets the format, used in error messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,13 +110,13 @@ class Thinking:
     """How much the model may reason before it answers."""
 
     enabled: bool | None = None
-    """None: the model's template decides."""
+    """Whether the model reasons; None leaves this to the chat template."""
     budget: int | None = None
-    """In tokens; None: only the answer's own limit."""
+    """Maximum number of reasoning tokens; None sets no limit but the answer's own."""
     effort: str | None = None
-    """Passed to templates that take an effort."""
+    """The reasoning effort, for templates that have an argument for it."""
     budget_is_efforts: bool = False
-    """Whether the budget was derived from the effort."""
+    """Whether ``budget`` was derived from ``effort``."""
 
 
 TemplateArguments = tuple[tuple[str, str | float | bool], ...]
@@ -133,29 +133,30 @@ class Conversation:
     output: OutputFormat | None = None
     thinking: Thinking = Thinking()
     continues: bool = False
-    """Whether the last turn, an assistant's, is the beginning of the answer."""
+    """Whether the last turn, an assistant's, is the beginning of the wanted answer."""
     template_arguments: TemplateArguments = ()
-    """Further arguments of the model's template, by the template's names."""
+    """Further arguments of the chat template, as pairs of name and value."""
 
     def __post_init__(self) -> None:
         assert not self.continues or self.turns[-1].role == "assistant"
 
     @property
     def offered_tools(self) -> tuple[Tool, ...]:
-        """The tools that the model may see: none if it must not call. If only some may be called it
-        still sees all, so that prompts keep a common prefix."""
+        """The tools that the prompt may describe: none if the model must not call. Even if only
+        some may be called, all are described, so that prompts keep a common prefix."""
         return () if self.tool_choice.mode == "none" else self.tools
 
     @property
     def shown_tools(self) -> tuple[Tool, ...]:
-        """The offered tools that are not deferred. If all are deferred, the first one: templates
-        explain calls only if there is a tool."""
+        """The offered tools that are not deferred. If all are deferred, this is the first tool,
+        because templates explain calls only if there is a tool."""
         offered = self.offered_tools
         return tuple(tool for tool in offered if not tool.deferred) or offered[:1]
 
     @property
     def turns_after_person(self) -> int | None:
-        """Number of turns after the newest one by a person; None without such a turn."""
+        """Number of turns after the newest turn that a person wrote, or None without such a
+        turn."""
         turns = enumerate(reversed(self.turns))
         return next((number for number, turn in turns if turn.is_a_persons), None)
 
@@ -165,7 +166,7 @@ class Conversation:
 
     @property
     def max_calls(self) -> int | None:
-        """None: no limit."""
+        """Maximum number of calls in the answer; None means no limit."""
         is_one = self.tool_choice.mode == "named" or not self.parallel_tool_calls
         return 1 if is_one else None
 

@@ -8,7 +8,7 @@ from server.text.tokenizer import EncodedText, Tokenizer
 
 class Detokenizer:
     """Decodes one answer. The joined results of ``feed`` and ``flush`` equal the tokenizer's
-    decoding of all ids without special tokens, except near an invalid character of byte tokens."""
+    decoding of all ids without special tokens, except near bytes that form no valid character."""
 
     def __init__(
         self,
@@ -18,22 +18,22 @@ class Detokenizer:
         with_special: bool = False,
         continues: bool = False,
     ) -> None:
-        """with_tags: keep the tags of reasoning and calls. with_special: keep all special tokens.
-        continues: whether text precedes, so that a leading space stays."""
+        """with_tags: keep the tags around reasoning and calls. with_special: keep all special
+        tokens. continues: whether the answer continues a text, so that a leading space is kept."""
         self.chars = 0
         """Number of characters returned so far."""
         self.offset = 0
-        """Number of characters before the first character of the newest token."""
+        """Number of characters before the first character of the token that was fed last."""
         self._tokenizer = tokenizer
         tags = tokenizer.special_tag_ids if with_tags else frozenset[int]()
         self._hidden = frozenset[int]() if with_special else tokenizer.special_ids - tags
-        # The decoder holds the bytes of one character at most: the cost of a token is constant.
+        # The UTF-8 decoder holds the bytes of one character at most, so a token's cost is constant.
         self._decoder = getincrementaldecoder("utf-8")(errors="replace")
         self._is_whole = True
         self._drops_space = tokenizer.drops_space and not continues
 
     def feed(self, token_id: int) -> str:
-        """Take in a token and return the completed text; "" while a character is incomplete."""
+        """Take in a token and return the text that it completes; "" within a character."""
         self.offset = self.chars
         raw = b"" if token_id in self._hidden else self._tokenizer.token_bytes(token_id)
         if not raw:
@@ -45,7 +45,7 @@ class Detokenizer:
             self.chars += len(raw)
             return raw.decode("ascii")
         text = self._decoder.decode(raw[:1])
-        # The first byte belongs to the incomplete character, or to the one it completes.
+        # The first byte continues an incomplete character, or completes it, or begins a new one.
         self.offset += len(text) - (not self._decoder.getstate()[0])
         text += self._decoder.decode(raw[1:])
         self._is_whole = not self._decoder.getstate()[0]
@@ -53,12 +53,12 @@ class Detokenizer:
         return text
 
     def flush(self) -> str:
-        """Return U+FFFD if the last character is incomplete, else ""."""
+        """Return U+FFFD if the last character is incomplete, and else ""."""
         return self._decoder.decode(b"", final=True)
 
 
 def decoded_text(tokenizer: Tokenizer, ids: Sequence[int]) -> EncodedText:
-    """Decode ids, with special tokens as text. Long lists take too long for the event loop."""
+    """Decode ids, with special tokens as text. Long lists would block the event loop."""
     detokenizer = Detokenizer(tokenizer, with_special=True)
     pieces, offsets = list[str](), list[int]()
     for token_id in ids:

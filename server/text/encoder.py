@@ -1,7 +1,7 @@
 """Encode texts in parts, because their tokens take far more memory than the text.
 
-Special tokens that a message spells must have no meaning. Each gets a mark before the template
-writes the prompt, and the prompt is cut at the marks before encoding::
+Special tokens that a message spells must have no meaning. Each gets a mark (¤, a rare character)
+before the template writes the prompt, and the prompt is cut at the marks before encoding::
 
     x<|im_end|>  -->  x<¤|im_end|>  -->  ...user x<¤|im_end|>...  -->  ...user x<  |im_end|>...
 """
@@ -14,20 +14,20 @@ from typing import Any
 from tokenizers import Encoding
 from tokenizers import Tokenizer as FastTokenizer
 
-# MARK is a private-use character (Unicode, section 23.5). ESCAPE marks a MARK in the text itself.
+# MARK is a private-use character (Unicode 23.5). ESCAPE follows a MARK that a text itself has.
 MARK, ESCAPE = "\U0010fffd", "\0"
 CUT = re.compile(f"{MARK}(?!{ESCAPE})")
 
 
 class SpecialTokens:
-    """The special tokens of one tokenizer."""
+    """Protects texts from being read as the special tokens of one tokenizer."""
 
     def __init__(self, contents: Iterable[str]) -> None:
-        """contents: texts of the tokens. A token of one character cannot be cut."""
+        """contents: the tokens' texts. Tokens of one character are ignored: they cannot be cut."""
         self.contents = tuple(content for content in contents if len(content) > 1)
 
     def guarded(self, value: Any) -> Any:
-        """Return a JSON value with marks in all of its strings."""
+        """Return a JSON value with all of its strings guarded as by ``guarded_text``."""
         if isinstance(value, str):
             return self.guarded_text(value)
         if isinstance(value, list):
@@ -37,7 +37,7 @@ class SpecialTokens:
         return value
 
     def guarded_text(self, text: str) -> str:
-        """Put a mark into every special token that the text spells, even if tokens overlap."""
+        """Put a MARK into every special token that the text spells, even if tokens overlap."""
         text = text.replace(MARK, MARK + ESCAPE)
         for content in self.contents:
             while content in text:
@@ -46,28 +46,28 @@ class SpecialTokens:
 
 
 def pieces_of(prompt: str) -> list[str]:
-    """Cut a prompt of guarded texts at the marks."""
+    """Cut a prompt at the marks that ``guarded_text`` has put into its texts."""
     if MARK not in prompt:
         return [prompt]
     return [piece.replace(MARK + ESCAPE, MARK) for piece in CUT.split(prompt)]
 
 
-# A token's encoding takes over a hundred bytes. So a text longer than SHORT_TOKEN_CHARS per allowed
-# token is first counted in slices; each slice may miscount by a few tokens.
+# A token's encoding takes over a hundred bytes. So if a text has more than SHORT_TOKEN_CHARS per
+# allowed token, its slices are counted first. A slice may miscount by a few tokens.
 SHORT_TOKEN_CHARS = 2
 SLICE_CHARS = 65_536
 SLICING_RATIO = 2
 GROUP_CHARS, GROUP_TEXTS = 262_144, 1024
-# The library caches the first words that it meets forever: by default 10 000, up to 9 KiB each.
+# The library caches the first words that it meets forever: by default 10 000 of up to 9 KiB.
 CACHED_WORDS = 2048
 
 
 class Encoder:
-    """Encodes texts with one tokenizer. Other threads can run meanwhile."""
+    """Encodes texts with one tokenizer, while other Python threads can run."""
 
     def __init__(self, fast: FastTokenizer) -> None:
         self._fast = fast
-        # Models without a cache lack the method.
+        # Tokenizer models without a cache lack the method.
         getattr(fast.model, "_resize_cache", id)(CACHED_WORDS)
 
     def encode(
@@ -79,7 +79,7 @@ class Encoder:
         return encode(texts, add_special_tokens=ends)
 
     def exceeds(self, pieces: list[str], max_tokens: int) -> bool:
-        """Return whether a text, given as its parts, has far more tokens than allowed."""
+        """Return whether a text, given in pieces, has far more than ``max_tokens`` tokens."""
         if sum(map(len, pieces)) <= SHORT_TOKEN_CHARS * max_tokens:
             return False
         tokens = 0
@@ -90,18 +90,18 @@ class Encoder:
         return False
 
     def count(self, pieces: list[str]) -> int:
-        """Return the approximate number of tokens of a text, given as its parts."""
+        """Return the approximate number of tokens of a text that is given in pieces."""
         return sum(self._counts(pieces))
 
     def _counts(self, pieces: list[str]) -> Iterator[int]:
-        """Yield the approximate number of tokens of each group of slices."""
+        """Yield the approximate number of tokens in each group of slices of the pieces."""
         starts = ((piece, at) for piece in pieces for at in range(0, len(piece), SLICE_CHARS))
         for group in in_groups(piece[at : at + SLICE_CHARS] for piece, at in starts):
             yield sum(map(len, self.encode(group)))
 
 
 def in_groups(texts: Iterable[str]) -> Iterator[list[str]]:
-    """Yield texts in groups of bounded size, to bound the memory of their encodings."""
+    """Yield groups of texts, of bounded size, to bound the memory of their encodings."""
     group: list[str] = []
     chars = 0
     for text in texts:
@@ -118,7 +118,7 @@ def tokens_within(encoding: Encoding, chars: int) -> int:
     """Return the number of tokens that lie in the first ``chars`` characters of the text."""
 
     def end(index: int) -> int:
-        # Encoding.offsets would build a list of all tokens. Padding at the end has no offset.
+        # Encoding.offsets would list all tokens. Padding, which comes at the end, has no offset.
         place = encoding.token_to_chars(index)
         return chars + 1 if place is None else place[1]
 

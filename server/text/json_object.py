@@ -3,20 +3,20 @@
 import json
 from typing import Any
 
-# Numbers, strings, arrays and objects. Parsing more would delay other requests for too long.
+# Maximum number of values in a text. Parsing more values would delay other requests too long.
 MAX_VALUES = 32_768
 
 
 def outside_texts(piece: bytes, in_text: bool = False) -> tuple[bytes, bool]:
-    """Return JSON without its strings, and whether the piece ends within one. Each remaining comma
-    or opening bracket begins a value. piece: must not end within an escape."""
+    """Return a piece of JSON without its strings, and whether the piece ends within a string. Each
+    remaining comma or opening bracket begins a value. piece: must not end within an escape."""
     parts = piece.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
-    # Every second part is a string.
+    # Every second part lies within a string.
     return b"".join(parts[in_text::2]), in_text ^ (len(parts) % 2 == 0)
 
 
 def has_many_values(text: str) -> bool:
-    """Return whether JSON has more than ``MAX_VALUES`` values."""
+    """Return whether a JSON text has more than ``MAX_VALUES`` values."""
     if len(text) <= MAX_VALUES:
         return False
     outside, _ = outside_texts(text.encode(errors="replace"))
@@ -24,8 +24,8 @@ def has_many_values(text: str) -> bool:
 
 
 def json_object(text: str) -> dict[str, Any] | None:
-    """Parse a JSON object, even with line breaks in strings; None if the text is none. NaN and
-    Infinity become strings. Refuses lone surrogates, huge numbers, and too many values."""
+    """Parse a JSON object, even with line breaks in strings. NaN and Infinity become strings.
+    Return None for other text, lone surrogates, huge numbers, or too many values."""
     if has_many_values(text):
         return None
     try:
@@ -37,7 +37,7 @@ def json_object(text: str) -> dict[str, Any] | None:
 
 
 def follow(reference: object, root: object) -> Any:
-    """Resolve a ``$ref`` (RFC 6901) within a schema; None if its target does not exist."""
+    """Resolve a ``$ref`` (RFC 6901) within a schema; return None if its target does not exist."""
     if not isinstance(reference, str) or not reference.startswith("#"):
         return None
     for step in reference.split("/")[1:]:

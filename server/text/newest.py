@@ -10,19 +10,19 @@ ValueT = TypeVar("ValueT")
 
 
 class Newest(Generic[KeyT, ValueT]):
-    """A cache of bounded total size: the least recently used values make room for new ones."""
+    """A cache of bounded total size, which drops the least recently used values to add new ones."""
 
     def __init__(self, max_size: int) -> None:
-        """max_size: total of the values' sizes, in any unit; 0 keeps no values."""
+        """max_size: limit of the sum of all values' sizes, in any unit; 0 keeps no values."""
         self._max_size = max_size
         self._entries: OrderedDict[KeyT, tuple[ValueT, int]] = OrderedDict()
         self.size = 0
-        # The event loop adds values while worker threads read them.
+        # A lock is needed because the event loop adds values while worker threads read them.
         self._lock = threading.Lock()
 
     def keep(self, key: KeyT, value: ValueT, size: int = 1) -> list[tuple[KeyT, ValueT]]:
-        """Keep a value. Return the entries dropped for it, or the value's own if it is too large
-        alone."""
+        """Add a value. Return the entries that were dropped to make room, or the new entry itself
+        if the value alone is too large."""
         with self._lock:
             self._pop(key)
             if size > self._max_size:

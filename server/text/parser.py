@@ -1,4 +1,4 @@
-"""Split an answer's streamed text into reasoning, content and calls; end it at stop strings."""
+"""Split an answer's streamed text into reasoning, content and calls, and end it at stop strings."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,8 +13,8 @@ OPEN, CLOSE = "<think>", "</think>"
 
 
 def first_channel_of(prompt: str, begun: str = "") -> Channel | None:
-    """Return the channel that an answer begins in; None if the model decides. prompt: its end may
-    open or close the tag. begun: the beginning of the channel that the client wrote."""
+    """Return the channel that an answer begins in, or None if the model decides. prompt: its end
+    may open or close reasoning. begun: text with which the client has begun the channel."""
     ending = prompt.rstrip()
     if ending.endswith(CLOSE):
         return Channel.CONTENT
@@ -26,8 +26,8 @@ def first_channel_of(prompt: str, begun: str = "") -> Channel | None:
 class ReasoningParser:
     """Splits ``<think>...</think>`` off the beginning of an answer.
 
-    White space around the tags belongs to neither channel. An answer without the opening tag is
-    content; an answer without the closing tag is reasoning."""
+    White space around the tags belongs to no channel. An answer without the opening tag is content,
+    and an answer with an opening tag but no closing tag is reasoning."""
 
     def __init__(self, prompt: str, begun: str = "") -> None:
         self._state = first_channel_of(prompt, begun)
@@ -40,7 +40,7 @@ class ReasoningParser:
         return self._state is Channel.REASONING
 
     def feed(self, text: str) -> list[AnswerPiece]:
-        """Take in text and return the pieces that are certain now. Neighbours differ in channel."""
+        """Take in text and return the pieces of it, and of earlier text, that are certain now."""
         self._held += text
         return join_pieces(self._advance(final=False))
 
@@ -84,7 +84,7 @@ class ReasoningParser:
 
 
 def _uncertain_end(text: str) -> int:
-    """Return the length of the text's end that may be white space and a part of the closing tag."""
+    """Return the length of the text's end that may be white space and part of a closing tag."""
     for length in range(min(len(text), len(CLOSE) - 1), 0, -1):
         if CLOSE.startswith(text[-length:]):
             before = text[:-length]
@@ -94,19 +94,19 @@ def _uncertain_end(text: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ParseOptions:
-    """How to parse the answer to a chat."""
+    """Rules for parsing the answer to a chat."""
 
     prompt: str
-    """The rendered prompt; its end shows whether the model reasons already."""
+    """The rendered prompt, whose end shows whether the model already reasons."""
     tools: tuple[Tool, ...] = ()
     """The tools that may be called. Without tools, calls are content."""
     tool_format: ToolFormat = ToolFormat.HERMES
     max_calls: int | None = None
-    """The answer ends after this number of calls; None: no limit."""
+    """Number of calls after which the answer ends; None means no limit."""
     remember: Remember | None = field(default=None, compare=False)
-    """Receives every complete call."""
+    """A function that stores every complete call."""
     begun: str = ""
-    """The client's beginning of the first channel. The answer's pieces do not contain it."""
+    """Text with which the client has begun the answer's first channel; no piece contains it."""
 
     @property
     def first_channel(self) -> Channel | None:
@@ -114,12 +114,12 @@ class ParseOptions:
 
     @property
     def begun_content(self) -> str:
-        """The client's beginning of the content; "" if the client has begun the reasoning."""
+        """Text with which the client has begun the content; "" if it has begun the reasoning."""
         return self.begun if self.first_channel is Channel.CONTENT else ""
 
 
 class AnswerParser:
-    """Splits an answer into pieces. The joined pieces do not depend on how the text is cut."""
+    """Splits an answer into pieces. The joined pieces do not depend on where fed texts are cut."""
 
     def __init__(self, options: ParseOptions, new_id: Callable[[], str] = new_call_id) -> None:
         self._reasoning_parser = ReasoningParser(options.prompt, options.begun)
@@ -143,7 +143,7 @@ class AnswerParser:
 
     @property
     def done(self) -> bool:
-        """Whether the answer has ended, even if the model continues."""
+        """Whether the answer has its last allowed call, so that further text is ignored."""
         return self._calls is not None and self._calls.done
 
     @property
@@ -152,7 +152,7 @@ class AnswerParser:
 
     @property
     def ended_with_calls(self) -> bool:
-        """Valid at the end of the answer: whether the client must execute calls."""
+        """Whether the client must execute calls. The value is only valid after the answer's end."""
         return self._calls is not None and self._calls.ended_with_calls
 
     def feed(self, text: str) -> list[AnswerPiece]:
@@ -160,7 +160,7 @@ class AnswerParser:
         return join_pieces(self._split(self._reasoning_parser.feed(text)))
 
     def flush(self, *, cut: bool = False) -> list[AnswerPiece]:
-        """Return the remaining pieces at the end. cut: whether the answer was cut off."""
+        """Return the remaining pieces at the answer's end. cut: whether the answer was cut off."""
         pieces = self._split(self._reasoning_parser.flush())
         if self._calls is not None:
             thoughts, calls = self._thought_calls.flush(cut=cut)
@@ -176,7 +176,7 @@ class AnswerParser:
             if piece.channel is Channel.REASONING:
                 split += _thought(self._thought_calls.feed(piece.text))
             else:
-                # Calls in the reasoning were a draft if content follows.
+                # Calls in the reasoning are only a draft if content follows.
                 split += _thought(self._thought_calls.flush(cut=True)[0])
                 split += self._calls.feed(piece.text)
         return split
@@ -194,7 +194,7 @@ class StopStrings:
         self._stops = stops
         self._held = ""
         self.matched: str | None = None
-        """The stop string that ended the answer; None before."""
+        """The stop string that has ended the answer, or None while there is none."""
 
     def feed(self, text: str) -> str:
         """Take in text and return the part that may be sent; "" after a match."""
@@ -204,7 +204,7 @@ class StopStrings:
         places = [(held.find(stop), stop) for stop in self._stops]
         matches = [(place + len(stop), place, stop) for place, stop in places if place >= 0]
         if matches:
-            # Prefer the stop string that ends first: the result must not depend on how text is cut.
+            # Prefer the stop string that ends first: so it does not matter how the text is cut.
             _, place, self.matched = min(matches)
             self._held = ""
             return held[:place]
@@ -213,6 +213,6 @@ class StopStrings:
         return held[: len(held) - keep]
 
     def flush(self) -> str:
-        """Return the held text when the answer ends without a match."""
+        """Return the text that was held back, because the answer has ended without a match."""
         rest, self._held = self._held, ""
         return rest

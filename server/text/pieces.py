@@ -1,4 +1,4 @@
-"""The pieces of a streamed answer."""
+"""The pieces of a streamed answer: text, calls, and reports about tokens."""
 
 from dataclasses import dataclass, field
 
@@ -13,43 +13,43 @@ class TokenReport:
     token_id: int
     logprobs: TokenLogprobs
     offset: int = 0
-    """Number of the answer's characters before the token's first character."""
+    """Number of characters in the answer before the first character of this token."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextPiece:
-    """Text of one channel."""
+    """Text of one channel: reasoning or content."""
 
     channel: Channel
     text: str
     tokens: tuple[TokenReport, ...] = ()
-    """The tokens that make the text, if the channel is content and log-probabilities are wanted."""
+    """The text's tokens, if the text is content and log-probabilities are requested."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCallStart:
-    """The beginning of a call. Its arguments follow in pieces with the same index."""
+    """The beginning of a tool call. The arguments follow in pieces with the same index."""
 
     index: int
-    """Index of the call in the answer, from 0."""
+    """Number of earlier calls in the answer."""
     id: str
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCallArguments:
-    """A part of a call's arguments. The joined parts are usually a JSON object."""
+    """A part of a tool call's arguments. The joined parts are usually a JSON object."""
 
     index: int
     text: str
 
 
 AnswerPiece = TextPiece | ToolCallStart | ToolCallArguments
-"""A call ends before the next piece that is not its arguments, or with the answer."""
+"""A part of an answer. A call ends before the next piece that is not one of its arguments."""
 
 
 def join_pieces(pieces: list[AnswerPiece]) -> list[AnswerPiece]:
-    """Join neighbours of one channel, and neighbours of one call's arguments."""
+    """Join neighbouring texts of one channel, and neighbouring arguments of one call."""
     if len(pieces) < 2:
         return pieces
     result: list[AnswerPiece] = []
@@ -74,7 +74,7 @@ def join_pieces(pieces: list[AnswerPiece]) -> list[AnswerPiece]:
 
 
 def longest_beginning(text: str, *starts: str) -> int:
-    """Return the length of the longest end of the text that is a proper prefix of a string."""
+    """Return the length of the longest end of ``text`` that is a proper prefix of a start."""
     longest = 0
     for each in starts:
         place = text.find(each[0], max(0, len(text) - len(each) + 1))
@@ -87,30 +87,30 @@ def longest_beginning(text: str, *starts: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts so far, of the prompts and of all choices."""
+    """Token counts up to now, summed over a request's prompts and answers."""
 
     prompt_tokens: int
     completion_tokens: int
     reasoning_tokens: int
     prefix: PrefixReport | None = None
-    """The cache's report on the prompt; None before the first token."""
+    """The prefix cache's report on the prompts; None before the first token."""
     kept_tokens: int = 0
-    """Number of prompt tokens that the cache keeps from now on, both old and new."""
+    """Number of prompt tokens in the prefix cache after the request, including old ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """The parts of one choice's answer that one step adds."""
+    """The new parts of one answer since its last delta."""
 
     pieces: list[AnswerPiece] = field(default_factory=list)
     tokens: list[TokenReport] = field(default_factory=list)
     finish: str | None = None
-    """Set in the last delta: "stop", "length", or "tool_calls" if the answer ended with calls."""
+    """The reason of the answer's end, only in the last delta: "stop", "length" or "tool_calls"."""
     index: int = 0
-    """Index of the choice."""
+    """Index of the answer (choice) in the request."""
     stop_string: str | None = None
-    """Set in the last delta: the stop string that ended the answer."""
+    """The stop string that ended the answer, only in the last delta."""
     token_ids: tuple[int, ...] = ()
-    """All generated tokens, including those of reasoning, stop strings and ends."""
+    """All newly generated tokens, including those of reasoning, stop strings and the end."""
     prompt: tuple[TokenLogprobs | None, ...] = ()
-    """Set in the first delta if wanted: log-probabilities of the prompt; the first is None."""
+    """The prompt's log-probabilities if requested, only in the first delta; the first is None."""

@@ -1,10 +1,10 @@
 """Keep the reasoning of the newest answers, for clients that do not send it back.
 
-Some templates write earlier reasoning into the prompt. If it is missing, the model knows less, and
-the prompt no longer matches the cached prefix. So the kept reasoning is put back into its turns.
+Some templates write earlier reasoning into the prompt. If the reasoning is missing, the model knows
+less, and the prompt no longer matches the cached prefix. So the cache puts it back into its turns.
 
-The key of an answer with calls is the random id of its first call. The key of any other answer is
-its text with all turns before it, because short answers are alike. Keys differ between tenants."""
+The cache's key for an answer with calls is the random id of the first call. For any other answer it
+is the answer's text with all turns before, as short answers are alike. Keys differ by API key."""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ class ReasoningRecorder:
     """Collects the reasoning of one answer while it streams."""
 
     def __init__(self, key_of: "KeyOfAnswer", keep: Callable[[bytes, str], None]) -> None:
-        """keep: receives the answer's key and its reasoning."""
+        """keep: a function that stores the reasoning under the answer's key."""
         self._key_of = key_of
         self._keep = keep
         self._reasoning: list[str] = []
@@ -38,22 +38,22 @@ class ReasoningRecorder:
                 self._first_call = self._first_call or piece.id
 
     def end(self) -> None:
-        """Keep the reasoning, unless the answer has neither text nor calls to be sent back."""
+        """Store the reasoning, unless the answer has no text and no calls to recognise it by."""
         content = "".join(self._content)
         if self._reasoning and (self._first_call or content.strip()):
             self._keep(self._key_of(content, self._first_call), "".join(self._reasoning))
 
 
 class KeyOfAnswer:
-    """Computes keys of answers in a conversation, to which turns are added one by one."""
+    """Computes the keys of a conversation's answers; turns are added one by one."""
 
     def __init__(self, salt: PrefixSalt) -> None:
-        """salt: of the request; keys differ between tenants."""
+        """salt: the request's salt, so that the keys of different tenants (API keys) differ."""
         self._own = hashlib.sha256(salt.tenant + salt.client)
         self._history = self._own.copy()
 
     def __call__(self, text: str, first_call: str) -> bytes:
-        """Return the key of an answer. first_call: id of its first call; "" without calls."""
+        """Return an answer's key. first_call: the id of the first call; "" without calls."""
         digest = (self._own if first_call else self._history).copy()
         _add(digest, first_call or text.strip())
         return digest.digest()
@@ -65,7 +65,7 @@ class KeyOfAnswer:
 
 
 def _add(digest: "hashlib._Hash", text: str) -> None:
-    """Hash a text after its length, so that different lists of texts have different digests."""
+    """Hash a text's length and then the text, so that different lists of texts hash differently."""
     encoded = text.encode()
     digest.update(len(encoded).to_bytes(LENGTH_BYTES, "little"))
     digest.update(encoded)
@@ -73,22 +73,22 @@ def _add(digest: "hashlib._Hash", text: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Recalled:
-    """A conversation with the reasoning that the cache knows."""
+    """A conversation, completed with reasoning from the cache."""
 
     conversation: Conversation
     new_recorder: Callable[[], ReasoningRecorder] | None
-    """Makes the recorder of an answer; None if the answer continues an earlier one."""
+    """Makes the recorder of a new answer. It is None if the answer continues an earlier answer."""
 
 
 class ReasoningCache:
-    """The reasoning of the newest answers, up to a number of bytes."""
+    """The reasoning of the newest answers, up to a total number of bytes."""
 
     def __init__(self, max_bytes: int) -> None:
-        """max_bytes: limit of all kept reasoning together; 0 keeps none."""
+        """max_bytes: limit of the keys and all reasoning together; with 0, nothing is stored."""
         self._kept: Newest[bytes, str] = Newest(max_bytes)
 
     def recall(self, conversation: Conversation, salt: PrefixSalt) -> Recalled:
-        """Put kept reasoning into the assistant's turns that have none."""
+        """Put cached reasoning into those assistant's turns that have no reasoning."""
         key_of = KeyOfAnswer(salt)
         turns = []
         for turn in conversation.turns:

@@ -1,4 +1,4 @@
-"""A model's tokenizer: encode conversations and texts off the event loop, and turn ids to bytes."""
+"""A model's tokenizer: encode conversations and texts in threads, and decode ids to bytes."""
 
 import asyncio
 import json
@@ -22,31 +22,31 @@ from server.text.encoder import Encoder, SpecialTokens, in_groups, pieces_of, to
 from server.text.parser import CLOSE, OPEN
 from server.text.template_trial import TimeLimit
 
-# A token that stands for one byte of a character.
+# The name of a token that stands for one byte of a character.
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 BYTE_LEVEL = "ByteLevel"
-# SentencePiece's decoder steps: replace signs by spaces, decode byte tokens, drop a leading space.
+# SentencePiece's decoder steps replace signs by spaces, decode byte tokens, drop a leading space.
 SENTENCE_PIECE = re.compile(r"(Replace )*(ByteFallback )?(Fuse (Strip )?)?")
 STRIP = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
 
 
 class DecoderError(ValueError):
-    """An unsupported decoder: tokens are not decoded one by one. The message is the decoder."""
+    """A decoder that does not decode tokens one by one. The message is the decoder as JSON."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenDecoder:
-    """The decoder of a ``tokenizer.json`` that decodes each token alone; only a leading space may
-    differ. Decoders: huggingface.co/docs/tokenizers, Components."""
+    """The decoder of a ``tokenizer.json``. Decodes each token alone; only a leading space depends
+    on the position. See huggingface.co/docs/tokenizers, Components, Decoders."""
 
     is_byte_level: bool = False
     """Whether tokens are written in the alphabet of byte-level BPE."""
     has_byte_tokens: bool = False
     """Whether a token such as ``<0x0A>`` stands for a byte."""
     replacements: tuple[tuple[str, str], ...] = ()
-    """Strings in tokens, and the text that replaces each."""
+    """Pairs of a string in tokens, and the text that replaces this string."""
     drops_space: bool = False
-    """Whether decoding drops a leading space."""
+    """Whether decoding drops a leading space of the whole text."""
 
     def bytes_of(self, token: str) -> bytes:
         """Return a token's bytes, which may end within a character."""
@@ -60,7 +60,7 @@ class TokenDecoder:
 
 
 def read_decoder(decoder: Decoder | None) -> TokenDecoder:
-    """Raises DecoderError for an unsupported decoder."""
+    """Read a tokenizer's decoder. Raises DecoderError if it is not supported."""
     state = {"decoders": []} if decoder is None else json.loads(decoder.__getstate__())
     steps: list[dict[str, Any]] = state.get("decoders", [state])
     kinds = [step["type"] for step in steps]
@@ -82,8 +82,8 @@ def read_decoder(decoder: Decoder | None) -> TokenDecoder:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Return the alphabet of byte-level BPE, which writes every byte as a visible character:
-    printable Latin-1 as itself, other bytes in order from U+0100 (openai/gpt-2, encoder.py)."""
+    """Return the byte of each character in byte-level BPE's alphabet, which writes every byte
+    visibly: printable Latin-1 as itself, other bytes from U+0100 on (openai/gpt-2, encoder.py)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in printable]
     alphabet = {chr(byte): byte for byte in printable}
@@ -103,16 +103,16 @@ class TokenizerError(ValueError):
 
 
 class TextTooLongError(ValueError):
-    """One text has more tokens than are allowed."""
+    """A text that has more tokens than are allowed."""
 
     def __init__(self, number: int = 0) -> None:
-        """number: index of the text."""
+        """number: index of the text in the request."""
         super().__init__(f"text {number} is too long")
         self.number = number
 
 
 class TextsTooLongError(ValueError):
-    """Several texts together have more tokens than are allowed."""
+    """Texts of one request that together have more tokens than are allowed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class EncodedText:
     text: str
     ids: tuple[int, ...]
     offsets: tuple[int, ...]
-    """For each id, the number of characters before its first character. Empty unless wanted."""
+    """For each id, the number of characters before its token. Empty unless requested."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,11 +132,11 @@ class EncodedChat:
     text: str
     ids: tuple[int, ...]
     system_tokens: int
-    """Number of leading ids that the system messages make. Other conversations may share them."""
+    """Number of leading ids for the system messages, which other conversations may share."""
     boundaries: PromptBoundaries = NO_BOUNDARIES
     """The prefixes of this prompt that the conversation's next prompt may share."""
     begun: str = ""
-    """The answer's beginning that the client wrote, at the end of ``text``."""
+    """The text at the end of ``text`` with which the client has begun the answer."""
 
     @property
     def opening(self) -> str:
@@ -156,16 +156,16 @@ class Tokenizer:
     """A model's tokenizer and chat template."""
 
     def __init__(self, path: Path, settings: PromptsSection = PROMPTS) -> None:
-        """path: the model's folder. settings: whether conversations may spell special tokens."""
+        """path: the model's folder. settings: whether messages may spell special tokens."""
         if not (path / TOKENIZER_FILE).is_file():
-            # transformers would make an empty tokenizer if the file were missing.
+            # Without the file, transformers would silently make an empty tokenizer.
             raise TokenizerError(f"{path / TOKENIZER_FILE}: the file does not exist")
         try:
             loaded = AutoTokenizer.from_pretrained(
                 path, local_files_only=True, trust_remote_code=False
             )
         except Exception as error:
-            # Any error of transformers means that these files are unusable.
+            # Whatever error transformers raises, these files are unusable.
             raise TokenizerError(
                 f"{path}: its tokenizer.json and tokenizer_config.json make no tokenizer"
             ) from error
@@ -174,17 +174,17 @@ class Tokenizer:
                 f"{path / TOKENIZER_FILE}: tokenizer_config.json names another kind"
             )
         self.fast: FastTokenizer = loaded.backend_tokenizer
-        # Padding and truncation that the file may set would silently change prompts.
+        # The file may set padding and truncation, which would silently change prompts.
         self.fast.no_padding()
         self.fast.no_truncation()
         self._encoder = Encoder(self.fast)
         end_id = loaded.eos_token_id
         self.end_ids: tuple[int, ...] = () if end_id is None else (end_id,)
-        """The tokenizer's own token for the end of an answer, if it has one."""
+        """The token for the end of an answer that the tokenizer names, if any."""
         added = self.fast.get_added_tokens_decoder()
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
         self.special_tag_ids = frozenset(i for i in self.special_ids if added[i].content in TAGS)
-        """Tags around reasoning and calls, if the model's makers declared them special."""
+        """Ids of tags around reasoning and calls, if the tokenizer declares them special."""
         guarded = (
             () if settings.interpret_special_tokens else self.special_ids - self.special_tag_ids
         )
@@ -202,7 +202,7 @@ class Tokenizer:
                 "SentencePiece's Replace, ByteFallback, Fuse, Strip"
             ) from error
         self.drops_space = decoder.drops_space
-        # A dict, because ids may have gaps of any size.
+        # This is a dict and no list, because ids may have gaps of any size.
         self._bytes = {i: decoder.bytes_of(token) for token, i in vocabulary.items()}
 
     async def encode_chat(
@@ -215,8 +215,8 @@ class Tokenizer:
         max_template_s: float = inf,
     ) -> EncodedChat:
         """Encode a conversation as a prompt. finds_boundaries: whether to compute ``boundaries``,
-        which doubles the time of rendering. Raises TemplateError, or TextTooLongError if the prompt
-        is surely too long."""
+        which doubles the rendering time. Raises TemplateError, or TextTooLongError if the prompt is
+        surely longer than ``max_prompt_tokens``."""
 
         limit = TimeLimit(max_template_s)
 
@@ -234,7 +234,7 @@ class Tokenizer:
     async def count_chat(
         self, conversation: Conversation, max_prompt_tokens: int, *, max_template_s: float
     ) -> int:
-        """Count a prompt's ids, approximately if far beyond the maximum. Raises TemplateError."""
+        """Count a prompt's ids, approximately if far above the maximum. Raises TemplateError."""
         limit = TimeLimit(max_template_s)
 
         def count() -> int:
@@ -253,8 +253,8 @@ class Tokenizer:
         add_special_tokens: bool = False,
         offsets: bool = False,
     ) -> EncodedText:
-        """Encode a text, with the special tokens that it spells. add_special_tokens: add the tokens
-        around a text. Raises TextTooLongError before encoding if it far exceeds ``max_tokens``."""
+        """Encode a text, with the special tokens that it spells. add_special_tokens: add tokens
+        around the text. Raises TextTooLongError, before encoding, far above ``max_tokens``."""
 
         def encode() -> EncodedText:
             if max_tokens is not None and self._encoder.exceeds([text], max_tokens):
@@ -269,8 +269,8 @@ class Tokenizer:
         self, texts: Sequence[str], max_tokens: int, max_total: int, *, ends: bool
     ) -> list[tuple[int, ...]]:
         """Encode texts for embeddings. ends: add the end token, whose hidden state is the
-        embedding. Raises TextTooLongError before encoding a text far beyond ``max_tokens``;
-        TextsTooLongError if all texts exceed ``max_total``."""
+        embedding. Raises TextTooLongError, before encoding, if a text far exceeds ``max_tokens``,
+        and TextsTooLongError if all texts together exceed ``max_total``."""
 
         def encode() -> list[tuple[int, ...]]:
             for number, text in enumerate(texts):
@@ -324,5 +324,5 @@ class Tokenizer:
         return EncodedChat(text, tuple(ids), system, boundaries, rendered.begun)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return a token's bytes, which may end within a character; b"" for an unknown id."""
+        """Return a token's bytes, which may end within a character, or b"" for an unknown id."""
         return self._bytes.get(token_id, b"")
