@@ -61,8 +61,8 @@ class _Parts:
 
 
 def begun_answer(turn: Turn, prompt: str, *, closed: str, thinks: bool) -> BegunAnswer:
-    """Write the client's beginning of an answer as the model would have, without tags that end
-    ``prompt``. closed: the template's text that forbids reasoning. thinks: if the model may
+    """Write the client's beginning of an answer as the model would have written it after
+    ``prompt``. closed: the template's text that forbids reasoning. thinks: whether the model may
     reason."""
     parts, start = _parts(turn), first_channel_of(prompt)
     if start is Channel.CONTENT or not thinks:
@@ -248,8 +248,8 @@ class ChatTemplate:
         return template_arguments(self._texts, self._tokenizer.special_tokens_map)
 
     def with_effort(self, conversation: Conversation) -> Conversation:
-        """Return the conversation with its reasoning effort, or the nearest one that the template
-        knows, as a template argument. If the template knows no efforts, the thinking budget
+        """Return the conversation with its reasoning effort, or the nearest that the template
+        knows, as a template argument. If the template takes no effort, the thinking budget
         applies."""
         thinking, given = conversation.thinking, dict(conversation.template_arguments)
         name = next((name for name in EFFORT_NAMES if name in self.arguments), None)
@@ -298,8 +298,8 @@ class ChatTemplate:
     def begun(
         self, conversation: Conversation, prompt: str, *, limit: TimeLimit | None = None
     ) -> BegunAnswer:
-        """Return the client's beginning of the answer as it follows ``prompt``. Raises as
-        ``render``."""
+        """Return the client's beginning of the answer, as it follows ``prompt``. Raises
+        TemplateError."""
         if not conversation.continues:
             return BegunAnswer()
         turn, thinking = conversation.turns[-1], conversation.thinking
@@ -363,8 +363,7 @@ class ChatTemplate:
         return list(dict.fromkeys(text for text in texts if text is not None))
 
     def _text(self, tools: list[Any] | None = None) -> str | None:
-        """Return the template for conversations with or without tools, or None without a
-        template."""
+        """Return the template for conversations with or without tools, or None if it is missing."""
         try:
             text: str = self._tokenizer.get_chat_template(tools=tools)
         except ValueError:
@@ -372,8 +371,7 @@ class ChatTemplate:
         return text
 
     def _part_text(self, part: list[Message], arguments: dict[str, Any]) -> str:
-        """Render the messages ``part`` alone; "" if there are none, or the template refuses
-        them."""
+        """Render the messages ``part`` alone; return "" without messages, or if refused."""
         # Some templates need a user's message after the system message.
         for more in ((), ({"role": "user", "content": STRANGE},)) if part else ():
             with suppress(Exception):

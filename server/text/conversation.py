@@ -155,8 +155,7 @@ class Conversation:
 
     @property
     def turns_after_person(self) -> int | None:
-        """Number of turns after the newest turn that a person wrote, or None without such a
-        turn."""
+        """Number of turns after the newest turn by a person, or None without such a turn."""
         turns = enumerate(reversed(self.turns))
         return next((number for number, turn in turns if turn.is_a_persons), None)
 

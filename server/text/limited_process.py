@@ -1,9 +1,9 @@
-"""Run work on foreign files and programs in another process, with limits on time and memory.
+"""Run functions on foreign files and programs in another process, with limits on time and memory.
 
-``python -m server.text.limited_process MODULE...`` is that process; it imports the modules first. A
-request is a line of JSON: a function of this code base, its arguments and its limits. The process
-writes ``ready`` when the function's time starts, and then the result as a line of JSON. A process
-serves many calls. After a call exceeds a limit, the next call starts a new process."""
+``python -m server.text.limited_process MODULE...`` is the other process. It imports the modules and
+reads requests: lines of JSON with a function of this code base, its arguments and its limits. The
+process writes ``ready`` when the function's time starts, and then the result as a line of JSON. It
+serves many calls, but after a call that exceeds a limit, the next call starts a new process."""
 
 import json
 import os
@@ -22,16 +22,16 @@ from typing import Any, Self
 
 import psutil
 
-# Most of this time goes into imports.
+# Limit of the process's start, which mostly imports modules.
 START_LIMIT_S = 60.0
 POLL_S = 0.02
 MAX_ANSWER_BYTES = 4 << 20
 CHUNK_BYTES = 1 << 16
-# Programs and libraries reserve more address space than memory.
+# Allowed address space per byte of memory: libraries reserve more addresses than they use.
 ADDRESSES_PER_BYTE = 4
 READY = b"ready\n"
 NO_MEMORY_CODE = 12
-# Environment variables that Python may need in order to start like this process.
+# Environment variables that Python may need to start in the same way as this process.
 KEPT_VARIABLES = (
     "PATH",
     "HOME",
@@ -43,7 +43,7 @@ KEPT_VARIABLES = (
 
 
 class LimitError(Exception):
-    """A call failed without a result; the message is the reason."""
+    """A call that failed without a result. The error's message is the reason."""
 
     def __init__(self, fault: str, *, begun: bool) -> None:
         """begun: whether the function had started, so that its own work caused the failure."""
@@ -56,16 +56,16 @@ class Limits:
     """Limits of one call."""
 
     seconds: float
-    """Limit of wall time, and also of processor time."""
+    """Limit of the call's wall time, and also of its processor time."""
     memory_bytes: int
 
 
 @dataclass(slots=True)
 class LimitedProcess:
-    """Calls functions in a limited process, which the first call or ``start`` starts."""
+    """Calls functions in a limited process. The first call, or ``start``, starts this process."""
 
     variables: Mapping[str, str] = field(default_factory=dict)
-    """Further environment variables of the process."""
+    """Additional environment variables of the process."""
     modules: Sequence[str] = ()
     """Modules that the process imports before the first call."""
     _process: "subprocess.Popen[bytes] | None" = None
@@ -80,7 +80,7 @@ class LimitedProcess:
                 self._process = None
 
     def call(self, limits: Limits, work: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a function with JSON values. Ends the process before raising LimitError."""
+        """Call a function with JSON values. If it fails, end the process and raise LimitError."""
         call = (work.__module__, work.__qualname__, arguments, astuple(limits))
         request = json.dumps(call, default=str).encode() + b"\n"
         try:
@@ -92,9 +92,9 @@ class LimitedProcess:
             raise
 
     def start(self) -> None:
-        """Start the process unless it runs; it imports its modules in the background."""
+        """Start the process, unless it runs already. It imports its modules in the background."""
         if self._process is None:
-            # The environment may contain API keys, and the working directory foreign modules.
+            # Other variables may contain API keys. -P keeps modules of the working directory out.
             kept = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "server.text.limited_process", *self.modules],
@@ -153,7 +153,7 @@ def _end_of(process: "subprocess.Popen[bytes]", limits: Limits) -> str:
 
 
 def _sent(pipe: int, request: bytes) -> bytes:
-    """Write as much as the pipe takes and return the rest; b"" if the process closed its input."""
+    """Write as much as the pipe takes; return the rest, or b"" if the process closed its input."""
     try:
         return request[os.write(pipe, request) :]
     except BrokenPipeError:
@@ -169,7 +169,7 @@ def _beyond_size(size_bytes: int, what: str) -> str:
 
 
 def limit_this_process(limits: Limits) -> None:
-    """Set system limits on this process, in case the parent dies and cannot end it."""
+    """Set the system's limits on this process, in case its parent dies and cannot end it."""
     own = psutil.Process()
     times, addresses = own.cpu_times(), own.memory_info().vms
     for kind, limit in (

@@ -1,4 +1,4 @@
-"""Try chat templates, which are foreign programs, before the first chat, and end slow ones."""
+"""Try chat templates, which are foreign programs, before the first chat, and end slow templates."""
 
 import asyncio
 import ctypes
@@ -14,12 +14,12 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from server.text.limited_process import LimitedProcess, LimitError, Limits
 
 T = TypeVar("T")
-# Python raises an asynchronous exception in its thread within this number of lines.
+# Python raises an asynchronous exception after at most this number of the thread's lines.
 LINES = 100
 
 
 class TimeUp(BaseException):
-    """The code took too long. Not an Exception, because foreign code must not catch it."""
+    """The code takes too long. Not an Exception, because foreign code must not catch it."""
 
 
 class TimeLimit:
@@ -29,7 +29,7 @@ class TimeLimit:
     ``with`` statement, so catch it outside."""
 
     def __init__(self, seconds: float) -> None:
-        """seconds: allowed from the beginning of the ``with`` statement."""
+        """seconds: the time that the code has from the beginning of the ``with`` statement."""
         self._seconds = seconds
         self._lock = threading.Lock()
         self._thread: int | None = None
@@ -37,7 +37,7 @@ class TimeLimit:
         self._ended = False
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Run work, which contains the ``with`` statement, in a thread, until its time is up."""
+        """Run a function that contains the ``with`` statement in a thread, until its time is up."""
         self._look()
         try:
             return await asyncio.to_thread(work)
@@ -48,7 +48,7 @@ class TimeLimit:
             self._watching.cancel()
 
     def _look(self) -> None:
-        """End the code if its time is up; otherwise check again later."""
+        """End the code if its time is up; otherwise schedule the next check."""
         left = self._deadline - time.monotonic()
         if left <= 0:
             self.end()
@@ -59,7 +59,7 @@ class TimeLimit:
     def end(self) -> None:
         """Raise TimeUp once in the code: now, or as soon as the code begins."""
         if self._ended:
-            return  # takes no lock: TimeUp may have hit the lock's holder
+            return  # without the lock: TimeUp may have hit the thread that holds it
         with self._lock:
             self._ended = True
             if self._thread is not None:
@@ -77,8 +77,8 @@ class TimeLimit:
         with self._lock:
             self._thread, self._deadline = None, float("inf")
         if self._ended and kind is not TimeUp:
-            # The pending error must reach no other code: it is raised at one of the next lines.
-            # Cancelling it would make the interpreter look for it forever.
+            # TimeUp is raised at one of this thread's next lines. Wait, so that it reaches no other
+            # code; if it were cancelled, the interpreter would look for it forever.
             for _ in range(LINES):
                 time.sleep(0)
             raise TimeUp
@@ -92,7 +92,7 @@ USER, ANSWER = {"role": "user", "content": "Hello"}, {"role": "assistant", "cont
 SYSTEM = {"role": "system", "content": "Be brief."}
 TOOL = {"name": "look", "description": "Looks.", "parameters": {"type": "object", "properties": {}}}
 PLAIN: dict[str, Any] = {"messages": [USER]}
-# A template may refuse these, but must end.
+# Conversations that a template may refuse, but only within its limits.
 OTHERS: tuple[dict[str, Any], ...] = (
     {"messages": [SYSTEM, USER, ANSWER, USER]},
     {"messages": [USER, ANSWER, SYSTEM, USER]},
@@ -108,7 +108,7 @@ class TemplateTrial:
     """The result of a trial."""
 
     fault: str
-    """Why a plain conversation was not rendered; "" if it was rendered."""
+    """The reason why a plain conversation was not rendered; "" if it was rendered."""
     ends: bool = True
     """Whether the template kept to its limits of time and memory."""
 
@@ -116,7 +116,7 @@ class TemplateTrial:
 def try_template(
     process: LimitedProcess, texts: Sequence[str], special_tokens: Mapping[str, Any]
 ) -> TemplateTrial:
-    """Try templates in a process. special_tokens: texts by their names in templates."""
+    """Try templates in another process. special_tokens: the tokens' texts by template variable."""
     try:
         return TemplateTrial(process.call(LIMITS, render_all, list(texts), dict(special_tokens)))
     except LimitError as error:
@@ -124,8 +124,8 @@ def try_template(
 
 
 def fault_of(error: Exception, *, with_message: bool) -> str:
-    """Return a template's error with its line. with_message: add the message, which may quote
-    chats."""
+    """Return a template's error and its line. with_message: whether to add the error's message,
+    which may quote chats."""
     line = getattr(error, "lineno", None)
     for frame in traceback.extract_tb(error.__traceback__):
         if frame.filename == TEMPLATE_FILE:
@@ -136,7 +136,7 @@ def fault_of(error: Exception, *, with_message: bool) -> str:
 
 
 def render_all(texts: Sequence[str], special_tokens: Mapping[str, Any]) -> str:
-    """Render conversations of all kinds. Return the error of the plain one, or ""."""
+    """Render test conversations of all kinds. Return the error of the plain one, or ""."""
     fault = ""
     for text in texts:
         for request in (PLAIN, *OTHERS):

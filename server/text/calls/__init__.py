@@ -1,1 +1,1 @@
-"""Tool calls: read them from a model's text, and write them back."""
+"""Read tool calls from a model's text, and keep their text for later prompts."""

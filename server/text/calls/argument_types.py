@@ -1,4 +1,4 @@
-"""Find the JSON types that a tool's schema allows, for formats that write values without quotes."""
+"""Find JSON types that a tool's schema allows, for call formats without quotes on strings."""
 
 import ast
 import json
@@ -17,7 +17,7 @@ JSON_WORDS = {"true": True, "false": False, "null": None}
 
 
 def argument_types(parameters: dict[str, Any] | None, name: str) -> frozenset[str]:
-    """Return the JSON types that the schema allows for an argument; all if it does not say."""
+    """Return the JSON types that the schema allows for an argument, or all if it names none."""
     properties = (parameters or {}).get("properties")
     schema = properties.get(name) if isinstance(properties, dict) else None
     return _types(schema, parameters, MAX_DEPTH)
@@ -61,7 +61,7 @@ def _type_of(value: Any) -> str:
 
 
 def as_json(text: str, types: frozenset[str]) -> str:
-    """Write a value as JSON of one of the types; if that fails, as a JSON string."""
+    """Write an argument's text as JSON of one of the types; if that fails, as a JSON string."""
     quoted = json.dumps(text, ensure_ascii=False)
     if types == STRING:
         return quoted
@@ -88,7 +88,7 @@ def as_json(text: str, types: frozenset[str]) -> str:
 
 
 def _lenient_value(text: str, types: frozenset[str]) -> Any:
-    """Read a value that is not JSON. Raises the errors of Python's parsers."""
+    """Read a value that is nearly JSON, or Python. Raises the errors of Python's parsers."""
     if text.lower() in JSON_WORDS:
         return JSON_WORDS[text.lower()]
     if types & {"integer", "number"}:

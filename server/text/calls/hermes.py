@@ -20,7 +20,7 @@ BEGUN_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?")
 
 
 class Next(Enum):
-    """The kind of token that must follow."""
+    """The kind of JSON token that must follow."""
 
     KEY = auto()
     COLON = auto()
@@ -36,16 +36,16 @@ class JsonMender:
 
     def __init__(self) -> None:
         self._closing: list[str] = []
-        """The brackets that must close the open ones; the innermost is last."""
+        """The brackets that will close the open brackets; the innermost is last."""
         self._next = Next.VALUE
         self._held = ""
-        """A comma with the blanks after it, until another value follows."""
+        """A comma and the blanks after it, held back until a value follows."""
         self._word = ""
-        """The beginning of a number or word."""
+        """The beginning of an unfinished number or word."""
         self._quote = ""
-        """The quote that ends the open string."""
+        """The quote that will end the open string; "" outside strings."""
         self._escape = ""
-        """The beginning of an escape in the open string."""
+        """The beginning of an unfinished escape in the open string."""
 
     @property
     def in_string(self) -> bool:
@@ -57,11 +57,11 @@ class JsonMender:
 
     @property
     def unread(self) -> str:
-        """Input whose repaired form is not certain yet."""
+        """The end of the input, whose repaired form is not certain yet."""
         return self._held + self._escape + self._word
 
     def feed(self, character: str) -> str:
-        """Take in a character, while the object is open. Return the text that is certain now."""
+        """Take in a character, before the object is closed. Return the text that is certain now."""
         if self._quote:
             return self._in_string(character)
         if character not in PUNCTUATION and (character != "'" or self._word):
@@ -94,7 +94,7 @@ class JsonMender:
         return text
 
     def end(self) -> str:
-        """Close the object and return the missing text."""
+        """Close the object. Return the text that was missing."""
         text = ""
         if self._quote:
             text = self._in_string(" ").removesuffix(" ") if self._escape else ""
@@ -106,7 +106,7 @@ class JsonMender:
 
     @property
     def _first(self) -> Next:
-        """The kind of token that the innermost bracket's members begin with."""
+        """The kind of JSON token that begins each member in the innermost bracket."""
         return Next.KEY if self._closing[-1] == "}" else Next.VALUE
 
     def _in_string(self, character: str) -> str:
@@ -139,7 +139,7 @@ class JsonMender:
         return text + as_json(word, WORD_TYPES)
 
     def _begin_value(self, *, is_string: bool) -> str:
-        """Return the text missing before a value. is_string: whether the value can be a key."""
+        """Return text that is missing before a value. is_string: whether the value may be a key."""
         text, self._held = self._held, ""
         if self._next is Next.COMMA:
             text, self._next = ",", self._first
@@ -150,7 +150,7 @@ class JsonMender:
         return text
 
     def _missing_value(self) -> str:
-        """Return the value that a key without a value needs."""
+        """Return ``null``, with a colon if needed, if the last key lacks its value."""
         colon = ":" if self._next is Next.COLON else ""
         if self._next in (Next.KEY, Next.COMMA) or self._first is Next.VALUE:
             return ""
@@ -158,31 +158,31 @@ class JsonMender:
         return f"{colon}null"
 
     def _close(self) -> str:
-        """Close the innermost bracket. A trailing comma is dropped."""
+        """Return the text that closes the innermost bracket. A trailing comma is dropped."""
         text = self._missing_value()
         self._held, self._next = "", Next.COMMA
         return text + self._closing.pop()
 
 
-# Keys that models use for the arguments; the first is the usual one.
+# Keys that models use for a call's arguments; the first key is the usual one.
 ARGUMENTS = ("arguments", "parameters", "args", "input")
 BESIDES = {"name", "type", "id"}
-# A name has no "<", so that the result does not depend on how the closing tag is cut.
+# A name must not contain "<", so that the result does not depend on how a tag is cut.
 NAMED = r'\s*\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"([^"\\<\x00-\x1f]+)"'
 NAME = re.compile(NAMED)
-# After this head, arguments are sent as they stream in.
+# If a call begins with this head, its arguments are sent as they stream in.
 HEAD = re.compile(NAMED + r'\s*,\s*"(arguments|parameters)"\s*:\s*(?=\{)')
 NO_CALL = {
     ToolFormat.HERMES: re.compile(r"\s*[^\s{]"),
-    # Other JSON is an ordinary answer, which is sent without waiting for its end.
+    # JSON with other keys is an ordinary answer, which is sent without waiting for its end.
     ToolFormat.LLAMA: re.compile(
         rf'\s*(?:[^\s{{]|\{{\s*(?:[^\s"]|"(?!(?:name|type|{"|".join(ARGUMENTS)})")[^"]*"))'
     ),
 }
 ENDS = {ToolFormat.HERMES: CALL_CLOSE, ToolFormat.LLAMA: ";"}
-# A call whose head is longer is parsed only when complete.
+# A call with a longer head is parsed only when it is complete.
 MAX_HEAD_CHARS = 1024
-# Closing brackets and other fields after the arguments.
+# Closing brackets and further fields after the arguments.
 FILLING = re.compile(r'\s*(?:,\s*(?:"[^<]*|$))?[\s}]*')
 
 
@@ -208,14 +208,14 @@ class HermesCall:
         self._tool_format = tool_format
         self._end = ENDS[tool_format]
         self.unread = ""
-        """Text that has not been assigned to any part yet."""
+        """Text that is not yet assigned to the name, the arguments or ``rest``."""
         self._searched = 0
-        """Length of the leading text that contains no beginning of the closing tag."""
+        """Number of leading characters of ``unread`` where no closing tag begins."""
         self._json = JsonMender()
 
     @property
     def closing(self) -> str:
-        """The text that follows complete arguments; "" if the format has no closing tag."""
+        """The text that closes a call after its arguments; "" if the format has no closing tag."""
         return f"}}\n{CALL_CLOSE}" if self._end == CALL_CLOSE else ""
 
     def feed(self, text: str) -> list[AnswerPiece]:
@@ -230,7 +230,7 @@ class HermesCall:
         return pieces
 
     def flush(self, *, cut: bool) -> list[AnswerPiece]:
-        """Return the remaining pieces. cut: the answer was cut off, so nothing is repaired."""
+        """Return the remaining pieces. cut: whether the answer was cut off; then repair nothing."""
         if not self.started:
             return self._take_whole(self.unread, "")
         if self.complete:
@@ -247,7 +247,7 @@ class HermesCall:
             self.rest = self.unread
             return []
         head = HEAD.match(self.unread, 0, MAX_HEAD_CHARS)
-        # "parameters" before "arguments" may be another field.
+        # Where "arguments" is usual, "parameters" may be another field.
         if head and (head[2] == ARGUMENTS[0] or self._tool_format is ToolFormat.LLAMA):
             self.unread = self.unread[head.end() :]
             return self._start(head[1])
@@ -267,8 +267,8 @@ class HermesCall:
         return [*self._start(name), *self._arguments(arguments)]
 
     def _take_arguments(self) -> list[AnswerPiece]:
-        """Take text up to the bracket that closes the object. A closing tag outside strings ends
-        the object, too: the model has forgotten brackets."""
+        """Take text up to the bracket that closes the object. A closing tag outside strings also
+        ends the object, because the model has forgotten brackets."""
         text: list[str] = []
         taken = len(self.unread)
         for place, character in enumerate(self.unread):
@@ -305,8 +305,8 @@ class HermesCall:
 
 
 def whole_call(text: str) -> tuple[str, str] | None:
-    """Return name and arguments of a complete call; None if the text is no call. The arguments may
-    be an object, an object in a string, or missing if no other field could be meant."""
+    """Return name and arguments of a complete call, or None if the text is no call. Arguments may
+    be an object, an object in a string, or missing if no other field could stand for them."""
     call = json_object(text) or {}
     name = call.get("name")
     arguments = next((call[key] for key in ARGUMENTS if call.get(key)), None)

@@ -1,4 +1,4 @@
-"""Split content into text and calls."""
+"""Split an answer's content into text and tool calls."""
 
 import re
 import secrets
@@ -12,7 +12,7 @@ from server.text.conversation import Channel, Tool
 from server.text.pieces import AnswerPiece, TextPiece, longest_beginning
 
 CALL_ID_BYTES = 12
-# A call in the client's beginning of an answer must be recognised within this length.
+# Maximum length of an unfinished call that is recognised where the client has begun an answer.
 MAX_BEGUN_CHARS = 1024
 
 
@@ -21,8 +21,8 @@ def new_call_id() -> str:
 
 
 class CallParser:
-    """Finds calls in an answer's text as it streams in; the rest is content. White space between
-    calls belongs to neither, nor does the line break before a call, which templates write."""
+    """Finds calls in an answer's text as it streams in; other text is content. White space between
+    calls, and the line break that templates write before a call, are dropped."""
 
     def __init__(
         self,
@@ -34,10 +34,10 @@ class CallParser:
         *,
         begun_content: str = "",
     ) -> None:
-        """max_calls: the answer ends after them. remember: receives every complete call.
-        begun_content: the client's beginning of the answer."""
+        """max_calls: number of calls after which the answer ends. remember: a function that stores
+        complete calls. begun_content: text with which the client has begun the answer."""
         self.calls = 0
-        """Number of complete calls."""
+        """Number of complete calls up to now."""
         self._tools = tools
         self._tool_format = tool_format
         self._max_calls = max_calls
@@ -50,15 +50,15 @@ class CallParser:
         self._held = ""
         self._space = ""
         self._has_content = bool(begun_content.strip())
-        """Whether the content since the last call is more than white space."""
+        """Whether the content since the last call has more than white space."""
         self._begins_line = not begun_content or (
             tool_format is ToolFormat.XML and begun_content.endswith("\n")
         )
-        """Whether the held text begins a line."""
+        """Whether the text that is held back begins a line."""
 
     @property
     def is_in_call(self) -> bool:
-        """Whether the text so far ends within a possible call."""
+        """Whether the text up to now ends within a possible call."""
         return self._call is not None
 
     @property
@@ -67,7 +67,7 @@ class CallParser:
 
     @property
     def ended_with_calls(self) -> bool:
-        """Valid at the end of the answer: whether it has calls and the last one is complete."""
+        """Whether the answer has calls and the last call is complete, once the answer has ended."""
         return self.done or (self.calls > 0 and self._call is None)
 
     def feed(self, text: str) -> list[AnswerPiece]:
@@ -75,7 +75,7 @@ class CallParser:
         return self._advance(final=False)
 
     def flush(self, *, cut: bool = False) -> list[AnswerPiece]:
-        """Return the remaining pieces. cut: whether the answer was cut off."""
+        """Return the remaining pieces at the answer's end. cut: whether the answer was cut off."""
         return self._advance(final=True, cut=cut)
 
     def _advance(self, *, final: bool, cut: bool = True) -> list[AnswerPiece]:
@@ -91,7 +91,7 @@ class CallParser:
         return pieces
 
     def _take_text(self, final: bool) -> list[AnswerPiece]:
-        """Return the content before the next call, as far as it is certain."""
+        """Return the part of the content before the next call that is certain now."""
         opening = first_opening(self._opening, self._held, self._begins_line)
         if opening is not None:
             place, self._opener = opening.start(1), opening[1]
@@ -139,27 +139,27 @@ class CallParser:
         return HermesCall(self.calls, self._new_id, self._tools, self._tool_format)
 
     def _before_a_call(self, text: str) -> str:
-        """Return the text without trailing white space that belongs to the following call."""
+        """Return the text without trailing white space that belongs to the call after it."""
         return text.removesuffix("\n") if self._has_content or text.strip() else ""
 
     def _content(self, text: str) -> list[AnswerPiece]:
         if self.calls and not self._has_content:
             text = text.lstrip()
         self._has_content = self._has_content or bool(text.strip())
-        # A line break at the end of the certain text is held back.
+        # A line break at the end of the text is held back, so text that is sent never ends a line.
         self._begins_line = self._begins_line and not text
         return [TextPiece(Channel.CONTENT, text)] if text else []
 
 
 def first_opening(opening: re.Pattern[str], text: str, begins_line: bool) -> re.Match[str] | None:
-    """Return the first match of ``opening``, from ``OPENING``, at which a call may begin."""
+    """Return the first place where a pattern of ``OPENING`` matches and a call may begin."""
     openings = opening.finditer(text)
     return next((o for o in openings if o[1] == CALL_OPEN or o.start() or begins_line), None)
 
 
 def ends_in_call(text: str, tools: tuple[Tool, ...], tool_format: ToolFormat) -> bool:
-    """Return whether a text, which may be long, ends within a possible call. The search reads only
-    the last opening tag and ``MAX_BEGUN_CHARS`` after it."""
+    """Return whether a text ends within a possible call. Texts may be long, so the search reads
+    only the last opening tag and ``MAX_BEGUN_CHARS`` after it."""
     *_, last = (0, *(each.start(1) for each in OPENING[tool_format].finditer(text)))
     parser = CallParser(tools, tool_format, None)
     if CALL_CLOSE not in text[last:]:
@@ -168,7 +168,7 @@ def ends_in_call(text: str, tools: tuple[Tool, ...], tool_format: ToolFormat) ->
 
 
 class ThoughtCalls:
-    """Holds back the end of reasoning while it may be a series of calls."""
+    """Holds back the end of reasoning while it may be calls, which some models write there."""
 
     def __init__(self, tools: tuple[Tool, ...], tool_format: ToolFormat) -> None:
         self._tools = tools
@@ -176,10 +176,10 @@ class ThoughtCalls:
         self._held = ""
         self._begins_line = True
         self._trial: CallParser | None = None
-        """Reads the held text from a call's opening tag on."""
+        """Parses the text that is held back, from the opening tag of a call on."""
 
     def feed(self, text: str) -> str:
-        """Take in reasoning and return the part that is certainly reasoning."""
+        """Take in reasoning and return the part that is certainly no call at the end."""
         self._held += text
         certain = ""
         while True:
@@ -193,13 +193,13 @@ class ThoughtCalls:
                 self._trial, text = CallParser(self._tools, self._tool_format, None), self._held
             if not _says(self._trial.feed(text)):
                 return certain
-            # The tag began no call; another one may begin after it.
+            # This tag does not begin a call, but another tag after it may.
             self._trial = None
             certain += self._taken(len(self._held) - len(self._held.lstrip()) + 1)
 
     def flush(self, *, cut: bool) -> tuple[str, str]:
-        """Return the rest of the reasoning, and the calls after it; none if the answer was cut
-        off."""
+        """Return the rest of the reasoning, and the text of calls at its end. The latter is empty
+        if the answer was cut off."""
         trial, held = self._trial, self._taken(len(self._held))
         self._trial = None
         if cut or trial is None or _says(trial.flush(cut=True)) or not trial.ended_with_calls:

@@ -9,22 +9,22 @@ CALL_OPEN, CALL_CLOSE = "<tool_call>", "</tool_call>"
 FUNCTION_OPEN = "<function="
 PYTHON_TAG = "<|python_tag|>"
 TOOL_NAME = re.compile(r"[\w.:/-]{1,128}", re.ASCII)
-# Templates show Llama 3 calls in this form; descriptions of tools look similar.
+# Templates show Llama 3 calls in this form. Tools look similar, but have a description.
 LLAMA_CALL = re.compile(r'\{\\?"name\\?":(?:(?!description)[^{}])*\\?"parameters\\?":')
 
 
 class ToolFormat(Enum):
-    """A model's format of tool calls. Calls in HERMES and XML stand between tags."""
+    """A model's format of tool calls. HERMES and XML calls stand between <tool_call> tags."""
 
     HERMES = "hermes"
     """``{"name": "f", "arguments": {"x": 1}}``"""
     XML = "xml"
-    """``<function=f><parameter=x>1</parameter></function>``, with each value on its own lines."""
+    """``<function=f><parameter=x>1</parameter></function>``, with values on lines of their own."""
     LLAMA = "llama"
     """``{"name": "f", "parameters": {"x": 1}}`` as the whole answer."""
 
 
-# At the beginning of a line, some models omit <tool_call>.
+# Some models omit <tool_call> if the call begins a line.
 OPENERS = (CALL_OPEN, FUNCTION_OPEN, PYTHON_TAG)
 OPENING = {
     ToolFormat.HERMES: re.compile(f"({CALL_OPEN})"),
@@ -34,14 +34,14 @@ OPENING = {
 
 
 def tool_format(template: str) -> ToolFormat | None:
-    """Return the call format that a chat template shows to its model, if any."""
+    """Return the call format that a chat template shows to its model, or None."""
     if CALL_OPEN not in template:
         return ToolFormat.LLAMA if LLAMA_CALL.search(template) else None
     return ToolFormat.XML if FUNCTION_OPEN in template else ToolFormat.HERMES
 
 
 def is_called(name: str, tools: tuple[Tool, ...]) -> bool:
-    """Return whether a call with this name is valid. With deferred tools any well-formed name is:
-    clients answer calls to tools that the conversation has not loaded."""
+    """Return whether a call with this name is valid. If any tool is deferred, every well-formed
+    name is valid, because clients themselves answer calls to tools that are not loaded."""
     loads = any(tool.deferred for tool in tools) and TOOL_NAME.fullmatch(name) is not None
     return loads or any(tool.name == name for tool in tools)

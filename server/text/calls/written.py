@@ -1,8 +1,8 @@
-"""Keep calls as models wrote them, for prompts that repeat them.
+"""Store tool calls as models wrote them, for prompts that repeat the calls.
 
-A client sends a call back as name and arguments, and the template writes it anew. If that differs
-from the model's text, the prompt no longer matches the cached prefix. So the texts of the newest
-calls are kept by their ids."""
+A client sends a call back as name and arguments, and the template writes the call anew. If its text
+differs from the model's, the prompt no longer matches the cached prefix. So the model's texts of
+the newest calls are stored by the calls' ids."""
 
 import secrets
 from collections.abc import Callable, Mapping
@@ -17,20 +17,20 @@ from server.text.newest import Newest
 from server.text.pieces import AnswerPiece, ToolCallArguments, ToolCallStart
 
 NONCE_BYTES = 12
-# Maximum length of a template's text between a tag and the name, and after the name.
+# Maximum length of a template's text between a tag and the call's name, on either side.
 MAX_AROUND_CHARS = 64
 
 
 class MarkError(ValueError):
-    """The template does more with calls than to write each between tags, in order."""
+    """The template does more with calls than to write each call between tags, in order."""
 
 
 class CallMarks:
-    """Random names that stand for calls while a template renders. Each is then found in the prompt
-    and replaced, with the tags around it, by the model's own text of the call."""
+    """Marks: random names that stand for calls while a template renders. In the prompt, each mark
+    and the tags around it are then replaced by the model's own text of the call."""
 
     def __init__(self, guarded: Callable[[str], str]) -> None:
-        """guarded: protects special tokens in a call's text."""
+        """guarded: a function that keeps a text from being read as special tokens."""
         self._guarded = guarded
         self._nonce = secrets.token_hex(NONCE_BYTES)
         self._texts: list[str] = []
@@ -39,7 +39,7 @@ class CallMarks:
         return bool(self._texts)
 
     def add(self, text: str) -> str:
-        """Return the name that stands for a call without arguments. text: the call with tags."""
+        """Return a mark, which is a name for a call without arguments. text: the call with tags."""
         self._texts.append(self._guarded(text))
         return self._mark(len(self._texts) - 1)
 
@@ -68,14 +68,14 @@ class CallMarks:
 
 @dataclass(frozen=True, slots=True)
 class WrittenCall:
-    """A call that this server's model has made."""
+    """A call that the served model has made."""
 
     id: str
     name: str
     arguments: str
-    """As sent to the client."""
+    """The arguments as sent to the client."""
     text: str
-    """As the model wrote it, with its tags."""
+    """The whole call as the model wrote it, including its tags."""
 
     @property
     def size(self) -> int:
@@ -86,7 +86,7 @@ Remember = Callable[[WrittenCall], None]
 
 
 class CallRecord:
-    """Collects the text of one call while it is parsed."""
+    """Collects the text and the pieces of one call while it is parsed."""
 
     def __init__(self, opener: str) -> None:
         self._text = opener
@@ -103,8 +103,8 @@ class CallRecord:
                 self._arguments += piece.text
 
     def call(self, behind: str, closing: str) -> WrittenCall | None:
-        """Return the call; None if it has no closing tag. behind: text already read after the call.
-        closing: text missing after the arguments, if the answer was cut off there."""
+        """Return the call, or None if it has no closing tag. behind: text that was read beyond the
+        call. closing: text to add after the arguments, if the answer was cut off there."""
         assert self._start is not None, "only a call that has begun is one"
         text = self._text[: len(self._text) - len(behind)]
         if not text.endswith(CALL_CLOSE):
@@ -115,10 +115,10 @@ class CallRecord:
 
 
 class WrittenCalls:
-    """The newest calls, up to a number of bytes.
+    """The newest calls, up to a total number of bytes.
 
-    All API keys share them: ids are random and cannot be guessed. A stranger with an id would also
-    need name and arguments, and would learn only white space."""
+    All API keys share the calls, because ids are random and cannot be guessed. A stranger who knew
+    an id would also need the call's name and arguments, and would learn only its white space."""
 
     def __init__(self, max_bytes: int) -> None:
         self._calls: Newest[str, WrittenCall] = Newest(max_bytes)
@@ -127,7 +127,7 @@ class WrittenCalls:
         self._calls.keep(call.id, call, call.size)
 
     def recall(self, conversation: Conversation) -> Conversation:
-        """Return the conversation with the written text of its calls, if known."""
+        """Add to each call of the conversation the text that the model wrote, if it is stored."""
         tools = {tool.name: tool for tool in conversation.tools}
         turns = tuple(
             replace(turn, tool_calls=tuple(self._recall(call, tools) for call in turn.tool_calls))
@@ -145,8 +145,8 @@ class WrittenCalls:
 
 
 def defaults_of(tool: Tool) -> dict[str, Any]:
-    """Return default values of a tool's arguments. Claude Code adds defaults to the calls that it
-    sends back: an Edit gets ``replace_all: false``."""
+    """Return the default values of a tool's arguments. Claude Code adds such defaults to calls that
+    it sends back: an Edit gets ``replace_all: false``."""
     properties = (tool.parameters or {}).get("properties")
     named = properties.items() if isinstance(properties, dict) else ()
     return {name: it["default"] for name, it in named if isinstance(it, dict) and "default" in it}
@@ -155,7 +155,7 @@ def defaults_of(tool: Tool) -> dict[str, Any]:
 def same_arguments(
     one: str, other: str, defaults: Mapping[str, Any] = MappingProxyType({})
 ) -> bool:
-    """Return whether two texts are equal, or equal JSON objects once defaults are added."""
+    """Return whether two texts are equal, or JSON objects that are equal with defaults added."""
     if one == other:
         return True
     left, right = json_object(one), json_object(other)
@@ -165,7 +165,7 @@ def same_arguments(
 
 
 def same_value(one: Any, other: Any) -> bool:
-    """Return whether two values are equal JSON: 1 equals 1.0, but not true."""
+    """Return whether two JSON values are equal: 1 equals 1.0, but not true."""
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(same_value(one[k], other[k]) for k in one)
     if isinstance(one, list) and isinstance(other, list):

@@ -20,7 +20,7 @@ from server.text.conversation import Tool
 from server.text.pieces import AnswerPiece, ToolCallArguments, ToolCallStart
 
 FUNCTION_CLOSE, PARAMETER_OPEN = "</function>", "<parameter="
-# Models also write </parameter/> and </parameter=name>.
+# Models also write </parameter/> and </parameter=name> as closing tags.
 TAG = re.compile(
     r"(?P<close></parameter[ \t]*(?:=[^<>\n]*)?/?>)"
     r"|<parameter=(?P<parameter>[ \t]*[^<>\s][^<>\n]*)>"
@@ -35,23 +35,23 @@ LINE_END = re.compile(r"[ \t\r]*\n")
 
 class ParameterValue:
     """Reads one parameter's value as it streams in. The value ends at a ``</parameter>`` on its own
-    line or before another tag of the call; elsewhere the tag belongs to the value. If the closing
-    tag is missing, the value ends at the next parameter or at the end of the call."""
+    line or before another tag of the call; any other ``</parameter>`` belongs to the value. Without
+    a closing tag, the value ends at the next parameter or at the end of the call."""
 
     def __init__(self, parameters: Container[str], tools: Container[str]) -> None:
-        """parameters: names of the tool's parameters. tools: names of the offered tools."""
+        """parameters: names of the called tool's parameters. tools: names of the offered tools."""
         self.rest: str | None = None
         """The text after the value; None while the value is open."""
         self._parameters = parameters
         self._tools = tools
         self._held = ""
         self._is_block: bool | None = None
-        """Whether the value begins on its own line; None before its first character."""
+        """Whether the value begins on a line of its own; None before its first character."""
         self._has_sent = False
         self._searched = 0
-        """Index at which the search for tags continues."""
+        """Index in the held-back text at which the search for tags continues."""
         self._unclosed: tuple[int, int] | None = None
-        """The end of the value and the start of the rest, if no closing tag follows."""
+        """Indices of the value's end and of the text after it, if no closing tag follows."""
 
     def feed(self, text: str) -> str:
         """Take in text and return the part of the value that is certain now."""
@@ -64,7 +64,7 @@ class ParameterValue:
             return self._end_at(*end)
         if self._unclosed is not None:
             return ""
-        # The line break and indentation before a tag do not belong to the value.
+        # Hold back the line break and indentation that may precede a tag, not a part of the value.
         text = self._held[: self._searched].rstrip(" \t").removesuffix("\n")
         self._held = self._held[len(text) :]
         self._searched -= len(text)
@@ -72,7 +72,7 @@ class ParameterValue:
         return text
 
     def flush(self, *, cut: bool) -> str:
-        """Return the remaining text. cut: the answer was cut off, so an open value stays open."""
+        """Return the remaining text. cut: whether the answer was cut off, and the value with it."""
         end = self._find_end(final=True) or self._unclosed
         if end is None and cut:
             return self._held
@@ -83,7 +83,7 @@ class ParameterValue:
         return self._held[:end].removesuffix("\n")
 
     def _find_end(self, *, final: bool) -> tuple[int, int] | None:
-        """Return the end of the value and the start of the rest; None while undecided."""
+        """Return indices of the value's end and of the text after it, or None while undecided."""
         held = self._held
         for tag in TAG.finditer(held, self._searched):
             start = tag.start()
@@ -121,7 +121,7 @@ def _may_be_tag(text: str) -> bool:
 
 
 NAME = re.compile(r"[^<>\n]*")
-# Strings longer than this are sent as they come.
+# Longer strings are sent as they stream in.
 MAX_HELD_CHARS = 128
 
 
@@ -136,14 +136,14 @@ class Stage(Enum):
 
 class XmlCall:
     """Reads the text after an opening tag and writes the arguments as JSON, typed by the schema.
-    Values wait for the call's end, where the last value of a name counts, but long strings do
-    not."""
+    Values are sent at the call's end, because the last value of a name counts, but long strings are
+    sent as they stream in."""
 
     def __init__(
         self, index: int, new_id: Callable[[], str], tools: tuple[Tool, ...], opener: str
     ) -> None:
         self.rest: str | None = None
-        """See HermesCall."""
+        """The text after the call, as in ``HermesCall``."""
         self._index = index
         self._new_id = new_id
         self._offered = tools
@@ -154,15 +154,15 @@ class XmlCall:
         self._schema: dict[str, object] | None = None
         self._is_closed = False
         self._waiting: dict[str, str] = {}
-        """Unsent values as JSON, by name."""
+        """Values that have not been sent yet, as JSON by name."""
         self._separator = ""
         self._name = ""
         self._types: frozenset[str] = STRING
         self._value = ParameterValue((), ())
         self._text = ""
-        """The unsent text of the open value."""
+        """The text of the open value that has not been sent yet."""
         self._is_sent = False
-        """Whether the open value is sent as it comes."""
+        """Whether the open value is sent as it streams in."""
 
     @property
     def started(self) -> bool:
@@ -174,7 +174,7 @@ class XmlCall:
 
     @property
     def closing(self) -> str:
-        """The text that follows complete arguments; "" if the arguments have no proper end."""
+        """The text that closes a call after its arguments; "" if </function> is missing."""
         return f"\n{CALL_CLOSE}" if self._is_closed else ""
 
     def feed(self, text: str) -> list[AnswerPiece]:
@@ -212,7 +212,7 @@ class XmlCall:
         return self._add(self._value.feed(held))
 
     def _take_head(self) -> list[AnswerPiece]:
-        """Read the call's name. Only a parameter or the call's end may follow it."""
+        """Read the call's name. It counts only if a parameter or the call's end follows."""
         name, rest = _named(self.unread.lstrip(), FUNCTION_OPEN) or ("", "")
         if rest is None:
             return []
@@ -254,7 +254,7 @@ class XmlCall:
         self._text, self._is_sent = "", False
 
     def _add(self, text: str) -> list[AnswerPiece]:
-        """Add text to the open value. End the value if its reader has found the end."""
+        """Add text to the open value; end the value if its ParameterValue has found the end."""
         written = ""
         if not self._is_sent:
             self._text += text
@@ -277,7 +277,7 @@ class XmlCall:
         return self._json(self._fields() + "}")
 
     def _fields(self) -> str:
-        """Return the waiting values as JSON fields."""
+        """Return the unsent values as JSON fields."""
         fields = ""
         for name, value in self._waiting.items():
             fields += self._key(name) + value
@@ -301,8 +301,8 @@ class XmlCall:
 
 
 def _named(text: str, opener: str) -> tuple[str, str | None] | None:
-    """Return the name in an opening tag and the text after the tag, which is None while the tag is
-    incomplete. Return None if there is no such tag."""
+    """Return the name in an opening tag, and the text after this tag or None while the tag is
+    unfinished. Return None if the text does not begin with such a tag."""
     if not text.startswith(opener):
         return ("", None) if opener.startswith(text) else None
     name_match = NAME.match(text, len(opener))
