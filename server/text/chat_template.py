@@ -61,9 +61,8 @@ class _Parts:
 
 
 def begun_answer(turn: Turn, prompt: str, *, closed: str, thinks: bool) -> BegunAnswer:
-    """Write the client's beginning of an answer as the model would have written it after
-    ``prompt``. closed: the template's text that forbids reasoning. thinks: whether the model may
-    reason."""
+    """Write a turn that the client has begun as the model would continue ``prompt``. closed: the
+    template's text that forbids reasoning. thinks: whether the model may reason."""
     parts, start = _parts(turn), first_channel_of(prompt)
     if start is Channel.CONTENT or not thinks:
         parts = _Parts(None, True, parts.content)
@@ -248,9 +247,8 @@ class ChatTemplate:
         return template_arguments(self._texts, self._tokenizer.special_tokens_map)
 
     def with_effort(self, conversation: Conversation) -> Conversation:
-        """Return the conversation with its reasoning effort, or the nearest that the template
-        knows, as a template argument. If the template takes no effort, the thinking budget
-        applies."""
+        """Return the conversation with its reasoning effort, or the nearest one of the template, as
+        a template argument. If the template takes no effort, the thinking budget applies."""
         thinking, given = conversation.thinking, dict(conversation.template_arguments)
         name = next((name for name in EFFORT_NAMES if name in self.arguments), None)
         if thinking.effort is None or name is None or name in given:
@@ -298,8 +296,7 @@ class ChatTemplate:
     def begun(
         self, conversation: Conversation, prompt: str, *, limit: TimeLimit | None = None
     ) -> BegunAnswer:
-        """Return the client's beginning of the answer, as it follows ``prompt``. Raises
-        TemplateError."""
+        """Return the text with which the client has begun the answer. Raises TemplateError."""
         if not conversation.continues:
             return BegunAnswer()
         turn, thinking = conversation.turns[-1], conversation.thinking

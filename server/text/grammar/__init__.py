@@ -1,1 +1,1 @@
-"""Compile the required form of an answer into a constraint for the engine."""
+"""Compile the required format of an answer into a constraint on the engine's tokens."""

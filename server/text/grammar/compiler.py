@@ -1,4 +1,4 @@
-"""Compile constraint specs after another process has estimated their cost, and cache them."""
+"""Compile and cache constraint specs, after another process has estimated their cost."""
 
 import asyncio
 import hashlib
@@ -23,29 +23,29 @@ from server.text.grammar.vocabulary import GrammarTokenizer, Vocabulary, Vocabul
 from server.text.grammar.worker import GrammarLimits, GrammarWorker
 from server.text.newest import Newest
 
-# Kept refusals take almost no memory.
+# Maximum number of cached refusals, which take almost no memory.
 MAX_REFUSALS = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a grammar cannot be enforced."""
+    """The reason why a grammar cannot be enforced."""
 
     message: str
     param: str | None
 
 
 class GrammarCache:
-    """Keeps the newest grammars and refusals, by a digest of their spec. A grammar's bytes count
+    """Keeps the newest grammars and refusals by a digest of the spec. The bytes of a grammar count
     until neither the cache nor an answer holds the grammar."""
 
     def __init__(self, max_bytes: int, max_grammars: int) -> None:
-        """max_bytes: limit for all grammars that exist. max_grammars: limit for the kept ones."""
+        """max_bytes: limit for all grammars that exist. max_grammars: limit for cached ones."""
         self._max_bytes = max_bytes
         self._grammars: Newest[bytes, CompiledGrammar] = Newest(max_grammars)
         self._refusals: Newest[bytes, Refusal] = Newest(MAX_REFUSALS)
         self._counted_bytes = 0
-        # Other threads free grammars; they may only append here.
+        # Sizes of freed grammars, from any thread: threads other than the loop's only append here.
         self._freed: deque[int] = deque()
 
     @property
@@ -64,7 +64,7 @@ class GrammarCache:
         return grammar
 
     def reserve(self, memory_bytes: int) -> bool:
-        """Count memory for another grammar, and drop unused ones. Return False without room."""
+        """Count memory for another grammar, dropping cached ones. Return False if none is left."""
         while self.used_bytes + memory_bytes > self._max_bytes:
             if not self._grammars.pop_oldest():
                 return False
@@ -72,7 +72,7 @@ class GrammarCache:
         return True
 
     def release(self, memory_bytes: int) -> None:
-        """Return the reserved memory of a grammar that was not compiled."""
+        """Give back the memory that was reserved for a grammar, because it was not compiled."""
         self._counted_bytes -= memory_bytes
 
     def keep(self, digest: bytes, grammar: CompiledGrammar) -> None:
@@ -80,7 +80,7 @@ class GrammarCache:
         self._grammars.keep(digest, grammar)
 
     def forget(self) -> None:
-        """Drop all kept grammars. Running answers continue with theirs."""
+        """Drop all cached grammars. Running answers continue with their own grammars."""
         while self._grammars.pop_oldest():
             pass
 
@@ -89,16 +89,16 @@ class GrammarCache:
 
 
 THREADS = 2
-# How long a grammar waits for memory that ending answers free, and the polling interval.
+# Time that a grammar waits for ending answers to free memory, and the polling interval.
 MEMORY_WAIT_S, MEMORY_POLL_S = 30.0, 0.02
 
 
 class GrammarMemoryError(Exception):
-    """Running answers use all memory for grammars."""
+    """The running answers' grammars use all memory for grammars."""
 
 
 class GrammarCompiler:
-    """Compiles constraint specs into constraints."""
+    """Compiles constraint specs into constraints on tokens."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class GrammarCompiler:
         worker: Callable[[GrammarTokenizer], GrammarWorker],
         limits: GrammarLimits,
     ) -> None:
-        """worker: makes the worker; called with the first grammar."""
+        """worker: makes the process that estimates costs; called with the first grammar."""
         self._vocabulary = vocabulary
         self._make_worker = worker
         self._limits = limits
@@ -126,10 +126,10 @@ class GrammarCompiler:
         return ""
 
     async def compile(self, spec: ConstraintSpec, begun: str = "") -> TokenConstraint | None:
-        """Compile an answer's constraint; None if any text is allowed. begun: the client's
-        beginning of the content. Raises GrammarError if the form is unsupported,
-        UnfitBeginningError if it forbids the beginning, WorkerBusyError or GrammarMemoryError if
-        there is no room now."""
+        """Compile an answer's constraint, or return None if any text is allowed. begun: text with
+        which the client has begun the content. Raises GrammarError if the format is unsupported,
+        UnfitBeginningError if ``begun`` violates the format, WorkerBusyError or GrammarMemoryError
+        if there is no room now."""
         if not spec.has_grammar and not spec.has_budget:
             return None
         answer = await self._answer(spec, begun) if spec.has_grammar else None
@@ -140,7 +140,7 @@ class GrammarCompiler:
         )
 
     async def close(self) -> None:
-        """End the worker. The next grammar starts another worker."""
+        """End the worker process. The next grammar starts another worker."""
         loaded, self._loaded = self._loaded, None
         if loaded is not None:
             loaded.threads.shutdown(wait=False, cancel_futures=True)
@@ -154,11 +154,11 @@ class GrammarCompiler:
         return await self._after(constraint, begun) if begun else constraint
 
     def forget(self) -> None:
-        """Drop all compiled grammars after a long time without use."""
+        """Drop all cached grammars, because none has been used for a long time."""
         self._cache.forget()
 
     async def _after(self, constraint: GrammarConstraint, begun: str) -> GrammarConstraint:
-        """Return the constraint after ``begun``, which is never read as special tokens."""
+        """Return a constraint on the text after ``begun``, which spells no special tokens."""
         loaded = self._load()
 
         def after() -> GrammarConstraint:
@@ -187,7 +187,7 @@ class GrammarCompiler:
 
     def _end_making(self, digest: bytes, task: "asyncio.Task[CompiledGrammar | Refusal]") -> None:
         del self._making[digest]
-        # Retrieve the error: asyncio would log it if all clients have left.
+        # Retrieve the error, because asyncio would log it if all clients have left.
         _ = task.cancelled() or task.exception()
 
     async def _make(self, digest: bytes, spec_text: str) -> CompiledGrammar | Refusal:
@@ -211,10 +211,10 @@ class GrammarCompiler:
         return grammar
 
     async def _reserve(self, memory_bytes: int) -> None:
-        """Reserve memory, first come, first served. Raises GrammarMemoryError after a timeout."""
+        """Reserve memory in the order of requests. Raises GrammarMemoryError after a timeout."""
         try:
             async with asyncio.timeout(MEMORY_WAIT_S), self._reserving:
-                # Other threads free grammars, and cannot set an event of this loop.
+                # Poll, because other threads free grammars, and cannot set an event of this loop.
                 while not self._cache.reserve(memory_bytes):  # noqa: ASYNC110
                     await asyncio.sleep(MEMORY_POLL_S)
         except TimeoutError as error:
@@ -237,4 +237,4 @@ class _Loaded:
     tokenizer: GrammarTokenizer
     worker: GrammarWorker
     threads: ThreadPoolExecutor
-    """Threads that compile in this process."""
+    """Threads that compile grammars in this process."""

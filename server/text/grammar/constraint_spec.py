@@ -1,4 +1,4 @@
-"""The constraint of an answer, collected from all fields of a request."""
+"""A description of an answer's constraint, collected from all fields of a request."""
 
 import json
 from dataclasses import dataclass
@@ -16,41 +16,41 @@ class ConstraintSpec:
     """The constraint of an answer."""
 
     output: OutputFormat | None = None
-    """The form of an answer without calls."""
+    """The format of an answer that is no call."""
     tools: tuple[Tool, ...] = ()
     tool_format: ToolFormat = ToolFormat.HERMES
     must_call: bool = False
     parallel: bool = True
     first_channel: Channel | None = Channel.CONTENT
-    """The channel that the answer begins in; None if the model decides."""
+    """The channel that the answer begins in. None lets the model decide."""
     thinking_budget: int | None = None
-    """Maximum number of reasoning tokens; None: no limit."""
+    """Maximum number of reasoning tokens. None sets no limit."""
 
     @property
     def has_grammar(self) -> bool:
-        """Whether a grammar constrains the content. Optional calls need one if a tool is strict."""
+        """Whether a grammar constrains the content. Optional calls need it if a tool is strict."""
         strict = any(tool.strict for tool in self.tools)
         return self.output is not None or bool(self.tools and (self.must_call or strict))
 
     @property
     def is_lazy(self) -> bool:
-        """Whether the grammar applies only from the opening tag of an optional call."""
+        """Whether the grammar constrains only optional calls, each from its opening tag on."""
         is_optional = not self.must_call and self.output is None
         return is_optional and self.tool_format is not ToolFormat.LLAMA
 
     @property
     def has_budget(self) -> bool:
-        """Whether the budget can apply to this answer."""
+        """Whether the thinking budget can apply, because the answer may begin with reasoning."""
         return self.thinking_budget is not None and self.first_channel is not Channel.CONTENT
 
     @property
     def param(self) -> str:
-        """The request's field that errors of the grammar name."""
+        """The request's field that is named in errors of the grammar."""
         return TOOLS_PARAM if self.output is None or self.must_call else self.output.param
 
 
 def spec_json(spec: ConstraintSpec, max_bytes: int) -> str:
-    """Serialise what the grammar depends on. Raises GrammarError if that is no JSON or too long."""
+    """Write the fields that the grammar depends on as JSON. Raises GrammarError if this fails."""
     output = spec.output
     form = {
         "output": None if output is None else [output.kind, output.value, output.param],
@@ -61,7 +61,7 @@ def spec_json(spec: ConstraintSpec, max_bytes: int) -> str:
     }
     pieces, size = list[str](), 0
     try:
-        # Lone surrogates are escaped, as other JSON readers expect.
+        # Lone surrogates are escaped, as other readers of JSON expect.
         for piece in json.JSONEncoder(allow_nan=False).iterencode(form):
             size += len(piece)
             if size > max_bytes:

@@ -1,4 +1,4 @@
-"""Constraints of answers: a grammar, calls that may begin anywhere, and the budget of reasoning."""
+"""Constrain an answer's tokens: to a grammar, to valid calls, and to a budget of reasoning."""
 
 import time
 from collections.abc import Sequence
@@ -14,28 +14,28 @@ from server.text.grammar.grammar_errors import GrammarError, UnfitBeginningError
 from server.text.grammar.vocabulary import Vocabulary, set_bits
 from server.text.parser import CLOSE, OPEN
 
-READ_TOGETHER = 16  # number of tokens
-# The first slow mask is tolerated: it may be due to Python's garbage collector.
+READ_TOGETHER = 16  # number of tokens that one call of llguidance reads
+# The first slow mask is tolerated, because Python's garbage collector may cause it.
 SLOW_MASKS_SPARED = 1
 
 
 class ConstraintError(RuntimeError):
-    """A grammar failed, but not by a limit. The message does not quote the answer."""
+    """A grammar failed for another reason than a limit. The message does not quote the answer."""
 
 
 class CompiledGrammar:
-    """A grammar that several answers may follow at once."""
+    """A compiled grammar, which several answers may follow at once."""
 
     def __init__(self, matcher: LLMatcher, memory_bytes: int) -> None:
-        """matcher: in its initial state; answers use copies."""
+        """matcher: llguidance's matcher in its initial state, of which each answer uses a copy."""
         self.matcher = matcher
         self.memory_bytes = memory_bytes
         self.is_spent = False
-        """Whether an answer has reached the limits of the lexer, whose states all answers share."""
+        """Whether an answer has reached a limit of the lexer, whose states all answers share."""
 
 
 class GrammarConstraint:
-    """Allows the grammar's tokens. Accepted tokens are consumed when the next mask is computed."""
+    """Allows an answer the tokens of a grammar. Accepted tokens are read with the next mask."""
 
     def __init__(
         self,
@@ -44,24 +44,24 @@ class GrammarConstraint:
         max_mask_s: float,
         start: LLMatcher | None = None,
     ) -> None:
-        """words: size of a mask. max_mask_s: processor time of a mask; the second slower mask ends
-        the request. start: initial state of the matcher, if it is not the grammar's."""
+        """words: size of a mask in uint32. max_mask_s: processor time for a mask; the second slower
+        mask ends the request. start: the matcher's initial state, if not the grammar's."""
         self._grammar = grammar
         self._start = start or grammar.matcher
         self._matcher = self._start.deep_copy()
         self._max_mask_s = max_mask_s
         self._slow_masks = 0
-        # Reading an array's address takes longer than copying a mask.
+        # Keep the array and its address: reading the address takes longer than copying a mask.
         self._mask = np.empty(words, np.uint32)
         self._address, self._bytes = self._mask.ctypes.data, self._mask.nbytes
         self._accepted: list[int] = []
 
     def fill_mask(self, row: np.ndarray) -> bool:
-        """Raises ConstraintError and FormLimitError."""
+        """Set the bits of the allowed tokens. Raises ConstraintError and FormLimitError."""
         started_s = time.thread_time()
         self._take_in()
         self._matcher.unsafe_compute_mask_ptr(self._address, self._bytes)
-        # A matcher with an error would allow the answer to end.
+        # Check first: the mask of a matcher with an error would allow the answer to end.
         self._check("allows no token")
         self._slow_masks += time.thread_time() - started_s > self._max_mask_s
         if self._slow_masks > SLOW_MASKS_SPARED:
@@ -70,7 +70,7 @@ class GrammarConstraint:
         return True
 
     def accept(self, token_id: int) -> None:
-        """A forbidden token raises an error with the next mask."""
+        """Note a token. If it is forbidden, the next mask raises an error."""
         self._accepted.append(token_id)
 
     @property
@@ -86,7 +86,7 @@ class GrammarConstraint:
         self._accepted.clear()
 
     def _check(self, fault: str) -> None:
-        """Raise the matcher's error, if any. fault: the message if the error is no limit."""
+        """Raise the matcher's error, if any. fault: the message for errors that are no limits."""
         if self._matcher.is_error():
             self._grammar.is_spent = True
             limit = limit_of(self._matcher.get_error())
@@ -96,11 +96,11 @@ class GrammarConstraint:
         return GrammarConstraint(self._grammar, self._mask.size, self._max_mask_s, self._start)
 
     def after(self, token_ids: Sequence[int], max_s: float) -> "GrammarConstraint":
-        """Return a constraint for the text after the tokens. max_s: processor time for reading
-        them. Raises UnfitBeginningError or GrammarError."""
+        """Return a constraint on the text after these tokens. max_s: processor time for reading the
+        tokens. Raises UnfitBeginningError or GrammarError."""
         start = self._start.deep_copy()
         ends_s = time.thread_time() + max_s
-        # llguidance's own loop over all tokens would block other threads.
+        # Read a few tokens per call: a call for all tokens would block other threads.
         for place in range(0, len(token_ids), READ_TOGETHER):
             some = token_ids[place : place + READ_TOGETHER]
             taken = start.try_consume_tokens(list(some))
@@ -114,16 +114,16 @@ class GrammarConstraint:
 
 
 class TagWatch:
-    """Finds a tag in a text that comes in pieces."""
+    """Finds a tag in a text that arrives in pieces."""
 
     def __init__(self, tag: bytes) -> None:
-        """tag: its first byte must occur only once."""
+        """tag: the tag's bytes, of which the first must occur only once."""
         self._tag = tag
         self.matched = 0
-        """Number of the tag's bytes that end the text so far."""
+        """Number of the tag's leading bytes with which the text ends now."""
 
     def feed(self, text: bytes) -> bool:
-        """Take in text. Return whether the tag is now complete."""
+        """Take in a piece of text. Return whether the tag is complete now."""
         window = self._tag[: self.matched] + text
         if self._tag in window:
             return True
@@ -138,10 +138,10 @@ CALL_OPEN_TAG = CALL_OPEN.encode()
 
 
 class LazyCalls:
-    """Allows any text, but constrains each call from its opening tag to its end."""
+    """Allows any text, but constrains each tool call from its opening tag to its end."""
 
     def __init__(self, call: GrammarConstraint, vocabulary: Vocabulary) -> None:
-        """call: the grammar after the opening tag, including the closing tag."""
+        """call: the constraint on a call after its opening tag, including its closing tag."""
         self._call = call
         self._vocabulary = vocabulary
         self._open = TagWatch(CALL_OPEN_TAG)
@@ -176,7 +176,7 @@ class Phase(Enum):
     BEGINNING = 0
     THINKING = 1
     BREAKING = 2
-    """After the closing tag, where line breaks may precede the answer."""
+    """The part between the closing tag of reasoning and the answer, for line breaks."""
     SAYING = 3
 
 
@@ -184,9 +184,9 @@ START = {Channel.CONTENT: Phase.SAYING, Channel.REASONING: Phase.THINKING, None:
 
 
 class ReasoningConstraint:
-    """Leaves reasoning free, and forces its closing tag when the token budget is spent. Then the
-    answer's own constraint applies, if any. With such a constraint, reasoning cannot end the
-    answer, and the token that completes the closing tag cannot contain more text."""
+    """Allows any reasoning, and forces its closing tag when the token budget is spent. After
+    reasoning, the constraint ``answer`` applies, if there is one. Then reasoning cannot end the
+    answer, and the token that completes the closing tag cannot contain further text."""
 
     def __init__(
         self,
@@ -195,7 +195,7 @@ class ReasoningConstraint:
         start: Channel | None,
         budget: int | None,
     ) -> None:
-        """budget: maximum number of reasoning tokens without the tags; None: no limit."""
+        """budget: maximum number of reasoning tokens, except those of tags; None sets no limit."""
         self._answer = answer
         self._vocabulary = vocabulary
         self._start = start

@@ -1,12 +1,12 @@
-"""The grammar worker: a process that forks a limited child for each spec.
+"""The grammar worker: a process that forks a limited child for each constraint spec.
 
-It reads frames from standard input and writes frames to standard output. A frame is its length as
-four big-endian bytes, and its content. The first frame is the tokenizer's text, which is read once:
-every child inherits the tokenizer. All other frames are JSON: specs come in, and cost estimates go
-out in any order.
+It reads frames from standard input and writes frames to standard output. A frame is a length as
+four big-endian bytes, and then content of this length. The first frame is the tokenizer's text,
+which is read once, as every child inherits the tokenizer. All other frames are JSON: the worker
+receives constraint specs, and sends estimates of their grammars' costs, in any order.
 
-The kernel ends a child that exceeds its processor time. This process ends a child that exceeds its
-memory or wall time. It has one thread, and never imports numpy, MLX or the engine."""
+The kernel ends a child that exceeds its processor time. The worker ends a child that exceeds its
+memory or wall time. The worker has one thread, and never imports numpy, MLX or the engine."""
 
 import json
 import os
@@ -27,13 +27,13 @@ from server.text.grammar.grammar_errors import GrammarError
 from server.text.grammar.matcher import deep_threads, new_matcher, try_matcher, warm_up
 from server.text.grammar.text import TokenizerFacts, grammar_text
 
-# The unit of ru_maxrss.
+# The number of bytes in the unit of ``ru_maxrss``.
 MAXRSS_BYTES = 1 if sys.platform == "darwin" else 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """The tokenizer of the worker."""
+    """The worker's tokenizer in llguidance's form, with plain facts about it."""
 
     engine: LLTokenizer
     facts: TokenizerFacts
@@ -41,25 +41,25 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class CostEstimate:
-    """The cost of a grammar, or the reason for its refusal."""
+    """The cost of compiling a grammar, or the reason for refusing the grammar."""
 
     grammar: str = ""
-    """In llguidance's format."""
+    """The grammar's text in llguidance's format."""
     memory_bytes: int = 0
-    """Peak memory of compiling the grammar."""
+    """Peak memory that compiling the grammar takes."""
     refusal: str | None = None
-    """Why the grammar cannot be enforced, in words for clients."""
+    """The reason why the grammar cannot be enforced, in words for clients; None if it can."""
     param: str | None = None
-    """The request's field that causes the refusal."""
+    """The request's field that causes the refusal, or None."""
 
 
 def estimate_cost(spec_text: str, tokens: Tokens, max_mask_s: float) -> CostEstimate:
-    """Compile a spec's text and follow its grammar over the first tokens of some answers.
-    max_mask_s: processor time allowed for each token."""
+    """Compile a constraint spec in JSON, and try its grammar on the first tokens of some answers.
+    max_mask_s: processor time allowed for each token's mask."""
     spec = spec_of_json(spec_text)
     try:
         with deep_threads(1) as thread:
-            # Inherited pages count for a child when it reads them, so touch them before measuring.
+            # Inherited memory pages count for a child once it reads them, so read them beforehand.
             thread.submit(warm_up, tokens.engine).result()
             before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             grammar = thread.submit(_try_grammar, spec, tokens, max_mask_s).result()
@@ -77,31 +77,31 @@ def _try_grammar(spec: ConstraintSpec, tokens: Tokens, max_mask_s: float) -> str
 
 LENGTH = struct.Struct(">I")
 READ_BYTES = 65536
-# Polling interval for the children.
+# Interval at which the worker checks its children's memory and time.
 LOOK_S = 0.01
 OVER_TIME, OVER_MEMORY, DIED = "over_time", "over_memory", "died"
 STARVED = "starved"
-"""The child got too little processor time within its time limit."""
+"""The end of a child that got too little processor time within its wall time."""
 
 
 @dataclass(slots=True)
 class Child:
-    """A process that compiles one spec."""
+    """A forked process that compiles one constraint spec."""
 
     number: int
     pid: int
     most_bytes: int
-    """Limit of the child's memory, including inherited pages."""
+    """Limit of the child's memory, including pages inherited from the worker."""
     ends_at: float
     output: bytearray = field(default_factory=bytearray)
     killed_for: str = ""
 
 
 class ForkServer:
-    """Forks children and collects their estimates."""
+    """Forks children and sends their cost estimates."""
 
     def __init__(self, source: int, sink: int, facts: TokenizerFacts) -> None:
-        """source, sink: file descriptors for frames."""
+        """source, sink: file descriptors of the input and the output for frames."""
         self._source = source
         self._sink = sink
         self._facts = facts
@@ -123,7 +123,7 @@ class ForkServer:
                 end_excess(child)
 
     def _receive(self) -> bool:
-        """Take in requests. Return False when the input is closed."""
+        """Read requests and fork a child for each. Return False when the input is closed."""
         read = os.read(self._source, READ_BYTES)
         self._received += read
         while len(self._received) >= LENGTH.size:
@@ -152,7 +152,7 @@ class ForkServer:
         self._selector.register(out, selectors.EVENT_READ)
 
     def _listen(self, out: int) -> None:
-        """Read a child's output; at its end, send the answer."""
+        """Read a child's output. At the output's end, send the answer to the request."""
         child = self._children[out]
         data = os.read(out, READ_BYTES)
         child.output += data
@@ -177,7 +177,7 @@ class ForkServer:
 
 
 def run_child(request: dict[str, Any], tokens: Tokens, into: int) -> NoReturn:
-    """In the child: estimate a spec's cost, write it to the file descriptor ``into``, and exit."""
+    """Estimate a constraint spec's cost in a child; write it to the file ``into``, and exit."""
     signal.setitimer(signal.ITIMER_PROF, request["cpu_s"])
     os.nice(request["nice"])
     with open(into, "wb") as sink:
@@ -194,7 +194,7 @@ def write_frame(sink: int, content: bytes) -> None:
 
 def _read_tokenizer(text: str, facts: TokenizerFacts) -> Tokens:
     engine = LLTokenizer(text, facts.size, facts.stop_ids)
-    warm_up(engine)  # children inherit this memory
+    warm_up(engine)  # allocates memory that children inherit
     return Tokens(engine, facts)
 
 
@@ -214,8 +214,8 @@ def end_excess(child: Child) -> None:
 
 
 def main(facts: str) -> None:
-    """facts: TokenizerFacts as JSON."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # for the parent process
+    """Run the worker. facts: TokenizerFacts as JSON."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent process
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     ForkServer(sys.stdin.fileno(), sys.stdout.fileno(), TokenizerFacts(**json.loads(facts))).run()
 

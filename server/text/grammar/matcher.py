@@ -1,4 +1,4 @@
-"""Compile a grammar's text into llguidance's matcher, within limits."""
+"""Compile a grammar's text into llguidance's matcher, within limits of time and memory."""
 
 import json
 import math
@@ -11,20 +11,20 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from server.text.grammar.grammar_errors import GrammarError, meaning
 
-# llguidance recurses along references and rules.
+# Stack of a thread that runs llguidance, which recurses along references and rules.
 STACK_BYTES = 256 * 1024**2
-# All answers of a grammar share these states. Real schemas and tools need up to 3000.
+# Limit of the lexer's states, which all answers share. Real schemas and tools need up to 3000.
 MAX_LEXER_STATES = 8192
-# Measured: 512 bytes per state of a hard pattern.
+# Memory of the lexer's states: measured 512 bytes per state of a hard pattern.
 LEXER_BYTES = MAX_LEXER_STATES * 512
-# The trial follows short answers from several first tokens, and then some longer answers.
+# A trial of a grammar follows short answers from several first tokens, and some longer answers.
 TRIED_BEGINNINGS, SHORT_TOKENS = 16, 4
 TRIED_ANSWERS, LONG_TOKENS = 4, 16
 FIRST_GRAMMAR = json.dumps({"grammars": [{"json_schema": {"type": "object"}}]})
 
 
 def new_matcher(tokenizer: LLTokenizer, text: str) -> LLMatcher:
-    """Compile a grammar and compute its first mask. Raises GrammarError."""
+    """Compile a grammar, and compute the mask of its first token. Raises GrammarError."""
     limits = LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
     matcher = LLMatcher(tokenizer, text, log_level=0, limits=limits)
     _mask(matcher)
@@ -32,8 +32,8 @@ def new_matcher(tokenizer: LLTokenizer, text: str) -> LLMatcher:
 
 
 def try_matcher(tokenizer: LLTokenizer, matcher: LLMatcher, max_mask_s: float) -> None:
-    """Follow a grammar over the first tokens of some fixed answers. max_mask_s: processor time
-    allowed per token. Raises GrammarError if a limit is reached."""
+    """Follow a grammar over the first tokens of some fixed answers. max_mask_s: processor time for
+    each token's mask. Raises GrammarError if the grammar reaches a limit."""
     rng = random.Random(0)  # noqa: S311
     mask = _mask(matcher)
     letters = [token for byte in range(256) for token in tokenizer.tokenize_bytes(bytes([byte]))]
@@ -45,14 +45,14 @@ def try_matcher(tokenizer: LLTokenizer, matcher: LLMatcher, max_mask_s: float) -
 
 
 def warm_up(tokenizer: LLTokenizer) -> None:
-    """Allocate the memory that the first grammar of a process takes besides its own."""
+    """Allocate memory that the first grammar of a process takes beyond a grammar's own."""
     try_matcher(tokenizer, new_matcher(tokenizer, FIRST_GRAMMAR), math.inf)
 
 
 def _follow(
     answer: LLMatcher, token: int, tokens: int, max_mask_s: float, rng: random.Random
 ) -> None:
-    """Follow a grammar over some tokens of an answer, beginning with ``token``."""
+    """Follow a grammar over several tokens of an answer that begins with ``token``."""
     for _ in range(tokens):
         started_s = time.thread_time()
         if not answer.consume_token(token):
@@ -65,7 +65,7 @@ def _follow(
 
 
 def deep_threads(count: int) -> ThreadPoolExecutor:
-    """Make threads whose stack is large enough for llguidance."""
+    """Make a pool of threads with stacks that are large enough for llguidance."""
     executor = ThreadPoolExecutor(count, thread_name_prefix="grammar")
     all_here = threading.Barrier(count + 1)
     before = threading.stack_size(STACK_BYTES)
@@ -79,7 +79,7 @@ def deep_threads(count: int) -> ThreadPoolExecutor:
 
 
 def _mask(matcher: LLMatcher) -> bytes:
-    """Return a mask with one bit per token, set if allowed. Raises GrammarError if none is."""
+    """Return a mask with one bit per token, set if allowed. Raises GrammarError if no bit is."""
     mask = b"" if matcher.is_error() else matcher.compute_bitmask()
     if matcher.is_error():
         raise GrammarError(meaning(matcher.get_error()))
@@ -87,7 +87,7 @@ def _mask(matcher: LLMatcher) -> bytes:
 
 
 def _any_token(mask: bytes, rng: random.Random) -> int:
-    """Return a random allowed token."""
+    """Return a random token that the mask allows."""
     start = rng.randrange(len(mask))
     around = mask[start:] + mask[:start]
     from_token = around.lstrip(b"\0")

@@ -1,7 +1,7 @@
-"""Reduce a JSON Schema to the keywords that llguidance enforces, or refuse it.
+"""Reduce a JSON Schema to the keywords that llguidance enforces, or refuse the schema.
 
 llguidance ignores unknown keywords. So every keyword that could constrain an answer is either
-supported or refused by name. Dropped keywords do not constrain answers."""
+supported or refused by name. Only keywords that do not constrain answers are dropped."""
 
 import math
 import re
@@ -21,7 +21,7 @@ def check_patterns(schema: Any) -> None:
     """Raise GrammarError if one string must match more than ``MAX_PATTERNS`` patterns.
 
     llguidance checks that some string matches all patterns, and each further pattern doubles the
-    time: 16 take a tenth of a second, 24 half a minute."""
+    time: 16 patterns take a tenth of a second, and 24 patterns half a minute."""
     counter = _Counter(schema)
     try:
         max_count = max(map(counter.count, _parts(schema)), default=0)
@@ -32,7 +32,7 @@ def check_patterns(schema: Any) -> None:
 
 
 def _parts(schema: Any) -> Iterator[dict[str, Any]]:
-    """Yield the schema and all objects in it, including maps of schemas."""
+    """Yield the schema and all objects in it, including those that map names to schemas."""
     waiting = [schema]
     while waiting:
         part = waiting.pop()
@@ -44,18 +44,18 @@ def _parts(schema: Any) -> Iterator[dict[str, Any]]:
 
 
 class _Counter:
-    """Counts the patterns that one value must match. Visits each part of a schema once."""
+    """Counts the patterns that one value must match, visiting each part of a schema once."""
 
     def __init__(self, root: Any) -> None:
         self._root = root
         self._known: dict[int, int] = {}
 
     def count(self, schema: Any) -> int:
-        """Count the patterns of a part of the schema and of its references."""
+        """Count the patterns that a part of the schema and its $ref require of one value."""
         chain = []
         # References may form chains as long as the schema, so follow them without recursion.
         while isinstance(schema, dict) and id(schema) not in self._known:
-            self._known[id(schema)] = 0  # for now, because references may be circular
+            self._known[id(schema)] = 0  # until counted, because references may be circular
             chain.append(schema)
             schema = follow(schema.get("$ref"), self._root)
         count = self._known.get(id(schema), 0)
@@ -76,7 +76,7 @@ def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-# Keywords of JSON Schema 2020-12 and older drafts, with the types of their values.
+# Supported keywords of JSON Schema 2020-12 and older drafts, with the types of their values.
 SCHEMA = (dict, bool)
 VALUES: dict[str, tuple[type[Any], ...]] = {
     "$ref": (str,),
@@ -116,7 +116,7 @@ REFUSED = frozenset(
         "then", "unevaluatedItems", "unevaluatedProperties", "uniqueItems",
     }
 )  # fmt: skip
-# Values with which a refused keyword constrains nothing. Schema generators write them.
+# Values with which a refused keyword constrains nothing: schema generators write such values.
 ASKS_NOTHING: dict[str, tuple[Any, ...]] = {
     "uniqueItems": (False,),
     "propertyNames": (True, {}, {"type": "string"}),
@@ -131,7 +131,7 @@ FORMATS = frozenset(
         "date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid",
     }
 )  # fmt: skip
-# Other formats of JSON Schema. Unknown formats are only comments.
+# Formats of JSON Schema that are refused. Unknown formats are ignored: they are only comments.
 REFUSED_FORMATS = frozenset(
     {
         "idn-email", "idn-hostname", "iri", "iri-reference", "json-pointer", "regex",
@@ -146,14 +146,14 @@ PROPERTIES = frozenset({"properties", "patternProperties"})
 LITERALS = frozenset({"const", "enum", "required"})
 SUBSCHEMA_LISTS = frozenset({"anyOf", "oneOf", "allOf", "prefixItems", "items"})
 SUBSCHEMA_MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions"})
-# llguidance's numbers are float64.
+# The largest number: llguidance computes in float64, which is exact up to here.
 LARGEST_EXACT = 2**53
-# Epsilon that turns an exclusive bound into an inclusive one, and the largest such bound.
+# The difference that turns an exclusive bound into an inclusive one, and the largest such bound.
 BESIDE = 1e-9
 LARGEST_CLOSED = 10**6
-# Control characters that llguidance can write.
+# Control characters that llguidance can write in strings.
 WRITABLE_CONTROLS = frozenset("\b\f\n\r\t")
-# llguidance recurses, and its time grows with the square of the number of properties.
+# Limits: llguidance recurses, and takes time with the square of the number of properties.
 MAX_DEPTH = 50
 MAX_SUBSCHEMAS = 5000
 MAX_PROPERTIES = 1000
@@ -165,7 +165,7 @@ Schema = dict[str, Any] | bool
 
 
 def check_schema(schema: Any) -> dict[str, Any]:
-    """Return the schema with enforced keywords only. Raises GrammarError."""
+    """Return the schema with only those keywords that are enforced. Raises GrammarError."""
     cleaned = _Checker().clean(schema, 0)
     if cleaned is False:
         raise GrammarError("no answer can satisfy it")
@@ -218,8 +218,8 @@ class _Checker:
 
 
 def _close_bounds(schema: dict[str, Any]) -> None:
-    """Turn exclusive integer bounds into inclusive ones: llguidance allows the exclusive bound
-    itself if the other bound is less than 1 away."""
+    """Turn exclusive integer bounds into inclusive bounds, because llguidance allows an exclusive
+    bound itself if the other bound is less than 1 away."""
     for inclusive, exclusive, sign in (
         ("minimum", "exclusiveMinimum", 1),
         ("maximum", "exclusiveMaximum", -1),
@@ -249,7 +249,7 @@ def _typed(keyword: str, value: Any) -> Any:
 
 
 def _check(keyword: str, value: Any) -> None:
-    """Raise GrammarError for an unsupported value of a keyword."""
+    """Raise GrammarError if a keyword's value is not supported."""
     named = [value] if isinstance(value, str) else value
     if keyword == "type" and not all(isinstance(n, str) and n in TYPES for n in named):
         raise GrammarError("type names a type that JSON does not have")
@@ -270,15 +270,15 @@ def _check(keyword: str, value: Any) -> None:
 
 
 def check_repeats(pattern: str) -> None:
-    """Raise GrammarError if a pattern or a grammar repeats a part too often."""
+    """Raise GrammarError if a pattern or a grammar repeats one of its parts too often."""
     for counts in REPEAT.findall(pattern):
-        # Count the digits first: a very long number is slow to convert.
+        # Count the digits first, because converting a very long number is slow.
         if any(len(count) > 9 or int(count or 0) > MAX_LEXER_STATES for count in counts):
             raise GrammarError(f"a repeat of more than {MAX_LEXER_STATES} is not supported")
 
 
 def _check_literal(keyword: str, value: Any, depth: int) -> None:
-    """Raise GrammarError for a value that llguidance cannot write exactly."""
+    """Raise GrammarError if llguidance cannot write a keyword's value exactly."""
     if depth > MAX_DEPTH:
         raise GrammarError(f"{keyword} is nested more than {MAX_DEPTH} deep")
     if isinstance(value, str) and any(is_control(character) for character in value):

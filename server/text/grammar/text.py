@@ -1,4 +1,4 @@
-"""Write a constraint spec as llguidance's grammar: a list of grammars that refer to each other."""
+"""Write a constraint spec for llguidance, as a list of grammars that refer to each other."""
 
 import json
 import re
@@ -18,52 +18,52 @@ from server.text.grammar.xml_values import JsonText, Parameter, lark_string, xml
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFacts:
-    """Plain values from a tokenizer, for another process."""
+    """Facts about a tokenizer as plain values, to be sent to the worker process."""
 
     size: int
-    """Number of the model's logits."""
+    """Number of the model's logits, which may exceed the number of tokens."""
     stop_ids: list[int]
-    """Tokens that end an answer."""
+    """Ids of tokens that end an answer."""
     tags: dict[str, list[int]]
-    """The token ids of each tag around calls."""
+    """Token ids of each tag around calls."""
     names: dict[str, int]
-    """Ids of added tokens, by their names in grammars."""
+    """Ids of added tokens by the names that grammars use for them."""
 
 
 Grammar = dict[str, Any]
-# White space between parts of JSON: nothing, one blank, or a line break with up to 24 blanks. An
-# uncertain model could otherwise write endless white space.
+# White space between parts of JSON: nothing, one blank, or a line break with up to 24 blanks. It is
+# limited because an uncertain model could write endless white space.
 WHITE_SPACE = r"[\x20\x09]|\r?\n[\x20\x09]{0,24}"
-# Without \u, because llguidance does not recognise a key written with it.
+# Escapes allowed in JSON: \u is missing, as llguidance does not recognise keys written with it.
 ESCAPES = 'nrbtf\\"'
 JSON_OPTIONS = {"whitespace_pattern": WHITE_SPACE, "json_allowed_escapes": ESCAPES}
-# Attributes that llguidance ignores, or that would retract text. No pattern backtracks far.
+# Rule attributes that llguidance ignores, or that would retract text. No pattern backtracks far.
 REFUSED_ATTRIBUTES = re.compile(r"\[[^\[\]\n]*\b(temperature|max_tokens|stop)\b\s*=")
 DEFINITION = re.compile(
     r"^[ \t]*[?!]?[A-Za-z_][\w-]*(?:\[[^\]\n]*\])?[ \t]*(?::|::=)", re.MULTILINE
 )
-# A literal without an end takes the rest of its line.
+# A literal of a grammar. Without a closing quote it takes the rest of its line.
 LITERAL = re.compile(r'"(?:\\.|[^"\\\n])*"?|/(?:\\.|[^/\\\n])*/?')
 LITERAL_OR_NAME = re.compile(rf"{LITERAL.pattern}|<[^<>\s]+>")
-# The converter scans from every line break to the next text.
+# Blank lines are removed: the GBNF converter scans from every line break to the next text.
 BLANK_LINES = re.compile(r"\n\s*\n")
 LINE = "\n"
-# Any text without a tag that could end a value.
+# A terminal for any text without a tag that could end a value.
 NO_TAG = r"NO_TAG: /(?s:.*)/ & ~/(?s:.*)<(\/?parameter|function=)(?s:.*)/"
-# Any text that is no call in Llama's format.
+# A terminal for any text that is no call in Llama's format.
 NO_CALL = r"NO_CALL: /\s*[^{\s](?s:.*)/ & ~/\s*<\|python_tag(?s:.*)/"
 NAME = r"NAME: /[A-Za-z_][A-Za-z0-9_]*/"
-# A model that must call might never stop by itself.
+# Maximum number of calls: a model that must call might never stop by itself.
 MAX_CALLS = 32
-# The time of converting GBNF grows with the square of the number of rules.
+# Limit of a grammar's rules, because converting GBNF takes time with their square.
 MAX_RULES = 500
-# The key of a call's arguments, and the text around a call.
+# By call format, the key of a call's arguments, and the text around a call.
 JSON_CALLS = {ToolFormat.HERMES: ("arguments", LINE), ToolFormat.LLAMA: ("parameters", "")}
 ANY_OBJECT = {"type": "object"}
 
 
 def grammar_text(spec: ConstraintSpec, facts: TokenizerFacts) -> str:
-    """Write the grammar of the content, or of one lazy call. Raises GrammarError."""
+    """Write the grammar of an answer's content, or of one optional call. Raises GrammarError."""
     grammar = CallGrammar(facts.tags)
     ways = []
     if spec.output is not None and not spec.must_call:
@@ -86,7 +86,7 @@ def grammar_text(spec: ConstraintSpec, facts: TokenizerFacts) -> str:
 
 
 def output_grammar(output: OutputFormat, facts: TokenizerFacts) -> Grammar:
-    """Write the grammar of a whole answer. Raises GrammarError."""
+    """Write the grammar of an answer that is no call. Raises GrammarError."""
     value = output.value
     match output.kind:
         case "json_object":
@@ -110,7 +110,7 @@ def _json(schema: dict[str, Any]) -> Grammar:
 
 
 def _text(value: Any) -> str:
-    """Return a text that is not empty and can be encoded. Raises GrammarError."""
+    """Check that a value is a text that is not empty and can be encoded. Raises GrammarError."""
     if not isinstance(value, str) or not value:
         raise GrammarError("it must be a text")
     try:
@@ -121,7 +121,7 @@ def _text(value: Any) -> str:
 
 
 def _named(text: str, names: dict[str, int]) -> str:
-    """Replace the names of added tokens in a grammar by their ids."""
+    """Replace the names of added tokens in a grammar's text by the tokens' ids."""
 
     def numbered(name: re.Match[str]) -> str:
         token = names.get(name[0])
@@ -131,7 +131,7 @@ def _named(text: str, names: dict[str, int]) -> str:
 
 
 def _lark(text: str) -> str:
-    """Translate Lark or GBNF to llguidance's Lark. Raises GrammarError."""
+    """Translate a grammar in Lark or GBNF to llguidance's Lark. Raises GrammarError."""
     if attribute := REFUSED_ATTRIBUTES.search(text):
         raise GrammarError(f"{attribute[1]} in a grammar is not supported")
     if LITERAL.sub("", text).count("&") > MAX_PATTERNS:
@@ -144,17 +144,17 @@ def _lark(text: str) -> str:
     except RecursionError as error:
         raise GrammarError("it is nested too deeply") from error
     except Exception as error:
-        # The converter raises errors of any kind, which quote the text.
+        # The converter raises errors of any kind, whose messages quote the grammar.
         raise GrammarError("it is neither Lark nor GBNF") from error
     return lark
 
 
-# --- calls -------------------------------------------------------------------------------------
+# --- grammars of tool calls --------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class CallGrammar:
-    """Rules of calls, and the grammars that the rules refer to."""
+    """The rules of tool calls, and the grammars to which the rules refer."""
 
     tag_tokens: dict[str, list[int]]
     rules: list[str] = field(default_factory=list)
@@ -163,8 +163,8 @@ class CallGrammar:
     def add_calls(
         self, tools: dict[str, dict[str, Any]], tool_format: ToolFormat, opened: bool
     ) -> None:
-        """Add the rule ``call`` for one call. tools: schemas of arguments, by name. opened: whether
-        the opening tag is already written. Raises GrammarError."""
+        """Add the rule ``call`` for one call of any tool. tools: schemas of the arguments, by tool
+        name. opened: whether the opening tag is already written. Raises GrammarError."""
         is_bare = tool_format is ToolFormat.LLAMA
         before = "" if opened or is_bare else self._tag(CALL_OPEN)
         after = "" if is_bare else self._tag(CALL_CLOSE)
@@ -177,17 +177,17 @@ class CallGrammar:
         self.rules.append(f"call: {before} ({' | '.join(calls)}) {after}")
 
     def add_part(self, name: str, grammar: Grammar) -> str:
-        """Add a grammar and return the reference for rules."""
+        """Add a grammar and return the reference by which rules include it."""
         self.parts.append({"name": name, **grammar})
         return f"@{name}"
 
     def text(self, start: str) -> str:
-        """Return the whole grammar. start: the body of the start rule."""
+        """Return the whole grammar as text. start: the body of the rule ``start``."""
         lark = "\n".join([f"start: {start}", *self.rules])
         return json.dumps({"grammars": [{"lark_grammar": lark}, *self.parts]})
 
     def _tag(self, tag: str) -> str:
-        """Write a tag, as one token if the tokenizer has that token."""
+        """Return a tag for use in a rule, as one token if the tokenizer has a token for the tag."""
         ids = self.tag_tokens[tag]
         return f"<[{ids[0]}]>" if len(ids) == 1 else lark_string(tag)
 
@@ -207,7 +207,7 @@ class CallGrammar:
         self.rules.append(f"{rule}: {' '.join(parts)}")
 
     def _add_parameter(self, rule: str, parameter: Parameter) -> str:
-        """Add a parameter's rule. Return its reference with the repetition."""
+        """Add a parameter's rule. Return the rule's name with its repetition ("", "?" or "*")."""
         if NO_TAG not in self.rules:
             self.rules += [NO_TAG, NAME]
         close = lark_string(f"{LINE}</parameter>{LINE}")
@@ -217,7 +217,7 @@ class CallGrammar:
             if isinstance(form, JsonText):
                 values.append(f"{self.add_part(part, _json(form.schema))} {close}")
             else:
-                # One terminal includes the closing tag, so that the string can end only there.
+                # A string's terminal includes the closing tag, so the string can end only there.
                 values.append(part.upper())
                 terms = " & ".join([*form.terms, "NO_TAG"])
                 self.rules += [f"{part.upper()}_TEXT: {terms}"]
@@ -229,7 +229,7 @@ class CallGrammar:
 
 
 def _arguments(tool: Tool, enforced: bool) -> dict[str, Any]:
-    """Return the schema of a tool's arguments: any object, unless it must be enforced."""
+    """Return the schema for a tool's arguments: any object, unless the tool's must be enforced."""
     if tool.parameters is None or not (enforced or tool.strict):
         return ANY_OBJECT
     schema = check_schema(tool.parameters)

@@ -1,4 +1,4 @@
-"""The tokenizer as constraints need it: llguidance's form, tags, and masks of allowed tokens."""
+"""The tokenizer as constraints need it: llguidance's form, ids of tags, masks of allowed tokens."""
 
 import json
 from collections.abc import Iterable
@@ -14,19 +14,19 @@ from server.text.tokenizer import Tokenizer
 
 WORD_BITS = 32
 ADDED_TOKENS = '"added_tokens":'
-# Line breaks that models write after a closing tag.
+# Line breaks that models write after a closing tag of reasoning.
 LINE_BREAKS = ("\n", "\n\n")
 
 
 class VocabularyError(ValueError):
-    """llguidance cannot read the tokenizer."""
+    """A tokenizer that llguidance cannot read."""
 
 
 class Vocabulary:
-    """The tokens and masks of one tokenizer."""
+    """The tags' tokens, and masks of allowed tokens, of one tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer, size: int, stop_ids: frozenset[int]) -> None:
-        """size: of the model's output, which may be padded. stop_ids: tokens that end an answer."""
+        """size: number of the model's logits. stop_ids: ids of tokens that end an answer."""
         self.size = size
         self.stop_ids = frozenset(i for i in stop_ids if i < tokenizer.vocab_size)
         self._tokenizer = tokenizer
@@ -36,10 +36,10 @@ class Vocabulary:
         self.line_breaks = frozenset(ids[0] for ids in breaks if len(ids) == 1)
 
     def engine_text(self) -> str:
-        """Write the tokenizer for llguidance. Raises VocabularyError.
+        """Write the tokenizer as JSON for llguidance. Raises VocabularyError.
 
         Added tokens become special and get names that occur in no text, so that a grammar allows
-        them only by id. Otherwise a string in a grammar could match the name's characters, and
+        added tokens only by id. Otherwise strings in a grammar could match a token's own name, and
         llguidance would read text that spells the name as the token."""
         fast = self._tokenizer.fast
         if fast.get_vocab_size(with_added_tokens=True) != self._tokenizer.vocab_size:
@@ -52,7 +52,7 @@ class Vocabulary:
         rest = text[end:]
         for token in added:
             name = f"\ue000{token['id']}\ue001"
-            # Some tokenizers list added tokens among the ordinary ones, too.
+            # Some tokenizers list added tokens among the ordinary tokens, too.
             own = json.dumps(token["content"], ensure_ascii=False)
             rest = rest.replace(f"{own}:{token['id']}", f'"{name}":{token["id"]}', 1)
             token |= {"content": name, "special": True}
@@ -70,16 +70,16 @@ class Vocabulary:
 
     @cached_property
     def thinking_masks(self) -> list[np.ndarray]:
-        """Masks for reasoning, by the number of matched bytes of the closing tag."""
+        """Masks within reasoning, by the number of the closing tag's bytes already written."""
         return self._masks_before(CLOSE.encode(), may_stop=False)
 
     @cached_property
     def calling_masks(self) -> list[np.ndarray]:
-        """Masks outside calls, by the number of matched bytes of the opening tag."""
+        """Masks outside calls, by the number of the opening tag's bytes already written."""
         return self._masks_before(CALL_OPEN.encode(), may_stop=True)
 
     def tokens(self, text: str) -> tuple[int, ...]:
-        """Return the token ids of a tag: only one if the tag is a token."""
+        """Return the token ids of a tag: only one id if the tag is a token."""
         return tuple(self._tokenizer.fast.encode(text, add_special_tokens=False).ids)
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -87,13 +87,14 @@ class Vocabulary:
 
     def _masks_before(self, tag: bytes, *, may_stop: bool) -> list[np.ndarray]:
         """Return masks of the tokens that contain no text after the tag: mask n, uint32
-        ``[words]``, for n matched bytes. The tag's first byte must occur only once."""
+        ``[words]``, if n bytes of the tag are written. The tag must contain its first byte only
+        once."""
         texts = [self.token_bytes(i) for i in range(self._tokenizer.vocab_size)]
         free = np.zeros(self.words * WORD_BITS, bool)
         free[: len(texts)] = True
         if not may_stop:
             free[list(self.stop_ids)] = False
-        # Only a token with the tag's last byte before its end can contain text after the tag.
+        # Only tokens with the tag's last byte before their own end can contain text after the tag.
         beyond = [(i, text) for i, text in enumerate(texts) if tag[-1:] in text[:-1]]
         free[[i for i, text in beyond if tag in text[:-1]]] = False
         masks = []
@@ -106,7 +107,7 @@ class Vocabulary:
 
 
 class GrammarTokenizer:
-    """A vocabulary in llguidance's form. Building a large one blocks other threads for a second."""
+    """A tokenizer in llguidance's form. Building a large one blocks other threads for a second."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         text = vocabulary.engine_text()
@@ -116,12 +117,12 @@ class GrammarTokenizer:
         except ValueError as error:
             raise VocabularyError("the model's tokenizer does not work on bytes") from error
         self.text = text.encode()
-        """The tokenizer's text, for the worker."""
+        """The tokenizer as JSON, for the worker process."""
         tags = {tag: list(vocabulary.tokens(tag)) for tag in (CALL_OPEN, CALL_CLOSE)}
         self.facts = TokenizerFacts(vocabulary.size, stop_ids, tags, vocabulary.names)
 
 
 def set_bits(row: np.ndarray, ids: Iterable[int]) -> None:
-    """Allow tokens in a mask."""
+    """Allow more tokens in a mask."""
     for i in ids:
         row[i // WORD_BITS] |= np.uint32(1 << i % WORD_BITS)

@@ -1,12 +1,12 @@
-"""Let another process estimate the cost of a grammar before this one compiles it.
+"""Let another process, the worker, estimate a grammar's cost before this process compiles it.
 
-Two queues keep simple specs from waiting for specs that take seconds::
+Two queues keep simple constraint specs from waiting for specs that take seconds to compile::
 
     spec --> quick queue: at most QUICK_CPU_S of processor time --> estimate
                  | exceeded
                  +--> slow queue, one at a time: at most max_compile_s --> estimate
 
-A request that gets no turn or too little processor time is refused with a hint to retry."""
+A spec that waits too long or gets too little processor time is refused, with a hint to retry."""
 
 import asyncio
 import json
@@ -31,16 +31,16 @@ from server.text.grammar.fork_server import (
 from server.text.grammar.text import TokenizerFacts
 
 MAX_SPEC_BYTES = 256 * 1024
-# In each queue: specs that run at once, and specs that may wait.
+# Maximum numbers of specs in each queue: of those that run at once, and of those that wait.
 QUICK_AT_ONCE, QUICK_WAITING = 2, 64
 SLOW_AT_ONCE, SLOW_WAITING = 1, 8
 QUICK_CPU_S = 0.1
-# Wall time for waiting in a queue, and then for the estimate.
+# Limits of wall time: for waiting in a queue, and then for the estimate in each queue.
 TURN_LIMIT_S = 20.0
 QUICK_WALL_S, SLOW_WALL_S = 2.0, 20.0
-# Nice values, so that the engine goes first.
+# Nice values of the worker's children, so that the engine gets processor time first.
 QUICK_NICE, SLOW_NICE = 5, 15
-# An idle process ends after this time; the next spec starts another.
+# An idle worker ends after this time; the next spec starts another worker.
 IDLE_S = 60.0
 COMMAND = (sys.executable, "-P", "-m", "server.text.grammar.fork_server")
 
@@ -49,18 +49,18 @@ log = structlog.get_logger("quire")
 
 @dataclass(frozen=True, slots=True)
 class GrammarLimits:
-    """Limits of grammars."""
+    """Limits of the time and memory that grammars take."""
 
     max_compile_s: float
-    """Processor time for compiling a grammar, and for reading the beginning of an answer."""
+    """Processor time for compiling a grammar, and for reading a client's beginning of an answer."""
     max_spec_bytes: int = MAX_SPEC_BYTES
     max_memory_bytes: int = 32 * 1024**2
-    """For one grammar."""
+    """Limit of the memory of one grammar."""
     max_mask_s: float = 0.1
-    """Processor time of one token's mask; the second slower mask ends an answer."""
+    """Processor time for one token's mask. The second slower mask ends the answer."""
     max_kept: int = 64
     max_kept_bytes: int = GRAMMAR_BYTES
-    """For all grammars that are kept or in use."""
+    """Limit of the memory of all grammars that are cached or in use."""
 
     @classmethod
     def of(cls, limits: LimitsSection) -> "GrammarLimits":
@@ -68,11 +68,11 @@ class GrammarLimits:
 
 
 class WorkerBusyError(Exception):
-    """The worker has no room now."""
+    """The worker has no room for a constraint spec now."""
 
 
 class GrammarWorker:
-    """Estimates the cost of specs in a process that runs while needed. For one event loop only."""
+    """Estimates constraint specs' costs in a process that runs while needed. For one event loop."""
 
     def __init__(self, tokenizer: bytes, facts: TokenizerFacts, limits: GrammarLimits) -> None:
         self._tokenizer = tokenizer
@@ -87,7 +87,7 @@ class GrammarWorker:
         self._closed = False
 
     async def estimate(self, spec_text: str) -> CostEstimate:
-        """Return a spec's cost estimate. Raises WorkerBusyError if there is no room."""
+        """Estimate a constraint spec's cost. Raises WorkerBusyError if the worker has no room."""
         async with self._quick.turn():
             answer = await self._ask(spec_text, self._quick)
         if answer.get("ended") in (OVER_TIME, STARVED):
@@ -138,10 +138,10 @@ class GrammarWorker:
 
 
 class _Queue:
-    """A queue of running and waiting specs."""
+    """A queue of constraint specs that run or wait."""
 
     def __init__(self, at_once: int, waiting: int, cpu_s: float, wall_s: float, nice: int) -> None:
-        """cpu_s, wall_s: limits of each spec."""
+        """cpu_s, wall_s: limits of processor time and wall time for each spec."""
         self.cpu_s = cpu_s
         self.wall_s = wall_s
         self.nice = nice
@@ -150,7 +150,7 @@ class _Queue:
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """Wait for a turn. Raises WorkerBusyError if too many specs wait, or after a timeout."""
+        """Wait until a spec may run. Raises WorkerBusyError if too many wait, or on a timeout."""
         if not self._room:
             raise WorkerBusyError
         self._room -= 1
@@ -172,7 +172,7 @@ class _Queue:
 
 
 class _Process:
-    """A fork server with its pending requests."""
+    """A running worker (fork server), and the requests that it has not answered yet."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdin is not None
@@ -182,7 +182,7 @@ class _Process:
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._last_number = 0
         self.is_over = False
-        """Whether the process takes no more requests."""
+        """Whether the worker takes no more requests."""
         self._idle: asyncio.TimerHandle | None = None
         self._listening = asyncio.create_task(self._listen())
 
@@ -201,7 +201,7 @@ class _Process:
         return started
 
     async def ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Send a request and wait for its answer. Raises WorkerBusyError if the process ends."""
+        """Send a request and wait for the answer. Raises WorkerBusyError if the worker ends."""
         self._rest()
         self._last_number = number = self._last_number + 1
         answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
@@ -215,19 +215,19 @@ class _Process:
         await self._listening
 
     def _end(self) -> None:
-        """Close the process's input, so that the process ends."""
+        """Close the worker's input, so that the worker ends."""
         self._rest()
         self.is_over = True
         self._into.close()
 
     def _rest(self) -> None:
-        """Cancel the scheduled end of an idle process."""
+        """Cancel the end that was scheduled when the worker became idle."""
         if self._idle is not None:
             self._idle.cancel()
             self._idle = None
 
     async def _listen(self) -> None:
-        """Deliver the process's answers until it ends, even those whose clients have left."""
+        """Deliver the worker's answers until it ends; drop answers to cancelled requests."""
         with suppress(asyncio.IncompleteReadError):
             while True:
                 (length,) = LENGTH.unpack(await self._out.readexactly(LENGTH.size))

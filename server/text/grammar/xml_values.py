@@ -1,7 +1,7 @@
 """Write grammars for the values in Qwen3-Coder's calls, from each parameter's schema.
 
-Strings are written without quotes, all other values as JSON. If a schema allows both, text that
-reads as JSON of an allowed type is JSON, not a string (see ``argument_types``)."""
+Strings are written without quotes, all other values as JSON. If a schema allows strings and other
+values, text that is JSON of another allowed type is no string (see ``argument_types``)."""
 
 import json
 import re
@@ -22,7 +22,7 @@ ROOT_KEYWORDS = {"type", "properties", "required", "additionalProperties", *DEFI
 BRANCHES = ("anyOf", "oneOf")
 NUMBERS = r"-?[0-9]+(\.[0-9]+)?([eE][+\-]?[0-9]+)?"
 SPACE = r"[\s\x1C-\x1F]*"
-# Regular expressions for texts that read as JSON of each type.
+# Regular expressions for all texts that the parser of calls would read as JSON of each type.
 READS_AS = {
     "number": f"{SPACE}{NUMBERS}{SPACE}",
     "integer": f"{SPACE}{NUMBERS}{SPACE}",
@@ -31,7 +31,7 @@ READS_AS = {
     "object": SPACE + r"\{(?s:.*)",
     "array": SPACE + r"\[(?s:.*)",
 }
-# Stricter patterns for types that are alternatives to strings.
+# Regular expressions for writing a value of each type where a string is allowed, too.
 SCALARS = {
     "number": r"-?(0|[1-9][0-9]{0,14})(\.[0-9]{1,15})?",
     "integer": r"-?(0|[1-9][0-9]{0,14})",
@@ -46,15 +46,15 @@ SCALAR_KEYWORDS = {
 
 @dataclass(frozen=True, slots=True)
 class RawText:
-    """A value without quotes: a string, or a scalar where strings are allowed, too."""
+    """A value without quotes: a string, or a scalar of another type where strings are allowed."""
 
     terms: tuple[str, ...]
-    """Lark terminals, all of which must match."""
+    """Lark terminals, all of which the value must match."""
 
 
 @dataclass(frozen=True, slots=True)
 class JsonText:
-    """A value in JSON."""
+    """A value that is written as JSON."""
 
     schema: dict[str, Any]
 
@@ -64,18 +64,18 @@ ValueGrammar = RawText | JsonText
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One parameter of a tool."""
+    """One parameter of a tool, as a call may contain it."""
 
     name: str | None
-    """None: any name."""
+    """The parameter's name; None allows any name."""
     times: Literal["", "?", "*"]
-    """Exactly once, at most once, or any number of times."""
+    """How often the parameter may occur: once, at most once, or any number of times."""
     values: list[ValueGrammar]
-    """Alternative grammars of the value."""
+    """Alternative grammars for the value."""
 
 
 def xml_parameters(schema: dict[str, Any]) -> list[Parameter]:
-    """Return the parameters that a checked schema describes. Raises GrammarError."""
+    """Return the parameters of a schema that ``check_schema`` has checked. Raises GrammarError."""
     for keyword in schema:
         if keyword not in ROOT_KEYWORDS:
             raise GrammarError(f"{keyword} at the top is not supported in this model's calls")
@@ -103,7 +103,7 @@ def xml_parameters(schema: dict[str, Any]) -> list[Parameter]:
 
 
 def _distinguish(forms: list[ValueGrammar], root: dict[str, Any]) -> list[ValueGrammar]:
-    """Make one value's alternatives exclusive: text that reads as allowed JSON is no string."""
+    """Make a value's alternatives exclusive: text that reads as JSON of theirs is no string."""
     if all(isinstance(form, JsonText) for form in forms):
         return [_json_text(form, root) for form in forms if isinstance(form, JsonText)]
     values: list[ValueGrammar] = [form for form in forms if isinstance(form, RawText)]
@@ -120,7 +120,7 @@ def _distinguish(forms: list[ValueGrammar], root: dict[str, Any]) -> list[ValueG
 
 
 def _scalar(kind: str, schema: dict[str, Any], root: dict[str, Any]) -> str:
-    """Write a terminal for a number, a boolean or null that is an alternative to a string."""
+    """Write a Lark terminal for a number, boolean or null where a string is allowed, too."""
     depth = MAX_DEPTH
     while set(schema) - {"type"} == {"$ref"}:
         schema, depth = _resolve(schema["$ref"], root, depth), depth - 1
@@ -161,7 +161,7 @@ def _forms_of_values(schema: dict[str, Any], root: dict[str, Any]) -> list[Value
 
 
 def _json_text(form: JsonText, root: dict[str, Any]) -> JsonText:
-    """Add the referenced definitions, and bounds for numbers that could become infinite."""
+    """Add the definitions that $ref needs, and bounds for numbers that could be infinite."""
     schema = form.schema
     if "number" in _types(schema, root) and not {"enum", "const"} & set(schema):
         schema = {"minimum": -LARGEST_EXACT, "maximum": LARGEST_EXACT, **schema}
@@ -169,7 +169,7 @@ def _json_text(form: JsonText, root: dict[str, Any]) -> JsonText:
 
 
 def _types(schema: Any, root: dict[str, Any]) -> frozenset[str]:
-    """Return the JSON types that the parser of calls infers from the schema."""
+    """Return the JSON types that the parser of calls derives from the schema of a value."""
     return argument_types({**root, "properties": {"it": schema}}, "it")
 
 
@@ -180,11 +180,11 @@ def _resolve(reference: str, root: Any, depth: int) -> dict[str, Any]:
     return target
 
 
-# --- strings -----------------------------------------------------------------------------------
+# --- terminals for strings ---------------------------------------------------------------------
 
 
 def _terms(schema: dict[str, Any], root: dict[str, Any], depth: int) -> list[str]:
-    """Write the terminals that a string must all match."""
+    """Write Lark terminals, all of which a string of this schema must match."""
     terms = []
     for keyword in BRANCHES:
         if keyword in schema:
@@ -209,7 +209,7 @@ def lark_string(text: str) -> str:
 
 
 def _whole(pattern: str) -> str:
-    """Turn a searched pattern into one that matches the whole text. Raises GrammarError."""
+    """Turn a pattern that may match anywhere into one for the whole text. Raises GrammarError."""
     inner = pattern.removeprefix("^")
     begins = inner != pattern
     ends = inner.endswith("$") and not inner.endswith("\\$")
