@@ -54,7 +54,7 @@ class Prompt:
 
     @property
     def params(self) -> SamplingParams:
-        """Sampling parameters of the first answer; the other answers' differ only in the seeds."""
+        """Sampling parameters of the first answer. The other answers only have other seeds."""
         return self.submission.params[0]
 
 
@@ -140,7 +140,7 @@ class Generation:
     def _end(
         self, finish: FinishReason | None, pieces: list[AnswerPiece], tokens: list[TokenReport]
     ) -> Delta:
-        """End the answer; return its last delta. finish: the engine's reason; None if ``_cut``."""
+        """End the answer; return its last delta. finish: the engine's reason, None without one."""
         self.finished = True
         self.stream.close()
         stopped = self._cut or finish is FinishReason.STOP
@@ -225,7 +225,7 @@ NUM_SEEDS = 2**64
 
 
 class Choices:
-    """The answers to all prompts of a request, by prompt. A fault of the engine ends them all."""
+    """The ordered answers to all prompts of a request. A fault of the engine ends all answers."""
 
     def __init__(
         self,

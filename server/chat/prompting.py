@@ -117,8 +117,8 @@ class ChatPrompts:
     written_calls: WrittenCalls
     reasoning_cache: ReasoningCache
     encoding: asyncio.Semaphore
-    """Held while a prompt is encoded. After waiting for it, a request checks again that the engine
-    has room, so that a burst of requests does not encode prompts that would be refused."""
+    """Held while a prompt is encoded. A request that has waited for this checks again that the
+    engine has room, so that a burst of requests does not encode prompts that would be refused."""
     limits: LimitsSection
 
     async def prompt(self, chat: ChatSpec, salt: PrefixSalt) -> Prompt:

@@ -117,8 +117,8 @@ class PromptRules:
 def answer_length(
     wanted: int | None, prompt_tokens: int, max_model_len: int, param: str, *, least: int = 1
 ) -> int:
-    """Return the answer's maximum number of tokens. wanted: the request's maximum; None and -1 mean
-    all room in the context. param: the field's name for errors. Raises ApiError below ``least``."""
+    """Return the answer's maximum number of tokens. wanted: the requested maximum; None and -1 mean
+    all that fit. param: the field's name for errors. Raises ApiError if ``wanted`` < ``least``."""
     room = max_model_len - prompt_tokens
     if wanted is None or wanted == -1:
         return room

@@ -45,7 +45,7 @@ class BegunAnswer:
     """The text with which a client has begun an answer, as it follows the generation prompt."""
 
     opening: str = ""
-    """The reasoning tags, and the reasoning that the client has also ended."""
+    """The reasoning tags, and the reasoning if the client has ended it."""
     text: str = ""
     """The unfinished text that the model continues."""
 
@@ -61,8 +61,8 @@ class _Parts:
 
 
 def begun_answer(turn: Turn, prompt: str, *, closed: str, thinks: bool) -> BegunAnswer:
-    """Write a turn that the client has begun as the model would continue ``prompt``. closed: the
-    template's text that forbids reasoning. thinks: whether the model may reason."""
+    """Write the beginning of an answer as the model would have written it after ``prompt``. closed:
+    the template's text that forbids reasoning. thinks: whether the model may reason."""
     parts, start = _parts(turn), first_channel_of(prompt)
     if start is Channel.CONTENT or not thinks:
         parts = _Parts(None, True, parts.content)
@@ -88,7 +88,7 @@ def _parts(turn: Turn) -> _Parts:
     return _Parts(reasoning, bool(close), content.lstrip(LINE))
 
 
-# Variables that transformers gives to every template, or parameters of its own functions.
+# Variables that transformers gives to every template, or uses as its functions' parameters.
 SUPPLIED = frozenset(
     {"messages", "raise_exception", "strftime_now"}
     | signature(PreTrainedTokenizerFast.apply_chat_template).parameters.keys()
@@ -142,7 +142,7 @@ EFFORT_NAMES = ("reasoning_effort", "effort", "thinking_effort")
 EFFORTS = ("minimal", "low", "medium", "high", "xhigh", "max")
 MARK = "A message in the middle."
 STRANGE = "\U0010fffc"  # private use: no real message begins with it
-# Templates do not take a user's message between these tags, a tool's result, for a question.
+# Templates take a user's message between these tags for a tool's result, not for a question.
 RESULT_OPEN, RESULT_CLOSE = "<tool_response>", "</tool_response>"
 MAX_WORDS_CHARS = 200
 REFUSED = "chats, messages and responses are refused, completions are not"
@@ -154,7 +154,7 @@ class PromptEnds(NamedTuple):
     system: int
     """The prefix of tools and leading system messages, which other conversations may share."""
     person: int
-    """The prefix up to a person's newest message: the next one drops the reasoning after it."""
+    """The prefix up to a person's newest message. The next prompt may omit later reasoning."""
     messages: int
     """The prefix of all messages, without the generation prompt."""
 
@@ -247,8 +247,8 @@ class ChatTemplate:
         return template_arguments(self._texts, self._tokenizer.special_tokens_map)
 
     def with_effort(self, conversation: Conversation) -> Conversation:
-        """Return the conversation with its reasoning effort, or the nearest one of the template, as
-        a template argument. If the template takes no effort, the thinking budget applies."""
+        """Return the conversation with its reasoning effort, or the nearest known effort, as a
+        template argument. If the template takes no effort, the thinking budget applies."""
         thinking, given = conversation.thinking, dict(conversation.template_arguments)
         name = next((name for name in EFFORT_NAMES if name in self.arguments), None)
         if thinking.effort is None or name is None or name in given:
@@ -272,9 +272,9 @@ class ChatTemplate:
         finds_boundaries: bool = True,
         limit: TimeLimit | None = None,
     ) -> tuple[str, PromptEnds]:
-        """Return the prompt, without a client's beginning of the answer, and its shareable
-        prefixes. ``pieces_of`` finds special tokens of messages by their marks. finds_boundaries:
-        find all prefixes, not only the system's; each costs a rendering. Raises TemplateError."""
+        """Return the prompt, without an answer that the client has begun, and its shareable
+        prefixes. Special tokens that messages spell have marks. finds_boundaries: whether to find
+        all prefixes or only the system's; each costs a rendering. Raises TemplateError."""
         if conversation.continues:
             conversation = replace(conversation, turns=conversation.turns[:-1], continues=False)
         arguments = _arguments(conversation) | {"add_generation_prompt": add_generation_prompt}
@@ -368,7 +368,7 @@ class ChatTemplate:
         return text
 
     def _part_text(self, part: list[Message], arguments: dict[str, Any]) -> str:
-        """Render the messages ``part`` alone; return "" without messages, or if refused."""
+        """Render the messages ``part`` alone, or return "" if there are none, or it fails."""
         # Some templates need a user's message after the system message.
         for more in ((), ({"role": "user", "content": STRANGE},)) if part else ():
             with suppress(Exception):
@@ -381,7 +381,7 @@ class ChatTemplate:
 
 
 def _arguments(conversation: Conversation) -> dict[str, Any]:
-    """Return the template's arguments besides messages; it may tell unset arguments from False."""
+    """Return the template's arguments besides messages, without unset ones: they are not False."""
     arguments: dict[str, Any] = dict(conversation.template_arguments)
     if conversation.thinking.enabled is not None:
         arguments["enable_thinking"] = conversation.thinking.enabled
@@ -417,8 +417,8 @@ def template_messages(
 ) -> list[Message]:
     """Return the turns as messages; leading system turns become one message. takes_late_system: if
     False, later system messages become a user's. takes_no_user: if False and there is no user's
-    message, the only message becomes a user's, or an empty user's message is added. marks: stand
-    for calls whose original text is known."""
+    message, a lone system message becomes a user's, or an empty user's message is added. marks:
+    collects calls whose original text is known, and replaces them by marks."""
     leading = list(takewhile(lambda turn: turn.role == "system", conversation.turns))
     messages = [_message(turn, marks) for turn in conversation.turns[len(leading) :]]
     for message in messages:

@@ -1,4 +1,4 @@
-"""Conversations in a form that no API prescribes; every API's requests are translated to it."""
+"""The form of conversations into which every API translates its requests."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -100,7 +100,7 @@ class OutputFormat:
 
     kind: Literal["json_object", "json_schema", "regex", "choice", "grammar"]
     value: Any = None
-    """The format's dict or bool for json_schema, list of str for choice, else str or None."""
+    """A dict or bool for json_schema, a list of str for choice, None for json_object, or str."""
     param: str = "response_format"
     """The API's name for the field that sets the format, used in error messages."""
 
@@ -148,8 +148,8 @@ class Conversation:
 
     @property
     def shown_tools(self) -> tuple[Tool, ...]:
-        """The offered tools that are not deferred. If all are deferred, this is the first tool,
-        because templates explain calls only if there is a tool."""
+        """The offered tools that are not deferred. If all are deferred, only the first tool is
+        shown, because templates explain calls only if there is a tool."""
         offered = self.offered_tools
         return tuple(tool for tool in offered if not tool.deferred) or offered[:1]
 

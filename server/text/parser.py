@@ -26,8 +26,8 @@ def first_channel_of(prompt: str, begun: str = "") -> Channel | None:
 class ReasoningParser:
     """Splits ``<think>...</think>`` off the beginning of an answer.
 
-    White space around the tags belongs to no channel. An answer without the opening tag is content,
-    and an answer with an opening tag but no closing tag is reasoning."""
+    White space around the tags belongs to no channel. Without the opening tag, also in the prompt,
+    an answer is content. With an opening tag but no closing tag, an answer is reasoning."""
 
     def __init__(self, prompt: str, begun: str = "") -> None:
         self._state = first_channel_of(prompt, begun)

@@ -74,7 +74,7 @@ def join_pieces(pieces: list[AnswerPiece]) -> list[AnswerPiece]:
 
 
 def longest_beginning(text: str, *starts: str) -> int:
-    """Return the length of the longest end of ``text`` that is a proper prefix of a start."""
+    """Return the length of the longest end of ``text`` that only begins one of ``starts``."""
     longest = 0
     for each in starts:
         place = text.find(each[0], max(0, len(text) - len(each) + 1))
@@ -111,6 +111,6 @@ class Delta:
     stop_string: str | None = None
     """The stop string that ended the answer, only in the last delta."""
     token_ids: tuple[int, ...] = ()
-    """All newly generated tokens, including those of reasoning, stop strings and the end."""
+    """All newly generated tokens, including those of reasoning, stop strings, and stop tokens."""
     prompt: tuple[TokenLogprobs | None, ...] = ()
     """The prompt's log-probabilities if requested, only in the first delta; the first is None."""

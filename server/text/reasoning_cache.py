@@ -1,10 +1,10 @@
 """Keep the reasoning of the newest answers, for clients that do not send it back.
 
 Some templates write earlier reasoning into the prompt. If the reasoning is missing, the model knows
-less, and the prompt no longer matches the cached prefix. So the cache puts it back into its turns.
+less, and the prompt no longer matches the cached prefix. So the cache puts the reasoning back.
 
-The cache's key for an answer with calls is the random id of the first call. For any other answer it
-is the answer's text with all turns before, as short answers are alike. Keys differ by API key."""
+The key of an answer with calls is the random id of its first call. The key of any other answer is
+the answer's text with all turns before, as short answers are alike. Keys differ between tenants."""
 
 import hashlib
 from collections.abc import Callable, Sequence

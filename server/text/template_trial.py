@@ -19,14 +19,14 @@ LINES = 100
 
 
 class TimeUp(BaseException):
-    """The code takes too long. Not an Exception, because foreign code must not catch it."""
+    """The limited code takes too long. No Exception, because foreign code must not catch it."""
 
 
 class TimeLimit:
-    """Ends the code in ``with limit:`` by raising TimeUp at its next line.
+    """Ends the code within ``with limit:`` by raising TimeUp at the code's next line.
 
     An operation in C has no lines and cannot be ended. TimeUp may also be raised at the end of the
-    ``with`` statement, so catch it outside."""
+    ``with`` statement, so catch TimeUp outside."""
 
     def __init__(self, seconds: float) -> None:
         """seconds: the time that the code has from the beginning of the ``with`` statement."""
@@ -57,7 +57,7 @@ class TimeLimit:
             self._watching = loop.call_later(wait_s, self._look)
 
     def end(self) -> None:
-        """Raise TimeUp once in the code: now, or as soon as the code begins."""
+        """Raise TimeUp once in the limited code: now, or as soon as this code begins."""
         if self._ended:
             return  # without the lock: TimeUp may have hit the thread that holds it
         with self._lock:
@@ -136,7 +136,7 @@ def fault_of(error: Exception, *, with_message: bool) -> str:
 
 
 def render_all(texts: Sequence[str], special_tokens: Mapping[str, Any]) -> str:
-    """Render test conversations of all kinds. Return the error of the plain one, or ""."""
+    """Render test conversations of all kinds. Return the error of the plain conversation, or ""."""
     fault = ""
     for text in texts:
         for request in (PLAIN, *OTHERS):

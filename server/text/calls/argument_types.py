@@ -1,4 +1,4 @@
-"""Find JSON types that a tool's schema allows, for call formats without quotes on strings."""
+"""Find JSON types that a tool's schema allows, for call formats that do not quote strings."""
 
 import ast
 import json

@@ -187,8 +187,8 @@ FILLING = re.compile(r'\s*(?:,\s*(?:"[^<]*|$))?[\s}]*')
 
 
 class HermesCall:
-    """Reads the text after an opening tag as it streams in. Repaired arguments are sent as they
-    come. A call with an unusual order of keys is sent when complete. Any other text is no call."""
+    """Reads the text after an opening tag. Repaired arguments are sent as they stream in. A call
+    with an unusual order of keys is sent when complete. Any other text is no call."""
 
     def __init__(
         self,

@@ -152,7 +152,7 @@ class CallParser:
 
 
 def first_opening(opening: re.Pattern[str], text: str, begins_line: bool) -> re.Match[str] | None:
-    """Return the first place where a pattern of ``OPENING`` matches and a call may begin."""
+    """Return the first match of a pattern of ``OPENING`` at which a call may begin."""
     openings = opening.finditer(text)
     return next((o for o in openings if o[1] == CALL_OPEN or o.start() or begins_line), None)
 
@@ -179,7 +179,7 @@ class ThoughtCalls:
         """Parses the text that is held back, from the opening tag of a call on."""
 
     def feed(self, text: str) -> str:
-        """Take in reasoning and return the part that is certainly no call at the end."""
+        """Take in reasoning and return the part that cannot belong to calls at the end."""
         self._held += text
         certain = ""
         while True:

@@ -22,7 +22,7 @@ MAX_AROUND_CHARS = 64
 
 
 class MarkError(ValueError):
-    """The template does more with calls than to write each call between tags, in order."""
+    """A template that does more with calls than to write each call between tags, in order."""
 
 
 class CallMarks:

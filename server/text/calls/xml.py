@@ -83,7 +83,7 @@ class ParameterValue:
         return self._held[:end].removesuffix("\n")
 
     def _find_end(self, *, final: bool) -> tuple[int, int] | None:
-        """Return indices of the value's end and of the text after it, or None while undecided."""
+        """Return indices of the value's end and of the text after it; None if both are unknown."""
         held = self._held
         for tag in TAG.finditer(held, self._searched):
             start = tag.start()
@@ -136,8 +136,8 @@ class Stage(Enum):
 
 class XmlCall:
     """Reads the text after an opening tag and writes the arguments as JSON, typed by the schema.
-    Values are sent at the call's end, because the last value of a name counts, but long strings are
-    sent as they stream in."""
+    Long strings are sent as they stream in. Other values are sent at the call's end, because a
+    later value with the same name replaces them."""
 
     def __init__(
         self, index: int, new_id: Callable[[], str], tools: tuple[Tool, ...], opener: str
@@ -212,7 +212,7 @@ class XmlCall:
         return self._add(self._value.feed(held))
 
     def _take_head(self) -> list[AnswerPiece]:
-        """Read the call's name. It counts only if a parameter or the call's end follows."""
+        """Read the call's name. A parameter or the call's end must follow the name."""
         name, rest = _named(self.unread.lstrip(), FUNCTION_OPEN) or ("", "")
         if rest is None:
             return []

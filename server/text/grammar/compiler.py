@@ -64,7 +64,8 @@ class GrammarCache:
         return grammar
 
     def reserve(self, memory_bytes: int) -> bool:
-        """Count memory for another grammar, dropping cached ones. Return False if none is left."""
+        """Count memory for a grammar, and drop cached ones. Return False if all memory is in
+        use."""
         while self.used_bytes + memory_bytes > self._max_bytes:
             if not self._grammars.pop_oldest():
                 return False
@@ -158,7 +159,7 @@ class GrammarCompiler:
         self._cache.forget()
 
     async def _after(self, constraint: GrammarConstraint, begun: str) -> GrammarConstraint:
-        """Return a constraint on the text after ``begun``, which spells no special tokens."""
+        """Return a constraint on the text after ``begun``, which is read without special tokens."""
         loaded = self._load()
 
         def after() -> GrammarConstraint:

@@ -13,7 +13,7 @@ TOOLS_PARAM = "tools"
 
 @dataclass(frozen=True, slots=True)
 class ConstraintSpec:
-    """The constraint of an answer."""
+    """Everything in a request that constrains the answer."""
 
     output: OutputFormat | None = None
     """The format of an answer that is no call."""

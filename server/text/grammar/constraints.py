@@ -35,7 +35,7 @@ class CompiledGrammar:
 
 
 class GrammarConstraint:
-    """Allows an answer the tokens of a grammar. Accepted tokens are read with the next mask."""
+    """Allows only a grammar's tokens. Reads accepted tokens when the next mask is computed."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class GrammarConstraint:
         self._accepted: list[int] = []
 
     def fill_mask(self, row: np.ndarray) -> bool:
-        """Set the bits of the allowed tokens. Raises ConstraintError and FormLimitError."""
+        """Write the mask of allowed tokens. Raises ConstraintError and FormLimitError."""
         started_s = time.thread_time()
         self._take_in()
         self._matcher.unsafe_compute_mask_ptr(self._address, self._bytes)
@@ -184,8 +184,8 @@ START = {Channel.CONTENT: Phase.SAYING, Channel.REASONING: Phase.THINKING, None:
 
 
 class ReasoningConstraint:
-    """Allows any reasoning, and forces its closing tag when the token budget is spent. After
-    reasoning, the constraint ``answer`` applies, if there is one. Then reasoning cannot end the
+    """Allows any reasoning, and forces its closing tag when the token budget is spent. After the
+    reasoning, the constraint ``answer`` applies, if given. If so, the reasoning cannot end the
     answer, and the token that completes the closing tag cannot contain further text."""
 
     def __init__(

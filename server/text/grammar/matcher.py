@@ -17,7 +17,7 @@ STACK_BYTES = 256 * 1024**2
 MAX_LEXER_STATES = 8192
 # Memory of the lexer's states: measured 512 bytes per state of a hard pattern.
 LEXER_BYTES = MAX_LEXER_STATES * 512
-# A trial of a grammar follows short answers from several first tokens, and some longer answers.
+# The trial of a grammar reads short answers from several first tokens, and some long answers.
 TRIED_BEGINNINGS, SHORT_TOKENS = 16, 4
 TRIED_ANSWERS, LONG_TOKENS = 4, 16
 FIRST_GRAMMAR = json.dumps({"grammars": [{"json_schema": {"type": "object"}}]})
@@ -32,8 +32,8 @@ def new_matcher(tokenizer: LLTokenizer, text: str) -> LLMatcher:
 
 
 def try_matcher(tokenizer: LLTokenizer, matcher: LLMatcher, max_mask_s: float) -> None:
-    """Follow a grammar over the first tokens of some fixed answers. max_mask_s: processor time for
-    each token's mask. Raises GrammarError if the grammar reaches a limit."""
+    """Try a grammar on the first tokens of some fixed answers. max_mask_s: processor time for each
+    token's mask. Raises GrammarError if the grammar reaches a limit."""
     rng = random.Random(0)  # noqa: S311
     mask = _mask(matcher)
     letters = [token for byte in range(256) for token in tokenizer.tokenize_bytes(bytes([byte]))]
@@ -45,14 +45,14 @@ def try_matcher(tokenizer: LLTokenizer, matcher: LLMatcher, max_mask_s: float) -
 
 
 def warm_up(tokenizer: LLTokenizer) -> None:
-    """Allocate memory that the first grammar of a process takes beyond a grammar's own."""
+    """Allocate the memory that a process takes only once, with its first grammar."""
     try_matcher(tokenizer, new_matcher(tokenizer, FIRST_GRAMMAR), math.inf)
 
 
 def _follow(
     answer: LLMatcher, token: int, tokens: int, max_mask_s: float, rng: random.Random
 ) -> None:
-    """Follow a grammar over several tokens of an answer that begins with ``token``."""
+    """Try a grammar on several tokens of an answer that begins with ``token``."""
     for _ in range(tokens):
         started_s = time.thread_time()
         if not answer.consume_token(token):

@@ -55,7 +55,7 @@ NO_CALL = r"NO_CALL: /\s*[^{\s](?s:.*)/ & ~/\s*<\|python_tag(?s:.*)/"
 NAME = r"NAME: /[A-Za-z_][A-Za-z0-9_]*/"
 # Maximum number of calls: a model that must call might never stop by itself.
 MAX_CALLS = 32
-# Limit of a grammar's rules, because converting GBNF takes time with their square.
+# Limit of a grammar's rules: converting GBNF takes time with the square of their number.
 MAX_RULES = 500
 # By call format, the key of a call's arguments, and the text around a call.
 JSON_CALLS = {ToolFormat.HERMES: ("arguments", LINE), ToolFormat.LLAMA: ("parameters", "")}

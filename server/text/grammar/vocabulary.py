@@ -87,8 +87,7 @@ class Vocabulary:
 
     def _masks_before(self, tag: bytes, *, may_stop: bool) -> list[np.ndarray]:
         """Return masks of the tokens that contain no text after the tag: mask n, uint32
-        ``[words]``, if n bytes of the tag are written. The tag must contain its first byte only
-        once."""
+        ``[words]``, if n of the tag's bytes are written. The tag must not repeat its first byte."""
         texts = [self.token_bytes(i) for i in range(self._tokenizer.vocab_size)]
         free = np.zeros(self.words * WORD_BITS, bool)
         free[: len(texts)] = True

@@ -103,7 +103,7 @@ def xml_parameters(schema: dict[str, Any]) -> list[Parameter]:
 
 
 def _distinguish(forms: list[ValueGrammar], root: dict[str, Any]) -> list[ValueGrammar]:
-    """Make a value's alternatives exclusive: text that reads as JSON of theirs is no string."""
+    """Make a value's alternatives exclusive: text that is JSON of an alternative is no string."""
     if all(isinstance(form, JsonText) for form in forms):
         return [_json_text(form, root) for form in forms if isinstance(form, JsonText)]
     values: list[ValueGrammar] = [form for form in forms if isinstance(form, RawText)]
