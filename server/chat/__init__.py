@@ -1,1 +1,1 @@
-"""Turn a conversation or a prompt of any API into its answers."""
+"""Generate the answers to a conversation or a prompt of any API."""

@@ -37,7 +37,7 @@ async def generates(client: ServingEngine, timeout_s: float) -> bool:
         while time.monotonic() < deadline:
             if events := await stream.next_batch(PROBE_POLL_S):
                 return any(e.token_id is not None or e.embedding is not None for e in events)
-            # If other requests take all slots, the probe waits, but their tokens prove the same.
+            # If other requests take all slots, their tokens also prove that the engine works.
             if _computed_tokens(client) > computed:
                 return True
         return False

@@ -54,7 +54,7 @@ class Prompt:
 
     @property
     def params(self) -> SamplingParams:
-        """Sampling parameters of the first answer. The other answers only have other seeds."""
+        """The first answer's sampling parameters; only the seeds of later answers differ."""
         return self.submission.params[0]
 
 
@@ -140,7 +140,7 @@ class Generation:
     def _end(
         self, finish: FinishReason | None, pieces: list[AnswerPiece], tokens: list[TokenReport]
     ) -> Delta:
-        """End the answer; return its last delta. finish: the engine's reason, None without one."""
+        """End the answer and return its last delta. finish: the engine's reason, or None."""
         self.finished = True
         self.stream.close()
         stopped = self._cut or finish is FinishReason.STOP

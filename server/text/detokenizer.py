@@ -33,7 +33,7 @@ class Detokenizer:
         self._drops_space = tokenizer.drops_space and not continues
 
     def feed(self, token_id: int) -> str:
-        """Take in a token and return the text that it completes; "" within a character."""
+        """Take in a token and return the text that it completes, which may be empty."""
         self.offset = self.chars
         raw = b"" if token_id in self._hidden else self._tokenizer.token_bytes(token_id)
         if not raw:

@@ -92,7 +92,7 @@ class LimitedProcess:
             raise
 
     def start(self) -> None:
-        """Start the process, unless it runs already. It imports its modules in the background."""
+        """Start the process, unless it runs. The process imports modules in the background."""
         if self._process is None:
             # Other variables may contain API keys. -P keeps modules of the working directory out.
             kept = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}

@@ -38,7 +38,7 @@ class ReasoningRecorder:
                 self._first_call = self._first_call or piece.id
 
     def end(self) -> None:
-        """Store the reasoning, unless the answer has no text and no calls to recognise it by."""
+        """Store the reasoning, unless the answer has neither text nor calls to make a key of."""
         content = "".join(self._content)
         if self._reasoning and (self._first_call or content.strip()):
             self._keep(self._key_of(content, self._first_call), "".join(self._reasoning))

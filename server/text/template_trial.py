@@ -92,7 +92,7 @@ USER, ANSWER = {"role": "user", "content": "Hello"}, {"role": "assistant", "cont
 SYSTEM = {"role": "system", "content": "Be brief."}
 TOOL = {"name": "look", "description": "Looks.", "parameters": {"type": "object", "properties": {}}}
 PLAIN: dict[str, Any] = {"messages": [USER]}
-# Conversations that a template may refuse, but only within its limits.
+# Conversations that a template may refuse, but must not take too long or too much memory for.
 OTHERS: tuple[dict[str, Any], ...] = (
     {"messages": [SYSTEM, USER, ANSWER, USER]},
     {"messages": [USER, ANSWER, SYSTEM, USER]},

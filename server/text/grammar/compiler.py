@@ -45,7 +45,7 @@ class GrammarCache:
         self._grammars: Newest[bytes, CompiledGrammar] = Newest(max_grammars)
         self._refusals: Newest[bytes, Refusal] = Newest(MAX_REFUSALS)
         self._counted_bytes = 0
-        # Sizes of freed grammars, from any thread: threads other than the loop's only append here.
+        # Sizes of freed grammars. Other threads free grammars, and may only append the sizes here.
         self._freed: deque[int] = deque()
 
     @property
@@ -64,8 +64,7 @@ class GrammarCache:
         return grammar
 
     def reserve(self, memory_bytes: int) -> bool:
-        """Count memory for a grammar, and drop cached ones. Return False if all memory is in
-        use."""
+        """Count a grammar's memory; drop cached grammars. Return False if the rest is in use."""
         while self.used_bytes + memory_bytes > self._max_bytes:
             if not self._grammars.pop_oldest():
                 return False

@@ -20,7 +20,7 @@ SLOW_MASKS_SPARED = 1
 
 
 class ConstraintError(RuntimeError):
-    """A grammar failed for another reason than a limit. The message does not quote the answer."""
+    """A grammar that failed for another reason than a limit. The message quotes no answer."""
 
 
 class CompiledGrammar:

@@ -37,12 +37,12 @@ WHITE_SPACE = r"[\x20\x09]|\r?\n[\x20\x09]{0,24}"
 # Escapes allowed in JSON: \u is missing, as llguidance does not recognise keys written with it.
 ESCAPES = 'nrbtf\\"'
 JSON_OPTIONS = {"whitespace_pattern": WHITE_SPACE, "json_allowed_escapes": ESCAPES}
-# Rule attributes that llguidance ignores, or that would retract text. No pattern backtracks far.
+# Rule attributes that llguidance ignores, or that retract text. These patterns never backtrack far.
 REFUSED_ATTRIBUTES = re.compile(r"\[[^\[\]\n]*\b(temperature|max_tokens|stop)\b\s*=")
 DEFINITION = re.compile(
     r"^[ \t]*[?!]?[A-Za-z_][\w-]*(?:\[[^\]\n]*\])?[ \t]*(?::|::=)", re.MULTILINE
 )
-# A literal of a grammar. Without a closing quote it takes the rest of its line.
+# A literal in a grammar. A literal without an end takes the rest of its line.
 LITERAL = re.compile(r'"(?:\\.|[^"\\\n])*"?|/(?:\\.|[^/\\\n])*/?')
 LITERAL_OR_NAME = re.compile(rf"{LITERAL.pattern}|<[^<>\s]+>")
 # Blank lines are removed: the GBNF converter scans from every line break to the next text.
