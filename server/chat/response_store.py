@@ -50,7 +50,7 @@ class ResponseStore:
         self._responses: Newest[tuple[bytes, str], tuple[bytes, list[str]]] = Newest(max_bytes)
         """Each response as JSON, with the ids of its items, by tenant and response id."""
         self._items: dict[tuple[bytes, str], tuple[str, bytes]] = {}
-        """The newest response with each item, and the item as JSON, by tenant and item id."""
+        """Each item as JSON, after the id of its newest response, by tenant and item id."""
 
     def keep(self, tenant: bytes, stored: StoredResponse) -> None:
         """Store a response, and drop the least recently used ones to stay within the limit."""

@@ -14,7 +14,7 @@ from typing import Any
 from tokenizers import Encoding
 from tokenizers import Tokenizer as FastTokenizer
 
-# MARK is a private-use character (Unicode 23.5). ESCAPE follows a MARK that a text itself has.
+# MARK is a private-use character (Unicode, section 23.5). ESCAPE follows a MARK of the text itself.
 MARK, ESCAPE = "\U0010fffd", "\0"
 CUT = re.compile(f"{MARK}(?!{ESCAPE})")
 
@@ -58,7 +58,7 @@ SHORT_TOKEN_CHARS = 2
 SLICE_CHARS = 65_536
 SLICING_RATIO = 2
 GROUP_CHARS, GROUP_TEXTS = 262_144, 1024
-# The library caches the first words that it meets forever: by default 10 000 of up to 9 KiB.
+# The tokenizers library caches the first words forever: by default 10 000 of up to 9 KiB each.
 CACHED_WORDS = 2048
 
 

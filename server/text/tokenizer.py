@@ -36,8 +36,8 @@ class DecoderError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class TokenDecoder:
-    """The decoder of a ``tokenizer.json``. Decodes each token alone; only a leading space depends
-    on the position. See huggingface.co/docs/tokenizers, Components, Decoders."""
+    """The decoder of a ``tokenizer.json``, if it decodes each token alone; only a leading space may
+    differ. The format of decoders: huggingface.co/docs/tokenizers, Components."""
 
     is_byte_level: bool = False
     """Whether tokens are written in the alphabet of byte-level BPE."""

@@ -72,7 +72,7 @@ class WorkerBusyError(Exception):
 
 
 class GrammarWorker:
-    """Lets a process, which runs while needed, estimate costs. Belongs to one event loop."""
+    """Lets a worker process, which runs while needed, estimate costs. Belongs to one event loop."""
 
     def __init__(self, tokenizer: bytes, facts: TokenizerFacts, limits: GrammarLimits) -> None:
         self._tokenizer = tokenizer
