@@ -1,7 +1,7 @@
-"""All settings with limits and defaults. Flags win over the environment, which wins over the file.
-Tables take the engine's and the cache's settings over from engine/config.py and kvcache/config.py.
-configs/quire.toml documents the TOML file (``--config``, or the user's own). Environment variables
-are ``QUIRE_<SECTION>__<FIELD>``. Sizes take units: ``4GiB``, ``512MiB``, ``65536``."""
+"""All settings with limits and defaults. A command's flag wins over an environment variable, which
+wins over the TOML file. The settings of engine/config.py and kvcache/config.py are added to this
+file's. configs/quire.toml documents the file (``--config``, or the user's own). The variables are
+``QUIRE_<SECTION>__<FIELD>``. Sizes take units: ``4GiB``, ``512MiB``, ``65536``."""
 
 import inspect
 import re
@@ -30,20 +30,20 @@ ENV_PREFIX = "QUIRE_"
 # Values of server.host that mean all addresses of the machine.
 WILDCARDS = ("", "0.0.0.0", "::")  # noqa: S104
 Tables = dict[str, dict[str, Any]]
-"""``{section: {field: value}}``; None marks a flag that was not given."""
+"""Settings as ``{section: {field: value}}``; the value None marks a flag that was not given."""
 # A size: a number, an optional prefix, and an optional "i" for powers of 1024.
 SIZE = re.compile(r"([0-9]{0,20}\.?[0-9]{1,20})\s*(?:([kmgtp])(i?)b?|b)?", re.IGNORECASE)
 POWERS = " kmgtp"
 
 
 class StartError(Exception):
-    """The server cannot start or go on; the text is one sentence."""
+    """Raised if the server cannot start or go on; the text is one sentence for the user."""
 
     exit_code: ClassVar[int]
 
 
 class SettingError(StartError):
-    """Settings that cannot work."""
+    """Raised for settings that cannot work."""
 
     exit_code = 2
 
@@ -64,7 +64,7 @@ def parse_size(value: object) -> int:
 
 
 def _parted(value: object) -> object:
-    """Split text at commas: the environment and flags write lists with commas."""
+    """Split text at commas: environment variables and flags write lists in that way."""
     if not isinstance(value, str):
         return value
     return tuple(part.strip() for part in value.split(",") if part.strip())
@@ -77,7 +77,7 @@ Secrets = Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(_parted)]
 
 
 class Section(BaseModel):
-    """A table of the file: frozen, without unknown keys. A field's alias is the engine's name."""
+    """A table of the settings file. A field's alias is the setting's name in EngineConfig."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -154,7 +154,7 @@ class ImagesSection(Section):
 
 
 def settings_of(room: type) -> list[DataclassField[Any]]:
-    """Return the settings that a dataclass declares itself, without inherited and fixed fields."""
+    """Return a dataclass's own fields that users may set: neither inherited nor marked FIXED."""
     own = inspect.get_annotations(room)
     return [
         field
@@ -164,8 +164,8 @@ def settings_of(room: type) -> list[DataclassField[Any]]:
 
 
 def with_settings_of(room: type, **renamed: str) -> Callable[[type[SectionT]], type[SectionT]]:
-    """Return a decorator that adds a dataclass's settings, with defaults and limits, to a table.
-    room: the dataclass; a field in bytes becomes a size. renamed: names for users by field."""
+    """Return a decorator that adds a dataclass's settings, with defaults and limits, to a Section.
+    A setting ``*_bytes`` takes sizes with units. renamed: the user's name of a setting by field."""
 
     def with_fields(section: type[SectionT]) -> type[SectionT]:
         settings: dict[str, Any] = {}
@@ -248,7 +248,7 @@ class Config(Section):
 
 
 def engine_config(settings: Config) -> EngineConfig:
-    """Return the engine's part of the settings, under the engine's names."""
+    """Return the settings of the engine and of the cache, under EngineConfig's names."""
     given = settings.engine.model_dump(by_alias=True) | settings.cache.model_dump(by_alias=True)
     names = {field.name for field in fields(EngineConfig)}
     return EngineConfig(**{name: value for name, value in given.items() if name in names})
@@ -263,8 +263,8 @@ def read_file(file: Path) -> Tables:
 
 
 def load(from_file: Tables, flags: Tables) -> Config:
-    """Merge settings: flags win over the environment, which wins over the file. Raises
-    pydantic.ValidationError that names the field; SettingsError for an unreadable variable."""
+    """Merge flags, environment variables and a file's settings. Raises pydantic.ValidationError
+    with the bad field's name, or SettingsError if an environment variable cannot be parsed."""
     given = {
         section: {name: value for name, value in fields.items() if value is not None}
         for section, fields in flags.items()

@@ -21,7 +21,7 @@ log = structlog.get_logger("quire")
 
 
 def announce(settings: Config, plan: EnginePlan, model: str, url: str) -> None:
-    """Announce a server of one model. model: the name that clients use."""
+    """Announce a server of one model. model: the model's name for clients."""
     serving, memory = f"serving {model} on {url}", plan.memory
     if settings.log.format == "json":
         log.info(serving, model=model, url=url, device=plan.device, **memory.figures())
@@ -65,7 +65,7 @@ def banner(
     *,
     generates: bool = True,
 ) -> str:
-    """Return the banner. lines: pairs of subject and text. generates: add Anthropic's variable."""
+    """Return the banner. lines: (subject, text). generates: whether the model answers in text."""
     client = client_url(url)
     page = [("page", f"{client}/  (open it in a browser)")] if settings.server.page else []
     anthropic = [("", f"ANTHROPIC_BASE_URL={client}")] if generates else []

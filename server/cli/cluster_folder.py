@@ -1,4 +1,4 @@
-"""The user's private folder for a cluster: key, certificates, settings, the Ray process."""
+"""The user's private folder for a cluster: key, certificates, settings, Ray process's pid."""
 
 import json
 import os
@@ -16,7 +16,7 @@ KEY = re.compile(r"[0-9a-f]{64}")
 
 
 class ClusterError(StartError):
-    """A cluster cannot do what a command wants."""
+    """Raised if a cluster command fails."""
 
     exit_code = 1
 
@@ -27,16 +27,16 @@ class Node:
 
     pid: int
     started: float
-    """Start time by the system, in Unix seconds: a later process may get the same pid."""
+    """Start time in Unix seconds: it tells the process from a later one with the same pid."""
     head: str
-    """The head's address, HOST:PORT."""
+    """HOST:PORT of the cluster's first machine, whose Ray process the other machines join."""
     is_head: bool
     family: tuple[tuple[int, float], ...] = ()
-    """``pid`` and ``started`` of the child processes: they may outlive the killed parent."""
+    """``(pid, started)`` of child processes: a child process may outlive its killed parent."""
 
 
 class ClusterFolder:
-    """The folder's files."""
+    """The paths of the files in the folder."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -53,7 +53,7 @@ class ClusterFolder:
         self.path.chmod(0o700)
 
     def node(self) -> Node | None:
-        """Return the process that was started last, running or not."""
+        """Return the Ray process that was started last, which may have ended."""
         try:
             fields = json.loads(self._node.read_text())
         except FileNotFoundError:
@@ -79,7 +79,7 @@ def cluster_folder() -> ClusterFolder:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Replace a file atomically by one of mode 0600."""
+    """Write a file of mode 0600; replace an existing file atomically."""
     new = path.with_suffix(".new")
     new.unlink(missing_ok=True)
     with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as stream:
@@ -95,7 +95,7 @@ def ensure_key(file: Path) -> str:
 
 
 def read_key(file: Path) -> str:
-    """Raises ClusterError if the file holds no key or if other users have access to it."""
+    """Raises ClusterError if the file holds no key or other users have access to the file."""
     try:
         mode = stat.S_IMODE(file.stat().st_mode)
         if mode & 0o077:
@@ -108,7 +108,7 @@ def read_key(file: Path) -> str:
 
 
 def parse_key(text: str, source: str) -> str:
-    """Return the key without surrounding space. source: named in errors. Raises ClusterError."""
+    """Return a cluster's key without space. source: the key's file. Raises ClusterError."""
     key = text.strip()
     if not KEY.fullmatch(key):
         raise ClusterError(

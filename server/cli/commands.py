@@ -1,6 +1,6 @@
-"""The ``quire`` commands. Exit codes: 0 success; 1 engine failure, or no substrate can serve; 2
-unusable settings; 3 unusable model; 4 the GPU's memory of K and V failed, and a restarted quire
-chooses another substrate."""
+"""The ``quire`` commands. A substrate is a kind of memory for K and V. Exit codes: 0 success; 1 the
+engine failed, or no substrate works; 2 unusable settings; 3 unusable model; 4 the GPU's substrate
+failed, and a restarted quire chooses another substrate."""
 
 import os
 import signal
@@ -31,7 +31,7 @@ PANELS = {
 }
 MODELS_PANEL = "Models"
 SUBSTRATE_TEXT = "Kind of memory: auto, sparse, paged, dense or posix."
-# Flags of ``quire serve``: setting, type and help text. --set reaches every other setting.
+# Flag of ``quire serve`` -> setting, type and help text. --set changes every other setting.
 FLAGS: dict[str, tuple[str, type, str]] = {
     "host": ("server.host", str, "Address to listen on."),
     "port": ("server.port", int, "Port to listen on; 0 takes a free one."),
@@ -82,17 +82,17 @@ def main() -> None:
 
 def _open_closed_streams() -> None:
     """Open closed standard streams on /dev/null. Otherwise a socket or a heap would get descriptor
-    0, 1 or 2, and a library's output with it."""
+    0, 1 or 2, and libraries would write their output into the socket or heap."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            # os.open returns the lowest free number: the number of the closed stream.
+            # os.open returns the lowest free descriptor: that of the closed stream.
             number = os.open(os.devnull, os.O_RDWR)
             os.set_inheritable(number, True)
             setattr(sys, name, os.fdopen(number, mode, closefd=False))
 
 
 def _leave_lost_folder() -> None:
-    """Change to / if the working folder was removed: libraries fail when they ask for its name."""
+    """Change to / if the working folder was removed: libraries fail without a working folder."""
     try:
         os.getcwd()
     except FileNotFoundError:
@@ -107,7 +107,7 @@ def _say_version(wanted: bool) -> None:
 
 
 def _flag(setting: str, text: str) -> Any:
-    """Return the option for a setting. The help names its default."""
+    """Return the typer option for a setting; the option's help ends with the setting's default."""
     section, _, _ = setting.partition(".")
     return typer.Option(
         help=f"{text} Default: {default_of(setting)}.", rich_help_panel=PANELS[section]
@@ -183,9 +183,9 @@ def serve(
 ) -> None:
     """Serve a model, or several, to OpenAI, Anthropic and Ollama clients."""
     with one_sentence(), reading_process() as reading:
-        reading.start()  # early: its imports run beside those of this process
-        # Imported here: doctor must start with a broken MLX or extension, and other commands must
-        # start fast.
+        reading.start()  # early: the process imports its modules while this one imports its own
+        # Imported here: these modules import MLX, but doctor must start even if MLX is broken,
+        # and other commands must start fast.
         from server.cli.serve import serve_model
         from server.cli.serve_models import serve_models
 
@@ -364,7 +364,7 @@ def rm(
 
 
 def _parameters_of(arguments: Sequence[str], *names: str) -> dict[str, Any]:
-    """Parse arguments as a command does, with the same errors."""
+    """Parse arguments as the quire command ``names`` does, with the same errors."""
     command: Any = typer.main.get_command(app)
     for name in names:
         command = command.commands[name]
@@ -375,6 +375,6 @@ def _parameters_of(arguments: Sequence[str], *names: str) -> dict[str, Any]:
 
 
 launch_command(app)
-# Imported by name: server.ray builds on this room, and a layer must not import a higher one.
+# Imported by name: server.ray imports server.cli, so that an import statement is forbidden here.
 app.add_typer(import_module("server.ray.commands").cluster_commands(), name="cluster")
 app.add_typer(service_commands(_parameters_of), name="service")

@@ -1,5 +1,5 @@
 """The ``quire doctor`` command: tests the machine and reports in plain words or as JSON. Imports
-neither the native extension nor MLX: either may be broken."""
+neither the native extension nor MLX, because either may be broken."""
 
 import json
 from collections.abc import Callable
@@ -20,8 +20,8 @@ def run_doctor(
     as_json: bool = False,
     **tests: bool,
 ) -> tuple[str, bool]:
-    """Return the report, and whether a substrate can serve with these settings. progress: called
-    with the name of each part. tests: fields of SelfTestOptions. Raises SettingError."""
+    """Return the report, and whether some memory for K and V works with these settings. progress:
+    called with each test's name. tests: fields of SelfTestOptions. Raises SettingError."""
     config = engine_config(read_settings(file, flags))
     report = check_machine(SelfTestOptions(config, **tests), progress)
     if as_json:

@@ -1,7 +1,7 @@
-"""``quire launch``: start a coding tool with a running server's address, model and context. Sources
-of the tools' settings. Claude Code: code.claude.com/docs/en/model-config and env-vars. Codex:
-developers.openai.com/codex (config reference). opencode: opencode.ai/docs/providers and /config.
-Zed: zed.dev/docs/ai/llm-providers."""
+"""``quire launch``: start a coding tool with a running server's address, model and context. The
+tools' settings are documented at code.claude.com/docs/en/model-config and env-vars (Claude Code),
+developers.openai.com/codex (Codex, config reference), opencode.ai/docs/providers and /config
+(opencode), and zed.dev/docs/ai/llm-providers (Zed)."""
 
 import json
 import os
@@ -24,16 +24,16 @@ from server.config import StartError
 from server.protocol.answers import advised_answer_tokens
 
 ASK_TIMEOUT_S = 10.0
-# The key for a server that needs none: the tools refuse an empty key.
+# The key that a tool gets for a server without keys: tools refuse an empty key.
 ANY_KEY = "any"
-# Seconds that tools wait for an answer: the server's default of limits.max_request_s.
+# Seconds that tools wait for an answer: the default of the setting limits.max_request_s.
 ANSWER_LIMIT_S = 3600
-# Claude Code compacts a conversation once the context has less room than one answer plus the
-# reserve. Its own prompt and tools take about CLAUDE_PROMPT_TOKENS.
+# Claude Code compacts a conversation once less of the context is free than one answer plus
+# CLAUDE_RESERVE_TOKENS. Claude Code's own prompt and tools take about CLAUDE_PROMPT_TOKENS.
 CLAUDE_RESERVE_TOKENS, CLAUDE_PROMPT_TOKENS = 13_000, 20_000
-# Part of the context at which Codex compacts.
+# Codex compacts a conversation that fills this part of the context.
 CODEX_COMPACT_PART = 0.8
-# Without the prefix of quire's variables: quire refuses unknown variables with that prefix.
+# The name does not begin with QUIRE_: quire refuses unknown variables with that prefix.
 KEY_VARIABLE = "KEY_OF_LOCAL_QUIRE"
 ZED = "zed"
 ZED_BACKUP = ".before-quire"
@@ -41,14 +41,14 @@ ZED_KEY = "Zed asks for a key once: any, where the server wants none"
 
 
 class LaunchError(StartError):
-    """A tool cannot be launched."""
+    """Raised if a tool cannot be launched."""
 
     exit_code = 2
 
 
 @dataclass(frozen=True, slots=True)
 class RunningServer:
-    """A running server as tools need it. url: without /v1. context: tokens of prompt and answer."""
+    """A running server. url: without /v1. context: most tokens of a prompt with its answer."""
 
     url: str
     key: str
@@ -57,13 +57,13 @@ class RunningServer:
 
     @property
     def answer_tokens(self) -> int:
-        """Answer length for the tool's requests."""
+        """The longest answer, in tokens, that a tool should request."""
         return advised_answer_tokens(self.context)
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A tool's start. environment: None removes a variable. secrets: names of hidden variables."""
+    """How to start a tool. The value None removes a variable. secrets: variables not to print."""
 
     command: tuple[str, ...]
     environment: Mapping[str, str | None]
@@ -110,7 +110,7 @@ def launch_command(app: typer.Typer) -> None:
 def launch(
     start: Launch, arguments: Sequence[str], server: RunningServer, *, only_print: bool
 ) -> None:
-    """Replace this process by the tool, or print the tool's command line. Raises LaunchError."""
+    """Replace this process by a tool, or print the tool's command line. Raises LaunchError."""
     tool = start.command[0]
     command = (*start.command, *arguments)
     for warning in start.warnings:
@@ -133,7 +133,7 @@ def launch(
 
 
 def as_shell(start: Launch, command: Sequence[str]) -> str:
-    """Return the shell command of a start, without secrets."""
+    """Return the shell command that starts a tool, with ``...`` in place of secrets."""
     removed = [f"-u {name}" for name, value in start.environment.items() if value is None]
     given = [
         f"{name}={'...' if name in start.secrets and value != ANY_KEY else shlex.quote(value)}"
@@ -144,8 +144,8 @@ def as_shell(start: Launch, command: Sequence[str]) -> str:
 
 
 def find_server(url: str | None, key: str | None, model: str | None) -> RunningServer:
-    """Ask a server for one of its models. url: None is the address in the settings. model: None is
-    the first loaded model, or else the first. Raises StartError."""
+    """Ask a server for its models and choose one. url: None means the address in the settings.
+    model: None means the first loaded model, or else the first listed one. Raises StartError."""
     settings = read_settings(None, {})
     keys = settings.access.api_keys
     key = key or (keys[0].get_secret_value() if keys else ANY_KEY)
@@ -169,7 +169,7 @@ def find_server(url: str | None, key: str | None, model: str | None) -> RunningS
 def _models(url: str, key: str) -> list[dict[str, Any]]:
     """Return the entries of GET /v1/models. Raises LaunchError."""
     try:
-        # Proxies of the environment are for other machines; certificates come from the system.
+        # No proxy, as the server is mostly on this machine. The system's certificates are used.
         with httpx2.Client(
             timeout=ASK_TIMEOUT_S, trust_env=False, verify=ssl.create_default_context()
         ) as client:
@@ -198,8 +198,8 @@ def zed_settings_file() -> Path:
 
 
 def configure_zed(server: RunningServer, *, only_print: bool) -> str:
-    """Add the server to Zed's settings, with a backup; leave settings with comments alone, as JSON
-    written anew would lose these. Return what was done or is to do. Raises LaunchError."""
+    """Add the server to Zed's settings file, after a backup. Change no file with comments, as json
+    would drop the comments. Return a text for the user. Raises LaunchError."""
     model = {
         "name": server.model,
         "max_tokens": server.context,
@@ -219,7 +219,7 @@ def configure_zed(server: RunningServer, *, only_print: bool) -> str:
                 f"{file} has comments, or is no JSON, and was not changed; add this to it:\n"
                 f"{_as_json(ours | default)}\n{ZED_KEY}"
             )
-        # The user's choice of a default model wins.
+        # A default model that the user has set stays.
         new = merged(old | merged(default, old), ours)
         if only_print:
             return f"{file} would be:\n{_as_json(new)}"
@@ -229,7 +229,7 @@ def configure_zed(server: RunningServer, *, only_print: bool) -> str:
         kept, backup = "", file.with_name(file.name + ZED_BACKUP)
         if text:
             kept = f" (the file of before is {backup})"
-            # Never overwrite the first backup: only that text is free of quire's changes.
+            # Never overwrite a backup: a later settings file has quire's changes in it.
             if not backup.exists():
                 backup.write_text(text, encoding="utf-8")
         file.write_text(f"{_as_json(new)}\n", encoding="utf-8")
@@ -245,16 +245,16 @@ def _as_json(values: Mapping[str, Any]) -> str:
 def claude(server: RunningServer, _: Mapping[str, str]) -> Launch:
     models = ["ANTHROPIC_MODEL", "CLAUDE_CODE_SUBAGENT_MODEL"]
     models += [f"ANTHROPIC_DEFAULT_{size}_MODEL" for size in ("OPUS", "SONNET", "HAIKU", "FABLE")]
-    # None removes these variables: some tools treat an empty variable as set.
+    # These variables are removed: some tools treat an empty variable as set.
     elsewhere = ("ANTHROPIC_API_KEY", "CLAUDE_CODE_USE_BEDROCK", "CLAUDE_CODE_USE_VERTEX")
     environment: dict[str, str | None] = {
         "ANTHROPIC_BASE_URL": server.url,
         "ANTHROPIC_AUTH_TOKEN": server.key,
         **dict.fromkeys(models, server.model),
-        # Claude Code assumes 200000 for a name that it does not know.
+        # Claude Code assumes 200000 tokens for a model name that it does not know.
         "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(server.context),
         "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(server.answer_tokens),
-        # 0 drops a changing line before the system prompt, which would defeat the prefix cache.
+        # 0 drops a line before the system prompt that changes, so that no prefix is cached.
         "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
         "API_TIMEOUT_MS": str(1000 * ANSWER_LIMIT_S),
         **dict.fromkeys(elsewhere),
@@ -323,7 +323,7 @@ def opencode(server: RunningServer, environment: Mapping[str, str]) -> Launch:
 
 
 def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """Merge two objects and their nested objects; new values win."""
+    """Merge two JSON objects and their nested objects; values of ``new`` win."""
     both = {**old, **new}
     for name in old.keys() & new.keys():
         if isinstance(old[name], dict) and isinstance(new[name], dict):
@@ -331,7 +331,7 @@ def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
     return both
 
 
-# Tool -> function that prepares the start, and the page with install instructions.
+# Tool -> function that returns the tool's Launch, and web page with install instructions.
 TOOLS: dict[str, tuple[Callable[[RunningServer, Mapping[str, str]], Launch], str]] = {
     "claude": (claude, "https://code.claude.com/docs"),
     "codex": (codex, "https://developers.openai.com/codex"),

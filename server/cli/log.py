@@ -15,14 +15,14 @@ from server.catalogue.names import printable
 from server.config import LogSection, SettingError
 
 FIRST, LAST = ("timestamp", "level", "logger", "event"), ("request_id",)
-# Multi-line fields.
+# Fields of a log entry that may have several lines.
 PAGES = ("banner", "exception", "stack")
-# Fields of a request that become one sentence on a terminal.
+# Fields of the entry of an HTTP request that become one sentence on a terminal.
 SENTENCE = ("method", "endpoint", "status", "duration_s")
 
 
 def configure_log(section: LogSection) -> None:
-    """Set up structlog and logging alike. Raises SettingError for a file that cannot be opened."""
+    """Set up structlog and logging. Raises SettingError if the log file cannot be opened."""
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_logger_name,
@@ -50,14 +50,14 @@ def configure_log(section: LogSection) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler for handler, _ in handlers]
     root.setLevel(section.level.upper())
-    # httpx2 logs each request into the download's progress bar: only for level debug.
+    # httpx2 logs each request of a download at level info, which would break the progress bar.
     logging.getLogger("httpx2").setLevel(
         logging.WARNING if section.level == "info" else logging.NOTSET
     )
 
 
 def _handlers(section: LogSection) -> list[tuple[logging.Handler, bool]]:
-    """Return handlers, each with whether it writes to a terminal."""
+    """Return (handler, whether the handler writes to a terminal) for file and standard error."""
     terminal = sys.stderr.isatty()
     stderr: tuple[logging.Handler, bool] = (logging.StreamHandler(sys.stderr), terminal)
     if section.file is None:
@@ -70,7 +70,7 @@ class LogFile(RotatingFileHandler):
     """A log file that survives a full disk."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
-        """Report a lost entry on one line: logging's default is a traceback."""
+        """Report a lost entry on one line; without this method logging prints a traceback."""
         del record
         with suppress(OSError):
             sys.stderr.write(f"quire: an entry of the log is lost: {sys.exception()}\n")
@@ -111,7 +111,7 @@ def _renderers(form: str, *, terminal: bool) -> list[Processor]:
 
 
 def in_one_line(_: WrappedLogger, __: str, entry: EventDict) -> EventDict:
-    """Escape line breaks in an entry, such as those of a model's name."""
+    """Escape line breaks in a log entry's values: a model's name may contain some."""
     return {
         name: printable(value) if isinstance(value, str) and name not in PAGES else value
         for name, value in entry.items()
@@ -125,7 +125,7 @@ def in_order(_: WrappedLogger, __: str, entry: EventDict) -> EventDict:
 
 
 def for_a_terminal(_: WrappedLogger, __: str, entry: EventDict) -> EventDict:
-    """Shorten an entry for people: local time of day, a request as one sentence."""
+    """Shorten a log entry: give the local time of day, and describe a request in one sentence."""
     timestamp = datetime.fromisoformat(entry["timestamp"]).astimezone()
     short: dict[str, Any] = {**entry, "timestamp": f"{timestamp:%H:%M:%S}"}
     del short["logger"]

@@ -41,7 +41,7 @@ from server.text.tokenizer import Tokenizer, TokenizerError
 def model_facts(
     checkpoint: Checkpoint, *, weights_bytes: int = 0, on_gpu: bool = False
 ) -> ModelFacts:
-    """Read a model's facts from its files. weights_bytes, on_gpu: of weights that are loaded."""
+    """Read a model's facts from files. weights_bytes: loaded bytes. on_gpu: where they are."""
     config = ModelConfig(checkpoint.path)
     packing = config.quantization("")
     if packing is None:
@@ -85,13 +85,13 @@ log = structlog.get_logger("quire")
 
 
 class ModelError(StartError):
-    """A model that cannot be served."""
+    """Raised for a model that cannot be served."""
 
     exit_code = 3
 
 
 class SamplingDefaultsError(ValueError):
-    """Values in generation_config.json that no request may have; the text names file and field."""
+    """Raised for values in generation_config.json that are refused in requests as well."""
 
 
 def make_plan(
@@ -100,9 +100,9 @@ def make_plan(
     budget_bytes: int | None = None,
     choice: SubstrateChoice | None = None,
 ) -> EnginePlan:
-    """Fit model and cache into this machine's memory, or into budget_bytes. choice: an earlier
-    choice of a substrate; None tests the GPU's. Raises SettingError with the figure that does not
-    fit."""
+    """Fit a model and its K and V into this machine's memory, or into budget_bytes. choice: a kind
+    of memory for K and V; None means that a kind is chosen now, which tests the GPU. Raises
+    SettingError, which names the size that does not fit."""
     config = engine_config(settings)
     try:
         if choice is not None:
@@ -114,7 +114,7 @@ def make_plan(
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """A model with complete files."""
+    """A model whose files are complete and checked."""
 
     plan: EnginePlan
     tokenizer: Tokenizer
@@ -125,15 +125,15 @@ def read_model(
     name: str, settings: Config, reading: LimitedProcess | None = None, *, any_name: bool = False
 ) -> ModelFiles:
     """Read and check a model's files; then fetch missing weights from the hub. reading: a started
-    process that reads the files first, and ends. any_name: whether the server accepts any model
-    name in requests. Raises StartError."""
+    process in which malformed files may crash; it ends here. any_name: whether the server accepts
+    any model name in requests. Raises StartError."""
     reading = reading or reading_process()
     with model_errors():
         model = find_model(name, settings.models.folders)
         if model.notice:
             log.warning(model.notice)
         with reading:
-            if not any_name:  # otherwise the supervisor has checked them in a process of its own
+            if not any_name:  # with any_name the supervisor has checked the files already
                 check_found(FolderReader(process=reading), model, settings)
             checkpoint = checkpoint_of(model, settings)
             engine_plan = make_plan(settings, checkpoint)
@@ -160,15 +160,15 @@ def read_model(
 
 
 def checkpoint_of(model: FoundModel, settings: Config) -> Checkpoint:
-    """Read a checkpoint; missing weights count as promised by the hub. Raises CheckpointError."""
+    """Read a checkpoint; for missing weights take the hub's sizes. Raises CheckpointError."""
     return checkpoint_in(model.folder, EMBEDS[settings.engine.task], _promised_bytes(model))
 
 
 def check_found(
     reader: FolderReader, model: FoundModel, settings: Config, *, tokenizer: bool = True
 ) -> None:
-    """Read a model's files in a limited process first: a malformed file may crash its reader.
-    tokenizer: whether the tokenizer's files exist. Raises CheckpointError."""
+    """Read a model's files in the reader's process, which a malformed file may crash.
+    tokenizer: whether the tokenizer's files are there to be read. Raises CheckpointError."""
     how = EMBEDS[settings.engine.task], _promised_bytes(model), tokenizer
     if problem := reader.read(folder_problem, model.folder, *how):
         raise CheckpointError(problem)
@@ -181,8 +181,8 @@ def _promised_bytes(model: FoundModel) -> int | None:
 def check_files(
     model: FoundModel, checkpoint: Checkpoint, settings: Config, *, any_name: bool = False
 ) -> tuple[Tokenizer, ServedModel]:
-    """Read all files but the weights. any_name: as for ``read_model``. Raises StartError,
-    TokenizerError or SamplingDefaultsError."""
+    """Read all of a model's files but the weights. any_name: as for ``read_model``. Raises
+    StartError, TokenizerError or SamplingDefaultsError."""
     tokenizer = Tokenizer(model.folder, settings.prompts)
     check_vocabulary(model.folder, tokenizer, checkpoint)
     served = ServedModel(
@@ -196,7 +196,7 @@ def check_files(
 
 @contextmanager
 def model_errors() -> Iterator[None]:
-    """Turn errors of a model's files into ModelError."""
+    """Turn exceptions about a model's files into ModelError."""
     try:
         yield
     except (ModelNotFoundError, CheckpointError, TokenizerError, SamplingDefaultsError) as error:

@@ -1,6 +1,6 @@
-"""The program of a model's process under the supervisor. Arguments: descriptors of two sockets. The
-process serves one model on an inherited socket and ends with the supervisor.
-server/supervisor/process.py describes the messages between the two processes."""
+"""The program of a process that serves one model for the supervisor (server/supervisor). Arguments
+are the descriptors of two inherited sockets: a listening one, and a connection to the supervisor,
+with whose end the process ends. server/supervisor/process.py describes the messages."""
 
 import json
 import os
@@ -24,7 +24,7 @@ from server.supervisor.process import MAX_REASON_CHARS
 from server.text.limited_process import LimitedProcess
 
 AT_THE_START = -1
-"""Number of a message that answers no question."""
+"""Number in a message to the supervisor that answers no message of the supervisor."""
 
 
 class Control:
@@ -44,7 +44,7 @@ class Control:
         self._lines.close()
 
     def read(self) -> dict[str, Any] | None:
-        """Wait for the next message; None when the connection has ended."""
+        """Wait for the next message, and return it; return None if the connection has ended."""
         line = self._lines.readline()
         message: dict[str, Any] | None = json.loads(line) if line else None
         return message
@@ -59,7 +59,7 @@ class Control:
                 return
 
     def begin(self, client: EngineClient, drain: Drain, limit_bytes: int) -> None:
-        """Report readiness and start to obey the supervisor. limit_bytes: K and V's first limit."""
+        """Report readiness and start to obey the supervisor. limit_bytes: memory for K and V."""
         self._limit(client, limit_bytes, AT_THE_START)
         threading.Thread(target=self._obey, args=(client, drain), daemon=True).start()
         self.tell(ready=True)
@@ -77,12 +77,12 @@ class Control:
 
     @staticmethod
     def _end(drain: Drain) -> None:
-        # The first call refuses new requests, the second ends running requests.
+        # The first call refuses new requests; the second call ends running requests.
         drain.begin()
         drain.begin()
 
     def _limit(self, client: EngineClient, limit_bytes: int, number: int) -> None:
-        """Set the limit of K and V and report the limit that holds. number: of the question."""
+        """Limit K and V's memory; report the limit in force. number: the message's number."""
         client.set_kv_limit(limit_bytes, lambda allowed: self.tell(kv_limit=allowed, number=number))
 
 
@@ -96,7 +96,7 @@ def main() -> None:
             control.tell(failed=printable(str(error), MAX_REASON_CHARS))
             code = error.exit_code
     sys.stderr.flush()
-    # No teardown of the interpreter: see main in server/cli/commands.py.
+    # The interpreter is not torn down: see main in server/cli/commands.py.
     os._exit(code)
 
 

@@ -41,27 +41,27 @@ from server.config import Config, SettingError
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """How this machine would serve a model, or why not."""
+    """How this machine would serve a model, or the reason why it cannot serve the model."""
 
     context: int | None
-    """Tokens of the longest sequence; None for a model that cannot be served."""
+    """The longest sequence in tokens; None if the model cannot be served."""
     kv_bytes_per_token: int | None
     reason: str | None
     """Why the model cannot be served; None if it can be served."""
 
 
 class Machine:
-    """This machine's memory and settings, to plan models for."""
+    """This machine's memory and settings, for which models are planned."""
 
     def __init__(self, settings: Config, budget_bytes: int | None = None) -> None:
-        """budget_bytes: memory for one model; None: the machine's free memory."""
+        """budget_bytes: memory for one model; None means the machine's free memory."""
         self.settings = settings
         self.budget_bytes = budget_bytes
-        # Chosen with the first model and kept: the test of a GPU is slow.
+        # The kind of memory for K and V. The first plan chooses it, as testing a GPU is slow.
         self._choice: SubstrateChoice | None = None
 
     def plan(self, checkpoint: Checkpoint) -> EnginePlan:
-        """Raises SettingError with the figure that does not fit."""
+        """Raises SettingError, which names the size that does not fit into memory."""
         plan = make_plan(self.settings, checkpoint, self.budget_bytes, self._choice)
         self._choice = plan.substrate
         return plan
@@ -84,7 +84,7 @@ NOTHING = (
 
 
 def list_models(file: Path | None, say: Callable[[str], None], *, as_json: bool) -> str:
-    """Return a table of the local models. say: reports missing folders. Raises StartError."""
+    """Return a table of the local models. say: called with warnings. Raises StartError."""
     settings = read_settings(file, {})
     for folder in settings.models.folders:
         if not folder.expanduser().is_dir():
@@ -99,7 +99,7 @@ def list_models(file: Path | None, say: Callable[[str], None], *, as_json: bool)
 
 
 def as_values(model: LocalModel, fit: Fit) -> dict[str, Any]:
-    """Return a model and its fit as values for JSON."""
+    """Return a model and how this machine would serve it, as values for JSON."""
     values = asdict(replace(model, checkpoint=None)) | {"folder": str(model.folder)}
     for name in ("problem", "digest", "checkpoint"):  # fit.reason covers the problem
         del values[name]
@@ -126,7 +126,7 @@ BILLION, MILLION = 1e9, 1e6
 
 
 def show_model(name: str, file: Path | None, *, as_json: bool) -> str:
-    """Return all facts of a model. Raises StartError."""
+    """Return a description of a model on this disk. Raises StartError."""
     settings = read_settings(file, {})
     with model_errors(), FolderReader(EMBEDS[settings.engine.task]) as reader:
         place = look_up(name, settings.models.folders, reader)
@@ -188,8 +188,8 @@ def _lines(model: LocalModel, fit: Fit, files: dict[str, int], others: list[str]
 def pull_model(
     name: str, file: Path | None, echo: Callable[[str], None], *, dry_run: bool, force: bool
 ) -> None:
-    """Fetch a model. echo: writes a line. dry_run: stop before the weights. force: fetch a model
-    that is too large for this machine as well. Raises StartError."""
+    """Fetch a model. echo: writes a line. dry_run: whether to stop before the weights are fetched.
+    force: whether to fetch a model that is too large for this machine. Raises StartError."""
     settings = read_settings(file, {})
     with model_errors(), FolderReader() as reader:
         wanted = find_model(name, settings.models.folders, files=CONFIG_FILES)
@@ -234,7 +234,7 @@ def _describe(
 def _check_memory(
     settings: Config, checkpoint: Checkpoint, echo: Callable[[str], None], *, force: bool
 ) -> None:
-    """Write whether the model fits into memory. Raises SettingError if not, unless forced."""
+    """Print whether a model fits into memory. Raises SettingError if not, except with force."""
     try:
         memory = make_plan(settings, checkpoint).memory
     except SettingError as error:
@@ -250,12 +250,12 @@ def _check_memory(
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """Commits of a repository that will be removed from the hub's cache."""
+    """A plan to remove commits of a model's repository from the hub's local cache."""
 
     repository: str
     commits: tuple[str, ...]
     folder: Path
-    """The folder that disappears."""
+    """The folder that will be gone: the repository's, or that of one commit."""
     freed_bytes: int
     kept: int
     """Number of the repository's commits that stay."""
@@ -271,7 +271,7 @@ class Removal:
         )
 
     def execute(self) -> str:
-        """Remove the commits and return a sentence about them. Raises ModelError."""
+        """Remove the commits and return a sentence for the user. Raises ModelError."""
         assert self.folder.is_relative_to(cache_folder().resolve())
         try:
             self.strategy.execute()
@@ -285,7 +285,7 @@ class Removal:
 
 
 def find_removal(name: str, file: Path | None) -> Removal:
-    """Find a model's commits in the hub's cache. Raises StartError for a model elsewhere."""
+    """Find a model's commits in the hub's cache. Raises StartError if there are none."""
     settings = read_settings(file, {})
     with model_errors():
         place = look_up(name, settings.models.folders)

@@ -1,4 +1,4 @@
-"""``quire plan``: reads a model, plans its memory, writes the plan as text and draws pictures."""
+"""``quire plan``: reads a model, plans its memory, and describes the plan in text and pictures."""
 
 import textwrap
 from collections.abc import Iterator
@@ -24,9 +24,9 @@ GIB = 1024**3
 KIB = 1024
 MICROSECONDS = 1e6
 INDENT = "  "
-# Mean lengths in the table of blocks; the picture shows more of them.
+# Mean sequence lengths in the table of page sizes; the picture shows more lengths.
 SHOWN_MEANS = (1024, 4096)
-# Deliberately no multiples of a block.
+# Sequence lengths in tokens. None is a multiple of a block, so that empty ends show.
 SHOWN_LENGTHS = (100, 300, 1000, 3000, 10000, 30000)
 DEFAULT_CONTEXT = 32 * 1024
 MIN_CONTEXT = 2
@@ -42,9 +42,9 @@ def plan_model(
     device: str | None = None,
     out: Path | None = None,
 ) -> str:
-    """Return a model's plan as text; fetch at most the configuration. context: in tokens; None:
-    32768, or the model's limit if lower. memory: such as 24GiB; None: the device's. device: None is
-    this machine. out: a folder for pictures. Raises StartError."""
+    """Return a model's plan as text; fetch no weights. context: in tokens; None means 32768, or the
+    model's limit if lower. memory: such as 24GiB; None means all of the device's. device: a name;
+    None means this machine. out: a folder for pictures. Raises StartError."""
     settings = read_settings(file, {})
     target = _device(device)
     memory_bytes, working_set_bytes = _memory_bytes(memory, target, here=device is None)
@@ -92,7 +92,7 @@ def _device(name: str | None) -> Device:
 
 
 def _memory_bytes(size: str | None, device: Device, *, here: bool) -> tuple[int, int | None]:
-    """Return the memory in bytes, and the part that the GPU may use; None if that is unknown."""
+    """Return the memory in bytes, and the bytes that the GPU may use (None if unknown)."""
     if size is not None:
         try:
             return parse_size(size), None
@@ -105,7 +105,7 @@ def _memory_bytes(size: str | None, device: Device, *, here: bool) -> tuple[int,
 
 
 def _on_this_machine(settings: Config, model: FoundModel) -> str:
-    """Return how the checkpoint fills this machine's memory, or why it does not fit."""
+    """Return a text that says how the model fills this machine's memory, or why it cannot."""
     with model_errors():
         checkpoint = checkpoint_of(model, settings)
     try:
@@ -116,7 +116,7 @@ def _on_this_machine(settings: Config, model: FoundModel) -> str:
 
 
 def _notes(model: FoundModel) -> list[str]:
-    """Return notes on figures that do not come from weights on this disk."""
+    """Return notes for the user on a model that is not, or not wholly, on this disk."""
     notes = [model.notice] if model.notice else []
     if model.missing:
         to_fetch = f"{gib(model.missing_bytes)} of {gib(model.weights_bytes)} of weights"
@@ -145,7 +145,7 @@ def report_lines(report: CapacityReport) -> Iterator[str]:
 
 
 def gibs(amount: float) -> str:
-    """Write bytes in GiB: two decimals, or four for small amounts."""
+    """Write bytes in GiB, with two decimals, or with four below a tenth of a GiB."""
     return f"{amount / GIB:.4f}" if 0 < amount < GIB / 10 else f"{amount / GIB:.2f}"
 
 
@@ -331,7 +331,7 @@ def _crowd(report: CapacityReport) -> Iterator[str]:
 
 
 def _advice(report: CapacityReport) -> Iterator[str]:
-    """Yield a recommendation of weights that quire can serve."""
+    """Yield a text that names the widest type of weights that fits."""
     conditions = f"For {gibs(report.memory_bytes)} GiB and {report.context} tokens:"
     served = [fit for fit in report.fits if fit.whole_context[-1]]
     if not served:

@@ -27,12 +27,12 @@ SIZE_INCHES = (8.0, 4.6)
 CURVE_POINTS = 400
 # Bottom strip with the model's name, as a part of the figure's height.
 SIGNATURE_HEIGHT = 0.04
-# No date and no random names: the same report gives the same bytes.
+# Without date and random names the same report gives a file of the same bytes.
 SVG_METADATA = {"Date": None, "Creator": "quire plan"}
 
 
 def draw_pictures(report: CapacityReport, folder: Path, model: str) -> list[Path]:
-    """Draw the pictures into a folder; return the files. model: shown below. Raises OSError."""
+    """Draw the pictures into a folder; return the files. model: its name. Raises OSError."""
     pictures: dict[str, Callable[[CapacityReport], Figure]] = {
         "weights-and-kv": weights_and_kv,
         "quantisation": quantisation,
@@ -54,7 +54,7 @@ def draw_pictures(report: CapacityReport, folder: Path, model: str) -> list[Path
 
 
 def weights_and_kv(report: CapacityReport) -> Figure:
-    """Draw the bytes of weights, and of K and V, by context length."""
+    """Draw the bytes of weights, and of K and V, against the context's length."""
     figure, (axes,) = _figure("Weights against K and V by context (bf16)", report)
     known = report.shape.max_position_embeddings
     labels = [tokens_label(r.context) + " *" * (r.context > known) for r in report.by_context]
@@ -70,7 +70,7 @@ def weights_and_kv(report: CapacityReport) -> Figure:
 
 
 def quantisation(report: CapacityReport) -> Figure:
-    """Draw the memory for one context by type of weights and of K and V."""
+    """Draw the memory for one full context against the types of weights and of K and V."""
     figure, (axes,) = _figure(f"What quantisation buys at {report.context} tokens", report)
     steps = [step.resident for step in reversed(report.steps)]
     labels = [f"{r.weights.name}/{r.kv.name}" + " *" * (r.kv != BF16) for r in steps]
@@ -85,7 +85,7 @@ def quantisation(report: CapacityReport) -> Figure:
 
 
 def committed(report: CapacityReport) -> Figure:
-    """Draw committed bytes by sequence length: up to the full context, and for short sequences."""
+    """Draw a sequence's committed memory by length: up to the full context, and enlarged."""
     figure, both = _figure("Committed for one sequence, by its length", report, 2)
     short = min(report.context, 4 * CHUNK_TOKENS)
     for axes, longest in zip(both, (report.context, short), strict=True):
@@ -101,7 +101,7 @@ def committed(report: CapacityReport) -> Figure:
         axes.set_xlabel("sequence length (tokens)")
         axes.set_ylabel(f"committed ({unit})")
     axes.set_title("while it is short", fontsize=10)
-    # Cut off the dense allocation, which would flatten the other lines; the left picture shows it.
+    # Cut off the high line of the dense allocation, which would flatten the other lines.
     axes.set_ylim(0, 1.3 * longest * per_token / scale)
     both[0].legend(frameon=False)
     return figure
@@ -131,7 +131,7 @@ def block_size(report: CapacityReport) -> Figure:
 
 
 def fit(report: CapacityReport) -> Figure:
-    """Draw the number of sequences of mean length that fit, by weights and allocation."""
+    """Draw how many sequences of mean length fit, by type of weights and allocation of K and V."""
     title = f"Sequences of {report.mean_tokens} tokens that fit, context {report.context}"
     figure, (axes,) = _figure(title, report)
     width = 0.8 / len(report.allocations)
@@ -179,7 +179,7 @@ def _stack(
     labels: Sequence[str],
     residents: Sequence[Resident],
 ) -> None:
-    """Draw bars of weights with K and V stacked on top, labelled with the sums."""
+    """Draw stacked bars of weights, K and V. draw: axes.bar or axes.barh. base: its argument."""
     kept = "K, V and states" if residents[0].states_bytes else "K and V"
     weights = [resident.weights_bytes / GIB for resident in residents]
     draw(labels, weights, 0.6, color=WEIGHTS_COLOUR, label="weights")

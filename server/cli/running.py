@@ -19,13 +19,13 @@ HEAD = ("MODEL", "MEMORY", "CONTEXT", "STAYS")
 
 
 class NotRunningError(StartError):
-    """No server answers, or the server refuses."""
+    """Raised if no server answers, or if the server refuses a request."""
 
     exit_code = 1
 
 
 def loaded_models(settings: Config) -> str:
-    """Return a table of the loaded models. Raises NotRunningError."""
+    """Return a table of the models that the server has loaded. Raises NotRunningError."""
     with _asking(settings) as client:
         models = _answer(client.get("/api/ps"))["models"]
     rows = [
@@ -36,7 +36,7 @@ def loaded_models(settings: Config) -> str:
 
 
 def unload(settings: Config, model: str) -> str:
-    """Ask the server to unload an idle model; return a sentence. Raises NotRunningError."""
+    """Have the server unload an idle model; return a sentence. Raises NotRunningError."""
     with _asking(settings) as client:
         _answer(client.post("/api/generate", json={"model": model, "keep_alive": 0}))
         loaded = _answer(client.get("/api/ps"))["models"]
@@ -49,7 +49,7 @@ def unload(settings: Config, model: str) -> str:
 
 
 def server_address(settings: Config) -> str:
-    """Return the URL under which programs of this machine reach the server of these settings."""
+    """Return the URL at which programs on this machine reach a server with these settings."""
     host, port = settings.server.host, settings.server.port
     name = "127.0.0.1" if host in WILDCARDS else host
     return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
@@ -57,13 +57,13 @@ def server_address(settings: Config) -> str:
 
 @contextmanager
 def _asking(settings: Config) -> Iterator[httpx2.Client]:
-    """Yield a client for the settings' server; connection errors become NotRunningError."""
+    """Yield an HTTP client of the server; turn connection errors into NotRunningError."""
     url = server_address(settings)
     keys = settings.access.api_keys
     headers = {"Authorization": f"Bearer {keys[0].get_secret_value()}"} if keys else {}
     timeout = httpx2.Timeout(STOP_TIMEOUT_S, connect=ASK_TIMEOUT_S)
     try:
-        # Proxies of the environment are for other machines.
+        # The environment's proxies are for other machines than this one.
         with httpx2.Client(
             base_url=url, headers=headers, timeout=timeout, trust_env=False
         ) as client:
@@ -76,7 +76,7 @@ def _asking(settings: Config) -> Iterator[httpx2.Client]:
 
 
 def _answer(response: httpx2.Response) -> dict[str, Any]:
-    """Return an answer's JSON object. Raises NotRunningError for an error or a foreign program."""
+    """Return a response's JSON object. Raises NotRunningError if the response is not quire's."""
     try:
         body = response.json()
     except ValueError:
@@ -89,7 +89,7 @@ def _answer(response: httpx2.Response) -> dict[str, Any]:
 
 
 def _stays(expires_at: str) -> str:
-    """Return how long a model stays loaded without requests."""
+    """Return a text that says how long a model stays loaded without requests."""
     left_s = (datetime.fromisoformat(expires_at) - datetime.now(UTC)).total_seconds()
     minutes = math.ceil(left_s / 60)
     if minutes > 60 * 24 * 365:

@@ -1,5 +1,5 @@
-"""The secret from which salts of cached prefixes are derived, kept in a file: later starts, and
-replicas that share the file, derive the same salts."""
+"""The secret from which salts are derived; a salt hides one client's cached prefixes from other
+clients. A file keeps the secret, so that restarts and replicas derive the same salts."""
 
 import os
 import secrets
@@ -20,12 +20,12 @@ log = structlog.get_logger("quire")
 
 
 def salt_secret(setting: Path | None) -> bytes:
-    """Read the secret, or create it. setting: its file; None: a file in the user's state folder, or
-    no file if that folder cannot be used. Raises SettingError for a file that others may read, that
-    holds something else, or that was set and cannot be used."""
+    """Read the secret, or create it. setting: the secret's file; None means a file in the user's
+    state folder, or no file if that folder cannot be used. Raises SettingError if other users may
+    read the file, if it holds something else, or if ``setting`` cannot be used."""
     try:
         return _kept_secret((setting or state_folder() / "salt-secret").expanduser())
-    except (OSError, RuntimeError) as error:  # RuntimeError: a user without a home folder
+    except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home folder
         if setting is not None:
             raise SettingError(f"setting {SETTING}: {error}") from error
         log.warning(
@@ -64,7 +64,7 @@ def _read(file: Path) -> bytes:
 
 
 def _make(file: Path) -> None:
-    """Create the file atomically for this user alone; keep a file of a faster process."""
+    """Create the file atomically for this user alone, unless another process has just done so."""
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with NamedTemporaryFile(dir=file.parent, prefix=".new-") as draft:
         draft.write(secrets.token_bytes(SECRET_BYTES))

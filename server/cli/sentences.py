@@ -9,21 +9,21 @@ from server.catalogue.names import printable
 from server.config import StartError
 
 HEAD_OF_LINE = "quire"
-# Limits an error that repeats text from somebody else's file.
+# Limit of an error's text, which may quote a file of any length.
 MAX_SENTENCE_CHARS = 4000
 NOTHING_CAN_SERVE = 1
-# An ImportError of this module names a mismatch with MLX in one sentence, for people.
+# This module's ImportError says in one sentence for users that it does not match MLX.
 EXTENSION = "metal_ext"
 
 
 def say(sentence: str) -> None:
-    """Write a sentence to standard error: standard output is for the command's result."""
+    """Print a sentence on standard error, as standard output is for a command's result."""
     typer.echo(f"{HEAD_OF_LINE}: {printable(sentence, MAX_SENTENCE_CHARS)}", err=True)
 
 
 @contextmanager
 def one_sentence() -> Iterator[None]:
-    """Turn an error into one sentence on standard error and its exit code."""
+    """End the command on an error: print one sentence, and exit with the error's code."""
     try:
         yield
     except StartError as error:
@@ -37,7 +37,7 @@ def one_sentence() -> Iterator[None]:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], indent: str = "") -> Iterator[str]:
-    """Yield a table's lines: the first column aligned left, the others right."""
+    """Yield a table's lines: the first column is aligned left, all other columns right."""
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     for row in (head, *rows):
         cells = [row[0].ljust(widths[0])]

@@ -51,13 +51,13 @@ log = structlog.get_logger("quire")
 
 
 class EngineError(StartError):
-    """The engine failed."""
+    """Raised if the engine failed."""
 
     exit_code = 1
 
 
 class SubstrateFailedError(EngineError):
-    """The GPU's memory of K and V failed; from the next start quire takes another substrate."""
+    """Raised if the GPU's memory for K and V failed; the next start uses another kind."""
 
     exit_code = 4
 
@@ -88,8 +88,8 @@ def checked_settings(file: Path | None, flags: Tables) -> Config:
 
 
 def neighbours() -> str | None:
-    """Return a warning about other projects' packages with quire's names, if any. Searches the
-    RECORD files as text: parsing all of them would dominate the start."""
+    """Return a warning if other projects have installed packages of quire's names, or None. RECORD
+    files are searched as text: parsing all of them would take most of the start's time."""
     owners: dict[str, list[str]] = {}
     for distribution in distributions():
         files = "\n" + (distribution.read_text("RECORD") or "")
@@ -117,7 +117,7 @@ def serve_on(
     others: Sequence[socket.socket] = (),
 ) -> None:
     """Load the weights and serve. progress: called with loaded and total bytes; None shows a bar.
-    ready: called when clients can connect. others: more sockets to serve. Raises StartError."""
+    ready: called when clients can connect. others: more listening sockets. Raises StartError."""
     client, grammars, monitor = start_model(settings, model, progress)
     try:
         calls = WrittenCalls(settings.limits.max_written_call_bytes)
@@ -156,7 +156,7 @@ def serve_on(
 def start_model(
     settings: Config, model: ModelFiles, progress: Progress | None = None
 ) -> tuple[EngineClient, GrammarCompiler, EngineMonitor]:
-    """Start the engine, the compiler of its grammars, and its monitor. Raises EngineError."""
+    """Start the engine, the compiler of grammars, and the engine's monitor. Raises EngineError."""
     client = start_engine(settings, model.plan, progress)
     checkpoint = model.plan.checkpoint
     grammars = grammar_compiler(settings, model.tokenizer, model.served, checkpoint.vocab_size)
@@ -174,8 +174,8 @@ def start_model(
 
 
 def keep_awake(settings: Config) -> KeepAwake | None:
-    """Return the lock that keeps this machine awake during answers; None if not supported or not
-    wanted. Warns if the Mac is in low power mode."""
+    """Return the lock that keeps this machine awake during answers, or None if the system or the
+    settings do not allow that. Log a warning if a Mac is in low power mode."""
     power = power_of()
     if power is None or not settings.server.keep_awake:
         return None
@@ -194,7 +194,7 @@ def grammar_compiler(
     vocab_size: int,
     kind: type[GrammarCompiler] = GrammarCompiler,
 ) -> GrammarCompiler:
-    """Return the compiler of grammars; it reads the tokenizer at the first use."""
+    """Return the compiler of grammars, which reads the tokenizer at its first use."""
     limits = GrammarLimits.of(settings.limits)
     return kind(
         Vocabulary(tokenizer, vocab_size, model.stop_token_ids),
@@ -206,7 +206,7 @@ def grammar_compiler(
 def start_engine(
     settings: Config, engine_plan: EnginePlan, progress: Progress | None = None
 ) -> EngineClient:
-    """Start the engine with loaded weights. progress: see ``serve_on``. Raises EngineError."""
+    """Load the weights and start the engine. progress: see ``serve_on``. Raises EngineError."""
     # disable=None shows the bar on terminals only.
     bar = tqdm(
         unit="B",
@@ -240,7 +240,7 @@ def start_engine(
 
 
 def engine_error(lost: bool, reason: str = "the engine has failed: see the log") -> EngineError:
-    """Return the error of a dead engine. lost: whether the GPU's memory of K and V failed."""
+    """Return the error for an engine that ended. lost: whether the GPU's memory failed."""
     if not lost:
         return EngineError(reason)
     return SubstrateFailedError(

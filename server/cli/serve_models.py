@@ -35,14 +35,14 @@ from server.supervisor.models import Abilities, MemoryNeeds, ModelSupervisor
 from server.supervisor.process import IDLE_CONNECTION_S, LoadError, ModelProcess, Start
 from server.text.limited_process import LimitedProcess
 
-# Memory of a process on top of its plan: Python and libraries.
+# Memory that Python and libraries take in a model's process, which no plan includes.
 PROCESS_BYTES = 160 * 1024**2
 COMMAND = (sys.executable, "-c", "from server.cli.model_process import main; main()")
-# The folder of the processes' sockets, and the file in that folder that a running server locks.
+# Names of the folder with the models' sockets, and of its file that a running server locks.
 FOLDER_PREFIX, LOCK_FILE = "quire-front-", "lock"
-# A prefix lives as long as the model's process, unless memory is short.
+# How long K and V of a prefix are cached: until the model's process ends or memory is short.
 FOR_EVER_S = 1e9
-# Models whose problem is named if no model can be served.
+# If no model can be served, the error names the problems of at most this many models.
 NAMED_PROBLEMS = 3
 
 log = structlog.get_logger("quire")
@@ -51,8 +51,8 @@ log = structlog.get_logger("quire")
 def serve_models(
     names: Sequence[str], file: Path | None, flags: Tables, reading: LimitedProcess | None = None
 ) -> None:
-    """Serve models until a signal arrives. names: empty means all models on this disk. reading: as
-    for ``FolderReader``. Raises StartError."""
+    """Serve models until a signal arrives. names: the models' names; none means all models on this
+    disk. reading: as for ``FolderReader``. Raises StartError."""
     settings = checked_settings(file, flags)
     with (
         reserve(settings.server.host, settings.server.port) as listener,
@@ -79,7 +79,7 @@ def serve_models(
 
 @contextmanager
 def socket_folder() -> Iterator[Path]:
-    """Yield a temporary folder. Remove the folders of killed servers: nobody locks these."""
+    """Yield a new temporary folder. Remove unlocked ones first: their servers were killed."""
     for file in Path(gettempdir()).glob(f"{FOLDER_PREFIX}*/{LOCK_FILE}"):
         with suppress(OSError):
             if file.parent.lstat().st_uid == os.getuid():
@@ -97,7 +97,7 @@ def socket_folder() -> Iterator[Path]:
 def make_front(
     settings: Config, names: Sequence[str], start: Start, reading: LimitedProcess | None = None
 ) -> Front:
-    """Find the models and make the front. Raises ModelError if no model can be served."""
+    """Find the models and make the process that answers clients. Raises ModelError for no model."""
     budget_bytes = settings.models.memory_budget or memory_of_all_models(engine_config(settings))
     machine = Machine(settings, budget_bytes - PROCESS_BYTES)
     number = itertools.count(1).__next__
@@ -113,7 +113,7 @@ def make_front(
 
 
 class Disk:
-    """The models on this disk that settings and command line select."""
+    """The models on this disk that the settings and the command line select."""
 
     def __init__(
         self,
@@ -122,8 +122,8 @@ class Disk:
         embeds: bool | None = None,
         reading: LimitedProcess | None = None,
     ) -> None:
-        """folders: searched beside the hub's cache. names: of models or their folders; empty means
-        all. embeds, reading: as for ``FolderReader``."""
+        """folders: searched beside the hub's cache. names: the names or folders of the models to
+        serve; none means all models. embeds, reading: as for ``FolderReader``."""
         self._reader = FolderReader(embeds, reading)
         with model_errors(), self._reader:
             self._named = {name: look_up(name, folders, self._reader) for name in names}
@@ -135,7 +135,7 @@ class Disk:
         return self._served(self._all())
 
     def checked(self) -> list[LocalModel]:
-        """Like ``models``; raises ModelError for an unknown name, or if no model can be served."""
+        """Return ``models()``. Raises ModelError for an unknown name, or for no usable model."""
         models = self._all()
         for name, place in self._named.items():
             meant = [model for model in models if _is_at(place, model)]
@@ -152,8 +152,8 @@ class Disk:
         return self._served(models)
 
     def _all(self) -> list[LocalModel]:
-        """Return all models: of the configured folders, the hub's cache, and folders on the command
-        line. A folder on the command line replaces a model of the same name."""
+        """Return all models in the configured folders, the hub's cache, and the command line's
+        folders. A model on the command line replaces another model of the same name."""
         with self._reader as reader:
             models = {model.name: model for model in local_models(self._folders, reader=reader)}
             known = {model.folder.resolve() for model in models.values()}
@@ -170,8 +170,8 @@ class Disk:
 
 
 def _is_at(place: InFolder | OnHub, model: LocalModel) -> bool:
-    """Return whether a name's place holds the model. On the hub only a repository's newest local
-    commit counts as a model: a name pinned to another commit does not match."""
+    """Return whether a name refers to a model; place: the folder or repository that was found for
+    the name. Of a repository's commits only the newest one on this disk is a model to match."""
     if isinstance(place, InFolder):
         return model.folder.resolve() == place.folder.resolve()
     pinned = place.revision is None or (model.revision or "").startswith(place.revision)
@@ -186,9 +186,9 @@ class ModelOnDisk:
     machine: Machine
     start: Start
     number: Callable[[], int]
-    """Returns a process number that has not been used yet."""
+    """Returns a number for a new process that no process has had."""
     templates: FolderReader = field(default_factory=FolderReader)
-    """Reads chat templates, one at a time."""
+    """Reads the chat templates of all models, one after the other."""
 
     @property
     def name(self) -> str:
@@ -226,7 +226,7 @@ class ModelOnDisk:
         return facts_of(self.local)
 
     def abilities(self) -> Abilities:
-        """Read the abilities of the model's chat template. Raises LoadError."""
+        """Read the chat template: does the model call tools, does it think? Raises LoadError."""
         try:
             with self.templates as reader:
                 problem, calls, thinks, text = reader.read(template_facts, self.local.folder)
@@ -238,7 +238,7 @@ class ModelOnDisk:
         return Abilities(names, text)
 
     async def launch(self, needs: MemoryNeeds, kv_bytes: int) -> ModelProcess:
-        """Start the model's process. kv_bytes: first limit of K and V. Raises OSError."""
+        """Start the model's process. kv_bytes: memory limit of K and V at first. Raises OSError."""
         message = {
             "model": str(self.local.folder),
             "settings": settings_of(self.machine.settings, self.name, needs),
@@ -248,15 +248,15 @@ class ModelOnDisk:
 
 
 def settings_of(settings: Config, name: str, needs: MemoryNeeds) -> dict[str, Any]:
-    """Return the settings of a model's process as values for JSON."""
+    """Return the settings for the process of one model, as values for JSON."""
     tables = plain_settings(settings)
-    # The front alone keeps the machine awake.
+    # Only the process that answers clients keeps the machine awake.
     tables["server"] |= {"served_model_name": name, "page": False, "keep_awake": False}
     tables["engine"] |= {"max_model_len": needs.max_model_len}
     kv_budget = needs.most_kv_bytes + needs.state_bytes
     tables["cache"] |= {"kv_budget": kv_budget, "prefix_keep_s": FOR_EVER_S}
     if file := settings.log.file:
-        # Each process rotates a log file of its own.
+        # Each process has a log file of its own, as two processes cannot rotate one file.
         own = f"{file.stem}.{name.replace('/', '--')}{file.suffix}"
         tables["log"]["file"] = str(file.with_name(own))
     tables["limits"] |= {"keep_alive_s": int(10 * IDLE_CONNECTION_S)}

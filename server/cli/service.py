@@ -21,31 +21,31 @@ from server.cli.sentences import one_sentence
 from server.cli.settings import flags_of, read_settings, with_further
 from server.config import SettingError
 
-# Seconds after the drain until the manager kills: time to end the log and free the device.
+# Seconds from the end of server.drain_s until launchd or systemd kills quire: quire needs them to
+# write the end of its log and to free the GPU.
 STOP_GRACE_S = 40
-# The same for a cluster: Ray ends its processes in two attempts.
+# Such seconds for a cluster's service: Ray tries twice to end its processes.
 CLUSTER_STOP_GRACE_S = 100
 # Pause in seconds between a failure and the next start.
 RESTART_S = 10
-# Variables that the service keeps, as a manager's environment lacks them. Keys are left out: they
-# belong into the settings file.
+# Environment variables that are copied into the service. Keys belong into the settings file.
 KEPT_VARIABLES = (
     *("HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT", "HF_HUB_OFFLINE"),
     *("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME"),
 )
-# Output of a service under launchd; systemd has its journal.
+# Name of the file for a service's output under launchd; systemd writes to its journal.
 OUTPUT_FILE = "service.err"
 LABEL = "org.quire.serve"
 # Seconds between two checks whether launchd has released the name of an ending agent.
 FREE_POLL_S = 0.5
-# launchctl's exit codes for a name still in use: EIO of bootstrap, EINPROGRESS of bootout.
+# launchctl's exit codes while an agent still ends: EIO of bootstrap, EINPROGRESS of bootout.
 STILL_ENDING = (5, 36, 37)
 STATE = re.compile(r"^\tstate = (.+)$", re.MULTILINE)
 LAST_EXIT = re.compile(r"^\tlast exit code = (.+)$", re.MULTILINE)
 UNIT = "quire.service"
 USER = ("systemctl", "--user")
-# No limit on restarts: RestartSec spaces them. No restart after exit codes 2 and 3: bad settings or
-# a bad model would fail again. KillMode=mixed: quire ends its helpers itself.
+# systemd restarts quire any number of times, RestartSec apart, but not after exit codes 2 and 3:
+# bad settings or a bad model would fail again. With KillMode=mixed quire itself ends its helpers.
 UNIT_TEXT = """\
 [Unit]
 Description=quire, an inference server
@@ -65,12 +65,12 @@ WantedBy=default.target
 
 
 class ServiceError(SettingError):
-    """The service cannot be installed, removed or queried."""
+    """Raised if the service cannot be installed, removed or queried."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceDefinition:
-    """A service's command and environment. command: an absolute path first. folder: for logs."""
+    """A service. command: its first item is an absolute path. folder: the folder for logs."""
 
     command: tuple[str, ...]
     environment: Mapping[str, str]
@@ -79,7 +79,7 @@ class ServiceDefinition:
 
 
 def service_commands(parameters_of: Callable[..., Mapping[str, Any]]) -> typer.Typer:
-    """Return the commands. parameters_of: parses arguments as the named command does."""
+    """Return the commands. parameters_of: parses arguments as a given quire command does."""
     service = typer.Typer(no_args_is_help=True, help="Have quire start by itself.")
     kept: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": True}
 
@@ -122,7 +122,7 @@ def service_commands(parameters_of: Callable[..., Mapping[str, Any]]) -> typer.T
 
 
 def install(arguments: Sequence[str], parameters: Mapping[str, Any], *, cluster: bool) -> str:
-    """Install a server's or a head's service. parameters: parsed arguments. Raises StartError."""
+    """Install a service that serves. cluster: as the head of a cluster. Raises StartError."""
     flags = with_further(flags_of(parameters), parameters.get("further") or ())
     settings = read_settings(parameters.get("config"), flags)
     arguments = absolute(arguments, parameters)
@@ -139,8 +139,8 @@ def install(arguments: Sequence[str], parameters: Mapping[str, Any], *, cluster:
 
 
 def install_member(head: str, key_file: Path | None) -> str:
-    """Install the service of a cluster's member. key_file: holds the cluster's key; None for a
-    machine that joined before. Raises StartError."""
+    """Install a service that keeps this machine in a cluster. key_file: the file with the cluster's
+    key; None means the key of an earlier join. Raises StartError."""
     kept = cluster_folder().key
     if key_file is not None:
         write_private(kept, read_key(key_file))
@@ -177,7 +177,7 @@ def quire_command() -> Path:
 
 
 def absolute(arguments: Sequence[str], parameters: Mapping[str, Any]) -> list[str]:
-    """Make paths among the arguments absolute. parameters: the parsed arguments."""
+    """Return the arguments with absolute paths. parameters: the same arguments, parsed."""
     given = (parameters.get("model"), *(parameters.get("models") or ()), parameters.get("config"))
     names = {str(name) for name in given if name}
 
@@ -194,7 +194,7 @@ def absolute(arguments: Sequence[str], parameters: Mapping[str, Any]) -> list[st
 
 
 def manager() -> "Launchd | Systemd":
-    """Return this user's service manager. Raises ServiceError, as do the manager's methods."""
+    """Return launchd's or systemd's manager. It and its methods raise ServiceError."""
     try:
         if sys.platform == "darwin":
             return Launchd(Path.home() / "Library/LaunchAgents" / f"{LABEL}.plist")
@@ -204,7 +204,7 @@ def manager() -> "Launchd | Systemd":
 
 
 class Launchd:
-    """A user's launchd agent. file: its property list."""
+    """quire's launchd agent of one user. file: the agent's property list."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -212,7 +212,7 @@ class Launchd:
         self._name = f"{self._domain}/{LABEL}"
 
     def install(self, definition: ServiceDefinition) -> str:
-        """Load the agent in place of an earlier one. Return a sentence."""
+        """Load the agent, after an earlier agent has ended. Return a sentence for the user."""
         self._end(definition.stop_timeout_s)
         _write(self._file, plist(definition))
         definition.folder.mkdir(parents=True, exist_ok=True)
@@ -259,14 +259,14 @@ def plist(definition: ServiceDefinition) -> bytes:
             "Label": LABEL,
             "ProgramArguments": list(definition.command),
             "EnvironmentVariables": dict(definition.environment),
-            # No restart after success: `launchctl kill` and the end of a session end quire cleanly.
+            # No restart after exit code 0: the user ended quire, or the session has ended.
             "KeepAlive": {"SuccessfulExit": False},
             "RunAtLoad": True,
-            # Clients wait for answers: full priority for processor and disk.
+            # Full priority for processor and disk, as clients wait for answers.
             "ProcessType": "Interactive",
             "ThrottleInterval": RESTART_S,
             "ExitTimeOut": definition.stop_timeout_s,
-            # quire keeps its own log. This file takes early output and the last words of a crash.
+            # quire writes its own log. This file has output before the log opens, and of crashes.
             "StandardOutPath": output,
             "StandardErrorPath": output,
         },
@@ -275,7 +275,7 @@ def plist(definition: ServiceDefinition) -> bytes:
 
 
 class Systemd:
-    """A user's systemd unit. file: the unit. Raises ServiceError without systemd for users."""
+    """quire's systemd unit of one user. file: the unit's file. Raises ServiceError."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -287,7 +287,7 @@ class Systemd:
             )
 
     def install(self, definition: ServiceDefinition) -> str:
-        """Start the unit in place of an earlier one. Return a sentence."""
+        """Start the unit; replace an earlier unit. Return a sentence for the user."""
         _write(self._file, unit(definition).encode())
         _run(*USER, "daemon-reload")
         _run(*USER, "enable", UNIT)
@@ -318,7 +318,7 @@ def unit(definition: ServiceDefinition) -> str:
     variables = (quoted(f"{name}={value}") for name, value in definition.environment.items())
     return UNIT_TEXT.format(
         command=" ".join(map(quoted, definition.command)),
-        # Environment= needs no doubled dollars.
+        # systemd expands variables in ExecStart=, but not in Environment=: no doubled dollars.
         environment="".join(f"Environment={word.replace('$$', '$')}\n" for word in variables),
         restart_s=RESTART_S,
         stop_timeout_s=definition.stop_timeout_s,
@@ -326,13 +326,13 @@ def unit(definition: ServiceDefinition) -> str:
 
 
 def quoted(word: str) -> str:
-    """Quote a word for a unit: no specifier, variable or word break keeps its meaning."""
+    """Quote a word for a unit's file, so that systemd takes all of its characters literally."""
     text = word.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return f'"{text}"'.replace("%", "%%").replace("$", "$$")
 
 
 def _write(file: Path, text: bytes) -> None:
-    """Write a manager's file. Only the owner may read it: arguments may be secrets."""
+    """Write a service's file of mode 0600: the command's arguments may be secrets."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.unlink(missing_ok=True)
@@ -343,7 +343,7 @@ def _write(file: Path, text: bytes) -> None:
 
 
 def _try(*command: str) -> subprocess.CompletedProcess[str]:
-    """Run a manager's tool; it may fail. Raises ServiceError if the tool is not installed."""
+    """Run launchctl or systemctl, which may fail. Raises ServiceError if it is not installed."""
     try:
         return subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as error:
@@ -354,7 +354,7 @@ def _try(*command: str) -> subprocess.CompletedProcess[str]:
 
 
 def _run(*command: str) -> None:
-    """Run a manager's tool. Raises ServiceError with the tool's output if it fails."""
+    """Run launchctl or systemctl. Raises ServiceError with its output if it fails."""
     done = _try(*command)
     if done.returncode:
         output = " ".join((done.stderr or done.stdout).split())

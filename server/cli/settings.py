@@ -1,4 +1,4 @@
-"""Reads the settings in force. Errors name the setting and suggest the nearest known name."""
+"""Reads the settings of a command. Errors name a bad setting and suggest the nearest known name."""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -15,7 +15,7 @@ from server.shipped import SETTINGS_FILE
 
 FIELDS = {section: tuple(type(values).model_fields) for section, values in Config()}
 LIST = "`quire settings` prints all of them"
-# Flags with names unlike their settings'. Each other flag has its setting's name, which is unique.
+# Flag -> its setting, where the names differ. Each other flag has the name of its setting.
 OTHER_FLAGS = {
     "kv_backend": ("cache", "substrate"),
     "kv_dtype": ("cache", "dtype"),
@@ -24,7 +24,7 @@ OTHER_FLAGS = {
 
 
 def home_file() -> Path | None:
-    """Return the default settings file; None for a user without a home folder."""
+    """Return the user's settings file, existing or not; None if the user has no home folder."""
     try:
         return config_folder() / SETTINGS_FILE
     except RuntimeError:
@@ -32,7 +32,7 @@ def home_file() -> Path | None:
 
 
 def own_settings_file() -> Path:
-    """Return the path of the user's settings file, existing or not. Raises SettingError."""
+    """Like ``home_file``, but raises SettingError if the user has no home folder."""
     file = home_file()
     if file is None:
         raise SettingError("there is no home folder for settings: set XDG_CONFIG_HOME, or --config")
@@ -40,8 +40,8 @@ def own_settings_file() -> Path:
 
 
 def read_settings(file: Path | None, flags: Tables) -> Config:
-    """Read the settings in force. file: None is the user's own file, if any. Raises SettingError
-    that names the field, and the file at fault."""
+    """Read the settings of a command. file: None means the user's own file, if that exists. Raises
+    SettingError, which names the bad setting, and its file or the environment."""
     from_file: Tables = {}
     path = file or home_file()
     try:
@@ -71,7 +71,7 @@ def _reason(error: Exception) -> str:
 
 
 def flags_of(parameters: Mapping[str, Any]) -> Tables:
-    """Return a command's parameters that are settings, as tables."""
+    """Return those of a command's parameters that are settings, as ``{section: {name: value}}``."""
     flags = dict(OTHER_FLAGS)
     for section, names in FIELDS.items():
         flags |= {name: (section, name) for name in names if name in parameters}
@@ -82,20 +82,20 @@ def flags_of(parameters: Mapping[str, Any]) -> Tables:
 
 
 def with_further(flags: Tables, settings: Iterable[str]) -> Tables:
-    """Merge flags with SECTION.NAME=VALUE settings. Raises SettingError for another form."""
+    """Merge flags with texts ``SECTION.NAME=VALUE``. Raises SettingError for any other text."""
     tables = {section: dict(fields) for section, fields in flags.items()}
     for setting in settings:
         name, equals, value = setting.partition("=")
         section, dot, field = name.partition(".")
         if not (equals and dot):
-            # The value may be a secret: leave it out.
+            # Leave out the value, which may be a secret.
             raise SettingError(f"--set {name}: it is written SECTION.NAME=VALUE")
         tables.setdefault(section, {})[field] = value
     return tables
 
 
 def default_of(setting: str) -> str:
-    """Return a setting's default for the help. setting: ``section.field``."""
+    """Return a setting's default as the help writes it. setting: ``section.field``."""
     section, _, field = setting.partition(".")
     default = getattr(getattr(Config(), section), field)
     if default is None:
@@ -114,8 +114,8 @@ def unknown_setting(name: str) -> str:
 
 
 def unknown_variable() -> str | None:
-    """Return an error text for an environment variable with quire's prefix that is no setting; None
-    if there is none. The text leaves out the variable's value, which may be a secret."""
+    """Return an error text if an environment variable with quire's prefix is no setting, or None.
+    The text leaves out the variable's value, which may be a secret."""
     variables = {_variable(name): name for name in _dotted()}
     known = {*variables, *(_variable(section) for section in FIELDS)}
     for written in sorted(os.environ):
@@ -128,7 +128,7 @@ def unknown_variable() -> str | None:
 
 
 def nearest(name: str, known: tuple[str, ...]) -> str | None:
-    """Return the known name most similar to a name or to its last part; None if none is."""
+    """Return the setting whose name, or last part of it, is most like a name, or None."""
     spellings: dict[str, str] = {}
     for one in known:
         for spelling in (one, one.rpartition(".")[2]):
@@ -146,5 +146,5 @@ def _variable(name: str) -> str:
 
 
 def _plain(name: str) -> str:
-    """Return a name in a form that is the same for all spellings of the separators."""
+    """Return a name in lower case with ``_`` in place of ``__``, ``.`` and ``-``."""
     return name.lower().replace("__", "_").replace(".", "_").replace("-", "_")
