@@ -1,8 +1,8 @@
 """Downloads weights from the hub, resumes broken downloads, and checks the hub's answers.
 
-The hub's own client starts a file anew after its process has ended. Here received bytes stay, the
-rest is fetched by range, and the checksum proves the whole file. The hub may be any server
-(``HF_ENDPOINT``): answers are checked before they become a path, take memory or fill the disk."""
+The hub's own client downloads a file anew after its process has ended. quire keeps received bytes,
+fetches the missing ones by range, and compares the file's checksum. The hub may be any server
+(``HF_ENDPOINT``): answers are checked before they become paths, take memory or fill the disk."""
 
 import hashlib
 import re
@@ -26,25 +26,25 @@ MAX_LISTING_BYTES = 32 << 20
 MAX_SMALL_FILE_BYTES = 64 << 20
 API = "/api/"
 COMMIT = re.compile(r"[0-9a-f]{40}")
-# Checksums of Git and of contents; they become file names.
+# Git's SHA-1 or a content's SHA-256. Checksums are checked because they become file names.
 CHECKSUM = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 ETAG = re.compile(r'(W/)?"?[0-9A-Za-z][0-9A-Za-z._-]{0,127}"?')
 
 
 class DownloadError(Exception):
-    """A download has failed; the text is one sentence."""
+    """Raised if a download has failed; the text is one sentence for the user."""
 
 
 def check_commit(commit: str | None) -> str:
-    """Raises DownloadError for a text that is no commit's hash."""
+    """Raises DownloadError if the text is not the hash of a commit."""
     if commit is None or not COMMIT.fullmatch(commit):
         raise DownloadError(f"the hub's answer names the commit {commit!r}, which is none")
     return commit
 
 
 def check_files(files: Iterable[RepoFile]) -> list[RepoFile]:
-    """Return the files of the hub's listing. Raises DownloadError for a path outside the
-    repository, a malformed checksum or a negative size."""
+    """Return the files that the hub lists. Raises DownloadError for a path outside the repository,
+    a malformed checksum or a negative size."""
     checked = list(files)
     for file in checked:
         parts = file.path.split("/")
@@ -59,7 +59,7 @@ def check_files(files: Iterable[RepoFile]) -> list[RepoFile]:
 
 
 class _Listing(httpx2.SyncByteStream):
-    """An answer's bytes; raises DownloadError beyond MAX_LISTING_BYTES."""
+    """The bytes of a hub's answer. Raises DownloadError beyond MAX_LISTING_BYTES."""
 
     def __init__(self, answer: httpx2.Response) -> None:
         assert isinstance(answer.stream, httpx2.SyncByteStream)
@@ -79,9 +79,9 @@ class _Listing(httpx2.SyncByteStream):
 
 
 def check_answer(answer: httpx2.Response) -> None:
-    """Check an answer's head and limit the body of a listing. Raises DownloadError."""
+    """Check the head of a hub's answer, and limit a listing's size. Raises DownloadError."""
     if answer.request.url.path.startswith(API):
-        if "content-encoding" in answer.headers:  # refused: decompressed it could have any size
+        if "content-encoding" in answer.headers:  # refused: it may decompress to any size
             raise DownloadError("the hub's answer is compressed")
         answer.stream = _Listing(answer)
         return
@@ -105,7 +105,7 @@ set_client_factory(_client)
 
 def fetch_files(repository: str, commit: str, files: Sequence[WeightFile]) -> None:
     """Download files of a commit into the hub's cache, with one progress bar. Raises DownloadError
-    and the errors of the hub's client; received bytes stay."""
+    and the errors of the hub's client; bytes received until then stay on the disk."""
     stopped = threading.Event()
     bar = tqdm(
         total=sum(file.size_bytes for file in files),
@@ -132,14 +132,14 @@ def fetch_files(repository: str, commit: str, files: Sequence[WeightFile]) -> No
 
 
 def _fetch(repository: str, commit: str, file: WeightFile, bar: Any) -> None:
-    """Download a file and link it into the commit's folder."""
+    """Download a file into the folder of blobs, and link it in the commit's folder."""
     assert file.blob is not None
     lock = cache_folder() / ".locks" / repository_folder(repository).name / f"{file.blob.name}.lock"
     lock.parent.mkdir(parents=True, exist_ok=True)
     with WeakFileLock(lock):
         if not file.blob.exists():
             _fetch_contents(hf_hub_url(repository, file.path, revision=commit), file, bar)
-    # The contents are complete: the hub's client only makes the link.
+    # As the blob is complete, the hub's client only makes the link.
     hf_hub_download(repository, file.path, revision=commit, tqdm_class=bar)
 
 
@@ -170,13 +170,13 @@ def _fetch_contents(url: str, file: WeightFile, bar: Any) -> None:
 
 
 def _part_of(whole: "tqdm[Any]", file: WeightFile, stopped: threading.Event) -> Any:
-    """Make a progress bar class for one file, which the hub's client uses; it advances the whole
-    bar. stopped: set after another file has failed."""
+    """Make a progress bar class for the hub's client, of which each object advances ``whole``, the
+    bar of all files. stopped: an event that is set after another file has failed."""
     begun, size_bytes = file.here_bytes, file.size_bytes
 
     class Part:
         def __init__(self, *_: Any, initial: int = 0, **__: Any) -> None:
-            # The hub may send a resumed file from its beginning.
+            # The hub may send a file from its beginning although quire asked for the rest.
             whole.update(initial - begun)
             self._left: float = size_bytes - initial
 
@@ -197,9 +197,9 @@ def _part_of(whole: "tqdm[Any]", file: WeightFile, stopped: threading.Event) -> 
             whole.update(count)
 
         def close(self) -> None:
-            """Leave the whole bar open."""
+            """Do nothing: the bar of all files stays open."""
 
-        # Ignored: bytes on the wire, which may be compressed, and rates of a single file.
+        # The bar ignores bytes on the wire, which may be compressed, and rates of a single file.
         update_transfer = set_postfix_str = set_transfer_postfix_str = lambda *_, **__: None
 
     return Part

@@ -1,5 +1,5 @@
-"""Reads folders of models in a limited process: strangers' files may be endless or slow to parse.
-The result for a folder, also a timeout, is kept until a file in the folder changes."""
+"""Reads models' folders in a process with limits of time and memory, as strangers' files may be
+endless or slow to parse. A result or timeout is kept until a file in the folder changes."""
 
 import os
 import stat
@@ -11,18 +11,18 @@ from engine.models.safetensors_headers import CheckpointError
 from server.catalogue.hub_cache import BLOBS, cache_folder
 from server.text.limited_process import LimitedProcess, LimitError, Limits
 
-# Limits for one folder. Ordinary folders take one second, or ten on a busy machine.
+# Seconds and bytes to read one folder. Most folders take a second, or ten on a busy machine.
 LIMITS = Limits(20.0, 2 << 30)
 MAX_FILES = 10_000
-# A repository's folder in the hub's cache has its commits' subfolders three levels below.
+# In the hub's cache the subfolders of commits lie three levels below the repository's folder.
 MAX_DEPTH = 3
 
 State = frozenset[tuple[str, int, int, int]]
-"""Path, inode, bytes and modification time (nanoseconds) of each file in a folder."""
+"""(path, inode, size in bytes, modification time in nanoseconds) of each file in a folder."""
 
 
 class FolderReader:
-    """Calls functions that read a model's folder. Only one thread may call at a time."""
+    """Calls functions that read a model's folder. Threads must not use it at the same time."""
 
     def __init__(self, embeds: bool | None = None, process: LimitedProcess | None = None) -> None:
         """embeds: as for ``read_checkpoint``. process: a started ``reading_process``."""
@@ -34,12 +34,12 @@ class FolderReader:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End the process; the results stay."""
+        """End the reading process; results that are known stay."""
         self.process.__exit__()
 
     def read(self, work: Callable[..., Any], folder: Path, *arguments: Any) -> Any:
-        """Return a function's result for a folder and further arguments. Raises CheckpointError if
-        the folder must not be read, or if reading exceeds the limits."""
+        """Return ``work(folder, *arguments)``, computed in the reading process or known. Raises
+        CheckpointError for a folder that ``folder_state`` refuses, and beyond LIMITS."""
         state = folder_state(folder)
         call = (work, folder, arguments)
         known = self._known.get(call)
@@ -59,7 +59,7 @@ class FolderReader:
 
 
 def reading_process() -> LimitedProcess:
-    # Reading must not contact the hub, nor start threads, which have no limits.
+    # The process must not contact the hub, nor start threads, which would escape the limits.
     variables = {
         "HF_HUB_CACHE": str(cache_folder()),
         "HF_HUB_OFFLINE": "1",
@@ -69,8 +69,8 @@ def reading_process() -> LimitedProcess:
 
 
 def folder_state(folder: Path) -> State:
-    """Return a value that changes with a folder's files, without opening any; follows links. Raises
-    CheckpointError for a special file such as a device, or for too many files."""
+    """Return a value that changes whenever a folder's files do. Follow links, but open no file.
+    Raises CheckpointError for a special file such as a device, or for too many files."""
     state: set[tuple[str, int, int, int]] = set()
     for place, folders, files in os.walk(folder):
         depth = len(Path(place).relative_to(folder).parts)

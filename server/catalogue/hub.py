@@ -1,8 +1,8 @@
 """Finds a model's files: in a local folder, or in a repository of the Hugging Face hub.
 
-The small files of a commit are fetched first: with them the caller checks whether the model can be
-served, before the weights follow. The branch in the cache moves to the commit only after the last
-file, so that an unfinished download changes nothing for a machine without network."""
+The small files of a commit are fetched first, so that the caller can check whether the model can be
+served before the weights are fetched. The branch in the local cache moves to the commit only after
+the last file, so that offline programs still find the older commit after an unfinished download."""
 
 import shutil
 from collections.abc import Collection, Sequence
@@ -46,7 +46,7 @@ from server.catalogue.lookup import InFolder, OnHub, look_up
 from server.catalogue.names import ModelNotFoundError
 
 SMALL_FILES = ("*.json", "*.jinja", "*.txt")
-# Files that tell a model's kind, size and task.
+# Patterns of the files that say which kind, size and task a model has.
 CONFIG_FILES = (
     "config.json",
     "generation_config.json",
@@ -58,31 +58,31 @@ CONFIG_FILES = (
 
 @dataclass(frozen=True, slots=True)
 class FoundModel:
-    """A model's folder; weights may still be missing."""
+    """A model's folder on this disk, in which weights may still be missing."""
 
     asked: str
     """The name that the user gave."""
     name: str
-    """The name of the repository or the folder."""
+    """The repository ``org/name``, or the name of the folder."""
     folder: Path
     repository: str | None = None
-    """None for a folder outside the hub's cache."""
+    """The repository ``org/name``; None for a folder outside the hub's cache."""
     branch: str | None = None
-    """The hub's branch or tag that points to this commit."""
+    """The branch or tag on the hub that points to the folder's commit."""
     missing: tuple[WeightFile, ...] = ()
     weights_bytes: int = 0
-    """Bytes of all weights, if some are missing."""
+    """Size of all weights, missing or not; 0 if none are missing."""
     is_cached: bool = False
-    """True if the hub did not answer and the cache's model was taken."""
+    """Whether the model comes from the local cache because the hub did not answer."""
     notice: str = ""
-    """A sentence for the log: why the cache's model was taken."""
+    """A sentence for the log that says why the cache was used, or empty."""
 
     @property
     def missing_bytes(self) -> int:
         return sum(file.size_bytes - file.here_bytes for file in self.missing)
 
     def fetch_small_files(self) -> None:
-        """Fetch all files but the weights. Raises ModelNotFoundError."""
+        """Fetch all needed files except the weights. Raises ModelNotFoundError."""
         assert self.repository is not None
         try:
             _fetch_matching(self.repository, self.folder.name, SMALL_FILES)
@@ -105,7 +105,7 @@ class FoundModel:
         self.follow_branch()
 
     def follow_branch(self) -> None:
-        """Point the cache's branch to this commit, which is complete."""
+        """Point the branch in the local cache to this commit, whose files are complete."""
         if self.repository is not None and self.branch is not None:
             move_branch(self.repository, self.branch, self.folder.name)
 
@@ -113,8 +113,8 @@ class FoundModel:
 def find_model(
     name: str, folders: Sequence[Path] = (), *, files: Sequence[str] = SMALL_FILES
 ) -> FoundModel:
-    """Find a model by name and fetch its small files; if the hub does not answer, take a cached
-    model. folders: searched beside the cache. files: patterns to fetch. Raises
+    """Find a model by name and fetch its small files; if the hub does not answer, search the local
+    cache. folders: more folders to search. files: patterns of the files to fetch. Raises
     ModelNotFoundError."""
     place = look_up(name, folders)
     if isinstance(place, InFolder):
@@ -136,7 +136,7 @@ def find_model(
 
 
 def _fetch_matching(repository: str, commit: str, patterns: Sequence[str]) -> Path:
-    """Fetch the small files of a commit; return its folder. Raises DownloadError,
+    """Fetch a commit's files that match patterns; return the commit's folder. Raises DownloadError,
     ModelNotFoundError and the errors of the hub's client."""
     try:
         listed = check_files(get_cached_repo_tree(repository, revision=commit))
@@ -162,8 +162,8 @@ def _fetch_matching(repository: str, commit: str, patterns: Sequence[str]) -> Pa
 
 
 def _bar_up_to(limit: int) -> type[tqdm]:
-    """Make a progress bar class that ends a download beyond the limit. limit: bytes and files
-    together, since the hub's client counts both on such bars."""
+    """Make a progress bar class that raises DownloadError beyond a limit. limit: the number of
+    bytes plus the number of files, since the hub's client counts both on such bars."""
 
     class Bar(tqdm):
         arrived = 0.0
@@ -178,7 +178,7 @@ def _bar_up_to(limit: int) -> type[tqdm]:
 
 
 def _listed(repository: str, commit: str) -> list[RepoFile]:
-    """Ask the hub for a commit's files. Raises DownloadError and the errors of the hub's client."""
+    """Ask the hub which files a commit has. Raises DownloadError and the hub's client's errors."""
     listed = HfApi().list_repo_tree(repository, revision=commit, recursive=True)
     return check_files(file for file in listed if isinstance(file, RepoFile))
 
@@ -204,7 +204,7 @@ def _commit(place: OnHub) -> str:
 
 
 def _cached(name: str, place: OnHub, error: Exception) -> FoundModel:
-    """Find a model in the hub's cache. error: why the hub gave no answer."""
+    """Find a model in the local cache. error: the reason why the hub gave no answer."""
     repository, revision = place.repository, place.revision
     folder = snapshot_of(repository, revision) if revision else best_snapshot(repository)
     if folder is None:
@@ -221,11 +221,11 @@ def _cached(name: str, place: OnHub, error: Exception) -> FoundModel:
 
 
 def _with_missing(model: FoundModel) -> FoundModel:
-    """Add the missing weights, by the cached listing. Raises the errors of the hub's client."""
+    """Add the missing weights that the cached listing names. Raises the hub's client's errors."""
     assert model.repository is not None
     listed = listed_weights(model.repository, model.folder)
     if listed is None:
-        return model  # no listing: the cache is all that is known
+        return model  # without a listing, the cached files are taken as all files
     names = [name for name in listed if not (model.folder / name).exists()]
     if not names:
         return model
@@ -237,7 +237,7 @@ def _with_missing(model: FoundModel) -> FoundModel:
 
 
 def _weight_files(repository: str, commit: str, names: Collection[str]) -> tuple[WeightFile, ...]:
-    """Ask the hub for weight files with checksums: the cached listing has none."""
+    """Ask the hub for the weight files' checksums, which the cached listing lacks."""
     blobs = repository_folder(repository) / BLOBS
     listed = {file.path: file for file in _listed(repository, commit)}
     weights = []
@@ -248,7 +248,7 @@ def _weight_files(repository: str, commit: str, names: Collection[str]) -> tuple
 
 
 def not_given(name: str, repository: str, error: Exception) -> ModelNotFoundError:
-    """Return an error that says why the hub gave no files, and what to do about it."""
+    """Return an error that explains to the user why the hub gave no files."""
     page = f"{constants.ENDPOINT}/{repository}"
     if isinstance(error, GatedRepoError):
         how = (
@@ -281,7 +281,7 @@ def not_given(name: str, repository: str, error: Exception) -> ModelNotFoundErro
 
 
 def model_names(model: FoundModel, alias: str | None) -> tuple[str, ...]:
-    """Return the names that clients may use for the model; the first is its id."""
+    """Return all names that clients may use for a model. The first name is the model's id."""
     names = model.name, model.folder.name, model.asked, str(model.folder)
     return tuple(dict.fromkeys(([alias] if alias else []) + [*names]))
 

@@ -1,7 +1,7 @@
 """Reads the Hugging Face hub's cache on this disk, which other programs share.
 
-A repository's folder ``models--org--name`` holds contents in ``blobs``, named by checksum, links to
-them in ``snapshots/COMMIT``, and branches' commits in ``refs``
+A repository's folder ``models--org--name`` holds the files' contents (blobs) in ``blobs``, named by
+checksum; links to the blobs in ``snapshots/COMMIT``; and each branch's commit in ``refs``
 (huggingface.co/docs/huggingface_hub, "Understand caching"). The hub's ``scan_cache_dir`` hides
 broken repositories and stops at an unreadable folder, so quire reads the cache itself."""
 
@@ -22,38 +22,38 @@ from server.catalogue.names import GGUF, ModelNotFoundError
 REPOSITORY, BLOBS = "models--", "blobs"
 MAIN = "main"
 WEIGHTS = "model*.safetensors"
-# A commit's hash has 40 characters.
+# Limit for reading a file in ``refs``, which holds a commit's hash of 40 characters.
 MAX_REF_CHARS = 64
 SHA256 = re.compile(r"[0-9a-f]{64}")
-# quire writes partial files of its own, since other programs' partial files may have holes. The
-# hub's tools recognize this suffix as an unfinished download.
+# quire does not resume other programs' partial files, which may have holes, so its own get another
+# suffix. The hub's tools take a file with this suffix for an unfinished download.
 PART_SUFFIX = ".quire.incomplete"
 
 
 @dataclass(frozen=True, slots=True)
 class WeightFile:
-    """A file of weights in a repository's listing."""
+    """A file of weights that a repository's listing names."""
 
     path: str
     size_bytes: int
     blob: Path | None
-    """The contents' file, named by checksum; None if only the hub knows the checksum."""
+    """The file in ``blobs``, named by its checksum; None if only the hub knows the checksum."""
 
     @property
     def part(self) -> Path:
-        """The contents' file during the download."""
+        """The file that gets the blob's bytes during the download."""
         assert self.blob is not None
         return self.blob.with_name(self.blob.name + PART_SUFFIX)
 
     @property
     def sha256(self) -> str | None:
-        """The contents' SHA-256 in hexadecimal; None if the hub gives another kind of checksum."""
+        """The blob's SHA-256 in hexadecimal; None if the hub gives another kind of checksum."""
         assert self.blob is not None
         return self.blob.name if SHA256.fullmatch(self.blob.name) else None
 
     @property
     def here_bytes(self) -> int:
-        """Bytes received so far."""
+        """Number of bytes that are on this disk."""
         if self.blob is None:
             return 0
         if self.blob.exists():
@@ -63,7 +63,7 @@ class WeightFile:
 
 
 def cache_folder() -> Path:
-    """Return the cache's folder, as the environment sets it for the hub's client."""
+    """Return the hub's cache folder, which environment variables such as HF_HOME set."""
     return Path(constants.HF_HUB_CACHE).expanduser()
 
 
@@ -74,12 +74,12 @@ def cached_repositories() -> Iterator[str]:
 
 
 def repository_folder(repository: str) -> Path:
-    """Return the folder of a repository, existing or not."""
+    """Return the folder of a repository in the cache, existing or not."""
     return cache_folder() / f"{REPOSITORY}{repository.replace('/', '--')}"
 
 
 def snapshot_of(repository: str, revision: str) -> Path | None:
-    """Return the folder of a commit, or of a branch's or tag's commit; None if it is not cached."""
+    """Return the folder of a revision (commit, branch or tag); None if it is not cached."""
     snapshots = repository_folder(repository) / "snapshots"
     for commit in (revision, _commit_of(repository, revision)):
         if commit and (snapshots / commit).is_dir():
@@ -88,8 +88,8 @@ def snapshot_of(repository: str, revision: str) -> Path | None:
 
 
 def best_snapshot(repository: str) -> Path | None:
-    """Return the best commit's folder to serve without the hub: complete ones first, then main's,
-    then the newest. None without any commit."""
+    """Return the folder of the commit to serve without the hub: a complete commit rather than an
+    incomplete one, then main's commit, then the newest. Return None if no commit is cached."""
     main = _commit_of(repository, MAIN)
 
     def rank(snapshot: Path) -> tuple[bool, bool, float]:
@@ -101,7 +101,7 @@ def best_snapshot(repository: str) -> Path | None:
 
 
 def move_branch(repository: str, branch: str, commit: str) -> None:
-    """Point the cache's branch to a commit, so that programs find the commit offline."""
+    """Point a branch in the cache to a commit, so that programs find the commit offline."""
     if _commit_of(repository, branch) == commit:
         return
     file = repository_folder(repository) / "refs" / branch
@@ -113,8 +113,8 @@ def move_branch(repository: str, branch: str, commit: str) -> None:
 
 
 def listed_weights(repository: str, snapshot: Path) -> dict[str, int] | None:
-    """Return sizes of a commit's weight files from the cached listing; None without a listing.
-    snapshot: the commit's folder. Raises CheckpointError, and ModelNotFoundError for no weights."""
+    """Return ``{path: bytes}`` of a commit's weight files from the hub's listing, or None if none
+    is cached. snapshot: the commit's folder. Raises CheckpointError, ModelNotFoundError."""
     try:
         listed = get_cached_repo_tree(repository, revision=snapshot.name)
     except CachedRepoTreeNotFoundError:
@@ -129,13 +129,13 @@ def listed_weights(repository: str, snapshot: Path) -> dict[str, int] | None:
 
 
 def is_weights(path: str, named: Set[str]) -> bool:
-    """Return whether a repository's file holds weights. named: files in the commit's index."""
+    """Return whether a file holds weights. named: the weight files in the commit's index."""
     return "/" not in path and (fnmatchcase(path, WEIGHTS) or path in named)
 
 
 def missing_weights(repository: str | None, folder: Path) -> list[str]:
-    """Return the weight files that a folder lacks. repository: its listing counts; None: the
-    folder's index counts. Raises ModelNotFoundError and CheckpointError."""
+    """Return the weight files that a folder lacks. repository: the one whose listing names the
+    files; None means that the folder's index does. Raises ModelNotFoundError, CheckpointError."""
     listed = listed_weights(repository, folder) if repository else None
     named = set(read_index(folder).values()) if listed is None else set(listed)
     return sorted(file for file in named if not (folder / file).exists())
@@ -152,7 +152,7 @@ def lacks_weights(repository: str, snapshot: Path) -> bool:
 
 
 def folders_in(folder: Path) -> list[Path]:
-    """Return a folder's subfolders without hidden ones; none if the folder is unreadable."""
+    """Return a folder's visible subfolders, or an empty list if the folder is unreadable."""
     try:
         entries = sorted(folder.iterdir())
     except OSError:
@@ -161,7 +161,7 @@ def folders_in(folder: Path) -> list[Path]:
 
 
 def _commit_of(repository: str, branch: str) -> str | None:
-    """Return a branch's commit in the cache; None if unknown."""
+    """Return the commit of a branch in the cache; None if the cache does not know the branch."""
     try:
         file = repository_folder(repository) / "refs" / branch
         regular_size(file)

@@ -1,7 +1,7 @@
 """Lists the models on this disk: in the Hugging Face hub's cache and in configured folders.
 
-Only config.json, the index and the headers of safetensors files are read, no weights. Another
-process opens and checks the files: see folder_reader.py."""
+Only config.json, the index and the headers of safetensors files are read, no weights. A process
+with limits opens and checks the files: see folder_reader.py."""
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -51,47 +51,47 @@ CONFIG_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 @dataclass(frozen=True, slots=True)
 class LocalModel:
-    """A model on this disk; it can be served unless ``problem`` is set."""
+    """A model on this disk, which can be served unless ``problem`` is set."""
 
     name: str
-    """The id on the hub; for a configured folder its own name, or ``org/name`` two levels below."""
+    """``org/name`` on the hub; outside its cache the folder's last name or last two names."""
     folder: Path
     size_bytes: int
     """Bytes of all weight files on this disk."""
     modified: float
     """Modification time of the newest weight file, in Unix seconds."""
     revision: str | None
-    """Commit on the hub; None for a configured folder."""
+    """The commit on the hub; None for a model outside the hub's cache."""
     family: str = ""
-    """model_type of config.json; may be empty."""
+    """The field model_type of config.json, which may be empty."""
     parameters: int = 0
-    """Number of weights; 0 for an unsupported family."""
+    """Number of single weights; 0 if quire does not support the family."""
     quantization: str = ""
-    """Storage of matrices, such as "4-bit", "mxfp4" or "bf16"; empty if unknown."""
+    """How matrices are stored, such as "4-bit", "mxfp4" or "bf16"; empty if unknown."""
     max_position_embeddings: int = 0
-    """0 for an unsupported family."""
+    """The longest sequence in tokens; 0 if quire does not support the family."""
     embeds: bool = False
-    """True for a model that turns texts into vectors and generates nothing."""
+    """Whether the model turns texts into vectors, and generates no text."""
     problem: str | None = None
-    """Why the model cannot be served, in one sentence."""
+    """The reason why the model cannot be served, as a sentence; None if it can be."""
     digest: str = ""
-    """64 hexadecimal digits that change with the files; empty for a model that cannot be served."""
+    """64 hexadecimal digits that change with the files; empty if the model cannot be served."""
     checkpoint: Checkpoint | None = None
-    """None for a model that cannot be served."""
+    """The sizes of the weights; None if the model cannot be served."""
 
 
 AS_JSON = TypeAdapter(LocalModel)
-"""Conversion for results of the reading process."""
+"""Converts a LocalModel to and from the JSON that the reading process sends."""
 Facts = dict[str, Any]
 
 
 def local_models(
     folders: Sequence[Path], *, hub: bool = True, reader: FolderReader | None = None
 ) -> tuple[LocalModel, ...]:
-    """Return the models on this disk, sorted by name. Among models of one name the first that can
-    be served wins, in the order of the folders, then the hub's cache. folders: each is a model, or
-    holds models one or two levels below (``org/name``); may be missing. hub: whether to search the
-    hub's cache. reader: remembers folders."""
+    """Return the models on this disk, sorted by name. Of models with one name, take the first that
+    can be served: the folders are searched in order, then the hub's cache. folders: folders of
+    models, or folders one or two levels above models; they may be missing. hub: whether to search
+    the hub's cache. reader: keeps results for later calls."""
     if reader is None:
         with FolderReader() as reader:
             return local_models(folders, hub=hub, reader=reader)
@@ -109,7 +109,7 @@ def local_models(
 def hub_model(
     repository: str, reader: FolderReader, snapshot: Path | None = None
 ) -> LocalModel | None:
-    """Return a repository's cached model, if any. snapshot: a commit's folder; None: the best."""
+    """Return a repository's model in the cache. snapshot: a commit's folder, or None for any."""
     if snapshot is not None:
         return _read(reader, read_model, snapshot, repository, snapshot.name)
     folder = repository_folder(repository)
@@ -126,8 +126,8 @@ def folder_model(name: str, folder: Path, reader: FolderReader) -> LocalModel:
 def _read(
     reader: FolderReader, work: Any, folder: Path, name: str, revision: str | None
 ) -> LocalModel:
-    """Return the model in a folder; a reading error becomes its problem. revision: commit on the
-    hub; empty if the files determine it."""
+    """Return the model in a folder; a reading error becomes the model's problem. revision: the
+    commit on the hub; empty if ``work`` finds the commit."""
     try:
         return AS_JSON.validate_python(reader.read(work, folder, name, revision, reader.embeds))
     except CheckpointError as error:
@@ -147,7 +147,7 @@ def _all_models(
 
 
 def _model_folders(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Yield names and folders of the models in a configured folder."""
+    """Yield (name, folder) of each model in a folder of the setting models.folders."""
     if _is_model(folder):
         is_demo = folder.resolve() == shipped(DEMO_MODEL).resolve()
         yield DEMO_ID if is_demo else folder.resolve().name, folder
@@ -162,7 +162,7 @@ def _model_folders(folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _is_model(folder: Path) -> bool:
-    """Return whether a folder has files of a model, complete or not."""
+    """Return whether a folder has some file of a model."""
     return (folder / CONFIG_FILE).is_file() or bool(_weights_in(folder))
 
 
@@ -174,21 +174,21 @@ def _weights_in(folder: Path) -> list[Path]:
 
 
 def read_repository(folder: str, repository: str, _: str, embeds: bool | None) -> Any:
-    """Read a repository of the hub's cache like ``read_model``."""
+    """Read the best commit of a repository in the hub's cache like ``read_model``."""
     snapshot = best_snapshot(repository)
     assert snapshot is not None, folder
     return read_model(str(snapshot), repository, snapshot.name, embeds)
 
 
 def read_model(path: str, name: str, revision: str | None, embeds: bool | None) -> Any:
-    """Read a folder's files; return a value for AS_JSON. An error becomes the model's problem, so
-    that other models are still listed."""
+    """Read a model's folder; return a LocalModel as AS_JSON dumps it. An error becomes the model's
+    problem, so that other models are still listed."""
     folder, facts = Path(path), Facts()
     try:
         for more in _read_facts(name if revision else None, folder, embeds):
             facts |= more
     except Exception as error:
-        # Strangers' files can fail in ways that no check foresees.
+        # Files of strangers can cause any error.
         facts["problem"] = _problem(name, folder, error)
     return AS_JSON.dump_python(_model_of(name, folder, revision, facts), mode="json")
 
@@ -214,8 +214,8 @@ def _problem(name: str, folder: Path, error: Exception) -> str:
 
 
 def _read_facts(repository: str | None, folder: Path, embeds: bool | None) -> Iterator[Facts]:
-    """Yield facts of a folder, the most reliable first. repository: None for a folder outside the
-    hub's cache. Raises CheckpointError and any error of reading files."""
+    """Yield values of LocalModel's fields, starting with those that seldom fail. repository: None
+    for a folder outside the hub's cache. Raises CheckpointError and any error of reading files."""
     if not (folder / CONFIG_FILE).exists():
         if any(path.suffix.lower() == ".gguf" for path in _weights_in(folder)):
             yield {"problem": GGUF, "quantization": "gguf"}
@@ -252,7 +252,7 @@ def _incomplete(repository: str | None, missing: Sequence[str]) -> str:
 
 
 def named_quantization(values: dict[str, Any]) -> str:
-    """Return the storage of matrices according to ``config.json``; empty if unknown."""
+    """Return how ``config.json`` says that matrices are stored; empty if it does not say."""
     packing = values.get("quantization")
     if isinstance(packing, dict):
         mode = packing.get("mode", AFFINE)
@@ -264,7 +264,7 @@ def named_quantization(values: dict[str, Any]) -> str:
 
 
 def _stored_as(checkpoint: Checkpoint, named: str) -> str:
-    """Return how matrices are stored; for unquantized ones the weight files decide."""
+    """Return how matrices are stored: the weights' type if ``named`` is no quantization."""
     plain = named in CONFIG_DTYPES.values() or not named
     return DTYPES[checkpoint.dtype] if plain else named
 
@@ -274,7 +274,7 @@ def model_files(folder: Path) -> list[Path]:
 
 
 def digest_of(files: Iterable[Path]) -> str:
-    """Hash a model quickly: small files in whole, weights by name and size."""
+    """Hash JSON files in whole, but weights only by name and size, which is quick."""
     digest = hashlib.sha256()
     for file in files:
         size = file.stat().st_size
@@ -287,8 +287,8 @@ def digest_of(files: Iterable[Path]) -> str:
 def folder_problem(
     path: str, embeds: bool | None, promised_bytes: int | None, tokenizer: bool
 ) -> str | None:
-    """Return why a folder cannot be served, or None. promised_bytes: of all weights, if some are
-    still on the hub. tokenizer: whether its files exist."""
+    """Return why a folder cannot be served, or None. promised_bytes: the size of all weights, if
+    some are still on the hub. tokenizer: whether the tokenizer's files exist."""
     folder = Path(path)
     try:
         checkpoint = checkpoint_in(folder, embeds, promised_bytes)
@@ -300,7 +300,7 @@ def folder_problem(
 
 
 def shape_problem(path: str) -> str | None:
-    """Return why a model's shape cannot be read, or None."""
+    """Return why a model's dimensions cannot be read from its folder, or None."""
     try:
         read_shape(Path(path))
     except CheckpointError as error:
@@ -309,15 +309,15 @@ def shape_problem(path: str) -> str | None:
 
 
 def checkpoint_in(folder: Path, embeds: bool | None, promised_bytes: int | None) -> Checkpoint:
-    """Read a checkpoint. promised_bytes: None if all weights are here. Raises CheckpointError."""
+    """Read a checkpoint. promised_bytes: as for ``folder_problem``. Raises CheckpointError."""
     if promised_bytes is None:
         return read_checkpoint(folder, embeds=embeds)
     return promised_checkpoint(folder, promised_bytes, embeds=embeds)
 
 
 def template_facts(path: str) -> tuple[str, bool, bool, str]:
-    """Return the tokenizer's problem or an empty string, whether the chat template writes tool
-    calls, whether it writes thoughts, and the template's text."""
+    """Return four values: the tokenizer's problem or an empty string; whether the chat template
+    writes tool calls; whether the template writes thoughts; the template's text."""
     try:
         template = Tokenizer(Path(path)).template
     except TokenizerError as error:
@@ -326,7 +326,7 @@ def template_facts(path: str) -> tuple[str, bool, bool, str]:
 
 
 def check_vocabulary(folder: Path, tokenizer: Tokenizer, checkpoint: Checkpoint) -> None:
-    """Raises TokenizerError for a tokenizer with more tokens than the weights."""
+    """Raises TokenizerError if the tokenizer has more tokens than the weights."""
     if tokenizer.vocab_size > checkpoint.vocab_size:
         raise TokenizerError(
             f"{folder / TOKENIZER_FILE}: it has {tokenizer.vocab_size} tokens, but config.json's "

@@ -26,13 +26,13 @@ class InFolder:
     """A model in a folder outside the hub's cache."""
 
     name: str
-    """The folder's name, or ``org/name`` two levels below a configured folder."""
+    """The folder's name, or ``org/name`` two levels below one of models.folders."""
     folder: Path
 
 
 @dataclass(frozen=True, slots=True)
 class OnHub:
-    """A repository, pinned to a branch, tag or commit, or None."""
+    """A repository on the hub. revision: a branch, tag or commit; None means the main branch."""
 
     repository: str
     revision: str | None
@@ -40,7 +40,7 @@ class OnHub:
 
 @cache
 def aliases() -> dict[str, str]:
-    """Return the repositories by quire's short names."""
+    """Return ``{short name: repository}`` of the short names that quire ships."""
     text = shipped(ALIASES_FILE).read_text(encoding="utf-8")
     names: dict[str, str] = tomllib.loads(text)["aliases"]
     return names
@@ -49,9 +49,9 @@ def aliases() -> dict[str, str]:
 def look_up(
     name: str, folders: Sequence[Path] = (), reader: FolderReader | None = None
 ) -> InFolder | OnHub:
-    """Resolve a name, in this order: a path; the demo model; the full name of a servable model in
-    these folders; quire's short names; an id on the hub; the last part of a local model's name.
-    folders: beside the hub's cache. reader: for ``local_models``. Raises ModelNotFoundError."""
+    """Resolve a name, which is, in this order: a path; the demo model; a short name of quire's; the
+    full name of a servable model in ``folders``; an id on the hub; the last part of the name of a
+    model in ``folders`` or the hub's cache. Raises ModelNotFoundError."""
     path = Path(name).expanduser()
     if path.is_dir():
         if has_gguf_alone(path):
@@ -76,7 +76,7 @@ def look_up(
 def _by_last_part(
     name: str, folders: Sequence[Path], reader: FolderReader | None
 ) -> LocalModel | None:
-    """Return the local model with this last part of the name. Raises ModelNotFoundError for two."""
+    """Return the local model ``org/name``, or None. Raises ModelNotFoundError for several."""
     matches = [
         model
         for model in local_models(folders, reader=reader)

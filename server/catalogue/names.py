@@ -4,17 +4,17 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-# The model that comes with quire; a folder named demo wins.
+# Names of the model that comes with quire; a local folder ``demo`` takes precedence.
 DEMO, DEMO_ID = "demo", "quire-demo"
-# Other text is a path.
+# ``org/name``, without the texts "--" and "..".
 HUB_ID = re.compile(r"(?!.*(?:--|\.\.))\w[\w.-]*/[\w.-]*\w", re.ASCII)
-# A branch, tag or commit.
+# The name of a branch or tag, or a commit's hash.
 REVISION = re.compile(r"(?!.*\.\.)\w[\w./-]*", re.ASCII)
-# Such as "qwen3:4b" or "user/qwen3:4b".
+# A name in Ollama's form, such as "qwen3:4b" or "user/qwen3:4b".
 OLLAMA_NAME = re.compile(r"(?:[\w.-]+/)?[\w.-]+:[\w.-]+")
 # Names with these suffixes are files in repositories, not repositories.
 FILES = (".gguf", ".safetensors")
-# Longest text from other people's files in a line: of a problem, and of a word.
+# Limits of texts that quote strangers' files: of a model's problem, and of a single word.
 MAX_PROBLEM_CHARS, MAX_WORD_CHARS = 1000, 100
 EXAMPLES = "Qwen/Qwen3-4B or mlx-community/Qwen3-4B-4bit"
 GGUF = (
@@ -24,7 +24,7 @@ GGUF = (
 
 
 class ModelNotFoundError(ValueError):
-    """No such folder or repository; the text is one sentence."""
+    """Raised if a name means no usable model; the text is one sentence for the user."""
 
 
 def is_hub_id(name: str) -> bool:
@@ -32,7 +32,7 @@ def is_hub_id(name: str) -> bool:
 
 
 def split_revision(name: str) -> tuple[str, str | None]:
-    """Split a name at "@" into the name and the branch, tag or commit."""
+    """Split ``NAME@REVISION``; the revision is None if the name has none."""
     base, at, revision = name.partition("@")
     return (base, revision) if at and REVISION.fullmatch(revision) else (name, None)
 
@@ -43,8 +43,8 @@ def has_gguf_alone(folder: Path) -> bool:
 
 
 def why_not(name: str, path: Path, aliases: Iterable[str]) -> str:
-    """Explain why a text is no model's name. path: the name as a path. aliases: quire's short
-    names."""
+    """Explain to the user why a text names no model. path: the text as a path. aliases: the short
+    names that quire ships."""
     if path.suffix.lower() == ".gguf":
         return GGUF if path.is_file() else f"there is no such file; and {GGUF}"
     if path.is_file():
@@ -58,7 +58,7 @@ def why_not(name: str, path: Path, aliases: Iterable[str]) -> str:
 
 
 def printable(text: str, max_chars: int | None = None) -> str:
-    """Escape control characters and line breaks. max_chars: cut the text there."""
+    """Escape control characters and line breaks. max_chars: longer texts are cut."""
     if max_chars is not None and len(text) > max_chars:
         text = f"{text[: max_chars - 1]}\N{HORIZONTAL ELLIPSIS}"
     if text.isprintable():
