@@ -1,1 +1,1 @@
-"""Several models behind one address: a process per model, and one memory budget for all."""
+"""Serves several models at one address: each has a process, and all share a memory budget."""

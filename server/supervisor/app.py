@@ -1,4 +1,4 @@
-"""The application of several models: a model's process answers most requests, the front some."""
+"""The HTTP application of the front: the process that forwards requests to models' processes."""
 
 import asyncio
 import re
@@ -44,12 +44,12 @@ from server.supervisor.process import Headers, LoadError, ModelProcess, NoAnswer
 
 SHOW = "/api/show"
 STORED_RESPONSE = "/v1/responses/{response_id}"
-# Matches the undecoded path, which is forwarded as it is.
+# Matches the percent-encoded path, as that is forwarded unchanged.
 STORED_TARGET = re.compile(rb"/v1/responses/[A-Za-z0-9_-]{1,64}(?=[/?]|\Z)")
 
 
 def create_front(front: Front) -> tuple[FastAPI, FrontMetrics]:
-    """Make the ASGI application. Its lifespan loads pinned models and ends all processes."""
+    """Make the ASGI application: it loads pinned models at its start and ends all at its end."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -87,7 +87,7 @@ async def _load_pinned(front: Front) -> None:
 
 
 class BodyHead(BaseModel):
-    """The fields of a body that the front reads."""
+    """The fields that the front reads in the body of a request."""
 
     model: str | None = None
     stream: Any = None
@@ -137,14 +137,14 @@ def _add_forwarding_routes(router: APIRouter, front: Front) -> None:
 
 
 def stream_start(request: Request, model: ManagedModel, head: BodyHead) -> StreamStart | None:
-    """Return how to begin a stream; None for an answer in one piece."""
+    """Return how to begin the answer's stream; None if the answer is not streamed."""
     if speaks_ollama(request.scope):
         return None if head.stream is False else line_stream(request.url.path, model.name)
     return EVENTS if head.stream is True else None
 
 
 async def model_with_response(front: Front, request: Request) -> ManagedModel:
-    """Return the model that stores a response. Raises ApiError: 404, or 503 without an answer."""
+    """Return the loaded model that stores the request's response. Raises ApiError (404, 503)."""
     error = ApiError(404, "No model that is loaded has this response.", type="not_found_error")
     if (target := STORED_TARGET.match(target_of(request.scope))) is None:
         raise error
@@ -160,7 +160,7 @@ async def model_with_response(front: Front, request: Request) -> ManagedModel:
 
 
 async def _status(process: ModelProcess, target: bytes, headers: Headers) -> int | None:
-    """Return the status of a process's answer; None without an answer."""
+    """Return the HTTP status of a process's answer; None if the process does not answer."""
     try:
         return (await process.get(target, headers)).status
     except NoAnswerError:
@@ -168,7 +168,7 @@ async def _status(process: ModelProcess, target: bytes, headers: Headers) -> int
 
 
 def client_of(request: Request) -> bytes:
-    """Return a digest of key and address: keep-alive times are counted per client."""
+    """Return a digest of a client's key and address: each client has a keep-alive of its own."""
     host = request.client.host if request.client else ""
     return sha256(f"{request_key(request.headers)}\n{host}".encode()).digest()
 
@@ -222,7 +222,7 @@ def _add_operation_routes(router: APIRouter, front: Front, metrics: FrontMetrics
 
 
 def _scrape_headers(front: Front) -> Headers:
-    """Return headers for requests to the processes for metrics, with a key if one is configured."""
+    """Return the headers of requests for a process's metrics, with a key if one is configured."""
     access = front.config.access
     keys = [access.scrape_key] if access.scrape_key else list(access.api_keys[:1])
     bearer = [(b"authorization", f"Bearer {key.get_secret_value()}".encode()) for key in keys]

@@ -1,6 +1,6 @@
 """Forwards requests to a model's process and streams the answers back.
 
-A stream may begin while its model is still being loaded: with comments, which clients ignore."""
+A streamed answer may begin while its model is being loaded: with comments, which clients ignore."""
 
 import asyncio
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from server.supervisor.front import Front
 from server.supervisor.models import ManagedModel, NoRoomError
 from server.supervisor.process import Headers, LoadError, ModelProcess, NoAnswerError
 
-# Fields of a single connection (RFC 9110, section 7.6.1), not forwarded.
+# Headers for a single connection (RFC 9110, section 7.6.1), which are not forwarded.
 OF_ONE_CONNECTION = {
     *("connection", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding"),
     *("upgrade", "expect"),
@@ -36,12 +36,12 @@ RESPONSES_PATH = "/v1/responses"
 
 @dataclass(frozen=True, slots=True)
 class StreamStart:
-    """The begin of a stream whose model is being loaded."""
+    """How a streamed answer begins while its model is being loaded."""
 
     media_type: bytes
     sign_of_life: bytes
     begins_at_once: bool
-    """False: begins only after ``server.sse_ping_s``, so that early errors still get a status."""
+    """Whether to begin without waiting ``server.sse_ping_s``, in which errors get a status."""
 
 
 EVENTS = StreamStart(b"text/event-stream; charset=utf-8", SIGN_OF_LIFE, begins_at_once=False)
@@ -49,15 +49,15 @@ EVENTS = StreamStart(b"text/event-stream; charset=utf-8", SIGN_OF_LIFE, begins_a
 
 @dataclass(frozen=True, slots=True)
 class ForwardedRequest:
-    """A client's request to a model."""
+    """A request to a model. client: a digest of the client's key and address."""
 
     model: ManagedModel
     client: bytes
     body: bytes
     stream: StreamStart | None = None
-    """None for an answer in one piece."""
+    """How the answer's stream begins; None for an answer that is not streamed."""
     keep_alive_s: float | None = None
-    """Time for which the client wants to keep the model loaded; negative: for ever."""
+    """Seconds for which the client wants the model loaded; a negative value means for ever."""
 
 
 def not_loaded(model: str, error: LoadError) -> ApiError:
@@ -71,7 +71,7 @@ def model_ended(model: str) -> ApiError:
 
 
 class ForwardedAnswer(Response):
-    """The forwarded answer of a model's process."""
+    """The answer of a model's process to a client."""
 
     def __init__(self, request: Request, front: Front, forwarded: ForwardedRequest) -> None:
         self.background = None
@@ -82,7 +82,7 @@ class ForwardedAnswer(Response):
         self._num_events = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the answer; cancel the request if the client leaves."""
+        """Send the answer; cancel the process's request if the client disconnects."""
         await unless_left(self._request, self._answer(scope, receive, send))
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -110,10 +110,10 @@ class ForwardedAnswer(Response):
         elif forwarded.stream is not None:
             await self._end_with(failure, send)
         else:
-            raise failure  # breaks the connection, so that the client notices
+            raise failure  # breaks the connection, so that the client notices the failure
 
     async def _process(self, send: Send) -> ModelProcess:
-        """Return the model's process, loaded. Raises LoadError, NoRoomError, TimeoutError."""
+        """Return the loaded model's process. Raises LoadError, NoRoomError, TimeoutError."""
         models, config, stream = self._front.models, self._front.config, self._forwarded.stream
         if (process := models.running(self._forwarded.model)) is not None:
             return process
@@ -133,8 +133,8 @@ class ForwardedAnswer(Response):
             loading.cancel()
 
     async def _relay(self, process: ModelProcess, send: Send) -> bool:
-        """Send the process's answer. Return False if the process ended before it got the request.
-        Raises NoAnswerError if the process ends during the answer."""
+        """Send the process's answer, and return True; return False if the process ended before it
+        got the request. Raises NoAnswerError if the process ends during the answer."""
         request = self._request
         target, headers = target_of(request.scope), sent_headers(request)
         upstream = process.stream(request.method, target, headers, self._forwarded.body)
@@ -165,7 +165,7 @@ class ForwardedAnswer(Response):
             await send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def _end_with(self, error: ApiError, send: Send) -> None:
-        """End a begun stream with an error in the form of the API."""
+        """End a stream that has begun with an error event of the client's API."""
         last = _failure_event(self._request.scope, error, self._num_events)
         await send(_body(last, is_last=True))
 
@@ -175,7 +175,7 @@ def _body(chunk: bytes, *, is_last: bool = False) -> dict[str, Any]:
 
 
 def target_of(scope: Scope) -> bytes:
-    """Return path and query, undecoded."""
+    """Return a request's path and query, percent-encoded as the client sent them."""
     query = scope["query_string"]
     path: bytes = scope.get("raw_path") or scope["path"].encode()
     return path + (b"?" + query if query else b"")
@@ -193,7 +193,7 @@ def _returned(headers: Headers) -> Headers:
 
 
 def _error_of(status: int, body: bytes) -> ApiError:
-    """Parse the error response of a process, whose status cannot be sent any more."""
+    """Parse a process's error response. Its status comes too late for a stream that has begun."""
     error = from_json(body)["error"]
     fields = error if isinstance(error, dict) else {"message": error}
     kind = fields.get("type") or "server_error"
@@ -203,7 +203,7 @@ def _error_of(status: int, body: bytes) -> ApiError:
 
 
 def _failure_event(scope: Scope, error: ApiError, number: int) -> bytes:
-    """Return the error event that ends a stream. number: count of earlier events."""
+    """Return the error event that ends a stream. number: how many events came before."""
     if speaks_anthropic(scope):
         return event(late_message_error(error, current_request_id()), named=True)
     if speaks_ollama(scope):

@@ -1,4 +1,4 @@
-"""The front of several models: finds the model that each request means, and rereads the disk."""
+"""Finds the model that a request names, and rereads the disk for new and changed models."""
 
 import asyncio
 import math
@@ -18,10 +18,10 @@ from server.supervisor.models import ManagedModel, ModelSource, ModelSupervisor
 
 LATEST = ":latest"
 LOADED = "loaded"
-"""Target of an alias for the model at hand."""
-# Shortest time between two scans of the disk.
+"""Stands in the setting models.aliases for the model that was used last."""
+# Shortest time between two searches of the disk for models.
 RESCAN_S = 2.0
-# Short enough: an idle machine falls asleep only after minutes.
+# Seconds between two looks for running requests; idle machines fall asleep after minutes only.
 AWAKE_POLL_S = 5.0
 NOTHING_LOADED = "No model has been used yet: name one of those that GET /v1/models lists."
 
@@ -29,9 +29,9 @@ NOTHING_LOADED = "No model has been used yet: name one of those that GET /v1/mod
 def match_name(
     name: str | None, models: Collection[str], aliases: Mapping[str, str], at_hand: str | None
 ) -> str | None:
-    """Return the model that a client's name means, or None. models: hub ids or folders' names.
-    aliases: patterns such as ``gpt-*`` to a model's name or LOADED; the first match counts.
-    at_hand: the model for LOADED and for a request without a name."""
+    """Return the name of the model that a client means, or None. models: hub ids or folders' names.
+    aliases: ``{pattern such as gpt-*: a model's name or LOADED}``; the first match counts.
+    at_hand: the model for LOADED and for a request without a model's name."""
     plain = (name or "").removesuffix(LATEST).rstrip("/")
     if not plain:
         return at_hand
@@ -42,7 +42,7 @@ def match_name(
 
 
 def _match_own(name: str | None, models: Collection[str]) -> str | None:
-    """Return the model with that name. The organisation may be missing if the rest is unique."""
+    """Return the model of that name, in which ``org/`` may be missing if the rest is unique."""
     if name is None or name in models:
         return name
     base = name.rpartition("/")[2]
@@ -53,17 +53,17 @@ def _match_own(name: str | None, models: Collection[str]) -> str | None:
 
 @dataclass(slots=True)
 class Front:
-    """The models of a server, and its settings."""
+    """The state of the process that clients connect to: its settings, and all models."""
 
     config: Config
     models: ModelSupervisor
     find: Callable[[], Iterable[ModelSource]]
-    """Returns all servable models on this disk; slow."""
+    """Returns all servable models on this disk, which takes long."""
     awake: KeepAwake | None = None
-    """Keeps the machine awake; None if it may sleep."""
+    """Keeps the machine awake during answers; None if the machine may sleep."""
     drain: Drain = field(default_factory=Drain)
     templates: Executor = field(default_factory=partial(ThreadPoolExecutor, 1, "templates"))
-    """Thread that reads models' abilities."""
+    """The thread that reads the models' chat templates."""
     _disk: Executor = field(default_factory=partial(ThreadPoolExecutor, 1, "disk"))
     _looking: asyncio.Lock = field(default_factory=asyncio.Lock)
     _looked_at: float = -math.inf
@@ -77,24 +77,24 @@ class Front:
         return None if match is None else models[match]
 
     async def refresh(self) -> None:
-        """Update the models and their files from the disk."""
-        async with self._looking:  # concurrent requests share one scan
+        """Update the models by a search of the disk, unless one has just ended."""
+        async with self._looking:  # concurrent requests share one search
             if time.monotonic() - self._looked_at < RESCAN_S:
                 return
-            # A thread of its own: a slow scan does not delay requests to loaded models.
+            # In a thread, so that a slow search does not delay requests to loaded models.
             loop = asyncio.get_running_loop()
             self.models.update(await loop.run_in_executor(self._disk, lambda: list(self.find())))
             self._looked_at = time.monotonic()
 
     async def fitting(self) -> AsyncIterator[ManagedModel]:
-        """Refresh, and yield the models that can be served."""
+        """Reread the disk, and yield the models that can be served."""
         await self.refresh()
         for model in list(self.models.models.values()):
             if await self.models.fits(model):
                 yield model
 
     async def model_of(self, name: str | None) -> ManagedModel:
-        """Return the model that a client means, reread if unloaded. Raises ApiError (404)."""
+        """Return the model that a client names; reread it if it is at rest. Raises ApiError."""
         model = self._find(name)
         if model is None or model.at_rest:
             await self.refresh()
@@ -108,7 +108,7 @@ class Front:
         )
 
     async def keep_awake(self, awake: KeepAwake) -> None:
-        """Keep the machine awake while models are in use or others may ask. Never returns."""
+        """Keep the machine awake as long as KeepAwake wants it. Never returns."""
         try:
             while True:
                 awake.update(busy=any(model.users for model in self.models.models.values()))
@@ -118,7 +118,7 @@ class Front:
 
     @property
     def alive(self) -> bool:
-        """True: each process watches its own engine."""
+        """Always True: the front has no engine, and each process watches its own."""
         return True
 
     def end_all(self, message: str) -> None:

@@ -1,4 +1,4 @@
-"""The metrics of the front and of all models on one page; a model's metrics have a model label."""
+"""One page with the metrics of the front process and, under a label ``model``, of all models."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
@@ -14,13 +14,13 @@ from server.metrics.families import counters, gauge, gauges
 from server.supervisor.models import ManagedModel, ModelSupervisor
 from server.supervisor.process import Headers, ModelProcess, NoAnswerError
 
-# Bounds histograms of answers, which stay empty: the models' processes count answers.
+# Upper bound of the histograms of answers, which stay empty here: the models' processes count.
 MAX_MODEL_LEN = 32768
 PATH = b"/metrics"
 
 
 class ModelsCollector(Collector):
-    """Collects the models' state and their parts of the memory budget."""
+    """Collects metrics of the models: their states, and their parts of the memory budget."""
 
     def __init__(self, models: ModelSupervisor) -> None:
         self._supervisor = models
@@ -85,7 +85,7 @@ class ModelsCollector(Collector):
 
 
 class FrontMetrics(HttpMetrics):
-    """The front's own metrics, to which it adds those of the processes."""
+    """The metrics of the front process, and a page that adds all models' metrics."""
 
     def __init__(self, models: ModelSupervisor) -> None:
         super().__init__(MAX_MODEL_LEN)
@@ -93,7 +93,7 @@ class FrontMetrics(HttpMetrics):
         self.registry.register(ModelsCollector(models))
 
     async def render_all(self, headers: Headers) -> bytes:
-        """Return the front's and the loaded models' metrics. headers: for the processes."""
+        """Return all metrics. headers: the headers of requests for a model's metrics."""
         loaded = [(each.name, each.process) for each in self._supervisor.loaded if each.process]
         pages = await asyncio.gather(*(_read_page(process, headers) for _, process in loaded))
         merged = {family.name: family for family in self.registry.collect()}
@@ -111,7 +111,7 @@ class _Families(Collector):
 
 
 async def _read_page(process: ModelProcess, headers: Headers) -> str:
-    """Return a process's metrics; empty without an answer."""
+    """Return a process's metrics; empty if the process does not answer."""
     with suppress(NoAnswerError):
         answer = await process.get(PATH, headers)
         return answer.content.decode() if answer.status == 200 else ""

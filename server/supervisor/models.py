@@ -4,13 +4,13 @@
 
     not loaded -> loading -> loaded -> ending -> not loaded
 
-A loaded model holds its weights, K and V for one sequence of full length, and more K and V while
-there is room. To make room for another model, loaded ones first give up unused K and V; then the
-model that was used longest ago is unloaded. A model is also unloaded when its keep-alive is over.
+A loaded model holds memory for weights, for K and V of one sequence of full length, and for more K
+and V while the budget has room. To make room for another model, loaded models first give up unused
+K and V; then the model used longest ago is unloaded. Any model is unloaded after its keep-alive.
 
-Models wait for memory in a line, in the order of their first requests. After a turn of waiting, a
-model takes the memory of models in use that have had a turn themselves: these refuse new requests
-and are unloaded after their last answer. All of this shares one state, hence one file.
+Models wait for memory in a line, in the order of their first requests. A model that has waited for
+a turn (a time, ``_turn_s``) gets the memory of models that were loaded for a turn: even if such a
+model is in use, it refuses new requests, and is unloaded after its last answer.
 """
 
 import asyncio
@@ -28,25 +28,25 @@ from server.protocol.ollama.answer import ModelFacts
 from server.protocol.wire_errors import RETRY_AFTER_S
 from server.supervisor.process import LoadError, ModelProcess
 
-# Exit code after the GPU's memory of K and V failed: a restarted process chooses another substrate.
+# Exit code of a process whose GPU memory for K and V failed: its restart takes another kind.
 SUBSTRATE_FAILED_CODE = 4
-# Pause between a failed load and the next attempt.
+# Pause in seconds between a failed load of a model and the next attempt.
 RETRY_LOAD_S = 5.0
-# Longest turn of a model in use; a shorter `models.evict_after_idle_s` replaces it.
+# A turn lasts `models.evict_after_idle_s`, but at most this long.
 MAX_TURN_S = 300.0
-# A model keeps its place in the line until so long after the `Retry-After` of its last request.
+# Time from the end of the last client's `Retry-After` until a model loses its place in the line.
 PLACE_KEPT_S = 10.0
-# Clients to remember per model; beyond, the one with the earliest end of its keep-alive goes.
+# How many clients' keep-alives a model remembers; the one that ends first is forgotten.
 MAX_CLIENTS = 64
 NOBODY = b""
-"""Stands for the client of a loaded model that is still unused."""
+"""Stands for a client in the keep-alive of a loaded model that no client has used yet."""
 END_REASONS = ("keep_alive", "room", "failed", "stopped")
 
 log = structlog.get_logger("quire")
 
 
 class NoRoomError(Exception):
-    """Other models hold all memory and are in use."""
+    """Raised if a model cannot be loaded because other models in use hold the memory."""
 
     def __init__(self, retry_after_s: int) -> None:
         super().__init__("other models have the memory, and are in use")
@@ -55,47 +55,47 @@ class NoRoomError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeeds:
-    """The memory that a model needs."""
+    """The memory that a model's process needs."""
 
     fixed_bytes: int
-    """All memory except K and V."""
+    """All memory except that of K and V."""
     least_kv_bytes: int
-    """K and V of one sequence of full length."""
+    """Memory for K and V of one sequence of full length."""
     most_kv_bytes: int
-    """Limit of K and V for a model that is alone."""
+    """Limit of memory for K and V while no other model is loaded."""
     max_model_len: int
     on_gpu: bool = False
     state_bytes: int = 0
-    """Part of ``fixed_bytes`` for recurrent layers; included in a process's budget of K and V."""
+    """The part of ``fixed_bytes`` for recurrent layers' states, which cache.kv_budget includes."""
 
     @property
     def least_bytes(self) -> int:
-        """Return the least memory to load the model."""
+        """The least memory with which the model can be loaded."""
         return self.fixed_bytes + self.least_kv_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Abilities:
-    """A model's capabilities in Ollama's terms, and its chat template."""
+    """A model's capabilities, as Ollama names them, and its chat template."""
 
     capabilities: tuple[str, ...]
     template: str
 
 
 class ModelSource(Protocol):
-    """A model's files and the start of its process. Sources with equal files are equal."""
+    """A model's files, from which its process can start. Sources with equal files are equal."""
 
     @property
     def name(self) -> str: ...
     @property
     def created(self) -> int:
-        """Time of the files in Unix seconds."""
+        """Modification time of the files, in Unix seconds."""
 
     @property
     def pinned(self) -> bool: ...
 
     def needs(self) -> MemoryNeeds:
-        """Raises LoadError for a model that cannot be served; then no other method is called."""
+        """Raises LoadError if the model cannot be served; no other method is called then."""
 
     def facts(self) -> ModelFacts: ...
 
@@ -103,18 +103,18 @@ class ModelSource(Protocol):
         """Raises LoadError."""
 
     async def launch(self, needs: MemoryNeeds, kv_bytes: int) -> ModelProcess:
-        """Start the process. kv_bytes: first limit of K and V. Raises OSError."""
+        """Start the process. kv_bytes: memory limit of K and V at first. Raises OSError."""
 
 
 @dataclass(slots=True)
 class KeepAlive:
-    """The end of a model's keep-alive: the latest that any client wants."""
+    """The time until which a model stays loaded: the latest that one of its clients wants."""
 
     default_s: float
     _until: dict[bytes, float] = field(default_factory=dict)
 
     def used(self, client: bytes, now: float, wanted_s: float | None) -> None:
-        """Note the end of a request. wanted_s: keep-alive; negative: for ever; None: default."""
+        """Note a client's request. wanted_s: seconds to stay loaded; negative means for ever."""
         keep_s = self.default_s if wanted_s is None else wanted_s
         self._until.pop(NOBODY, None)
         self._until[client] = math.inf if keep_s < 0 else now + keep_s
@@ -124,7 +124,7 @@ class KeepAlive:
 
     @property
     def until(self) -> float:
-        """End of the keep-alive; 0 for an unused model."""
+        """The time until which the model stays loaded; 0 if no client has used the model."""
         return max(self._until.values(), default=0.0)
 
     def forget(self) -> None:
@@ -133,31 +133,31 @@ class KeepAlive:
 
 @dataclass(slots=True)
 class ManagedModel:
-    """A model, loaded or not."""
+    """A model, loaded or not, with its requests and memory."""
 
     source: ModelSource
     keep: KeepAlive
     needs: MemoryNeeds | None = None
     unfit: LoadError | None = None
-    """Why the model cannot be served here."""
+    """The error that says why this machine cannot serve the model; None if it can."""
     read: ModelSource | None = None
-    """The source that ``needs`` and ``unfit`` belong to; ``source`` may be newer."""
+    """The source from which ``needs`` and ``unfit`` were read; ``source`` may be newer."""
     process: ModelProcess | None = None
     loading: "asyncio.Task[None] | None" = None
     kv_bytes: int = 0
-    """Current limit of K and V."""
+    """Current limit of memory for K and V."""
     users: int = 0
-    """Requests that wait for the model or get its answers."""
+    """Number of requests that wait for the model or get its answers."""
     last_used: float = -math.inf
     loaded_at: float = -math.inf
     waits_since: float | None = None
-    """Time since which the model has a place in the line for memory; None without a place."""
+    """Time since which the model stands in the line for memory; None if it does not."""
     waits_until: float = -math.inf
-    """Time at which the place is lost if no request comes for the model."""
+    """Time at which the model leaves the line, unless a request for the model comes."""
     yields_to: "ManagedModel | None" = None
-    """The waiting model that will get this one's memory."""
+    """The waiting model that will get this model's memory."""
     failed: tuple[float, LoadError] | None = None
-    """Time and error of the last failed load."""
+    """The time and the error of the last load, if that failed."""
     loads: int = 0
     load_seconds: float = 0.0
     ends: dict[str, int] = field(default_factory=lambda: dict.fromkeys(END_REASONS, 0))
@@ -172,24 +172,24 @@ class ManagedModel:
 
     @property
     def held_bytes(self) -> int:
-        """Return the model's part of the budget."""
+        """The model's part of the memory budget."""
         if self.process is None or self.needs is None:
             return 0
         return self.needs.fixed_bytes + self.kv_bytes
 
     @property
     def loaded(self) -> bool:
-        """Return whether the model answers requests."""
+        """Whether the model's process answers requests."""
         return self.process is not None and self.process.alive
 
     @property
     def at_rest(self) -> bool:
-        """Return whether the model has no process and no request."""
+        """Whether the model has neither a process nor a request."""
         return self.process is None and self.loading is None and not self.users
 
     @property
     def idle(self) -> bool:
-        """Return whether the model can be unloaded without harm to a client."""
+        """Whether the model can be unloaded without harm to a client."""
         return self.loaded and not self.users and self.loading is None and not self.pinned
 
 
@@ -203,18 +203,18 @@ class ModelSupervisor:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """budget_bytes: memory for all models together."""
+        """budget_bytes: memory for all models together. clock: the time in seconds."""
         self.budget_bytes = budget_bytes
         self.models: dict[str, ManagedModel] = {}
         self._settings = settings
         self._turn_s = min(settings.evict_after_idle_s, MAX_TURN_S)
         self._clock = clock
         self._turn = asyncio.Lock()
-        """Held while memory is distributed."""
+        """Held while memory is taken from or given to models."""
         self._changed = asyncio.Event()
 
     def update(self, sources: Iterable[ModelSource]) -> None:
-        """Replace the models by those on the disk. Loaded and used models stay."""
+        """Add, change and drop models as the disk has them. Loaded and used models stay."""
         new = {source.name: source for source in sources}
         for name, model in list(self.models.items()):
             if model.at_rest and name not in new:
@@ -227,14 +227,14 @@ class ModelSupervisor:
 
     @property
     def loaded(self) -> list[ManagedModel]:
-        """Return the loaded models, the last used first."""
+        """The loaded models: those in use first, then the last used first."""
         loaded = [model for model in self.models.values() if model.loaded]
         return sorted(loaded, key=lambda model: (-model.users, -model.last_used))
 
     @property
     def at_hand(self) -> ManagedModel | None:
-        """Return the model for a request without a name: the last used one among the loaded, or
-        else among all; else a pinned one, or the only one."""
+        """The model for a request without a model's name: the last used model that is loaded, or
+        else the last used model, or else a pinned model, or else the only model."""
         models = list(self.models.values())
         used = [model for model in models if model.last_used > -math.inf or model.pinned]
         former = sorted(used, key=lambda model: (-model.last_used, model.name))
@@ -245,13 +245,13 @@ class ModelSupervisor:
         return self.budget_bytes - sum(model.held_bytes for model in self.models.values())
 
     async def fits(self, model: ManagedModel) -> bool:
-        """Return whether the model's needs are known and within the budget."""
+        """Return whether the least memory for the model can be planned and is within the budget."""
         with suppress(LoadError):
             return (await self._needs_of(model)).least_bytes <= self.budget_bytes
         return False
 
     async def _needs_of(self, model: ManagedModel) -> MemoryNeeds:
-        """Read the model's needs, once per source. Raises LoadError."""
+        """Return the memory that the model needs, planned once per source. Raises LoadError."""
         while model.read is not model.source:
             source, model.unfit = model.source, None
             try:
@@ -264,13 +264,13 @@ class ModelSupervisor:
         assert model.needs is not None
         return model.needs
 
-    # --- using ----------------------------------------------------------------------------------
+    # --- using a model --------------------------------------------------------------------------
 
     @asynccontextmanager
     async def use(
         self, model: ManagedModel, client: bytes, keep_alive_s: float | None = None
     ) -> AsyncIterator[None]:
-        """Mark the model as used by a client. keep_alive_s: time to stay; negative: for ever."""
+        """Count a client's request to the model. keep_alive_s: as ``wanted_s`` of KeepAlive."""
         model.users += 1
         try:
             yield
@@ -281,7 +281,7 @@ class ModelSupervisor:
             self._has_changed()
 
     def running(self, model: ManagedModel) -> ModelProcess | None:
-        """Return a loaded model's process, if any. Raises NoRoomError if the model must go."""
+        """Return a loaded model's process, or None. Raises NoRoomError if it must be unloaded."""
         if not model.loaded:
             return None
         if model.yields_to is not None and self._waits(model.yields_to):
@@ -290,7 +290,7 @@ class ModelSupervisor:
         return model.process
 
     async def process_of(self, model: ManagedModel) -> ModelProcess:
-        """Return a used model's process, loaded if needed. Raises LoadError, NoRoomError."""
+        """Load a model if it is not loaded; return its process. Raises LoadError, NoRoomError."""
         if model.failed is not None and self._clock() - model.failed[0] < RETRY_LOAD_S:
             raise model.failed[1]
         while (process := self.running(model)) is None:
@@ -298,7 +298,7 @@ class ModelSupervisor:
         return process
 
     async def load(self, model: ManagedModel) -> None:
-        """Load a model, or join a running load. Raises LoadError, NoRoomError."""
+        """Load a model, or wait for a load that has begun. Raises LoadError, NoRoomError."""
         await asyncio.shield(self._start_load(model))
 
     def _start_load(self, model: ManagedModel) -> "asyncio.Task[None]":
@@ -310,7 +310,7 @@ class ModelSupervisor:
 
     async def _load(self, model: ManagedModel) -> None:
         try:
-            if model.process is not None:  # the previous process is ending
+            if model.process is not None:  # the model's earlier process is ending
                 await asyncio.shield(model.process.ended)
             process = await self._launched(model)
             began = self._clock()
@@ -357,15 +357,15 @@ class ModelSupervisor:
         return process
 
     def kept_for_s(self, model: ManagedModel) -> float | None:
-        """Return the seconds that a loaded model stays without a request; None: for ever."""
+        """Return for how long a loaded model stays without a request; None means for ever."""
         if model.pinned or model.keep.until == math.inf:
             return None
         return max(0.0, model.keep.until - self._clock())
 
-    # --- memory ---------------------------------------------------------------------------------
+    # --- making room for a model ----------------------------------------------------------------
 
     async def _make_room(self, model: ManagedModel, needs: MemoryNeeds) -> bool:
-        """Free memory for a model; False: answers must end first. Raises LoadError, NoRoomError."""
+        """Free memory; False means that answers must end first. Raises LoadError, NoRoomError."""
         if needs.least_bytes > self.budget_bytes:
             raise LoadError(
                 f"it needs {needs.least_bytes} bytes, and all models together may have "
@@ -378,7 +378,7 @@ class ModelSupervisor:
                 assert other.needs is not None
                 least = other.needs.least_kv_bytes
                 await self._limit(other, max(least, other.kv_bytes - missing))
-        # Choose again after each unload: a request may have come for a victim meanwhile.
+        # Choose the victims anew after each unload, in which a victim may have got a request.
         while (missing := wanted - self.free_bytes) > 0:
             victims = self._victims(model, missing)
             if any(victim.users for victim in victims):
@@ -389,11 +389,11 @@ class ModelSupervisor:
         return True
 
     def _others(self, model: ManagedModel) -> list[ManagedModel]:
-        """Return the other loaded models, the longest unused first."""
+        """Return the loaded models but ``model``, the longest unused first."""
         return [other for other in reversed(self.loaded) if other is not model]
 
     def _victims(self, model: ManagedModel, missing: int) -> list[ManagedModel]:
-        """Return the models to unload for a model. missing: bytes to free. Raises NoRoomError."""
+        """Return whom to unload to free ``missing`` bytes for a model. Raises NoRoomError."""
         victims: list[ManagedModel] = []
         for other in self._others(model):
             if missing > 0 and self._goes_at(other, model) <= self._clock():
@@ -404,8 +404,8 @@ class ModelSupervisor:
         return victims
 
     def _goes_at(self, model: ManagedModel, other: ManagedModel) -> float:
-        """Return the time at which a model may be unloaded for a waiting one: after enough
-        idleness, or when both the model's stay and the other's wait have lasted a turn."""
+        """Return the time at which a model may be unloaded for a waiting model ``other``: once the
+        model was idle long enough, or ``other`` has waited and the model was loaded for a turn."""
         if model.pinned or model.loading is not None:
             return math.inf
         assert other.waits_since is not None
@@ -416,7 +416,7 @@ class ModelSupervisor:
     # --- the line for memory --------------------------------------------------------------------
 
     def _line_up(self, model: ManagedModel) -> None:
-        """Give a model a place in the line if it has none."""
+        """Put a model at the end of the line, unless the model stands in it."""
         if not self._waits(model):
             self._leave_line(model)
             model.waits_since = self._clock()
@@ -428,7 +428,7 @@ class ModelSupervisor:
                 other.yields_to = None
 
     def _kept_bytes(self, model: ManagedModel) -> int:
-        """Return the bytes for models earlier in the line that have waited for a turn."""
+        """Return the bytes for models before this one in the line that have waited for a turn."""
         assert model.waits_since is not None
         latest = self._clock() - self._turn_s
         return sum(
@@ -439,12 +439,12 @@ class ModelSupervisor:
         )
 
     def _waits(self, model: ManagedModel) -> bool:
-        """Return whether the model has a valid place in the line."""
+        """Return whether the model stands in the line, and a client still wants the model."""
         is_wanted = model.loading is not None or self._clock() <= model.waits_until
         return model.waits_since is not None and is_wanted
 
     def _no_room(self, model: ManagedModel) -> NoRoomError:
-        """Return an error that says when to try again. The model keeps its place in the line."""
+        """Return the error that tells a client when to try again. The model stays in the line."""
         now = self._clock()
         room_at = min((self._goes_at(each, model) for each in self._others(model)), default=now)
         wait_s = 0.0 if room_at == math.inf else room_at - now
@@ -453,16 +453,16 @@ class ModelSupervisor:
         return error
 
     async def _limit(self, model: ManagedModel, kv_bytes: int) -> None:
-        """Set a model's limit of K and V, or the nearest limit that its use allows."""
+        """Limit a model's K and V to a size, or to what the model uses now if that is more."""
         if model.process is None or kv_bytes == model.kv_bytes:
             return
-        # Count a higher limit before setting it, a lower one only after the process confirms.
+        # Charge a raised limit before it is set; credit a lowered limit once it is confirmed.
         before, model.kv_bytes = model.kv_bytes, max(model.kv_bytes, kv_bytes)
         limit = await model.process.set_kv_limit(kv_bytes)
         model.kv_bytes = before if limit is None else min(limit, model.kv_bytes)
 
     async def _share_out(self) -> None:
-        """Give free memory to the loaded models, the last used first."""
+        """Give free memory to loaded models for K and V, to the last used model first."""
         async with self._turn:
             for model in self.loaded:
                 assert model.needs is not None
@@ -470,10 +470,10 @@ class ModelSupervisor:
                 if more > 0:
                     await self._limit(model, model.kv_bytes + more)
 
-    # --- ending ---------------------------------------------------------------------------------
+    # --- unloading a model ----------------------------------------------------------------------
 
     async def stop_model(self, model: ManagedModel) -> bool:
-        """Unload a model; return False for a model in use."""
+        """Unload a model and return True, or return False if the model is in use."""
         async with self._turn:
             if model.users or model.loading is not None:
                 return False
@@ -491,7 +491,7 @@ class ModelSupervisor:
         self._has_ended(model, process)
 
     def _has_ended(self, model: ManagedModel, process: ModelProcess) -> None:
-        """Take back the memory of an ended process. Further calls do nothing."""
+        """Take back the memory of an ended process. A second call does nothing."""
         if model.process is not process:
             return
         model.process, model.kv_bytes = None, 0
@@ -506,7 +506,7 @@ class ModelSupervisor:
             self._start_load(model)
 
     async def keep_time(self) -> None:
-        """Unload models after their keep-alive; distribute freed memory. Never returns."""
+        """Unload models after their keep-alive, and give their memory to others. Never returns."""
         while True:
             changed = self._changed
             async with self._turn:

@@ -1,7 +1,7 @@
 """Starts, watches and ends a model's process.
 
-The process serves HTTP on a Unix socket that only this user can reach. A pair of sockets carries
-messages in both directions, one JSON object per line::
+The process serves HTTP on a Unix socket that only this user can reach. A pair of connected sockets
+carries messages between supervisor and process, one JSON object per line::
 
     to the process                          from the process
     {"model", "settings", "kv_limit"}       {"started": true}
@@ -11,9 +11,9 @@ messages in both directions, one JSON object per line::
     {"ping": true, "number"}                {"number"}
     {"stop": true}
 
-The process ends when the pair is closed: it never outlives its parent. A hanging process is killed:
-during loading after a time without progress, later after unanswered pings. Pings are sent while a
-request waits; the request may wait as long as pings are answered.
+The process ends when the pair is closed, and so never outlives the supervisor. A hanging process is
+killed: during loading after STALL_TIMEOUT_S without progress, later after PINGS unanswered pings.
+Pings are sent while an HTTP request waits, which may take any time while pings are answered.
 """
 
 import asyncio
@@ -30,41 +30,41 @@ from typing import Any
 import httpcore2
 import structlog
 
-# Shorter than the process's keep-alive: the front closes idle connections first.
+# Shorter than limits.keep_alive_s of the process, so that the supervisor closes idle connections.
 IDLE_CONNECTION_S = 60.0
 MAX_IDLE_CONNECTIONS = 64
-# Longest wait for the first message, for each further one during loading, and for ready.
+# Longest wait for each new message of a process until it is ready.
 STALL_TIMEOUT_S = 120.0
 PING_INTERVAL_S = 5.0
-# Unanswered pings after which a process is killed.
+# The supervisor kills a process after this number of unanswered pings.
 PINGS = 2
 PING_TIMEOUT_S = 10.0
-# Longest wait for the confirmation of a limit of K and V.
+# Longest wait for the answer to a message ``kv_limit``.
 ANSWER_TIMEOUT_S = 10.0
-# Longest wait for the answer to one of the front's own small requests.
+# Longest wait for the answer to an HTTP request of the supervisor itself, such as for metrics.
 QUESTION_TIMEOUT_S = 5.0
-# Longest time from the close of a process's connections to the system's report of its end.
+# Longest wait for the end of a process that has closed its connections.
 END_KNOWN_S = 2.0
 
-# Errors of a request whose process ends.
+# The HTTP errors of a request during which the process ends.
 BROKEN = (httpcore2.NetworkError, httpcore2.ProtocolError, httpcore2.ConnectionNotAvailable)
 
 Headers = list[tuple[bytes, bytes]]
-# Bounds reasons that repeat text from a model's files.
+# Limit of a reason's text, which may quote a model's files.
 MAX_REASON_CHARS = 2000
 
 log = structlog.get_logger("quire")
 
 
 class LoadError(Exception):
-    """A model was not loaded; the text is a sentence."""
+    """Raised if a model was not loaded; the text is a sentence for the user."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason[:MAX_REASON_CHARS])
 
 
 class NoAnswerError(Exception):
-    """A model's process ended before its answer, or does not answer."""
+    """Raised if a model's process ended before the end of its answer, or does not answer."""
 
     def __init__(self, *, unasked: bool) -> None:
         """unasked: whether the process ended before it got the request."""
@@ -74,14 +74,14 @@ class NoAnswerError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """How to start a process."""
+    """How to start the processes of models."""
 
     command: Sequence[str]
-    """Gets two arguments, descriptors: of the listening socket, and of one end of the pair."""
+    """The program. Its arguments are the descriptors of a listening and a connected socket."""
     folder: Path
-    """Folder for sockets; only this user can enter."""
+    """The folder for Unix sockets, which only this user can enter."""
     stop_s: float
-    """Seconds that an ending process gets before it is killed."""
+    """Seconds from the request to stop until the process is killed."""
 
 
 class ModelProcess:
@@ -112,24 +112,24 @@ class ModelProcess:
         self._loop = asyncio.get_running_loop()
         self._ready: asyncio.Future[None] = self._loop.create_future()
         self._due: float | None = self._loop.time() + STALL_TIMEOUT_S
-        """Deadline of the next progress; None when ready."""
+        """Time by which a loading process must send a new message; None if it is ready."""
         self._numbers = itertools.count()
         self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
-        """Pending answers by the numbers of their questions."""
+        """``{number of a sent message: its expected answer}``."""
         self._num_waiting = 0
-        """Requests that wait for the process, over HTTP or the pair."""
+        """Number of HTTP requests and messages that wait for the process's answer."""
         self._pinging: asyncio.Task[None] | None = None
         self._reason = "its process ended before it was ready"
         self._loaded_quarters = 0
         self.ending = False
         self.ended = asyncio.create_task(self._watch())
-        """Returns the exit code."""
+        """A task that ends with the process and returns the exit code."""
 
     @classmethod
     async def start(
         cls, name: str, number: int, start: Start, message: dict[str, Any]
     ) -> "ModelProcess":
-        """Start a process. number: unique. message: the first to send. Raises OSError."""
+        """Start a process. number: a unique one. message: the first message. Raises OSError."""
         path = start.folder / f"{number}.sock"
         ours, theirs = socket.socketpair()
         with theirs, socket.socket(socket.AF_UNIX) as listener:
@@ -141,7 +141,7 @@ class ModelProcess:
                     *map(str, numbers),
                     pass_fds=numbers,
                     stdin=asyncio.subprocess.DEVNULL,
-                    # A terminal's Ctrl-C must not reach the process: the front ends it.
+                    # A terminal's Ctrl-C must not reach the process, which the supervisor ends.
                     start_new_session=True,
                 )
             except BaseException:
@@ -183,7 +183,7 @@ class ModelProcess:
             raise NoAnswerError(unasked=unasked) from error
 
     async def get(self, target: bytes, headers: Headers) -> httpcore2.Response:
-        """Return a small answer in whole. target: path and query. Raises NoAnswerError."""
+        """Send a request; return the whole answer. target: path and query. Raises NoAnswerError."""
         try:
             async with asyncio.timeout(QUESTION_TIMEOUT_S):
                 async with self.stream("GET", target, headers) as answer:
@@ -193,7 +193,7 @@ class ModelProcess:
             raise NoAnswerError(unasked=False) from error
 
     async def set_kv_limit(self, limit_bytes: int) -> int | None:
-        """Set the limit of K and V; return the limit that holds, or None without an answer."""
+        """Limit K and V's memory. Return the limit in force, or None if there is no answer."""
         with self._awaited():
             answer = await self._ask(ANSWER_TIMEOUT_S, kv_limit=limit_bytes)
         if self.ended.done():
@@ -203,7 +203,7 @@ class ModelProcess:
     async def stop(self) -> None:
         """End the process and wait for its end."""
         self.ending = True
-        # A loading process reads no messages, and has no answers to lose.
+        # A loading process reads no messages, and no client loses an answer by its end.
         if not self.was_ready or not await self._answers_a_ping():
             self.kill()
         self.tell_to_stop()
@@ -216,12 +216,12 @@ class ModelProcess:
         await asyncio.shield(self.ended)
 
     def tell_to_stop(self) -> None:
-        """Tell the process to end; running answers end with an error."""
+        """Tell the process to end its running answers with an error, and to exit."""
         self.ending = True
         self._tell({"stop": True})
 
     async def gone(self) -> None:
-        """Wait a while for the end of a process that has closed connections."""
+        """Wait at most END_KNOWN_S for the end of a process that has closed its connections."""
         await asyncio.wait((self.ended,), timeout=END_KNOWN_S)
 
     def kill(self) -> None:
@@ -232,7 +232,7 @@ class ModelProcess:
         self._writer.write(json.dumps(message).encode() + b"\n")
 
     async def _ask(self, timeout_s: float, **message: Any) -> dict[str, Any] | None:
-        """Send a question and return the answer; None after the timeout or the process's end."""
+        """Send a message; return its answer, or None after the timeout or the process's end."""
         number = next(self._numbers)
         answer = self._answers[number] = self._loop.create_future()
         self._tell(message | {"number": number})
@@ -245,7 +245,7 @@ class ModelProcess:
 
     @contextmanager
     def _awaited(self) -> Iterator[None]:
-        """Ping the process while a request waits."""
+        """Ping the process as long as the context is open."""
         self._num_waiting += 1
         if self._pinging is None or self._pinging.done():
             self._pinging = asyncio.create_task(self._ping())
@@ -255,16 +255,16 @@ class ModelProcess:
             self._num_waiting -= 1
 
     async def _ping(self) -> None:
-        """Kill the process if it hangs. The last ping comes after the last request, since a client
-        may give up early on a hanging process."""
+        """Ping the process while requests wait, and kill it if it hangs. At least one ping is sent,
+        even if the request has ended, since a client may give up early on a hanging process."""
         while self._num_waiting and not self.ended.done():
             await asyncio.wait((self.ended,), timeout=PING_INTERVAL_S)
             if not await self._answers_a_ping():
                 self._fail(f"does not answer within {PINGS * PING_TIMEOUT_S:g} s")
 
     async def _answers_a_ping(self) -> bool:
-        """Return whether the process answers, or has ended. If this process was suspended, the
-        first ping may time out before its answer is read: hence a second ping."""
+        """Return whether the model's process answers a ping, or has ended. If the supervisor was
+        suspended, the first ping times out before its answer is read: hence a second ping."""
         for _ in range(PINGS):
             if self.ended.done() or await self._ask(PING_TIMEOUT_S, ping=True) is not None:
                 return True
@@ -277,7 +277,7 @@ class ModelProcess:
         self.kill()
 
     async def _watch(self) -> int:
-        """Read the process's messages until it ends; return the exit code."""
+        """Read the process's messages until the process ends; return its exit code."""
         with suppress(OSError):
             try:
                 await self._hear_all()
@@ -288,15 +288,15 @@ class ModelProcess:
         code = await self._child.wait()
         if not self._ready.done():
             self._ready.set_exception(LoadError(self._reason))
-            self._ready.exception()  # marks the error as seen: often nobody waits for it
+            self._ready.exception()  # marks the error as seen, for which often nobody waits
         self._writer.close()
         self._path.unlink(missing_ok=True)
         await self._connections.aclose()
         return code
 
     async def _hear_all(self) -> None:
-        """Read messages to the end. Raises TimeoutError without progress, and Python's errors for a
-        malformed line, or one longer than asyncio's 64 KiB."""
+        """Read messages until the connection ends. Raises TimeoutError if loading makes no
+        progress, and Python's errors for a malformed line or one beyond asyncio's 64 KiB."""
         last = b""
         while True:
             async with asyncio.timeout_at(self._due):
@@ -317,7 +317,7 @@ class ModelProcess:
                 self._loaded_quarters = quarters
                 log.info(f"loading {self.name}: {25 * quarters} %")
         elif "number" in message:
-            # None: the answer came too late.
+            # The number is unknown if the answer came after the timeout.
             if (waiting := self._answers.get(message["number"])) is not None:
                 waiting.set_result(message)
         elif "failed" in message:
