@@ -1,5 +1,6 @@
-"""The application on Ray Serve: one ingress on the head, and replicas on the machines. Ray reads
-its environment on import: set ``ray_process.environment`` before importing this module."""
+"""The application on Ray Serve: an HTTP server (ingress) on the cluster's first machine (head), and
+engines (replicas) on all machines. Import this module only after ``ray_process.environment`` is
+set, as Ray reads the environment on import."""
 
 import time
 from collections.abc import Collection, Iterator, Mapping
@@ -27,8 +28,8 @@ NAME = "quire"
 NODE_ID = "ray.io/node-id"
 INGRESS, REPLICA = "ingress", "replica"
 ROUTER = "server.ray.router:PrefixRouter"
-# Ray averages requests over LOOK_BACK_S. Above BUSY_SHARE of the replicas' slots it adds a replica
-# after MORE_AFTER_S; below, it ends one after FEWER_AFTER_S: late, as its cached prefixes get lost.
+# Ray adds a replica if the mean number of requests over LOOK_BACK_S exceeds BUSY_SHARE of what the
+# replicas can run for MORE_AFTER_S, and ends a replica, whose cache is lost, after FEWER_AFTER_S.
 LOOK_BACK_S = 15.0
 BUSY_SHARE = 0.9
 MORE_AFTER_S = 5.0
@@ -37,7 +38,7 @@ HEALTH_PERIOD_S = 2.0
 POLL_S = 0.1
 LOGGING = LoggingConfig(enable_access_log=False, log_level="WARNING")
 COMMON = {
-    # A replica's own lower limits apply first, with clearer errors.
+    # Never reached, as quire's own limits are lower and have clearer errors.
     "max_ongoing_requests": 100_000,
     "max_constructor_retry_count": 3,
     "health_check_period_s": HEALTH_PERIOD_S,
@@ -49,28 +50,28 @@ QUIET = {"logging_level": "error", "log_to_driver": False, "configure_logging": 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A model and its settings, ready to deploy."""
+    """A model and its settings, with which replicas can be deployed."""
 
     model: str
     settings: Config
     settings_file: Path
-    """File on the head with all settings, secrets included."""
+    """The file on the head with all settings, secrets included."""
     facts: Facts
     per_machine: int
     """Largest number of replicas on one machine."""
     version: str = field(default_factory=partial(token_hex, 8))
-    """Unique: Ray replaces replicas of another version and keeps those of the same."""
+    """A unique text: Ray replaces running replicas whose version is another one."""
 
     @property
     def replica_arguments(self) -> tuple[str, Mapping[str, Any], Facts]:
-        """Return a replica's arguments, without secrets, which only the front needs."""
+        """The arguments of Replica, without secrets, which only the HTTP server needs."""
         public = self.settings.model_copy(update={"access": AccessSection()})
         return self.model, plain_settings(public), self.facts
 
 
 @contextmanager
 def connected(head: str) -> Iterator[None]:
-    """Connect to the cluster while the context is open. Raises ClusterError."""
+    """Keep a connection to the cluster while the context is open. Raises ClusterError."""
     try:
         ray.init(address=head, namespace=NAME, **QUIET)
     except Exception as error:
@@ -82,12 +83,12 @@ def connected(head: str) -> Iterator[None]:
 
 
 def machines() -> dict[str, str]:
-    """Return the living machines' host names by Ray's ids."""
+    """Return ``{Ray's id: host name}`` of the machines that are in the cluster now."""
     return {node["NodeID"]: node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"]}
 
 
 def unfit_machines(plan: Plan, nodes: Collection[str]) -> dict[str, str]:
-    """Return reasons against a replica by machine (Ray's id). Fetches the model if missing."""
+    """Return ``{id: reason}`` of the machines that cannot serve. Machines fetch the model."""
     tasks = []
     for node in nodes:
         there = NodeAffinitySchedulingStrategy(node, soft=False)
@@ -98,8 +99,7 @@ def unfit_machines(plan: Plan, nodes: Collection[str]) -> dict[str, str]:
 
 
 def deploy(plan: Plan, counts: ReplicaCounts, unfit: Collection[str]) -> str:
-    """Start the replicas, and the ingress on this machine; return the ingress's address. unfit:
-    machines that get no replica. Raises ClusterError."""
+    """Start replicas, and the HTTP server here; return its address. Raises ClusterError."""
     serve.start(proxy_location="Disabled", logging_config=LOGGING)
     try:
         handle = serve.run(_target(plan, counts, unfit), name=NAME, route_prefix=None)
@@ -112,7 +112,7 @@ def deploy(plan: Plan, counts: ReplicaCounts, unfit: Collection[str]) -> str:
 
 
 def resize(plan: Plan, counts: ReplicaCounts, unfit: Collection[str]) -> None:
-    """Change the number of replicas; but if ``unfit`` changes, Ray restarts all in turn."""
+    """Change the number of replicas. If ``unfit`` has changed, Ray restarts all replicas."""
     serve.run(_target(plan, counts, unfit), name=NAME, route_prefix=None)
 
 
@@ -138,7 +138,7 @@ def _target(plan: Plan, counts: ReplicaCounts, unfit: Collection[str]) -> Any:
         ray_actor_options={"num_cpus": 0, "label_selector": allowed},
         request_router_config=RequestRouterConfig(request_router_class=ROUTER),
         health_check_timeout_s=settings.server.ready_timeout_s + HEALTH_PERIOD_S,
-        # A surplus replica may finish its answers.
+        # A replica that is no longer needed may finish its answers.
         graceful_shutdown_timeout_s=settings.limits.max_request_s,
         **COMMON,
     )
@@ -151,7 +151,7 @@ def _target(plan: Plan, counts: ReplicaCounts, unfit: Collection[str]) -> Any:
         graceful_shutdown_timeout_s=settings.server.drain_s,
         **COMMON,
     )
-    # version is no public option any more. A new one for each run makes Ray restart all replicas.
+    # Ray no longer has version as a public option. See Plan.version.
     replica, ingress = (
         each.options(version=plan.version, _internal=True) for each in (replica, ingress)
     )
@@ -160,14 +160,14 @@ def _target(plan: Plan, counts: ReplicaCounts, unfit: Collection[str]) -> Any:
 
 
 def end() -> None:
-    """Refuse new requests, wait for running ones, and end the application."""
+    """Refuse new requests, wait for running requests, and end the application."""
     if NAME in serve.status().applications:
         serve.get_app_handle(NAME).drain.remote().result()
         serve.delete(NAME)
 
 
 def status() -> str:
-    """Return a text about machines and replicas and their states."""
+    """Return a text for the user about the machines, the replicas and their states."""
     lines = [f"machines: {', '.join(sorted(machines().values()))}"]
     application = serve.status().applications.get(NAME)
     if application is None:
@@ -180,5 +180,5 @@ def status() -> str:
 
 
 def _name(state: Any) -> str:
-    """Return the name of a Ray state, which is an enumeration or a word."""
+    """Return the name of a Ray state, which is a member of an enumeration or a text."""
     return str(getattr(state, "value", state)).lower()

@@ -1,5 +1,5 @@
-"""Makes certificates for a cluster's machines. The cluster's key determines the authority's private
-key: each machine with the key signs its own certificate, and all others trust it."""
+"""Makes certificates for a cluster's machines. The private key of the certificate authority is
+derived from the cluster's key, so that each machine can sign a certificate that others trust."""
 
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
@@ -15,15 +15,15 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from server.cli.cluster_folder import ClusterFolder, write_private
 
 VALID_FOR = timedelta(days=3650)
-# Tolerates clocks that differ.
+# A certificate is valid from the day before, as the machines' clocks may differ.
 VALID_SINCE = timedelta(days=1)
-# Order of the curve P-256: FIPS 186-5.
+# The order of the elliptic curve P-256, from FIPS 186-5.
 P256_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 
 
 def write_certificates(folder: ClusterFolder, key: str, addresses: Iterable[str]) -> None:
-    """Write the authority's certificate, and this machine's with its private key. addresses: this
-    machine's host names and IP addresses."""
+    """Write the authority's certificate, and this machine's certificate and private key. addresses:
+    this machine's host names and IP addresses."""
     authority_key, own_key = _authority_key(key), ec.generate_private_key(ec.SECP256R1())
     usages = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
     names = x509.SubjectAlternativeName([_alternative(each) for each in sorted(set(addresses))])
@@ -39,7 +39,7 @@ def write_certificates(folder: ClusterFolder, key: str, addresses: Iterable[str]
 
 def _authority_key(key: str) -> ec.EllipticCurvePrivateKey:
     derive = HKDF(SHA256(), length=64, salt=b"quire cluster authority", info=b"").derive
-    # 64 bytes modulo the order are almost uniform.
+    # 64 bytes modulo the 32-byte order are distributed almost uniformly, as a key must be.
     number = int.from_bytes(derive(bytes.fromhex(key)), "big") % (P256_ORDER - 1) + 1
     return ec.derive_private_key(number, ec.SECP256R1())
 

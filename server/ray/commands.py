@@ -29,7 +29,7 @@ def cluster_commands() -> typer.Typer:
 
 @contextmanager
 def load_commands() -> Iterator[ModuleType]:
-    """Yield the module ``run``; turn errors, such as a missing Ray, into one sentence."""
+    """Yield the module server.ray.run; turn errors, such as a missing Ray, into one sentence."""
     with one_sentence():
         if find_spec("ray") is None:
             raise ClusterError(NOT_INSTALLED)

@@ -1,4 +1,4 @@
-"""The ingress: quire's whole HTTP front in a Ray process; its engines are the replicas."""
+"""The ingress: a Ray process with quire's HTTP server, whose engines are the replicas."""
 
 import asyncio
 from dataclasses import replace
@@ -42,7 +42,7 @@ log = structlog.get_logger("quire")
 
 
 class CheckingCompiler(GrammarCompiler):
-    """Compiles a constraint only to refuse a bad one early; replicas get it uncompiled."""
+    """Compiles an answer's grammar only to refuse a bad one early; replicas compile it again."""
 
     async def compile(self, spec: ConstraintSpec, begun: str = "") -> TokenConstraint | None:
         if await super().compile(spec, begun) is None:
@@ -51,10 +51,10 @@ class CheckingCompiler(GrammarCompiler):
 
 
 class Ingress:
-    """Ray Serve's deployment of the front. Clients connect to the front's own socket."""
+    """Ray Serve's deployment of the HTTP server, which clients reach without Ray."""
 
     def __init__(self, replicas: Any, model: str, settings_file: str) -> None:
-        """replicas: Ray's handle. settings_file: Config as JSON, secrets included."""
+        """replicas: Ray's DeploymentHandle. settings_file: a file with Config as JSON."""
         raise_descriptor_limit()
         self._settings = Config.model_validate_json(Path(settings_file).read_text())
         configure_log(self._settings.log)
@@ -66,21 +66,21 @@ class Ingress:
         self._url = ""
 
     async def check_health(self) -> None:
-        """Serve from Ray's first check on. Raises RuntimeError after the front has ended."""
+        """Start to serve at Ray's first check. Raises RuntimeError if the server has ended."""
         if self._serving is None:
             self._serving = asyncio.create_task(self._serve())
         elif self._serving.done():
             raise RuntimeError(f"the front has ended: {self._serving.exception()}")
 
     async def url(self) -> str:
-        """Return the clients' address; empty before the front listens. Raises the front's error."""
+        """Return the server's address, empty until it listens. Raises the server's exception."""
         assert self._serving is not None
         if self._serving.done():
             self._serving.result()
         return self._url if self._server is not None and self._server.started else ""
 
     async def drain(self) -> None:
-        """Refuse new requests, and wait for running ones and the front's end."""
+        """Refuse new requests; wait until running requests and the server have ended."""
         if self._service is not None and self._serving is not None:
             self._service.drain.begin()
             await asyncio.wait((self._serving,))
@@ -108,7 +108,7 @@ class Ingress:
 
 
 def make_service(model: str, settings: Config, engine: RemoteEngine) -> Service:
-    """Make the service of the front, without an engine of its own. Raises StartError."""
+    """Make the HTTP server's service, which answers with the replicas. Raises StartError."""
     with model_errors(), FolderReader() as reader:
         model_files = find_model(model, settings.models.folders)
         check_found(reader, model_files, settings)

@@ -1,4 +1,4 @@
-"""Counts the replicas that a cluster's machines have room for, as machines come and go."""
+"""Counts how many replicas fit on a cluster's machines, as machines come and go."""
 
 import re
 import threading
@@ -12,7 +12,7 @@ WATCH_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class ReplicaCounts:
-    """The least and the largest number of replicas; Ray chooses in between."""
+    """The least and the largest number of replicas, between which Ray chooses by load."""
 
     minimum: int
     maximum: int
@@ -35,31 +35,31 @@ class ReplicaCounts:
 
 
 class MachineWatcher:
-    """Deploys replicas on new machines; the replica of a machine that left waits for another."""
+    """Deploys replicas on new machines. After a machine has left, Ray waits for another."""
 
     def __init__(
         self, application: Any, plan: Any, wanted: ReplicaCounts | None, say: Callable[[str], None]
     ) -> None:
-        """application: the module; calls raise while the cluster is unreachable. plan: the module's
-        Plan. wanted: None for as many replicas as there is room for. say: prints a line."""
+        """application: the module server.ray.application. plan: its Plan. wanted: None means as
+        many replicas as fit. say: prints a line."""
         self._application = application
         self._plan = plan
         self._wanted = wanted
         self._say = say
         self._fits: dict[str, bool] = {}
-        """By machine: whether a replica fits."""
+        """``{Ray's id of a machine: whether the machine can have a replica}``."""
         self.room = 0
-        """Number of replicas that fit."""
+        """Number of replicas that fit on all machines together."""
         self.counts = ReplicaCounts(0, 0)
         """Number of replicas to deploy."""
 
     @property
     def unfit(self) -> list[str]:
-        """Machines that no replica fits. The list only grows: a change restarts all replicas."""
+        """The machines that cannot serve. None is ever removed: that would restart all replicas."""
         return [node for node, fits in self._fits.items() if not fits]
 
     def look(self) -> bool:
-        """Check new machines. Return whether to deploy again."""
+        """Check new machines. Return whether the replicas must be deployed again."""
         before = self.counts, self.unfit
         hosts = self._application.machines()
         if new := [node for node in hosts if node not in self._fits]:
@@ -84,7 +84,7 @@ class MachineWatcher:
                     self._application.resize(self._plan, self.counts, self.unfit)
                     self._say(f"replicas: {self.counts}")
                     is_due = False
-            except Exception as error:  # such as for a machine that left: tried again later
+            except Exception as error:  # a machine may have left: the loop tries again
                 if not ended.is_set() and (reason := f"{type(error).__name__}: {error}") != last:
                     last = reason
                     self._say(f"the machines cannot be asked now: {reason}")

@@ -1,4 +1,4 @@
-"""The replicas of a cluster: their last reports, and the sums of their figures."""
+"""The replicas of a cluster: their last reports, and sums of their engines' statistics."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -15,13 +15,13 @@ from server.metrics.families import counter, counters, gauge, gauges
 from server.ray.replica_calls import ReplicaReport
 from server.routes.service import ReplicaFigures
 
-# Fields that become void with their engine; all other fields count events.
+# Fields of EngineStats that mean nothing once the engine has ended. All others count events.
 MOMENTARY = ("running", "waiting", "token_budget", "step_seconds", "mlx", "kv")
-# Fields of the newest step: the sum is the largest value.
+# Fields about an engine's newest step, of which the largest value is taken in place of a sum.
 LARGEST = ("token_budget", "step_seconds")
-# Constants that all replicas share.
+# Fields with constants that are equal in all replicas, and are not added.
 EQUAL = ("bounds", "block_bytes", "block_tokens", "cell_bytes")
-# Fields with pairs of a name and a count.
+# Fields that hold pairs (name, number of events).
 COUNTS_BY_NAME = ("prefix_misses", "cached")
 
 
@@ -52,26 +52,26 @@ def _merge(name: str, one: Any, other: Any) -> Any:
 
 
 def counters_of(stats: EngineStats) -> EngineStats:
-    """Return the counters of an engine that has ended: they stay in the sums."""
+    """Return the statistics of an ended engine that stay in the sums: its counters."""
     empty = EngineStats()
     return replace(stats, **{name: getattr(empty, name) for name in MOMENTARY})
 
 
 class Membership:
-    """The replicas that Ray names, and their reports."""
+    """The names of all replicas, as Ray knows them, and each replica's last report."""
 
     def __init__(self, silence_s: float, clock: Callable[[], float]) -> None:
-        """silence_s: age of a report at which the replica counts as silent. clock: in seconds."""
+        """silence_s: age of a report at which its replica counts as silent. clock: the seconds."""
         self._silence_s = silence_s
         self._clock = clock
         self.names: tuple[str, ...] = ()
         self.retries = 0
-        """Prompts that were passed on to another replica."""
+        """Number of times that a prompt was passed on to another replica."""
         self._reports: dict[str, tuple[float, ReplicaReport]] = {}
         self._newest: ReplicaReport | None = None
         self._lost: set[str] = set()
         self._gone = EngineStats()
-        """Counters of ended replicas, from their last reports."""
+        """The counters of all ended replicas, from their last reports."""
 
     def set_names(self, names: Sequence[str]) -> None:
         self.names = tuple(names)
@@ -82,7 +82,7 @@ class Membership:
 
     @property
     def unheard(self) -> list[str]:
-        """Return the replicas without a report."""
+        """The names of replicas that have not sent a report yet."""
         return [name for name in self.names if name not in self._reports]
 
     def hear(self, report: ReplicaReport) -> None:
@@ -93,7 +93,7 @@ class Membership:
         self._lost.discard(report.name)
 
     def lose(self, name: str) -> None:
-        """Note that a replica did not answer: it gets no requests until its next report."""
+        """Note that a replica did not answer: the replica gets no prompts until its next report."""
         self._lost.add(name)
 
     @property
@@ -103,7 +103,7 @@ class Membership:
 
     @property
     def alive(self) -> list[ReplicaReport]:
-        """Return the newest reports of answering replicas."""
+        """The last report of each replica that is not silent."""
         since = self._clock() - self._silence_s
         return [
             report
@@ -113,17 +113,17 @@ class Membership:
 
     @property
     def reports(self) -> list[ReplicaReport]:
-        """Return the newest reports, including silent replicas'."""
+        """The last report of each replica, silent or not."""
         return [report for _, (_, report) in sorted(self._reports.items())]
 
     @property
     def limiting_reports(self) -> list[ReplicaReport]:
-        """Return the reports to take limits from; if no replica is left, the last report."""
+        """The reports that set limits for requests; if no replica is left, the last report."""
         return self.reports or ([] if self._newest is None else [self._newest])
 
     @property
     def stats(self) -> EngineStats:
-        """Return the sums over all replicas, ended ones included."""
+        """The sums over all replicas, including ended replicas."""
         return merge_stats([self._gone, *(report.stats for report in self.reports)])
 
     def figures(self) -> list[ReplicaFigures]:
@@ -175,7 +175,7 @@ COUNTERS = {
 
 
 class ReplicasCollector(Collector):
-    """Collects metrics per replica; the front shows the sums under an engine's names."""
+    """Collects metrics of each replica. Other metrics, named as an engine's, are sums."""
 
     def __init__(self, members: Membership) -> None:
         self._members = members

@@ -1,4 +1,4 @@
-"""This machine's Ray process: ``ray start --block`` with a key file, TLS, no usage statistics."""
+"""Starts and ends this machine's Ray process, ``ray start --block``, with a key file and TLS."""
 
 import os
 import signal
@@ -17,15 +17,15 @@ import psutil
 from server.cli.cluster_folder import ClusterError, ClusterFolder, Node
 from server.ray.certificates import write_certificates
 
-# Outside the ports 10002 to 19999, which Ray gives to workers.
+# The head's default port. It lies outside of 10002 to 19999, which Ray gives to workers.
 HEAD_PORT = 26379
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 30.0
-# Time for a leaving machine's replica to end its requests. A leaving head ends all at once.
+# Time for a replica to end its requests before its machine leaves. The head leaves at once.
 LEAVE_S = 20
 POLL_S = 0.1
 CONNECT_TIMEOUT_S = 10.0
-# Only large messages use the object store; answers do not.
+# Small, as only large messages go through Ray's object store, and answers are not large.
 OBJECT_STORE_BYTES = 100_000_000
 STARTED = "Ray runtime started."
 COMMAND = (sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--log-color=false")
@@ -39,7 +39,7 @@ DRAIN = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"
 
 
 def environment(folder: ClusterFolder) -> dict[str, str]:
-    """Return the environment for Ray's processes and programs that talk to them."""
+    """Return the environment variables for Ray's processes, and for programs that use Ray."""
     return {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(folder.key),
@@ -50,15 +50,15 @@ def environment(folder: ClusterFolder) -> dict[str, str]:
         "RAY_USAGE_STATS_ENABLED": "0",
         # Ray requires this for clusters of Macs, which it calls unsupported.
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1",
-        # Else Ray waits for requests of a hanging replica, which never end.
+        # Without this, Ray waits for the requests of a hanging replica, which never end.
         "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
-        # Else Ray logs requests.
+        # With this variable unset, Ray logs requests.
         "RAY_SERVE_LOG_TO_STDERR": "0",
     }
 
 
 def start_head(folder: ClusterFolder, key: str, address: str, port: int) -> Node:
-    """Start a cluster. address: this machine's, for the others. Raises ClusterError."""
+    """Start a cluster. address: this machine's, for other machines. Raises ClusterError."""
     _check_not_running(folder)
     write_certificates(folder, key, own_addresses(address))
     options = [
@@ -74,7 +74,7 @@ def start_head(folder: ClusterFolder, key: str, address: str, port: int) -> Node
 def join_head(folder: ClusterFolder, key: str, head: str) -> Node:
     """Join a cluster. head: HOST:PORT. Raises ClusterError."""
     _check_not_running(folder)
-    # Ray's processes need the head's address in numbers.
+    # Ray's processes need the head's IP address in place of a name.
     address, head = addresses_of(head)
     write_certificates(folder, key, own_addresses(address))
     check_key(folder, head)
@@ -83,10 +83,10 @@ def join_head(folder: ClusterFolder, key: str, head: str) -> Node:
 
 
 def stop(folder: ClusterFolder) -> bool:
-    """End the started process and its children. Return False if none was running. Raises
-    ClusterError if one does not end."""
+    """End the Ray process and its children; return False if there was no such process. Raises
+    ClusterError if a process does not end."""
     node, process = folder.node(), running(folder)
-    # Children may have outlived a killed process.
+    # Child processes may still run after the Ray process was killed.
     members = [_find(*member) for member in (node.family if node is not None else ())]
     family = [member for member in members if member is not None]
     if process is not None:
@@ -99,7 +99,7 @@ def stop(folder: ClusterFolder) -> bool:
     if left := _wait(family):
         raise ClusterError(f"process {left[0].pid} of the cluster does not end")
     if node is not None:
-        # Collects a child of this command, else a zombie; the system collects other processes.
+        # Without this call, a Ray process that is a child of this command stays a zombie.
         with suppress(ChildProcessError):
             os.waitpid(node.pid, os.WNOHANG)
     folder.forget_node()
@@ -107,13 +107,13 @@ def stop(folder: ClusterFolder) -> bool:
 
 
 def running(folder: ClusterFolder) -> psutil.Process | None:
-    """Return the process that was started here, if it is running."""
+    """Return this machine's Ray process, or None if it is not running."""
     node = folder.node()
     return None if node is None else _find(node.pid, node.started)
 
 
 def _find(pid: int, started: float) -> psutil.Process | None:
-    """Return the process with this pid and start time, if it is running."""
+    """Return the running process with this pid and start time, or None."""
     with suppress(psutil.NoSuchProcess):
         process = psutil.Process(pid)
         if process.create_time() == started and _runs(process):
@@ -122,7 +122,7 @@ def _find(pid: int, started: float) -> psutil.Process | None:
 
 
 def _wait(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
-    """Wait until processes have ended; return those that are still running after the timeout."""
+    """Wait until processes have ended. Return the processes that still run after the timeout."""
     ends_at = time.monotonic() + STOP_TIMEOUT_S
     while (left := [each for each in processes if _runs(each)]) and time.monotonic() <= ends_at:
         time.sleep(POLL_S)
@@ -130,14 +130,14 @@ def _wait(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
 
 
 def _runs(process: psutil.Process) -> bool:
-    """Return whether a process is running; a zombie is not."""
+    """Return whether a process is running. A zombie counts as ended."""
     with suppress(psutil.NoSuchProcess):
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     return False
 
 
 def own_addresses(address: str) -> list[str]:
-    """Return all names and addresses of this machine. address: the one that others use."""
+    """Return all names and addresses of this machine. address: comes first in the list."""
     numbers = [
         each.address.partition("%")[0]
         for interface in psutil.net_if_addrs().values()
@@ -148,8 +148,8 @@ def own_addresses(address: str) -> list[str]:
 
 
 def addresses_of(head: str) -> tuple[str, str]:
-    """Return this machine's address towards a head, and the head's HOST:PORT, both in numbers. Only
-    looks the name up; sends nothing to the head. Raises ClusterError."""
+    """Return two IP addresses: this machine's in the head's network, and the head's, as IP:PORT. No
+    packet is sent to the head. Raises ClusterError."""
     host, _, port = head.rpartition(":")
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -161,7 +161,7 @@ def addresses_of(head: str) -> tuple[str, str]:
 
 
 def check_key(folder: ClusterFolder, head: str) -> None:
-    """Raises ClusterError if the head does not answer, or if its key differs: TLS then fails."""
+    """Raises ClusterError if the head does not answer, or has another key: TLS fails then."""
     host, _, port = head.rpartition(":")
     context = ssl.create_default_context(cafile=folder.authority)
     context.load_cert_chain(folder.certificate, folder.private_key)
@@ -179,19 +179,19 @@ def check_key(folder: ClusterFolder, head: str) -> None:
 
 
 def session_folder() -> Path:
-    """Return the folder of Ray's sockets and logs; short, since names of sockets are limited."""
+    """Return the folder for Ray's sockets and logs, which is short, as sockets' paths must be."""
     return Path(f"/tmp/quire-ray-{os.getuid()}")  # noqa: S108
 
 
 def _check_not_running(folder: ClusterFolder) -> None:
     if running(folder) is not None:
         raise ClusterError("this machine is in a cluster: `quire cluster stop` ends that")
-    # Children of a killed process may still hold its ports.
+    # The children of a killed Ray process may still hold its ports.
     stop(folder)
 
 
 def _start(folder: ClusterFolder, options: Sequence[str], head: str, *, is_head: bool) -> Node:
-    # Drop the user's own Ray settings.
+    # Variables for Ray that the user has set would change the cluster.
     inherited = {name: each for name, each in os.environ.items() if not name.startswith("RAY_")}
     drain = {DRAIN: "0" if is_head else str(LEAVE_S)}
     with folder.log.open("wb") as log:
@@ -217,7 +217,7 @@ def _start(folder: ClusterFolder, options: Sequence[str], head: str, *, is_head:
             child.wait()
             raise ClusterError(f"Ray did not start within {START_TIMEOUT_S:g} s: see {folder.log}")
         time.sleep(POLL_S)
-    child.returncode = 0  # the process outlives this command: no warning about a missing wait
+    child.returncode = 0  # else Popen warns that the process outlives this command
     with suppress(psutil.NoSuchProcess):
         children = psutil.Process(child.pid).children(recursive=True)
         node = replace(node, family=tuple((each.pid, each.create_time()) for each in children))

@@ -1,7 +1,7 @@
-"""The engines of a cluster's replicas as one ServingEngine for the front.
+"""The engines of a cluster's replicas as one ServingEngine for the HTTP server.
 
-Each prompt is streamed to one replica; silent, ended and full replicas are skipped. If a replica is
-lost, a prompt without any token moves to another replica; an answer that has begun ends with an
+Each prompt goes to one replica that is neither silent nor ended nor full. If a replica is lost, its
+prompts without a generated token move to another replica; an answer that has begun ends with an
 error, after which the client may ask again."""
 
 import asyncio
@@ -35,35 +35,35 @@ from server.ray.replica_calls import (
     UncompiledConstraint,
 )
 
-# An answering replica sends something at least every second.
+# A replica counts as lost after this silence: during an answer it sends something every second.
 SILENCE_S = 5.0
 REPORT_PERIOD_S = 1.0
 MAX_ATTEMPTS = 3
-# Ray sends text as UTF-8, which cannot hold surrogates: 20 bits of a hash fit above them.
+# 20 bits of a hash become a character from here on: UTF-8 cannot encode the surrogates below.
 BEHIND_SURROGATES = 0xE000
 
 log = logging.getLogger(__name__)
 
 
 class ReplicaError(Exception):
-    """A replica is lost or full: the text is REPLICA_LOST or REPLICAS_FULL."""
+    """Raised if a replica is lost or full. The text is REPLICA_LOST or REPLICAS_FULL."""
 
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """A prompt in progress, and the streams of its answers."""
+    """A prompt whose answers are being generated, and the streams of these answers."""
 
     submission: Submission
     streams: list[TokenStream]
     unread: set[int]
-    """Indices of running answers that still have a reader."""
+    """Indices into ``streams`` of the running answers that still have a reader."""
     has_begun: bool = False
-    """True after the first delivered event."""
+    """Whether an event of an answer was delivered."""
     task: "asyncio.Task[None]" = field(init=False)
 
 
 class RemoteEngine:
-    """A ServingEngine of replicas. All methods run on the event loop."""
+    """A ServingEngine that replicas answer. All methods run on the event loop."""
 
     def __init__(
         self,
@@ -73,25 +73,25 @@ class RemoteEngine:
         silence_s: float = SILENCE_S,
         report_period_s: float = REPORT_PERIOD_S,
     ) -> None:
-        """max_share_ratio: as for EngineClient. silence_s: after it a replica counts as lost."""
+        """max_share_ratio: as for EngineClient. silence_s: seconds until a replica is lost."""
         self._replicas = replicas
         self._silence_s = silence_s
         self._report_period_s = report_period_s
         self.members = Membership(silence_s + report_period_s, time.monotonic)
         self._slots = Slots(max_share_ratio)
         self._calls: dict[int, tuple[_Call, int]] = {}
-        """By request id: the call and the answer's index."""
+        """``{request id: (call, index of the answer)}``."""
         self._last_id = 0
         self._closed = False
         self._reporting: asyncio.Task[None] | None = None
 
     def attach(self) -> None:
-        """Start to poll the replicas for reports."""
+        """Start to ask the replicas for reports regularly."""
         if self._reporting is None:
             self._reporting = asyncio.create_task(self._keep_asking())
 
     async def ready(self) -> None:
-        """Wait for the first report of any replica."""
+        """Wait until a replica has sent a report."""
         self.attach()
         while not self.members.alive:  # noqa: ASYNC110
             await asyncio.sleep(self._report_period_s / 10)
@@ -110,7 +110,7 @@ class RemoteEngine:
             await asyncio.sleep(self._report_period_s)
 
     async def ask_all(self) -> None:
-        """Ask every replica for a report. Ray's router puts all replicas' names into each Route."""
+        """Ask every replica for a report. Ray's router writes all replicas' names into a Route."""
         routes = [Route(target=name) for name in self.members.names] or [Route()]
         await asyncio.gather(*map(self._ask, routes))
         if names := routes[-1].replicas:
@@ -127,7 +127,7 @@ class RemoteEngine:
 
     @property
     def alive(self) -> bool:
-        """True until the end: lost replicas come back or are replaced."""
+        """Whether ``end_all`` was not called: Ray replaces lost replicas."""
         return not self._closed
 
     @property
@@ -136,7 +136,7 @@ class RemoteEngine:
 
     @property
     def limits(self) -> EngineLimits:
-        """Limits that all replicas together keep. Needs a first report."""
+        """Limits of requests for all replicas together. Must not be used before ``ready``."""
         reports = self.members.limiting_reports
         return replace(
             reports[0].limits,
@@ -168,7 +168,7 @@ class RemoteEngine:
         self._slots.check(requests, tenant, self.capacity)
 
     async def memory_map(self) -> MemoryMap:
-        """Return the memory map of the first answering replica. Raises EngineDeadError."""
+        """Return the memory map of one replica that answers. Raises EngineDeadError."""
         try:
             first = self.members.alive[0].name
             async with asyncio.timeout(self._silence_s):
@@ -206,10 +206,10 @@ class RemoteEngine:
         return call.streams
 
     async def _answer(self, call: _Call) -> None:
-        """Get answers to a prompt; try another replica if one is lost before its first event."""
+        """Get a prompt's answers; if a replica is lost before its first event, try another one."""
         tried: set[str] = set()
         message = REPLICA_LOST
-        # In a thread: hashing a long prompt takes milliseconds, which would delay other answers.
+        # In a thread, as hashing a long prompt takes milliseconds and would delay other answers.
         text = await asyncio.to_thread(routed_text, call.submission, self.limits)
         for attempt in range(MAX_ATTEMPTS):
             without = frozenset(tried | self.members.silent)
@@ -231,7 +231,7 @@ class RemoteEngine:
         self._fail(call, message)
 
     async def _follow(self, call: _Call, route: Route) -> None:
-        """Deliver a replica's events until no answer with a reader runs. Raises ReplicaError."""
+        """Deliver a replica's events until all answers with readers end. Raises ReplicaError."""
         running = set(call.unread)
         async with aclosing(self._replicas.generate(route, call.submission)) as batches:
             while running & call.unread:
@@ -256,21 +256,21 @@ class RemoteEngine:
                 self._free(call, index)
 
     def _fail(self, call: _Call, message: str) -> None:
-        """End the remaining answers with an error."""
+        """End the call's running answers with an error."""
         event = TokenEvent(0, None, FinishReason.ERROR, message=message)
         self._deliver(call, [(index, event) for index in sorted(call.unread)])
         if not self._closed:
             log.warning("the request %s has failed: %s", call.submission.name, message)
 
     def _free(self, call: _Call, index: int) -> None:
-        """Free the slot of an answer that ended or lost its reader. More calls do nothing."""
+        """Free the slot of an answer that has ended or has no reader. Repeating does nothing."""
         if index in call.unread:
             call.unread.remove(index)
             del self._calls[call.streams[index].request.request_id]
             self._slots.free(call.submission.salt.tenant)
 
     def _abort(self, request_id: int) -> None:
-        """Free the answer of a reader that has left; cancel the call after the last reader."""
+        """Free the answer whose reader has left; cancel the call if all readers have left."""
         call, index = self._calls[request_id]
         self._free(call, index)
         if not call.unread:
@@ -278,8 +278,8 @@ class RemoteEngine:
 
 
 def routed_text(submission: Submission, limits: EngineLimits) -> str:
-    """Return one character per full block of a prompt, from the block's hash. The router compares
-    these texts; they differ between tenants."""
+    """Return a text with one character, made of the block's hash, for each full block of a prompt.
+    The router compares prompts by these texts, which differ between tenants."""
     if limits.shared_block_tokens is None:
         return ""
     hashes = BlockHashes(b"", submission.salt, limits.shared_block_tokens)

@@ -1,4 +1,4 @@
-"""A replica: an engine without an HTTP front in a Ray process."""
+"""A replica: a Ray process with an engine, but without an HTTP server."""
 
 import platform
 import socket
@@ -39,16 +39,16 @@ from server.text.grammar.compiler import GrammarCompiler, GrammarMemoryError
 from server.text.grammar.grammar_errors import GrammarError
 from server.text.grammar.worker import WorkerBusyError
 
-# Longest silence during an answer: then an empty list is sent.
+# Seconds without a token of an answer after which an empty list is sent.
 SIGN_OF_LIFE_S = 1.0
 
 Facts = Mapping[str, str]
-"""Versions and digests that must agree on all machines of a cluster."""
+"""``{name: version or digest}`` of what must be equal on all machines of a cluster."""
 
 
 def facts_of(folder: Path) -> Facts:
-    """Return the facts of this machine. folder: the model's; all weights are read unless their
-    digests are known. Raises CheckpointError, OSError."""
+    """Return this machine's Facts. folder: the model's folder, whose weights are all read unless
+    their digests are stored. Raises CheckpointError, OSError."""
     return {
         "quire": version("quire"),
         "ray": version("ray"),
@@ -58,7 +58,7 @@ def facts_of(folder: Path) -> Facts:
 
 
 def check_alike(host: str, here: Facts, head: Facts) -> None:
-    """Raises StartError with the first difference. host: this machine's name."""
+    """Raises StartError, which names the first difference. host: this machine's name."""
     for name, ours in here.items():
         if ours != head[name]:
             # 16 characters are enough to compare versions and digests.
@@ -69,12 +69,12 @@ def check_alike(host: str, here: Facts, head: Facts) -> None:
 
 
 class EngineReplica:
-    """Answers calls with an engine. The Route argument is only for Ray's router."""
+    """Answers the HTTP server's calls. Only Ray's router uses the arguments of type Route."""
 
     def __init__(
         self, name: str, client: EngineClient, grammars: GrammarCompiler, ready_timeout_s: float
     ) -> None:
-        """ready_timeout_s: longest wait for a token in a health check."""
+        """ready_timeout_s: how long a health check waits for a token."""
         self._name = name
         self._client = client
         self._grammars = grammars
@@ -83,8 +83,8 @@ class EngineReplica:
     async def generate(
         self, _: Route, submission: Submission
     ) -> AsyncGenerator[list[NumberedEvent] | Refusal, None]:
-        """Yield the events of a prompt's answers, and an empty list at the start and after each
-        second of silence. Closing the generator aborts the answers."""
+        """Yield the events of a prompt's answers; yield an empty list at the start and after each
+        second without an event. Closing the generator aborts the answers."""
         yield []
         try:
             streams = await self._submit(submission)
@@ -95,7 +95,7 @@ class EngineReplica:
             yield Refusal.ENDED
             return
         except GrammarError as error:
-            # The front could compile it; this machine was slower or has less memory.
+            # The head could compile the grammar; this machine was slower or has less memory.
             message = f"{FORM_LIMITS}: {error}"
             failed = TokenEvent(0, None, FinishReason.ERROR, message=message)
             yield [(index, failed) for index in range(len(submission.params))]
@@ -130,13 +130,13 @@ class EngineReplica:
         return await self._client.memory_map()
 
     async def check_health(self) -> None:
-        """Generate a token ahead of all requests. Raises RuntimeError without a token."""
+        """Have the engine generate a token before all requests. Raises RuntimeError if it fails."""
         if not (self._client.alive and await generates(self._client, self._ready_timeout_s)):
             raise RuntimeError("the engine does not generate a token in time")
 
 
 class Replica(EngineReplica):
-    """Ray Serve's deployment of a replica."""
+    """Ray Serve's deployment of the replicas."""
 
     _watchdog: Watchdog | None = None
     _monitor: EngineMonitor | None = None
@@ -145,8 +145,8 @@ class Replica(EngineReplica):
     def __init__(
         self, model: str, settings: dict[str, Any], head: Facts, name: str | None = None
     ) -> None:
-        """model: a name, or a folder that all machines have. settings: Config as JSON. head: the
-        head's facts. name: None for Ray's name. Raises StartError."""
+        """model: a name, or a folder that all machines have. settings: Config's values. head: the
+        head's facts. name: None means Ray's name. Raises StartError."""
         self._watchdog = Watchdog()
         use_one_arena()
         raise_descriptor_limit()
@@ -158,7 +158,7 @@ class Replica(EngineReplica):
         super().__init__(name or own_name(), client, grammars, config.server.ready_timeout_s)
 
     async def check_health(self) -> None:
-        # Ray's first call comes right after the start, on the event loop.
+        # Ray's first call comes right after __init__, in which no event loop runs.
         assert self._watchdog is not None
         if not self._is_attached:
             self._watchdog.start_beating()
@@ -167,7 +167,7 @@ class Replica(EngineReplica):
         await super().check_health()
 
     def __del__(self) -> None:
-        """End the engine; Ray calls this before it ends the process."""
+        """End the engine. Ray calls this method before it ends the process."""
         if self._monitor is not None:
             self._client.stop(STOP_TIMEOUT_S)
             self._monitor.stop()
@@ -182,15 +182,15 @@ def own_name() -> str:
 
 
 def _read_alike(model: str, config: Config, head: Facts) -> ModelFiles:
-    """Read a model; fetch missing files. Raises StartError if the model cannot be served here, or
-    if this machine differs from the head."""
+    """Read a model, and fetch missing files. Raises StartError if this machine cannot serve the
+    model, or differs from the head."""
     files = read_model(model, config)
     check_alike(socket.gethostname(), facts_of(files.plan.checkpoint.path), head)
     return files
 
 
 def why_not_here(model: str, settings: dict[str, Any], head: Facts) -> str:
-    """Return why this machine cannot have a replica; empty if it can."""
+    """Return why this machine cannot have a replica, or an empty text."""
     try:
         _read_alike(model, Config.model_validate(settings), head)
     except StartError as error:

@@ -1,4 +1,4 @@
-"""Calls from a cluster's front to its replicas: the messages, and the handle that sends them."""
+"""Calls from a cluster's HTTP server to replicas: their arguments and results, and the sender."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator
@@ -11,11 +11,11 @@ from engine.types import EngineLimits, EngineStats, Submission, TokenEvent
 from server.text.grammar.constraint_spec import ConstraintSpec
 
 NumberedEvent = tuple[int, TokenEvent]
-"""Index of an answer to the prompt, and an event of that answer."""
+"""(index of an answer to the prompt, event of this answer)"""
 
 
 class Refusal(Enum):
-    """Why a replica refuses a request: no room now, or its engine has ended."""
+    """Why a replica refuses a prompt: its queue is full, or its engine has ended."""
 
     FULL = "full"
     ENDED = "ended"
@@ -23,32 +23,32 @@ class Refusal(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ReplicaReport:
-    """A replica's state. Ray never reuses a name."""
+    """A replica's state. name: chosen by Ray, which never gives it to another replica."""
 
     name: str
     host: str
     limits: EngineLimits
     stats: EngineStats
     capacity: int
-    """Requests that may run or wait at the same time."""
+    """Number of requests that may run or wait in the replica at the same time."""
     step_age_s: float
     pressure: int
 
 
 @dataclass(slots=True)
 class Route:
-    """Where a call may go. Shared by the caller's and the router's thread."""
+    """Where a call may go, and went. The threads of caller and router share the object."""
 
     text: str = ""
-    """One character per full block of the prompt: equal prefixes have equal characters."""
+    """A character for each full block of the prompt: equal prompts begin with equal ones."""
     without: frozenset[str] = frozenset()
-    """Replicas not to choose."""
+    """Names of the replicas that the router must not choose."""
     target: str | None = None
-    """The only replica to choose; None for any."""
+    """Name of the only replica that the router may choose, or None."""
     replica: str | None = None
-    """The router's last choice."""
+    """Name of the replica that the router chose last, or None."""
     replicas: tuple[str, ...] = ()
-    """All replicas known to the router at its last choice."""
+    """Names of all replicas that the router knew when it chose last."""
 
     def allows(self, replica: str) -> bool:
         return replica == self.target if self.target is not None else replica not in self.without
@@ -56,25 +56,25 @@ class Route:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class UncompiledConstraint:
-    """A constraint that the replica will compile."""
+    """A constraint of an answer (a grammar), which the replica will compile."""
 
     spec: ConstraintSpec
     begun: str
-    """Text at the beginning of the answer, given by the prompt."""
+    """The beginning of the answer, with which the prompt ends."""
 
 
 class RayReplicas:
-    """Calls replicas by Ray's handle; ``router.py`` chooses. An exception means a lost replica."""
+    """Calls replicas that ``router.py`` chooses. Any exception means that a replica is lost."""
 
     def __init__(self, handle: Any) -> None:
-        """handle: Ray's DeploymentHandle."""
+        """handle: Ray's DeploymentHandle of the replicas."""
         self._handle = handle
         self._streaming = handle.options(stream=True)
 
     async def generate(
         self, route: Route, submission: Submission
     ) -> AsyncGenerator[list[NumberedEvent] | Refusal, None]:
-        """Yield a replica's events. Closing the generator aborts the answers."""
+        """Yield a replica's lists of events. Closing the generator aborts the answers."""
         response = self._streaming.generate.remote(route, submission)
         with _cancel_on_leaving(response):
             async for batch in response:

@@ -1,6 +1,6 @@
-"""Routes calls to replicas by their prompts' prefixes, with Ray's router for prefixes.
+"""Routes a call to the replica that got prompts with the same prefix; subclasses Ray's router.
 
-The overridden class and hooks are not public: the version of Ray is pinned."""
+Ray's class and the overridden methods are not public, and so quire pins Ray's version."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,16 +15,16 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from server.ray.replica_calls import Route
 
-# Largest difference of requests between two replicas at which prefixes still decide: half of
-# EngineConfig.max_num_seqs. Up to this difference a new replica gets all new conversations.
+# If one replica has this many requests more than another (half of EngineConfig.max_num_seqs), load
+# decides and not prefixes. Up to this difference a new replica gets all new conversations.
 IMBALANCED = 16
 
 
 class PrefixRouter(PrefixCacheAffinityRouter):  # type: ignore[misc]
-    """Routes a call according to the Route in its first argument."""
+    """Routes a call by the Route that is the call's first argument."""
 
     def initialize_state(self, **options: Any) -> None:
-        # Ray's default tree may live on any machine, and outlives this process with ended replicas.
+        # Ray's own tree of prefixes could be on any machine, and would keep ended replicas.
         here = ray.get_runtime_context().get_node_id()
         tree = PrefixTreeActor.options(
             num_cpus=0,
@@ -37,17 +37,17 @@ class PrefixRouter(PrefixCacheAffinityRouter):  # type: ignore[misc]
         )
 
     def apply_locality_routing(self, pending_request: Any = None) -> set[ReplicaID]:
-        """Return the replicas that the Route allows."""
+        """Return the replicas that the call's Route allows."""
         route = route_of(pending_request)
         route.replicas = tuple(sorted(each.unique_id for each in self.curr_replicas))
-        # Else Ray retries without a pause while no replica is allowed.
+        # Without this, Ray tries again without a pause while no replica is allowed.
         pending_request.routing_context.should_backoff = True
         return {each for each in self.curr_replicas if route.allows(each.unique_id)}
 
     async def choose_replicas(
         self, candidate_replicas: Sequence[RunningReplica], pending_request: Any = None
     ) -> list[list[RunningReplica]]:
-        """Return Ray's choice among the allowed replicas, or all of these if Ray chose none."""
+        """Return the allowed replicas among Ray's choice, or else all allowed replicas."""
         route = route_of(pending_request)
         ranks = await super().choose_replicas(candidate_replicas, pending_request)
         chosen = [replica for rank in ranks for replica in rank]
@@ -56,7 +56,7 @@ class PrefixRouter(PrefixCacheAffinityRouter):  # type: ignore[misc]
     async def _choose_replica_for_request(
         self, pending_request: Any, *, is_retry: bool = False
     ) -> RunningReplica:
-        """Choose a replica and note it in the Route: a retry then avoids that replica."""
+        """Choose a replica, and note it in the Route, so that a retry takes another replica."""
         route = route_of(pending_request)
         if route.replica is not None:
             route.without |= {route.replica}
@@ -65,7 +65,7 @@ class PrefixRouter(PrefixCacheAffinityRouter):  # type: ignore[misc]
         return chosen
 
     def _extract_text_from_request(self, pending_request: Any) -> str | None:
-        """Return the text for Ray to compare; None for a prompt without a full block."""
+        """Return the text by which Ray compares prompts, or None if the prompt is too short."""
         return route_of(pending_request).text or None
 
 

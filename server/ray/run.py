@@ -37,7 +37,7 @@ from server.ray.ray_process import (
 )
 from server.ray.replica import facts_of
 
-# An address that no machine has (RFC 5737): tells the network interface towards other machines.
+# An address that no machine has (RFC 5737): the route to it shows this machine's own address.
 ELSEWHERE = "192.0.2.1:9"
 LOOPBACK = "127.0.0.1"
 JOIN_AGAIN_S = 5.0
@@ -46,7 +46,7 @@ AskKey = Callable[[], str]
 
 
 def start_cluster(address: str | None, port: int | None) -> str:
-    """Make this machine the head; return what to do next. Raises ClusterError."""
+    """Make this machine a cluster's head; return instructions. Raises ClusterError."""
     folder = cluster_folder()
     key = ensure_key(folder.key)
     node = start_head(folder, key, address or _own_address(), port or HEAD_PORT)
@@ -60,13 +60,13 @@ def start_cluster(address: str | None, port: int | None) -> str:
 
 
 def join_cluster(head: str, key_file: Path | None, ask: AskKey) -> str:
-    """Make this machine a member of a cluster. Raises ClusterError."""
+    """Make this machine a member of the head's cluster. Raises ClusterError."""
     join_head(*_store_key(key_file, ask), head)
     return f"this machine is in the cluster of {head}; `quire cluster stop` takes it out"
 
 
 def _store_key(key_file: Path | None, ask: AskKey) -> tuple[ClusterFolder, str]:
-    """Store the key from the file or the prompt; return the folder and the key."""
+    """Store the key of ``key_file`` or of ``ask()``; return the cluster's folder and the key."""
     key = read_key(key_file) if key_file is not None else parse_key(ask(), "the key")
     folder = cluster_folder()
     write_private(folder.key, key)
@@ -74,7 +74,7 @@ def _store_key(key_file: Path | None, ask: AskKey) -> tuple[ClusterFolder, str]:
 
 
 def stay_in_cluster(head: str, key_file: Path | None, ask: AskKey, say: Say) -> None:
-    """Stay in a cluster until a signal; join again after its end. Raises ClusterError."""
+    """Join a cluster, again after each end of the cluster, until a signal. Raises ClusterError."""
     folder, key = _store_key(key_file, ask)
     stop(folder)
     ended, last = ended_by_signal(), ""
@@ -99,7 +99,7 @@ def stay_in_cluster(head: str, key_file: Path | None, ask: AskKey, say: Say) -> 
 def serve_from_start(
     address: str | None, port: int | None, serve: Callable[[], None], say: Say
 ) -> None:
-    """Replace an old cluster by a new one, serve, and end the cluster. Raises StartError."""
+    """End an old cluster, start one, call ``serve``, and end the cluster. Raises StartError."""
     folder = cluster_folder()
     signal.signal(signal.SIGTERM, _exit)
     if stop(folder):
@@ -122,7 +122,7 @@ def serve_cluster(
     *,
     waits: bool = False,
 ) -> None:
-    """Serve until a signal. waits: start once a single machine fits. Raises StartError."""
+    """Serve until a signal. waits: whether to wait until a replica fits. Raises StartError."""
     settings = checked_settings(file, with_further(flags, further))
     folder, node = _head()
     with model_errors():
@@ -159,7 +159,7 @@ def serve_cluster(
 
 
 def cluster_status() -> str:
-    """Return a text about machines and replicas. Raises ClusterError."""
+    """Return a text for the user about machines and replicas. Raises ClusterError."""
     folder, node = _head()
     os.environ.update(environment(folder))
     from server.ray import application
@@ -169,7 +169,7 @@ def cluster_status() -> str:
 
 
 def stop_cluster() -> str:
-    """End this machine's part in a cluster. Raises ClusterError."""
+    """Take this machine out of its cluster; return a sentence. Raises ClusterError."""
     if stop(cluster_folder()):
         return "this machine is in no cluster any more"
     return "this machine is in no cluster"
@@ -186,7 +186,7 @@ def _head() -> tuple[ClusterFolder, Node]:
 
 
 def _own_address() -> str:
-    """Return this machine's address for others; loopback without a network."""
+    """Return this machine's address for other machines, or 127.0.0.1 without a network."""
     try:
         return addresses_of(ELSEWHERE)[0]
     except ClusterError:

@@ -1,7 +1,7 @@
-"""Kills a replica that hangs: a small process waits for a byte per second from it on a pipe.
+"""Kills a replica that hangs: a second process reads a byte per second from the replica on a pipe.
 
-Ray replaces a replica that has ended, but waits for ever for one that hangs at its start. The small
-process runs this file, which therefore imports only the standard library."""
+Ray replaces a replica that has ended, but waits for ever for a replica that hangs at its start. The
+second process runs this file, which therefore imports only the standard library."""
 
 import asyncio
 import logging
@@ -11,9 +11,9 @@ import signal
 import subprocess
 import sys
 
-# Long, since a healthy replica may stall for seconds on a machine that swaps.
+# Seconds without a byte until the kill: on a machine that swaps a replica may stall for seconds.
 SILENCE_S = 20.0
-# Long, since a start may read large weights twice from a slow disk.
+# Seconds to start in: a start may read large weights twice from a slow disk.
 START_S = 900.0
 BEAT_S = 1.0
 
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class Watchdog:
-    """Watches this process, which has ``start_s`` to start and must send bytes afterwards."""
+    """A second process that kills this one if it does not start in time or hangs later."""
 
     def __init__(self, silence_s: float = SILENCE_S, start_s: float = START_S) -> None:
         arguments = map(str, (os.getpid(), start_s, silence_s))
@@ -29,7 +29,7 @@ class Watchdog:
             [sys.executable, "-I", "-S", __file__, *arguments],
             stdin=subprocess.PIPE,
             bufsize=0,
-            start_new_session=True,  # signals to our process group do not reach the small process
+            start_new_session=True,  # signals to this process group do not reach the second process
         )
         assert self._watcher.stdin is not None
         self._pipe = self._watcher.stdin
@@ -37,11 +37,11 @@ class Watchdog:
         self._beating: asyncio.Task[None] | None = None
 
     def start_beating(self) -> None:
-        """Call at the end of the start: send a byte per second from the running event loop."""
+        """Send a byte per second from the running event loop; to be called after the start."""
         self._beating = asyncio.create_task(self._keep_beating())
 
     def end(self) -> None:
-        """End the small process. Further calls do nothing."""
+        """End the second process. A second call does nothing."""
         self._pipe.close()
         self._watcher.kill()
         self._watcher.wait()
@@ -51,7 +51,7 @@ class Watchdog:
             await asyncio.sleep(BEAT_S)
 
     def _beat(self) -> bool:
-        """Write a byte, unless the pipe is full; return False if the small process is gone."""
+        """Write a byte, unless the pipe is full. Return False if the second process is gone."""
         if self._pipe.closed:
             return False
         try:
@@ -64,7 +64,7 @@ class Watchdog:
 
 def watch(pipe: int, pid: int, start_s: float, silence_s: float) -> None:
     """Kill the parent process if no byte comes in time; return when the parent closes the pipe.
-    pipe: a descriptor. pid: the parent's."""
+    pipe: the descriptor to read. pid: the parent's id."""
     timeout_s = start_s
     while select.select([pipe], [], [], timeout_s)[0]:
         if not os.read(pipe, select.PIPE_BUF):
