@@ -11,7 +11,7 @@ from engine.models.safetensors_headers import CheckpointError
 from server.catalogue.hub_cache import BLOBS, cache_folder
 from server.text.limited_process import LimitedProcess, LimitError, Limits
 
-# Seconds and bytes to read one folder. Most folders take a second, or ten on a busy machine.
+# Limits (seconds, bytes) of reading a folder, which takes a second, or ten on a busy machine.
 LIMITS = Limits(20.0, 2 << 30)
 MAX_FILES = 10_000
 # In the hub's cache the subfolders of commits lie three levels below the repository's folder.
@@ -34,12 +34,12 @@ class FolderReader:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End the reading process; results that are known stay."""
+        """End the reading process, but keep the results."""
         self.process.__exit__()
 
     def read(self, work: Callable[..., Any], folder: Path, *arguments: Any) -> Any:
-        """Return ``work(folder, *arguments)``, computed in the reading process or known. Raises
-        CheckpointError for a folder that ``folder_state`` refuses, and beyond LIMITS."""
+        """Return ``work(folder, *arguments)``, which the reading process computes unless the result
+        is kept. Raises CheckpointError if ``folder_state`` does, or beyond LIMITS."""
         state = folder_state(folder)
         call = (work, folder, arguments)
         known = self._known.get(call)

@@ -25,8 +25,8 @@ WEIGHTS = "model*.safetensors"
 # Limit for reading a file in ``refs``, which holds a commit's hash of 40 characters.
 MAX_REF_CHARS = 64
 SHA256 = re.compile(r"[0-9a-f]{64}")
-# quire does not resume other programs' partial files, which may have holes, so its own get another
-# suffix. The hub's tools take a file with this suffix for an unfinished download.
+# quire does not resume other programs' partial files, which may have holes. quire's partial files
+# have this suffix of their own, and the hub's tools take them for unfinished downloads too.
 PART_SUFFIX = ".quire.incomplete"
 
 

@@ -54,7 +54,7 @@ class LocalModel:
     """A model on this disk, which can be served unless ``problem`` is set."""
 
     name: str
-    """``org/name`` on the hub; outside its cache the folder's last name or last two names."""
+    """``org/name`` on the hub; elsewhere the folder's name, or the last two parts of its path."""
     folder: Path
     size_bytes: int
     """Bytes of all weight files on this disk."""
@@ -109,7 +109,7 @@ def local_models(
 def hub_model(
     repository: str, reader: FolderReader, snapshot: Path | None = None
 ) -> LocalModel | None:
-    """Return a repository's model in the cache. snapshot: a commit's folder, or None for any."""
+    """Return a repository's cached model. snapshot: a commit's folder; None means the best one."""
     if snapshot is not None:
         return _read(reader, read_model, snapshot, repository, snapshot.name)
     folder = repository_folder(repository)
@@ -188,7 +188,7 @@ def read_model(path: str, name: str, revision: str | None, embeds: bool | None) 
         for more in _read_facts(name if revision else None, folder, embeds):
             facts |= more
     except Exception as error:
-        # Files of strangers can cause any error.
+        # Malformed files can cause errors of any kind.
         facts["problem"] = _problem(name, folder, error)
     return AS_JSON.dump_python(_model_of(name, folder, revision, facts), mode="json")
 

@@ -76,7 +76,7 @@ def look_up(
 def _by_last_part(
     name: str, folders: Sequence[Path], reader: FolderReader | None
 ) -> LocalModel | None:
-    """Return the local model ``org/name``, or None. Raises ModelNotFoundError for several."""
+    """Return the local model with ``name`` as its name's last part. Raises ModelNotFoundError."""
     matches = [
         model
         for model in local_models(folders, reader=reader)

@@ -14,7 +14,7 @@ REVISION = re.compile(r"(?!.*\.\.)\w[\w./-]*", re.ASCII)
 OLLAMA_NAME = re.compile(r"(?:[\w.-]+/)?[\w.-]+:[\w.-]+")
 # Names with these suffixes are files in repositories, not repositories.
 FILES = (".gguf", ".safetensors")
-# Limits of texts that quote strangers' files: of a model's problem, and of a single word.
+# Longest texts quoted from a model's files: in a description of a problem, and as a word.
 MAX_PROBLEM_CHARS, MAX_WORD_CHARS = 1000, 100
 EXAMPLES = "Qwen/Qwen3-4B or mlx-community/Qwen3-4B-4bit"
 GGUF = (

@@ -108,7 +108,7 @@ def read_key(file: Path) -> str:
 
 
 def parse_key(text: str, source: str) -> str:
-    """Return a cluster's key without space. source: the key's file. Raises ClusterError."""
+    """Return a key without spaces around it. source: the key's file. Raises ClusterError."""
     key = text.strip()
     if not KEY.fullmatch(key):
         raise ClusterError(

@@ -63,7 +63,7 @@ class RunningServer:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How to start a tool. The value None removes a variable. secrets: variables not to print."""
+    """How to start a tool. environment: None removes a variable. secrets: not to be printed."""
 
     command: tuple[str, ...]
     environment: Mapping[str, str | None]
@@ -110,7 +110,7 @@ def launch_command(app: typer.Typer) -> None:
 def launch(
     start: Launch, arguments: Sequence[str], server: RunningServer, *, only_print: bool
 ) -> None:
-    """Replace this process by a tool, or print the tool's command line. Raises LaunchError."""
+    """Replace this process by a tool's, or print the tool's command line. Raises LaunchError."""
     tool = start.command[0]
     command = (*start.command, *arguments)
     for warning in start.warnings:

@@ -41,7 +41,7 @@ from server.text.tokenizer import Tokenizer, TokenizerError
 def model_facts(
     checkpoint: Checkpoint, *, weights_bytes: int = 0, on_gpu: bool = False
 ) -> ModelFacts:
-    """Read a model's facts from files. weights_bytes: loaded bytes. on_gpu: where they are."""
+    """Read a model's facts. weights_bytes: size of loaded weights. on_gpu: whether on the GPU."""
     config = ModelConfig(checkpoint.path)
     packing = config.quantization("")
     if packing is None:

@@ -82,7 +82,7 @@ class Control:
         drain.begin()
 
     def _limit(self, client: EngineClient, limit_bytes: int, number: int) -> None:
-        """Limit K and V's memory; report the limit in force. number: the message's number."""
+        """Limit the memory of K and V; report the limit in force. number: of the asking message."""
         client.set_kv_limit(limit_bytes, lambda allowed: self.tell(kv_limit=allowed, number=number))
 
 

@@ -99,7 +99,7 @@ def list_models(file: Path | None, say: Callable[[str], None], *, as_json: bool)
 
 
 def as_values(model: LocalModel, fit: Fit) -> dict[str, Any]:
-    """Return a model and how this machine would serve it, as values for JSON."""
+    """Return the facts of a model, and its Fit, as values for JSON."""
     values = asdict(replace(model, checkpoint=None)) | {"folder": str(model.folder)}
     for name in ("problem", "digest", "checkpoint"):  # fit.reason covers the problem
         del values[name]

@@ -26,7 +26,7 @@ MICROSECONDS = 1e6
 INDENT = "  "
 # Mean sequence lengths in the table of page sizes; the picture shows more lengths.
 SHOWN_MEANS = (1024, 4096)
-# Sequence lengths in tokens. None is a multiple of a block, so that empty ends show.
+# Sequence lengths in tokens. No length fills its last block, so that the table shows waste.
 SHOWN_LENGTHS = (100, 300, 1000, 3000, 10000, 30000)
 DEFAULT_CONTEXT = 32 * 1024
 MIN_CONTEXT = 2

@@ -85,7 +85,7 @@ def quantisation(report: CapacityReport) -> Figure:
 
 
 def committed(report: CapacityReport) -> Figure:
-    """Draw a sequence's committed memory by length: up to the full context, and enlarged."""
+    """Draw a sequence's committed memory by its length: to the full context, and to a short one."""
     figure, both = _figure("Committed for one sequence, by its length", report, 2)
     short = min(report.context, 4 * CHUNK_TOKENS)
     for axes, longest in zip(both, (report.context, short), strict=True):
@@ -101,7 +101,7 @@ def committed(report: CapacityReport) -> Figure:
         axes.set_xlabel("sequence length (tokens)")
         axes.set_ylabel(f"committed ({unit})")
     axes.set_title("while it is short", fontsize=10)
-    # Cut off the high line of the dense allocation, which would flatten the other lines.
+    # Cut off the line of the dense allocation: at its height the other lines would look flat.
     axes.set_ylim(0, 1.3 * longest * per_token / scale)
     both[0].legend(frameon=False)
     return figure
@@ -179,7 +179,7 @@ def _stack(
     labels: Sequence[str],
     residents: Sequence[Resident],
 ) -> None:
-    """Draw stacked bars of weights, K and V. draw: axes.bar or axes.barh. base: its argument."""
+    """Draw stacked bars of weights, K and V. base: ``draw``'s argument for where a bar starts."""
     kept = "K, V and states" if residents[0].states_bytes else "K and V"
     weights = [resident.weights_bytes / GIB for resident in residents]
     draw(labels, weights, 0.6, color=WEIGHTS_COLOUR, label="weights")

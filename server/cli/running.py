@@ -63,7 +63,7 @@ def _asking(settings: Config) -> Iterator[httpx2.Client]:
     headers = {"Authorization": f"Bearer {keys[0].get_secret_value()}"} if keys else {}
     timeout = httpx2.Timeout(STOP_TIMEOUT_S, connect=ASK_TIMEOUT_S)
     try:
-        # The environment's proxies are for other machines than this one.
+        # No proxy: the proxies that environment variables name are for other machines.
         with httpx2.Client(
             base_url=url, headers=headers, timeout=timeout, trust_env=False
         ) as client:

@@ -47,7 +47,7 @@ def _read(file: Path) -> bytes:
     with file.open("rb") as stream:
         status = os.fstat(stream.fileno())
         secret = stream.read(SECRET_BYTES + 1)
-    # The file may belong to another user and our group: containers mount secrets that way.
+    # In containers the file may belong to another user, and to the group of this process.
     others = 0o077 if status.st_uid == os.geteuid() else 0o007
     if status.st_mode & others:
         mode = stat.S_IMODE(status.st_mode)

@@ -12,7 +12,7 @@ HEAD_OF_LINE = "quire"
 # Limit of an error's text, which may quote a file of any length.
 MAX_SENTENCE_CHARS = 4000
 NOTHING_CAN_SERVE = 1
-# This module's ImportError says in one sentence for users that it does not match MLX.
+# This module's ImportError says, in one sentence for users, that the module does not match MLX.
 EXTENSION = "metal_ext"
 
 

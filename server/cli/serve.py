@@ -57,7 +57,7 @@ class EngineError(StartError):
 
 
 class SubstrateFailedError(EngineError):
-    """Raised if the GPU's memory for K and V failed; the next start uses another kind."""
+    """Raised if the GPU's memory for K and V failed. The next start uses another kind of memory."""
 
     exit_code = 4
 
@@ -240,7 +240,7 @@ def start_engine(
 
 
 def engine_error(lost: bool, reason: str = "the engine has failed: see the log") -> EngineError:
-    """Return the error for an engine that ended. lost: whether the GPU's memory failed."""
+    """Return the error for an engine that failed. lost: whether the GPU's K and V are lost."""
     if not lost:
         return EngineError(reason)
     return SubstrateFailedError(

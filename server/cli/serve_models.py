@@ -79,7 +79,7 @@ def serve_models(
 
 @contextmanager
 def socket_folder() -> Iterator[Path]:
-    """Yield a new temporary folder. Remove unlocked ones first: their servers were killed."""
+    """Yield a new temporary folder. Remove unlocked old folders, whose servers were killed."""
     for file in Path(gettempdir()).glob(f"{FOLDER_PREFIX}*/{LOCK_FILE}"):
         with suppress(OSError):
             if file.parent.lstat().st_uid == os.getuid():
@@ -97,7 +97,7 @@ def socket_folder() -> Iterator[Path]:
 def make_front(
     settings: Config, names: Sequence[str], start: Start, reading: LimitedProcess | None = None
 ) -> Front:
-    """Find the models and make the process that answers clients. Raises ModelError for no model."""
+    """Find the models, and make the server's Front. Raises ModelError if no model can be served."""
     budget_bytes = settings.models.memory_budget or memory_of_all_models(engine_config(settings))
     machine = Machine(settings, budget_bytes - PROCESS_BYTES)
     number = itertools.count(1).__next__
@@ -186,7 +186,7 @@ class ModelOnDisk:
     machine: Machine
     start: Start
     number: Callable[[], int]
-    """Returns a number for a new process that no process has had."""
+    """Returns a number that no earlier process has."""
     templates: FolderReader = field(default_factory=FolderReader)
     """Reads the chat templates of all models, one after the other."""
 
@@ -226,7 +226,7 @@ class ModelOnDisk:
         return facts_of(self.local)
 
     def abilities(self) -> Abilities:
-        """Read the chat template: does the model call tools, does it think? Raises LoadError."""
+        """Read from the chat template if the model calls tools or thinks. Raises LoadError."""
         try:
             with self.templates as reader:
                 problem, calls, thinks, text = reader.read(template_facts, self.local.folder)

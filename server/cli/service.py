@@ -24,7 +24,7 @@ from server.config import SettingError
 # Seconds from the end of server.drain_s until launchd or systemd kills quire: quire needs them to
 # write the end of its log and to free the GPU.
 STOP_GRACE_S = 40
-# Such seconds for a cluster's service: Ray tries twice to end its processes.
+# STOP_GRACE_S of a cluster's service. It is longer, as Ray tries twice to end its processes.
 CLUSTER_STOP_GRACE_S = 100
 # Pause in seconds between a failure and the next start.
 RESTART_S = 10
@@ -122,7 +122,7 @@ def service_commands(parameters_of: Callable[..., Mapping[str, Any]]) -> typer.T
 
 
 def install(arguments: Sequence[str], parameters: Mapping[str, Any], *, cluster: bool) -> str:
-    """Install a service that serves. cluster: as the head of a cluster. Raises StartError."""
+    """Install a service that serves. cluster: whether it starts a cluster. Raises StartError."""
     flags = with_further(flags_of(parameters), parameters.get("further") or ())
     settings = read_settings(parameters.get("config"), flags)
     arguments = absolute(arguments, parameters)
@@ -194,7 +194,7 @@ def absolute(arguments: Sequence[str], parameters: Mapping[str, Any]) -> list[st
 
 
 def manager() -> "Launchd | Systemd":
-    """Return launchd's or systemd's manager. It and its methods raise ServiceError."""
+    """Return the object for launchd or systemd. Raises ServiceError, as its methods do."""
     try:
         if sys.platform == "darwin":
             return Launchd(Path.home() / "Library/LaunchAgents" / f"{LABEL}.plist")
@@ -266,7 +266,7 @@ def plist(definition: ServiceDefinition) -> bytes:
             "ProcessType": "Interactive",
             "ThrottleInterval": RESTART_S,
             "ExitTimeOut": definition.stop_timeout_s,
-            # quire writes its own log. This file has output before the log opens, and of crashes.
+            # quire writes its own log. This file gets output from before the log, and of crashes.
             "StandardOutPath": output,
             "StandardErrorPath": output,
         },

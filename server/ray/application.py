@@ -1,6 +1,5 @@
-"""The application on Ray Serve: an HTTP server (ingress) on the cluster's first machine (head), and
-engines (replicas) on all machines. Import this module only after ``ray_process.environment`` is
-set, as Ray reads the environment on import."""
+"""The application on Ray Serve: an HTTP server (ingress) on the first machine (head), and engines
+(replicas) on all. Set ``ray_process.environment`` before this import, at which Ray reads it."""
 
 import time
 from collections.abc import Collection, Iterator, Mapping
@@ -28,8 +27,8 @@ NAME = "quire"
 NODE_ID = "ray.io/node-id"
 INGRESS, REPLICA = "ingress", "replica"
 ROUTER = "server.ray.router:PrefixRouter"
-# Ray adds a replica if the mean number of requests over LOOK_BACK_S exceeds BUSY_SHARE of what the
-# replicas can run for MORE_AFTER_S, and ends a replica, whose cache is lost, after FEWER_AFTER_S.
+# If the mean number of requests over LOOK_BACK_S exceeds BUSY_SHARE of what the replicas can run,
+# Ray adds a replica after MORE_AFTER_S; if not, Ray ends a replica after FEWER_AFTER_S.
 LOOK_BACK_S = 15.0
 BUSY_SHARE = 0.9
 MORE_AFTER_S = 5.0
@@ -38,7 +37,7 @@ HEALTH_PERIOD_S = 2.0
 POLL_S = 0.1
 LOGGING = LoggingConfig(enable_access_log=False, log_level="WARNING")
 COMMON = {
-    # Never reached, as quire's own limits are lower and have clearer errors.
+    # Far above quire's own limits, whose errors are clearer.
     "max_ongoing_requests": 100_000,
     "max_constructor_retry_count": 3,
     "health_check_period_s": HEALTH_PERIOD_S,
@@ -99,7 +98,8 @@ def unfit_machines(plan: Plan, nodes: Collection[str]) -> dict[str, str]:
 
 
 def deploy(plan: Plan, counts: ReplicaCounts, unfit: Collection[str]) -> str:
-    """Start replicas, and the HTTP server here; return its address. Raises ClusterError."""
+    """Start replicas on all machines but ``unfit`` ones, and the HTTP server on this machine.
+    Return the server's address. Raises ClusterError."""
     serve.start(proxy_location="Disabled", logging_config=LOGGING)
     try:
         handle = serve.run(_target(plan, counts, unfit), name=NAME, route_prefix=None)

@@ -35,7 +35,7 @@ class ReplicaCounts:
 
 
 class MachineWatcher:
-    """Deploys replicas on new machines. After a machine has left, Ray waits for another."""
+    """Deploys replicas on new machines. If a machine leaves, its replicas wait for another."""
 
     def __init__(
         self, application: Any, plan: Any, wanted: ReplicaCounts | None, say: Callable[[str], None]
@@ -55,7 +55,7 @@ class MachineWatcher:
 
     @property
     def unfit(self) -> list[str]:
-        """The machines that cannot serve. None is ever removed: that would restart all replicas."""
+        """The machines that cannot serve. No entry is removed: that would restart all replicas."""
         return [node for node, fits in self._fits.items() if not fits]
 
     def look(self) -> bool:

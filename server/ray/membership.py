@@ -15,7 +15,7 @@ from server.metrics.families import counter, counters, gauge, gauges
 from server.ray.replica_calls import ReplicaReport
 from server.routes.service import ReplicaFigures
 
-# Fields of EngineStats that mean nothing once the engine has ended. All others count events.
+# Fields of EngineStats that mean nothing after the engine's end; all other fields count events.
 MOMENTARY = ("running", "waiting", "token_budget", "step_seconds", "mlx", "kv")
 # Fields about an engine's newest step, of which the largest value is taken in place of a sum.
 LARGEST = ("token_budget", "step_seconds")
@@ -61,7 +61,7 @@ class Membership:
     """The names of all replicas, as Ray knows them, and each replica's last report."""
 
     def __init__(self, silence_s: float, clock: Callable[[], float]) -> None:
-        """silence_s: age of a report at which its replica counts as silent. clock: the seconds."""
+        """silence_s: age of a report at which its replica is silent. clock: returns seconds."""
         self._silence_s = silence_s
         self._clock = clock
         self.names: tuple[str, ...] = ()
@@ -175,7 +175,7 @@ COUNTERS = {
 
 
 class ReplicasCollector(Collector):
-    """Collects metrics of each replica. Other metrics, named as an engine's, are sums."""
+    """Collects metrics of each replica; the sums over replicas are among an engine's metrics."""
 
     def __init__(self, members: Membership) -> None:
         self._members = members

@@ -137,7 +137,7 @@ def _runs(process: psutil.Process) -> bool:
 
 
 def own_addresses(address: str) -> list[str]:
-    """Return all names and addresses of this machine. address: comes first in the list."""
+    """Return all names and addresses of this machine. address: for other machines."""
     numbers = [
         each.address.partition("%")[0]
         for interface in psutil.net_if_addrs().values()

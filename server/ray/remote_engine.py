@@ -127,7 +127,7 @@ class RemoteEngine:
 
     @property
     def alive(self) -> bool:
-        """Whether ``end_all`` was not called: Ray replaces lost replicas."""
+        """True until ``end_all`` is called, since Ray replaces lost replicas."""
         return not self._closed
 
     @property
@@ -263,7 +263,7 @@ class RemoteEngine:
             log.warning("the request %s has failed: %s", call.submission.name, message)
 
     def _free(self, call: _Call, index: int) -> None:
-        """Free the slot of an answer that has ended or has no reader. Repeating does nothing."""
+        """Free the slot of an answer that ended or lost its reader. A second call does nothing."""
         if index in call.unread:
             call.unread.remove(index)
             del self._calls[call.streams[index].request.request_id]

@@ -37,10 +37,10 @@ class ReplicaReport:
 
 @dataclass(slots=True)
 class Route:
-    """Where a call may go, and went. The threads of caller and router share the object."""
+    """The replicas to which a call may go. The threads of caller and router share the object."""
 
     text: str = ""
-    """A character for each full block of the prompt: equal prompts begin with equal ones."""
+    """One character for each full block of the prompt; equal prefixes give equal characters."""
     without: frozenset[str] = frozenset()
     """Names of the replicas that the router must not choose."""
     target: str | None = None

@@ -24,7 +24,7 @@ class PrefixRouter(PrefixCacheAffinityRouter):  # type: ignore[misc]
     """Routes a call by the Route that is the call's first argument."""
 
     def initialize_state(self, **options: Any) -> None:
-        # Ray's own tree of prefixes could be on any machine, and would keep ended replicas.
+        # A tree of prefixes that Ray makes may be on any machine, and would keep ended replicas.
         here = ray.get_runtime_context().get_node_id()
         tree = PrefixTreeActor.options(
             num_cpus=0,

@@ -37,7 +37,7 @@ from server.ray.ray_process import (
 )
 from server.ray.replica import facts_of
 
-# An address that no machine has (RFC 5737): the route to it shows this machine's own address.
+# An address without a machine (RFC 5737): a route to it begins at this machine's own address.
 ELSEWHERE = "192.0.2.1:9"
 LOOPBACK = "127.0.0.1"
 JOIN_AGAIN_S = 5.0

@@ -49,7 +49,7 @@ STORED_TARGET = re.compile(rb"/v1/responses/[A-Za-z0-9_-]{1,64}(?=[/?]|\Z)")
 
 
 def create_front(front: Front) -> tuple[FastAPI, FrontMetrics]:
-    """Make the ASGI application: it loads pinned models at its start and ends all at its end."""
+    """Make the ASGI application: its start loads pinned models, its end ends all processes."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -99,7 +99,7 @@ def _add_forwarding_routes(router: APIRouter, front: Front) -> None:
     limits = front.config.limits
 
     async def model_of(request: Request, name: str | None) -> ManagedModel:
-        """Return the model that a client means; note it for the log. Raises ApiError (404)."""
+        """Return the model that a client names, and log its name. Raises ApiError (404)."""
         model = await front.model_of(name)
         request.state.model = model.name
         return model
@@ -115,7 +115,7 @@ def _add_forwarding_routes(router: APIRouter, front: Front) -> None:
         return ForwardedAnswer(request, front, forwarded)
 
     async def look(request: Request) -> Response:
-        """Forward to the model in the query, or to the last used one; never load a model."""
+        """Forward to the model that the query names, or to the last used model; load no model."""
         model = await model_of(request, request.query_params.get("model"))
         if not model.loaded:
             raise unavailable(f"{model.name} is not loaded; the next request to it loads it.")

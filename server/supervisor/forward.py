@@ -41,7 +41,7 @@ class StreamStart:
     media_type: bytes
     sign_of_life: bytes
     begins_at_once: bool
-    """Whether to begin without waiting ``server.sse_ping_s``, in which errors get a status."""
+    """Whether to begin at once; else after ``server.sse_ping_s``: earlier errors get a status."""
 
 
 EVENTS = StreamStart(b"text/event-stream; charset=utf-8", SIGN_OF_LIFE, begins_at_once=False)

@@ -77,7 +77,7 @@ class Front:
         return None if match is None else models[match]
 
     async def refresh(self) -> None:
-        """Update the models by a search of the disk, unless one has just ended."""
+        """Search the disk for models, unless the last search ended less than RESCAN_S ago."""
         async with self._looking:  # concurrent requests share one search
             if time.monotonic() - self._looked_at < RESCAN_S:
                 return
@@ -94,7 +94,7 @@ class Front:
                 yield model
 
     async def model_of(self, name: str | None) -> ManagedModel:
-        """Return the model that a client names; reread it if it is at rest. Raises ApiError."""
+        """Return the model that a client names; reread unloaded models. Raises ApiError (404)."""
         model = self._find(name)
         if model is None or model.at_rest:
             await self.refresh()

@@ -1,6 +1,4 @@
-"""Loads and unloads models within one memory budget.
-
-::
+"""Loads and unloads models within one memory budget::
 
     not loaded -> loading -> loaded -> ending -> not loaded
 
@@ -10,7 +8,8 @@ K and V; then the model used longest ago is unloaded. Any model is unloaded afte
 
 Models wait for memory in a line, in the order of their first requests. A model that has waited for
 a turn (a time, ``_turn_s``) gets the memory of models that were loaded for a turn: even if such a
-model is in use, it refuses new requests, and is unloaded after its last answer.
+model is in use, it refuses new requests, and is unloaded after its last answer. All methods share
+one state: hence one file.
 """
 
 import asyncio
@@ -108,7 +107,7 @@ class ModelSource(Protocol):
 
 @dataclass(slots=True)
 class KeepAlive:
-    """The time until which a model stays loaded: the latest that one of its clients wants."""
+    """The time until which a model stays loaded: the latest of the times that clients want."""
 
     default_s: float
     _until: dict[bytes, float] = field(default_factory=dict)
@@ -151,7 +150,7 @@ class ManagedModel:
     last_used: float = -math.inf
     loaded_at: float = -math.inf
     waits_since: float | None = None
-    """Time since which the model stands in the line for memory; None if it does not."""
+    """Time at which the model entered the line for memory; None if it is not in the line."""
     waits_until: float = -math.inf
     """Time at which the model leaves the line, unless a request for the model comes."""
     yields_to: "ManagedModel | None" = None
@@ -270,7 +269,7 @@ class ModelSupervisor:
     async def use(
         self, model: ManagedModel, client: bytes, keep_alive_s: float | None = None
     ) -> AsyncIterator[None]:
-        """Count a client's request to the model. keep_alive_s: as ``wanted_s`` of KeepAlive."""
+        """Count a client's request. keep_alive_s: as ``wanted_s`` of KeepAlive.used."""
         model.users += 1
         try:
             yield
@@ -393,7 +392,7 @@ class ModelSupervisor:
         return [other for other in reversed(self.loaded) if other is not model]
 
     def _victims(self, model: ManagedModel, missing: int) -> list[ManagedModel]:
-        """Return whom to unload to free ``missing`` bytes for a model. Raises NoRoomError."""
+        """Return the models to unload so that ``missing`` bytes get free. Raises NoRoomError."""
         victims: list[ManagedModel] = []
         for other in self._others(model):
             if missing > 0 and self._goes_at(other, model) <= self._clock():
@@ -404,8 +403,8 @@ class ModelSupervisor:
         return victims
 
     def _goes_at(self, model: ManagedModel, other: ManagedModel) -> float:
-        """Return the time at which a model may be unloaded for a waiting model ``other``: once the
-        model was idle long enough, or ``other`` has waited and the model was loaded for a turn."""
+        """Return when a model may be unloaded for the waiting model ``other``: after enough idle
+        time, or a turn after the model was loaded and ``other`` began to wait."""
         if model.pinned or model.loading is not None:
             return math.inf
         assert other.waits_since is not None

@@ -102,7 +102,7 @@ def wanted_keep_alive_s(value: object) -> float | None:
 
 def line_stream(path: str, model: str) -> StreamStart | None:
     """Return how to begin a stream of JSON lines, or None if the path's answers are not streamed.
-    The stream begins with a line without text, since clients parse every line."""
+    The stream begins with a line without text, since clients parse every line as JSON."""
     if path not in BODIES:
         return None
     answer = OllamaAnswer(BODIES[path][0], model, bytes, lambda: NO_TIME)

@@ -30,7 +30,7 @@ from typing import Any
 import httpcore2
 import structlog
 
-# Shorter than limits.keep_alive_s of the process, so that the supervisor closes idle connections.
+# Shorter than limits.keep_alive_s of a model's process: the supervisor closes idle connections.
 IDLE_CONNECTION_S = 60.0
 MAX_IDLE_CONNECTIONS = 64
 # Longest wait for each new message of a process until it is ready.
@@ -193,7 +193,7 @@ class ModelProcess:
             raise NoAnswerError(unasked=False) from error
 
     async def set_kv_limit(self, limit_bytes: int) -> int | None:
-        """Limit K and V's memory. Return the limit in force, or None if there is no answer."""
+        """Limit the memory of K and V; return the limit in force, or None without an answer."""
         with self._awaited():
             answer = await self._ask(ANSWER_TIMEOUT_S, kv_limit=limit_bytes)
         if self.ended.done():
@@ -288,7 +288,7 @@ class ModelProcess:
         code = await self._child.wait()
         if not self._ready.done():
             self._ready.set_exception(LoadError(self._reason))
-            self._ready.exception()  # marks the error as seen, for which often nobody waits
+            self._ready.exception()  # marks the error as seen: asyncio logs unseen errors
         self._writer.close()
         self._path.unlink(missing_ok=True)
         await self._connections.aclose()
