@@ -170,8 +170,8 @@ def _fetch_contents(url: str, file: WeightFile, bar: Any) -> None:
 
 
 def _part_of(whole: "tqdm[Any]", file: WeightFile, stopped: threading.Event) -> Any:
-    """Make a progress bar class for the hub's client, of which each object advances ``whole``, the
-    bar of all files. stopped: an event that is set after another file has failed."""
+    """Make a progress bar class for one file, for the hub's client. Its objects advance ``whole``,
+    the bar of all files. stopped: an event that is set after another file has failed."""
     begun, size_bytes = file.here_bytes, file.size_bytes
 
     class Part:
@@ -199,7 +199,7 @@ def _part_of(whole: "tqdm[Any]", file: WeightFile, stopped: threading.Event) -> 
         def close(self) -> None:
             """Do nothing: the bar of all files stays open."""
 
-        # The bar ignores bytes on the wire, which may be compressed, and rates of a single file.
+        # Methods that do nothing: they report bytes before decompression, and the rate of one file.
         update_transfer = set_postfix_str = set_transfer_postfix_str = lambda *_, **__: None
 
     return Part

@@ -25,7 +25,7 @@ class FolderReader:
     """Calls functions that read a model's folder. Threads must not use it at the same time."""
 
     def __init__(self, embeds: bool | None = None, process: LimitedProcess | None = None) -> None:
-        """embeds: as for ``read_checkpoint``. process: a started ``reading_process``."""
+        """embeds: as for ``read_checkpoint``. process: a ``reading_process()`` that has started."""
         self.embeds = embeds
         self.process = process or reading_process()
         self._known: dict[tuple[object, ...], tuple[State, Any]] = {}
@@ -80,7 +80,7 @@ def folder_state(folder: Path) -> State:
             path = os.path.join(place, name)
             try:
                 status = os.stat(path)
-            except OSError:  # removed meanwhile, or a broken link
+            except OSError:  # the file was removed meanwhile, or is a broken link
                 continue
             if not stat.S_ISREG(status.st_mode):
                 raise CheckpointError(f"{path}: this is no regular file")

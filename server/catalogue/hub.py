@@ -61,7 +61,7 @@ class FoundModel:
     """A model's folder on this disk, in which weights may still be missing."""
 
     asked: str
-    """The name that the user gave."""
+    """The model's name as the user wrote it."""
     name: str
     """The repository ``org/name``, or the name of the folder."""
     folder: Path
@@ -94,7 +94,7 @@ class FoundModel:
         _check_room(self.asked, self.missing_bytes)
 
     def fetch_weights(self) -> None:
-        """Fetch the missing weights. Raises ModelNotFoundError, also for a full disk."""
+        """Fetch the missing weights. Raises ModelNotFoundError, even if only the disk is full."""
         assert self.repository is not None
         self.check_room()
         try:

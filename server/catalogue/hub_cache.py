@@ -106,7 +106,7 @@ def move_branch(repository: str, branch: str, commit: str) -> None:
         return
     file = repository_folder(repository) / "refs" / branch
     new = file.with_name(f"{file.name}.{os.getpid()}")
-    with suppress(OSError):  # a read-only cache stays unchanged
+    with suppress(OSError):  # if the cache is read-only, the branch stays unchanged
         file.parent.mkdir(parents=True, exist_ok=True)
         new.write_text(commit, encoding="utf-8")
         new.replace(file)
@@ -147,7 +147,7 @@ def lacks_weights(repository: str, snapshot: Path) -> bool:
         missing = missing_weights(repository, snapshot)
     except (CheckpointError, ModelNotFoundError):
         return True
-    # exists() is false for a broken link.
+    # A link to a missing blob does not count, as exists() is false for a broken link.
     return bool(missing) or not any(file.exists() for file in snapshot.glob("*.safetensors"))
 
 

@@ -42,7 +42,7 @@ from server.shipped import DEMO_MODEL, shipped
 from server.text.tokenizer import Tokenizer, TokenizerError
 
 CONFIG_FILE, TOKENIZER_FILE = "config.json", "tokenizer.json"
-# Suffixes of weight files of any program.
+# Suffixes of files with weights, including those that quire cannot read.
 WEIGHT_SUFFIXES = frozenset({".safetensors", ".gguf", ".bin", ".npz", ".pt", ".pth"})
 MAX_CHARS = {"family": MAX_WORD_CHARS, "quantization": MAX_WORD_CHARS, "problem": MAX_PROBLEM_CHARS}
 DTYPES = {"BF16": "bf16", "F16": "fp16", "F32": "fp32"}
@@ -57,7 +57,7 @@ class LocalModel:
     """``org/name`` on the hub; elsewhere the folder's name, or the last two parts of its path."""
     folder: Path
     size_bytes: int
-    """Bytes of all weight files on this disk."""
+    """Size of all of the model's weight files on this disk."""
     modified: float
     """Modification time of the newest weight file, in Unix seconds."""
     revision: str | None
@@ -198,7 +198,7 @@ def _model_of(name: str, folder: Path, revision: str | None, facts: Facts) -> Lo
         stats = [path.stat() for path in _weights_in(folder) if path.exists()]
         size_bytes = sum(stat.st_size for stat in stats)
         modified = max((stat.st_mtime for stat in stats), default=folder.stat().st_mtime)
-    except OSError:  # removed meanwhile, or unreadable
+    except OSError:  # the folder was removed meanwhile, or is unreadable
         size_bytes, modified = 0, 0.0
     for field, max_chars in MAX_CHARS.items():
         if field in facts:

@@ -1,4 +1,4 @@
-"""Checks names of models: ids of the Hugging Face hub, revisions, and common mistakes."""
+"""Checks names of models, such as ids of the Hugging Face hub, and explains common mistakes."""
 
 import re
 from collections.abc import Iterable

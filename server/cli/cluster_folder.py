@@ -23,7 +23,7 @@ class ClusterError(StartError):
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """The Ray process through which this machine belongs to a cluster."""
+    """The Ray process on this machine by which the machine belongs to a cluster."""
 
     pid: int
     started: float
@@ -88,7 +88,7 @@ def write_private(path: Path, text: str) -> None:
 
 
 def ensure_key(file: Path) -> str:
-    """Return the file's key; create a missing file with a random key. Raises ClusterError."""
+    """Return the key in a file; make a missing file with a random key. Raises ClusterError."""
     if not file.exists():
         write_private(file, secrets.token_hex(KEY_BYTES))
     return read_key(file)

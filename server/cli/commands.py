@@ -21,7 +21,7 @@ from server.cli.service import service_commands
 from server.cli.settings import default_of, flags_of, own_settings_file, read_settings, with_further
 from server.shipped import SETTINGS_FILE, shipped
 
-# Section of the settings -> heading of its flags in the help.
+# Section of the settings -> heading, in the help, above the flags of this section.
 PANELS = {
     "server": "Network",
     "access": "Network",
@@ -115,7 +115,7 @@ def _flag(setting: str, text: str) -> Any:
 
 
 def _with_flags(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace a command's ``**flags`` by an option for each entry of FLAGS."""
+    """Replace the parameter ``**flags`` of a command by an option for each entry of FLAGS."""
     parameters = [p for p in signature(command).parameters.values() if p.kind is not p.VAR_KEYWORD]
     for name, (setting, kind, text) in FLAGS.items():
         option: Any = Annotated[kind | None, _flag(setting, text)]

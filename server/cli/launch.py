@@ -167,7 +167,7 @@ def find_server(url: str | None, key: str | None, model: str | None) -> RunningS
 
 
 def _models(url: str, key: str) -> list[dict[str, Any]]:
-    """Return the entries of GET /v1/models. Raises LaunchError."""
+    """Return the server's answer to GET /v1/models, a list of models. Raises LaunchError."""
     try:
         # No proxy, as the server is mostly on this machine. The system's certificates are used.
         with httpx2.Client(
@@ -280,7 +280,7 @@ def _doubts(server: RunningServer) -> list[str]:
 
 
 def codex(server: RunningServer, _: Mapping[str, str]) -> Launch:
-    """Launch Codex with settings on the command line; Codex's own file stays unchanged."""
+    """Launch Codex with settings on the command line, so that Codex's own file stays unchanged."""
     provider = {
         "name": "quire",
         "base_url": f"{server.url}/v1",

@@ -1,4 +1,4 @@
-"""Structured logs, to standard error or a file: text for people, JSON lines for machines."""
+"""Sets up logs, to standard error or a file, as text for people or as JSON lines for programs."""
 
 import logging
 import sys
@@ -67,7 +67,7 @@ def _handlers(section: LogSection) -> list[tuple[logging.Handler, bool]]:
 
 
 class LogFile(RotatingFileHandler):
-    """A log file that survives a full disk."""
+    """A log file that logs on after a write failed, such as on a full disk."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
         """Report a lost entry on one line; without this method logging prints a traceback."""
@@ -132,6 +132,6 @@ def for_a_terminal(_: WrappedLogger, __: str, entry: EventDict) -> EventDict:
     if entry["event"] == "request":
         method, endpoint, status, duration_s = (short.pop(name) for name in SENTENCE)
         short["event"] = f"{method} {endpoint} {status or 'unanswered'} in {duration_s:.2f} s"
-        # Leave out unknown values and False.
+        # Leave out fields of the value None or False.
         short = {name: value for name, value in short.items() if value not in (None, False)}
     return short

@@ -62,7 +62,7 @@ def model_facts(
 
 
 def facts_of(model: LocalModel) -> ModelFacts:
-    """Return the facts of a listed model without reading its files."""
+    """Return a listed model's facts, from the list alone: the model's files are not read."""
     assert model.checkpoint is not None
     packing = model.quantization
     if packing in DTYPES.values():
@@ -125,8 +125,8 @@ def read_model(
     name: str, settings: Config, reading: LimitedProcess | None = None, *, any_name: bool = False
 ) -> ModelFiles:
     """Read and check a model's files; then fetch missing weights from the hub. reading: a started
-    process in which malformed files may crash; it ends here. any_name: whether the server accepts
-    any model name in requests. Raises StartError."""
+    process that reads the files first, as malformed ones may crash a process. any_name: whether
+    the server accepts any model name in requests. Raises StartError."""
     reading = reading or reading_process()
     with model_errors():
         model = find_model(name, settings.models.folders)

@@ -28,7 +28,7 @@ AT_THE_START = -1
 
 
 class Control:
-    """The connection to the supervisor."""
+    """Exchanges messages with the supervisor, on a socket."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -40,7 +40,7 @@ class Control:
 
     def __exit__(self, *_: object) -> None:
         with suppress(OSError):
-            self._connection.shutdown(socket.SHUT_RD)  # ends _obey; close() would wait for it
+            self._connection.shutdown(socket.SHUT_RD)  # ends _obey, for which close() would wait
         self._lines.close()
 
     def read(self) -> dict[str, Any] | None:
@@ -50,7 +50,7 @@ class Control:
         return message
 
     def tell(self, **message: Any) -> None:
-        """Send a message from any thread; ignore an ended connection."""
+        """Send a message, from any thread, unless the connection has ended."""
         line = json.dumps(message).encode() + b"\n"
         with self._lock:
             try:
@@ -65,7 +65,7 @@ class Control:
         self.tell(ready=True)
 
     def _obey(self, client: EngineClient, drain: Drain) -> None:
-        """Obey the supervisor's messages until the connection ends; then drain."""
+        """Obey the supervisor's messages until the connection ends; then end the requests."""
         while (message := self.read()) is not None:
             if "ping" in message:
                 self.tell(number=message["number"])

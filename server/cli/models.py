@@ -47,7 +47,7 @@ class Fit:
     """The longest sequence in tokens; None if the model cannot be served."""
     kv_bytes_per_token: int | None
     reason: str | None
-    """Why the model cannot be served; None if it can be served."""
+    """The reason why the model cannot be served; None if it can be served."""
 
 
 class Machine:
@@ -101,7 +101,7 @@ def list_models(file: Path | None, say: Callable[[str], None], *, as_json: bool)
 def as_values(model: LocalModel, fit: Fit) -> dict[str, Any]:
     """Return the facts of a model, and its Fit, as values for JSON."""
     values = asdict(replace(model, checkpoint=None)) | {"folder": str(model.folder)}
-    for name in ("problem", "digest", "checkpoint"):  # fit.reason covers the problem
+    for name in ("problem", "digest", "checkpoint"):  # fit.reason includes the problem
         del values[name]
     return values | {"served": fit.reason is None} | asdict(fit)
 

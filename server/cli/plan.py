@@ -150,14 +150,14 @@ def gibs(amount: float) -> str:
 
 
 def prose(text: str, indent: str = "") -> Iterator[str]:
-    """Wrap a text to the width of a terminal."""
+    """Yield the lines of a text that is wrapped to COLUMNS characters."""
     yield from textwrap.wrap(
         text, COLUMNS, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
     )
 
 
 def note(text: str) -> Iterator[str]:
-    """Yield an indented explanation below a table's heading."""
+    """Yield the lines of an indented text, which stands below a table's heading."""
     yield from prose(text, INDENT)
 
 

@@ -25,7 +25,7 @@ LIMIT_COLOUR = "#444444"
 WIDE_INCHES = (11.0, 4.6)
 SIZE_INCHES = (8.0, 4.6)
 CURVE_POINTS = 400
-# Bottom strip with the model's name, as a part of the figure's height.
+# Height of the strip with the model's name, as a part of the figure's height.
 SIGNATURE_HEIGHT = 0.04
 # Without date and random names the same report gives a file of the same bytes.
 SVG_METADATA = {"Date": None, "Creator": "quire plan"}

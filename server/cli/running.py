@@ -13,7 +13,7 @@ from server.cli.sentences import table
 from server.config import WILDCARDS, Config, StartError
 
 ASK_TIMEOUT_S = 5.0
-# A model may finish running answers before it is unloaded.
+# Long, as a model may finish running answers before it is unloaded.
 STOP_TIMEOUT_S = 60.0
 HEAD = ("MODEL", "MEMORY", "CONTEXT", "STAYS")
 

@@ -1,4 +1,4 @@
-"""The text that commands write: an error as one sentence with its exit code, and tables."""
+"""Writes the text of commands: an error as one sentence with an exit code, and tables."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

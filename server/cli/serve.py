@@ -1,4 +1,4 @@
-"""Assemble a server: settings -> port -> plan -> tokenizer -> weights -> engine -> uvicorn. Errors
+"""Starts a server: settings -> port -> plan -> tokenizer -> weights -> engine -> uvicorn. Errors
 of settings and of the model end the start with one sentence each, before weights are fetched or
 loaded and before a client can connect."""
 
@@ -67,7 +67,7 @@ def serve_model(
 ) -> None:
     """Serve one model until a signal arrives. reading: as for ``read_model``. Raises StartError."""
     use_one_arena()
-    raise_descriptor_limit()  # before the engine opens descriptors for its heaps
+    raise_descriptor_limit()  # before the engine opens file descriptors for its memory
     settings = checked_settings(file, flags)
     salts = Salts(salt_secret(settings.access.salt_secret_file))
     with (
@@ -78,7 +78,7 @@ def serve_model(
 
 
 def checked_settings(file: Path | None, flags: Tables) -> Config:
-    """Read a server's settings and configure the log. Raises StartError."""
+    """Read and check a server's settings, and configure the log. Raises StartError."""
     settings = read_settings(file, flags)
     configure_log(settings.log)
     if (strangers := neighbours()) is not None:
@@ -207,7 +207,7 @@ def start_engine(
     settings: Config, engine_plan: EnginePlan, progress: Progress | None = None
 ) -> EngineClient:
     """Load the weights and start the engine. progress: see ``serve_on``. Raises EngineError."""
-    # disable=None shows the bar on terminals only.
+    # disable=None shows the progress bar on terminals only.
     bar = tqdm(
         unit="B",
         unit_scale=True,

@@ -170,8 +170,8 @@ class Disk:
 
 
 def _is_at(place: InFolder | OnHub, model: LocalModel) -> bool:
-    """Return whether a name refers to a model; place: the folder or repository that was found for
-    the name. Of a repository's commits only the newest one on this disk is a model to match."""
+    """Return whether a model is in the place that was found for a name. A name pinned to a commit
+    does not match if the repository's model on this disk is of another commit."""
     if isinstance(place, InFolder):
         return model.folder.resolve() == place.folder.resolve()
     pinned = place.revision is None or (model.revision or "").startswith(place.revision)
@@ -180,7 +180,7 @@ def _is_at(place: InFolder | OnHub, model: LocalModel) -> bool:
 
 @dataclass(frozen=True)
 class ModelOnDisk:
-    """A model on this disk and the means to start its process."""
+    """A model on this disk, with all that is needed to start a process for the model."""
 
     local: LocalModel
     machine: Machine
@@ -204,7 +204,7 @@ class ModelOnDisk:
         return self.name in self.machine.settings.models.pinned
 
     def needs(self) -> MemoryNeeds:
-        """Plan the model's memory. Raises LoadError."""
+        """Return the memory that the model needs on this machine. Raises LoadError."""
         assert self.local.checkpoint is not None
         try:
             engine_plan = self.machine.plan(self.local.checkpoint)
@@ -264,7 +264,7 @@ def settings_of(settings: Config, name: str, needs: MemoryNeeds) -> dict[str, An
 
 
 def plain_settings(settings: Config) -> dict[str, Any]:
-    """Return the settings as values for JSON, secrets included."""
+    """Return the settings, with secrets in plain text, as values for JSON."""
     tables: dict[str, Any] = json.loads(json.dumps(settings.model_dump(), default=_plain))
     return tables
 

@@ -26,9 +26,9 @@ from server.config import SettingError
 STOP_GRACE_S = 40
 # STOP_GRACE_S of a cluster's service. It is longer, as Ray tries twice to end its processes.
 CLUSTER_STOP_GRACE_S = 100
-# Pause in seconds between a failure and the next start.
+# Seconds from a failure of quire until launchd or systemd starts quire again.
 RESTART_S = 10
-# Environment variables that are copied into the service. Keys belong into the settings file.
+# Variables that are copied into the service, which no shell starts. Keys are left out: secrets.
 KEPT_VARIABLES = (
     *("HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT", "HF_HUB_OFFLINE"),
     *("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME"),
@@ -36,7 +36,7 @@ KEPT_VARIABLES = (
 # Name of the file for a service's output under launchd; systemd writes to its journal.
 OUTPUT_FILE = "service.err"
 LABEL = "org.quire.serve"
-# Seconds between two checks whether launchd has released the name of an ending agent.
+# Seconds between two checks of launchd that wait until an ending agent's name is free.
 FREE_POLL_S = 0.5
 # launchctl's exit codes while an agent still ends: EIO of bootstrap, EINPROGRESS of bootout.
 STILL_ENDING = (5, 36, 37)
@@ -239,7 +239,7 @@ class Launchd:
         return f"{self._file}: {text}"
 
     def _end(self, timeout_s: int) -> None:
-        """Unload the agent and wait for its end. Raises ServiceError."""
+        """Unload the agent, and wait until the agent has ended. Raises ServiceError."""
         if _try("launchctl", "print", self._name).returncode:
             return
         deadline_s = time.monotonic() + timeout_s

@@ -15,7 +15,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from server.cli.cluster_folder import ClusterFolder, write_private
 
 VALID_FOR = timedelta(days=3650)
-# A certificate is valid from the day before, as the machines' clocks may differ.
+# Time before its making from which a certificate is valid, as machines' clocks may differ.
 VALID_SINCE = timedelta(days=1)
 # The order of the elliptic curve P-256, from FIPS 186-5.
 P256_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551

@@ -51,7 +51,7 @@ class MachineWatcher:
         self.room = 0
         """Number of replicas that fit on all machines together."""
         self.counts = ReplicaCounts(0, 0)
-        """Number of replicas to deploy."""
+        """The least and the largest number of replicas to deploy."""
 
     @property
     def unfit(self) -> list[str]:
@@ -76,7 +76,7 @@ class MachineWatcher:
         return before != (self.counts, self.unfit)
 
     def keep_looking(self, ended: threading.Event) -> None:
-        """Deploy on new machines until the event is set."""
+        """Deploy replicas on new machines until the event ``ended`` is set."""
         last, is_due = "", False
         while not ended.wait(WATCH_S):
             try:

@@ -118,7 +118,7 @@ class Membership:
 
     @property
     def limiting_reports(self) -> list[ReplicaReport]:
-        """The reports that set limits for requests; if no replica is left, the last report."""
+        """The reports from which limits of requests are taken: at least the newest one, if any."""
         return self.reports or ([] if self._newest is None else [self._newest])
 
     @property

@@ -17,7 +17,7 @@ import psutil
 from server.cli.cluster_folder import ClusterError, ClusterFolder, Node
 from server.ray.certificates import write_certificates
 
-# The head's default port. It lies outside of 10002 to 19999, which Ray gives to workers.
+# Default port of the first machine (head), outside of 10002 to 19999, which Ray's workers use.
 HEAD_PORT = 26379
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 30.0
@@ -48,7 +48,7 @@ def environment(folder: ClusterFolder) -> dict[str, str]:
         "RAY_TLS_SERVER_CERT": str(folder.certificate),
         "RAY_TLS_SERVER_KEY": str(folder.private_key),
         "RAY_USAGE_STATS_ENABLED": "0",
-        # Ray requires this for clusters of Macs, which it calls unsupported.
+        # Ray starts no cluster of Macs, which Ray does not support, without this variable.
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1",
         # Without this, Ray waits for the requests of a hanging replica, which never end.
         "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
@@ -72,7 +72,7 @@ def start_head(folder: ClusterFolder, key: str, address: str, port: int) -> Node
 
 
 def join_head(folder: ClusterFolder, key: str, head: str) -> Node:
-    """Join a cluster. head: HOST:PORT. Raises ClusterError."""
+    """Join a cluster. head: HOST:PORT of the cluster's first machine. Raises ClusterError."""
     _check_not_running(folder)
     # Ray's processes need the head's IP address in place of a name.
     address, head = addresses_of(head)

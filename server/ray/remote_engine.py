@@ -110,7 +110,7 @@ class RemoteEngine:
             await asyncio.sleep(self._report_period_s)
 
     async def ask_all(self) -> None:
-        """Ask every replica for a report. Ray's router writes all replicas' names into a Route."""
+        """Ask each replica for a report. The router puts all replicas' names into a Route."""
         routes = [Route(target=name) for name in self.members.names] or [Route()]
         await asyncio.gather(*map(self._ask, routes))
         if names := routes[-1].replicas:

@@ -43,7 +43,7 @@ from server.text.grammar.worker import WorkerBusyError
 SIGN_OF_LIFE_S = 1.0
 
 Facts = Mapping[str, str]
-"""``{name: version or digest}`` of what must be equal on all machines of a cluster."""
+"""``{name: version or digest}``, which must equal that of the cluster's first machine (head)."""
 
 
 def facts_of(folder: Path) -> Facts:
@@ -61,7 +61,7 @@ def check_alike(host: str, here: Facts, head: Facts) -> None:
     """Raises StartError, which names the first difference. host: this machine's name."""
     for name, ours in here.items():
         if ours != head[name]:
-            # 16 characters are enough to compare versions and digests.
+            # The error shows 16 characters, which are enough to tell versions and digests apart.
             raise StartError(
                 f"{host} is not like the head of the cluster: {name} is {ours[:16]} there and "
                 f"{head[name][:16]} on the head"

@@ -82,7 +82,7 @@ def create_front(front: Front) -> tuple[FastAPI, FrontMetrics]:
 async def _load_pinned(front: Front) -> None:
     for model in list(front.models.models.values()):
         if model.pinned:
-            with suppress(LoadError, NoRoomError):  # already logged
+            with suppress(LoadError, NoRoomError):  # the supervisor has logged the error
                 await front.models.load(model)
 
 
@@ -95,7 +95,7 @@ class BodyHead(BaseModel):
 
 
 def _add_forwarding_routes(router: APIRouter, front: Front) -> None:
-    """Add the routes that the models' processes answer."""
+    """Add the routes whose requests are forwarded to the models' processes."""
     limits = front.config.limits
 
     async def model_of(request: Request, name: str | None) -> ManagedModel:
@@ -122,7 +122,7 @@ def _add_forwarding_routes(router: APIRouter, front: Front) -> None:
         return ForwardedAnswer(request, front, ForwardedRequest(model, client_of(request), b""))
 
     async def stored(request: Request) -> Response:
-        """Forward to the loaded model that holds the stored response."""
+        """Forward to the loaded model whose process stores the response that the path names."""
         body = await request.body()
         model = await model_with_response(front, request)
         request.state.model = model.name

@@ -154,7 +154,7 @@ class ForwardedAnswer(Response):
                 return False
             raise
         except asyncio.CancelledError:
-            request.state.forwarded = True  # the client left: the process counts this request
+            request.state.forwarded = True  # the process counts this request in its metrics
             raise
         await send(_body(b"", is_last=True))
         return True

@@ -1,4 +1,4 @@
-"""Finds the model that a request names, and rereads the disk for new and changed models."""
+"""The front: in the process that clients reach, finds the model that a request names."""
 
 import asyncio
 import math
@@ -70,7 +70,7 @@ class Front:
 
     def _find(self, name: str | None) -> ManagedModel | None:
         models, own = self.models.models, self.config.models.aliases
-        # The settings' aliases win over quire's own.
+        # An alias in the settings takes precedence over quire's own alias of the same name.
         brought = {short: model for short, model in aliases().items() if short not in own}
         at_hand = None if (model := self.models.at_hand) is None else model.name
         match = match_name(name, models, own | brought, at_hand)

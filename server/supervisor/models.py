@@ -99,7 +99,7 @@ class ModelSource(Protocol):
     def facts(self) -> ModelFacts: ...
 
     def abilities(self) -> Abilities:
-        """Raises LoadError."""
+        """Read the chat template. Raises LoadError."""
 
     async def launch(self, needs: MemoryNeeds, kv_bytes: int) -> ModelProcess:
         """Start the process. kv_bytes: memory limit of K and V at first. Raises OSError."""
@@ -113,7 +113,7 @@ class KeepAlive:
     _until: dict[bytes, float] = field(default_factory=dict)
 
     def used(self, client: bytes, now: float, wanted_s: float | None) -> None:
-        """Note a client's request. wanted_s: seconds to stay loaded; negative means for ever."""
+        """Note a request. wanted_s: seconds to stay loaded; -1 means for ever, None the default."""
         keep_s = self.default_s if wanted_s is None else wanted_s
         self._until.pop(NOBODY, None)
         self._until[client] = math.inf if keep_s < 0 else now + keep_s
@@ -213,7 +213,7 @@ class ModelSupervisor:
         self._changed = asyncio.Event()
 
     def update(self, sources: Iterable[ModelSource]) -> None:
-        """Add, change and drop models as the disk has them. Loaded and used models stay."""
+        """Make ``models`` equal to the models on the disk, but keep loaded and used ones."""
         new = {source.name: source for source in sources}
         for name, model in list(self.models.items()):
             if model.at_rest and name not in new:
@@ -331,7 +331,7 @@ class ModelSupervisor:
         await self._share_out()
 
     async def _launched(self, model: ManagedModel) -> ModelProcess:
-        """Wait for memory, then start the model's process. Raises LoadError, NoRoomError."""
+        """Wait for memory; then start the model's process. Raises LoadError, NoRoomError."""
         while True:
             async with self._turn:
                 needs = await self._needs_of(model)
@@ -343,7 +343,7 @@ class ModelSupervisor:
                 raise self._no_room(model)
 
     async def _launch(self, model: ManagedModel, needs: MemoryNeeds) -> ModelProcess:
-        """Start the model's process in the free memory. Raises LoadError."""
+        """Start the model's process, with all free memory for K and V. Raises LoadError."""
         kv_bytes = min(self.free_bytes - needs.fixed_bytes, needs.most_kv_bytes)
         log.info(f"loading {model.name}")
         try:
@@ -412,7 +412,7 @@ class ModelSupervisor:
         idle_at = model.last_used + self._settings.evict_after_idle_s
         return turn_over if model.users else min(turn_over, idle_at)
 
-    # --- the line for memory --------------------------------------------------------------------
+    # --- the line of models that wait for memory ------------------------------------------------
 
     def _line_up(self, model: ManagedModel) -> None:
         """Put a model at the end of the line, unless the model stands in it."""
@@ -427,7 +427,7 @@ class ModelSupervisor:
                 other.yields_to = None
 
     def _kept_bytes(self, model: ManagedModel) -> int:
-        """Return the bytes for models before this one in the line that have waited for a turn."""
+        """Return the bytes kept free for earlier models in the line that waited for a turn."""
         assert model.waits_since is not None
         latest = self._clock() - self._turn_s
         return sum(

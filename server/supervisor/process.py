@@ -85,7 +85,7 @@ class Start:
 
 
 class ModelProcess:
-    """The process of one model."""
+    """The supervisor's side of the process that serves one model."""
 
     def __init__(
         self,
@@ -159,12 +159,12 @@ class ModelProcess:
 
     @property
     def alive(self) -> bool:
-        """Return whether the process takes requests."""
+        """Whether the process takes requests now."""
         return self.was_ready and not self.ending and not self.ended.done()
 
     @property
     def was_ready(self) -> bool:
-        """Return whether the process has ever been ready."""
+        """Whether the process has ever been ready for requests."""
         return self._ready.done() and self._ready.exception() is None
 
     @asynccontextmanager
@@ -201,7 +201,7 @@ class ModelProcess:
         return None if answer is None else int(answer["kv_limit"])
 
     async def stop(self) -> None:
-        """End the process and wait for its end."""
+        """End the process, by a kill if need be, and wait until the process has ended."""
         self.ending = True
         # A loading process reads no messages, and no client loses an answer by its end.
         if not self.was_ready or not await self._answers_a_ping():
@@ -271,7 +271,7 @@ class ModelProcess:
         return self.ended.done()
 
     def _fail(self, why: str) -> None:
-        """Kill the process. why: the end of a sentence that begins with "its process"."""
+        """Kill the process. why: a verb phrase for the log, such as "does not answer"."""
         self._reason = f"its process {why}"
         log.error(f"the process of {self.name} {why}: it is killed")
         self.kill()
