@@ -1,4 +1,4 @@
-"""Parts that the answers of several endpoints share."""
+"""Parts of answers that several endpoints share."""
 
 import json
 from collections.abc import Callable, Iterable
@@ -17,18 +17,18 @@ TokenText = Callable[[int], bytes]
 
 
 class StreamForm(Enum):
-    """How the objects of a stream are written."""
+    """The text format of a stream of JSON objects."""
 
     EVENTS = auto()
-    """Server-sent events. The last one is ``[DONE]``."""
+    """Server-sent events, of which the last is ``[DONE]``."""
     NAMED_EVENTS = auto()
-    """Server-sent events, each named by its object's type."""
+    """Server-sent events, each with the JSON object's ``type`` as its name."""
     LINES = auto()
-    """One object per line. The first object has no content and may be repeated."""
+    """One JSON object per line. The first one has no content, and may be sent repeatedly."""
 
 
 Json = dict[str, Any]
-# Agents are advised to ask for 1/ANSWER_PART of the context, up to MAX_ANSWER_TOKENS.
+# The advised length of an answer is context length / ANSWER_PART, up to MAX_ANSWER_TOKENS.
 ANSWER_PART = 4
 MAX_ANSWER_TOKENS = 16384
 
@@ -39,7 +39,7 @@ class ResponseMetadata:
 
     id: str
     created: int
-    """Seconds since 1970."""
+    """Creation time in seconds since 1970."""
     model: str
 
     def object(self, kind: str, choices: list[Json]) -> Json:
@@ -53,7 +53,7 @@ class ResponseMetadata:
 
 
 def advised_answer_tokens(context: int) -> int:
-    """Return the answer length that agents should ask for; the prompt gets the rest."""
+    """Return the advised maximum of an answer's tokens. context: maximum of prompt and answer."""
     return min(context // ANSWER_PART, MAX_ANSWER_TOKENS)
 
 
@@ -72,7 +72,7 @@ def token_objects(tokens: Iterable[TokenReport], token_bytes: TokenText) -> list
 
 
 def usage_object(usage: Usage, cache_report: bool) -> Json:
-    """Return token counts as JSON. cache_report: also report a cache miss, if any."""
+    """Return token counts as JSON. cache_report: whether to add the result of ``cache_miss``."""
     details: Json = {"cached_tokens": usage.prefix.cached_tokens if usage.prefix else 0}
     if cache_report:
         details["cache_miss"] = cache_miss(usage.prefix)
@@ -86,13 +86,13 @@ def usage_object(usage: Usage, cache_report: bool) -> Json:
 
 
 def written_tokens(usage: Usage) -> int:
-    """Return the number of prompt tokens new in the cache; 0 before the cache has reported."""
+    """Return how many prompt tokens the request added to the prefix cache; 0 until it is known."""
     cached = usage.prefix.cached_tokens if usage.prefix else usage.kept_tokens
     return max(0, usage.kept_tokens - cached)
 
 
 def cache_miss(prefix: PrefixReport | None) -> Json | None:
-    """Return where and why a prompt left the cached prefix; None without a cache miss."""
+    """Return the token at which the prefix cache missed, and why. Return None if nothing missed."""
     if prefix is None or prefix.miss is None:
         return None
     return {"left_at": prefix.left_at, "reason": prefix.miss.value}
@@ -109,24 +109,24 @@ def usage_chunks(
 
 
 class Answer(Protocol):
-    """An answer in the form of one endpoint, built from deltas."""
+    """An answer in an endpoint's format. It is built from deltas, each a newly generated part."""
 
     stream_form: ClassVar[StreamForm]
 
     def first_chunks(self) -> list[Json]:
-        """Return the chunks to stream before generation."""
+        """Return the chunks (JSON objects of a stream) to send before the model generates."""
 
     def chunks(self, delta: Delta) -> list[Json]:
-        """Return the chunks to stream for a delta."""
+        """Return the chunks to send for a delta."""
 
     def last_chunks(self, usage: Usage) -> list[Json]:
-        """Return the chunks to stream at the end."""
+        """Return the chunks to send after the last delta."""
 
     def failure(self, error: ApiError) -> Json:
         """Return the chunk that replaces the rest of the stream when the engine fails."""
 
     def add(self, delta: Delta) -> None:
-        """Collect a delta for ``whole``."""
+        """Add a delta to the answer that ``whole`` returns."""
 
     def whole(self, usage: Usage) -> Json:
         """Return the whole answer as one object."""
@@ -134,7 +134,7 @@ class Answer(Protocol):
 
 @dataclass(slots=True)
 class GatheredCall:
-    """A call whose arguments are still arriving."""
+    """A tool call whose arguments are still arriving."""
 
     start: ToolCallStart
     arguments: str = ""
@@ -145,6 +145,6 @@ class GatheredCall:
 
     @property
     def text(self) -> str:
-        """The call as content, if its arguments turn out to be no JSON object."""
+        """The call as text of the answer, for arguments that turn out to be no JSON object."""
         name = json.dumps(self.start.name, ensure_ascii=False)
         return f'{CALL_OPEN}\n{{"name": {name}, "arguments": {self.arguments}'

@@ -32,14 +32,14 @@ from server.text.json_object import MAX_VALUES, has_many_values, outside_texts
 # The nesting limit of pydantic-core's JSON reader (jiter).
 MAX_DEPTH = 200
 MAX_BODY_VALUES = 32_768
-# For routes that take token ids.
+# Replaces MAX_BODY_VALUES for routes that take token ids.
 MAX_BODY_TOKEN_IDS = 327_680
 MAX_TOKENIZE_BYTES = 512 * 1024
 MAX_STOP_STRING_CHARS = 256
 MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIASES = 1024
 MAX_TOP_LOGPROBS = 20
-# Scanning a piece takes some milliseconds, without a pause for other tasks.
+# A body is scanned in pieces: a scan blocks other tasks, for some milliseconds per piece.
 PIECE_BYTES = 65536
 
 
@@ -49,13 +49,13 @@ class BodyLimits:
 
     max_bytes: int
     max_values: int
-    """Counts numbers, texts, lists, objects, true, false and null."""
+    """Maximum number of values: numbers, texts, lists, objects, true, false and null."""
     max_containers: int
-    """Counts lists and objects. Names in objects have the same limit."""
+    """Maximum number of lists and objects together, and also of names in objects."""
     max_depth: int = MAX_DEPTH
 
     async def check(self, body: bytes) -> None:
-        """Raise ApiError for a body above the limits. Other tasks can run meanwhile."""
+        """Raise ApiError for a body above the limits. Let other tasks run between pieces."""
         if len(body) > self.max_bytes:
             raise body_too_large(self.max_bytes)
         # Short bodies cannot exceed the limits: a list takes two characters and a comma.
@@ -104,7 +104,7 @@ def _too_many(what: str) -> ApiError:
 
 
 def _pieces(body: bytes) -> Iterator[bytes]:
-    """Yield the body in pieces; no piece ends within an escape."""
+    """Yield a body in pieces of about PIECE_BYTES, none of which ends within an escape sequence."""
     start = 0
     while start < len(body):
         end = start + PIECE_BYTES
@@ -123,8 +123,8 @@ def new_request_id() -> str:
 
 
 def bind_request_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
-    """Give the request an id: the client's, if there is exactly one and it is plain, or a new one.
-    All log lines of the request carry the id."""
+    """Return the request's id: the header x-request-id if it is valid, else a new id. All log lines
+    of the request will carry the id."""
     given = [value.decode("latin-1") for name, value in headers if name.lower() == HEADER.encode()]
     taken = len(given) == 1 and CLIENTS_IDS.fullmatch(given[0])
     request_id = given[0] if taken else new_request_id()
@@ -139,7 +139,7 @@ def current_request_id() -> str:
 
 
 MAX_SEED = 2**63 - 1
-# Means a random seed, as in Ollama, llama.cpp and vLLM.
+# A request with this seed gets a random seed, as in Ollama, llama.cpp and vLLM.
 RANDOM_SEED = -1
 MAX_TOP_K = 2**31 - 1
 
@@ -147,14 +147,14 @@ MAX_TOP_K = 2**31 - 1
 MIN_TEMPERATURE = 1e-5
 MIN_TOP_P = 1e-6
 MIN_BIAS, MAX_BIAS = -100, 100
-# For Anthropic's and Ollama's APIs, which name no limit; their clients send up to a dozen. Every
-# token is searched for all stop strings, which delays other requests.
+# Factor on limits.max_stop_strings for the APIs of Anthropic and Ollama, which name no limit. There
+# must be one, because searching each token for all stop strings delays other requests.
 MANY_STOPS = 128
 BIAS_SCHEMA: JsonDict = {"type": "number", "minimum": MIN_BIAS, "maximum": MAX_BIAS}
 MAX_CACHE_SALT_CHARS = 1024
 MAX_TEMPLATE_VALUE_CHARS = 256
 MAX_TEMPLATE_NUMBER = 2**31 - 1
-# The readiness probe has the lowest priority for itself.
+# int32's lowest priority is left to the readiness probe: this limit excludes it on both sides.
 MAX_PRIORITY = 2**31 - 1
 
 
@@ -182,8 +182,8 @@ TokenIds = Annotated[ListOf[TokenId], BeforeValidator(_whole_list)]
 
 
 def _kind_of_input(value: Any) -> str | None:
-    """Return the tag of an input's form by the first element, because trying all forms is slow.
-    Tags begin with capitals; ``_place`` omits such names from errors."""
+    """Return the tag of an input's type in TextsOrIds. Only the first element decides: validation
+    of all types is slow. Tags begin with capitals; ``_place`` omits such names from errors."""
     if isinstance(value, str):
         return "Text"
     if not isinstance(value, list):
@@ -229,16 +229,16 @@ TextsOrIds = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class ResponseOptions:
-    """Options of a response besides its text."""
+    """A response's number of choices, and whether to report token counts and cache misses."""
 
     choices: int = 1
     include_usage: bool = False
     cache_report: bool = False
-    """Whether usage reports why the cache had no more of the prompt."""
+    """Whether ``usage`` says why the prefix cache did not have the rest of the prompt."""
 
 
 class WireModel(BaseModel):
-    """Strict about types, open to unknown fields. Errors never repeat inputs."""
+    """Base of requests' models: strict about types, open to unknown fields, secret about inputs."""
 
     model_config = ConfigDict(
         strict=True, extra="ignore", frozen=True, allow_inf_nan=False, hide_input_in_errors=True
@@ -252,18 +252,18 @@ class StreamOptions(WireModel):
 
 
 class FieldsChecked(WireModel):
-    """Refuses unsupported fields by name, and keeps unknown fields aside for that."""
+    """Keeps unknown fields, and refuses requests that set one of ``refused_fields``."""
 
     model_config = ConfigDict(extra="allow")
     refused_fields: ClassVar[RefusedFields] = ()
 
     def check(self, limits: LimitsSection) -> None:  # noqa: ARG002
-        """Check what the types cannot. Raises ApiError that names the parameter."""
+        """Check what type annotations cannot express. Raises ApiError that names the parameter."""
         check_refused(self.refused_fields, self.model_extra or {})
 
 
 class SharedSampling(FieldsChecked):
-    """Sampling fields by the names that all APIs and Ollama's options use."""
+    """Sampling fields that have the same names in all APIs and in Ollama's ``options``."""
 
     temperature: float | None = Field(default=None, ge=0, le=2)
     top_p: float | None = Field(default=None, ge=0, le=1)
@@ -275,13 +275,13 @@ class SharedSampling(FieldsChecked):
 
 
 class SamplingFields(SharedSampling):
-    """Sampling fields by the names that all APIs use, with the extensions that local servers share.
-    null means: as if the field were not there."""
+    """Sampling fields that all APIs share, and extensions that vLLM and similar servers share.
+    A field that is null counts as missing."""
 
     stop_param: ClassVar[str] = "stop"
-    """The API's name of the stop strings, for errors."""
+    """The name of the field with the stop strings, for errors."""
     stops_factor: ClassVar[int] = 1
-    """Factor on the number of stop strings that OpenAI's APIs allow."""
+    """Factor on the setting ``max_stop_strings``, which is the limit for OpenAI's APIs."""
 
     model: str | None = None
     stream: bool | None = None
@@ -289,11 +289,11 @@ class SamplingFields(SharedSampling):
     logit_bias: dict[str, Any] | None = Field(
         default=None, json_schema_extra={"additionalProperties": BIAS_SCHEMA}
     )
-    """``check`` validates the biases: pydantic would collect every error of a long list."""
+    """``check`` validates the biases, as pydantic would collect every error of a long list."""
     cache_salt: CacheSalt | None = None
     """Only requests with the same salt share cached prefixes."""
     cache_report: bool | None = None
-    """Whether usage reports why the cache had no more of the prompt."""
+    """Whether ``usage`` says why the prefix cache did not have the rest of the prompt."""
     min_tokens: Whole | None = Field(default=None, ge=0, le=2**31 - 1)
     ignore_eos: bool | None = None
     stop_token_ids: TokenIds | None = None
@@ -342,8 +342,8 @@ class SamplingFields(SharedSampling):
         defaults: dict[str, Any],
         stop_token_ids: frozenset[int],
     ) -> SamplingParams:
-        """Return the engine's parameters. defaults: from generation_config.json. stop_token_ids:
-        the model's. Raises ApiError for an unknown token id or an impossible minimum length."""
+        """Return the engine's parameters. defaults: generation_config.json's. stop_token_ids: the
+        model's end tokens. Raises ApiError for an unknown token id, or a too large min_tokens."""
 
         def chosen(field: str, otherwise: float) -> float:
             value = getattr(self, field)
@@ -419,7 +419,7 @@ class OpenAISamplingFields(SamplingFields):
 
 
 class LogprobFields(WireModel):
-    """Log-probabilities of an answer's tokens."""
+    """Fields that ask for log-probabilities of an answer's tokens."""
 
     logprobs: bool | None = None
     top_logprobs: Whole | None = Field(default=None, ge=0)
@@ -432,7 +432,7 @@ class LogprobFields(WireModel):
 
     @property
     def num_logprobs(self) -> int | None:
-        """Number of alternatives to report per token; None: no log-probabilities at all."""
+        """Number of alternatives to report per token, or None for no log-probabilities at all."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
@@ -443,22 +443,22 @@ Answers = Annotated[ListOf[str], Field(min_length=1)]
 
 
 class NamedSchema(WireModel):
-    """A schema with a name. The model does not see the name."""
+    """A JSON schema with a name, which the model does not see."""
 
     schema_: Schema | None = Field(default=None, alias="schema")
 
 
 class ResponseFormat(WireModel):
-    """OpenAI's form. Schemas are always strict here."""
+    """OpenAI's field for the format of an answer. This server enforces every schema strictly."""
 
     type: str
     json_schema: NamedSchema | None = None
     schema_: Schema | None = Field(default=None, alias="schema")
-    """Some clients send the schema here."""
+    """Some clients send the schema here instead of within ``json_schema``."""
 
 
 class StructuredOutputs(WireModel):
-    """The form that other local servers use."""
+    """The field of vLLM and similar servers for the format of an answer."""
 
     json_: SchemaOrText | None = Field(default=None, alias="json")
     json_object: bool | None = None
@@ -469,7 +469,7 @@ class StructuredOutputs(WireModel):
 
 
 class StructureFields(WireModel):
-    """The fields that constrain the form of an answer."""
+    """The fields that constrain the format of an answer's text."""
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -479,8 +479,8 @@ class StructureFields(WireModel):
     guided_grammar: str | None = None
 
     def output_format(self, own: OutputFormat | None = None) -> OutputFormat | None:
-        """Return the form that the answer must have; None: any text. own: the form set by the
-        endpoint's own field. Raises ApiError if two forms are set."""
+        """Return the format that the answer must have, or None for any text. own: the format that
+        the endpoint's own field sets. Raises ApiError if two fields set a format."""
         formats = [*([own] if own else []), *self._response_format(), *self._other_formats()]
         if len(formats) > 1:
             raise invalid(

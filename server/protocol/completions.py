@@ -29,7 +29,7 @@ PromptText = str | list[int]
 
 
 class CompletionRequest(OpenAISamplingFields):
-    """The body of a request."""
+    """The body of POST /v1/completions."""
 
     refused_fields = COMPLETION_REFUSED
 
@@ -61,30 +61,30 @@ class CompletionRequest(OpenAISamplingFields):
         return len(self.prompts)
 
     def place(self, number: int) -> str:
-        """Return a prompt's name in errors."""
+        """Return the name of a prompt in errors. number: the prompt's index."""
         return "prompt" if len(self.prompts) == 1 else f"prompt[{number}]"
 
     @property
     def asked_length(self) -> int:
-        """Maximum length of the answer, by default OpenAI's."""
+        """The answer's maximum number of tokens, by default OpenAI's."""
         return DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
 
     @property
     def prompt_logprobs(self) -> int | None:
-        """Number of alternatives to report per prompt token; None: no report. 0 if the request only
-        echoes the prompt, which still must be computed."""
+        """Number of alternatives to report per prompt token; None reports nothing. It is 0 if the
+        request only echoes the prompt, so that the engine computes the prompt nevertheless."""
         if not self.echo:
             return None
         return 0 if self.logprobs is None and self.max_tokens == 0 else self.logprobs
 
 
 Row = tuple[int, TokenLogprobs | None, int]
-"""A token, its log-probabilities, and its offset in the text."""
+"""A token's id, its log-probabilities if known, and its offset in the text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """The prompts to repeat before their answers."""
+    """The prompts of a request that wants each prompt repeated before its answers."""
 
     prompts: tuple[EncodedText, ...]
     logprobs: bool
@@ -93,7 +93,7 @@ class Echo:
 
 @dataclass(slots=True)
 class _TextChoice:
-    """The parts of one choice, collected so far."""
+    """The parts received so far of one choice, which is one of several answers to a prompt."""
 
     begun: bool = False
     """Whether the prompt has been echoed."""
@@ -171,7 +171,7 @@ class TextAnswer:
         return {"token_ids": ids} | ({"prompt_token_ids": prompt} if with_prompt else {})
 
     def _grow(self, delta: Delta) -> tuple[str, Json | None]:
-        """Return the text and log-probabilities that a delta adds, with the prompt if echoed."""
+        """Return a delta's text and log-probabilities. The first delta has an echoed prompt's."""
         text = "".join(piece.text for piece in delta.pieces if isinstance(piece, TextPiece))
         rows = list(self._rows(delta))
         choice = self._choices[delta.index]
@@ -203,7 +203,7 @@ class TextAnswer:
         }
 
     def _top(self, token_id: int, logprobs: TokenLogprobs) -> dict[str, float]:
-        """Return the likeliest tokens and the token itself. Of equal texts the likeliest counts."""
+        """Return log-probabilities by token text. Of tokens with one text the likeliest counts."""
         best: dict[str, float] = {}
         for token, value in (*logprobs.top, (token_id, logprobs.logprob)):
             best.setdefault(self._text_of(token), value)

@@ -16,11 +16,11 @@ from server.protocol.wire_errors import invalid
 MAX_DIMENSIONS = 2**31 - 1
 MAX_INPUTS = 2048
 Vectors = np.ndarray
-"""float32 ``[inputs, dimensions]``; each row has length 1."""
+"""A float32 array of shape ``[inputs, dimensions]``, in which each row has length 1."""
 
 
 class EmbeddingRequest(FieldsChecked):
-    """The body of a request. null means: as if the field were not there."""
+    """The body of POST /v1/embeddings. A field that is null counts as missing."""
 
     refused_fields = EMBEDDING_REFUSED
 
@@ -55,13 +55,13 @@ class EmbeddingRequest(FieldsChecked):
         return [self.input] if isinstance(first, int) else self.input  # type: ignore[return-value]
 
     def name_of(self, number: int) -> str:
-        """Return an input's name in errors."""
+        """Return the name of an input in errors. number: the input's index."""
         whole = isinstance(self.input, str) or self.inputs is not self.input
         return "input" if whole else f"input[{number}]"
 
 
 def shorten(vectors: Vectors, dimensions: int | None) -> Vectors:
-    """Cut vectors to their first numbers and scale them to length 1. Zero vectors stay zero."""
+    """Cut vectors to ``dimensions`` numbers and scale them to length 1. Zero vectors stay zero."""
     if dimensions is None or dimensions == vectors.shape[1]:
         return vectors
     short = vectors[:, :dimensions]
@@ -72,7 +72,7 @@ def shorten(vectors: Vectors, dimensions: int | None) -> Vectors:
 def embedding_pieces(
     vectors: Vectors, encoding_format: str | None, model: str, tokens: int
 ) -> Iterator[bytes]:
-    """Yield the answer as JSON, one vector at a time. tokens: the number in all inputs."""
+    """Yield the answer as JSON, one vector at a time. tokens: total number of input tokens."""
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     entries = (
         {"object": "embedding", "index": index, "embedding": _encoded(vector, encoding_format)}
@@ -82,7 +82,7 @@ def embedding_pieces(
 
 
 def list_pieces(head: dict[str, Any], name: str, entries: Iterable[Any]) -> Iterator[bytes]:
-    """Yield a JSON object, one list entry at a time: the head's fields, and the list ``name``."""
+    """Yield a JSON object in pieces: the fields of ``head``, and a list named ``name``."""
     yield to_json(head)[:-1] + b',"%s":[' % name.encode()
     for index, entry in enumerate(entries):
         yield (b"," if index else b"") + to_json(entry)

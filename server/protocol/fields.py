@@ -16,7 +16,7 @@ class RefusedField:
     name: str
     remedy: str
     harmless: tuple[Any, ...] = ()
-    """Values that change nothing. false, 0, "" and [] are harmless, too, unless true is."""
+    """Values to accept. So are false, 0, "" and [], unless True is one of these values."""
 
     def is_harmless(self, value: Any) -> bool:
         wants_true = any(harmless is True for harmless in self.harmless)
@@ -37,7 +37,7 @@ def overridden(fields: RefusedFields, *own: RefusedField) -> RefusedFields:
 
 
 def check_refused(fields: RefusedFields, given: dict[str, Any]) -> None:
-    """Raise ApiError (400) for the first refused field that is set. given: unknown fields."""
+    """Raise ApiError (400) for the first refused field that is set. given: all unknown fields."""
     for field in fields:
         if not field.is_harmless(given.get(field.name)):
             raise invalid(f"{field.name} is not supported: {field.remedy}.", field.name)

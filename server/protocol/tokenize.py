@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize: text and conversations -> token ids, and back."""
+"""POST /tokenize (text or conversation -> token ids) and POST /detokenize (token ids -> text)."""
 
 from dataclasses import replace
 from typing import Annotated
@@ -21,7 +21,7 @@ from server.text.conversation import Conversation
 
 
 class TokenizeRequest(ContinuationFields, ThinkingFields, FieldsChecked):
-    """The body of a request: a text by vLLM's or llama.cpp's name of it, or messages."""
+    """The body of POST /tokenize: ``prompt`` (vLLM), ``content`` (llama.cpp) or ``messages``."""
 
     refused_fields = TOKENIZE_REFUSED
 
@@ -67,7 +67,7 @@ class TokenizeRequest(ContinuationFields, ThinkingFields, FieldsChecked):
 
 
 class DetokenizeRequest(FieldsChecked):
-    """The body of a request."""
+    """The body of POST /detokenize."""
 
     model: str | None = None
     tokens: TokenIds

@@ -14,17 +14,17 @@ Api = Literal["chat", "responses", "messages", "ollama"]
 IMAGES = frozenset({"image", "image_url", "input_image"})
 FILES = frozenset({"document", "file", "input_file"})
 AUDIO = frozenset({"audio", "input_audio"})
-# Agents cannot drop unsupported parts of their histories, so these APIs omit them; others refuse.
+# APIs of agents, which cannot remove unsupported parts from their histories: parts are omitted.
 AGENTS: frozenset[Api] = frozenset({"messages", "responses"})
-# The log names at most MAX_KINDS unknown types, and only types with plain names.
+# The log names at most MAX_KINDS unknown types of parts, and only types that KIND matches.
 MAX_KINDS, KIND, UNKNOWN = 16, re.compile(r"[a-z0-9_]{1,64}"), "unknown"
 
 
 class Unsupported:
-    """Replaces or refuses the unsupported content of one request, and counts it."""
+    """Replaces or refuses the content of one request that is not text, and counts such content."""
 
     def __init__(self, rule: UnseenRule, setting: str, api: Api = "chat") -> None:
-        """rule: for images and files. setting: the name of the rule's setting, for errors."""
+        """rule: how to treat images and files. setting: name of the rule's setting, for errors."""
         self.count = 0
         """Number of images and files replaced by a note."""
         self.left_out = Counter[str]()
@@ -35,7 +35,7 @@ class Unsupported:
         self._tools: dict[str, Tool] = {}
 
     def note(self, kind: str, place: str) -> str:
-        """Return the note that replaces content. kind: its wire type. Raises ApiError (400)."""
+        """Return the note that replaces a part of type ``kind``. Raises ApiError (400)."""
         if kind not in IMAGES | FILES:
             return self.leave_out(kind, place)
         if self._rule == "refuse":
@@ -46,7 +46,7 @@ class Unsupported:
         return f"[{'image' if kind in IMAGES else 'file'} not shown: this server reads text only]"
 
     def leave_out(self, kind: str, place: str) -> str:
-        """Count a part of a history and return "". Raises ApiError as ``note`` does."""
+        """Count an omitted part of type ``kind`` and return "". Raises ApiError like ``note``."""
         if not self._leaves_out or kind in AUDIO:
             raise unsupported_error(kind, place)
         is_named = KIND.fullmatch(kind) and len(self.left_out) < MAX_KINDS
@@ -58,7 +58,7 @@ class Unsupported:
         self._tools = {tool.name: tool for tool in tools}
 
     def loaded(self, name: str) -> str:
-        """Return the text that loads a tool: its description if deferred, else only its name."""
+        """Return the text for a tool that a message adds: its description only if deferred."""
         tool = self._tools.get(name)
         return description(tool) if tool is not None and tool.deferred else f"{name}\n"
 

@@ -12,7 +12,7 @@ from engine.types import FORM_LIMITS
 MAX_NAMED_PROBLEMS = 3
 SURROGATE = re.compile("[\ud800-\udfff]")
 MAX_NAME_CHARS = 200
-# Retry-After of a 429 that is due to other clients.
+# Retry-After for a client that gets 429 because of other clients' requests.
 RETRY_AFTER_S = 1
 # The engine's reason for ending requests at shutdown.
 SHUTTING_DOWN = "the server is shutting down"
@@ -55,7 +55,7 @@ class ApiError(Exception):
 
     @property
     def late_fields(self) -> dict[str, int]:
-        """Fields that stand for an error's headers within a stream: ``retry_after_s``, if any."""
+        """Fields that replace an error's headers within a stream: ``retry_after_s``, if known."""
         after = self.headers.get("Retry-After")
         return {} if after is None else {"retry_after_s": int(after)}
 
@@ -67,7 +67,7 @@ class ApiError(Exception):
 
 
 def quoted(name: str) -> str:
-    """Quote a client's name for an error, cut to MAX_NAME_CHARS."""
+    """Quote a name that a client sent for use in an error, cut to MAX_NAME_CHARS."""
     return repr(name if len(name) <= MAX_NAME_CHARS else name[:MAX_NAME_CHARS] + "...")
 
 
@@ -76,19 +76,19 @@ def invalid(message: str, param: str | None = None, code: str | None = None) -> 
 
 
 def check_count(count: int, max_count: int, what: str, param: str | None = None) -> None:
-    """Raise ApiError (400) if the count exceeds the maximum. what: the noun, used as param by
-    default."""
+    """Raise ApiError (400) if the count exceeds the maximum. what: plural noun of the things
+    counted, which is also the default of ``param``."""
     if count > max_count:
         raise invalid(f"There are {count} {what}; at most {max_count} are read.", param or what)
 
 
 class ContextOverflowError(ApiError):
-    """A prompt that can never fit: 400, in words that agents search for."""
+    """The 400 for a prompt that can never fit, in words by which agents recognize this error."""
 
     def __init__(
         self, tokens: int | None, max_model_len: int, param: str, reason: str = ""
     ) -> None:
-        """tokens: None if unknown. reason: a sentence on why the prompt is so long."""
+        """tokens: the prompt's length, if known. reason: sentence on why the prompt is so long."""
         self.tokens = tokens
         self.max_model_len = max_model_len
         had = "more tokens than that" if tokens is None else f"{tokens} tokens"
@@ -108,7 +108,7 @@ class ContextOverflowError(ApiError):
 
     @property
     def anthropic_message(self) -> str:
-        """The message in the words that Anthropic's clients search for."""
+        """The message in words by which Anthropic's clients recognize this error."""
         max_tokens = self.max_model_len - 1
         had = f"more than {max_tokens}" if self.tokens is None else f"{self.tokens}"
         return f"prompt is too long: {had} tokens > {max_tokens} maximum {self.reason}".rstrip()
@@ -135,7 +135,7 @@ def too_many_tokens(max_tokens: int, param: str) -> ApiError:
 
 
 class UnknownModelError(ApiError):
-    """404: no such model is served."""
+    """The 404 for a model that this server does not have."""
 
     def __init__(self, name: str) -> None:
         super().__init__(
@@ -146,7 +146,7 @@ class UnknownModelError(ApiError):
             code="model_not_found",
         )
         self.ollama_message = f"model {quoted(name)} not found"
-        """The message that Ollama's clients search for."""
+        """The message by which Ollama's clients recognize this error."""
 
 
 def come_back(status: int, message: str, code: str, retry_after_s: int = RETRY_AFTER_S) -> ApiError:
@@ -208,8 +208,8 @@ def shutting_down() -> ApiError:
 
 
 def generation_failed(reason: str, what: str = "Generation") -> ApiError:
-    """Make the error for the engine's reason: 500 for a fault; 400 if the form of the answer is to
-    blame; 503 if the server shuts down or a replica is lost."""
+    """Return the error for an engine's reason: 500 for a fault, 400 if the answer's format has
+    reached its limits, 503 if the server shuts down or a replica is lost."""
     if reason == SHUTTING_DOWN:
         return shutting_down()
     if reason in (REPLICA_LOST, REPLICAS_FULL):
@@ -232,7 +232,7 @@ def internal_error(message: str = "The server failed to answer.") -> ApiError:
 
 
 def from_validation(error: ValidationError, body: bytes = b"") -> ApiError:
-    """Make the 400 that names the parameter. body: the input, which the error never quotes."""
+    """Make the 400 for an invalid parameter. body: the input, which the error never quotes."""
     problems = error.errors(include_url=False, include_context=False, include_input=False)
     first = problems[0]
     if first["type"] == "json_invalid":
@@ -281,5 +281,5 @@ def _place(location: tuple[int | str, ...]) -> str:
     return place
 
 
-# pydantic's names of union branches in error locations.
+# Names in pydantic's error locations that stand for branches of unions.
 TYPE_NAMES = frozenset({"str", "int", "float", "bool", "none", "list", "dict"})

@@ -1,4 +1,4 @@
-"""Turn deltas of an answer into the objects of /v1/chat/completions."""
+"""Convert deltas, the generated parts of an answer, to objects of /v1/chat/completions."""
 
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -20,7 +20,7 @@ from server.text.pieces import AnswerPiece, Delta, TextPiece, TokenReport, ToolC
 
 @dataclass(slots=True)
 class _ChatChoice:
-    """The parts of one choice, collected so far."""
+    """The parts received so far of one choice, which is one of several answers to a prompt."""
 
     content: str = ""
     reasoning: str = ""
@@ -79,7 +79,7 @@ class ChatAnswer:
         ]
 
     def chunks(self, delta: Delta) -> list[Json]:
-        """Return the chunks of a delta. The finish reason gets its own chunk."""
+        """Return the chunks to stream for a delta. The finish reason gets its own chunk."""
         chunks: list[Json] = []
         index = delta.index
         logprobs = _chat_logprobs(delta.tokens, self.token_bytes)
@@ -132,7 +132,7 @@ class ChatAnswer:
 
 
 def _chat_fields(piece: AnswerPiece) -> Json:
-    """Return the fields of a piece. Clients read reasoning by either name."""
+    """Return a piece as JSON fields. Reasoning has two names, as clients read one or the other."""
     if isinstance(piece, ToolCallStart):
         function = {"name": piece.name, "arguments": ""}
         call = {"index": piece.index, "id": piece.id, "type": "function", "function": function}

@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions: the fields of a request, and its neutral form."""
+"""POST /v1/chat/completions: the fields of a request, and their conversion to a Conversation."""
 
 import json
 from collections.abc import Sequence
@@ -34,15 +34,15 @@ NOT_CONTINUED = "Only the assistant's message can be continued, and only as the 
 
 
 class ContinuationFields(WireModel):
-    """vLLM's fields for an answer that continues the last message. ``prefix`` on that message asks
-    for the same."""
+    """vLLM's fields of a request whose answer continues the last message. A client may set
+    ``prefix`` in that message instead."""
 
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
 
     def continues(self, last: Turn, *, marked: bool, needs_prompt: bool = True) -> bool:
-        """Return whether the answer continues the last message. marked: whether the message's
-        ``prefix`` is set. needs_prompt: whether an answer must follow. Raises ApiError."""
+        """Return whether the answer continues the last message. marked: whether the message has
+        ``prefix``. needs_prompt: whether the model will answer. Raises ApiError if fields clash."""
         if not (marked or self.continue_final_message):
             if needs_prompt and self.add_generation_prompt is False:
                 raise invalid(
@@ -74,8 +74,7 @@ ROLES: dict[str, Literal["system", "user", "assistant", "tool"]] = {
 
 
 class ContentPart(WireModel):
-    """A part of a message's content. As in vLLM, a part may be a string, and its text may be
-    null."""
+    """A part of a message's content: as in vLLM, an object or a string. ``text`` may be null."""
 
     type: str
     text: str | None = None
@@ -97,7 +96,7 @@ class ContentPart(WireModel):
 
 
 def content_text(content: str | Sequence[ContentPart], place: str, unsupported: Unsupported) -> str:
-    """Join the parts of content. place: the content's name in errors. Raises ApiError."""
+    """Return content as one text. place: name of the content's field in errors. Raises ApiError."""
     if isinstance(content, str):
         return content
     texts = []
@@ -113,7 +112,7 @@ class CalledFunction(WireModel):
     arguments: str | dict[str, Any] | None = None
 
     def to_call(self, call_id: str) -> ToolCall:
-        """Return the neutral form. Some clients send the arguments as an object."""
+        """Return a ToolCall with arguments as JSON text. Some clients send an object instead."""
         arguments = self.arguments or ""
         if isinstance(arguments, dict):
             arguments = json.dumps(arguments, ensure_ascii=False)
@@ -121,7 +120,7 @@ class CalledFunction(WireModel):
 
 
 class MadeCall(WireModel):
-    """A call of an earlier answer."""
+    """A tool call in an earlier answer."""
 
     id: str | None = None
     type: str | None = None
@@ -129,7 +128,7 @@ class MadeCall(WireModel):
 
 
 class AudioReference(WireModel):
-    """Audio of an earlier answer, which this server never makes."""
+    """Audio in an earlier answer of another server, as this server never makes audio."""
 
     id: str | None = None
 
@@ -147,10 +146,10 @@ class Message(WireModel):
     function_call: CalledFunction | None = None
     audio: AudioReference | None = None
     prefix: bool | None = None
-    """Whether the answer continues this message."""
+    """Whether the answer continues this message, which must be the last one."""
 
     def turn(self, place: str, unsupported: Unsupported) -> Turn:
-        """Return the neutral form. place: the message's name in errors. Raises ApiError."""
+        """Return the message as a Turn. place: the message's name in errors. Raises ApiError."""
         if self.audio is not None:
             raise invalid("Audio is not supported: this model reads text.", f"{place}.audio")
         return Turn(
@@ -183,12 +182,12 @@ class Message(WireModel):
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Budget = Annotated[Whole, Field(ge=0, le=2**31 - 1)]
-# Budgets of reasoning by effort. From "high" on, only the answer's length limits reasoning.
+# The maximum of reasoning tokens for each effort. From "high" on, reasoning has no own maximum.
 EFFORT_TOKENS: dict[Effort, int] = {"minimal": 512, "low": 2048, "medium": 8192}
 
 
 class TemplateFields(WireModel):
-    """Arguments of the chat template. The template decides which ones exist."""
+    """Arguments of the model's chat template, which defines their names."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -211,7 +210,7 @@ class ReasoningField(WireModel):
 
 
 class ThinkingFields(WireModel):
-    """The length of reasoning, in every form that clients send."""
+    """All fields with which clients of different APIs limit or disable reasoning."""
 
     reasoning: ReasoningField | None = None
     reasoning_effort: Effort | None = None
@@ -229,7 +228,7 @@ class ThinkingFields(WireModel):
         return (self.reasoning and self.reasoning.effort) or self.reasoning_effort
 
     def thinking(self) -> Thinking:
-        """Return the neutral form. An explicit switch or budget overrides an effort."""
+        """Return the settings of reasoning. An explicit switch or budget overrides an effort."""
         arguments = self.chat_template_kwargs or TemplateFields()
         reasoning = self.reasoning or ReasoningField()
         enabled = (arguments.enable_thinking, self.enable_thinking, reasoning.enabled)
@@ -244,7 +243,7 @@ class ThinkingFields(WireModel):
 def thinking(
     effort: Effort | None, *, enabled: bool | None = None, budget: int | None = None
 ) -> Thinking:
-    """Return the neutral form of an effort. enabled, budget: explicit values, which override it."""
+    """Return the settings for an effort. enabled, budget: values that override the effort's."""
     if effort is not None:
         enabled = effort != "none" if enabled is None else enabled
         if effort != "none":
@@ -257,7 +256,7 @@ def thinking(
 class ChatRequest(
     ContinuationFields, ThinkingFields, StructureFields, LogprobFields, OpenAISamplingFields
 ):
-    """The body of a request."""
+    """The body of POST /v1/chat/completions."""
 
     refused_fields = CHAT_REFUSED
 
@@ -275,13 +274,13 @@ class ChatRequest(
 
     @property
     def asked_length(self) -> tuple[int | None, str]:
-        """Maximum length of the answer, and the field that sets it."""
+        """The answer's maximum number of tokens, and the name of the field that sets it."""
         if self.max_completion_tokens is not None:
             return self.max_completion_tokens, "max_completion_tokens"
         return self.max_tokens, "max_tokens"
 
     def conversation(self, limits: LimitsSection, unsupported: Unsupported) -> Conversation:
-        """Raises ApiError that names the invalid field."""
+        """Return the conversation to answer. Raises ApiError that names an invalid field."""
         conversation = read_conversation(
             self.messages, self.tools, self.tool_choice, limits, unsupported
         )

@@ -1,4 +1,4 @@
-"""Convert the tools of a chat, and the choice among the tools, to the neutral form."""
+"""Convert tools and tool choices of requests to the types of server/text/conversation.py."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -12,7 +12,7 @@ from server.text.calls.tool_format import TOOL_NAME
 from server.text.conversation import Tool, ToolChoice
 
 PlacedTool = tuple[Tool, str]
-"""A tool, and its place's name in errors."""
+"""A tool, and the name of the tool's field in errors."""
 MAX_TOOLS = 256
 
 
@@ -30,7 +30,7 @@ class FunctionTool(WireModel):
 
 
 class WireTool(WireModel):
-    """A tool of any type. As in vLLM and Ollama, the type may be missing."""
+    """A tool that the client offers. As in vLLM and Ollama, the type may be missing."""
 
     type: str = "function"
     function: FunctionTool | None = None
@@ -45,8 +45,8 @@ class NamedTool(WireModel):
     namespace: str | None = None
 
     def meant(self, tools: Sequence[Tool], place: str) -> frozenset[str]:
-        """Return the names of the chosen tools: a function, or all of a namespace. Raises
-        ApiError."""
+        """Return the names of the chosen tools: one function, or all functions of a namespace.
+        place: the name of the choice's field in errors. Raises ApiError."""
         name = self.name if self.function is None else self.function.name
         if self.type not in ("function", "namespace", None) or name is None:
             raise invalid("Only functions can be chosen, by their name.", place)
@@ -60,25 +60,25 @@ class NamedTool(WireModel):
 
 
 class AllowedTools(WireModel):
-    """A subset of the tools."""
+    """A tool choice's list of the tools that the model may call."""
 
     mode: str | None = None
     tools: ListOf[NamedTool] = Field(default_factory=list)
 
 
 class WireToolChoice(NamedTool):
-    """A tool choice that is an object."""
+    """A tool choice that is an object rather than a word such as "auto"."""
 
     allowed_tools: AllowedTools | None = None
 
     @property
     def allowed(self) -> tuple[AllowedTools, str]:
-        """The allowed tools, and the field's name in errors."""
+        """The tools that the model may call, and the name of their field in errors."""
         return self.allowed_tools or AllowedTools(), "tool_choice.allowed_tools"
 
 
 def _as_word(choice: Any) -> Any:
-    """Return the type of a choice without other fields; Cursor sends such objects."""
+    """Replace an object such as {"type": "auto"}, which Cursor sends, by the word of its type."""
     match choice:
         case {"type": "auto" | "none" | "required" as word}:
             return word
@@ -107,8 +107,8 @@ def _read(tool: WireTool, place: str) -> tuple[Tool, str]:
 def with_loaded(
     tools: Iterable[PlacedTool], loaded: Iterable[PlacedTool], *, searched: bool
 ) -> list[PlacedTool]:
-    """Add the tools that a conversation loads, unless they are already offered. searched: whether
-    the client expects the server to search for tools; the prompt then begins with all tools."""
+    """Add the tools that messages define, unless a tool has the same name. searched: whether the
+    client expects tool searches by the server, which puts all of ``tools`` first instead."""
     first = [(replace(it, deferred=it.deferred and not searched), place) for it, place in tools]
     names = {tool.name for tool, _ in first}
     late = {tool.name: (replace(tool, deferred=True), place) for tool, place in loaded}
@@ -116,8 +116,8 @@ def with_loaded(
 
 
 def collect_tools(tools: Sequence[PlacedTool]) -> tuple[Tool, ...]:
-    """Return the tools of any API, in order. Raises ApiError for too many tools, for a repeated
-    name, and for a name that some model's call format cannot express."""
+    """Return the tools in their order. Raises ApiError for too many tools, for a repeated name,
+    and for a name that some model's call format cannot express."""
     check_count(len(tools), MAX_TOOLS, "tools")
     by_name: dict[str, Tool] = {}
     for tool, place in tools:
@@ -133,7 +133,7 @@ def collect_tools(tools: Sequence[PlacedTool]) -> tuple[Tool, ...]:
 
 
 def read_tool_choice(choice: str | WireToolChoice | None, tools: tuple[Tool, ...]) -> ToolChoice:
-    """Raises ApiError for a choice that the tools do not allow."""
+    """Return a choice as ToolChoice. Raises ApiError if the choice needs a tool that is missing."""
     if choice is None or choice in ("none", "auto"):
         return ToolChoice("none" if choice == "none" or not tools else "auto")
     if isinstance(choice, str) and choice != "required":

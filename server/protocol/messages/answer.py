@@ -1,4 +1,4 @@
-"""Turn deltas of an answer into the events and the object of /v1/messages."""
+"""Convert deltas, the generated parts of an answer, to events and the object of /v1/messages."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -31,7 +31,7 @@ TYPES = {
 
 
 def message_error(error: ApiError, request_id: str) -> dict[str, Any]:
-    """Return Anthropic's error object. The message contains the parameter."""
+    """Return Anthropic's error object, whose message contains the name of the parameter."""
     otherwise = "invalid_request_error" if error.status < 500 else "api_error"
     message = error.message
     if isinstance(error, ContextOverflowError):
@@ -46,13 +46,13 @@ def message_error(error: ApiError, request_id: str) -> dict[str, Any]:
 
 
 def late_message_error(error: ApiError, request_id: str) -> dict[str, Any]:
-    """Return the error with ``ApiError.late_fields``, as the last event of a stream."""
+    """Return the error with ``ApiError.late_fields``, for the last event of a stream."""
     body = message_error(error, request_id)
     body["error"] |= error.late_fields
     return body
 
 
-# Clients drop reasoning without a signature. quire ignores signatures that come back.
+# Clients drop reasoning without a signature. quire ignores signatures that clients send back.
 SIGNATURE = "quire"
 STOP_REASONS = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens"}
 PING: Json = {"type": "ping"}
@@ -60,9 +60,9 @@ PING: Json = {"type": "ping"}
 
 @dataclass(slots=True)
 class _Blocks:
-    """Converts pieces to events of content blocks. One block is open at a time.
+    """Converts an answer's pieces to events of Anthropic's content blocks, one open at a time.
 
-    A call is sent when complete. A call whose arguments are no JSON object becomes text."""
+    A tool call is sent when complete, and becomes text if its arguments are no JSON object."""
 
     used_tools: bool = False
     _count: int = 0
@@ -138,14 +138,14 @@ class MessageAnswer:
     metadata: ResponseMetadata
     prompt_tokens: int
     context_ends_it: bool = False
-    """Whether the context has less room than the request's max_tokens."""
+    """Whether the context length leaves fewer tokens than the request's max_tokens."""
     cache_report: bool = False
     _blocks: _Blocks = field(default_factory=_Blocks)
     _content: list[Json] = field(default_factory=list)
     _end: Json = field(default_factory=lambda: {"stop_reason": None, "stop_sequence": None})
 
     def first_chunks(self) -> list[Json]:
-        """Return the message without content. message_delta will contain the final token counts."""
+        """Return the start of the message. message_delta will contain the final token counts."""
         usage = self._usage(Usage(self.prompt_tokens, 0, 0))
         return [{"type": "message_start", "message": self._message([], usage)}, PING]
 
@@ -190,7 +190,7 @@ class MessageAnswer:
         }
 
     def _usage(self, usage: Usage) -> Json:
-        """Return usage. input_tokens excludes tokens read from the cache or written to it."""
+        """Return token counts. input_tokens excludes tokens read from or written to the cache."""
         cached = usage.prefix.cached_tokens if usage.prefix else 0
         written = written_tokens(usage)
         counts: Json = {

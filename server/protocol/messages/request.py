@@ -1,4 +1,4 @@
-"""POST /v1/messages and /v1/messages/count_tokens: the request's fields and neutral form."""
+"""POST /v1/messages and /v1/messages/count_tokens: the requests' fields, and their conversion."""
 
 import json
 import re
@@ -33,7 +33,7 @@ from server.text.conversation import (
     Turn,
 )
 
-# Tools that Anthropic's servers run. The model does not see them; requests with them are answered.
+# Prefixes of the types of tools that Anthropic's servers run. The model does not see such tools.
 SEARCH_TOOLS = "tool_search_tool_"
 SERVER_TOOLS = (
     "web_search_",
@@ -46,7 +46,7 @@ SERVER_TOOLS = (
 
 
 class OfferedTool(WireModel):
-    """A tool of any type. The parameters of Anthropic's own types are unknown here."""
+    """A tool that the client offers. The parameters of Anthropic's own types are unknown here."""
 
     type: str | None = None
     name: str | None = None
@@ -69,14 +69,14 @@ class OfferedTool(WireModel):
 
 
 class OfferedChoice(WireModel):
-    """Whether the model may, must or must not call."""
+    """The client's choice whether the model may, must or must not call tools."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
     disable_parallel_tool_use: bool | None = None
 
     def read(self, tools: tuple[Tool, ...]) -> ToolChoice:
-        """Raises ApiError for a choice that the tools do not allow."""
+        """Return the ToolChoice. Raises ApiError if the choice needs a tool that is missing."""
         required = self.type in ("any", "tool")
         choice = read_tool_choice("required" if required else self.type, tools)
         if self.type != "tool":
@@ -91,8 +91,8 @@ class OfferedChoice(WireModel):
 def read_custom_tools(
     tools: Sequence[OfferedTool], added: Iterable[tuple[OfferedTool, str]]
 ) -> tuple[Tool, ...]:
-    """Return the tools that the client runs. added: tools in messages, with their places for
-    errors."""
+    """Return the tools that the client runs. added: tools that messages define, each with the name
+    of its field in errors. Raises ApiError."""
     placed = ((tool, f"tools[{number}]") for number, tool in enumerate(tools))
     searched = any((tool.type or "").startswith(SEARCH_TOOLS) for tool in tools)
     return collect_tools(with_loaded(_read(placed), _read(added), searched=searched))
@@ -103,10 +103,10 @@ def _read(tools: Iterable[tuple[OfferedTool, str]]) -> list[PlacedTool]:
     return [(tool.tool(place), f"{place}.name") for tool, place in own]
 
 
-# Claude Code's first line differs in every request, so that nothing after it would be cached.
+# Claude Code's prompt begins with this line, which differs each time: no cached prompt would match.
 BILLING = re.compile(r"\s*x-anthropic-billing-header:[^\n]*\n*")
 FAILED = "Error: "
-# Types of blocks that are read; server/protocol/unsupported.py handles all others.
+# Types of content blocks that are read; server/protocol/unsupported.py handles other types.
 READ = frozenset(
     {
         *("text", "thinking", "redacted_thinking", "compaction", "image", "document"),
@@ -116,7 +116,7 @@ READ = frozenset(
 
 
 class Source(WireModel):
-    """The source of an image or a document. Only text is read."""
+    """The source of an image or a document, of which only text is read."""
 
     type: str | None = None
     data: str | None = None
@@ -138,7 +138,7 @@ class AddedTool(WireModel):
 
 
 class Block(WireModel):
-    """A block of a message, or within one. ``cache_control`` and unknown fields are ignored."""
+    """A part of a message or of a block. ``cache_control`` and unknown fields are ignored."""
 
     type: str
     text: str | None = None
@@ -150,7 +150,7 @@ class Block(WireModel):
     id: str | None = None
     name: str | None = None
     input: dict[str, Any] | list[Any] | str | None = None
-    """Also arguments that were no object, which agents send back."""
+    """A call's arguments. Agents also send back arguments that are no JSON object."""
     tool_use_id: str | None = None
     is_error: bool | None = None
     tool: AddedTool | None = None
@@ -158,12 +158,12 @@ class Block(WireModel):
     @model_validator(mode="before")
     @classmethod
     def _type_alone(cls, block: Any) -> Any:
-        """Drop all fields but the type of an unread block: the fields' types are unknown."""
+        """Keep only ``type`` of a block whose type is not in READ: other fields are unknown."""
         kind = block.get("type") if isinstance(block, dict) else None
         return {"type": kind} if isinstance(kind, str) and kind not in READ else block
 
     def text_for_model(self, place: str, unsupported: Unsupported) -> str:
-        """Return the text that the model reads: the block's text, or a note in its place."""
+        """Return the block's text, or a note for the model in place of an image or a file."""
         if self.type == "text":
             return self.text or ""
         if self.type == "document" and isinstance(self.source, Source):
@@ -185,7 +185,7 @@ class Block(WireModel):
         return unsupported.note(self.type, place)
 
     def call(self, place: str) -> ToolCall:
-        """Return the neutral form of a tool_use, with the arguments as JSON."""
+        """Return a tool_use block as a ToolCall, with the arguments as JSON. Raises ApiError."""
         if self.name is None:
             raise invalid("The tool has no name.", f"{place}.name")
         given = self.input or {}
@@ -193,7 +193,7 @@ class Block(WireModel):
         return ToolCall(self.id or "", self.name, arguments)
 
     def result(self, place: str, unsupported: Unsupported) -> Turn:
-        """Return the turn of a tool_result. The text of an error begins with "error"."""
+        """Return a tool_result block as a Turn. The text of an error begins with "error"."""
         text = joined_text(self.content or "", f"{place}.content", unsupported)
         if self.is_error and not text.lower().startswith("error"):
             text = FAILED + text
@@ -207,14 +207,14 @@ class InputMessage(WireModel):
     content: str | ListOf[Block]
 
     def added_tools(self, place: str) -> Iterator[tuple[OfferedTool, str]]:
-        """Yield the tools that the message defines, with their places for errors."""
+        """Yield the tools that the message defines, each with the name of its field in errors."""
         for number, block in enumerate(self.content if isinstance(self.content, list) else ()):
             if block.tool is not None and block.tool.definition is not None:
                 yield block.tool.definition, f"{place}.content[{number}].tool.definition"
 
     def turns(self, place: str, unsupported: Unsupported) -> list[Turn]:
-        """Return the neutral form; a user's message has one turn per tool result and per run of
-        text. place: the message's name in errors. Raises ApiError."""
+        """Return the message as turns. A user's message becomes one turn per tool result, and one
+        per text between tool results. place: the message's name in errors. Raises ApiError."""
         if self.role == "system":
             text = "\n\n".join(system_texts(self.content, f"{place}.content", unsupported))
             return [Turn("system", text)] if text else []
@@ -227,7 +227,7 @@ class InputMessage(WireModel):
 
 
 def system_texts(content: str | Sequence[Block], place: str, unsupported: Unsupported) -> list[str]:
-    """Return the parts of a system prompt without billing headers. Raises ApiError."""
+    """Return the texts of a system prompt without lines that match BILLING. Raises ApiError."""
     blocks = [content] if isinstance(content, str) else _texts(content, place, unsupported)
     texts = [text[head.end() :] if (head := BILLING.match(text)) else text for text in blocks]
     return [text for text in texts if text]
@@ -245,7 +245,7 @@ def _texts(blocks: Sequence[Block], place: str, unsupported: Unsupported) -> lis
 
 
 def _heard(blocks: list[tuple[str, Block]], unsupported: Unsupported) -> list[Turn]:
-    """Return the turns of a user's message: tool results and text."""
+    """Return the turns of a user's message, which are tool results and texts."""
     turns: list[Turn] = []
     texts: list[str] = []
     for place, block in blocks:
@@ -266,7 +266,7 @@ def _spoken(blocks: list[tuple[str, Block]], unsupported: Unsupported) -> Turn:
             reasoning.append(block.thinking or "")
         elif block.type == "tool_use":
             calls.append(block.call(place))
-        # Only Anthropic can decrypt redacted blocks.
+        # Only Anthropic can decrypt redacted_thinking blocks.
         elif block.type != "redacted_thinking":
             texts.append(block.text_for_model(place, unsupported))
     return Turn("assistant", "".join(texts), "\n\n".join(reasoning), tuple(calls))
@@ -304,21 +304,21 @@ class ThinkingConfig(WireModel):
 
 
 class JsonFormat(WireModel):
-    """A schema for the whole answer."""
+    """A JSON schema that the whole answer must match."""
 
     type: Literal["json_schema"]
     schema_: dict[str, object] | bool = Field(alias="schema")
 
 
 class OutputConfig(WireModel):
-    """The effort of an answer, and its form."""
+    """The effort of reasoning, and the format of the answer."""
 
     effort: Effort | None = None
     format: JsonFormat | None = None
 
 
 class ConversationFields(StructureFields):
-    """The fields that become the prompt or the answer's form."""
+    """Fields that define the prompt, the reasoning or the format of the answer."""
 
     model: str | None = None
     messages: Annotated[ListOf[InputMessage], Field(min_length=1)]
@@ -331,7 +331,7 @@ class ConversationFields(StructureFields):
     chat_template_kwargs: TemplateFields | None = None
 
     def conversation(self, limits: LimitsSection, unsupported: Unsupported) -> Conversation:
-        """Raises ApiError that names the invalid field."""
+        """Return the conversation to answer. Raises ApiError that names an invalid field."""
         added = [
             tool
             for number, message in enumerate(self.messages)
@@ -371,7 +371,7 @@ class ConversationFields(StructureFields):
         return OutputFormat("json_schema", config.format.schema_, SCHEMA_PARAM)
 
     def _thinking(self) -> Thinking:
-        """Return the neutral form. A switch or a budget overrides an effort."""
+        """Return the settings of reasoning. An explicit switch or budget overrides an effort."""
         thinking_field = self.thinking
         if thinking_field is not None and thinking_field.type in ("disabled", "between_tools"):
             return Thinking(False)
@@ -384,7 +384,7 @@ class ConversationFields(StructureFields):
 
 
 class MessagesRequest(ConversationFields, SamplingFields):
-    """The body of a request."""
+    """The body of POST /v1/messages."""
 
     refused_fields = MESSAGES_REFUSED
     stop_param: ClassVar[str] = "stop_sequences"
@@ -398,6 +398,6 @@ class MessagesRequest(ConversationFields, SamplingFields):
 
 
 class CountTokensRequest(ConversationFields, FieldsChecked):
-    """A body with the fields of a request. Only the conversation and the salt count."""
+    """The body of POST /v1/messages/count_tokens. Other fields of a request are ignored."""
 
     cache_salt: CacheSalt | None = None

@@ -1,4 +1,4 @@
-"""Turn deltas of an answer into the objects of /api/chat and /api/generate."""
+"""Convert deltas, the generated parts of an answer, to objects of /api/chat and /api/generate."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from server.text.pieces import AnswerPiece, Delta, ToolCallArguments, ToolCallSt
 
 
 def ollama_error(error: ApiError) -> dict[str, Any]:
-    """Return ``{"error": message}``. The message contains the parameter."""
+    """Return ``{"error": message}`` with the name of the parameter in the message."""
     message = error.message
     if isinstance(error, UnknownModelError):
         message = error.ollama_message
@@ -22,11 +22,11 @@ def ollama_error(error: ApiError) -> dict[str, Any]:
     return {"error": message}
 
 
-# Clients refuse older servers. Ollama has both OpenAI's and Anthropic's API since this version.
+# The first version of Ollama with OpenAI's and Anthropic's APIs. Clients refuse older servers.
 API_VERSION = "0.14.0"
 UNKNOWN = "unknown"
 FORMAT = "safetensors"
-# Clients show a time this far away as "forever", and every calendar can express it.
+# An expiry that clients show as "forever", and that every calendar can express.
 NEVER = datetime(2300, 1, 1, tzinfo=UTC)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 UNITS = ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K"))
@@ -39,13 +39,13 @@ class ModelFacts:
     family: str = UNKNOWN
     """``model_type`` in config.json."""
     parameters: int = 0
-    """Number of weights before packing."""
+    """Number of weights, counted before quantization packs several into one."""
     quantization: str = UNKNOWN
     """The format of the weights, such as ``BF16`` or ``4bit``."""
     size_bytes: int = 0
     """Size of the stored weights."""
     digest: str = "0" * 64
-    """64 hexadecimal digits that change with the files."""
+    """64 hexadecimal digits that change when the model's files change."""
     modified_at: datetime = EPOCH
     weights_bytes: int = 0
     """Size of the weights in memory."""
@@ -63,7 +63,7 @@ class Loaded:
     """Memory of the weights and of the current KV cache."""
     on_gpu: bool = False
     expires_at: datetime | None = None
-    """When the idle model will be unloaded; None: never."""
+    """Time at which the model will be unloaded if it stays idle, or None if it never will be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,15 +75,15 @@ class ModelInfo:
     context_length: int
     """Maximum sequence length in tokens on this server, even if the model is not loaded."""
     capabilities: tuple[str, ...]
-    """The result of ``capabilities``."""
+    """Ollama's words for the model's abilities, from the function ``capabilities``."""
     loaded: Loaded | None = None
     template: str = ""
     """The unrendered chat template."""
 
 
 def capabilities(*, embeds: bool, calls: bool, thinks: bool) -> tuple[str, ...]:
-    """Return a model's capabilities in Ollama's words. embeds: the model makes only embeddings.
-    calls, thinks: the template supports tools and reasoning."""
+    """Return a model's capabilities in Ollama's words. embeds: whether the model makes only
+    embeddings. calls, thinks: whether the template supports tools and reasoning."""
     if embeds:
         return ("embedding",)
     return ("completion", *(["tools"] if calls else []), *(["thinking"] if thinks else []))
@@ -186,11 +186,11 @@ class Durations:
     """The time that an answer took, in seconds."""
 
     total_s: float
-    """From the request until now."""
+    """Time from the request's arrival until now."""
     prompt_s: float
-    """From the request to the first token, including the queue."""
+    """Time from the request's arrival to the first token, including the wait in the queue."""
     answer_s: float
-    """From the first token to the last."""
+    """Time from the first token to the newest."""
 
 
 @dataclass(slots=True)
@@ -215,7 +215,7 @@ class OllamaAnswer:
         return [self._object({})]
 
     def chunks(self, delta: Delta) -> list[Json]:
-        """Return the objects of a delta. A complete call is sent in one object."""
+        """Return the objects to stream for a delta. A complete tool call is sent in one object."""
         parts = self._parts(delta)
         logprobs = token_objects(delta.tokens, self.token_bytes)
         if logprobs and not parts:
@@ -289,7 +289,7 @@ class OllamaAnswer:
         return [*before, self._text(piece.text)]
 
     def _end_call(self) -> list[Json]:
-        """End the open call. A call whose arguments are no JSON object becomes text."""
+        """End the call in progress. A call whose arguments are no JSON object becomes text."""
         call, self._call = self._call, None
         if call is None:
             return []

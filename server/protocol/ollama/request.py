@@ -1,4 +1,4 @@
-"""The requests of Ollama's API: their fields, and their neutral forms."""
+"""The requests of Ollama's API: their fields, and their conversion to other APIs' types."""
 
 import math
 import re
@@ -55,7 +55,7 @@ SHOW_REFUSED = (
     refused("template", "it is the model's own that is shown"),
 )
 
-# Samplers on Ollama's API page, current or past, which are ignored.
+# Fields of samplers that Ollama documents or used to document. This server ignores these fields.
 SAMPLERS = {"typical_p", "tfs_z", "mirostat", "mirostat_tau", "mirostat_eta"}
 INSTEAD = {
     "max_tokens": "use num_predict",
@@ -63,7 +63,7 @@ INSTEAD = {
     "repetition_penalty": "use repeat_penalty",
     "cache_salt": "it stands beside the options",
 }
-# Fields that other APIs accept or refuse, but that Ollama does not know.
+# Options that other APIs accept or refuse, but that Ollama does not know. They are refused here.
 OPTIONS_REFUSED = tuple(
     refused(field.name, INSTEAD.get(field.name, field.remedy), *field.harmless)
     for field in (
@@ -85,7 +85,7 @@ DURATION = re.compile(f"([+-]?)((?:{PART.pattern})+|{NUMBER})", re.ASCII)
 
 
 def keep_alive_s(value: float | str | None) -> float | None:
-    """Return how many seconds to keep the model: infinity for a negative value, None if unset.
+    """Return how many seconds an idle model stays loaded: infinity if negative, None if unset.
     value: seconds, or a duration such as "10m" or "1h30m". Raises ApiError (400)."""
     if value is None:
         return None
@@ -111,7 +111,7 @@ LENGTH_PARAM = "options.num_predict"
 
 
 class OllamaSampling(SamplingFields):
-    """The sampling fields of Ollama's options, by the names of all APIs."""
+    """Ollama's options for sampling, under the names that all other APIs use."""
 
     stop_param: ClassVar[str] = "options.stop"
     stops_factor: ClassVar[int] = MANY_STOPS
@@ -148,13 +148,13 @@ class Options(SharedSampling):
 
     @property
     def max_tokens(self) -> int | None:
-        """Maximum length of the answer; None: as long as fits."""
+        """The answer's maximum number of tokens, or None for as many as fit."""
         wanted = self.num_predict or 0
         return wanted if wanted > 0 else None
 
 
 class ChatCall(WireModel):
-    """A call of an earlier answer."""
+    """A tool call in an earlier answer."""
 
     id: str | None = None
     function: CalledFunction
@@ -171,7 +171,7 @@ class ChatMessage(WireModel):
     tool_call_id: str | None = None
 
     def turn(self, place: str, unsupported: Unsupported) -> Turn:
-        """Return the neutral form. place: the message's name in errors. Raises ApiError."""
+        """Return the message as a Turn. place: prefix of its fields in errors. Raises ApiError."""
         return Turn(
             self.role,
             with_images(self.content or "", self.images, place, unsupported),
@@ -182,7 +182,7 @@ class ChatMessage(WireModel):
 
 
 def with_images(text: str, images: list[str] | None, place: str, unsupported: Unsupported) -> str:
-    """Return a text after one note per image. place: the text's name in errors. Raises ApiError."""
+    """Put a note per image before a text. place: prefix of "images" in errors. Raises ApiError."""
     notes = [unsupported.note("image", f"{place}images[{n}]") for n in range(len(images or ()))]
     return "\n".join([*notes, text])
 
@@ -192,7 +192,7 @@ NEEDS_TEMPLATE = "a raw prompt is not put into the model's template, which that 
 
 
 class KeptFields(FieldsChecked):
-    """Fields of every request to a model."""
+    """Fields of all requests that use a model."""
 
     model: str | None = None
     keep_alive: float | str | None = None
@@ -226,11 +226,11 @@ class AnswerFields(LogprobFields, KeptFields):
 
     @property
     def streams(self) -> bool:
-        """Streaming is the default in this API."""
+        """Whether to stream the answer, which is the default in this API."""
         return self.stream is not False
 
     def output(self) -> OutputFormat | None:
-        """Return the form that the answer must have; None: any text. Raises ApiError."""
+        """Return the format that the answer must have, or None for any text. Raises ApiError."""
         if not self.format and self.format != {}:
             return None
         if isinstance(self.format, dict):
@@ -262,7 +262,7 @@ class OllamaChatRequest(AnswerFields):
         return not self.messages
 
     def conversation(self, limits: LimitsSection, unsupported: Unsupported) -> Conversation:
-        """Raises ApiError that names the invalid field."""
+        """Return the conversation to answer. Raises ApiError that names an invalid field."""
         tools, messages = read_tools(self.tools or []), self.messages or []
         return Conversation(
             turns=tuple(one.turn(f"messages[{n}].", unsupported) for n, one in enumerate(messages)),
@@ -325,7 +325,7 @@ class OllamaEmbedRequest(KeptFields):
 
     @property
     def neutral(self) -> EmbeddingRequest | None:
-        """The request in the form of /v1/embeddings; None if the request only loads the model."""
+        """The request as one of /v1/embeddings, or None if the request only loads the model."""
         if not self.input:
             return None
         return EmbeddingRequest(

@@ -1,4 +1,4 @@
-"""Turn deltas of an answer into a response and the events of /v1/responses."""
+"""Convert deltas, the generated parts of an answer, to a response and events of /v1/responses."""
 
 import time
 from collections.abc import Callable
@@ -25,7 +25,7 @@ Status = Literal["in_progress", "completed", "incomplete"]
 
 
 class TextItem:
-    """An item of reasoning or text that grows. It has one part."""
+    """An output item of reasoning or text that grows. It has one content part."""
 
     def __init__(
         self, id: str, channel: Channel, token_bytes: TokenText, packs_reasoning: bool
@@ -94,10 +94,10 @@ class TextItem:
 
 
 class CallItem:
-    """A call with growing arguments."""
+    """An output item of a tool call with growing arguments."""
 
     def __init__(self, id: str, start: ToolCallStart, names: Json) -> None:
-        """names: the client's names of the function."""
+        """names: the fields with the function's name and namespace, as the client wrote them."""
         self._id = id
         self._start = start
         self._names = names
@@ -136,7 +136,7 @@ class CallItem:
 
 
 class SearchItem(CallItem):
-    """A call of the client's tool search. It has no events while it grows."""
+    """A call of the client's tool search. No events are sent while the arguments grow."""
 
     def grow(self, piece: AnswerPiece) -> list[Json]:
         super().grow(piece)
@@ -170,9 +170,9 @@ class ResponseAnswer:
     cache_report: bool = False
     packs_reasoning: bool = False
     tools: tuple[Tool, ...] = ()
-    """The tools that may be called."""
+    """The tools that the model may call."""
     keep: Callable[[Json], None] = lambda _: None
-    """Receives the response at its end, unless the engine has failed."""
+    """A function called with the complete response, unless the engine has failed."""
     _done: list[Json] = field(default_factory=list)
     _open: TextItem | CallItem | None = None
     _events: int = 0
@@ -197,7 +197,7 @@ class ResponseAnswer:
         return [self._numbered(event)]
 
     def failure(self, error: ApiError) -> Json:
-        """Return the response with the output so far."""
+        """Return the last event of a response that has failed, with the output so far."""
         response = self._object("failed") | {
             "output": self.items,
             "error": {"code": error.type, "message": error.message} | error.late_fields,
@@ -220,7 +220,7 @@ class ResponseAnswer:
 
     @property
     def items(self) -> list[Json]:
-        """All items; an open one is incomplete."""
+        """All output items. An item that still grows has the status "incomplete"."""
         return self._done + ([self._open.object("incomplete")] if self._open else [])
 
     def take(self, piece: AnswerPiece) -> list[Json]:
@@ -234,11 +234,11 @@ class ResponseAnswer:
         return events
 
     def end(self, finish: str) -> list[Json]:
-        """End the output and return its last events."""
+        """End the output and return the last events."""
         events: list[Json] = []
         if not self.items:
             events = self.take(TextPiece(Channel.CONTENT, ""))
-        # A complete last call has the reason "tool_calls".
+        # With the reason "tool_calls" the last call is complete.
         cut = finish == "length" or (finish == "stop" and isinstance(self._open, CallItem))
         return events + self._close("incomplete" if cut else "completed")
 

@@ -1,4 +1,4 @@
-"""The items of /v1/responses: wire -> turns, and the form in which items are stored.
+"""The input items of /v1/responses: their fields, and their conversion to turns and stored JSON.
 
 An assistant's turn arrives as several items: reasoning, text and each call. They are merged into
 one turn again, so that the prompt repeats the model's earlier output token by token."""
@@ -26,9 +26,9 @@ from server.protocol.unsupported import FILES, IMAGES, Unsupported, description
 from server.protocol.wire_errors import invalid
 from server.text.conversation import Role, ToolCall, Turn
 
-# The beginning of packed (not encrypted) reasoning, for clients that return no other reasoning.
+# Prefix of reasoning in base64, for clients that send back only encrypted reasoning.
 REASONING_MARK = "quire1."
-# The beginning of OpenAI's encrypted strings.
+# Prefix of OpenAI's encrypted strings.
 CIPHER_BEGIN = "gAAAA"
 SHOWN = IMAGES | FILES
 
@@ -38,7 +38,7 @@ def packed_reasoning(text: str) -> str:
 
 
 def read_reasoning(packed: str) -> str | None:
-    """Unpack reasoning; None for a string that quire did not pack."""
+    """Unpack reasoning. Return None for a string that quire did not pack."""
     if not packed.startswith(REASONING_MARK):
         return None
     try:
@@ -55,17 +55,17 @@ class MessageItem(WireModel):
     role: Literal["user", "assistant", "system", "developer"]
     content: str | ListOf[ContentPart] | None = None
     prefix: bool | None = None
-    """Whether the answer or the next item continues this item."""
+    """Whether the next item, or the answer after the last item, continues this item."""
 
     def turn(self, place: str, unsupported: Unsupported) -> Turn:
-        """Return the item's part of a turn. place: the item's name in errors. Raises ApiError."""
+        """Return the item as part of a Turn. place: its name in errors. Raises ApiError."""
         if self.prefix and self.role != "assistant":
             raise invalid(NOT_CONTINUED, f"{place}.prefix")
         text = content_text(self.content or "", f"{place}.content", unsupported)
         return Turn(ROLES[self.role], text)
 
     def stored_form(self, key: str) -> Json:
-        """Return the complete item as OpenAI's SDKs define it. key: part of a new id, if needed."""
+        """Return the item with all of OpenAI's fields. key: ends the new id of an item without id."""
         kind = "output_text" if self.role == "assistant" else "input_text"
         return {
             "type": "message",
@@ -78,7 +78,7 @@ class MessageItem(WireModel):
 
 
 class CallItem(CalledFunction):
-    """A call by the model."""
+    """A tool call that the model made."""
 
     type: Literal["function_call"]
     id: str | None = None
@@ -106,7 +106,7 @@ class CallItem(CalledFunction):
 
 
 class CallOutputItem(WireModel):
-    """The result of a call."""
+    """The result of a tool call."""
 
     type: Literal["function_call_output"]
     id: str | None = None
@@ -156,7 +156,7 @@ class ReasoningItem(WireModel):
 
     @property
     def _reasoning(self) -> str:
-        """Full text is preferred over packed text, and packed text over a summary."""
+        """The item's text, else its packed reasoning, else its summary."""
         text = "".join(part.text for part in self.content or ())
         text = text or read_reasoning(self.encrypted_content or "") or ""
         return text or "\n\n".join(part.text for part in self.summary or ())
@@ -173,7 +173,7 @@ class ReasoningItem(WireModel):
 
 
 class LoadedToolsItem(WireModel):
-    """Tools that are offered from here on: the result of a search, or additions of the client."""
+    """Tools offered from this item on: the result of a tool search, or additions by the client."""
 
     type: Literal["tool_search_output", "additional_tools"]
     id: str | None = None
@@ -198,13 +198,13 @@ class ReferenceItem(WireModel):
 
 
 class OtherItem(WireModel):
-    """An item that no model here makes or reads."""
+    """An item of a type that no model here makes or reads."""
 
     type: str
 
 
 Item = MessageItem | CallItem | CallOutputItem | ReasoningItem | LoadedToolsItem
-# Types of items that are read; server/protocol/unsupported.py handles all others.
+# Types of items that are read; server/protocol/unsupported.py handles other types.
 TAGS = {
     "message": "Message",
     "function_call": "Call",
@@ -217,7 +217,7 @@ TAGS = {
 
 
 def _readable(part: Any) -> Any:
-    """Make text of a readable part. Some agents name plain text "encrypted_content"."""
+    """Return a part with plain text as input_text. Some agents call such text encrypted_content."""
     text = part.get("encrypted_content") if isinstance(part, dict) else part
     is_text = isinstance(text, str) and not text.startswith(CIPHER_BEGIN)
     return {"type": "input_text", "text": text} if is_text else part
@@ -243,7 +243,7 @@ def _in_common_types(item: Any) -> Any:
 
 
 def _tag(item: Any) -> str:
-    """Return the tag of an item's model. Tags begin with capitals, so that errors omit them."""
+    """Return the tag of an item's class. Tags begin with capitals, so that errors omit the tags."""
     if not isinstance(item, dict):
         return "Message"
     if item.get("type") is None:
@@ -273,7 +273,7 @@ Input = Annotated[
 def read_input(
     value: str | list[WireItem], stored: Callable[[str], Item | None], unsupported: Unsupported
 ) -> list[Placed]:
-    """Return the items to read. stored: finds a referenced item by its id. Raises ApiError."""
+    """Return the readable items. stored: function that finds an item by its id. Raises ApiError."""
     if isinstance(value, str):
         return [("input", MessageItem(role="user", content=value))]
     items: list[Placed] = []
@@ -337,7 +337,7 @@ def turns(items: Iterable[Placed], unsupported: Unsupported) -> tuple[Turn, ...]
 
 
 def check_begun(items: Sequence[Placed]) -> None:
-    """Raise ApiError if no item of the model continues an item with ``prefix``."""
+    """Raise ApiError if the item after one with ``prefix`` is not from the model."""
     for (place, item), (_, after) in pairwise(items):
         by_the_model = isinstance(after, CallItem | ReasoningItem) or (
             isinstance(after, MessageItem) and after.role == "assistant"
@@ -351,8 +351,8 @@ def is_begun(item: Item) -> bool:
 
 
 def _goes_on(last_role: Role, last: Item, role: Role, item: Item) -> bool:
-    """Return whether an item continues the turn before it. Within a turn, the model reasons before
-    it says or calls anything, and says only one text."""
+    """Return whether ``item`` belongs to the turn of ``last``. Within a turn, the model reasons
+    before it writes text or calls tools, and writes only one text."""
     if (last_role, role) != ("assistant", "assistant"):
         return False
     if is_begun(last):
@@ -363,7 +363,7 @@ def _goes_on(last_role: Role, last: Item, role: Role, item: Item) -> bool:
 
 
 def _together(one: Turn, more: Turn, is_one: bool) -> Turn:
-    """Merge two turns. is_one: whether the second continues the first one's text."""
+    """Merge two turns. is_one: whether ``more`` continues the text of ``one`` without a break."""
     between = "\n" if one.reasoning and more.reasoning and not is_one else ""
     return replace(
         one,

@@ -1,4 +1,4 @@
-"""POST /v1/responses: the fields of a request, and its neutral form."""
+"""POST /v1/responses: the fields of a request, and their conversion to a Conversation."""
 
 from collections.abc import Callable, Sequence
 from itertools import chain
@@ -84,15 +84,15 @@ class ResponsesReasoning(ReasoningField):
 
 
 class TextFormat(WireModel):
-    """The form of the answer. Schemas are always strict here, and the model does not see their
-    names."""
+    """The format of the answer. This server enforces every schema strictly, and the model does not
+    see a schema's name."""
 
     type: str
     name: str | None = None
     schema_: Json | None = Field(default=None, alias="schema")
 
     def output(self) -> OutputFormat | None:
-        """Return the neutral form; None: any text. Raises ApiError."""
+        """Return the OutputFormat, or None for any text. Raises ApiError."""
         match self.type:
             case "text":
                 return None
@@ -112,11 +112,11 @@ class TextFormat(WireModel):
 
 
 class TextField(WireModel):
-    """The form and the verbosity of the text."""
+    """The format and the verbosity of the answer."""
 
     format: TextFormat | None = None
     verbosity: str | None = None
-    """Ignored: the served models were not trained on it."""
+    """Ignored, because the served models were not trained on verbosity."""
 
     def object(self) -> Json:
         text_format = self.format or TextFormat(type="text")
@@ -125,7 +125,7 @@ class TextField(WireModel):
 
 
 class ResponsesRequest(ContinuationFields, ThinkingFields, StructureFields, OpenAISamplingFields):
-    """The body of a request."""
+    """The body of POST /v1/responses."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -161,21 +161,21 @@ class ResponsesRequest(ContinuationFields, ThinkingFields, StructureFields, Open
 
     @property
     def asked_length(self) -> tuple[int | None, str]:
-        """Maximum length of the answer, and the field that sets it."""
+        """The answer's maximum number of tokens, and the name of the field that sets it."""
         if self.max_output_tokens is not None:
             return self.max_output_tokens, "max_output_tokens"
         return self.max_tokens, "max_tokens"
 
     @property
     def logprobs(self) -> int | None:
-        """Number of alternatives to report per token; None: no log-probabilities at all."""
+        """Number of alternatives to report per token, or None for no log-probabilities at all."""
         if self.top_logprobs or LOGPROBS in (self.include or ()):
             return self.top_logprobs or 0
         return None
 
     @property
     def packs_reasoning(self) -> bool:
-        """Whether to send reasoning also as one opaque string."""
+        """Whether to send reasoning additionally as one opaque string."""
         return PACKED_THOUGHTS in (self.include or ())
 
     def items(self, stored: Callable[[str], Item | None], unsupported: Unsupported) -> list[Placed]:
@@ -188,7 +188,7 @@ class ResponsesRequest(ContinuationFields, ThinkingFields, StructureFields, Open
         limits: LimitsSection,
         unsupported: Unsupported,
     ) -> Conversation:
-        """Return the neutral form. history: items before the new ones. Raises ApiError."""
+        """Return the conversation. history: items of earlier responses. Raises ApiError."""
         check_count(len(history) + len(items), limits.max_messages, "items", "input")
         placed = [*(("history", item) for item in history), *items]
         loads = [(place, item) for place, item in placed if isinstance(item, LoadedToolsItem)]
@@ -196,7 +196,7 @@ class ResponsesRequest(ContinuationFields, ThinkingFields, StructureFields, Open
             functions(item.tools, f"{place}.tools") for place, item in loads
         )
         tools = read_flat_tools(self.tools or [], loaded)
-        # Instructions of earlier responses do not count.
+        # Instructions of earlier responses do not apply any more.
         instructions = (Turn("system", self.instructions),) if self.instructions else ()
         check_begun(items)
         merged = turns(placed, unsupported)
@@ -216,7 +216,7 @@ class ResponsesRequest(ContinuationFields, ThinkingFields, StructureFields, Open
         )
 
     def repeated(self, conversation: Conversation, params: SamplingParams) -> Json:
-        """Return the fields that the response repeats; for unset fields, the values in force."""
+        """Return the fields that the response repeats. Unset fields get the values that applied."""
         choice: str | Json = "auto"
         if isinstance(self.tool_choice, str):
             choice = self.tool_choice

@@ -1,4 +1,4 @@
-"""Convert the flat tools of /v1/responses to the neutral form, and back."""
+"""Convert tools of /v1/responses to the types of server/text/conversation.py, and back."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -36,7 +36,7 @@ class FlatFunction(FunctionTool):
 
 
 class SearchTool(WireModel):
-    """A search for tools that the client makes. The model calls it like a function."""
+    """A tool search that the client performs. The model calls the search like a function."""
 
     type: Literal["tool_search"]
     execution: Literal["client"]
@@ -49,7 +49,7 @@ class SearchTool(WireModel):
 
 
 class OtherTool(WireModel):
-    """A tool that the server should run, or a type that no model here was taught."""
+    """A tool of a type that this server neither runs nor offers to the model."""
 
     type: str
 
@@ -58,7 +58,7 @@ TAGS = {"function": "Function", "namespace": "Namespace"}
 
 
 def _tag(tool: Any) -> str:
-    """Return the tag of a tool's model. Tags begin with capitals, so that errors omit them."""
+    """Return the tag of a tool's class. Tags begin with capitals, so that errors omit the tags."""
     given = tool if isinstance(tool, dict) else tool.__dict__ if isinstance(tool, WireModel) else {}
     if (given.get("type"), given.get("execution")) == (SEARCH, "client"):
         return "Search"
@@ -90,7 +90,7 @@ FlatTool = Annotated[
 
 
 class FlatToolChoice(WireToolChoice):
-    """A tool choice that is an object, with its parts at the top."""
+    """A tool choice that is an object with ``mode`` and ``tools`` as its own fields."""
 
     mode: str | None = None
     tools: ListOf[NamedTool] | None = None
@@ -101,13 +101,13 @@ class FlatToolChoice(WireToolChoice):
 
 
 def read_flat_tools(tools: Sequence[FlatTool], loaded: Iterable[PlacedTool]) -> tuple[Tool, ...]:
-    """Return the functions without other tools. loaded: tools in the input. Raises ApiError."""
+    """Return the functions without other tools. loaded: tools in input items. Raises ApiError."""
     searched = any(isinstance(tool, OtherTool) and tool.type == SEARCH for tool in tools)
     return collect_tools(with_loaded(functions(tools, "tools"), loaded, searched=searched))
 
 
 def functions(tools: Sequence[FlatTool] | None, place: str) -> Iterator[PlacedTool]:
-    """Yield the functions among tools. place: the list's name in errors."""
+    """Yield the functions among tools. place: the name of the list of tools in errors."""
     for number, wire in enumerate(tools or ()):
         if isinstance(wire, FlatFunction | SearchTool):
             yield wire.tool, f"{place}[{number}].name"
@@ -118,8 +118,8 @@ def functions(tools: Sequence[FlatTool] | None, place: str) -> Iterator[PlacedTo
 
 
 def joined_name(namespace: str, name: str) -> str:
-    """Join both names to the one that the model reads. Marks on separators within a namespace keep
-    the joined names of different pairs different."""
+    """Return the function's name for the model. Separators within a namespace get a mark, so that
+    different pairs of names always have different joined names."""
     return f"{SEPARATORS.sub(MARK, namespace)}.{name}"
 
 
