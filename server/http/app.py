@@ -32,15 +32,15 @@ LOOK_S = 15.0
 
 
 def freeze_objects() -> None:
-    """Exempt the objects of the start from garbage collection, whose pauses stop all threads."""
+    """Exempt all existing objects from garbage collection, whose pauses stop all threads."""
     gc.collect()
     gc.freeze()
 
 
 async def release_when_idle(drain: Drain, keep_s: float, forget: Callable[[], None]) -> None:
-    """Return free memory to the system every LOOK_S seconds of idleness after the first request:
-    the C library keeps fragments of past requests (engine/machine.py), some free only later. A call
-    without effect takes 0.1 ms. keep_s: idle time after which ``forget`` is called, too."""
+    """Release free memory to the system every LOOK_S seconds while no request runs, after the first
+    request: the C library keeps memory of ended requests, and some of it becomes free late; see
+    engine/machine.py. keep_s: idle time after which ``forget`` is called, too."""
     loop = asyncio.get_running_loop()
     idle_since = inf
     while True:
@@ -99,7 +99,7 @@ def create_app(service: Service) -> FastAPI:
 
 
 class ObservedApp(DescribedApp):
-    """An application inside an observer, which sees even the answers to bugs."""
+    """An application within an observer, which also sees the answers to requests that hit a bug."""
 
     def __init__(self, observer: Callable[[ASGIApp], RequestObserver], **options: Any) -> None:
         self._observer = observer

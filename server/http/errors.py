@@ -27,7 +27,7 @@ SAFE_HEADERS = {
 
 
 def adding(headers: Mapping[str, str], send: Send) -> Send:
-    """Return a ``send`` that adds missing headers to responses."""
+    """Return a ``send`` that adds ``headers`` to responses, unless a response sets them itself."""
 
     async def sent(message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -46,7 +46,7 @@ REQUEST_ID_HEADER = "request-id"
 
 
 def note_error(state: dict[str, Any], error: ApiError) -> None:
-    """Note an error for the log. state: the state of the request's scope."""
+    """Store an error's code for the log. state: the state in the request's ASGI scope."""
     state["error"] = error.code or error.type
 
 
@@ -66,7 +66,7 @@ async def answer_with(error: ApiError, scope: Scope, receive: Receive, send: Sen
 
 
 def whole_answer(error: ApiError, path: str) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
-    """Return status, headers and body of an error that ends its connection."""
+    """Return status, headers and body of an error after which the connection is closed."""
     response = error_response({"path": path, "headers": []}, error)
     for name, value in ({"Connection": "close"} | SAFE_HEADERS).items():
         response.headers[name] = value
@@ -107,5 +107,5 @@ def _is_unknown(request: Request) -> bool:
 
 
 async def _client_left(_: Request, error: Exception) -> Response:
-    """Give the framework a response to a closed connection; nobody reads it."""
+    """Return a response for the framework only, since the client has closed the connection."""
     return Response(status_code=CLIENT_CLOSED_REQUEST)

@@ -20,8 +20,8 @@ OLLAMA_ANSWERS = b"Ollama is running"
 
 
 def reserve(host: str, port: int, setting: str = PORT) -> socket.socket:
-    """Bind a socket that refuses connections until it listens. The port is known early, even for 0.
-    setting: the port's setting, for errors. Raises SettingError."""
+    """Bind a socket, which refuses connections until it listens. For port 0 the system chooses the
+    port now. setting: name of the port's setting, for errors. Raises SettingError."""
     # Linux lets two servers bind one address with SO_REUSEADDR. The option is needed only when
     # connections of an earlier server linger: try without it first.
     with suppress(OSError):
@@ -67,7 +67,7 @@ def _bound(host: str, port: int, *, reuses: bool) -> socket.socket:
 
 
 def _cannot_be_had(host: str, port: int, error: OSError, setting: str = PORT) -> SettingError:
-    """Return the error; its text names the program that has the address."""
+    """Return the error of ``reserve``, whose text names the program that uses the address."""
     why = error.strerror or str(error)
     if error.errno == errno.EADDRINUSE:
         program = _program_at(host, port)

@@ -32,8 +32,8 @@ QUIET_ROUTES = frozenset(
 
 
 class RequestObserver:
-    """The outermost application. It logs an exception's types and places without the message, which
-    may repeat a client's text, and does not raise it further."""
+    """The outermost ASGI application. It logs an exception's types and source lines, but not the
+    message, which may repeat a client's text. The exception is not raised further."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class RequestObserver:
         logs_requests: bool,
         model: str | None = None,
     ) -> None:
-        """recent: keeps ended requests. logs_requests: log each one. model: None for several."""
+        """recent: store of ended requests. model: name of the only model; None for several."""
         self._app = app
         self._metrics = metrics
         self._recent = recent
@@ -107,9 +107,9 @@ class Exchange:
         # Routes read these from request.state.
         scope.setdefault("state", {}).update(times=self.times, model=model)
         self.left = False
-        """True if the client left before the end of its answer."""
+        """Whether the client left before the end of its answer."""
         self.failed_at: list[str] = []
-        """Exceptions and the places that raised them."""
+        """Types of exceptions, and the source lines that raised them."""
         self._complete = False
         self._status: int | None = None
         self._counted = False
@@ -123,18 +123,18 @@ class Exchange:
 
     @property
     def forwarded(self) -> bool | None:
-        """None if this process answers. Else a model's process answers, and observes the request:
-        False before that answer begins, True from then on."""
+        """None if this process answers. If a model's own process answers and observes the request,
+        the value is True once that answer has begun, and False before."""
         forwarded: bool | None = self._scope["state"].get("forwarded")
         return forwarded
 
     @property
     def failed(self) -> bool:
-        """True after an error of quire's."""
+        """Whether the request has failed with an error of this server."""
         return bool(self.failed_at) or "error" in self._scope["state"]
 
     def count(self) -> None:
-        """Count a response that has begun, once."""
+        """Count the response if it has begun and has not been counted yet."""
         if self._status is not None and not self._counted:
             self._counted = True
             self._metrics.count_request(self.endpoint, self._status)
@@ -191,7 +191,7 @@ class Exchange:
 
     @property
     def _unsupported(self) -> Unsupported:
-        """Content that the model cannot read; routes note it in request.state.unsupported."""
+        """Parts of the request that the model cannot read, as noted in request.state."""
         content: Unsupported = self._scope["state"].get("unsupported") or Unsupported("refuse", "")
         return content
 
@@ -199,7 +199,7 @@ class Exchange:
 def places_of(error: BaseException) -> list[str]:
     """Return types and places of an exception and its causes: messages may have clients' text."""
     places: list[str] = []
-    seen: list[BaseException] = []  # A cause may appear in a group as well.
+    seen: list[BaseException] = []  # A cause may also be in an exception group.
     errors: list[BaseException | None] = [error]
     while errors:
         cause = errors.pop(0)

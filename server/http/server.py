@@ -18,14 +18,14 @@ from server.http.listener import listen_on
 from server.metrics import HttpMetrics
 from server.routes.service import Service
 
-# Seconds until connections with a stalled reader are cut at the end.
+# At the end, connections whose client does not read are cut after this many seconds.
 CLOSE_TIMEOUT_S = 1
 # Connections that may wait for acceptance; the system may allow fewer.
 LISTEN_BACKLOG = 2048
-# asyncio accepts this many connections in one go, and retries as often without descriptors.
+# Number of connections that asyncio accepts, or tries to accept without descriptors, in one go.
 ACCEPTS_AT_ONCE = 16
-# Descriptors to reserve for heaps, sockets, model files, the log and libraries: if there are few,
-# half of all, but at least as many as an idle server has open.
+# File descriptors reserved for heaps, sockets, model files, the log and libraries. If the process
+# may open few, half of them are reserved, but at least as many as an idle server has open.
 OTHER_DESCRIPTORS = 256
 FEWEST_OTHER_DESCRIPTORS = 32
 
@@ -39,8 +39,8 @@ def listen(
     ready: Callable[[Drain, str], None] | None = None,
     others: Sequence[socket.socket] = (),
 ) -> None:
-    """Serve until a signal arrives or the engine fails. ready: called with the address once clients
-    can connect; None logs a line. others: further sockets to serve on. Raises SettingError."""
+    """Serve until a signal arrives or the engine fails. ready: function called with the address
+    once clients can connect; None logs a line. others: more sockets. Raises SettingError."""
     config = http_config(settings, create_app(service), service.metrics)
     server = DrainedServer(config, service.client, service.drain, settings.server.drain_s)
 
@@ -62,7 +62,7 @@ def url_of(listener: socket.socket) -> str:
 
 
 def http_config(settings: Config, app: FastAPI, metrics: HttpMetrics) -> uvicorn.Config:
-    """Return uvicorn's configuration. Raises the process's limit of open files."""
+    """Return uvicorn's configuration, and increase the process's limit of open files."""
     limits = settings.limits
     allowed = connections_that_fit(limits.max_connections)
     if allowed < limits.max_connections:
@@ -93,25 +93,25 @@ def http_config(settings: Config, app: FastAPI, metrics: HttpMetrics) -> uvicorn
 
 
 def connections_that_fit(connections: int) -> int:
-    """Raise the process's limit of descriptors. Return the number of connections, between one and
-    the wanted number, that fit beside as many connections that are being refused."""
+    """Increase the process's limit of descriptors. Return how many of the wanted connections, but
+    at least one, fit beside as many connections that are being refused."""
     allowed = raise_descriptor_limit()
     others = min(OTHER_DESCRIPTORS, max(FEWEST_OTHER_DESCRIPTORS, allowed // 2))
     return max(1, min(connections, (allowed - others) // 2))
 
 
 class GuardedServer(uvicorn.Server):
-    """Lets many connections wait, and accepts few at a time."""
+    """A server that lets many connections wait in the backlog, and accepts few at a time."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start, then set our backlog: asyncio has one number for backlog and accepts."""
+        """Start, then enlarge the backlog: asyncio uses one number for backlog and accepts."""
         await super().startup(sockets)
         for listener in sockets or ():
             listener.listen(LISTEN_BACKLOG)
 
 
 class DrainedServer(GuardedServer):
-    """After a signal, listens until running answers end, so that new clients get a 503.
+    """A server that still listens after a signal until running answers end: new clients get 503.
     Idle connections stay open: a request may be on its way. Ends at once if the engine fails."""
 
     def __init__(
@@ -126,7 +126,7 @@ class DrainedServer(GuardedServer):
         self._drain.begin()
 
     async def on_tick(self, counter: int) -> bool:
-        """Return whether to end; uvicorn calls this ten times a second."""
+        """Return whether the server must end. uvicorn calls this ten times a second."""
         if await super().on_tick(counter) or not self._requests.alive:
             return True
         if not self._drain.draining:
@@ -149,7 +149,7 @@ def run(
     announce: Callable[[], None],
     others: Sequence[socket.socket] = (),
 ) -> None:
-    """Run a server. announce: called once clients can connect. others: more sockets to serve."""
+    """Run a server. announce: function to call once clients can connect. others: more sockets."""
     # At its end uvicorn raises the signal again for earlier handlers. This handler is harmless
     # then, and the process ends with 0.
     for number in (signal.SIGINT, signal.SIGTERM):

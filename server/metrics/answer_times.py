@@ -37,10 +37,10 @@ def token_bounds(max_tokens: int) -> tuple[float, ...]:
 
 
 class Latencies:
-    """The latencies of all answers of a server."""
+    """Histograms of the latencies and lengths of all answers of a server."""
 
     def __init__(self, max_model_len: int) -> None:
-        """max_model_len: in tokens, bounds the histograms of prompts and answers."""
+        """max_model_len: maximum sequence length in tokens, the last bound of lengths."""
         self.first_token_s = Histogram(FIRST_TOKEN_BOUNDS_S)
         self.inter_token_s = Histogram(INTER_TOKEN_BOUNDS_S)
         self.duration_s = Histogram(DURATION_BOUNDS_S)
@@ -59,12 +59,12 @@ class RequestTimes:
         self.arrived = clock()
         self.answers: list[AnswerTimes] = []
         self.prompt_tokens = 0
-        """Tokens of all prompts."""
+        """Number of tokens in all prompts."""
         self.tenant = b""
-        """See PrefixSalt in engine/types.py."""
+        """Identifies the owner of the API key; see PrefixSalt in engine/types.py."""
 
     def answers_to(self, prompt_tokens: int, count: int, tenant: bytes) -> "list[AnswerTimes]":
-        """Measure the answers to a submitted prompt; the first one counts the cached tokens."""
+        """Start to measure answers to a submitted prompt. Cached tokens count for the first only."""
         new = [AnswerTimes(self, prompt_tokens, first=number == 0) for number in range(count)]
         self.answers += new
         self.prompt_tokens += prompt_tokens
@@ -73,7 +73,7 @@ class RequestTimes:
 
     @property
     def first_token_s(self) -> float | None:
-        """Seconds until the first token of any answer; None before."""
+        """Seconds until the first token of any answer, or None before that token."""
         return min((a.first_token_s for a in self.answers if a.first_token_s), default=None)
 
     @property
@@ -90,7 +90,7 @@ class RequestTimes:
         return sum(answer.tokens for answer in self.answers)
 
     def tokens_per_s(self, ended_s: float) -> float | None:
-        """Return the rate after the first token, if any. ended_s: from arrival to end."""
+        """Return the speed after the first token, if known. ended_s: seconds from arrival to end."""
         tokens, first_s = self.generated_tokens, self.first_token_s
         elapsed_s = 0.0 if first_s is None else ended_s - first_s
         return (tokens - 1) / elapsed_s if tokens > 1 and elapsed_s > 0 else None
@@ -132,7 +132,7 @@ class AnswerTimes:
         return self._newest - self._request.arrived - self.first_token_s
 
     def delivered(self, tokens: int, finish: str | None) -> None:
-        """Measure a delivery. tokens: of the answer so far. finish: the reason, if ended."""
+        """Measure a delivery. tokens: the answer's length so far. finish: reason, if it ended."""
         now = self._request.clock()
         if tokens > self.tokens:
             waited = now - self._newest
@@ -147,7 +147,7 @@ class AnswerTimes:
             self.end(finish)
 
     def end(self, finish: str) -> None:
-        """End the answer. Only the first call counts."""
+        """Record the end of the answer. Later calls have no effect."""
         assert finish in FINISH_REASONS
         if self.finish is not None:
             return
@@ -166,13 +166,13 @@ class RecentRequests:
     """Times and counts, no contents, of a server's last KEPT_REQUESTS requests."""
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
-        """clock: the clock of the requests' times."""
+        """clock: the same clock as in RequestTimes."""
         self.clock = clock
         self._numbers = itertools.count(1)
         self._ended: deque[tuple[bytes, float, dict[str, Any]]] = deque(maxlen=KEPT_REQUESTS)
 
     def add(self, times: RequestTimes) -> None:
-        """Keep an ended request that reached the engine; drop the oldest."""
+        """Store the figures of an ended request if the engine got it. The oldest one is dropped."""
         if not times.answers:
             return
         now = self.clock()
@@ -191,7 +191,7 @@ class RecentRequests:
         self._ended.append((times.tenant, now, figures))
 
     def newest_first(self, tenant: bytes | None = None) -> list[dict[str, Any]]:
-        """Return figures of a tenant's requests as values for JSON; None: of all tenants."""
+        """Return the figures of a tenant's requests, or of all requests if the tenant is None."""
         now = self.clock()
         return [
             figures | {"ended_s_ago": now - ended}

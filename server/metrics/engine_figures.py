@@ -1,4 +1,4 @@
-"""Metrics from the engine's newest snapshot: a scrape never waits for the engine."""
+"""Metrics from the engine's newest statistics: a scrape never waits for the engine."""
 
 from collections.abc import Callable, Iterator, Mapping
 
@@ -9,7 +9,7 @@ from engine.serving import ServingEngine
 from engine.types import CellStats, EngineStats, KVStats, MissReason
 from server.metrics.families import counter, counters, gauge, gauges, histogram
 
-# Help texts by attribute; the attribute is part of the metric's name as well.
+# Help texts by attribute of the engine's statistics. Metrics' names contain the attributes.
 ENGINE_COUNTERS = {
     "preemptions": (
         "Times that KV cache memory ran out and a running sequence had to free its blocks and wait"

@@ -14,7 +14,7 @@ from prometheus_client.utils import floatToGoString
 from engine.types import HistogramCounts
 
 Labelled = Iterable[tuple[tuple[str, ...], float]]
-"""Pairs of label values and a value."""
+"""Values of a metric's labels, each with the metric's value for these labels."""
 
 
 def gauge(name: str, help_text: str, value: float) -> Metric:
@@ -22,7 +22,7 @@ def gauge(name: str, help_text: str, value: float) -> Metric:
 
 
 def counter(name: str, help_text: str, value: float) -> Metric:
-    """name: without ``_total``."""
+    """name: the counter's name without ``_total``, which is added."""
     return CounterMetricFamily(name, help_text, value=float(value))
 
 
@@ -32,7 +32,7 @@ def info(name: str, help_text: str, labels: dict[str, str]) -> Metric:
 
 
 def counters(name: str, help_text: str, labels: tuple[str, ...], values: Labelled) -> Metric:
-    """name: without ``_total``."""
+    """name: the counters' name without ``_total``, which is added."""
     family = CounterMetricFamily(name, help_text, labels=labels)
     for label_values, value in values:
         family.add_metric(label_values, float(value))

@@ -21,7 +21,7 @@ from server.metrics.requests import HttpMetrics
 from server.metrics.vllm_names import VllmCollector
 
 Footprint = Callable[[int], int]
-"""Returns the bytes that the system charges this process for. Argument: the bytes of K and V."""
+"""Returns all memory in bytes that the system charges this process for. Argument: bytes of K, V."""
 
 
 class SystemCollector(Collector):
@@ -134,7 +134,7 @@ SETTINGS = MetricsSection()
 
 
 class Metrics(HttpMetrics):
-    """The registry of a server with an engine."""
+    """The registry of all metrics of a server with an engine."""
 
     def __init__(
         self,
@@ -144,7 +144,7 @@ class Metrics(HttpMetrics):
         settings: MetricsSection = SETTINGS,
         footprint: Footprint = int,
     ) -> None:
-        """settings: whether to add vLLM's names."""
+        """settings: decides whether metrics are repeated under vLLM's names."""
         super().__init__(about.max_model_len)
         for collector in (about, EngineCollector(client), SystemCollector(client, footprint)):
             self.registry.register(collector)

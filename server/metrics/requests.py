@@ -16,7 +16,7 @@ HTTP_BOUNDS_S = (0.001, 0.005, *DURATION_BOUNDS_S)
 
 
 class Refusal(StrEnum):
-    """Reasons of refusals, as values of a metric's label."""
+    """Reasons for refusing a request, as values of a metric's label."""
 
     HOST = "host"
     ORIGIN = "origin"
@@ -36,17 +36,17 @@ CountRefusal = Callable[[Refusal], None]
 
 
 class HttpMetrics(Collector):
-    """A server's registry and request metrics. For the event loop only."""
+    """A server's registry and request metrics. To be used only on the event loop's thread."""
 
     def __init__(self, max_model_len: int) -> None:
-        """max_model_len: tokens of the longest sequence."""
+        """max_model_len: maximum sequence length in tokens."""
         self._latencies = Latencies(max_model_len)
         self._requests: Counter[tuple[str, str]] = Counter()
         self._durations: dict[str, Histogram] = {}
         self._refusals = Counter(dict.fromkeys(Refusal, 0))
         self._open_connections = 0
         self.draining = False
-        """True during the drain: running answers may end, new requests are refused."""
+        """Whether the server drains: running answers may end, new requests are refused."""
         self.registry = CollectorRegistry()
         self.registry.register(self)
 
@@ -54,7 +54,7 @@ class HttpMetrics(Collector):
         return RequestTimes(self._latencies)
 
     def count_request(self, endpoint: str, status: int) -> None:
-        """Count a response at its begin. endpoint: the route's pattern, never the client's text."""
+        """Count a response that begins. endpoint: the route's pattern, never the client's text."""
         self._requests[endpoint, str(status)] += 1
 
     def request_ended(self, endpoint: str, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""Repeats some metrics under vLLM's names, for dashboards made for vLLM, if settings ask for it:
+"""Repeats some metrics under vLLM's names, for dashboards made for vLLM. A setting must ask for it:
 promtool refuses the colon in these names. https://docs.vllm.ai/en/stable/usage/metrics.html"""
 
 from collections.abc import Iterator
@@ -62,7 +62,7 @@ class VllmCollector(Collector):
             yield histograms(f"vllm:{name}", _same_as(own_name), LABELS, [(self._labels, counts)])
 
     def _pool(self, kv: KVStats) -> Iterator[Metric]:
-        """Yield the metrics of the KV cache; to vLLM cached blocks are free."""
+        """Yield the metrics of the KV cache. As in vLLM, cached blocks count as free."""
         used = kv.used_bytes / kv.capacity_bytes
         text = (
             "Part of the KV cache's capacity, from 0 to 1, that is neither free nor "

@@ -1,4 +1,4 @@
-"""Sends answers as a stream or as one JSON body, and notices clients that leave."""
+"""Sends answers as a stream or as one JSON body, and notices clients that disconnect."""
 
 import asyncio
 import time
@@ -27,7 +27,7 @@ CLIENT_CLOSED_REQUEST = 499
 DONE = b"data: [DONE]\n\n"
 SIGN_OF_LIFE = b": waiting\n\n"
 STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-# Parts of one list that are written at once: numbers and texts, or lists and objects.
+# Number of list entries to encode at once: of numbers and texts, and of lists and objects.
 PLAIN_VALUES, CONTAINERS = 4096, 16
 PIECE_BYTES = 65536
 
@@ -46,7 +46,7 @@ class Answering:
     async def respond(
         self, request: Request, answer: Answer, *prompts: Prompt, stream: bool | None
     ) -> Response:
-        """Start answers to the prompts; return the response for all of them. Raises ApiError."""
+        """Submit the prompts, and return one response with all answers. Raises ApiError."""
         choices = self.start(*prompts, times=request.state.times)
         ping_s = self.config.server.sse_ping_s
         if stream:
@@ -86,7 +86,7 @@ async def _gather(choices: Choices, answer: Answer, ping_s: float) -> dict[str, 
 
 
 async def unless_left(request: Request, computation: Coroutine[Any, Any, T]) -> T | None:
-    """Return a computation's result; cancel the computation and return None if the client leaves.
+    """Return a computation's result. If the client leaves, cancel the computation and return None.
     The request's body must have been read before."""
     computing = asyncio.create_task(computation)
     leaving = asyncio.create_task(_client_left(request))
@@ -113,7 +113,7 @@ def _event_head(data: dict[str, Any], named: bool) -> bytes:
 
 
 class EventFraming:
-    """Frames a stream as server-sent events. named: after objects' types; else [DONE] is last."""
+    """Writes server-sent events. named: whether events have names; if not, the last is [DONE]."""
 
     media_type: ClassVar[str] = "text/event-stream"
 
@@ -125,19 +125,19 @@ class EventFraming:
         return event(data, named=self._named)
 
     def pieces(self, data: dict[str, Any]) -> Iterator[bytes]:
-        """Yield the parts of a long object's event."""
+        """Yield an object's event in pieces."""
         yield _event_head(data, self._named)
         yield from json_pieces(data)
         yield b"\n\n"
 
     def sign_of_life(self, answer: Answer) -> bytes:
-        """Return the comment to send during silence."""
+        """Return the comment to send when the answer has had nothing new for a while."""
         del answer
         return SIGN_OF_LIFE
 
 
 class LineFraming:
-    """Frames a stream as JSON lines; the last object marks the end."""
+    """Writes one JSON object per line. A field of the last object marks the end."""
 
     media_type: ClassVar[str] = "application/x-ndjson"
     end: ClassVar[bytes] = b""
@@ -146,12 +146,12 @@ class LineFraming:
         return to_json(data) + b"\n"
 
     def pieces(self, data: dict[str, Any]) -> Iterator[bytes]:
-        """Yield the parts of a long object's line."""
+        """Yield an object's line in pieces."""
         yield from json_pieces(data)
         yield b"\n"
 
     def sign_of_life(self, answer: Answer) -> bytes:
-        """Return the first chunks again: clients ignore them, so that they can break a silence."""
+        """Return the first chunks again, which clients ignore, to send when nothing is new."""
         return b"".join(map(self.written, answer.first_chunks()))
 
 
@@ -163,8 +163,8 @@ FRAMINGS: dict[StreamForm, EventFraming | LineFraming] = {
 
 
 class AnswerStream(StreamingResponse):
-    """A streamed answer: one write per step, and a sign of life after ``ping_s`` of silence. The
-    end of the response ends the request in the engine."""
+    """A streamed answer: one write per engine step, and a sign of life after ``ping_s`` seconds
+    without one. The end of the response ends the request in the engine."""
 
     def __init__(self, choices: Choices, answer: Answer, ping_s: float) -> None:
         framing = FRAMINGS[answer.stream_form]
@@ -185,8 +185,8 @@ class AnswerStream(StreamingResponse):
 async def _written(
     framing: EventFraming | LineFraming, choices: Choices, answer: Answer, ping_s: float
 ) -> AsyncIterator[bytes]:
-    """Yield the answer's writes. An error ends the stream with an error object and without the
-    usual end, so that clients notice it."""
+    """Yield the stream's bytes, one write at a time. An error ends the stream with an error object
+    in place of the usual end, so that clients notice the error."""
 
     def written(objects: Iterable[dict[str, Any]]) -> bytes:
         return b"".join(map(framing.written, objects))
@@ -197,7 +197,7 @@ async def _written(
         async for deltas in choices.steps(ping_s):
             objects = written(c for delta in deltas for c in answer.chunks(delta))
             if choices.finished:
-                last = objects  # goes with the end, in one write
+                last = objects  # Sent in one write with the end of the stream.
                 continue
             # A step without output counts as silence.
             is_silent = not deltas or time.monotonic() - newest >= ping_s

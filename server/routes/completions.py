@@ -56,7 +56,7 @@ def _add_message_routes(router: APIRouter, service: Service) -> None:
 
 
 def _add_chat_routes(router: APIRouter, service: Service) -> None:
-    """Add the route with and without /v1: some clients leave /v1 out."""
+    """Add the route with and without /v1, which some clients leave out."""
     reader, answering = service.reader, service.answering
     model, prompts, token_bytes = service.model, service.prompts, service.tokenizer.token_bytes
 
@@ -79,7 +79,7 @@ def _add_chat_routes(router: APIRouter, service: Service) -> None:
 
 
 def _add_completion_routes(router: APIRouter, service: Service) -> None:
-    """Add the route with and without /v1: some clients leave /v1 out."""
+    """Add the route with and without /v1, which some clients leave out."""
     reader, answering = service.reader, service.answering
 
     @router.post("/completions", include_in_schema=False)
@@ -114,7 +114,7 @@ async def _all_encoded(service: Service, wire: CompletionRequest) -> list[Encode
 async def encoded_text(
     service: Service, text: str, place: str, *, offsets: bool = False
 ) -> EncodedText:
-    """Encode a text to complete. place: its name in errors. Raises ApiError for too many tokens."""
+    """Encode a prompt. place: the prompt's name in errors. Raises ApiError for too many tokens."""
     limit = service.rules.max_model_len
     try:
         async with service.encoding:
@@ -126,7 +126,7 @@ async def encoded_text(
 async def _encoded(
     service: Service, wire: CompletionRequest, prompt: PromptText, place: str
 ) -> EncodedText:
-    """Encode a prompt, with its text for an echo. Raises ApiError for an invalid prompt."""
+    """Encode a prompt. The result has the text only if it is echoed. Raises ApiError."""
     rules = service.rules
     if isinstance(prompt, str):
         encoded = await encoded_text(service, prompt, place, offsets=bool(wire.echo))
@@ -142,7 +142,7 @@ async def _encoded(
 def _prompt(
     rules: PromptRules, wire: CompletionRequest, ids: tuple[int, ...], salt: PrefixSalt
 ) -> Prompt:
-    """Return one of the request's prompts in the engine's form."""
+    """Return what to submit to the engine for one prompt of the request."""
     least = 0 if wire.echo else 1
     params = rules.sampling_params(
         wire, len(ids), wire.asked_length, "max_tokens", wire.logprobs, least=least

@@ -23,8 +23,8 @@ from server.routes.service import Service
 from server.text.tokenizer import TextsTooLongError, TextTooLongError
 
 NO_TOKENS = SamplingParams(max_tokens=0)
-# Inputs of one request in the engine, per sequence that it can run: enough to keep it busy, and few
-# enough to leave the queue to other requests.
+# A request has at most WINDOW * max_num_seqs inputs in the engine at once: enough to keep the
+# engine busy, and few enough to leave the queue to other requests.
 WINDOW = 2
 Inputs = list[tuple[int, ...]]
 
@@ -46,7 +46,7 @@ def add_routes(router: APIRouter, service: Service) -> None:
 async def vectors_of(
     service: Service, request: Request, wire: EmbeddingRequest
 ) -> tuple[Vectors, int] | None:
-    """Return vectors and the inputs' tokens; None if the client left. Raises ApiError."""
+    """Return vectors and the number of input tokens; None if the client left. Raises ApiError."""
     salt = service.reader.salt(request, wire.cache_salt)
     service.admission.check_vectors(salt.tenant, wire.dimensions)
     inputs = await _inputs(service, wire)
@@ -85,8 +85,8 @@ async def _inputs(service: Service, wire: EmbeddingRequest) -> Inputs:
 async def _vectors(
     service: Service, inputs: Inputs, salt: PrefixSalt, priority: int, times: RequestTimes
 ) -> Vectors:
-    """Return a row per input; abort all inputs if one fails or the caller cancels. Raises ApiError:
-    500 or 503, the latter also after the request's time limit."""
+    """Return one vector per input. If an input fails or the caller cancels, abort all inputs.
+    Raises ApiError: 500 or 503, such as 503 after the request's time limit."""
     ends_at = service.clock() + service.config.limits.max_request_s
     window = asyncio.Semaphore(WINDOW * service.client.limits.max_num_seqs)
 

@@ -1,4 +1,4 @@
-"""The cache of the newest memory map, which all clients of GET /memory share."""
+"""Cache of the newest memory map, the state of all KV cache blocks, for clients of GET /memory."""
 
 import asyncio
 import time
@@ -11,14 +11,14 @@ from engine.memory_map import MemoryMap
 from engine.serving import ServingEngine
 from engine.types import EngineDeadError
 
-# A younger map is sent again.
+# A map that is at most this old is sent again.
 MAX_AGE_S = 0.1
-# A longer wait means that the engine is in a long step, or stuck.
+# An engine that takes longer to send a map is in a long step, or stuck.
 ENGINE_WAIT_S = 1.0
 
 
 class MemoryMapCache:
-    """The newest memory map as JSON. For the event loop only."""
+    """The newest memory map as JSON. To be used only on the event loop's thread."""
 
     def __init__(
         self,
@@ -27,7 +27,7 @@ class MemoryMapCache:
         wait_s: float = ENGINE_WAIT_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """wait_s: longest wait for the engine."""
+        """wait_s: maximum time to wait for a new map."""
         self._client = client
         self._wait_s = wait_s
         self._clock = clock
@@ -35,12 +35,12 @@ class MemoryMapCache:
         self._newest: tuple[bytes, float] | None = None
 
     async def get(self) -> tuple[bytes, float] | None:
-        """Return the newest map as JSON and its age in seconds. The map is an old one if the engine
-        has ended or is late; None if there is no map yet."""
+        """Return the newest map as JSON, and the map's age in seconds. The map is old if the engine
+        has ended or is late. Return None if there is no map yet."""
         if self._asking is None and self._age_s() > MAX_AGE_S and self._client.alive:
             self._asking = asyncio.create_task(self._ask())
         if self._asking is not None:
-            # A timeout leaves the request pending: a stuck engine gets only one.
+            # A timeout does not cancel the task, so that a stuck engine gets only one request.
             await asyncio.wait((self._asking,), timeout=self._wait_s)
         return None if self._newest is None else (self._newest[0], self._age_s())
 

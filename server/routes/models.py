@@ -16,13 +16,13 @@ Json = dict[str, Any]
 LIST_PATHS = tuple(
     f"{base}/models{end}"
     for base in ("/v1", "")
-    # Some clients append a question mark, and some of these escape it.
+    # Some clients append a question mark, either plain or escaped.
     for end in ("", "/", "?")
 )
 
 
 def add_routes(router: APIRouter, service: Service) -> None:
-    """Add the routes with and without /v1: some clients leave /v1 out."""
+    """Add the routes with and without /v1, which some clients leave out."""
     model, max_model_len = service.model, service.rules.max_model_len
 
     def entry(request: Request) -> Json:
@@ -47,7 +47,7 @@ def add_routes(router: APIRouter, service: Service) -> None:
 
 
 def models_answer(request: Request, entries: Sequence[Json]) -> Json:
-    """Return a list of models in the form of the client's API. entries: already in that form."""
+    """Return a list of models in the form of the client's API, which ``entries`` already have."""
     if speaks_anthropic(request.scope):
         first, last = (entries[0]["id"], entries[-1]["id"]) if entries else (None, None)
         return {"data": entries, "has_more": False, "first_id": first, "last_id": last}

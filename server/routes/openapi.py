@@ -1,4 +1,4 @@
-"""Which API a path belongs to, and the OpenAPI schema.
+"""Decides to which API a path belongs, and makes the OpenAPI schema.
 
 Routes declare their bodies with ``openapi_extra=takes(Model)``; FastAPI adds the rest. All paths of
 an API have the same errors. https://spec.openapis.org/oas/v3.1.0"""
@@ -39,8 +39,8 @@ ERRORS: Json = {
 
 
 def speaks_anthropic(scope: Scope) -> bool:
-    """Return whether a request is for Anthropic's API: by the path, or by the header that
-    Anthropic's clients always send if both APIs have the path."""
+    """Return whether a request is for Anthropic's API. If OpenAI's API has the
+    same path, the header that Anthropic's clients always send decides."""
     path: str = scope["path"]
     if path.startswith(SHARED_PATHS):
         return ANTHROPIC_HEADER in Headers(scope=scope)
@@ -53,7 +53,7 @@ def speaks_ollama(scope: Scope) -> bool:
 
 
 def takes(model: type[WireModel], stream: str = EVENTS) -> Json:
-    """Return a route's OpenAPI fields: the body, and the answer, also streamed if the body asks."""
+    """Return a route's OpenAPI fields: the request's body, and the answer's content types."""
     answers: Json = {"application/json": {"schema": {"type": "object"}}}
     if "stream" in model.model_fields:
         answers[stream] = {"schema": {"type": "string"}}
@@ -66,7 +66,7 @@ def takes(model: type[WireModel], stream: str = EVENTS) -> Json:
 
 @cache
 def _schema_of(model: type[WireModel]) -> Json:
-    """Return a model's schema, cached because it is slow to make. Callers must not change it."""
+    # Names of definitions get a prefix, since different bodies may use one name.
     # Prefixed, since definitions of different bodies may share a name.
     return model.model_json_schema(ref_template=f"{SHARED}{model.__name__}.{{model}}")
 

@@ -1,4 +1,4 @@
-"""GET /version, /health, /ready, /metrics, /memory and /cluster/replicas, and gateways' routes."""
+"""GET /version, /health, /ready, /metrics, /memory, /cluster/replicas, and paths for gateways."""
 
 from importlib.metadata import version
 from typing import Any

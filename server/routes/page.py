@@ -1,5 +1,5 @@
 """GET and HEAD / and /page/{name}: the web page for browsers; other clients get a text at /. All
-files are read at the start: a client's name is only looked up and never becomes a path.
+files are read at the start, and a request's name is only looked up: it never becomes a path.
 ``vendor`` holds libraries of the page, in folders named with versions."""
 
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ HEADERS = {
 }
 # Ollama's clients look for this text.
 RUNNING = "Ollama is running"
-# A path with a version always means the same content.
+# A file whose path contains a version never changes.
 CACHED_FOREVER = {"Cache-Control": "public, max-age=31536000, immutable"}
 ASKED_AGAIN = {"Cache-Control": "no-cache"}
 # The answer for "/" depends on the Accept header.
@@ -94,7 +94,7 @@ def read_page() -> dict[str, PageFile]:
 
 
 def wants_html(accept: str) -> bool:
-    """Return whether an Accept header names HTML, as browsers' do; ``*/*`` does not count."""
+    """Return whether an Accept header names HTML, as browsers do. ``*/*`` does not count."""
     for part in accept.lower().split(","):
         kind, *parameters = (piece.strip() for piece in part.split(";"))
         if kind == "text/html":

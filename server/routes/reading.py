@@ -1,4 +1,4 @@
-"""Reads a request: its body, and the salt that keeps its prefixes apart from other tenants'."""
+"""Reads a request's body, and the salt that separates tenants' prompts in the prefix cache."""
 
 import re
 from collections.abc import Callable
@@ -23,24 +23,24 @@ JSON_TYPE = re.compile(r"\s*application/(?:[\w.+-]+\+)?json\s*(?:;|$)", re.IGNOR
 
 
 class Body(Protocol):
-    """The wire model of a body. model: None means the served model."""
+    """The class of a request's JSON body. ``model`` is None for the only served model."""
 
     @property
     def model(self) -> str | None: ...
 
     @classmethod
     def model_validate_json(cls, json_data: bytes) -> Self:
-        """Raises pydantic.ValidationError."""
+        """Parse JSON. Raises pydantic.ValidationError."""
 
     def check(self, limits: LimitsSection) -> None:
-        """Raises ApiError that names the parameter."""
+        """Check the values. Raises ApiError that names the parameter."""
 
 
 class ConversationBody(Protocol):
-    """The wire model of a body with a conversation."""
+    """The class of a JSON body with a conversation."""
 
     def conversation(self, limits: LimitsSection, unsupported: Unsupported) -> Conversation:
-        """Translate the body into the neutral form. Raises ApiError."""
+        """Return the conversation in the form that all APIs share. Raises ApiError."""
 
 
 T = TypeVar("T")
@@ -49,8 +49,8 @@ GeneratingT = TypeVar("GeneratingT", bound=SamplingFields)
 
 
 async def read_json(request: Request, limits: LimitsSection) -> bytes:
-    """Read a body within the limits of its route. Raises ApiError, such as 415 for a body without a
-    JSON type: web pages may send other types to any server without a preflight."""
+    """Read a body within the limits of its route. Raises ApiError, such as 415 for a content type
+    other than JSON: browsers let any web page send other types without a preflight request."""
     if not JSON_TYPE.match(request.headers.get("content-type", "")):
         raise not_json()
     body = await request.body()
@@ -59,7 +59,7 @@ async def read_json(request: Request, limits: LimitsSection) -> bytes:
 
 
 def parse_body(parse: Callable[[bytes], T], body: bytes) -> T:
-    """Parse a body with a wire model. Raises ApiError that names the parameter."""
+    """Parse a body with ``parse``. Raises ApiError that names the parameter."""
     try:
         return parse(body)
     except ValidationError as error:
@@ -78,8 +78,8 @@ class RequestReader:
     async def admit(
         self, request: Request, body_type: type[GeneratingT]
     ) -> tuple[GeneratingT, PrefixSalt]:
-        """Read a request for answers and check that the server can take it. Return the body and the
-        salt of its prompts. Raises ApiError like ``read`` and ``Admission.check_answers``."""
+        """Read a request for answers, and check that the server can accept the request. Return body
+        and salt. Raises ApiError like ``read`` and ``Admission.check_answers``."""
         body = await self.read(request, body_type)
         salt = self.salt(request, body.cache_salt)
         choices = body.response_options.choices
@@ -95,7 +95,7 @@ class RequestReader:
         return body
 
     def salt(self, request: Request, cache_salt: str | None = None) -> PrefixSalt:
-        """Return the salt of a request's prefixes. cache_salt: from the body."""
+        """Return the salt of the request's prompts in the prefix cache. cache_salt: of the body."""
         return self.salts.salt(request_key(request.headers), cache_salt)
 
     def conversation(self, request: Request, body: ConversationBody, api: Api) -> Conversation:
@@ -103,7 +103,7 @@ class RequestReader:
         return body.conversation(config.limits, self.unsupported(request, api))
 
     def unsupported(self, request: Request, api: Api) -> Unsupported:
-        """Return an API's treatment of images and files; headers and log report the counts."""
+        """Return the object that treats images and files, and whose counts headers and log show."""
         unsupported = Unsupported(getattr(self.config.images, api), f"images.{api}", api)
         request.state.unsupported = unsupported
         return unsupported

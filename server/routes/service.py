@@ -27,19 +27,19 @@ ENCODED_AT_ONCE = 8
 
 @dataclass(frozen=True, slots=True)
 class ReplicaFigures:
-    """A cluster's replica at its last report; before the first one, without host and counts."""
+    """A cluster's replica as of its last report; host and counts are unknown before the first."""
 
     name: str
     host: str | None
     """The machine's name."""
     state: Literal["up", "silent", "starting"]
-    """silent: no longer answering. starting: not answering yet."""
+    """A silent replica no longer answers; a starting replica does not answer yet."""
     heard_s_ago: float | None
     """The report's age in seconds."""
     running: int = 0
     waiting: int = 0
     capacity: int = 0
-    """Largest number of requests, running and waiting."""
+    """Maximum number of running and waiting requests together."""
     free_blocks: int = 0
     cached_blocks: int = 0
     """Blocks kept for prompts with a common beginning; evicted if other sequences need room."""
@@ -52,7 +52,7 @@ class ReplicaFigures:
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """One served model: objects that live as long as the server, and parts made of them."""
+    """The parts of a server with one model: long-lived fields, and properties made of fields."""
 
     config: Config
     model: ServedModel
@@ -68,7 +68,7 @@ class Service:
     encoding: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(ENCODED_AT_ONCE))
     clock: Callable[[], float] = time.monotonic
     replicas: Callable[[], list[ReplicaFigures]] | None = None
-    """Returns the replicas of a cluster; None for an engine in this process."""
+    """A function that returns a cluster's replicas; None if the engine runs in this process."""
 
     @property
     def reader(self) -> RequestReader:

@@ -20,7 +20,7 @@ def add_routes(router: APIRouter, service: Service) -> None:
         service.tokenizer,
         service.prompts,
     )
-    # One text at a time: a text may become a long list of ids.
+    # Only one text is encoded at a time, since its list of token ids may be long.
     tokenizing = asyncio.Lock()
 
     @router.post("/tokenize", openapi_extra=takes(TokenizeRequest))
@@ -38,7 +38,7 @@ def add_routes(router: APIRouter, service: Service) -> None:
             return await json_response(json_pieces(answer))
 
     async def ids_of(request: Request, wire: TokenizeRequest) -> tuple[int, ...]:
-        """Encode the text, or the prompt of the messages, of any length."""
+        """Return the tokens of the text or of the messages' prompt, which may have any length."""
         if wire.text is not None:
             encoded = await tokenizer.encode_text(
                 wire.text, add_special_tokens=bool(wire.add_special_tokens)

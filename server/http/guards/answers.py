@@ -1,4 +1,4 @@
-"""Answers in place of the routes: 503 while the server drains, 500 after a bug."""
+"""Answers in place of routes: 503 while the server drains before its end, 500 after a bug."""
 
 import asyncio
 
@@ -14,9 +14,9 @@ STAYS_OPEN = frozenset({"/health", "/ready", "/metrics"})
 
 
 class AnswerGuard:
-    """Track running requests, and refuse new ones with 503 while the server drains. At the end of
-    the drain a running request gets a 503, if no answer has begun. A failing route gets a 500 or a
-    broken connection; its exception goes on to the observer, which logs it."""
+    """Track running requests, and refuse new requests with 503 while the server drains. At the end
+    of the drain, a running request gets 503 if its answer has not begun. If a route fails, its
+    client gets 500 or a broken connection, and the observer gets the exception for the log."""
 
     def __init__(self, app: ASGIApp, drain: Drain, count_refusal: CountRefusal) -> None:
         self._app = app

@@ -7,7 +7,7 @@ from server.http.errors import answer_with
 from server.metrics.requests import CountRefusal, Refusal
 from server.protocol.wire_errors import ApiError, body_too_large, come_back
 
-# Bytes to read of a body after its answer; then the connection is closed.
+# Maximum bytes of a body to read after its answer. Then the connection is closed.
 MAX_UNREAD_BYTES = 64 * 1024**2
 
 
@@ -43,7 +43,7 @@ class UnreadBody:
 
 
 def _brings_a_body(scope: Scope) -> bool:
-    """Return whether a body follows: with ``Expect`` the client sends none after a refusal."""
+    """Return whether a body follows. A client that sent ``Expect`` sends none after a refusal."""
     headers = Headers(scope=scope)
     is_long = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
     return is_long and "expect" not in headers
@@ -57,8 +57,8 @@ MAX_ALL_BODIES_BYTES = 256 * 1024**2
 
 
 class BodyLimit:
-    """Refuse a body that is too large (413, at once if Content-Length tells), encoded (415), or too
-    much together with all other bodies (503)."""
+    """Refuse a body that is larger than ``max_body_bytes`` (413) or encoded (415), and a body that
+    exceeds the memory limit together with the bodies of other requests (503)."""
 
     def __init__(self, app: ASGIApp, max_body_bytes: int, count: CountRefusal) -> None:
         self._app = app
@@ -111,7 +111,7 @@ class BodyLimit:
 
 
 def _announced(scope: Scope) -> int:
-    """Return the Content-Length; 0 without a valid one."""
+    """Return the Content-Length, or 0 if the header is missing or invalid."""
     length = Headers(scope=scope).get("content-length", "")
     return int(length[:MAX_DIGITS]) if length.isascii() and length.isdigit() else 0
 

@@ -5,7 +5,7 @@
     opened .. first byte .. request complete .. answer ............ idle .. next request
     | max_receive_s ------------------------ |  | max_reader_stall_s | keep_alive_s | max_receive_s
 
-A client that closes its sending half counts as gone: its request is cancelled.
+A client that closes its sending half of the connection counts as gone: its request is cancelled.
 """
 
 import asyncio
@@ -25,17 +25,17 @@ from server.metrics import HttpMetrics
 from server.metrics.requests import Refusal
 from server.protocol.wire_errors import ApiError, come_back
 
-# Largest head of a request.
+# Maximum size of a request's head, which is the request line and the headers.
 MAX_HEADER_BYTES = 65536
 
 
 class OverflowProtocol(asyncio.Protocol):
-    """A connection beyond the limit: answers 503 at once and reads no request. Closing a connection
-    with unread bytes resets it and can lose the answer. Therefore only the sending half is closed,
-    and the client has ``keep_alive_s`` to close the other half."""
+    """A connection beyond max_connections: answers 503 at once and reads no request. Closing a
+    connection with unread bytes resets it and can lose the answer. Therefore only the sending
+    half is closed, and the client has ``keep_alive_s`` to close the other half."""
 
     def __init__(self, limits: LimitsSection, others: set["OverflowProtocol"]) -> None:
-        """others: all open connections of this kind."""
+        """others: all open connections that are being refused like this one."""
         self._limits = limits
         self._others = others
         self._ignored_bytes = 0
@@ -43,7 +43,7 @@ class OverflowProtocol(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Answer 503; close without an answer if there are too many such connections."""
+        """Answer 503, or close without an answer if too many connections are being refused."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         if len(self._others) >= self._limits.max_connections:
@@ -80,7 +80,7 @@ def error_bytes(error: ApiError) -> bytes:
     return b"HTTP/1.1 503 Service Unavailable\r\n" + head + b"\r\n" + body
 
 
-# Bytes to read of pipelined requests before the current request has its answer.
+# Maximum bytes to read of pipelined requests while the current request is being answered.
 MAX_AHEAD_BYTES = 65536
 INCOMPLETE = (h11.IDLE, h11.SEND_BODY)
 """States of a client whose request is not complete."""
@@ -94,9 +94,9 @@ class Rules:
     limits: LimitsSection
     metrics: HttpMetrics
     overflow: set[OverflowProtocol] = field(default_factory=set)
-    """Open connections beyond the limit."""
+    """Open connections beyond max_connections, which are being refused."""
     incomplete: dict["GuardedProtocol", float] = field(default_factory=dict)
-    """Connections without a complete request -> start of the wait, earliest first."""
+    """Connections without a complete request -> time since when, earliest first."""
 
 
 class Alarm:
@@ -132,17 +132,17 @@ class GuardedProtocol(H11Protocol):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._deadline = Alarm(self._is_late)
-        """Rings when a request is not complete in time."""
+        """Alarm for a request that is not complete in time."""
         self._stall = Alarm(self._look_at_reader)
-        """Rings for the next check whether the client reads."""
+        """Alarm for the next check whether the client reads the answer."""
         self._untaken_bytes = 0
         self._unwanted_bytes = 0
-        """Bytes of the current body that came after its answer."""
+        """Bytes of the current request's body that came after the answer."""
 
     # --- the life of a connection ---------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Serve the connection; pass it on to OverflowProtocol beyond the limit."""
+        """Serve the connection, or hand the transport to OverflowProtocol beyond the limit."""
         if len(self.connections) >= self.rules.limits.max_connections and not self._make_room():
             self.rules.metrics.count_refusal(Refusal.CONNECTIONS)
             other = OverflowProtocol(self.rules.limits, self.rules.overflow)
@@ -151,8 +151,8 @@ class GuardedProtocol(H11Protocol):
             return
         super().connection_made(transport)
         self.rules.metrics.connection_opened()
-        # A write now ends only once the system has taken all bytes: a stalled reader is noticed,
-        # and keeps at most one write in memory.
+        # Writes now wait until the system has taken all bytes, so that a client that does not read
+        # is noticed, and keeps at most one write in memory.
         transport.set_write_buffer_limits(high=0)
         self._watch_request()
 
@@ -175,12 +175,12 @@ class GuardedProtocol(H11Protocol):
         self._keep_listening()
 
     def on_response_complete(self) -> None:
-        """Start to watch the next request, which may have arrived in part."""
+        """Watch the deadline of the next request, which may have arrived in part."""
         super().on_response_complete()
         self._unwanted_bytes = 0
         self._watch_request()
 
-    # --- requests that do not come to an end ----------------------------------------------------
+    # --- deadlines of incomplete requests -------------------------------------------------------
 
     def _watch_request(self) -> None:
         """Set the deadline when a request begins; cancel it when the request is complete."""
@@ -197,14 +197,14 @@ class GuardedProtocol(H11Protocol):
 
     @property
     def _receives(self) -> bool:
-        """True if a request must arrive within max_receive_s: not between two requests."""
+        """Whether a request must arrive within max_receive_s, which is not so between requests."""
         if self.conn.their_state is h11.IDLE:
             return self.cycle is None or self._has_bytes
         return self.conn.their_state is h11.SEND_BODY
 
     @property
     def _has_bytes(self) -> bool:
-        """True if the head of a request has arrived in part."""
+        """Whether the head of a request has arrived in part."""
         return bool(self.conn.trailing_data[0])
 
     def _is_late(self) -> None:
@@ -216,15 +216,15 @@ class GuardedProtocol(H11Protocol):
         self._answer(ApiError(408, late, code="request_timeout"))
 
     def _keep_listening(self) -> None:
-        """Resume reading after a pipelined request: uvicorn pauses, and would miss a disconnect."""
+        """Resume reading after a pipelined request, since a paused uvicorn misses a disconnect."""
         is_ahead = self.flow.read_paused and self.conn.their_state is h11.DONE
         if is_ahead and len(self.conn.trailing_data[0]) <= MAX_AHEAD_BYTES:
             self.flow.resume_reading()
 
-    # --- room for newcomers ---------------------------------------------------------------------
+    # --- room for new connections ---------------------------------------------------------------
 
     def _make_room(self) -> bool:
-        """Close the connection that has lacked a complete request the longest; False if none."""
+        """Close the connection that waits longest for a complete request. Return False if none."""
         latest = self.loop.time() - self.rules.limits.crowded_receive_s
         for other, since in self.rules.incomplete.items():
             if since > latest:
@@ -243,15 +243,15 @@ class GuardedProtocol(H11Protocol):
         else:
             self.transport.close()  # Between two requests: the client may connect again.
 
-    # --- readers that do not read ---------------------------------------------------------------
+    # --- clients that do not read their answers -------------------------------------------------
 
     def pause_writing(self) -> None:
-        """Watch the reader: the socket's buffer is full."""
+        """Watch whether the client reads, since the socket's buffer is full."""
         super().pause_writing()
         self._watch_reader()
 
     def resume_writing(self) -> None:
-        """Stop the watch: the buffer is empty again."""
+        """Stop watching the client, since the buffer is empty again."""
         super().resume_writing()
         self._stall.cancel()
 
@@ -260,15 +260,15 @@ class GuardedProtocol(H11Protocol):
         self._stall.set(self.loop, self.rules.limits.max_reader_stall_s)
 
     def _look_at_reader(self) -> None:
-        """Reset the connection if the reader has taken no bytes since the last check. No write
-        happens between two checks, so a shorter buffer means that the client reads."""
+        """Reset the connection if the client has read nothing since the last check. Nothing is
+        written between two checks, so a shorter buffer means that the client reads."""
         if self.transport.get_write_buffer_size() < self._untaken_bytes:
             self._watch_reader()
         else:
             self.rules.metrics.count_refusal(Refusal.SLOW_READER)
             self._reset()
 
-    # --- ends -----------------------------------------------------------------------------------
+    # --- ends of a connection -------------------------------------------------------------------
 
     def send_400_response(self, msg: str) -> None:
         """Refuse invalid HTTP, or a head that is too large."""
@@ -285,7 +285,7 @@ class GuardedProtocol(H11Protocol):
             self._reset()
             return
         if self.cycle is not None and not self.cycle.response_complete:
-            # Tell a route that reads the body that the client is gone.
+            # A route that waits for the body then acts as if the client had left.
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         path = ""

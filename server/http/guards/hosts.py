@@ -33,7 +33,7 @@ class Authority(NamedTuple):
 
 
 def read_authority(text: str) -> Authority | None:
-    """Parse a host and a port; None for other text, or names that resolvers read differently."""
+    """Parse a host and a port. Return None for any other text."""
     match = AUTHORITY.fullmatch(text.lower())
     if match is None:
         return None
@@ -78,7 +78,7 @@ HEADER_NAMES = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class AllowedOrigins:
-    """Origins that may send requests: of this machine, of programs, and the configured ones."""
+    """Origins whose pages may send requests: this machine's, programs' and configured ones."""
 
     configured: frozenset[str]
     schemes: frozenset[str] = SCHEMES_OF_PROGRAMS
@@ -101,7 +101,7 @@ class AllowedOrigins:
 
     def has(self, origin: str, host: str) -> bool:
         """Return whether pages of an origin may send requests. host: the request's Host header,
-        already checked: this server's own pages are allowed."""
+        which HostGuard has accepted, so that pages of this host are this server's own."""
         parts = ORIGIN.fullmatch(origin.lower())
         if parts is None:
             return False
@@ -119,7 +119,7 @@ class AllowedOrigins:
 
 
 def _normal(origin: str) -> str | None:
-    """Normalize an origin as browsers do; None for other text."""
+    """Return an origin as browsers write it, or None for a text that is no origin."""
     parts = ORIGIN.fullmatch(origin.lower())
     if parts is None:
         return None
@@ -132,7 +132,7 @@ def _normal(origin: str) -> str | None:
 
 
 class OriginGuard:
-    """Answer 403 to pages of foreign origins; answer preflights. Allowed pages may read errors."""
+    """Answer 403 to pages of foreign origins. Answer preflight requests of all other pages."""
 
     def __init__(self, app: ASGIApp, allowed: AllowedOrigins, count: CountRefusal) -> None:
         self._app = app
@@ -164,8 +164,8 @@ class OriginGuard:
 
 
 def _embedded(method: str, headers: Headers) -> bool:
-    """Return whether a foreign site's page embeds this as an image, script or frame, which browsers
-    fetch without an Origin header. Links that people follow are no embedding."""
+    """Return whether a foreign site's page embeds the path as an image, script or frame: browsers
+    then send no Origin header. A link that a person follows is no embedding."""
     if headers.get("sec-fetch-site") not in ("cross-site", "same-site"):
         return False
     followed = (headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest"))
@@ -209,11 +209,11 @@ class AllowedHosts:
 
     hosts: frozenset[str | Address]
     any_address: bool
-    """True if the server listens on all addresses; DNS rebinding needs a name, not an address."""
+    """Whether every address is allowed, since the server listens on all. Names stay limited."""
 
     @classmethod
     def of(cls, settings: Config) -> "AllowedHosts":
-        """Read the settings' host names. Raises SettingError for other text."""
+        """Read the settings' host names. Raises SettingError for a text that is no host name."""
         listened = settings.server.host
         names = [*OWN_NAMES, *settings.access.allowed_hosts]
         if listened not in WILDCARDS:
@@ -240,7 +240,7 @@ class AllowedHosts:
 
 
 class HostGuard:
-    """Answer 400 unless a request has exactly one Host header, and 403 to a foreign name."""
+    """Answer 400 unless a request has exactly one Host header, and 403 to a foreign host."""
 
     def __init__(self, app: ASGIApp, allowed: AllowedHosts, count: CountRefusal) -> None:
         self._app = app

@@ -33,7 +33,7 @@ class Keys:
 
     @classmethod
     def of(cls, access: AccessSection) -> "Keys":
-        """Hash the settings' keys. Raises SettingError for a short or unsendable key."""
+        """Hash the settings' keys. Raises SettingError for a key that is short or not sendable."""
         for number, key in enumerate(access.api_keys, start=1):
             _check(f"access.api_keys: key {number}", key)
         if access.scrape_key is not None:
@@ -50,8 +50,8 @@ class Keys:
 
 
 class KeyGuard:
-    """Answer 401 without a valid key, on unknown paths, too. Open are a few paths that reveal
-    nothing, and everything if no key is configured."""
+    """Answer 401 to requests without a valid key, even for unknown paths. A few paths that reveal
+    nothing need no key, and no path needs one if none is configured."""
 
     def __init__(self, app: ASGIApp, keys: Keys, count: CountRefusal) -> None:
         self._app = app
@@ -77,7 +77,7 @@ def _is_open(scope: Scope) -> bool:
 
 
 def _plain_path(scope: Scope) -> str:
-    """Return the path; empty for a path with escapes, since no open path has any."""
+    """Return the path, or "" for a path with escapes, since no open path has escapes."""
     path: str = scope["path"]
     return path if path.encode() == scope.get("raw_path", path.encode()) else ""
 
@@ -114,7 +114,7 @@ def _unauthorized(has_key: bool) -> ApiError:
 
 
 def check_access(settings: Config) -> None:
-    """Raises SettingError for bad access settings, or if other machines need no key."""
+    """Raise SettingError for bad access settings, or if other machines would need no key."""
     keys = Keys.of(settings.access)
     AllowedHosts.of(settings)
     AllowedOrigins.of(settings.access)
@@ -127,7 +127,7 @@ def check_access(settings: Config) -> None:
 
 
 def only_this_machine(host: str) -> bool:
-    """Return whether only this machine reaches the address. host: value of server.host."""
+    """Return whether only this machine can reach an address. host: the setting server.host."""
     if host in WILDCARDS:
         return False
     address = read_address(host)

@@ -65,7 +65,7 @@ class MessageItem(WireModel):
         return Turn(ROLES[self.role], text)
 
     def stored_form(self, key: str) -> Json:
-        """Return the item with all of OpenAI's fields. key: ends the new id of an item without id."""
+        """Return the item with all of OpenAI's fields. key: end of a new id, if there is no id."""
         kind = "output_text" if self.role == "assistant" else "input_text"
         return {
             "type": "message",
