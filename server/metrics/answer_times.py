@@ -64,7 +64,7 @@ class RequestTimes:
         """Identifies the owner of the API key; see PrefixSalt in engine/types.py."""
 
     def answers_to(self, prompt_tokens: int, count: int, tenant: bytes) -> "list[AnswerTimes]":
-        """Start to measure answers to a submitted prompt. Cached tokens count for the first only."""
+        """Start to measure answers to a prompt. Only the first one counts the cached tokens."""
         new = [AnswerTimes(self, prompt_tokens, first=number == 0) for number in range(count)]
         self.answers += new
         self.prompt_tokens += prompt_tokens
@@ -90,7 +90,7 @@ class RequestTimes:
         return sum(answer.tokens for answer in self.answers)
 
     def tokens_per_s(self, ended_s: float) -> float | None:
-        """Return the speed after the first token, if known. ended_s: seconds from arrival to end."""
+        """Return the speed after the first token, if known. ended_s: time from arrival to end."""
         tokens, first_s = self.generated_tokens, self.first_token_s
         elapsed_s = 0.0 if first_s is None else ended_s - first_s
         return (tokens - 1) / elapsed_s if tokens > 1 and elapsed_s > 0 else None

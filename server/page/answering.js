@@ -9,7 +9,7 @@ export class Answering {
   #first = null;
   #newest = null;
 
-  // turns: the earlier turns. look(): the newest map of GET /memory, or null. loads: the model is not loaded yet.
+  // turns: earlier turns. look(): returns the newest memory map, or null. loads: whether the model must load first.
   constructor({ system, sampling, model }, turns, question, { look, loads }) {
     const { thinking = true, ...numbers } = sampling;
     this.look = look;
@@ -42,7 +42,7 @@ export class Answering {
     this.#abort.abort();
   }
 
-  // Calls onChange for each piece. Raises ServerError, and AbortError after stop().
+  // Calls onChange for each new piece of the answer. Raises ServerError, and AbortError after stop().
   async run(onChange) {
     try {
       const response = await ask("/v1/chat/completions", { body: this.body, signal: this.#abort.signal });
@@ -77,7 +77,7 @@ export class Answering {
     turn.answer += content;
   }
 
-  // Notes the largest number of sequences that run beside this answer.
+  // Notes how many other sequences run on the server at most while this answer is made.
   #lookAround() {
     const { facts } = this.turn;
     const map = this.look();

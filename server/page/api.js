@@ -1,4 +1,4 @@
-// Sends requests with the tab's key, and turns events into objects and errors into sentences.
+// Sends requests with this tab's API key, and turns server-sent events into objects and errors into sentences.
 
 import { FIELDS } from "./conversation.js";
 
@@ -27,7 +27,7 @@ export class ServerError extends Error {
   }
 }
 
-// The tab's session storage. If the browser forbids storage, each load of the page starts afresh.
+// Reads the tab's session storage. If the browser forbids storage, each load of the page starts without old values.
 export function readTab(name) {
   try {
     return sessionStorage.getItem(name);
@@ -56,7 +56,7 @@ export function onKeyNeeded(listener) {
   askForKey = listener;
 }
 
-// Raises ServerError, or AbortError after the signal.
+// Sends a request. Raises ServerError, or AbortError once the signal aborts.
 export async function ask(path, { body = null, signal = null } = {}) {
   const headers = key ? { Authorization: `Bearer ${key}` } : {};
   const options = { headers, signal, cache: "no-store", credentials: "omit" };
@@ -107,8 +107,8 @@ export async function* events(response) {
   }
 }
 
-// Returns a function that starts polling, which pauses while the page is hidden. askOnce: resolves to the
-// milliseconds until the next request; null ends polling.
+// Returns a function that starts polling, which pauses while the page is hidden. askOnce: sends one request and
+// resolves to the milliseconds until the next request, or to null to end polling.
 export function poll(askOnce) {
   let timer = null;
   let isAsking = false;
@@ -138,7 +138,7 @@ export function describe(error) {
   const meaning = MEANINGS[error.code] ?? describeField(error) ?? error.message;
   if (error.retryAfter === null) return meaning;
   const unit = error.retryAfter === 1 ? "second" : "seconds";
-  // The server's text says only "later"; the page adds a time.
+  // The server's text says only "later", so the page replaces it by the number of seconds.
   return `${meaning.replace(/; try again later\.$/, ".")} Try again in ${error.retryAfter} ${unit}.`;
 }
 

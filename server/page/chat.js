@@ -1,4 +1,4 @@
-// The open conversation: shows turns, sends the text of the input box, and repeats edited turns.
+// The open conversation: shows its turns, sends the text of the input box, and asks edited questions again.
 
 import { describe, ServerError } from "./api.js";
 import { Answering } from "./answering.js";
@@ -8,7 +8,7 @@ import { Answer, isSendKey, Question } from "./messages.js";
 
 const NEAR_END_PX = 80;
 const KEPT_EVERY_MS = 2000;
-// After drawing, wait for this multiple of the drawing time, so that other work gets its share.
+// Factor on the time that drawing took: the page waits this long before it draws again, to stay responsive.
 const REST = 4;
 
 const messages = at("messages");
@@ -23,8 +23,8 @@ export class Chat {
   #drawAfter = 0;
   #keptAt = 0;
 
-  // onChange(conversation): stores it. onTurns(conversation): other turns are shown. look, loads(): see Answering.
-  // describeWait(): returns the reason for a slow first token.
+  // onChange(conversation): stores the conversation. onTurns(conversation): called when other turns are shown.
+  // look, loads(): see Answering. describeWait(): returns the reason for a slow first token.
   constructor({ onChange, onTurns, look, loads, describeWait }) {
     Object.assign(this, { onChange, onTurns, look, loads, describeWait });
     at("composer").addEventListener("submit", (event) => {
@@ -81,7 +81,7 @@ export class Chat {
     if (!text || this.isBusy) return;
     prompt.value = "";
     fitPrompt();
-    // Remove the view of an unanswered question: it has no turn.
+    // Remove the displayed messages of an unanswered question, which is no turn of the conversation.
     if (this.#views.length > this.conversation.turns.length) this.#drawAll();
     this.#ask(text, []);
   }
@@ -95,7 +95,7 @@ export class Chat {
     if (turns.length) this.#askAgain(turns.length - 1, turns.at(-1).question);
   }
 
-  // Asks in place of a turn. The turn and all later ones are dropped once the answer begins.
+  // Asks a question in place of an earlier turn. That turn and later ones are dropped once the answer begins.
   #askAgain(place, text) {
     if (this.isBusy) return false;
     const dropped = this.conversation.turns.splice(place);
@@ -143,7 +143,7 @@ export class Chat {
     if (now - this.#keptAt > KEPT_EVERY_MS) this.#keep(conversation, answering.turn);
     if (this.#drawing || this.#answering !== answering) return;
     this.#drawing = true;
-    // At most once per frame, and less often if drawing is slow.
+    // Draw at most once per animation frame, and less often if drawing is slow.
     setTimeout(() => requestAnimationFrame(() => this.#draw(answering, view)), Math.max(0, this.#drawAfter - now));
   }
 
@@ -166,7 +166,7 @@ export class Chat {
     this.onChange(conversation);
   }
 
-  // Restores the dropped turns, and puts the question back into the input box.
+  // Restores the turns that the failed question would have replaced, and puts the question back into the input box.
   #showUnanswered({ question, answer }, text, dropped, error) {
     question.tools.hidden = answer.tools.hidden = true;
     if (dropped.length) this.#drawAll();

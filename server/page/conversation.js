@@ -1,5 +1,5 @@
-// A conversation: settings, and turns of a question and an answer. Stored and imported conversations are untrusted:
-// known fields are checked one by one, unknown fields are dropped.
+// A conversation: settings, and turns of a question and an answer each. Stored and imported conversations are
+// untrusted: known fields are checked one by one, and unknown fields are dropped.
 
 const MOST_TURNS = 2000;
 export const MOST_CHARS = 8_000_000;
@@ -8,7 +8,7 @@ const NAME_CHARS = 200;
 const ENDS = new Set(["stop", "length", "stopped", "error", "tool_calls"]);
 const REASONS = new Set(["never_cached", "evicted", "state_evicted", "no_state"]);
 
-// Numeric settings of sampling.
+// Settings of sampling that are numbers, with the limits and the step of their input fields.
 export const FIELDS = [
   { name: "temperature", label: "Temperature", least: 0, most: 2, step: 0.05 },
   { name: "top_p", label: "Top p", least: 0.01, most: 1, step: 0.01 },
@@ -20,7 +20,7 @@ export const FIELDS = [
 
 export class NotAConversation extends Error {}
 
-// crypto.randomUUID needs a secure context.
+// Makes 32 random hexadecimal digits, since crypto.randomUUID needs a secure context.
 export function newId() {
   return Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
 }
@@ -34,7 +34,7 @@ export function titleOf(question) {
   return line.length > TITLE_CHARS ? `${line.slice(0, TITLE_CHARS - 1)}…` : line;
 }
 
-// Returns a request's messages, without unanswered turns.
+// Returns the messages of a request. Turns without an answer are left out.
 export function messagesOf(system, turns, question) {
   const messages = system.trim() ? [{ role: "system", content: system }] : [];
   for (const turn of turns) {
@@ -44,7 +44,7 @@ export function messagesOf(system, turns, question) {
   return [...messages, { role: "user", content: question }];
 }
 
-// Raises NotAConversation.
+// Checks a conversation and returns its known fields. Raises NotAConversation.
 export function readConversation(value) {
   const text = (given) => {
     if (typeof given !== "string") throw new NotAConversation();
@@ -73,7 +73,7 @@ export function readConversation(value) {
   return conversation;
 }
 
-// Keeps valid settings; the server's defaults replace the others.
+// Returns the valid settings of sampling. The server's defaults apply in place of all others.
 export function readSampling(value) {
   const sampling = {};
   for (const { name, least, most, step } of FIELDS) {
@@ -85,7 +85,7 @@ export function readSampling(value) {
   return sampling;
 }
 
-// Reads a turn's figures: null if unknown, times in seconds.
+// Reads the figures of a turn: unknown figures become null, and times are in seconds.
 export function readFacts(value) {
   if (typeof value !== "object" || value === null) return null;
   const number = (given) => (Number.isFinite(given) && given >= 0 ? given : null);

@@ -12,7 +12,7 @@ export class Conversations {
   #current = null;
   #changing = null;
 
-  // onOpen(conversation): shows it.
+  // onOpen(conversation): shows a conversation.
   constructor(onOpen) {
     this.onOpen = onOpen;
     at("new-chat").addEventListener("click", () => this.begin());
@@ -32,11 +32,11 @@ export class Conversations {
       this.#changing.title = at("actions-name").value.trim();
       this.keep(this.#changing);
     });
-    // Another tab may have changed the list.
+    // Show the list again, since another tab may have changed it.
     window.addEventListener("focus", () => this.show());
   }
 
-  // Opens this tab's last conversation, or a new one.
+  // Opens the conversation that this tab showed last, or a new one.
   async start() {
     await this.#store.open();
     const id = readTab(OPEN);
@@ -88,7 +88,7 @@ export class Conversations {
   }
 
   async #change(id) {
-    // The open conversation may be newer than its stored copy.
+    // Use the open conversation itself, which may be newer than its stored copy.
     this.#changing = id === this.#current.id ? this.#current : await this.#store.get(id);
     if (!this.#changing) return;
     at("actions-name").value = this.#changing.title;

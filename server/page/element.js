@@ -1,11 +1,11 @@
-// Finds and makes elements, never from markup: text stays text.
+// Finds and makes HTML elements. Text is never parsed as markup.
 
 const SAID_MS = 1600;
 const drawn = new WeakMap();
 
 export const at = (id) => document.getElementById(id);
 
-// properties: an object, or the class as a string.
+// Makes an element. properties: an object, or the class as a string.
 export function make(kind, properties = {}, ...content) {
   const element = document.createElement(kind);
   Object.assign(element, typeof properties === "string" ? { className: properties } : properties);
@@ -21,7 +21,7 @@ export function makeRow(texts, lastClass, lastText) {
   return make("tr", {}, ...texts.map((text) => make("td", {}, text)), make("td", lastClass, lastText));
 }
 
-// Unchanged text is left alone: selections survive, and screen readers do not repeat it.
+// Sets text only if it differs: selections survive, and screen readers do not repeat the text.
 export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
@@ -42,7 +42,7 @@ export function makeCopyButton(label, getText) {
   return show("Copy", label);
 }
 
-// navigator.clipboard needs a secure context; the older command copies a selection.
+// Copies text. Without a secure context there is no navigator.clipboard, so an older command copies a selection.
 async function copy(text) {
   try {
     await navigator.clipboard.writeText(text);

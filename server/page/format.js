@@ -33,7 +33,7 @@ export function count(number, noun) {
   return `${decimal(number)} ${noun}${number === 1 ? "" : "s"}`;
 }
 
-// Gives neighbouring numbers distant hues.
+// Returns a hue in degrees for a number; neighbouring numbers get distant hues.
 export function hue(number) {
   return (number * 137.508 + 20) % 360;
 }

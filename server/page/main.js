@@ -1,4 +1,4 @@
-// Connects the parts of the page, and handles buttons and keys.
+// Connects the parts of the page, and handles buttons and keyboard shortcuts.
 
 import { onKeyNeeded, useKey } from "./api.js";
 import { Chat } from "./chat.js";
@@ -16,7 +16,7 @@ const chat = new Chat({
   onChange: (conversation) => conversations.keep(conversation),
   onTurns: (conversation) => {
     showTurns(conversation);
-    // The turn may have caused models to load and unload.
+    // The server may have loaded and unloaded models for the new turn.
     if (settings.comeAndGo()) settings.refreshModels().catch(() => {});
   },
   look: newestMap,
@@ -39,7 +39,7 @@ at("model").addEventListener("change", () => {
 
 function useModel(conversation) {
   settings.chooseModel(conversation.model);
-  // Keep the conversation's model until the list of models is known.
+  // Until the list of models is known, the conversation keeps its own model.
   conversation.model = settings.chosenModel() ?? conversation.model;
   watch();
 }
@@ -68,7 +68,7 @@ function openSettings() {
 
 // --- keyboard shortcuts --------------------------------------------------------------------------
 
-// code: the key's position, since Alt changes the letters on a Mac.
+// code: the key's position on the keyboard, since Alt changes the letters on a Mac.
 const SHORTCUTS = [
   { keys: ["Enter"], does: "Send the message" },
   { keys: ["Shift", "Enter"], does: "Begin a new line" },
@@ -86,7 +86,7 @@ for (const { keys, does } of SHORTCUTS) {
 }
 
 document.addEventListener("keydown", (event) => {
-  // Open dialogs handle keys themselves.
+  // An open dialog handles keys itself.
   if (document.querySelector("dialog[open]") || event.isComposing || event.defaultPrevented || event.shiftKey) return;
   const shortcut = SHORTCUTS.find(
     ({ code, alt = false, command = false }) =>
@@ -95,7 +95,7 @@ document.addEventListener("keydown", (event) => {
   if (shortcut && shortcut.act() !== false) event.preventDefault();
 });
 
-// --- the start, and the API key -----------------------------------------------------------------
+// --- the page's start, and the API key ----------------------------------------------------------
 
 async function begin() {
   startMemory();

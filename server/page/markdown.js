@@ -1,4 +1,4 @@
-// Shows a growing text: Markdown in blocks, and highlighted code. The text is untrusted: only elements and
+// Shows a text that grows: Markdown in blocks, and highlighted code. The text is untrusted: only elements and
 // attributes in RULES pass. Unchanged blocks keep their elements, so that nothing flickers.
 
 import { make, makeCopyButton, setText } from "./element.js";
@@ -37,11 +37,11 @@ DOMPurify.addHook("afterSanitizeAttributes", (element) => {
 
 const sanitize = (html) => DOMPurify.sanitize(html, RULES);
 
-// --- code ----------------------------------------------------------------------------------------
+// --- code blocks ---------------------------------------------------------------------------------
 
 const GRAMMARS = "./vendor/highlight-11.12.0";
 const LONGEST_CODE_CHARS = 60_000;
-// Longer code is highlighted only when complete: growing code is highlighted anew for each piece.
+// Longer code is highlighted only when complete, since each new piece of code means to highlight all of it again.
 const LONGEST_OPEN_CODE_CHARS = 6_000;
 const LANGUAGES = new Set([
   "bash", "c", "cpp", "css", "diff", "dockerfile", "go", "ini", "java", "javascript", "json", "kotlin",
@@ -55,7 +55,7 @@ const OTHER_NAMES = new Map(Object.entries({
   yml: "yaml", zsh: "bash",
 }));
 
-// Resolves to the language after its grammar is loaded, or to null without a grammar.
+// Loads the grammar of a language. Resolves to the language's name, or to null if there is no grammar.
 async function loadGrammar(name) {
   const lower = name.toLowerCase();
   const language = OTHER_NAMES.get(lower) ?? lower;
@@ -79,7 +79,7 @@ class CodeBlock {
     this.element = make("div", "code", head, make("pre", { tabIndex: 0 }, this.#code));
   }
 
-  // isOpen: more code may follow.
+  // isOpen: whether more code may follow.
   async show(text, isOpen) {
     this.#text = text;
     setText(this.#code, text);
@@ -91,9 +91,9 @@ class CodeBlock {
   }
 }
 
-// --- Markdown -------------------------------------------------------------------------------------
+// --- Markdown blocks ------------------------------------------------------------------------------
 
-// Limit of nesting; a deeper block is shown as plain text.
+// Maximum nesting of Markdown. A deeper block is shown as plain text.
 const DEEPEST = 32;
 const LONGEST_BLOCK_CHARS = 60_000;
 const TASK = /^\[([ xX])\]\s/;
@@ -104,7 +104,7 @@ parser.validateLink = (address) => ADDRESS.test(address);
 parser.renderer.rules.image = (tokens, place) => image(tokens, place);
 parser.core.ruler.push("page", ({ tokens }) => tokens.forEach((token, place) => adapt(token, tokens[place - 2])));
 
-// Never fetches an image: shows a link instead, or inside a link only the description.
+// Shows a link in place of an image, or only the description within a link: the page never fetches images.
 function image(tokens, place) {
   const escape = parser.utils.escapeHtml;
   const token = tokens[place];
@@ -115,8 +115,8 @@ function image(tokens, place) {
   return around ? text : `<a href="${escape(token.attrGet("src"))}">${text}</a>`;
 }
 
-// Makes headings third-level, below the page's own; turns cells' alignment into classes, as RULES forbid style;
-// adds boxes to tasks.
+// Makes all headings third-level, below the page's own. Turns the alignment of table cells into classes, as RULES
+// forbid style attributes. Adds check boxes to tasks.
 function adapt(token, itemOpen) {
   if (token.type === "heading_open" || token.type === "heading_close") {
     if (token.nesting === 1) token.attrJoin("class", `level-${token.tag[1]}`);
@@ -143,7 +143,7 @@ function isTooDeep(tokens) {
   return false;
 }
 
-// Returns the top-level blocks in order, each with its first line.
+// Returns the text's top-level blocks in order, each with the number of its first line.
 function parseBlocks(text) {
   if (longestBlock(text) > LONGEST_BLOCK_CHARS) return [{ kind: "plain", text, line: 0 }];
   const env = {};
@@ -168,7 +168,7 @@ function parseBlocks(text) {
   return blocks;
 }
 
-// Returns the length of the longest paragraph: parsing time grows faster than this length.
+// Returns the length of the longest paragraph: the parser's time grows faster than this length.
 function longestBlock(text) {
   let longest = 0;
   for (const part of text.split(/\n\s*\n|\n {0,3}(?:```|~~~)/)) longest = Math.max(longest, part.length);
@@ -187,7 +187,7 @@ function makeBlock(block) {
   return element;
 }
 
-// Replaces a code block inside a list or a quotation.
+// Replaces a code element inside a list or a quotation by a CodeBlock.
 function replaceNested(code) {
   const block = new CodeBlock(/^language-(.*)$/.exec(code.className)?.[1] ?? "");
   code.parentElement.replaceWith(block.element);
@@ -204,7 +204,7 @@ export class MarkdownView {
     this.#target = target;
   }
 
-  // text: begins with the previous call's text.
+  // Shows a text so far. text: begins with the text of the previous call.
   write(text) {
     const rest = text.slice(this.#settledChars);
     const blocks = parseBlocks(rest);
@@ -212,12 +212,12 @@ export class MarkdownView {
     this.#settle(rest, blocks);
   }
 
-  // Parses the whole text again: links in early blocks may be defined further below.
+  // Shows the complete text, parsed again from its start: a link in an early block may be defined further below.
   end(text) {
     this.#reconcile(0, parseBlocks(text), false);
   }
 
-  // Settled blocks are not parsed again: all before the last block, once that has a complete line.
+  // Excludes finished blocks from parsing: all blocks before the last one, once the last has a complete line.
   #settle(rest, blocks) {
     const last = blocks.at(-1);
     if (blocks.length < 2 || rest.includes("\r")) return;

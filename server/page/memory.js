@@ -1,4 +1,4 @@
-// The memory view: polls GET /memory and a cluster's replicas, and redraws changed parts.
+// The memory view: polls GET /memory and the list of a cluster's replicas, and redraws what has changed.
 
 import { askJson, poll, RETRY_MS, ServerError } from "./api.js";
 import * as curves from "./curves.js";
@@ -11,7 +11,7 @@ const OLD_S = 2.5;
 const LISTED = 64;
 const KEEPS = { system: "system prompt", user: "question", end: "end of a turn", waypoint: "on the way" };
 
-// Parts of the capacity: a block passes through them in this order.
+// Parts of the KV cache's capacity, in the order in which a block of memory passes through them.
 const PARTS = [
   ["live", "Live tokens", "K and V of open sequences"],
   ["partial_tail", "Partial tails", "unused ends of their blocks"],
@@ -91,7 +91,7 @@ function showFailure(error) {
 
 function show() {
   frame = 0;
-  // watchMemory() may have changed the model meanwhile.
+  // watchMemory() may have chosen another model since this frame was requested.
   if (!newest) return;
   at("memory").classList.remove("unknown");
   if (newest.map.pool) showPool(newest.map);
@@ -133,7 +133,7 @@ function showHeaps({ geometry, heaps }) {
 
 // --- sequences, and states of conversations -----------------------------------------------------
 
-// Makes a row with the colour of its number.
+// Makes a row for a sequence or a conversation, with the colour that belongs to its number.
 function makeColoured(number, className, track, facts) {
   const swatch = make("i", "swatch owner");
   const title = make("span", "title", `${number}`);
@@ -176,7 +176,7 @@ function makeSequence(sequence, longest, blockTokens) {
   return makeColoured(id, waits ? "waits" : "", track, facts);
 }
 
-// Shown only for a model with recurrent layers.
+// Shows the state cells of recurrent layers: a cell has the states of one sequence at one position.
 function showCells({ pool, cells }) {
   at("cells-part").hidden = !pool?.cells.cells;
   if (at("cells-part").hidden) return;
@@ -185,7 +185,7 @@ function showCells({ pool, cells }) {
   const parts = [count(total, "cell"), `${held} held`, `${kept} cached`, `${waiting} waiting`, `${free} free`];
   setText(at("cells-sum"), [...parts, `${bytes(size)} each`].join(" · "));
   const longest = Math.max(1, ...cells.map((cell) => cell.position));
-  // Newest conversation first, cells by position.
+  // List the newest conversation first, and a conversation's cells by position.
   const conversations = new Map();
   for (const cell of cells.toSorted((one, other) => one.position - other.position)) {
     conversations.set(cell.conversation, [...(conversations.get(cell.conversation) ?? []), cell]);
@@ -219,7 +219,7 @@ function makeRequest(request) {
 
 // --- the replicas of a cluster --------------------------------------------------------------------
 
-// The path of the list: undefined until known, null without replicas.
+// The path of the list of replicas: undefined until the server has told, null for a server without replicas.
 let path;
 
 export const startReplicas = poll(async () => {
@@ -238,7 +238,7 @@ export const startReplicas = poll(async () => {
 function showReplicas(replicas) {
   at("replicas-part").hidden = false;
   setList(at("replicas"), replicas, makeReplica);
-  // GET /memory shows the first answering replica's memory.
+  // GET /memory shows the memory of the first replica that answers.
   const up = replicas.filter(({ state }) => state === "up");
   const parts = [`${up.length} of ${count(replicas.length, "replica")} answer`];
   if (up.length) parts.push(`the memory below is that of ${up[0].name}`);

@@ -1,4 +1,4 @@
-// The memory map: a cell per block of each heap. Colours show the sequence, shapes the state.
+// The memory map: a square cell per KV cache block of each heap. Colours show the sequence, shapes the block's state.
 
 import { at, make } from "./element.js";
 import { count, hue } from "./format.js";
@@ -9,11 +9,11 @@ const SHAPES_FROM_PX = 7;
 const COMFORTABLE_PX = 400;
 const LABEL_PX = 30;
 const LABEL_HIGH_PX = 12;
-// Largest additional gap between cells, to fill the width.
+// Maximum of additional pixels between two cells, to fill the width.
 const WIDER_PX = 2;
 const SAMPLE_PX = 14;
 
-// By letter of GET /memory: words for the legend, and optionally for a single block.
+// Letters of block states in GET /memory -> words for the legend, and for a single block if those differ.
 const STATES = {
   o: ["being written"],
   s: ["sealed"],
@@ -24,14 +24,14 @@ const STATES = {
   d: ["free, holds memory", "free, still holding memory"],
   f: ["free", "free, without memory"],
 };
-// Lines of a state's mark, in a cell of size 1.
+// Letters of block states -> lines of the state's mark, in a cell of size 1.
 const MARKS = {
   c: [[[0, 1], [1, 0]]],
   q: [[[0, 0], [1, 1]], [[1, 0], [0, 1]]],
   r: [[[0.2, 0.6], [0.5, 0.25], [0.8, 0.6]]],
 };
 
-// Registered properties: they resolve light-dark() to the one colour that a canvas needs.
+// CSS properties of colours. Registration resolves light-dark() to the one colour that a canvas needs.
 const COLOURS = {
   f: "--cell-free",
   r: "--cell-free",
@@ -72,14 +72,14 @@ export function updateMap(newest) {
   if (document.activeElement === map && chosen !== null) choose(chosen, true);
 }
 
-// Highlights the blocks of a sequence; an unknown id highlights none.
+// Highlights the blocks of a sequence. An unknown id highlights no block.
 export function highlight(id) {
   if (Object.is(id, highlighted)) return;
   highlighted = id;
   drawMap();
 }
 
-// Expands [owner, count, owner, count, ...] to an owner per block, -1 for none.
+// Expands runs [owner, number of blocks, owner, ...] to an owner per block, which is -1 for a block without owner.
 export function expandOwners(runs, blocks) {
   const expanded = new Int32Array(blocks).fill(-1);
   let place = 0;
@@ -90,7 +90,7 @@ export function expandOwners(runs, blocks) {
   return expanded;
 }
 
-// Expands [gap, count, sequences, gap, ...] to the number of sharing sequences per block.
+// Expands runs [unshared blocks, shared blocks, sequences, ...] to the number of sequences that share each block.
 export function expandSharers(runs, blocks) {
   const expanded = new Int32Array(blocks);
   let place = 0;
@@ -102,10 +102,10 @@ export function expandSharers(runs, blocks) {
   return expanded;
 }
 
-// --- the cells' places ---------------------------------------------------------------------------
+// --- positions of the cells ----------------------------------------------------------------------
 
-// Returns the grid with the largest cells for all heaps. A heap has one row, or a few of equal length if possible;
-// small heaps stand side by side. If nothing fits, the map scrolls.
+// Returns the grid with the largest cells with which all heaps fit. A heap has one row, or a few, which have equal
+// lengths if possible; small heaps stand side by side. If no grid fits, the map scrolls.
 function layOut() {
   const perHeap = data.geometry.blocks_per_heap;
   const width = map.clientWidth - LABEL_PX - 2;
@@ -121,8 +121,8 @@ function layOut() {
   return makeGrid(SMALLEST_PX, rowsOf(SMALLEST_PX), width, perHeap, data.heaps.length);
 }
 
-// Cells have whole pixels; the rest of the width becomes gaps between cells or heaps. The top margin holds the
-// first heap's number if rows are lower than the number.
+// A cell's size is a whole number of pixels; the rest of the width becomes gaps between cells or heaps. The top margin
+// has room for the first heap's number if that number is higher than a row of cells.
 function makeGrid(cell, rows, width, perHeap, heaps) {
   const columns = Math.ceil(perHeap / rows);
   const between = cell < SHAPES_FROM_PX ? 6 : LABEL_PX;
@@ -148,7 +148,7 @@ function placeOf(block) {
   ];
 }
 
-// Returns the block at a point; null between cells.
+// Returns the block at a point, or null if the point is between cells.
 function blockAt(x, y) {
   const { cell, wide, columns, across, pitchX, pitchY, top, perHeap } = grid;
   const [acrossAt, down] = [Math.floor((x - LABEL_PX) / pitchX), Math.floor((y - top) / pitchY)];
@@ -160,7 +160,7 @@ function blockAt(x, y) {
   return inside && block >= 0 && block < letters.length ? block : null;
 }
 
-// --- drawing -------------------------------------------------------------------------------------
+// --- drawing the map and its legend ---------------------------------------------------------------
 
 function drawMap() {
   if (!data || map.clientWidth === 0) return;
@@ -194,7 +194,7 @@ function drawMap() {
   if (chosen !== null) point();
 }
 
-// Draws samples in grey, which is no sequence's colour.
+// Draws the legend's samples in grey, which is no sequence's colour.
 function drawLegend() {
   const colours = readColours(0);
   const samples = Object.entries(STATES).map(([kind, [title]]) => {
@@ -208,7 +208,7 @@ function drawLegend() {
   at("map-legend").replaceChildren(...samples);
 }
 
-// chroma: replaces the style's chroma in sequences' colours.
+// chroma: replaces the chroma (strength of colour) that the style sets for sequences' colours.
 function readColours(chroma = null) {
   const style = getComputedStyle(document.documentElement);
   const [lightness, usual] = ["--owner-lightness", "--owner-chroma"].map((name) => style.getPropertyValue(name));
@@ -217,7 +217,7 @@ function readColours(chroma = null) {
   return { owner, ...Object.fromEntries(colours) };
 }
 
-// Collects shapes of one kind in one path, which saves strokes, and paints marks above fields.
+// Collects shapes of one style in one path, so that few draw calls are needed, and draws marks above filled fields.
 class Brush {
   #fields = new Map();
   #marks = new Map();
@@ -245,7 +245,7 @@ function pathOf(paths, kind, style, width) {
   return paths.get(name).path;
 }
 
-// x, y, size: of the cell without gap.
+// Draws the cell of a block. x, y, size: position and side length of the cell without the gap around it.
 function drawBlock(brush, colours, { state, owner, shared, faded }, x, y, size) {
   const roomy = size >= SHAPES_FROM_PX;
   const alpha = faded ? 0.18 : 1;
@@ -294,7 +294,7 @@ function sizeCanvas(canvas, width, height) {
   return context;
 }
 
-// --- one block -----------------------------------------------------------------------------------
+// --- the description of one block -----------------------------------------------------------------
 
 function describeBlock(block) {
   const perHeap = data.geometry.blocks_per_heap;
@@ -305,7 +305,7 @@ function describeBlock(block) {
   return `Heap ${Math.floor(block / perHeap)}, block ${block % perHeap}: ${words.join(", ")}`;
 }
 
-// isSpoken: announce the block to screen readers, and scroll to it.
+// Chooses a block to describe. isSpoken: whether to announce the block to screen readers and to scroll to it.
 function choose(block, isSpoken) {
   if (!letters || !grid) return;
   chosen = Math.max(0, Math.min(block, letters.length - 1));

@@ -9,7 +9,7 @@ let models = [];
 
 export const chosenModel = () => select.value || null;
 
-// True for a server that loads and unloads models, each with a memory map of its own.
+// Whether the server loads and unloads models, each of which has a memory map of its own.
 export const comeAndGo = () => models.length > 1 || models.some((model) => "loaded" in model);
 
 export const isAway = () => models.some(({ id, loaded }) => id === select.value && loaded === false);
@@ -19,7 +19,7 @@ export function describeWait() {
   return comeAndGo() ? "Waiting for the first token; the model may be loading" : "Waiting for the first token";
 }
 
-// Raises ServerError.
+// Reads the list of models from the server. Raises ServerError.
 export async function refreshModels() {
   models = (await askJson("/v1/models")).data;
   const ids = models.map(({ id }) => id);
@@ -30,16 +30,16 @@ export async function refreshModels() {
   chooseModel(chosen);
 }
 
-// Selects a model; the server's first one if the server lacks the wanted one.
+// Selects a model. If the server lacks that model, keeps the selected one, or selects the first model.
 export function chooseModel(id) {
   if (models.some((model) => model.id === id)) select.value = id;
   else if (!select.value && models.length) select.selectedIndex = 0;
 }
 
-// The list may have changed since it was last shown.
+// Refresh the list of models when a person opens it, since it may have changed.
 select.addEventListener("focus", () => refreshModels().catch(() => {}));
 
-// --- the dialog ----------------------------------------------------------------------------------
+// --- the settings dialog --------------------------------------------------------------------------
 
 const inputs = new Map(FIELDS.map(({ name, label, least, most, step }) => {
   const isWhole = step >= 1;
@@ -49,7 +49,7 @@ const inputs = new Map(FIELDS.map(({ name, label, least, most, step }) => {
   return [name, input];
 }));
 
-// onClose: called with the new settings in place.
+// Opens the dialog. onClose: function to call once the conversation has the new settings.
 export function openSettings(conversation, onClose) {
   at("system").value = conversation.system;
   at("thinking").checked = conversation.sampling.thinking !== false;
@@ -66,7 +66,7 @@ export function openSettings(conversation, onClose) {
   at("settings").showModal();
 }
 
-// Shows which settings differ from the server's.
+// Shows which settings of the conversation differ from the server's defaults.
 export function sumUpSettings({ system, sampling }) {
   const parts = system.trim() ? ["system prompt"] : [];
   for (const [name, value] of Object.entries(sampling)) {

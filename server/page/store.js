@@ -1,4 +1,4 @@
-// Stores conversations in this browser's IndexedDB, up to a limit, and in files. Without IndexedDB, as in a
+// Stores conversations in this browser's IndexedDB, up to a maximum number, and in files. Without IndexedDB, as in a
 // private window, conversations end with the tab.
 
 import { MOST_CHARS, NotAConversation, newId, readConversation } from "./conversation.js";
@@ -17,7 +17,7 @@ const resultOf = (request) =>
     request.onerror = () => reject(request.error);
   });
 
-// Replacement for IndexedDB's table in the tab's memory.
+// Replaces a table of IndexedDB by a table in the tab's memory, with the same methods.
 class TabTable extends Map {
   put(conversation) {
     this.set(conversation.id, conversation);
@@ -36,7 +36,7 @@ export class Store {
   #database = null;
   #tabTable = new TabTable();
 
-  // False if conversations end with the tab.
+  // Whether conversations outlive the tab.
   get lasts() {
     return this.#database !== null;
   }
@@ -47,7 +47,7 @@ export class Store {
       opening.onupgradeneeded = () => opening.result.createObjectStore(TABLE, { keyPath: "id" });
       this.#database = await resultOf(opening);
       await this.#run("count");
-      // Close the database if another tab wants to upgrade it; go on without.
+      // If another tab wants to upgrade the database, close it here and store conversations in memory.
       this.#database.onversionchange = () => this.#forget();
     } catch {
       this.#forget();
@@ -59,7 +59,7 @@ export class Store {
     this.#database = null;
   }
 
-  // The newest first.
+  // Returns all conversations, the newest first.
   async all() {
     const all = (await this.#run("getAll")).map(readKept).filter((conversation) => conversation !== null);
     return all.sort((one, other) => other.changed - one.changed);
@@ -69,7 +69,7 @@ export class Store {
     return readKept(await this.#run("get", id));
   }
 
-  // Returns false if the browser has no room. Deletes the oldest conversations above the limit.
+  // Stores a conversation, and deletes the oldest ones above the maximum. Returns false if the browser has no room.
   async put(conversation) {
     try {
       await this.#run("put", structuredClone(conversation));
@@ -94,7 +94,7 @@ export class Store {
     if (!this.lasts) return this.#tabTable[method](...given);
     const transaction = this.#database.transaction(TABLE, WRITES.has(method) ? "readwrite" : "readonly");
     const request = transaction.objectStore(TABLE)[method](...given);
-    // Commit now: leaving the page could lose the change.
+    // Commit at once, because the change could be lost when the person leaves the page.
     transaction.commit();
     return resultOf(request);
   }
@@ -109,7 +109,7 @@ function readKept(value) {
   }
 }
 
-// --- files ---------------------------------------------------------------------------------------
+// --- export to files, and import -----------------------------------------------------------------
 
 export function asJson(conversations) {
   return JSON.stringify({ format: FORMAT, version: 1, conversations }, null, 2);
@@ -122,7 +122,7 @@ export function asMarkdown({ title, system, turns }) {
   return `${parts.join("\n\n")}\n`;
 }
 
-// Reads a file's conversations under new ids. Raises NotAConversation.
+// Reads the conversations in a file, and gives them new ids. Raises NotAConversation.
 export async function readFile(file) {
   if (file.size > 4 * MOST_CHARS) throw new NotAConversation();
   const value = await file.text().then(JSON.parse).catch(() => null);
