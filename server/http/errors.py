@@ -1,4 +1,4 @@
-"""HTTP errors: responses in the form of the path's API, and security headers."""
+"""HTTP errors in the format of the API that has the path, and security headers."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -27,7 +27,7 @@ SAFE_HEADERS = {
 
 
 def adding(headers: Mapping[str, str], send: Send) -> Send:
-    """Return a ``send`` that adds ``headers`` to responses, unless a response sets them itself."""
+    """Return a ``send`` that adds ``headers`` to responses, unless a response has them."""
 
     async def sent(message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -51,7 +51,7 @@ def note_error(state: dict[str, Any], error: ApiError) -> None:
 
 
 def error_response(scope: Scope, error: ApiError) -> JSONResponse:
-    """Make the response to an error, in the form of the path's API; note the error for the log."""
+    """Return an error in the format of the API that has the path, and note it for the log."""
     body = error.body()
     if speaks_anthropic(scope):
         body = message_error(error, current_request_id())
@@ -74,7 +74,7 @@ def whole_answer(error: ApiError, path: str) -> tuple[int, list[tuple[bytes, byt
 
 
 def add_error_handlers(app: FastAPI) -> None:
-    """Answer errors of routes and of the framework in the form of the path's API."""
+    """Answer errors of routes and of the framework in the format of the API that has the path."""
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(ClientDisconnect, _client_left)
@@ -100,8 +100,8 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 def _is_unknown(request: Request) -> bool:
-    """Return whether the path is an OpenAI path that this server lacks. Some of these match the
-    route of stored responses, which has only GET and DELETE."""
+    """Return whether the path is an OpenAI path that this server lacks. Some such paths match
+    the route of stored responses, which has only GET and DELETE."""
     path: str = request.scope["path"]
     return path.startswith("/v1/responses/")
 

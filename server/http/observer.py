@@ -1,4 +1,4 @@
-"""Observes all requests: gives each an id, counts it, and logs it."""
+"""Observes all requests: gives each request an id, counts it, and logs it."""
 
 import traceback
 
@@ -15,7 +15,7 @@ from server.routes.openapi import speaks_anthropic
 NOT_SHOWN_HEADER, LEFT_OUT_HEADER = b"X-Images-Not-Shown", b"X-History-Left-Out"
 UNKNOWN_ROUTE = "none"
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-# Routes that machines or the page poll every few seconds: logged at level debug.
+# Routes that machines or the page poll every few seconds, and that are logged at level debug.
 QUIET_ROUTES = frozenset(
     {
         "/health",
@@ -104,7 +104,7 @@ class Exchange:
         if speaks_anthropic(scope):
             self._headers.append((REQUEST_ID_HEADER.encode(), request_id))
         self.times: RequestTimes = metrics.request_arrived()
-        # Routes read these from request.state.
+        # Routes read these values from request.state.
         scope.setdefault("state", {}).update(times=self.times, model=model)
         self.left = False
         """Whether the client left before the end of its answer."""
@@ -123,8 +123,8 @@ class Exchange:
 
     @property
     def forwarded(self) -> bool | None:
-        """None if this process answers. If a model's own process answers and observes the request,
-        the value is True once that answer has begun, and False before."""
+        """None if this process answers. If a model's own process answers and counts the request,
+        the value is True once the answer has begun, and False before."""
         forwarded: bool | None = self._scope["state"].get("forwarded")
         return forwarded
 
@@ -165,7 +165,7 @@ class Exchange:
             raise
 
     def line(self, seconds: float) -> dict[str, object]:
-        """Return the request's fields for the log; none holds a client's text."""
+        """Return the request's fields for the log, none of which contains a client's text."""
         method, times, state = self._scope["method"], self.times, self._scope["state"]
         fields: dict[str, object] = {
             "method": method if method in METHODS else "other",
@@ -197,7 +197,7 @@ class Exchange:
 
 
 def places_of(error: BaseException) -> list[str]:
-    """Return types and places of an exception and its causes: messages may have clients' text."""
+    """Return types and source lines of an exception and its causes, but no messages."""
     places: list[str] = []
     seen: list[BaseException] = []  # A cause may also be in an exception group.
     errors: list[BaseException | None] = [error]

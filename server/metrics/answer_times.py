@@ -64,7 +64,7 @@ class RequestTimes:
         """Identifies the owner of the API key; see PrefixSalt in engine/types.py."""
 
     def answers_to(self, prompt_tokens: int, count: int, tenant: bytes) -> "list[AnswerTimes]":
-        """Start to measure answers to a prompt. Only the first one counts the cached tokens."""
+        """Start to measure answers to a prompt. Only the first answer counts the cached tokens."""
         new = [AnswerTimes(self, prompt_tokens, first=number == 0) for number in range(count)]
         self.answers += new
         self.prompt_tokens += prompt_tokens
@@ -101,7 +101,7 @@ class RequestTimes:
 
     @property
     def finish(self) -> str | None:
-        """The answers' finish reasons, joined by commas; None if no answer has ended."""
+        """The answers' finish reasons, joined by commas, or None if no answer has ended."""
         return ",".join(sorted({a.finish for a in self.answers if a.finish is not None})) or None
 
 
@@ -126,13 +126,13 @@ class AnswerTimes:
 
     @property
     def generating_s(self) -> float:
-        """Seconds from the first to the newest token; 0 before the first token."""
+        """Seconds from the first to the newest token, or 0 before the first token."""
         if self.first_token_s is None:
             return 0.0
         return self._newest - self._request.arrived - self.first_token_s
 
     def delivered(self, tokens: int, finish: str | None) -> None:
-        """Measure a delivery. tokens: the answer's length so far. finish: reason, if it ended."""
+        """Measure a delivery. tokens: number in the answer so far. finish: finish reason, if any."""
         now = self._request.clock()
         if tokens > self.tokens:
             waited = now - self._newest
@@ -163,7 +163,7 @@ KEPT_REQUESTS = 64
 
 
 class RecentRequests:
-    """Times and counts, no contents, of a server's last KEPT_REQUESTS requests."""
+    """Times and token counts of a server's last KEPT_REQUESTS requests, but no contents."""
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
         """clock: the same clock as in RequestTimes."""
@@ -172,7 +172,7 @@ class RecentRequests:
         self._ended: deque[tuple[bytes, float, dict[str, Any]]] = deque(maxlen=KEPT_REQUESTS)
 
     def add(self, times: RequestTimes) -> None:
-        """Store the figures of an ended request if the engine got it. The oldest one is dropped."""
+        """Store the figures of an ended request that reached the engine, and drop the oldest."""
         if not times.answers:
             return
         now = self.clock()

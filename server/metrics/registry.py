@@ -21,11 +21,11 @@ from server.metrics.requests import HttpMetrics
 from server.metrics.vllm_names import VllmCollector
 
 Footprint = Callable[[int], int]
-"""Returns all memory in bytes that the system charges this process for. Argument: bytes of K, V."""
+"""A function from bytes of K and V to all bytes that the system charges this process for."""
 
 
 class SystemCollector(Collector):
-    """Collects the system's figures of this process, and of the machine's memory."""
+    """Collects the operating system's figures about this process and the machine's memory."""
 
     def __init__(self, client: ServingEngine, footprint: Footprint) -> None:
         self._client = client

@@ -1,4 +1,4 @@
-"""Metrics of HTTP: requests, refusals, connections and answers."""
+"""Metrics of HTTP requests, refusals and connections, and of answers."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -58,7 +58,7 @@ class HttpMetrics(Collector):
         self._requests[endpoint, str(status)] += 1
 
     def request_ended(self, endpoint: str, seconds: float) -> None:
-        """Observe the duration of a request at the end of its response."""
+        """Add the duration of a request, whose response has ended, to the histogram."""
         if endpoint not in self._durations:
             self._durations[endpoint] = Histogram(HTTP_BOUNDS_S)
         self._durations[endpoint].observe(seconds)

@@ -1,1 +1,1 @@
-"""Wire formats: validated requests, and answers as dictionaries."""
+"""JSON formats of all APIs: validated requests, and answers as dictionaries."""

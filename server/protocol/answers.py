@@ -86,7 +86,7 @@ def usage_object(usage: Usage, cache_report: bool) -> Json:
 
 
 def written_tokens(usage: Usage) -> int:
-    """Return how many prompt tokens the request added to the prefix cache; 0 until it is known."""
+    """Return how many prompt tokens the request added to the prefix cache, or 0 if unknown."""
     cached = usage.prefix.cached_tokens if usage.prefix else usage.kept_tokens
     return max(0, usage.kept_tokens - cached)
 

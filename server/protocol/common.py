@@ -147,14 +147,14 @@ MAX_TOP_K = 2**31 - 1
 MIN_TEMPERATURE = 1e-5
 MIN_TOP_P = 1e-6
 MIN_BIAS, MAX_BIAS = -100, 100
-# Factor on limits.max_stop_strings for the APIs of Anthropic and Ollama, which name no limit. There
-# must be one, because searching each token for all stop strings delays other requests.
+# Factor on limits.max_stop_strings for the APIs of Anthropic and Ollama, which name no limit. Too
+# many stop strings would delay other requests, because each token is searched for all of them.
 MANY_STOPS = 128
 BIAS_SCHEMA: JsonDict = {"type": "number", "minimum": MIN_BIAS, "maximum": MAX_BIAS}
 MAX_CACHE_SALT_CHARS = 1024
 MAX_TEMPLATE_VALUE_CHARS = 256
 MAX_TEMPLATE_NUMBER = 2**31 - 1
-# int32's lowest priority is left to the readiness probe: this limit excludes it on both sides.
+# Clients cannot set -2**31, the lowest priority, which only the readiness probe uses.
 MAX_PRIORITY = 2**31 - 1
 
 
@@ -291,7 +291,7 @@ class SamplingFields(SharedSampling):
     )
     """``check`` validates the biases, as pydantic would collect every error of a long list."""
     cache_salt: CacheSalt | None = None
-    """Only requests with the same salt share cached prefixes."""
+    """Requests share cached prompts only if their salts are equal."""
     cache_report: bool | None = None
     """Whether ``usage`` says why the prefix cache did not have the rest of the prompt."""
     min_tokens: Whole | None = Field(default=None, ge=0, le=2**31 - 1)
@@ -527,7 +527,7 @@ class StructureFields(WireModel):
 
 
 def _json(schema: SchemaOrText, param: str) -> OutputFormat:
-    """Return the format of a schema, which may be JSON text. Raises ApiError."""
+    """Return the output format for a schema, which may be JSON text. Raises ApiError."""
     if isinstance(schema, str):
         if has_many_values(schema):
             raise invalid(f"The text has more than {MAX_VALUES} values.", param)

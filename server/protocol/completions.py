@@ -125,7 +125,7 @@ class TextAnswer:
         return []
 
     def chunks(self, delta: Delta) -> list[Json]:
-        """Return one chunk, or none if there is nothing to send."""
+        """Return one chunk, or an empty list if there is nothing to send."""
         begun = self._choices[delta.index].begun
         text, logprobs = self._grow(delta)
         if not text and logprobs is None and delta.finish is None and not self.prompt_ids:
@@ -171,7 +171,7 @@ class TextAnswer:
         return {"token_ids": ids} | ({"prompt_token_ids": prompt} if with_prompt else {})
 
     def _grow(self, delta: Delta) -> tuple[str, Json | None]:
-        """Return a delta's text and log-probabilities. The first delta has an echoed prompt's."""
+        """Return a delta's text and log-probabilities. The first one begins with an echoed prompt."""
         text = "".join(piece.text for piece in delta.pieces if isinstance(piece, TextPiece))
         rows = list(self._rows(delta))
         choice = self._choices[delta.index]

@@ -16,7 +16,7 @@ class RefusedField:
     name: str
     remedy: str
     harmless: tuple[Any, ...] = ()
-    """Values to accept. So are false, 0, "" and [], unless True is one of these values."""
+    """Accepted values. false, 0, "" and [] are accepted, too, unless True is an accepted value."""
 
     def is_harmless(self, value: Any) -> bool:
         wants_true = any(harmless is True for harmless in self.harmless)
@@ -31,7 +31,7 @@ def refused(name: str, remedy: str, *harmless: Any) -> RefusedField:
 
 
 def overridden(fields: RefusedFields, *own: RefusedField) -> RefusedFields:
-    """Return the fields; an endpoint's own field replaces the field with the same name."""
+    """Return the fields, where an endpoint's own field replaces the field with its name."""
     names = {field.name for field in own}
     return (*own, *(field for field in fields if field.name not in names))
 

@@ -28,7 +28,7 @@ class Unsupported:
         self.count = 0
         """Number of images and files replaced by a note."""
         self.left_out = Counter[str]()
-        """Number of parts omitted without a note, by type."""
+        """Number of parts of messages omitted without a note, by type."""
         self._rule = rule
         self._setting = setting
         self._leaves_out = api in AGENTS

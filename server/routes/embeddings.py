@@ -85,7 +85,7 @@ async def _inputs(service: Service, wire: EmbeddingRequest) -> Inputs:
 async def _vectors(
     service: Service, inputs: Inputs, salt: PrefixSalt, priority: int, times: RequestTimes
 ) -> Vectors:
-    """Return one vector per input. If an input fails or the caller cancels, abort all inputs.
+    """Return one vector per input. If one fails or the caller cancels, abort all inputs.
     Raises ApiError: 500 or 503, such as 503 after the request's time limit."""
     ends_at = service.clock() + service.config.limits.max_request_s
     window = asyncio.Semaphore(WINDOW * service.client.limits.max_num_seqs)

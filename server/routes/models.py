@@ -55,7 +55,7 @@ def models_answer(request: Request, entries: Sequence[Json]) -> Json:
 
 
 def listed(name: str, created: int, max_model_len: int | None) -> Json:
-    """Return a model in OpenAI's form. created: Unix seconds. max_model_len: None if unknown."""
+    """Return a model as OpenAI's API describes it. max_model_len: context length, if known."""
     return {
         "id": name,
         "object": "model",
@@ -67,7 +67,7 @@ def listed(name: str, created: int, max_model_len: int | None) -> Json:
 
 
 def anthropic_model(name: str, created: int, max_model_len: int | None) -> Json:
-    """Return a model in Anthropic's form. Parameters: see ``listed``."""
+    """Return a model as Anthropic's API describes it. Parameters are those of ``listed``."""
     return {
         "type": "model",
         "id": name,

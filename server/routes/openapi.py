@@ -66,8 +66,8 @@ def takes(model: type[WireModel], stream: str = EVENTS) -> Json:
 
 @cache
 def _schema_of(model: type[WireModel]) -> Json:
+    """Return a model's schema, cached because it is slow to make. Callers must not change it."""
     # Names of definitions get a prefix, since different bodies may use one name.
-    # Prefixed, since definitions of different bodies may share a name.
     return model.model_json_schema(ref_template=f"{SHARED}{model.__name__}.{{model}}")
 
 

@@ -55,7 +55,7 @@ def _add_gateway_routes(router: APIRouter, service: Service) -> None:
         }
 
     async def loads() -> dict[str, Any]:
-        """Answer like sglang's /v1/loads; cached tokens count as free."""
+        """Answer like sglang's /v1/loads, where cached tokens count as free."""
         limits, stats = service.client.limits, service.client.stats
         load: dict[str, int | float] = {
             "dp_rank": 0,

@@ -42,7 +42,7 @@ class ReplicaFigures:
     """Maximum number of running and waiting requests together."""
     free_blocks: int = 0
     cached_blocks: int = 0
-    """Blocks kept for prompts with a common beginning; evicted if other sequences need room."""
+    """KV cache blocks kept for later prompts, and evicted if sequences need their memory."""
     total_blocks: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0

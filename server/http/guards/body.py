@@ -69,7 +69,7 @@ class BodyLimit:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if Headers(scope=scope).get("content-encoding", "").strip().lower() not in PLAIN:
-            # RFC 9110, section 15.5.16.
+            # RFC 9110, section 15.5.16, defines Accept-Encoding in a 415.
             headers = {"Accept-Encoding": "identity"}
             error = ApiError(415, ENCODED, code="unsupported_content_encoding", headers=headers)
             await answer_with(error, scope, receive, send)
@@ -95,7 +95,7 @@ class BodyLimit:
         except BodyRefusedError as refused:
             self._count(refused.reason)
             if "expect" in Headers(scope=scope):
-                # The client waits for permission, and sends no body now.
+                # With Expect the client waits for permission, and sends no body after a refusal.
                 refused.error.headers["Connection"] = "close"
             await answer_with(refused.error, scope, receive, send)
         finally:
@@ -117,7 +117,7 @@ def _announced(scope: Scope) -> int:
 
 
 class BodyRefusedError(Exception):
-    """Raised while a route reads the body, caught in BodyLimit around the route."""
+    """An error raised while a route reads the body, and caught by BodyLimit around the route."""
 
     def __init__(self, reason: Refusal, error: ApiError) -> None:
         super().__init__(reason)

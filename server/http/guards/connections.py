@@ -183,7 +183,7 @@ class GuardedProtocol(H11Protocol):
     # --- deadlines of incomplete requests -------------------------------------------------------
 
     def _watch_request(self) -> None:
-        """Set the deadline when a request begins; cancel it when the request is complete."""
+        """Set the deadline when a request begins. Cancel the deadline when the request is complete."""
         now, incomplete = self.loop.time(), self.rules.incomplete
         if self.transport.is_closing() or not self._receives:
             self._deadline.cancel()
@@ -224,7 +224,7 @@ class GuardedProtocol(H11Protocol):
     # --- room for new connections ---------------------------------------------------------------
 
     def _make_room(self) -> bool:
-        """Close the connection that waits longest for a complete request. Return False if none."""
+        """Close the connection that waits longest for a request. Return False if there is none."""
         latest = self.loop.time() - self.rules.limits.crowded_receive_s
         for other, since in self.rules.incomplete.items():
             if since > latest:
@@ -280,7 +280,7 @@ class GuardedProtocol(H11Protocol):
         self._answer(ApiError(status, text, code="invalid_http"))
 
     def _answer(self, error: ApiError) -> None:
-        """Close the connection with an error; reset it if another answer has begun."""
+        """Send an error and close the connection, or reset it if another answer has begun."""
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             self._reset()
             return

@@ -25,7 +25,7 @@ Address = IPv4Address | IPv6Address
 
 
 class Authority(NamedTuple):
-    """A host and a port in comparable form; the port may be empty."""
+    """A host and a port that can be compared with others. The port may be empty."""
 
     host: str | Address
     """A name in lower case without a final dot, or an address."""
@@ -47,7 +47,7 @@ def read_authority(text: str) -> Authority | None:
 
 
 def read_address(text: str) -> Address | None:
-    """Parse an IP address; an IPv4 address in IPv6 form becomes IPv4."""
+    """Parse an IP address. An IPv4 address written as an IPv6 address becomes IPv4."""
     try:
         address = ip_address(text)
     except ValueError:

@@ -108,7 +108,7 @@ def with_loaded(
     tools: Iterable[PlacedTool], loaded: Iterable[PlacedTool], *, searched: bool
 ) -> list[PlacedTool]:
     """Add the tools that messages define, unless a tool has the same name. searched: whether the
-    client expects tool searches by the server, which puts all of ``tools`` first instead."""
+    client expects tool searches by the server, which then offers all ``tools`` from the start."""
     first = [(replace(it, deferred=it.deferred and not searched), place) for it, place in tools]
     names = {tool.name for tool, _ in first}
     late = {tool.name: (replace(tool, deferred=True), place) for tool, place in loaded}

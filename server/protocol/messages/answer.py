@@ -67,7 +67,7 @@ class _Blocks:
     used_tools: bool = False
     _count: int = 0
     _kind: str | None = None
-    """The type of the open block."""
+    """The type of the content block that is open, if any."""
     _call: GatheredCall | None = None
 
     def feed(self, piece: AnswerPiece) -> list[Json]:
@@ -131,7 +131,7 @@ class _Blocks:
 
 @dataclass(slots=True)
 class MessageAnswer:
-    """One message, streamed or whole; the whole message is the sum of the events."""
+    """One message, streamed or whole. The whole message is built from the stream's events."""
 
     stream_form: ClassVar[StreamForm] = StreamForm.NAMED_EVENTS
 

@@ -297,7 +297,7 @@ SCHEMA_PARAM = "output_config.format.schema"
 
 
 class ThinkingConfig(WireModel):
-    """The switch and the budget of reasoning. ``display`` is ignored: reasoning is always sent."""
+    """Whether and how long to reason. ``display`` is ignored, because reasoning is always sent."""
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: Budget | None = None

@@ -68,7 +68,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """A model, described for people and programs that choose one."""
+    """A description of a model, for people and programs that choose a model."""
 
     name: str
     facts: ModelFacts
@@ -183,7 +183,7 @@ TEXT = {"chat": "content", "generate": "response"}
 
 @dataclass(frozen=True, slots=True)
 class Durations:
-    """The time that an answer took, in seconds."""
+    """How long the parts of an answer took, in seconds."""
 
     total_s: float
     """Time from the request's arrival until now."""

@@ -136,7 +136,7 @@ class CallItem:
 
 
 class SearchItem(CallItem):
-    """A call of the client's tool search. No events are sent while the arguments grow."""
+    """A call of the client's tool search. No events are sent for partial arguments."""
 
     def grow(self, piece: AnswerPiece) -> list[Json]:
         super().grow(piece)
@@ -238,7 +238,7 @@ class ResponseAnswer:
         events: list[Json] = []
         if not self.items:
             events = self.take(TextPiece(Channel.CONTENT, ""))
-        # With the reason "tool_calls" the last call is complete.
+        # With the reason "tool_calls", the last call is complete: its item is not cut.
         cut = finish == "length" or (finish == "stop" and isinstance(self._open, CallItem))
         return events + self._close("incomplete" if cut else "completed")
 

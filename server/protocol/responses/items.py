@@ -156,7 +156,7 @@ class ReasoningItem(WireModel):
 
     @property
     def _reasoning(self) -> str:
-        """The item's text, else its packed reasoning, else its summary."""
+        """The item's text if any, else its unpacked ``encrypted_content``, else its summary."""
         text = "".join(part.text for part in self.content or ())
         text = text or read_reasoning(self.encrypted_content or "") or ""
         return text or "\n\n".join(part.text for part in self.summary or ())
@@ -263,7 +263,7 @@ WireItem = Annotated[
     BeforeValidator(_in_common_types),
 ]
 Placed = tuple[str, Item]
-"""The item's name in errors, and the item."""
+"""An item, after its name in errors."""
 Input = Annotated[
     Annotated[str, Tag("Text")] | Annotated[ListOf[WireItem], Tag("Items")],
     Discriminator(lambda value: "Text" if isinstance(value, str) else "Items"),
