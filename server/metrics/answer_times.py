@@ -132,7 +132,7 @@ class AnswerTimes:
         return self._newest - self._request.arrived - self.first_token_s
 
     def delivered(self, tokens: int, finish: str | None) -> None:
-        """Measure a delivery. tokens: number in the answer so far. finish: finish reason, if any."""
+        """Measure a delivery. tokens: number in the answer so far. finish: reason of the end."""
         now = self._request.clock()
         if tokens > self.tokens:
             waited = now - self._newest

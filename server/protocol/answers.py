@@ -24,7 +24,7 @@ class StreamForm(Enum):
     NAMED_EVENTS = auto()
     """Server-sent events, each with the JSON object's ``type`` as its name."""
     LINES = auto()
-    """One JSON object per line. The first one has no content, and may be sent repeatedly."""
+    """One JSON object per line. The first object has no content, and may be sent repeatedly."""
 
 
 Json = dict[str, Any]

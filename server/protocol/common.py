@@ -238,7 +238,7 @@ class ResponseOptions:
 
 
 class WireModel(BaseModel):
-    """Base of requests' models: strict about types, open to unknown fields, secret about inputs."""
+    """Base of requests' models: types are strict, and errors never repeat inputs."""
 
     model_config = ConfigDict(
         strict=True, extra="ignore", frozen=True, allow_inf_nan=False, hide_input_in_errors=True

@@ -71,8 +71,8 @@ class CompletionRequest(OpenAISamplingFields):
 
     @property
     def prompt_logprobs(self) -> int | None:
-        """Number of alternatives to report per prompt token; None reports nothing. It is 0 if the
-        request only echoes the prompt, so that the engine computes the prompt nevertheless."""
+        """Number of alternatives to report per prompt token, or None to report nothing. The number
+        is 0 if the request only echoes the prompt: the engine must compute the prompt anyway."""
         if not self.echo:
             return None
         return 0 if self.logprobs is None and self.max_tokens == 0 else self.logprobs
@@ -171,7 +171,7 @@ class TextAnswer:
         return {"token_ids": ids} | ({"prompt_token_ids": prompt} if with_prompt else {})
 
     def _grow(self, delta: Delta) -> tuple[str, Json | None]:
-        """Return a delta's text and log-probabilities. The first one begins with an echoed prompt."""
+        """Return a delta's text and log-probabilities; at first with those of an echoed prompt."""
         text = "".join(piece.text for piece in delta.pieces if isinstance(piece, TextPiece))
         rows = list(self._rows(delta))
         choice = self._choices[delta.index]

@@ -82,7 +82,7 @@ def embedding_pieces(
 
 
 def list_pieces(head: dict[str, Any], name: str, entries: Iterable[Any]) -> Iterator[bytes]:
-    """Yield a JSON object in pieces: the fields of ``head``, and a list named ``name``."""
+    """Yield a JSON object in pieces: the fields of ``head``, and a list field ``name``."""
     yield to_json(head)[:-1] + b',"%s":[' % name.encode()
     for index, entry in enumerate(entries):
         yield (b"," if index else b"") + to_json(entry)

@@ -58,7 +58,7 @@ class Unsupported:
         self._tools = {tool.name: tool for tool in tools}
 
     def loaded(self, name: str) -> str:
-        """Return the text for a tool that a message adds: its description only if deferred."""
+        """Return the text that offers a tool: its description if deferred, else only its name."""
         tool = self._tools.get(name)
         return description(tool) if tool is not None and tool.deferred else f"{name}\n"
 

@@ -67,7 +67,7 @@ class ApiError(Exception):
 
 
 def quoted(name: str) -> str:
-    """Quote a name that a client sent for use in an error, cut to MAX_NAME_CHARS."""
+    """Return a client's name for an error: in quotes, and cut to MAX_NAME_CHARS."""
     return repr(name if len(name) <= MAX_NAME_CHARS else name[:MAX_NAME_CHARS] + "...")
 
 

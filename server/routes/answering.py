@@ -164,7 +164,7 @@ FRAMINGS: dict[StreamForm, EventFraming | LineFraming] = {
 
 class AnswerStream(StreamingResponse):
     """A streamed answer: one write per engine step, and a sign of life after ``ping_s`` seconds
-    without one. The end of the response ends the request in the engine."""
+    without a write. The end of the response ends the request in the engine."""
 
     def __init__(self, choices: Choices, answer: Answer, ping_s: float) -> None:
         framing = FRAMINGS[answer.stream_form]

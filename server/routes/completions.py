@@ -142,7 +142,7 @@ async def _encoded(
 def _prompt(
     rules: PromptRules, wire: CompletionRequest, ids: tuple[int, ...], salt: PrefixSalt
 ) -> Prompt:
-    """Return what to submit to the engine for one prompt of the request."""
+    """Return the submission to the engine for one prompt of the request."""
     least = 0 if wire.echo else 1
     params = rules.sampling_params(
         wire, len(ids), wire.asked_length, "max_tokens", wire.logprobs, least=least

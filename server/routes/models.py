@@ -55,7 +55,7 @@ def models_answer(request: Request, entries: Sequence[Json]) -> Json:
 
 
 def listed(name: str, created: int, max_model_len: int | None) -> Json:
-    """Return a model as OpenAI's API describes it. max_model_len: context length, if known."""
+    """Return OpenAI's object of a model. created: Unix time. max_model_len: context, if known."""
     return {
         "id": name,
         "object": "model",
@@ -67,7 +67,7 @@ def listed(name: str, created: int, max_model_len: int | None) -> Json:
 
 
 def anthropic_model(name: str, created: int, max_model_len: int | None) -> Json:
-    """Return a model as Anthropic's API describes it. Parameters are those of ``listed``."""
+    """Return Anthropic's object of a model. The parameters are those of ``listed``."""
     return {
         "type": "model",
         "id": name,

@@ -39,8 +39,8 @@ ERRORS: Json = {
 
 
 def speaks_anthropic(scope: Scope) -> bool:
-    """Return whether a request is for Anthropic's API. If OpenAI's API has the
-    same path, the header that Anthropic's clients always send decides."""
+    """Return whether a request is for Anthropic's API. The path decides, or, if
+    OpenAI's API has the path, too, the header that Anthropic's clients always send."""
     path: str = scope["path"]
     if path.startswith(SHARED_PATHS):
         return ANTHROPIC_HEADER in Headers(scope=scope)
@@ -75,14 +75,14 @@ class DescribedApp(FastAPI):
     """An application whose OpenAPI schema describes bodies and errors."""
 
     def openapi(self) -> Json:
-        """Return the schema; the first call makes it."""
+        """Return the schema, which the first call makes."""
         if self.openapi_schema is None:
             self.openapi_schema = _completed(super().openapi())
         return self.openapi_schema
 
 
 def _completed(schema: Json) -> Json:
-    """Move the bodies' definitions into shared components; replace FastAPI's errors by ours."""
+    """Move the bodies' definitions into shared components. Replace FastAPI's errors by ours."""
     components = dict(ERRORS)
     for path, operations in schema["paths"].items():
         name = "AnthropicError" if path.startswith(ANTHROPIC_PATHS) else "OpenAIError"

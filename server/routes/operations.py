@@ -148,7 +148,7 @@ def _add_memory_routes(router: APIRouter, service: Service) -> None:
             "age_s": round(age_s, 3),
             "requests": service.recent.newest_first(tenant if several_keys else None),
         }
-        # Joined as text: the map was encoded once for all clients.
+        # The map is appended as text, since it was encoded once for all clients.
         return _newest(to_json(head)[:-1] + b',"map":' + body + b"}")
 
 

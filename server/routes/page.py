@@ -61,7 +61,7 @@ class PageFile:
 
 
 def add_page_routes(router: APIRouter, config: Config) -> None:
-    """Add the routes; if the page is off, ``/`` answers everybody with the plain text."""
+    """Add the routes. If the page is switched off, ``/`` always answers with the plain text."""
     page = read_page() if config.server.page else {}
     options: dict[str, Any] = {"methods": ["GET", "HEAD"], "include_in_schema": False}
 

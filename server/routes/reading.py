@@ -59,7 +59,7 @@ async def read_json(request: Request, limits: LimitsSection) -> bytes:
 
 
 def parse_body(parse: Callable[[bytes], T], body: bytes) -> T:
-    """Parse a body with ``parse``. Raises ApiError that names the parameter."""
+    """Parse a body with ``parse``. Raises ApiError that names an invalid parameter."""
     try:
         return parse(body)
     except ValidationError as error:

@@ -27,7 +27,7 @@ ENCODED_AT_ONCE = 8
 
 @dataclass(frozen=True, slots=True)
 class ReplicaFigures:
-    """A cluster's replica as of its last report; host and counts are unknown before the first."""
+    """A cluster's replica as of its last report. Without a report, host and counts are unknown."""
 
     name: str
     host: str | None

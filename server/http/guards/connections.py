@@ -96,7 +96,7 @@ class Rules:
     overflow: set[OverflowProtocol] = field(default_factory=set)
     """Open connections beyond max_connections, which are being refused."""
     incomplete: dict["GuardedProtocol", float] = field(default_factory=dict)
-    """Connections without a complete request -> time since when, earliest first."""
+    """Connections that wait for a complete request -> start of the wait, earliest first."""
 
 
 class Alarm:
@@ -183,7 +183,7 @@ class GuardedProtocol(H11Protocol):
     # --- deadlines of incomplete requests -------------------------------------------------------
 
     def _watch_request(self) -> None:
-        """Set the deadline when a request begins. Cancel the deadline when the request is complete."""
+        """Set the deadline when a request begins, and cancel it when the request is complete."""
         now, incomplete = self.loop.time(), self.rules.incomplete
         if self.transport.is_closing() or not self._receives:
             self._deadline.cancel()

@@ -209,7 +209,7 @@ class AllowedHosts:
 
     hosts: frozenset[str | Address]
     any_address: bool
-    """Whether every address is allowed, since the server listens on all. Names stay limited."""
+    """Whether Host may be any IP address (no name), since the server listens on all addresses."""
 
     @classmethod
     def of(cls, settings: Config) -> "AllowedHosts":

@@ -187,7 +187,7 @@ EFFORT_TOKENS: dict[Effort, int] = {"minimal": 512, "low": 2048, "medium": 8192}
 
 
 class TemplateFields(WireModel):
-    """Arguments of the model's chat template, which defines their names."""
+    """Arguments of the model's chat template, which defines the arguments' names."""
 
     model_config = ConfigDict(extra="allow")
 

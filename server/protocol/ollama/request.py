@@ -85,7 +85,7 @@ DURATION = re.compile(f"([+-]?)((?:{PART.pattern})+|{NUMBER})", re.ASCII)
 
 
 def keep_alive_s(value: float | str | None) -> float | None:
-    """Return how many seconds an idle model stays loaded: infinity if negative, None if unset.
+    """Return the seconds that an idle model stays loaded: infinity if value < 0, None if unset.
     value: seconds, or a duration such as "10m" or "1h30m". Raises ApiError (400)."""
     if value is None:
         return None
@@ -171,7 +171,7 @@ class ChatMessage(WireModel):
     tool_call_id: str | None = None
 
     def turn(self, place: str, unsupported: Unsupported) -> Turn:
-        """Return the message as a Turn. place: prefix of its fields in errors. Raises ApiError."""
+        """Return the message as a Turn. place: prefix of field names in errors. Raises ApiError."""
         return Turn(
             self.role,
             with_images(self.content or "", self.images, place, unsupported),

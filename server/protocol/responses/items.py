@@ -58,7 +58,7 @@ class MessageItem(WireModel):
     """Whether the next item, or the answer after the last item, continues this item."""
 
     def turn(self, place: str, unsupported: Unsupported) -> Turn:
-        """Return the item as part of a Turn. place: its name in errors. Raises ApiError."""
+        """Return the item as part of a Turn. place: the item's name in errors. Raises ApiError."""
         if self.prefix and self.role != "assistant":
             raise invalid(NOT_CONTINUED, f"{place}.prefix")
         text = content_text(self.content or "", f"{place}.content", unsupported)
