@@ -42,7 +42,7 @@ void construct(Handle<T>* self, Arguments... arguments) {
   new (self) Handle<T>{std::make_shared<T>(std::move(arguments)...)};
 }
 
-// Binds a method or a property of the object in a handle.
+// Makes a function that calls a method of the object in a handle, for nanobind to bind.
 template <class T, class Result, class... Arguments>
 auto held(Result (T::*member)(Arguments...) const) {
   return [member](const Handle<T>& handle, Arguments... arguments) {
@@ -86,7 +86,7 @@ void bind_metal(nb::module_& m);
 
 namespace nanobind::detail {
 
-// Clamps an integer to 64 bits, so that the usual range check refuses a larger one by name.
+// Clamps an integer to 64 bits, so that the range check of the argument refuses a larger integer.
 template <>
 struct type_caster<int64_t> {
   NB_TYPE_CASTER(int64_t, const_name("int"))

@@ -9,16 +9,16 @@
 #include "core/checked.h"
 #include "core/posix_memory.h"
 
-// Implements address ranges: checks, bookkeeping, and mapping by system calls.
+// Implements a sequence's address range: checks, the record of mapped blocks, and system calls.
 namespace quire {
 namespace {
 
-// Pieces are small because the system holds the process's memory lock while it frees or zeroes a
-// piece.
+// Memory is freed and zeroed in small pieces, because the system holds the process's memory lock
+// meanwhile.
 constexpr size_t kUnmapPieceBytes = size_t{64} << 20;
 constexpr size_t kCommitPieceBytes = size_t{1} << 20;
 
-// Calls body(first, bytes) for each region's part of the blocks, in pieces of limited size.
+// Calls body(first, bytes) for pieces of the blocks in every region, of piece_bytes at most.
 template <class Body>
 void in_pieces(
     const AddressRange& range, size_t region, size_t block, size_t count, size_t piece_bytes,
@@ -89,7 +89,7 @@ void AddressRange::unmap(int64_t block, int64_t count) {
   prepare_unmap();
   const std::lock_guard changing(changing_);
   require(first, blocks, true);
-  set(first, blocks, Access::none);  // before the memory goes, so that no row uses it
+  set(first, blocks, Access::none);  // before unmap_memory(), so that no row uses the memory
   unmap_memory(first, blocks);
 }
 
@@ -162,7 +162,7 @@ void SparseRange::clear(std::byte* first, size_t bytes) {
   try {
     map_nothing(first, bytes);
     return;
-  } catch (const std::system_error&) {  // once more, with the spare given up
+  } catch (const std::system_error&) {  // tried again below, without the spare page
   }
   try {
     if (spare_) {
@@ -172,7 +172,7 @@ void SparseRange::clear(std::byte* first, size_t bytes) {
     map_nothing(first, bytes);
     spare_ = make_spare(base_);
   } catch (const std::system_error& error) {
-    // Not a std::system_error, which tells callers that no mapping has changed.
+    // This is no std::system_error, because those tell callers that no mapping has changed.
     throw std::runtime_error(std::string("memory that must go stays mapped: ") + error.what());
   }
 }

@@ -12,9 +12,9 @@
 
 namespace quire {
 
-// One sequence's contiguous addresses, mapped block by block. Kernels see only a region's address.
-// The range knows which blocks are mapped, so that rows without memory are refused before a kernel
-// runs.
+// The contiguous addresses of one sequence's K and V, with memory mapped block by block. Kernels
+// see only the address of a region, which is one layer's K or V. The range knows which blocks are
+// mapped, so that rows (tokens) without memory are refused before a kernel runs.
 class AddressRange {
  public:
   explicit AddressRange(const Geometry& geometry)
@@ -24,13 +24,14 @@ class AddressRange {
   AddressRange& operator=(const AddressRange&) = delete;
 
   const Geometry& geometry() const { return geometry_; }
-  // A region's address for the processor that runs the kernels, or null (a dense range without a
-  // heap).
+  // Returns a region's address for the processor that runs the kernels, or null for a dense range
+  // to which no heap is mapped.
   virtual std::byte* region(size_t index) const = 0;
 
   // Maps blocks [heap_block, + count) of the heap to blocks [block, + count) of this range. Throws
   // std::system_error, with nothing changed, when the system has no mapping left; std::logic_error
-  // for a mapped block; std::runtime_error when a refused map cannot be undone.
+  // for a block that is already mapped; std::runtime_error when a half-made mapping cannot be
+  // undone.
   void map(
       const std::shared_ptr<Heap>& heap, int64_t heap_block, int64_t block, int64_t count,
       bool writable);
@@ -38,19 +39,18 @@ class AddressRange {
   // fault.
   void map_committed(
       const std::shared_ptr<Heap>& heap, int64_t heap_block, int64_t block, int64_t count);
-  // Checks for map() that the run lies inside the range and the heap, and that the geometries
-  // agree.
+  // Checks that the blocks lie inside the range and the heap, and that both geometries agree.
   void check_map(const Heap& heap, int64_t heap_block, int64_t block, int64_t count) const;
   // Throws std::logic_error when a block of [block, + count) is not mapped.
   void unmap(int64_t block, int64_t count);
 
-  // The number of tokens in the leading mapped blocks.
+  // Returns the number of tokens in the mapped blocks before the first unmapped one.
   size_t mapped_tokens() const;
-  // The first read-only block that holds one of tokens [start, start + count), count > 0.
+  // Returns the first read-only block with any of tokens [start, start + count), count > 0.
   std::optional<size_t> first_read_only(size_t start, size_t count) const;
 
  protected:
-  // Returns false if the blocks do not count as mapped yet; count_mapped() then follows later.
+  // Returns false if the blocks do not count as mapped before a later call of count_mapped().
   virtual bool map_memory(
       const std::shared_ptr<Heap>& heap, size_t heap_block, size_t block, size_t count,
       bool writable) = 0;
@@ -77,12 +77,12 @@ class AddressRange {
   size_t mapped_prefix_ = 0;
 };
 
-// A range in this process's addresses. The eight bytes below base() hold the range's size, as below
-// a buffer of MLX's CPU allocator, so that MLX can view the range as such a buffer.
+// A range in this process's addresses. The eight bytes below base() hold the range's size. MLX's
+// CPU allocator does the same with its buffers, so MLX can view a range as a buffer.
 class HostRange : public AddressRange {
  public:
   using AddressRange::AddressRange;
-  // Null only for a dense range without a heap.
+  // Returns null only for a dense range to which no heap is mapped.
   virtual std::byte* base() const = 0;
   std::byte* region(size_t index) const override {
     std::byte* const first = base();
@@ -109,10 +109,10 @@ class SparseRange final : public HostRange {
   void clear(std::byte* first, size_t bytes);
 
   std::byte* const base_;
-  bool spare_ = true;  // guarded by changing_
+  bool spare_ = true;  // whether the spare page (posix_memory.h) is mapped
 };
 
-// A range of one block, the whole context, at the addresses of the heap's own memory.
+// A range of one block, which holds the whole context, at the mapped heap's own addresses.
 class DenseRange final : public HostRange {
  public:
   explicit DenseRange(const Geometry& geometry);
@@ -122,7 +122,7 @@ class DenseRange final : public HostRange {
   bool map_memory(
       const std::shared_ptr<Heap>& heap, size_t heap_block, size_t block, size_t count,
       bool writable) override;
-  void commit_memory(size_t, size_t) override {}  // map_memory() has committed it
+  void commit_memory(size_t, size_t) override {}  // map_memory() has committed the memory
   void unmap_memory(size_t block, size_t count) override;
 
  private:

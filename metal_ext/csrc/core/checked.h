@@ -8,7 +8,7 @@
 
 namespace quire {
 
-// Checks an integer that comes from outside. The error names the value and the allowed interval.
+// Checks an integer that a caller passes. The error names the value and the allowed interval.
 inline uint64_t checked_between(
     const char* name, int64_t value, int64_t lowest, int64_t highest) {
   if (value < lowest || value > highest) {

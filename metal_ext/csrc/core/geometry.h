@@ -11,15 +11,15 @@
 
 namespace quire {
 
-// The layout of one group of regions, in bytes. A block holds the same tokens in every region. A
-// range:
+// The layout of K and V in bytes. A region holds one layer's K or V; a block holds the same tokens
+// in every region. The addresses of one sequence (a range):
 //   | region 0: block 0 | block 1 | ... | region 1: block 0 | block 1 | ...
-// A heap, where one mapping per region serves a run of consecutive blocks:
+// The memory of some blocks (a heap), where one mapping per region serves consecutive blocks:
 //   | region 0: block 0 .. block h-1 | region 1: block 0 .. block h-1 | ...
 class Geometry {
  public:
   // page_bytes: a multiple of the system's page. region_row_bytes: bytes of a token in each region.
-  // Throws std::out_of_range or std::invalid_argument that names the wrong figure.
+  // Throws std::out_of_range or std::invalid_argument that names the wrong argument.
   Geometry(
       int64_t page_bytes,
       int64_t tokens_per_block,
@@ -78,7 +78,7 @@ class Geometry {
   bool operator==(const Geometry&) const = default;
 
  private:
-  static constexpr int64_t kMaxPageBytes = int64_t{1} << 36;  // dense: a page is a whole region
+  static constexpr int64_t kMaxPageBytes = int64_t{1} << 36;  // a dense page is a whole region
   static constexpr int64_t kMaxTokensPerBlock = int64_t{1} << 24;
   static constexpr int64_t kMaxBlocks = int64_t{1} << 24;
   static constexpr int64_t kMaxRegions = int64_t{1} << 12;

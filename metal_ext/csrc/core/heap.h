@@ -9,7 +9,7 @@
 
 namespace quire {
 
-// Physical memory for a whole number of blocks.
+// Physical memory for a whole number of blocks of K and V, to be mapped into ranges.
 class Heap {
  public:
   explicit Heap(const Geometry& geometry) : geometry_(geometry) {}
@@ -19,10 +19,10 @@ class Heap {
 
   const Geometry& geometry() const { return geometry_; }
 
-  // The bytes that the system charges for this heap now. Any thread may ask.
+  // Returns the bytes that the system charges for this heap now. Any thread may call this.
   virtual size_t committed_bytes() const = 0;
   // Gives the memory of unmapped blocks [first, + count) back. Throws std::logic_error for a part
-  // of the heap where releases_blocks() is false.
+  // of the heap if releases_blocks() is false.
   void release(int64_t first, int64_t count);
   virtual bool releases_blocks() const = 0;
 
@@ -47,9 +47,9 @@ class SharedHeap final : public Heap {
   void release_memory(size_t first, size_t count) override;
 
  private:
-  mutable std::mutex mutex_;  // a Mac releases memory by replacing the object
+  mutable std::mutex mutex_;  // guards fd_, which release_memory() replaces on a Mac
   int fd_;
-  // A Mac charges a whole object from its first mapping on.
+  // Whether a Mac charges the memory: all of it counts from the first mapping of a part on.
   mutable bool is_charged_ = false;
 };
 

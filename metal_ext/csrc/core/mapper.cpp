@@ -5,7 +5,7 @@
 #include <system_error>
 #include <utility>
 
-// Implements the mapper's queue and thread.
+// Implements the queue of mapping changes and the thread that makes them.
 namespace quire {
 
 Mapper::Mapper() : thread_([this] { run(); }) {}
@@ -81,7 +81,7 @@ void Mapper::run() {
     } catch (const std::exception& error) {
       failure = error.what();
     }
-    operation.run = nullptr;  // releases heap and range before the ticket completes
+    operation.run = nullptr;  // releases heap and range before the operation counts as complete
     lock.lock();
     ++completed_;
     if (refused) {

@@ -13,7 +13,8 @@
 namespace quire {
 
 // Runs changes of mappings in order on a thread of its own, so that the engine never waits for the
-// system. Every operation has a ticket; tickets rise by one and complete in order.
+// system. Every operation has a number, its ticket, one above the last. Operations complete in
+// order.
 class Mapper {
  public:
   Mapper();
@@ -22,15 +23,15 @@ class Mapper {
   uint64_t submit(std::function<void()> operation);
   // Submits an operation that may be refused: a std::system_error means that nothing has changed.
   uint64_t attempt(std::function<void()> operation);
-  // True, once, if the system refused the attempt. Throws std::logic_error if the ticket is not
-  // complete.
+  // Returns true, once, if the system refused the operation that was attempted with this ticket.
+  // Throws std::logic_error if the operation is not complete.
   bool refused(uint64_t ticket);
-  // The newest completed ticket.
+  // Returns the ticket of the newest completed operation.
   uint64_t completed() const;
-  // False when the timeout passes first.
+  // Returns false when the timeout passes before the operation completes.
   bool wait(uint64_t ticket, std::chrono::nanoseconds timeout) const;
-  // The message of the first failure, or empty. After a failure mappings are in doubt, and the
-  // caller must stop serving.
+  // Returns the message of the first failure, or an empty string. After a failure nobody knows what
+  // is mapped, and the caller must stop serving.
   std::string failure() const;
 
  private:

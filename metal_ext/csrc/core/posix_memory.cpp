@@ -17,7 +17,7 @@
 #define MADV_POPULATE_WRITE 23  // since Linux 5.14; older headers lack it
 #endif
 
-// Implements the POSIX substrate's system calls on Linux and macOS.
+// Implements the system calls behind ranges and heaps in the CPU's memory, on Linux and macOS.
 namespace quire {
 namespace {
 
@@ -131,7 +131,7 @@ void release_addresses(std::byte* base, size_t bytes) {
 }
 
 void give_up_spare(std::byte* base) {
-  // The same protection as the header page's, so that the two pages become one mapping.
+  // The page gets the header page's protection, so that the two pages become one mapping.
   if (mprotect(base - pages_below(), system_page_bytes(), PROT_READ | PROT_WRITE) != 0) {
     fail("mprotect", system_page_bytes());
   }
@@ -147,8 +147,8 @@ void map_shared(void* address, size_t bytes, int fd, size_t offset, bool writabl
 
 void populate(void* address, size_t bytes) noexcept {
 #ifdef __linux__
-  // An error (an old kernel, or no memory) only means page faults later. Unlike a write, the call
-  // never signals.
+  // An error (an old kernel, or no memory) only means that writes take page faults later. Unlike a
+  // write, the call never raises SIGBUS.
   (void)madvise(address, bytes, MADV_POPULATE_WRITE);
 #else
   (void)address, (void)bytes;

@@ -2,8 +2,8 @@
 
 #include <cstddef>
 
-// The system calls behind the POSIX substrate. All but populate() throw a std::system_error that
-// names the call.
+// The system calls behind ranges and heaps in the CPU's memory. All but populate() throw a
+// std::system_error that names the call.
 namespace quire {
 
 size_t system_page_bytes();
@@ -26,20 +26,20 @@ void punch_hole(int fd, size_t offset, size_t bytes);
 
 // Reserves addresses without memory. The header page's last eight bytes hold `bytes`, as below a
 // buffer of MLX's CPU allocator. At the system's limit of mappings, giving up the spare page frees
-// a mapping, so that a change half done can be undone.
+// one mapping, with which a half-made change can be undone.
 //   | spare page, read only | header page, readable | reserved addresses: any access is SIGSEGV ...
 //                                                   ^ base
 std::byte* reserve_addresses(size_t bytes);
 void release_addresses(std::byte* base, size_t bytes);
 void give_up_spare(std::byte* base);
-bool make_spare(std::byte* base);  // false when no mapping is left
+bool make_spare(std::byte* base);  // returns false when no mapping is left
 
 // Maps a part of the file. A write to a read-only mapping is SIGSEGV.
 void map_shared(void* address, size_t bytes, int fd, size_t offset, bool writable);
-// Tries to commit the memory of a writable mapping; on failure page faults come later.
+// Tries to commit a writable mapping's memory. If that fails, the first writes take page faults.
 void populate(void* address, size_t bytes) noexcept;
-void map_private_zeros(void* address, size_t bytes);  // readable, writable, committed on touch
-void map_nothing(void* address, size_t bytes);        // back to reserved addresses
+void map_private_zeros(void* address, size_t bytes);  // committed by the first write
+void map_nothing(void* address, size_t bytes);        // only reserves the addresses again
 // Gives the memory of private zeros back to the system; later reads give zeros.
 void give_back_private(void* address, size_t bytes);
 // The bytes of private zeros that are in memory, in whole pages.

@@ -13,15 +13,15 @@
 
 namespace quire {
 
-// Positions [start, start + count) of one sequence's range.
+// The tokens at positions [start, start + count) of one sequence, whose K and V lie in `range`.
 struct Segment {
   std::shared_ptr<AddressRange> range;
   int64_t start;
   int64_t count;
 };
 
-// The place of each row of a step, built once and shared by all layers. The constructor checks that
-// each row and all earlier rows of its sequence have memory, so that kernels need no checks.
+// The place of each row (token) of a step, found once for all layers. The constructor checks that
+// the row and all earlier rows of its sequence have memory, so that kernels need no checks.
 class RowTable {
  public:
   struct Row {
@@ -29,10 +29,10 @@ class RowTable {
     size_t position;
   };
 
-  // The limit is far above a step's rows. A table of this size takes 256 MiB.
+  // A step has far fewer rows. A table of this many rows takes 256 MiB.
   static constexpr int64_t kMaxRows = int64_t{1} << 24;
 
-  // Throws std::out_of_range for unmapped rows, std::invalid_argument for different geometries.
+  // Throws std::out_of_range for unmapped rows, std::invalid_argument if geometries differ.
   explicit RowTable(std::vector<Segment> segments) : segments_(std::move(segments)) {
     if (segments_.empty()) {
       throw std::invalid_argument("a row table needs at least one segment");

@@ -8,7 +8,7 @@
 #include "core/checked.h"
 #include "core/posix_memory.h"
 
-// Implements the memory of cells, and cuts a step's rows into tiles, parts and runs.
+// Implements the memory of recurrent states, and cuts a step's rows where states are used.
 namespace quire {
 
 namespace {

@@ -5,11 +5,11 @@
 #include <memory>
 #include <vector>
 
-// The memory of recurrent layers' states, and the plan of a step's reads and writes in it.
+// A cell holds the states of all recurrent layers of one sequence at one position. This file has
+// the memory of cells and a step's rows, which are cut where a state is read or written.
 namespace quire {
 
-// Memory for cells, which hold the states of recurrent layers. The memory is zeros at first, and is
-// committed on first touch.
+// The memory of cells: zeros at first, and committed by the first write.
 class StateMemory {
  public:
   static constexpr int64_t kMaxBytes = int64_t{1} << 46;
@@ -23,7 +23,7 @@ class StateMemory {
   std::byte* address() const { return address_; }
   size_t bytes() const { return bytes_; }
 
-  // Zeros whole pages and gives them back. Throws std::invalid_argument for a part of a page.
+  // Gives whole pages back (later reads give zeros), or throws std::invalid_argument.
   void release(int64_t offset, int64_t bytes);
   size_t committed(int64_t offset, int64_t bytes) const;
 
@@ -34,22 +34,23 @@ class StateMemory {
   std::byte* address_;
 };
 
-// Writes a segment's state to the cell at `address` after the segment's first `rows` rows.
+// Asks for the state after a segment's first `rows` rows to be written to the cell at `address`.
 struct StateWrite {
   int64_t rows;
   int64_t address;
 };
 
-// Consecutive rows of one sequence. `read`: the address of the cell with the state before them; 0:
-// zeros.
+// Consecutive rows of one sequence. read: the address of the cell with the state before these rows,
+// or 0 for zeros.
 struct StateSegment {
   int64_t count;
   int64_t read;
-  std::vector<StateWrite> writes;  // ascending by rows; the last is after all rows
+  std::vector<StateWrite> writes;  // ascending by rows; the last follows all rows
 };
 
-// The cells that a step's rows start from and write, for all recurrent layers. Built once per step.
-// Tiles cut the rows for computation:
+// The rows of a step with the cells that they read and write, made once for all recurrent layers. A
+// layer computes one tile after the other. A run ends where a segment or a tile ends, or at a
+// write:
 //   rows      | segment 0              | segment 1 ........................ |
 //   tiles     | tile 0 ................ | tile 1 ......... | tile 2 ....... |
 //   runs      | run       | run         | run      | run   | run            |
@@ -59,18 +60,18 @@ class StateRows {
   static constexpr size_t kTileRows = 64;
   static constexpr int64_t kMaxRows = int64_t{1} << 24;
 
-  // Rows without a write between them. The state is taken from one cell and left in another.
+  // Rows of one part. The state comes from one cell, and goes to another after the last row.
   struct Run {
     size_t first;  // index among all rows
     size_t count;
-    const std::byte* from;  // null: zeros
+    const std::byte* from;  // null for a state of zeros
     std::byte* to;
-    bool written;  // true for a requested write; false when only the next run reads the state
+    bool written;  // false: no write was asked for, and only the next run reads `to`
   };
   // The rows of one segment in a tile.
   struct Part {
     size_t segment_first;  // index of the segment's first row among all rows
-    const std::byte* read;  // the segment's first cell; null: zeros
+    const std::byte* read;  // the cell that the segment reads; null for zeros
     size_t first;
     size_t count;
     std::vector<Run> runs;
@@ -81,8 +82,8 @@ class StateRows {
     std::vector<Part> parts;
   };
 
-  // memories: hold all cells, and are kept alive. Throws std::out_of_range for an address outside
-  // them, std::invalid_argument unless writes ascend to the segment's count.
+  // memories: of all cells, kept alive by this object. Throws std::out_of_range for a cell
+  // elsewhere, std::invalid_argument unless a segment's writes ascend to its count.
   StateRows(
       const std::vector<StateSegment>& segments,
       std::vector<std::shared_ptr<StateMemory>> memories);

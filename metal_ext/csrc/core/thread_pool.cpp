@@ -6,15 +6,15 @@
 
 #include "core/checked.h"
 
-// Implements the thread pool: rounds of tasks, and helpers that watch and then sleep.
+// Implements the thread pool: run(), and helpers that watch for the next run() and then sleep.
 namespace quire {
 namespace {
 
 constexpr int64_t kMaxThreads = 256;
 constexpr size_t kLineFloats = 64 / sizeof(float);
 // An idle helper watches for work this long before it sleeps, because layers follow each other
-// within tens of microseconds. A shorter watch costs a wake-up per layer, a longer one takes the
-// front end's core.
+// within tens of microseconds. With a shorter time every layer wakes the helpers up; with a longer
+// one they keep a core from the server's process.
 constexpr auto kWatchTime = std::chrono::microseconds(20);
 constexpr int kLooksPerClockRead = 64;
 

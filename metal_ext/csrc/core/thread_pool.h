@@ -26,11 +26,11 @@ class ThreadPool {
   using Task = std::function<void(size_t index, size_t worker)>;
 
   // Runs task(index, worker) once for every index below count, then returns. Tasks that run at the
-  // same time have different workers. Tasks must not throw. The caller holds the pool. shared:
-  // whether helpers take part; without helpers, run() may be called from inside a task.
+  // same time have different `worker` numbers. Tasks must not throw. The caller holds hold().
+  // shared: whether helpers take part; without helpers, run() may be called from inside a task.
   void run(size_t count, const Task& task, bool shared = true);
 
-  // Runs body(index, worker) for all indices, `at_once` consecutive ones as one task.
+  // Runs body(index, worker) for all indices below count; one task takes `at_once` indices.
   template <class Body>
   void run_in_groups(size_t count, size_t at_once, const Body& body, bool shared = true) {
     const auto task = [&](size_t group, size_t worker) {
@@ -45,7 +45,7 @@ class ThreadPool {
   // Locks the pool for one operation, from its first scratch() to its last run().
   std::unique_lock<std::mutex> hold() { return std::unique_lock(owner_); }
 
-  // At least `floats` floats for intermediate results, on a cache line, valid until the next call.
+  // Returns memory for `floats` floats, aligned to a cache line and valid until the next call.
   float* scratch(size_t floats);
 
  private:
@@ -56,12 +56,12 @@ class ThreadPool {
   std::mutex owner_;
   std::vector<float> scratch_;
 
-  std::atomic<uint32_t> round_{0};    // rises with every run(); idle helpers watch it
+  std::atomic<uint32_t> round_{0};    // the number of run() calls, which idle helpers watch
   std::atomic<size_t> next_{0};       // the next index to take
-  std::atomic<size_t> helping_{0};    // helpers inside the current round
+  std::atomic<size_t> helping_{0};    // helpers that work for the current run()
   std::mutex round_mutex_;            // guards the members below
   std::condition_variable wake_;
-  bool open_ = false;                 // whether helpers may still join the round
+  bool open_ = false;                 // whether helpers may still join the current run()
   bool stopping_ = false;
   const Task* task_ = nullptr;
   size_t count_ = 0;

@@ -4,7 +4,7 @@
 #include <stdexcept>
 #include <string>
 
-// Implements the paged and dense kinds.
+// Implements the kinds of device memory that map nothing: paged and dense.
 namespace quire::metal {
 
 void require_equal_rows(const Geometry& geometry) {

@@ -7,15 +7,15 @@
 
 #include "core/metal/device_range.h"
 
-// The kinds without mappings: paged (a table of block addresses) and dense (slices of one buffer).
+// Device memory that maps nothing: paged (tables of block addresses), dense (slices of a buffer).
 namespace quire::metal {
 
-// An ordinary buffer, which the CPU reaches too.
+// A heap of the paged kind: an ordinary buffer, which the CPU can reach too.
 class ExtentHeap final : public DeviceHeap {
  public:
   explicit ExtentHeap(std::shared_ptr<Context> context) : DeviceHeap(std::move(context)) {}
 
-  // The address of a block of region 0; region r begins heap_region_offset(r) bytes later.
+  // Returns the address of a block in region 0; region r lies heap_region_offset(r) bytes later.
   uint64_t block_address(size_t block) const;
   std::byte* contents(size_t region, size_t block) const;
 
@@ -32,12 +32,12 @@ class PagedRange final : public DeviceRange {
  public:
   explicit PagedRange(std::shared_ptr<Context> context) : DeviceRange(std::move(context)) {}
 
-  std::byte* region(size_t) const override { return nullptr; }  // not contiguous
+  std::byte* region(size_t) const override { return nullptr; }  // a region is not contiguous
   uint64_t row_base(size_t) const override { return 0; }
   std::vector<uint64_t> page_addresses(size_t blocks) const override;
 
  protected:
-  bool attach(const Run& run) override;      // the range's record is the page table
+  bool attach(const Run& run) override;      // the record of DeviceRange suffices
   void detach(size_t, size_t) override {}
   void copy(DeviceRange& source, size_t source_block, size_t block, size_t tokens) override;
 
@@ -48,10 +48,10 @@ class PagedRange final : public DeviceRange {
 // Throws std::invalid_argument unless rows of all regions have one length.
 void require_equal_rows(const Geometry& geometry);
 
-// One ordinary buffer for all sequences: works on every device.
+// The memory of the dense kind: one ordinary buffer for all sequences, as every device has.
 class Arena {
  public:
-  // Holds `slices` whole ranges. Throws std::runtime_error for a buffer longer than
+  // slices: the number of ranges to hold. Throws std::runtime_error for a buffer longer than
   // max_buffer_bytes, std::system_error(ENOMEM) when the device refuses.
   Arena(Context& context, size_t slices, size_t max_buffer_bytes);
 
@@ -64,7 +64,7 @@ class Arena {
   NS::SharedPtr<MTL::Buffer> buffer_;
 };
 
-// One slice of the arena, a whole context: charged from the start until the substrate ends.
+// One slice of the arena, for a whole context. The memory is in use until the substrate ends.
 class ArenaHeap final : public DeviceHeap {
  public:
   ArenaHeap(std::shared_ptr<Context> context, std::shared_ptr<Arena> arena, size_t slice)
@@ -85,15 +85,15 @@ class ArenaHeap final : public DeviceHeap {
   const size_t slice_;
 };
 
-// A range of one block, the whole context. Its addresses are those of the mapped slice.
+// A range of one block, the whole context, at the addresses of the mapped slice.
 class ArenaRange final : public DeviceRange {
  public:
   ArenaRange(std::shared_ptr<Context> context, std::shared_ptr<Arena> arena)
       : DeviceRange(std::move(context)), arena_(std::move(arena)) {}
 
-  // For the CPU; kernels take the arena and row_base(). Null without a mapped slice.
+  // Returns an address for the CPU (kernels use row_base()), or null without a mapped slice.
   std::byte* region(size_t index) const override;
-  // Bytes from the arena's start. Throws std::logic_error without a mapped slice.
+  // Returns the slice's offset in the arena. Throws std::logic_error without a mapped slice.
   uint64_t row_base(size_t buffer) const override;
   BufferPlace view(size_t region) const override;
 

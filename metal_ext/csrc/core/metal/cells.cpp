@@ -7,7 +7,7 @@
 
 #include "core/checked.h"
 
-// Implements the cells' buffers and the checks of each step's uses.
+// Implements the buffers of recurrent states, and the checks of a step's reads and writes in them.
 namespace quire::metal {
 namespace {
 

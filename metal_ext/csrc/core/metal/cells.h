@@ -12,44 +12,44 @@
 
 namespace quire::metal {
 
-// Consecutive rows of one sequence in a step, with the cells that they start from and write.
+// Consecutive rows of one sequence in a step, and the cells (states of one sequence) that they use.
 struct CellSegment {
   struct Write {
     size_t rows;  // the write follows the first `rows` rows
     size_t cell;
   };
   size_t count;
-  std::optional<size_t> read;  // none: zeros
-  std::vector<Write> writes;   // ascending by rows; the last is after all rows
+  std::optional<size_t> read;  // empty for a state of zeros
+  std::vector<Write> writes;   // ascending by rows; the last follows all rows
 };
 
-// A fixed number of cells, the states of recurrent layers, in buffers that stay until the end.
-// Engine's thread only.
+// A fixed number of cells. Each holds the states of all recurrent layers of one sequence at one
+// position. Only the engine's thread may use this object.
 //   buffer 0 | cell 0 | cell 1 | cell 2 |   buffer 1 | cell 3 | cell 4 | ...
 // Rule: a cell is overwritten only after every step that may touch the cell has completed. A
-// sequence may overwrite the cell that it reads: the cache token orders its steps. A violation is a
-// std::logic_error that names cell and epochs, before anything is encoded.
+// sequence may overwrite the cell that it reads, because the ordering handle (ops/ops.h) orders the
+// sequence's steps. A violation throws a std::logic_error before anything is encoded.
 class Cells {
  public:
-  // most: bytes of a buffer. Throws std::invalid_argument unless cell_bytes is a multiple of 16,
-  // std::runtime_error for a buffer that is too long, std::system_error(ENOMEM) if refused.
+  // most: the most bytes of a buffer. Throws std::invalid_argument unless cell_bytes is a multiple
+  // of 16, std::runtime_error if cells do not fit, std::system_error(ENOMEM) if the device refuses.
   Cells(Context& context, size_t count, size_t cell_bytes, size_t most);
 
   size_t count() const { return uses_.size(); }
   size_t cell_bytes() const { return cell_bytes_; }
-  // The cell's address as kernels take it: a GPU address, or on dense the offset in the buffer.
+  // Returns the cell's GPU address, or on the dense kind the cell's offset in the one buffer.
   uint64_t place(size_t cell) const;
-  // Dense: the one buffer, which kernels bind. Other kinds: null.
+  // Returns the one buffer of the dense kind, which kernels bind, or null on other kinds.
   MTL::Buffer* arena() const;
 
-  // Notes the cells that the step `epoch` uses, and enforces the rule. Throws std::out_of_range for
-  // an unknown cell, std::invalid_argument unless writes ascend to the segment's count.
+  // Records the cells that a step uses, and enforces the rule. Throws std::out_of_range for an
+  // unknown cell, std::invalid_argument unless writes ascend to the segment's count.
   void use(uint64_t epoch, const std::vector<CellSegment>& segments);
 
   void drop() { buffers_.clear(); }
 
  private:
-  // The newest epochs that touched a cell; 0: none.
+  // The epochs (numbers) of the newest steps that touched a cell; 0 before any step did.
   struct Use {
     uint64_t written = 0;
     uint64_t read = 0;  // by sequences that do not write the cell

@@ -6,7 +6,7 @@
 
 #include "core/metal/sparse.h"
 
-// Implements the context: checks the device, settles new memory, and guards mapping points.
+// Implements what heaps and ranges share: the check of the device, and the moments without a step.
 namespace quire::metal {
 namespace {
 

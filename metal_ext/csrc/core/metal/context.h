@@ -16,7 +16,7 @@ namespace quire::metal {
 
 class Bundle;
 
-// The objects that all heaps and ranges of one substrate share. The context outlives them.
+// The objects that all heaps and ranges of one substrate share, and that end after those.
 struct Context {
   // Throws std::runtime_error that names everything that the device lacks for the kind.
   Context(
@@ -36,17 +36,17 @@ struct Context {
   Residency residency;
   // Guards every heap's ledger and every range's record of mappings and uses.
   std::mutex books;
-  bool ended = false;  // guarded by books; true: nothing new begins
-  // Sparse only.
+  bool ended = false;  // guarded by books; once true, nothing new begins
+  // The next three are null except on the sparse kind.
   std::unique_ptr<MappingQueue> mapping;
   std::unique_ptr<BlockWork> work;
   std::unique_ptr<Bundle> bundle;
 
-  // Makes new memory resident before its first use. Mapper's thread. Throws
+  // Makes new memory resident before its first use, on the mapper's thread. Throws
   // std::system_error(ENOMEM) when no residency set can take the memory now.
   void settle();
   // Rule: without maps_beside_steps, blocks are mapped and unmapped, and heaps released, only while
-  // no epoch is in flight (else std::logic_error). No epoch starts during the pause.
+  // no step is in flight (else std::logic_error). No step starts during the pause.
   Epochs::Pause mapping_point(const char* what);
   // Throws std::logic_error after the substrate's end. The caller holds books.
   void require_running() const;

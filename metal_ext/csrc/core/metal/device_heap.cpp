@@ -4,7 +4,7 @@
 #include <stdexcept>
 #include <string>
 
-// Implements the ledger of blocks, and the making and release of heaps.
+// Implements the record of a heap's blocks, and the making and release of heaps.
 namespace quire::metal {
 
 namespace {

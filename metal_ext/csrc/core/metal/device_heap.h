@@ -12,17 +12,17 @@
 
 namespace quire::metal {
 
-// Tracks every block of one heap: mappings, writer, and seal. Context::books guards it. All methods
-// throw std::logic_error when a rule is broken.
+// Tracks the mappings of every block of one heap, and the one range that may write the block. The
+// caller holds Context::books. All methods throw std::logic_error when a rule is broken.
 //   blank -- writable mapping --> owned -- read-only mapping, its writes complete --> sealed
-// A sealed block is never written. A new writable mapping makes an unmapped block owned again.
+// Nobody writes a sealed block. A new writable mapping makes an unmapped block owned again.
 class BlockLedger {
  public:
   explicit BlockLedger(size_t blocks) : blocks_(blocks) {}
 
-  // Maps blocks for `writer`, the only range that may write them. Rule: no mapping of them exists.
+  // Maps blocks for `writer`, the only range that may write them. Rule: no block is mapped yet.
   void map_writable(size_t first, size_t count, const void* writer);
-  // Seals the blocks. Rule: the epoch of a shared block's last write is complete.
+  // Maps blocks to be shared, and seals them. Rule: the step that last wrote a block is complete.
   void map_read_only(size_t first, size_t count, uint64_t completed_epoch);
   void unmap(size_t block, const void* range);
 
@@ -32,17 +32,17 @@ class BlockLedger {
   // Rules: only a block's writer writes the block, and a sealed block is never written.
   void require_writable(size_t block, const void* writer) const;
   void write(size_t block, const void* writer, uint64_t epoch);
-  // The epoch of the last write; 0: no epoch to wait for.
+  // Returns the epoch (number) of the step that last wrote the block, or 0 before any step did.
   uint64_t written_epoch(size_t block) const { return blocks_[block].written_epoch; }
 
   size_t mappings() const { return mappings_; }
-  // The heap's memory is gone. Rule: nothing maps it.
+  // Forgets all blocks when the heap's memory is gone. Rule: no block is mapped.
   void forget_all();
 
  private:
   struct Block {
     size_t mappings = 0;
-    bool blank = true;  // no writable mapping yet since the heap has memory
+    bool blank = true;  // nothing was mapped since the memory was made
     bool sealed = false;
     const void* writer = nullptr;
     uint64_t written_epoch = 0;
@@ -52,7 +52,7 @@ class BlockLedger {
   size_t mappings_ = 0;
 };
 
-// Physical memory of the device: released as a whole, and made again for the next mapping.
+// Physical memory of the device, released as a whole and made again for the next mapping.
 class DeviceHeap : public Heap {
  public:
   explicit DeviceHeap(std::shared_ptr<Context> context)
@@ -63,25 +63,25 @@ class DeviceHeap : public Heap {
   size_t committed_bytes() const override { return committed_.load(); }
   bool releases_blocks() const override { return false; }
 
-  // Makes missing memory. Throws std::system_error(ENOMEM) when the device refuses.
+  // Makes the memory if it is missing. Throws std::system_error(ENOMEM) when the device refuses.
   void commit();
   // Releases the memory of an unmapped heap for good, at the substrate's end.
   void drop();
 
-  // Guarded by Context::books.
+  // The caller holds Context::books while it uses the result.
   BlockLedger& ledger() { return ledger_; }
   const std::shared_ptr<Context>& context() const { return context_; }
 
  protected:
-  // Rule: a heap is released only when no block is mapped and no epoch is in flight. Where steps
-  // may run, waits for a pause between them; without a pause until the timeout, the heap is kept.
+  // Rule: a heap is released only when no block is mapped and no step is in flight. Where steps may
+  // run, waits for a moment between steps. If none comes in time, the heap keeps its memory.
   void release_memory(size_t first, size_t count) override;
 
   // make() allocates memory for the next residency set, or throws std::system_error(ENOMEM).
   // unmake() releases the memory.
   virtual void make() = 0;
   virtual void unmake() = 0;
-  // False: the memory stays until the substrate ends.
+  // Returns false if the memory stays until the substrate ends.
   virtual bool releases() const { return true; }
 
  private:

@@ -5,7 +5,7 @@
 #include <string>
 #include <system_error>
 
-// Implements the rules of mapping, use and copying that all kinds share.
+// Implements the rules of mapping, use and copying that all kinds of device memory share.
 namespace quire::metal {
 
 void DeviceRange::wait_for(uint64_t epoch, const char* what) const {
@@ -95,8 +95,8 @@ void DeviceRange::unmap_memory(size_t block, size_t count) {
   const auto point = context_->mapping_point("blocks cannot be unmapped");
   uint64_t last_used;
   {
-    // The blocks already count as unmapped: a use() before is in last_used_, a later one is
-    // refused.
+    // The blocks already count as unmapped, so use() refuses new steps, and last_used_ has all
+    // earlier ones.
     const std::lock_guard books(context_->books);
     last_used = last_used_;
   }

@@ -12,13 +12,13 @@
 
 namespace quire::metal {
 
-// A place in a buffer that MLX may view.
+// A place in a buffer of a range, for an MLX array that views the range.
 struct BufferPlace {
   MTL::Buffer* buffer;
   uint64_t offset;
 };
 
-// A run of a heap's blocks, mapped to consecutive blocks of a range.
+// Consecutive blocks of a heap, mapped to consecutive blocks of a range.
 struct Run {
   std::shared_ptr<DeviceHeap> heap;
   size_t heap_block;
@@ -27,8 +27,8 @@ struct Run {
   bool writable;
 };
 
-// One sequence's addresses on the device, with the rules that all kinds share. Subclasses say how
-// blocks are mapped and where rows lie.
+// The addresses of one sequence's K and V on the device, with the rules that all kinds of memory
+// share. Subclasses map blocks and find rows.
 class DeviceRange : public AddressRange {
  public:
   explicit DeviceRange(std::shared_ptr<Context> context)
@@ -38,35 +38,35 @@ class DeviceRange : public AddressRange {
 
   const std::shared_ptr<Context>& context() const { return context_; }
 
-  // Notes that the step `epoch` reads tokens [0, start + count) and writes the last `count`. Throws
+  // Records that a step reads tokens [0, start + count) and writes the last `count` of them. Throws
   // std::logic_error for a write to a sealed block or a use of unmapped tokens.
   void use(uint64_t epoch, size_t start, size_t count);
-  // Copies the first `tokens` rows of a source block in every region. Mapper's thread.
+  // Copies a source block's first `tokens` rows in every region, on the mapper's thread.
   void copy_from(DeviceRange& source, size_t source_block, size_t block, size_t tokens);
-  // For the bundle: observe() counts the run as mapped from now on, withdraw() drops it.
+  // Bundle calls observe() when the run's mapping is complete, or withdraw() to drop the run.
   void observe(const Run& run);
   void withdraw(const Run& run);
-  // For the substrate's end: unmaps everything, in order.
+  // Unmaps everything, in order, at the substrate's end.
   void unmap_all();
-  // For the substrate's end: releases the device objects of an unmapped range.
+  // Releases the device objects of an unmapped range at the substrate's end.
   virtual void drop() {}
 
   // --- Places of rows: a method throws std::logic_error on the wrong kind of range ---
   virtual uint64_t row_base(size_t buffer) const = 0;  // RowEntry::base of the range's rows
   virtual BufferPlace view(size_t region) const;       // for arrays that view the region
-  // Paged: the GPU addresses of the leading mapped blocks, for LayerPlace.
+  // Returns the GPU addresses of the first `blocks` blocks of a paged range.
   virtual std::vector<uint64_t> page_addresses(size_t blocks) const;
 
  protected:
-  // The heap block behind a block of the range; no heap: unmapped.
+  // The heap's block that is mapped to a block of the range; without a heap, none is.
   struct Place {
     std::shared_ptr<DeviceHeap> heap;
     size_t block = 0;
     bool observed = false;  // whether the mapping is complete and the block filled
   };
 
-  // attach() maps blocks and zeroes writable ones. It returns false to leave that to the bundle,
-  // which later calls observe() or withdraw(). detach() unmaps blocks. copy() copies rows.
+  // attach() maps blocks and fills writable ones with zeros, or returns false to let Bundle do both
+  // and then call observe() or withdraw(). detach() unmaps blocks. copy() copies rows.
   virtual bool attach(const Run& run) = 0;
   virtual void detach(size_t block, size_t count) = 0;
   virtual void copy(DeviceRange& source, size_t source_block, size_t block, size_t tokens) = 0;
@@ -80,7 +80,7 @@ class DeviceRange : public AddressRange {
   void commit_memory(size_t, size_t) final {}
   void unmap_memory(size_t block, size_t count) final;
 
-  // Written under Context::books; read under it, or on the mapper's thread.
+  // Context::books guards all writes, and reads outside the mapper's thread.
   const Place& place(size_t block) const { return places_[block]; }
 
  private:
@@ -91,7 +91,7 @@ class DeviceRange : public AddressRange {
 
   const std::shared_ptr<Context> context_;
   std::vector<Place> places_;
-  uint64_t last_used_ = 0;  // the newest epoch that may touch the range
+  uint64_t last_used_ = 0;  // the epoch of the newest step that may touch the range
 };
 
 }  // namespace quire::metal

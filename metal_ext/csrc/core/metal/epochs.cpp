@@ -5,11 +5,11 @@
 
 #include "core/metal/gpu.h"
 
-// Implements epochs: starts, waits, pauses and abandoned steps.
+// Implements the counter of steps: starts, waits, pauses and abandoned steps.
 namespace quire::metal {
 namespace {
 
-// An abandoned epoch signals no event: waits look again after this time.
+// An abandoned step signals no event, so waits look again after this time.
 constexpr std::chrono::milliseconds kLookAgain{20};
 
 }  // namespace
@@ -82,7 +82,7 @@ void Epochs::abandon(uint64_t epoch) {
   if (epoch == 0 || epoch > started_) {
     throw std::logic_error("epoch " + std::to_string(epoch) + " was never started");
   }
-  // Not set on the event: its value would also complete earlier epochs that may still run.
+  // The event is not set, because its value would also complete earlier steps that may still run.
   if (epoch > completed_locked()) {
     abandoned_.insert(epoch);
   }

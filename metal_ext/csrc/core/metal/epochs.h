@@ -12,35 +12,36 @@
 
 namespace quire::metal {
 
-// Numbers the steps on the device. The host starts an epoch; the step's last command buffer signals
-// it through a shared event. Any thread, unless a method names one.
+// Numbers the steps on the device; a step's number is its epoch. The step's last command buffer
+// signals the epoch through a shared event. Any thread may call a method that names no thread.
 class Epochs {
   struct Resume {
     void operator()(Epochs* epochs) const { epochs->resume(); }
   };
 
  public:
-  // No epoch is in flight or starts while a Pause lives.
+  // While a Pause lives, no step is in flight and none starts.
   using Pause = std::unique_ptr<Epochs, Resume>;
 
   // Throws std::system_error(ENOMEM) when the device gives no event.
   explicit Epochs(MTL::Device* device);
 
-  // Opens the next epoch: 1, 2, ... Engine's thread. Throws std::logic_error during a pause.
+  // Starts a step and returns its epoch: 1, 2, ... Engine's thread. Throws std::logic_error in a
+  // pause.
   uint64_t start();
   uint64_t newest() const;
   // The event that the step's last command signals, with the epoch as value.
   MTL::SharedEvent* event() const { return event_.get(); }
-  // The newest epoch such that it and all earlier ones are complete.
+  // Returns the newest epoch up to which all steps are complete.
   uint64_t completed() const;
-  // Returns false when the timeout passes first. The epoch is checked at least once.
+  // Waits for a step. Returns false when the timeout passes first, after at least one check.
   bool wait(uint64_t epoch, std::chrono::nanoseconds timeout) const;
-  // Counts a failed step as complete. Throws std::logic_error for an unknown epoch.
+  // Counts a failed step as complete. Throws std::logic_error if no step has this epoch.
   void abandon(uint64_t epoch);
-  // Runs the body while no epoch is in flight or starts. Returns false if no such moment came in
-  // time.
+  // Runs the body while no step is in flight and none starts. Returns false if steps were in flight
+  // until the timeout.
   bool while_idle(std::chrono::nanoseconds timeout, const std::function<void()>& body);
-  // Keeps epochs from starting. Throws std::logic_error with `what` while one is in flight.
+  // Keeps steps from starting. Throws std::logic_error with the text `what` if one is in flight.
   Pause pause(const std::string& what);
 
  private:

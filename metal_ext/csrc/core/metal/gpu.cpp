@@ -82,7 +82,7 @@ class Probe {
  private:
   void lacks(Kind kind, const std::string& what) { found_.missing.push_back({kind, what}); }
 
-  // Notes each of these messages that the object does not answer, for the kinds that need it.
+  // Records each of these messages that the object does not answer and the kinds need.
   void demand(
       std::span<const Kind> kinds, const void* object, const char* whose,
       std::span<const char* const> selectors) {
@@ -95,7 +95,7 @@ class Probe {
     }
   }
 
-  // True when the device can make the object. demand() has already noted a missing message.
+  // Returns true when the device can make the object. demand() has already noted a missing message.
   bool makes(const char* selector) const { return Ask::answers(device_, selector); }
 
   void describe() {

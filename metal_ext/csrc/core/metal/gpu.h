@@ -11,7 +11,7 @@
 
 #include "core/metal/kernel_text.h"
 
-// A GPU as the substrate sees it: its abilities, its health, and the objects that it makes.
+// The GPU for quire's device memory: its abilities, its failures, and the objects that it makes.
 namespace quire::metal {
 
 Kind kind_named(const std::string& name);
@@ -28,16 +28,16 @@ struct Capabilities {
   uint64_t recommended_working_set_bytes = 0;
   bool unified_memory = false;
   bool residency_sets = false;
-  // The device's own answer; empty when the system is too old for the question.
+  // Whether the device has placement sparse buffers; empty if the system is too old to tell.
   std::optional<bool> placement_sparse;
-  // Messages that the device's objects do not answer, and objects that the device cannot make.
+  // A message that an object of the device does not answer, or an object that it cannot make.
   struct Missing {
     Kind needed_by;
     std::string what;
   };
   std::vector<Missing> missing;
 
-  // Everything that a substrate of this kind needs and the device lacks.
+  // Returns everything that a substrate of this kind needs and the device lacks.
   std::vector<std::string> missing_for(Kind kind) const;
 };
 
@@ -51,7 +51,7 @@ class Health {
   std::chrono::nanoseconds timeout() const { return timeout_; }
   // Keeps the first failure for good. Throws this failure as std::runtime_error.
   [[noreturn]] void fail(const std::string& what);
-  // As fail(), for a command that did not finish within the time limit.
+  // Calls fail() for a command that did not finish within the time limit.
   [[noreturn]] void time_out(const std::string& what);
   // Throws std::runtime_error after a failure.
   void require() const;
@@ -69,12 +69,12 @@ NS::SharedPtr<NS::AutoreleasePool> new_pool();
 // Throws std::system_error(ENOMEM) that names the refused object.
 [[noreturn]] void refuse_memory(const std::string& object);
 
-// A buffer that the CPU reaches too. Untracked like MLX's own buffers: kernels reach rows by
-// address. Throws std::system_error(ENOMEM) when the device refuses.
+// Makes a buffer that the CPU can reach too. Metal does not track uses: kernels go by address.
+// Throws std::system_error(ENOMEM) when the device refuses.
 NS::SharedPtr<MTL::Buffer> make_shared_buffer(MTL::Device* device, size_t bytes);
 NS::SharedPtr<MTL::SharedEvent> make_shared_event(MTL::Device* device);
 
-// False when the timeout passes before the event reaches the value.
+// Returns false when the timeout passes before the event reaches the value.
 bool wait_for_value(
     MTL::SharedEvent* event, uint64_t value, std::chrono::nanoseconds timeout);
 

@@ -24,7 +24,7 @@ struct Kernel {
   std::string expression;  // the instance of the template, or empty
 };
 
-// activations: type of queries, keys, values and results. kv: type of stored rows. Throws
+// activations: the type of queries, new keys, values and results. kv: of stored K and V. Throws
 // std::logic_error unless head_dim is 64, 128 or 256.
 Kernel append_kernel(Number activations, Number kv, Kind kind);
 Kernel decode_split_kernel(Number activations, Number kv, int head_dim, Kind kind);
@@ -32,7 +32,7 @@ Kernel decode_combine_kernel(Number activations, int head_dim);
 Kernel project_append_kernel(Number activations, Number kv, int head_dim, Kind kind);
 Kernel gather_kernel(Number kv, Kind kind);
 Kernel swiglu_kernel(Number activations);
-// Both are for heads of 128 dimensions.
+// The next two kernels are for heads of 128 dimensions.
 Kernel gated_delta_kernel(Number activations, Kind kind);
 Kernel delta_tails_kernel(Number activations, Kind kind);
 Kernel zero_blocks_kernel();

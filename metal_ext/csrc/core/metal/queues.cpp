@@ -79,7 +79,7 @@ void MappingQueue::finish() {
 namespace {
 
 constexpr size_t kBytesPerThread = 16;
-// A failed command signals nothing: waits look at the command's status after this time.
+// A failed command signals nothing, so waits look at the command's status after this time.
 constexpr std::chrono::milliseconds kLookAgain{50};
 
 std::string words(const NS::Error* error) {

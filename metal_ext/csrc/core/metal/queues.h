@@ -52,8 +52,8 @@ class MappingQueue {
   size_t outstanding_ = 0;  // operations not yet seen complete
 };
 
-// Fills and copies blocks that the CPU cannot reach, by two small kernels. A call returns when all
-// is done.
+// Fills and copies blocks that the CPU cannot reach, by two small kernels. A call returns when the
+// GPU has finished.
 class BlockWork {
  public:
   // Compiles the kernels. Throws std::system_error(ENOMEM) without a queue or event,
@@ -61,7 +61,7 @@ class BlockWork {
   BlockWork(MTL::Device* device, Health& health);
 
   MTL::CommandQueue* queue() const { return queue_.get(); }
-  // Addresses and strides are multiples of 16, and `bytes` is rounded up to a multiple. Both throw
+  // Addresses and strides are multiples of 16, and `bytes` is rounded up to one. Both throw
   // std::runtime_error when the command fails or times out.
   void zero(std::span<const BlockArguments> runs) { run(zero_.get(), "zero_blocks", runs); }
   void copy(std::span<const BlockArguments> runs) { run(copy_.get(), "copy_blocks", runs); }

@@ -4,7 +4,7 @@
 #include <stdexcept>
 #include <utility>
 
-// Implements residency sets: members, requests, and queues.
+// Implements residency sets: their members, the requests for residency, and their queues.
 namespace quire::metal {
 
 Heartbeat::Heartbeat(
@@ -29,7 +29,7 @@ Heartbeat::~Heartbeat() {
 void Heartbeat::use() {
   last_use_ = now_();
   if (sleeps_) {
-    { const std::lock_guard lock(mutex_); }  // now run() waits for changed_
+    { const std::lock_guard lock(mutex_); }  // once locked, run() waits for changed_
     changed_.notify_all();
   }
 }
@@ -139,7 +139,7 @@ void Residency::add(MTL::Buffer* buffer, uint64_t bytes) {
 
 void Residency::add(MTL::Heap* heap, uint64_t bytes) {
   const std::lock_guard books(books_);
-  waiting_.push_back({heap, bytes});  // only sparse uses MTL::Heap, and needs residency sets
+  waiting_.push_back({heap, bytes});  // only sparse, which always has sets, uses MTL::Heap
 }
 
 void Residency::hold(std::vector<NS::SharedPtr<MTL::Buffer>> buffers) {
@@ -149,7 +149,7 @@ void Residency::hold(std::vector<NS::SharedPtr<MTL::Buffer>> buffers) {
   settle();  // keeps earlier memory out of these buffers' sets
   const std::lock_guard changes(changes_);
   const size_t most = std::max(options_.most_sets, kLeftByWeights + 1) - kLeftByWeights;
-  // Largest first: small buffers then fill the sets up.
+  // The largest buffers come first, so that small buffers fill the sets up.
   std::sort(buffers.begin(), buffers.end(), [](const auto& one, const auto& other) {
     return one->length() > other->length();
   });

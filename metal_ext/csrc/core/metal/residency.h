@@ -23,17 +23,17 @@ namespace quire::metal {
 
 using Clock = std::function<std::chrono::steady_clock::time_point()>;
 
-// Calls a function repeatedly on its own thread, while something is in use and a while after.
+// Calls a function repeatedly on a thread of its own, until no use() has come for a while.
 class Heartbeat {
  public:
-  // interval: time between calls. keep: time to go on after the last use.
+  // interval: the time between calls. keep: how long calls go on after the last use().
   Heartbeat(
       std::chrono::nanoseconds interval, std::chrono::nanoseconds keep, Clock now,
       std::function<void()> beat);
   // Waits for a call in progress.
   ~Heartbeat();
 
-  // Any thread; never waits.
+  // Any thread may call this. It never waits.
   void use();
 
  private:
@@ -47,14 +47,14 @@ class Heartbeat {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::atomic<std::chrono::steady_clock::time_point> last_use_;
-  std::atomic<bool> sleeps_{false};  // whether run() waits for the next use
+  std::atomic<bool> sleeps_{false};  // whether run() waits for the next use()
   bool stopping_ = false;
   std::thread thread_;
 };
 
-// One of the device's residency sets, its members, and the queues that have it. One thread at a
-// time. While a command in flight has the set, only two things are allowed: to request the set, and
-// to give it to a queue.
+// A residency set, which is memory that the GPU keeps resident, and the queues that have the set.
+// One thread uses it at a time. While a command in flight has the set, only two things are allowed:
+// to request the set, and to give it to a queue.
 class ResidentSet {
  public:
   static constexpr uint64_t kAnySize = std::numeric_limits<uint64_t>::max();
@@ -67,7 +67,7 @@ class ResidentSet {
   explicit ResidentSet(MTL::Device* device);
 
   // Takes members from the front while they fit; an empty set takes at least one. Returns false if
-  // none was taken.
+  // it took none.
   bool fill(std::deque<Member>& waiting, uint64_t size);
   bool holds(const MTL::Allocation* allocation) const;
   const std::vector<Member>& members() const { return members_; }
@@ -102,9 +102,9 @@ class Residency {
   // The largest share of the working set in one set. macOS makes whole sets resident, and one large
   // set has cost a step (MLX's pull request 4211, the source of this share).
   static constexpr uint64_t kSetPercent = 5;
-  // A queue takes 32 sets (Metal's feature set tables). One is MLX's own, others are spare.
+  // A queue takes 32 sets (Metal's feature set tables). MLX has one of them, and the rest is spare.
   static constexpr size_t kMostSets = 24;
-  // Sets that the weights leave to heaps and buffers.
+  // The number of sets that the weights leave to heaps and buffers.
   static constexpr size_t kLeftByWeights = 4;
 
   // macOS 26 unwires memory one second after its last use (source: llama.cpp's pull request 17766).
@@ -114,18 +114,18 @@ class Residency {
     bool supported = false;  // Capabilities::residency_sets
     uint64_t working_set_bytes = 0;
     size_t most_sets = kMostSets;
-    // How long to request residency after the last use; 0: not at all.
+    // How long to request residency after the last use; 0 turns requests off.
     std::chrono::nanoseconds keep = std::chrono::nanoseconds::zero();
     std::chrono::nanoseconds interval = kInterval;  // the longest time without a use or a request
     Clock now = &std::chrono::steady_clock::now;
   };
-  // health: no residency is requested of a failed device.
+  // health: a device that has failed is not asked for residency.
   Residency(MTL::Device* device, const Health& health, const Options& options);
   ~Residency() { end(); }
 
-  // The most bytes of a set with several members; 0: the device names no limit.
+  // Returns the most bytes of a set with several members, or 0 if the device has no limit.
   uint64_t set_bytes() const { return set_bytes_; }
-  // New memory, for the next settle(). bytes: its share of the working set. Any thread.
+  // Adds new memory for the next settle(). bytes: the bytes that count in the working set.
   void add(MTL::Buffer* buffer, uint64_t bytes);
   void add(MTL::Heap* heap, uint64_t bytes);
 
@@ -133,19 +133,19 @@ class Residency {
   // Keeps buffers in sets of their own until the end. Called once, before the first step. Throws
   // std::system_error(ENOMEM) when the device refuses.
   void hold(std::vector<NS::SharedPtr<MTL::Buffer>> buffers);
-  // Begins a step over settled memory: closes the open set, and refreshes.
+  // Begins a step: closes the open set, and calls refresh().
   void begin_step();
   // Gives a step's queue the closed sets that it lacks, before the step's commands are committed.
   void attach(MTL::CommandQueue* queue);
-  // Without residency sets: the buffers that a compute encoder must name. Otherwise empty.
+  // Returns the buffers that a compute encoder must name where there are no residency sets.
   std::vector<MTL::Resource*> unattached() const;
 
   // --- Mapper's thread ---
   // Sets the queues of the mapper's own commands. Called before any set exists.
   void attach_own(MTL4::CommandQueue* mapping, MTL::CommandQueue* work);
-  // True when settle() would need more sets than allowed.
+  // Returns true when settle() would need more sets than allowed.
   bool crowded() const;
-  // Merges the sets that are not full into fewer. Called while nothing runs.
+  // Merges the sets that are not full into fewer. Called while no command runs.
   void gather();
   // Puts added memory into sets, and requests their residency. Throws std::system_error(ENOMEM)
   // when the device refuses; memory without a set then stays added.
@@ -154,11 +154,11 @@ class Residency {
   // commands are committed.
   void refresh();
   bool lapsed() const;  // true when refresh() would request residency
-  // Removes memory before its last reference goes. Called while nothing runs.
+  // Removes memory before its last reference goes. Called while no command runs.
   void remove(MTL::Buffer* buffer);
   void remove(MTL::Heap* heap);
 
-  // Empties all sets and takes them off all queues. Called while nothing runs.
+  // Empties all sets and takes them off all queues. Called while no command runs.
   void end();
 
  private:
@@ -185,14 +185,14 @@ class Residency {
   std::vector<NS::SharedPtr<MTL::Buffer>> held_;
   uint64_t changed_ = 0;  // the number of closed sets so far
   std::unordered_map<MTL::CommandQueue*, std::pair<NS::SharedPtr<MTL::CommandQueue>, uint64_t>>
-      queues_;  // with the value of changed_ that each has seen
+      queues_;  // each with the value of changed_ that it has seen
   NS::SharedPtr<MTL4::CommandQueue> mapping_;
   NS::SharedPtr<MTL::CommandQueue> work_;
   std::vector<MTL::Resource*> unattached_;
 
   // The last time that all sets were used or requested.
   std::atomic<std::chrono::steady_clock::time_point> fresh_;
-  std::unique_ptr<Heartbeat> heartbeat_;  // null when unsupported or `keep` is 0
+  std::unique_ptr<Heartbeat> heartbeat_;  // null without residency sets, and if `keep` is 0
 };
 
 }  // namespace quire::metal

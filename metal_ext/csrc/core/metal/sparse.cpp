@@ -7,7 +7,7 @@
 #include "core/checked.h"
 #include "core/metal/context.h"
 
-// Implements placement heaps, sparse buffers and bundles.
+// Implements the sparse kind: placement heaps, sparse buffers, and mappings made together.
 namespace quire::metal {
 
 BufferPlan::BufferPlan(const Geometry& geometry, size_t max_buffer_bytes) {
@@ -65,7 +65,7 @@ SparseBufferRange::SparseBufferRange(
     : DeviceRange(std::move(context)), plan_(std::move(plan)) {
   const auto pool = new_pool();
   for (const size_t bytes : plan_->bytes) {
-    // Untracked like MLX's own buffers: kernels reach rows by address, which nothing tracks.
+    // Metal does not track uses of the buffer, because kernels reach rows by address.
     auto buffer = NS::TransferPtr(this->context()->device->newBuffer(
         bytes, MTL::ResourceStorageModePrivate | MTL::ResourceHazardTrackingModeUntracked,
         sparse_page_size(geometry().page_bytes())));

@@ -12,13 +12,13 @@
 #include "core/metal/device_range.h"
 #include "core/metal/epochs.h"
 
-// The sparse kind: placement heaps, sparse buffers, and bundles of maps.
+// The sparse kind of device memory: placement heaps, sparse buffers, and mappings made together.
 namespace quire::metal {
 
-// The place of a region in a sequence's sparse buffers, or in a paged extent.
+// The place of a region (one layer's K or V) in a sequence's buffers, or in a paged heap.
 struct RegionPlace {
   size_t buffer;    // always 0 on paged and dense
-  uint64_t offset;  // bytes from the start of the buffer or extent
+  uint64_t offset;  // bytes from the start of the buffer or heap
 };
 
 // Divides a sequence's regions among sparse buffers of a length that the device allows. Regions 2i
@@ -28,8 +28,8 @@ struct BufferPlan {
   // Throws std::runtime_error when one layer alone is too long.
   BufferPlan(const Geometry& geometry, size_t max_buffer_bytes);
 
-  // Adjacent regions of one buffer whose rows have the same length. They lie `stride` bytes apart,
-  // so that one dispatch fills or copies them all.
+  // Adjacent regions of one buffer whose rows have the same length. The regions lie `stride` bytes
+  // apart, so that one dispatch fills or copies them all.
   struct Run {
     size_t first_region;
     size_t regions;
@@ -65,7 +65,7 @@ class SparseBufferRange final : public DeviceRange {
   BufferPlace view(size_t region) const override;
   void drop() override;
 
-  // For the bundle: begin_map() sends a run's maps to the device; add_zeros() adds the commands
+  // Bundle calls begin_map() to send a run's maps to the device, and add_zeros() to add commands
   // that fill the run with zeros.
   void begin_map(const Run& run);
   void add_zeros(const Run& run, std::vector<BlockArguments>& zeros) const;
@@ -77,8 +77,8 @@ class SparseBufferRange final : public DeviceRange {
   void prepare_unmap() override;
 
  private:
-  // The operations of each buffer. A region and a run of blocks need one operation, because heaps
-  // and ranges are both region-major.
+  // Returns each buffer's mapping operations: one in each region for all the blocks, because heaps
+  // and ranges are both ordered by region.
   std::vector<std::vector<MappingOperation>> operations(
       MTL::SparseTextureMappingMode mode, size_t heap_block, size_t block, size_t count) const;
 
@@ -87,10 +87,10 @@ class SparseBufferRange final : public DeviceRange {
   std::vector<uint64_t> addresses_;  // addresses of buffers_, which never move
 };
 
-// Makes maps of sparse buffers together. The CPU waits once for all maps, and once for all zeros.
+// Maps blocks of several sparse buffers, with one wait for all maps and one for all fills:
 //   map | signal | map | signal | ... | CPU waits | zeros of all | CPU waits | they count as mapped
-// Mapper's thread. The device learns of the maps in finish(). Where memory is mapped only between
-// steps, no step begins from the first add() until finish() returns.
+// Works on the mapper's thread. finish() sends the maps to the device. Where memory is mapped only
+// between steps, no step begins from the first add() until finish() returns.
 class Bundle {
  public:
   explicit Bundle(Context& context) : context_(context) {}
@@ -100,7 +100,7 @@ class Bundle {
   bool has(const SparseBufferRange& range) const;
   // Throws std::runtime_error when the device fails, which leaves the mappings in doubt.
   void finish();
-  // For the substrate's end: drops all maps.
+  // Drops all maps at the substrate's end.
   void withdraw();
 
  private:

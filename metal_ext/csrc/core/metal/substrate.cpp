@@ -5,7 +5,7 @@
 #include <stdexcept>
 #include <utility>
 
-// Implements the substrate: its making, its parts, and its ordered end.
+// Implements the device's memory as a whole: its making, its heaps and ranges, its ordered end.
 namespace quire::metal {
 namespace {
 
@@ -26,7 +26,7 @@ std::shared_ptr<Substrate> Substrate::make(
 }
 
 Substrate::Substrate(NS::SharedPtr<MTL::Device> device, const Options& options) {
-  switch (options.kind) {  // first the checks that depend on no device
+  switch (options.kind) {  // checks that depend on no device come first
     case Kind::sparse:
       sparse_page_size(options.geometry.page_bytes());
       break;
@@ -225,7 +225,7 @@ Substrate::~Substrate() {
   bool ended = false;
   try {
     ended = shutdown();
-  } catch (const std::exception&) {  // a bug in what is mapped: nothing is released then either
+  } catch (const std::exception&) {  // after a bug too, nothing is released
   }
   if (!ended) {
     // Commands may still run on this memory: it is never released.

@@ -20,22 +20,20 @@
 namespace quire::metal {
 
 // All heaps and ranges of one kind and geometry on one device, with their queues, events and
-// residency. The mapper's thread maps; the engine's thread does all else.
-// Rule: a sparse substrate without Options::maps_beside_steps maps, unmaps and releases only while
-// no epoch is in flight, and starts no epoch before finish_mappings(). A violation is a
-// std::logic_error.
-// Rule: the substrate owns all device objects that command buffers use, because MLX's command
-// buffers do not retain them. Only shutdown() releases them, even if Python drops heaps and ranges
-// before.
+// residency. The mapper's thread maps; the engine's thread does everything else. Rule: a sparse
+// substrate without Options::maps_beside_steps maps, unmaps and releases only while no step is in
+// flight, and no step starts before finish_mappings(). A violation throws a std::logic_error. Rule:
+// the substrate owns all device objects that command buffers use, because MLX's command buffers do
+// not retain them. Only shutdown() releases them, even if Python drops heaps and ranges before.
 class Substrate {
  public:
   struct Options {
     Kind kind;
     Geometry geometry;
-    size_t max_ranges;            // dense: number of slices of the arena
+    size_t max_ranges;            // the number of slices on the dense kind
     // Sparse: whether mappings may change while steps are in flight.
     bool maps_beside_steps = false;
-    size_t max_buffer_bytes = 0;  // 0: the device's; smaller values force more buffers per range
+    size_t max_buffer_bytes = 0;  // 0 for the device's; smaller values force more buffers per range
     std::chrono::nanoseconds timeout = std::chrono::seconds(30);  // time limit of one command
     Residency::Options residency = {};  // the device's own properties are added
   };
@@ -46,55 +44,55 @@ class Substrate {
   // Calls shutdown(). If that fails, the device objects are never released.
   ~Substrate();
 
-  // Throw std::system_error(ENOMEM) when the device refuses or the arena has no slice left.
+  // Both throw std::system_error(ENOMEM) when the device refuses or the arena has no slice left.
   std::shared_ptr<Heap> new_heap();
   std::shared_ptr<AddressRange> new_range();
-  // Makes all memory for recurrent states. Throws as Cells does; std::logic_error the second time.
+  // Makes the memory of recurrent states. Throws as Cells does, or std::logic_error a second time.
   void make_cells(size_t count, size_t cell_bytes);
 
-  // Throws std::invalid_argument unless the range is this substrate's.
+  // Returns a range that this substrate made. Throws std::invalid_argument for another range.
   DeviceRange& own(AddressRange& range) const;
 
   Kind kind() const { return context_->kind; }
   const Geometry& geometry() const { return context_->geometry; }
   Epochs& epochs() const { return context_->epochs; }
   Residency& residency() const { return context_->residency; }
-  // Null before make_cells().
+  // Returns null before make_cells().
   Cells* cells() const { return cells_.get(); }
-  // Buffers per range. A row table has one RowEntry per buffer and row, [buffer][row].
+  // Returns the buffers per range. A row table has a RowEntry per buffer and row, [buffer][row].
   size_t buffers_per_range() const;
   RegionPlace place(size_t region) const;
 
-  // --- Mapper's thread ---
-  // Completes all maps since the last call; on paged and dense every map() has done so already.
-  // Throws std::runtime_error when the device fails.
+  // --- Mapper's thread --- Completes all maps since the last call. On paged and dense, map()
+  // itself completes a map. Throws std::runtime_error when the device fails.
   void finish_mappings();
   // Makes the memory of a released heap, so that later maps of its blocks are not refused. Throws
   // std::system_error(ENOMEM) when the device refuses.
   void commit(Heap& heap);
-  // Copies a block's first `tokens` rows in every region, after the source's last writer, whose
-  // commands must be committed. Throws std::logic_error unless the target may write the block.
+  // Waits for the step that last wrote the source block, whose commands must be committed; then
+  // copies the block's first `tokens` rows in every region. Throws std::logic_error unless the
+  // target may write the block.
   void copy_block(
       AddressRange& source, size_t source_block, AddressRange& target, size_t target_block,
       size_t tokens);
 
-  // Ends in order: waits for the last epoch, unmaps everything (paced), takes the residency sets
-  // off their queues, releases buffers, then heaps. The mapper must be idle. Returns false if the
-  // device timed out: nothing is released, and the process must end without releasing.
+  // Ends in order: waits for the last epoch, unmaps everything (one unmap at a time), takes the
+  // residency sets off their queues, releases buffers, then heaps. The mapper must be idle. Returns
+  // false if the device timed out: nothing is released, and the process must end without releasing.
   bool shutdown();
-  // Empty while the device has answered everything in time.
+  // Returns an empty string while the device has answered everything in time.
   std::string failure() const { return context_->health.failure(); }
 
  private:
   Substrate(NS::SharedPtr<MTL::Device> device, const Options& options);
 
   void require_running() const;
-  bool quiesce();  // false when the device timed out: steps may still run
+  bool quiesce();  // returns false if steps may still run
 
   std::shared_ptr<Context> context_;
   std::shared_ptr<const BufferPlan> plan_;  // sparse only
   std::shared_ptr<Arena> arena_;            // dense only
-  size_t most_bytes_;                       // the longest buffer
+  size_t most_bytes_;                       // the bytes of the longest buffer
   std::shared_ptr<Cells> cells_;
   mutable std::mutex mutex_;                // guards the two lists below
   std::vector<std::shared_ptr<DeviceHeap>> heaps_;
