@@ -6,13 +6,13 @@
 #include "ops/checks.h"
 #include "ops/primitive.h"
 
-// The attention operations on a CPU: decode by splits of a row, and prefill by chunks of rows.
+// Attention on a CPU: for single rows in splits of their keys, and for many rows of a sequence.
 namespace quire::ops {
 namespace {
 
-// With fewer bytes of K and V, helpers cost more time than they save.
+// Calls that read fewer bytes of K and V use one thread, because helpers would cost more time.
 constexpr size_t kParallelKVBytes = size_t{256} << 10;
-// The most consecutive splits in one task, whose prefetches cross the borders of splits.
+// The most splits (of kSplitTokens keys) in a task. Prefetches go from one split to the next.
 constexpr size_t kMaxSplitsPerTask = 8;
 constexpr size_t kTasksPerThread = 4;
 constexpr size_t kFewTasksPerThread = 2;
@@ -31,7 +31,7 @@ struct Attention {
   const void* values(const RowTable::Row& row) const {
     return row.range->region(static_cast<size_t>(layer.value_region));
   }
-  // Writes row `row` of the call's queries, scaled, in kernel order.
+  // Writes a row of the queries to `prepared`, scaled, in kernel order.
   void prepare(const mx::array& queries, size_t row, float* copy, float* prepared) const {
     workers->kernels.prepare_queries(
         shape, row_as_floats(queries, row, workers->kernels, copy), scale, prepared);
@@ -48,7 +48,7 @@ struct Attention {
   }
 };
 
-// Splits [first, first + count) of one row of the call, for some KV heads.
+// Splits [first, first + count) of one row's keys, for some KV heads.
 struct SplitRun {
   size_t row;
   size_t first;
@@ -56,11 +56,11 @@ struct SplitRun {
   cpu::HeadRun kv_heads;
 };
 
-// The tasks of a decode call, and the place of each row's partial results.
+// The tasks of a decode_attention() call, and where each row's partial results lie.
 struct DecodeCut {
   std::vector<SplitRun> tasks;
   std::vector<size_t> first_partial;  // [rows + 1]
-  size_t bytes = 0;                   // bytes of K and V to read
+  size_t bytes = 0;                   // bytes of K and V that the call reads
 
   DecodeCut(const Attention& call, size_t rows) {
     const auto* row = call.rows->rows().data() + call.first_row;
@@ -73,7 +73,7 @@ struct DecodeCut {
     first_partial.push_back(splits);
     const size_t fair = splits / (kTasksPerThread * call.workers->pool.threads());
     const size_t run = std::clamp<size_t>(fair, 1, kMaxSplitsPerTask);
-    // With few splits, KV heads are divided among tasks too.
+    // If there are few splits, tasks divide the KV heads too.
     const size_t wanted = kFewTasksPerThread * call.workers->pool.threads();
     const size_t parts = std::clamp<size_t>(wanted / splits, 1, call.shape.kv_heads);
     for (size_t r = 0; r < rows; ++r) {
@@ -155,7 +155,7 @@ void chunk(const Attention& call, const mx::array& queries, mx::array& out) {
                  prepared + r * shape.query_floats());
   });
   pool.run(parts * shape.kv_heads, [&](size_t index, size_t worker) {
-    // The last rows see the most keys and go first, so that no thread ends late with one.
+    // The last rows see the most keys. They go first, so that no thread ends late with such rows.
     const size_t row = (parts - 1 - index / shape.kv_heads) * cpu::kChunkRows;
     const size_t kv_head = index % shape.kv_heads;
     const size_t offset =
@@ -168,7 +168,7 @@ void chunk(const Attention& call, const mx::array& queries, mx::array& out) {
   call.store(results, out, 0, rows);
 }
 
-// body: the function that computes the call.
+// An attention operation that `body` computes.
 template <void (*body)(const Attention&, const mx::array&, mx::array&)>
 struct Attend {
   static constexpr Results kResults = Results::rows;

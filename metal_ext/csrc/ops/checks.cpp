@@ -5,7 +5,7 @@
 
 #include "cpu/kernels.h"
 
-// Implements the checks of operations' arguments.
+// Implements the checks of the arguments of operations over K and V.
 namespace quire::ops {
 namespace {
 

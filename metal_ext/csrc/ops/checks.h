@@ -38,14 +38,14 @@ size_t check_block_copy(
 // Checks that both weights are [head_dim] float32.
 void check_norms(const std::optional<QKNorms>& norms, int head_dim);
 
-// Points a view at memory from `offset` bytes on, with rows side by side.
+// Gives the array `view` the memory from `offset` bytes on, without gaps between rows.
 void show(mx::array& view, mx::allocator::Data memory, size_t offset);
 
 // Throws std::invalid_argument for a range in a device's memory.
 void check_on_host(const AddressRange& range);
 // Checks that x is [rows, heads, head_dim] of float32 or bfloat16.
 void check_rows_array(const char* name, const mx::array& x);
-// Checks that both regions of the layer exist and hold rows of that shape.
+// Checks that both regions of the layer exist, and that their rows have these KV heads.
 cpu::HeadShape check_layer(
     const Geometry& geometry, const Layer& layer, int64_t query_heads, int64_t kv_heads,
     int64_t head_dim);

@@ -8,19 +8,18 @@
 #include "ops/layers.h"
 #include "ops/primitive.h"
 
-// The choice of tokens from logits, on a CPU.
+// Chooses tokens from logits, on a CPU.
 namespace quire::ops {
 namespace {
 
 // A row is read in pieces whose results are joined in order, so that the bits of the result do not
-// depend on the number of threads. A token's place in its piece is found one number after the
-// other.
+// depend on the number of threads. One thread alone finds a token in its piece.
 constexpr size_t kPieceNumbers = 8192;
 constexpr int kChoiceNumbers = 5;
 
 struct Choice {
-  float temperature;  // 0: take the largest
-  float top_k;        // 0: off
+  float temperature;  // 0 takes the largest logit
+  float top_k;        // 0 for all tokens
   float top_p;
   float min_p;
   float draw;  // in [0, 1)
@@ -41,7 +40,7 @@ struct Piece {
 // Chooses tokens for rows of one length, one row after the other.
 class RowChooser {
  public:
-  // shares_pieces: all threads share a row's pieces; false: the caller runs them.
+  // shares_pieces: whether all threads share a row's pieces, or the caller runs all.
   RowChooser(CpuWorkers& workers, size_t n, float* memory, bool shares_pieces)
       : kernels_(workers.kernels.choose), pool_(workers.pool), n_(n),
         shares_pieces_(shares_pieces), weights_(memory),
@@ -67,7 +66,7 @@ class RowChooser {
       return {0, false};
     }
     const auto lower = [](const Piece& a, const Piece& b) { return a.largest < b.largest; };
-    const Piece* const best = std::max_element(pieces_, end, lower);  // the first of the largest
+    const Piece* const best = std::max_element(pieces_, end, lower);  // the first of equal ones
     if (row.choice.temperature > 0.0f && std::isfinite(best->largest)) {
       return {as_id(draw(row, best->largest)), true};
     }
@@ -178,7 +177,7 @@ struct ChooseTokens {
   static constexpr Results kResults = Results::plain;
   Workers workers;
 
-  // in: raw logits, choices, filtered logits if different. out: ids, and whether rows are finite.
+  // in: raw logits, choices, and masked logits if there are any. out: ids; rows that are finite.
   void run(const Arrays& in, Arrays& out) const {
     const auto n = static_cast<size_t>(in[0].shape(1));
     const float* const adjusted = in.floats(in.size() == 3 ? 2 : 0);

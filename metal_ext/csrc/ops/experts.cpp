@@ -9,11 +9,11 @@
 #include "ops/packed_linear.h"
 #include "ops/primitive.h"
 
-// Mixtures of experts, on a CPU.
+// Computes mixtures of experts, on a CPU.
 namespace quire::ops {
 namespace {
 
-// Rows with intermediate results in memory at once. An expert is read once for all of them.
+// The rows that are computed together. An expert is read once for all these rows.
 constexpr size_t kRowsAtOnce = 512;
 // The most rows that one task prepares.
 constexpr size_t kTaskRows = 16;
@@ -23,7 +23,7 @@ constexpr size_t floats_of(size_t bytes) {
   return whole_lines((bytes + sizeof(float) - 1) / sizeof(float));
 }
 
-// Calls body(i, worker) for all i below count; each call works on `numbers` numbers.
+// Calls body(i, worker) for all i below count. numbers: the numbers that a call works on.
 template <class Body>
 void for_each(ThreadPool& pool, size_t count, size_t numbers, const Body& body) {
   const size_t at_once = std::clamp<size_t>(count / pool.threads(), 1, kTaskRows);
@@ -39,14 +39,14 @@ struct Mixture {
   bool normalised;
 };
 
-// The experts of each row, the best one first, and the factors of their results.
+// The experts chosen for each row, the best one first, and the factors of their results.
 struct Routing {
   size_t chosen;                // experts of each row
   std::vector<size_t> experts;  // [rows][chosen]
   std::vector<float> weights;   // [rows][chosen]
 };
 
-// Pairs [first, first + count), all of one expert.
+// The pairs [first, first + count) of a row and an expert, all with this expert.
 struct ExpertRun {
   size_t expert;
   size_t first;
@@ -76,8 +76,8 @@ void take_largest(const float* shares, size_t n, size_t chosen, size_t* best) {
   }
 }
 
-// logits: [rows][stride], of which the first `experts` numbers are the router's; they become their
-// softmax. normalised: a row's weights are divided by their sum. Of equal shares the lowest index
+// logits: [rows][stride]; the first `experts` numbers of a row are replaced by their softmax.
+// normalised: whether a row's weights are divided by their sum. Of equal shares the lowest index
 // comes first. A row of NaN gets NaN weights.
 Routing route(const cpu::LayerKernels& kernels, float* logits, size_t rows, size_t stride,
               size_t experts, size_t chosen, bool normalised) {
@@ -99,10 +99,10 @@ Routing route(const cpu::LayerKernels& kernels, float* logits, size_t rows, size
   return found;
 }
 
-// A counting sort.
+// Sorts pairs of row and expert by expert (counting sort).
 ExpertRows by_expert(const Routing& routing, size_t experts) {
   const size_t pairs = routing.experts.size();
-  std::vector<size_t> next(experts + 1);  // where an expert's next pair goes
+  std::vector<size_t> next(experts + 1);  // index of each expert's next pair
   for (const size_t expert : routing.experts) {
     ++next[expert + 1];
   }
@@ -196,7 +196,7 @@ class MixtureStep {
   }
 
   void lay_out() {
-    std::vector<size_t> alone(rows_, kNowhere);  // place of a row prepared as a run's only one
+    std::vector<size_t> alone(rows_, kNowhere);  // x_at of rows that are a run's only row
     for (const ExpertRun& its : pairs_.runs) {
       const size_t* const x = pairs_.rows.data() + its.first;
       size_t* const kept = its.count == 1 ? &alone[*x] : nullptr;
@@ -214,8 +214,7 @@ class MixtureStep {
     }
   }
 
-  // row_of: gives the row of x for a row of the run. kept: place of an input that several runs
-  // share.
+  // row_of: returns the row of x for a row of the run. kept: x_at of an input that runs share.
   template <class RowOf>
   void add_run(Run run, const RowOf& row_of, size_t* kept) {
     const bool prepared = kept != nullptr && *kept != kNowhere;
@@ -308,10 +307,10 @@ class MixtureStep {
 
   Routing routing_;
   ExpertRows pairs_;
-  std::vector<float> gates_;  // of the shared expert, for each row
+  std::vector<float> gates_;  // the shared expert's factor for each row
   std::vector<Run> runs_;
-  std::vector<RowOfRun> x_rows_;      // rows to prepare for gate and up
-  std::vector<RowOfRun> gated_rows_;  // all rows of the runs
+  std::vector<RowOfRun> x_rows_;      // rows that gate and up take
+  std::vector<RowOfRun> gated_rows_;  // rows that down takes
   std::vector<Product> gate_up_;      // products of all runs
   std::vector<Product> down_;
   size_t results_ = 0;

@@ -10,7 +10,7 @@
 #include "ops/checks.h"
 #include "ops/primitive.h"
 
-// Gated delta nets on a CPU.
+// Computes gated delta nets (recurrent layers) on a CPU.
 namespace quire::ops {
 namespace {
 
@@ -20,7 +20,7 @@ using Tile = StateRows::Tile;
 
 // Added to the sum of squares of a head's queries or keys; the same in every checkpoint.
 constexpr float kUnitEps = 1e-6f;
-// Heads that one task convolves.
+// The number of heads that one task convolves.
 constexpr size_t kHeadsPerTask = 8;
 constexpr size_t kMaxTaps = 8;
 
@@ -92,7 +92,7 @@ class LayerStep {
     return static_cast<size_t>(2 * shape_.key_heads + shape_.value_heads);
   }
 
-  // Convolves one head. Heads are numbered through queries, keys and values.
+  // Convolves one head. Heads of queries come first in number, then heads of keys, then of values.
   void convolve(const Tile& tile, size_t head) const {
     const auto key_heads = static_cast<size_t>(shape_.key_heads);
     const auto key_dim = static_cast<size_t>(shape_.key_dim);
@@ -120,7 +120,7 @@ class LayerStep {
     }
   }
 
-  // Runs a value head's recurrence, norm and gate for one part; writes its share of the tails.
+  // Runs a value head's recurrence, norm and gate for a part, and writes the head's part of tails.
   void finish(const Tile& tile, const Part& part, size_t head) const {
     const size_t key_head = head / static_cast<size_t>(shape_.value_heads / shape_.key_heads);
     const auto key_dim = static_cast<size_t>(shape_.key_dim);
@@ -174,7 +174,7 @@ class LayerStep {
     return reinterpret_cast<float*>(cell + offset_) + head * shape_.head_numbers();
   }
 
-  // Input row `place` of the convolution: the tail's rows come before the segment's. Null: zeros.
+  // Returns input row `place` of the convolution, the tail's rows first; null for a row of zeros.
   const float* conv_input(const Part& part, size_t place) const {
     const auto kept = static_cast<size_t>(shape_.tail_rows);
     if (place >= kept) {
@@ -225,7 +225,7 @@ struct GatedDeltaStep {
   size_t offset;
   Workers workers;
 
-  // in: the token, qkv, z, a, b, conv, a_log, dt_bias, norm.
+  // in: the ordering handle (ops.h), qkv, z, a, b, conv, a_log, dt_bias, norm.
   void run(const Arrays& in, Arrays& out) const {
     const auto held = workers->pool.hold();
     float* const scratch = workers->pool.scratch(

@@ -9,7 +9,7 @@
 #include "core/states.h"
 #include "ops/ops.h"
 
-// Gated delta nets: layers that keep a sequence's state, of constant size, in a cell.
+// Gated delta nets: layers that keep a sequence's state, of constant size, in a cell (states.h).
 namespace quire::ops {
 
 // A layer's heads and its convolution. value_heads / key_heads value heads share a key head.
@@ -62,8 +62,8 @@ std::pair<mx::array, mx::array> gated_delta(
     const mx::array& b, const Delta& delta, const CellRows& rows, int64_t offset,
     const Workers& workers);
 
-// arrays: qkv, z, a, b. Throws std::invalid_argument unless all have `rows` rows of the heads'
-// widths, and the offset is a multiple of a number's size.
+// arrays: qkv, z, a, b. Throws std::invalid_argument unless all have `rows` rows as wide as their
+// heads, and the offset is a multiple of a number's size.
 void check_delta(
     const DeltaShape& shape, const std::vector<mx::array>& arrays, size_t rows, int64_t offset);
 

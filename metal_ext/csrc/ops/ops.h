@@ -15,11 +15,11 @@
 #include "mlx/array.h"
 #include "mlx/dtype.h"
 
-// MLX primitives over address ranges, on a CPU. MLX orders operations by their arrays and cannot
-// see memory behind a RowTable. A "cache token", an array of one element, stands for a layer's
-// memory: append() takes the token and returns its successor, and every reader of the layer takes
-// the newest token. Reads thus follow writes. Writes need no order after reads: rows are written
-// once, and memory is reused only after its epoch. metal_ext/_ext.pyi documents the operations.
+// MLX primitives over the memory of K and V, on a CPU. MLX orders operations by their arrays and
+// cannot see that memory. An ordering handle (`token`), an array of one element, stands for a
+// layer's K and V: append() takes one and returns the next, and every reader of the layer takes the
+// newest. Reads thus follow writes. Writes need not wait for reads: rows are written once, and
+// memory is reused only after the steps that use it. metal_ext/_ext.pyi documents the operations.
 namespace quire::ops {
 
 namespace mx = mlx::core;
@@ -36,14 +36,14 @@ struct CpuWorkers {
   const cpu::Activations activations;
 };
 
-// The regions of one layer, as indices into the geometry, and the type of their numbers.
+// The regions of one layer's K and V, as indices into the geometry, and their numbers' type.
 struct Layer {
   int64_t key_region;
   int64_t value_region;
   mx::Dtype type;
 };
 
-// Counts the bytes of K and V that block_copy copies: none when sequences join, leave or grow.
+// Counts the bytes that block_copy copies: 0 proves that joining and growing copy nothing.
 class CopyCounter {
  public:
   void add(uint64_t bytes) { bytes_.fetch_add(bytes, std::memory_order_relaxed); }
@@ -60,8 +60,8 @@ struct QKNorms {
   double eps;
 };
 
-// The rotation of heads: dimensions i and i + pairs turn by position * frequencies[i] radians and
-// are then multiplied by the magnitude. Dimensions from 2 * pairs on stay.
+// How positions rotate heads (RoPE): dimensions i and i + pairs turn by position * frequencies[i]
+// radians and are then multiplied by the magnitude. Dimensions from 2 * pairs on are unchanged.
 struct RopeTable {
   // Throws std::invalid_argument for a number that is not finite, or a wrong number of frequencies.
   RopeTable(std::vector<double> frequencies, double magnitude);
@@ -97,7 +97,7 @@ mx::array chunk_attention(
     const mx::array& token, const mx::array& queries, const Rows& rows, int64_t segment,
     const Layer& layer, int64_t kv_heads, double scale, const Workers& workers);
 
-// A view of a region's first `tokens` rows, [tokens, kv_heads, head_dim], valid while mapped.
+// Returns a view of a region's first rows, [tokens, kv_heads, head_dim], valid while mapped.
 mx::array region_view(
     const mx::array& token, const std::shared_ptr<AddressRange>& range, int64_t region,
     int64_t tokens, int64_t kv_heads, int64_t head_dim, mx::Dtype type);

@@ -14,7 +14,7 @@
 #include "mlx/ops.h"
 #include "ops/primitive.h"
 
-// Packs weights, and multiplies rows with them.
+// Packs weights of linear layers, and multiplies rows by packed weights.
 namespace quire::ops {
 
 namespace {
@@ -108,7 +108,7 @@ cpu::LinearShape checked_shape(
   return shape;
 }
 
-// A contiguous array for packing; float16 becomes float32.
+// Returns x as a contiguous array for packing; float16 becomes float32.
 mx::array readable(const mx::array& x) {
   mx::array plain = mx::contiguous(x.dtype() == mx::float16 ? mx::astype(x, mx::float32) : x);
   plain.eval();
@@ -136,7 +136,7 @@ std::pair<size_t, std::vector<cpu::StoredKind>> checked_kinds(
   return {inputs, std::move(kinds)};
 }
 
-// A stack [experts, outputs, inputs] as one matrix.
+// Returns a stack [experts, outputs, inputs] as one matrix.
 mx::array below_each_other(const mx::array& x, int experts) {
   if (x.ndim() != 3 || x.shape(0) != experts || experts < 1) {
     throw cannot("its parts are not [experts, outputs, inputs], of as many experts each");
@@ -145,11 +145,11 @@ mx::array below_each_other(const mx::array& x, int experts) {
   return mx::flatten(x, 0, 1);
 }
 
-// Packs checked weights, each a stack of all layers' rows. kinds: of one layer.
+// Packs checked weights, each a stack of all layers' rows. kinds: the forms of one layer.
 void pack(PackedLayers& packed, const std::vector<cpu::StoredKind>& kinds,
           const std::vector<mx::array>& weights, const Codes& codes, const Workers& workers) {
   const size_t layers = packed.count();
-  std::vector<mx::array> read;  // keeps the memory of the pointers below
+  std::vector<mx::array> read;  // keeps the arrays that `parts` points into
   std::vector<std::vector<cpu::Weights>> parts(layers);
   const auto point = [&](const mx::array& x, const void* cpu::Weights::*to) {
     read.push_back(readable(x));
@@ -189,7 +189,7 @@ PackedLayers::PackedLayers(const cpu::LinearShape& shape, size_t count)
                             "mmap of " + std::to_string(bytes_) + " bytes for weights");
   }
 #ifdef __linux__
-  madvise(memory, bytes_, MADV_HUGEPAGE);  // optional: small pages are only a little slower
+  madvise(memory, bytes_, MADV_HUGEPAGE);  // may fail: small pages are only a little slower
 #endif
   data_ = static_cast<std::byte*>(memory);
 }
@@ -251,14 +251,14 @@ std::shared_ptr<PackedExperts> pack_experts(
 
 namespace {
 
-// Weights that a task multiplies with many rows: few enough to stay in a core's cache.
+// The bytes of weights in a task for many rows: few enough to stay in a core's cache.
 constexpr size_t kTaskBytes = size_t{256} << 10;
-// With at most this many rows at once, weights need not stay in the cache.
+// With at most this many rows, each weight is read once and need not stay in the cache.
 constexpr size_t kFewRows = 16;
 // The most rows that one task prepares.
 constexpr size_t kPreparedRows = 16;
 
-// The scratch of a call: one row per thread to write x into, and all rows as prepared.
+// The scratch memory of a call: a row of x for each thread, and all rows as prepared.
 struct Scratch {
   size_t row_floats;
   float* rows;  // [threads][row_floats]
@@ -270,7 +270,7 @@ struct Scratch {
         prepared(reinterpret_cast<std::byte*>(memory + workers.pool.threads() * row_floats)) {}
 };
 
-// Panels that one thread multiplies as one task.
+// Panels of a product that one thread multiplies as one task.
 struct Task {
   size_t product;
   size_t first;

@@ -64,30 +64,30 @@ struct CodeGroups {
 using Codes = std::vector<std::optional<CodeGroups>>;
 
 // weights: evaluated [outputs, inputs] arrays of float32, bfloat16 or float16 (read as float32), or
-// uint32 codes; several are stacked as one layer. exact: x is never rounded. Throws
+// uint32 codes; several are stacked as one layer. exact: whether x is never rounded. Throws
 // std::invalid_argument for shapes and types that cannot be packed.
 std::shared_ptr<PackedLinear> pack_linear(
     const std::vector<mx::array>& weights, const Codes& codes, const Workers& workers, bool exact);
 
-// As pack_linear(), for stacks of experts: every array has one more dimension in front, [experts].
+// Packs experts as pack_linear() does a layer: every array has one more dimension, [experts, ...].
 std::shared_ptr<PackedExperts> pack_experts(
     const std::vector<mx::array>& weights, const Codes& codes, const Workers& workers);
 
-// One matrix of a layer, before it is read. numbers: the type of plain numbers or of scales.
+// The form of one matrix of a layer. numbers: the type of plain numbers, or of scales.
 struct MatrixKind {
   int64_t outputs;
   mx::Dtype numbers;
-  int64_t bits;  // 0: plain numbers
+  int64_t bits;  // bits of a code; 0 for plain numbers
   int64_t group;
 };
 
-// The packed bytes of a layer of matrices. Throws as pack_linear() does.
+// Returns the bytes of a packed layer of these matrices. Throws as pack_linear() does.
 size_t packed_bytes(int64_t inputs, const std::vector<MatrixKind>& matrices);
 
 // Writes row `row` of x, [inputs] float32, to `target`.
 using MakeRow = std::function<void(size_t row, float* target)>;
 
-// Floats of scratch that multiply() needs for `rows` rows.
+// Returns the floats of scratch that multiply() needs for `rows` rows.
 size_t multiply_scratch(const PackedLinear& packed, size_t rows, const CpuWorkers& workers);
 
 // out [rows][outputs] = x . W^T + residual (if any), for 1 to kMaxRows rows. The caller holds the
@@ -96,7 +96,7 @@ void multiply(
     const PackedLinear& packed, size_t rows, const MakeRow& make_row, float* scratch,
     const float* residual, float* out, CpuWorkers& workers);
 
-// Prepared rows times a matrix: out [rows][outputs], plus `residual` if any. rows: 1 to kMaxRows.
+// One product of prepared rows and a matrix: out [rows][outputs] = x . W^T + residual (if any).
 struct Product {
   const cpu::LinearShape* shape;
   const std::byte* packed;
@@ -109,7 +109,7 @@ struct Product {
 // Multiplies all products in one queue of tasks for all threads. The caller holds the pool.
 void multiply_all(std::span<const Product> products, CpuWorkers& workers);
 
-// Calls body(first, count) for blocks of rows that multiply() takes.
+// Calls body(first, count) for blocks of at most kMaxRows rows.
 template <class Body>
 void for_each_rows(size_t rows, const Body& body) {
   for (size_t first = 0; first < rows; first += cpu::kMaxRows) {

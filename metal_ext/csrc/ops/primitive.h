@@ -19,7 +19,7 @@ namespace quire::ops {
 
 // The floats of a cache line, at which intermediate results are aligned.
 constexpr size_t kLineFloats = 16;
-// With fewer bytes of numbers, waking a helper costs more than it saves.
+// Work on fewer bytes stays on one thread: waking a helper would cost more than it saves.
 constexpr size_t kParallelBytes = size_t{128} << 10;
 
 constexpr size_t whole_lines(size_t floats) { return cpu::rounded_up(floats, kLineFloats); }
@@ -34,7 +34,7 @@ inline void allocate(mx::array& result) {
   result.set_data(std::move(memory));
 }
 
-// The inputs or results of a task. MLX keeps them until it has run.
+// The inputs or results of a task. MLX keeps the arrays until the task has run.
 class Arrays {
  public:
   explicit Arrays(const std::vector<mx::array>& arrays) {
@@ -55,11 +55,11 @@ class Arrays {
   std::vector<mx::array> arrays_;
 };
 
-// The results of an operation.
+// What the results of an operation are.
 enum class Results {
   rows,   // arrays that lie row by row, as row_by_row() returns them
-  plain,  // any other arrays
-  token,  // the first is the cache token from the inputs
+  plain,  // arrays in any other order
+  token,  // the first is the ordering handle (ops.h) of the inputs
 };
 
 // The base of all operations on a CPU.
@@ -121,8 +121,8 @@ std::shared_ptr<mx::Primitive> operation(const char* name, Work work) {
   return std::make_shared<Operation<Work>>(name, std::move(work));
 }
 
-// x in row-major order. An array known to be so gets no graph node, because each node costs two
-// more tasks of MLX's.
+// Returns x in row-major order. An array already in this order gets no graph node, because each
+// node costs MLX two more tasks.
 inline mx::array row_by_row(const mx::array& x) {
   if (x.status() != mx::array::Status::unscheduled) {
     return x.flags().row_contiguous ? x : mx::contiguous(x);
@@ -134,7 +134,7 @@ inline mx::array row_by_row(const mx::array& x) {
   return primitive != nullptr && primitive->gives_rows() ? x : mx::contiguous(x);
 }
 
-// Row `row` of x [rows, heads, head_dim] as float32: x's own memory, or a conversion in `copy`.
+// Returns a row of x [rows, heads, head_dim] in float32: x's memory, or a conversion in `copy`.
 const float* row_as_floats(
     const mx::array& x, size_t row, const cpu::Kernels& kernels, float* copy);
 

@@ -3,12 +3,12 @@
 #include "ops/checks.h"
 #include "ops/primitive.h"
 
-// The operations over whole ranges: views of regions and copies of blocks.
+// Operations over a sequence's memory of K and V: views of regions, and copies of blocks.
 namespace quire::ops {
 namespace {
 
 // MLX's CPU allocator keeps a size field before each buffer's address, and so does a range
-// (core/address_range.h). A range's start can therefore pass for such a buffer.
+// (core/address_range.h). A range can therefore be viewed as such a buffer.
 constexpr size_t kSizeField = sizeof(size_t);
 
 class RegionView final : public CpuPrimitive {
@@ -28,7 +28,7 @@ class RegionView final : public CpuPrimitive {
   size_t region_;
 };
 
-// Copies the first `tokens` rows of a block.
+// Copies the K and V of a block's first `tokens` tokens to another block.
 struct BlockCopy {
   static constexpr Results kResults = Results::token;
   std::shared_ptr<AddressRange> source;

@@ -6,14 +6,14 @@
 #include "ops/checks.h"
 #include "ops/primitive.h"
 
-// Writes keys and values into regions; optionally normalises and rotates heads first.
+// Writes K and V to sequences' memory, on a CPU, after normalising and rotating heads if asked.
 namespace quire::ops {
 namespace {
 
 constexpr size_t kMaxFrequencies = cpu::kMaxHeadDim / 2;
 constexpr size_t kRowsPerTask = 16;
 
-// Writes [kv_heads * head_dim] float32 to a row's place in a region, in the region's type.
+// Writes a row of [kv_heads * head_dim] float32 to its place in a region, in the region's type.
 void write_row(
     const RowTable::Row& place, int64_t region, const float* source, const cpu::HeadShape& shape,
     const cpu::Kernels& kernels) {
@@ -69,13 +69,13 @@ struct RopeAngles {
   }
 };
 
-// Normalises and rotates a row's heads. A null pointer skips that step.
+// Normalises and rotates a row's heads. A null weight skips the norm, null angles the rotation.
 struct HeadWork {
   const cpu::Kernels& kernels;
   size_t dims;
   float eps;
   const float* angles;
-  size_t turning;  // the first dimensions of a head, which rotate
+  size_t turning;  // the number of a head's first dimensions that rotate
   float* normed;  // scratch [dims]
 
   void run(const float* heads, size_t count, const float* weight, float* to) const {
@@ -105,7 +105,7 @@ struct ProjectAppend {
   size_t turning;
   Workers workers;
 
-  // in: the token, queries, keys, values; then both norms' weights and the angles, if given.
+  // in: the ordering handle, queries, keys, values; then norms' weights and angles, if any.
   void run(const Arrays& in, Arrays& out) const {
     const float* const query_weight = eps ? in.floats(4) : nullptr;
     const float* const key_weight = eps ? in.floats(5) : nullptr;

@@ -4,7 +4,7 @@
 #include "ops/metal/layer_rows.h"
 #include "ops/metal/ops.h"
 
-// Writes keys and values into rows on the device; optionally normalises and rotates heads first.
+// Writes K and V to device memory, after normalising and rotating heads if asked.
 namespace quire::ops {
 namespace {
 
@@ -22,7 +22,7 @@ struct Append {
     const metal::AppendArguments arguments{
         layer.place, heads.row_elements(), narrowed<uint32_t>("rows", rows->size())};
     encoder.kernel(kernel);
-    encoder.output(out[0], 0);  // tracks the token: keys take index 0 next
+    encoder.output(out[0], 0);  // for MLX's ordering alone: keys take index 0 next
     encoder.input(keys, 0);
     encoder.input(values, 1);
     bind_rows(encoder, *rows, layer, 2, RowAccess::write);
@@ -37,7 +37,7 @@ struct ProjectAppend {
   metal::Kernel kernel;
   metal::ProjectArguments arguments;
 
-  // in: the token, queries, keys, values, and the weights of two norms.
+  // in: the ordering handle (ops.h), queries, keys, values, and the weights of two norms.
   void encode(
       Encoder& encoder, const std::vector<mx::array>& in, std::vector<mx::array>& out) const {
     constexpr int kRead = 5;
@@ -45,7 +45,7 @@ struct ProjectAppend {
     out[0].copy_shared_buffer(in[0]);
     allocate_on_device(out[1]);
     encoder.kernel(kernel);
-    encoder.output(out[0], 0);  // tracks the token: queries take index 0 next
+    encoder.output(out[0], 0);  // for MLX's ordering alone: queries take index 0 next
     encoder.inputs(read);
     bind_rows(encoder, *rows, layer, kRead, RowAccess::write);
     encoder.output(out[1], 8);

@@ -17,7 +17,7 @@ struct Decode {
   size_t task_count;
   bool combines;
 
-  // in: the token, queries, tasks, and each row's first task.
+  // in: the ordering handle (ops.h), queries, tasks, and each row's first task.
   void encode(
       Encoder& encoder, const std::vector<mx::array>& in, std::vector<mx::array>& out) const {
     const auto query_heads = static_cast<size_t>(heads.query_heads);

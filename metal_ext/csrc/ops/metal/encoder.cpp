@@ -12,7 +12,7 @@
 namespace quire::ops {
 namespace {
 
-// Hands out a private method of MLX's encoder: explicit instantiations may name private members.
+// Gives access to a private method of MLX's encoder, which an explicit instantiation may name.
 template <class Tag, typename Tag::Member member>
 struct Reach {
   friend typename Tag::Member reach(Tag) { return member; }

@@ -25,25 +25,25 @@ namespace mlx::core::metal {
 class CommandEncoder;
 }
 
-// The link between operations over device memory and MLX's command encoders.
+// Encodes operations over the device memory of K and V into MLX's command encoders.
 namespace quire::ops {
 
 namespace mx = mlx::core;
 
-// A substrate, and the state of its steps in MLX's graph and encoders. Engine's thread.
+// The device memory, and the state of its steps in MLX's graph. For the engine's thread only.
 struct MetalSubstrate {
   std::shared_ptr<metal::Substrate> memory;
-  // Steps that have begun and have no end in the graph yet.
+  // The epochs (numbers) of steps that have begun and have no end in the graph yet.
   std::set<uint64_t> open_epochs;
-  // The end of the newest ended step: an input of the next end. This orders the ends, because an
-  // event's values must rise and MLX orders by inputs alone.
+  // The result of the newest step's step_end(), an input of the next one. This orders the ends,
+  // because an event's values must rise and MLX orders by inputs alone.
   std::optional<mx::array> newest_end;
   uint64_t newest_ended = 0;  // the epoch of newest_end
-  // The sparse ranges of which the newest step has one row, with its epoch. Such rows are ordered
-  // by the token alone: no command declares a write to the ranges' buffers.
+  // The sparse ranges of which the newest step has one row, with the step's epoch. Only the
+  // ordering handle orders such rows: no command declares a write to the ranges' buffers.
   std::map<const AddressRange*, uint64_t> by_address;
-  // Without residency sets: the encoder that knows `told_resources` resources. It is retained, so
-  // that no other encoder gets the same address.
+  // The encoder that was given `told_resources` resources, where there are no residency sets.
+  // Retained, so that no other encoder gets the same address.
   NS::SharedPtr<MTL::ComputeCommandEncoder> told;
   size_t told_resources = 0;
 };
@@ -54,22 +54,22 @@ using DeviceMemory = std::shared_ptr<MetalSubstrate>;
 // command buffer: nothing is committed here.
 // MLX runs commands and encoders concurrently, unless one writes an array, known by its
 // MTL::Buffer, that another one uses. Three rules therefore keep rows from being read too early:
-//   An operation that writes rows passes the cache token to output().
-//   An operation that reads rows by address passes the token to after() before its first command.
+//   An operation that writes rows passes the ordering handle (ops/ops.h) to output().
+//   An operation that reads rows by address passes the handle to after() before its first command.
 //   An operation that writes rows that region_view() may show also passes an array that stands
-//   for the range's buffer to output(): MLX's own commands read views without a token.
+//   for the range's buffer to output(): MLX's own commands read views without a handle.
 class Encoder {
  public:
   // Throws std::runtime_error unless the stream is the device's.
   Encoder(const mx::Stream& stream, const char* operation);
 
-  // Declares that the commands use the substrate's rows.
+  // Declares that the next commands use the substrate's memory.
   void use(MetalSubstrate& substrate);
 
   // Returns the array, or a copy by a command of MLX's if elements are not in order without gaps.
-  // Must come before the next command's other calls.
+  // Must come before other calls for the next command.
   mx::array contiguous(const mx::array& array);
-  // contiguous() for inputs 1 to `count` of an operation whose input 0 is the token.
+  // Calls contiguous() for inputs 1 to `count` of an operation; input 0 is the ordering handle.
   std::vector<mx::array> contiguous_inputs(const std::vector<mx::array>& in, size_t count) {
     std::vector<mx::array> read;
     for (size_t i = 1; i <= count; ++i) {
@@ -81,7 +81,7 @@ class Encoder {
   // Orders the next command after all writers of the array.
   void after(const mx::array& array);
 
-  // Sets the next command's kernel; then all its arguments must be set anew.
+  // Sets the next command's kernel, whose arguments must then all be set.
   void kernel(const metal::Kernel& kernel);
   void input(const mx::array& array, int index, int64_t offset_bytes = 0);
   void inputs(const std::vector<mx::array>& arrays) {  // at indices 0, 1, ...
@@ -96,7 +96,7 @@ class Encoder {
     set_bytes(&value, sizeof(T), index);
   }
 
-  // Runs that many threads, in groups along the first axis as large as the kernel allows.
+  // Runs the kernel in so many threads, in the largest groups along the first axis.
   void run_threads(MTL::Size threads);
   void run_groups(MTL::Size groups);
 
@@ -113,8 +113,8 @@ class Encoder {
   size_t threads_ = 0;  // threads in a group of the kernel
 };
 
-// An operation on Metal: work.encode(encoder, in, out) encodes its commands. Work with `rows` needs
-// a step that has not ended; work with `rows` or a `substrate` uses the substrate's memory.
+// An operation on Metal: work.encode(encoder, in, out) encodes its commands. The step of its `rows`
+// must not have ended. Work with `rows` or a `substrate` uses the substrate's memory.
 template <class Work>
 class DeviceOperation final : public mx::Primitive {
  public:

@@ -5,8 +5,7 @@
 #include "ops/metal/on_device.h"
 #include "ops/metal/ops.h"
 
-// The past of a sequence as arrays of keys and values, for attention over many rows: copies or
-// views.
+// Makes a sequence's K and V arrays, as copies or views, for attention of many rows.
 namespace quire::ops {
 namespace {
 
@@ -32,7 +31,7 @@ struct Gather {
 };
 
 // A view, made without a command. MLX orders its readers after an append of several rows by the
-// buffer (bind_rows). The token orders the view after earlier appends in the graph.
+// buffer (bind_rows). The ordering handle (ops.h) puts the view after earlier appends in the graph.
 struct RegionView {
   DeviceMemory substrate;
   std::shared_ptr<AddressRange> range;
@@ -59,7 +58,7 @@ std::pair<mx::array, mx::array> device::gather(
   const int64_t shown = segments[number].start + segments[number].count;
   checked_run("tokens of the segment's range", 0, tokens, static_cast<uint64_t>(shown));
   const auto most = static_cast<int64_t>(
-      rows->substrate()->memory->geometry().row_bytes(0));  // bounds head_dim and kv_heads
+      rows->substrate()->memory->geometry().row_bytes(0));  // the most head_dim and kv_heads
   checked_between("head_dim", head_dim, 1, most);
   checked_between("kv_heads", kv_heads, 1, most);
   const Heads heads{kv_heads, kv_heads, head_dim};

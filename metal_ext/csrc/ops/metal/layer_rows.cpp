@@ -6,7 +6,7 @@
 
 #include "ops/checks.h"
 
-// Implements the checks and the bindings of a layer's rows.
+// Checks where a layer's K and V lie on the device, and binds them to kernels' arguments.
 namespace quire::ops {
 
 metal::Number number_of(const char* name, mx::Dtype type) {

@@ -9,13 +9,14 @@
 #include "ops/metal/rows.h"
 #include "ops/ops.h"
 
-// A layer's rows in the form that the kernels take.
+// Where a layer's K and V lie, in the form that kernels take.
 namespace quire::ops {
 
-// The kernels' type for an array's. Throws std::invalid_argument for types without kernels.
+// Returns the kernels' type for an array's type. Throws std::invalid_argument for types without
+// kernels.
 metal::Number number_of(const char* name, mx::Dtype type);
 
-// The heads of a row; without queries, query_heads is kv_heads.
+// The heads of a row. In a row without queries, query_heads is kv_heads.
 struct Heads {
   int64_t query_heads;
   int64_t kv_heads;
@@ -26,7 +27,7 @@ struct Heads {
   }
 };
 
-// A layer on a substrate.
+// The place of a layer's K and V on a substrate.
 struct LayerRows {
   // Throws an error that names the cause unless both regions exist, hold such rows and lie in one
   // buffer.

@@ -20,7 +20,7 @@ struct GatedDeltaStep {
   metal::Kernel delta;
   metal::Kernel tails;
 
-  // in: the token, qkv, z, a, b, conv, a_log, dt_bias, norm.
+  // in: the ordering handle (ops.h), qkv, z, a, b, conv, a_log, dt_bias, norm.
   void encode(
       Encoder& encoder, const std::vector<mx::array>& in, std::vector<mx::array>& out) const {
     constexpr int kRead = 8;
@@ -28,7 +28,7 @@ struct GatedDeltaStep {
     out[0].copy_shared_buffer(in[0]);
     allocate_on_device(out[1]);
     encoder.kernel(delta);
-    encoder.output(out[0], 0);  // tracks the token: qkv takes index 0 next
+    encoder.output(out[0], 0);  // for MLX's ordering alone: qkv takes index 0 next
     encoder.inputs(read);
     bind_cells(encoder, kRead);
     encoder.output(out[1], 11);
@@ -43,8 +43,8 @@ struct GatedDeltaStep {
     encoder.run_threads(MTL::Size(conv_width, arguments.segments, 1));
   }
 
-  // Binds segments, writes and the arena at three indices from `first` on. Only the token orders
-  // uses of cells that are found by address.
+  // Binds segments, writes and the arena at three indices from `first` on. Cells found by address
+  // are ordered by the ordering handle alone.
   void bind_cells(Encoder& encoder, int first) const {
     encoder.input(states->begun(), first);
     encoder.input(states->written(), first + 1);

@@ -11,7 +11,7 @@ namespace quire::ops {
 
 namespace mx = mlx::core;
 
-// MLX's device, or null.
+// Returns MLX's device, or null.
 MTL::Device* mlx_device();
 
 // Throws std::runtime_error unless the stream is the device's. operation: its name in the message.
@@ -19,7 +19,7 @@ void require_device_stream(const mx::Stream& stream, const char* operation);
 
 mx::allocator::Buffer as_mlx_buffer(MTL::Buffer* buffer);
 
-// The buffer of an evaluated array.
+// Returns the buffer of an evaluated array.
 MTL::Buffer* metal_buffer(const mx::array& array);
 
 // Encodes MLX's own copy of an array, with elements in order, inside eval_gpu.

@@ -12,7 +12,8 @@
 #include "ops/metal/on_device.h"
 #include "ops/metal/ops.h"
 
-// Implements the rows and cells of a step: their tables, epochs and ends.
+// Implements a step on the device: tables that tell kernels where each row (token) and each state
+// of recurrent layers lies, and the step's last command, which signals the step's number (epoch).
 namespace quire::ops {
 namespace {
 
@@ -22,8 +23,8 @@ struct Kept {
   std::vector<std::vector<mx::array>> stand_ins;
 };
 
-// An array of host values for the device, as 32-bit words. MLX holds the array and `kept` until its
-// readers have run.
+// An array of host values for the device, as 32-bit words. MLX holds the array and `kept` until the
+// array's readers have run.
 template <class T>
 mx::array words_of(const std::vector<T>& values, std::shared_ptr<const void> kept = nullptr) {
   static_assert(sizeof(T) % sizeof(uint32_t) == 0);
@@ -185,7 +186,7 @@ void MetalRows::abandon() {
   ended_ = true;
   substrate_->open_epochs.erase(epoch_);
   if (substrate_->newest_ended == epoch_) {
-    substrate_->newest_end.reset();  // newest_end may never be evaluated
+    substrate_->newest_end.reset();  // the array newest_end may never be evaluated
   }
   substrate_->memory->epochs().abandon(epoch_);
 }
@@ -253,8 +254,8 @@ void MetalStateRows::require_room(int64_t offset, size_t bytes) const {
 
 namespace {
 
-// Runs after all writers of the arrays, in an encoder after all earlier ones. The command exists
-// because an encoder without commands might be left out.
+// Ends a step, after all writers of the arrays and all earlier encoders. There is a command,
+// because MLX might leave out an encoder without one.
 struct StepEnd {
   DeviceRows rows;
 

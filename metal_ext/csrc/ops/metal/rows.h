@@ -13,10 +13,10 @@
 #include "mlx/array.h"
 #include "ops/metal/encoder.h"
 
-// The rows of a step, and the cells that they use, on the device.
+// The rows (tokens) of a step on the device, and the cells (states of recurrent layers) they use.
 namespace quire::ops {
 
-// The tasks of a decode call for the kernels.
+// How decode_attention() divides rows into tasks for the kernels.
 struct DecodeCut {
   mx::array tasks;       // DecodeTask [count]
   mx::array first_task;  // uint32 [rows + 1]
@@ -24,8 +24,8 @@ struct DecodeCut {
   bool combines;         // whether a row has several tasks
 };
 
-// The rows of one step on the device, made once for all layers. The constructor opens the step's
-// epoch; until that completes, all memory of the rows stays mapped.
+// The rows of one step on the device, made once for all layers. The constructor starts the step;
+// until its epoch (number) completes, the rows' memory stays mapped.
 class MetalRows {
  public:
   // Throws as RowTable does, and std::logic_error when a row would be written in a sealed block.
@@ -43,20 +43,20 @@ class MetalRows {
   // Marks the step's end as part of the graph: no more operations. Throws std::logic_error the
   // second time, or while an older step has no end.
   void close();
-  // The step's end has been encoded: later commands would use another sequence's memory.
+  // Notes that the step's end is encoded: later commands might use another sequence's memory.
   void end() { ended_ = true; }
   void require_not_ended(const char* operation) const;
-  // The step failed, and none of its commands runs any more.
+  // Counts the step as complete after a failure, when none of its commands runs any more.
   void abandon();
 
   // RowEntry [buffer][row]. An input of every operation over the rows: MLX keeps inputs until they
   // have been used, and this array keeps all else alive.
   const mx::array& entries() const { return entries_; }
   int64_t entries_offset(size_t buffer) const;  // in bytes
-  // Paged: uint64 GPU addresses of blocks, which entries point into. Other kinds: any array.
+  // On paged, the uint64 GPU addresses of blocks, which entries index. On other kinds, any array.
   const mx::array& pages() const { return pages_; }
   // The buffers that a view may show while the step writes them, each as an array of one element.
-  // Sparse: buffer number `buffer` of the ranges with several rows. Dense: the arena. Paged: none.
+  // Sparse has that buffer of each range with several rows, dense the arena, paged none.
   const std::vector<mx::array>& written(size_t buffer) const { return written_[buffer]; }
   // The tasks of rows [first, + count) of the table, cached for the next layer.
   const DecodeCut& decode_cut(size_t first, size_t count);
@@ -81,7 +81,7 @@ class MetalRows {
 // Throws std::invalid_argument unless the rows are this substrate's.
 void check_substrate_of(
     const MetalRows& rows, const std::shared_ptr<MetalSubstrate>& substrate);
-// As check_substrate_of(); also throws std::logic_error if the rows' step has ended.
+// Calls check_substrate_of(), and throws std::logic_error if the rows' step has ended.
 void check_rows_of(
     const char* operation, const MetalRows& rows,
     const std::shared_ptr<MetalSubstrate>& substrate);
@@ -89,7 +89,7 @@ void check_rows_of(
 // The cells that a step's rows start from and write, on the device, for all recurrent layers.
 class MetalStateRows {
  public:
-  // segments: cover all rows, in order. Throws as Cells::use() does, and std::invalid_argument.
+  // segments: of all rows, in order (else std::invalid_argument). Throws as Cells::use() does.
   MetalStateRows(
       std::shared_ptr<MetalRows> rows, const std::vector<metal::CellSegment>& segments);
 
@@ -102,7 +102,7 @@ class MetalStateRows {
   // over the rows: MLX keeps inputs until used, and this array keeps all else alive.
   const mx::array& begun() const { return begun_; }
   const mx::array& written() const { return written_; }
-  // Dense: stands for the cells' buffer, which kernels bind.
+  // On dense, an array that stands for the cells' buffer, which kernels bind.
   const std::optional<mx::array>& arena() const { return arena_; }
 
  private:
