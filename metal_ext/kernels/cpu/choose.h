@@ -1,4 +1,4 @@
-// Passes over a row of logits, to choose a token. Included once per instruction set.
+// Functions over a row of logits, to choose a token. Included once per instruction set.
 
 // Sums are kept in double: half a vector of floats makes one vector of doubles.
 typedef float HalfVec __attribute__((vector_size(kLanes * 2)));
@@ -46,7 +46,7 @@ double weigh(const float* x, float highest, float scale, size_t n, float* weight
   for_each_vec(n, [&](size_t i, size_t count) {
     const Vec some = load_filled(x + i, count, -__builtin_inff());
     const Vec weight = exp_of_negative((some - all(highest)) * all(scale));
-    const Vec number = weight > Vec{} ? weight : Vec{};  // NaN weighs nothing
+    const Vec number = weight > Vec{} ? weight : Vec{};  // NaN gets the weight 0
     store_some(weights + i, number, count);
     sum.add(number);
   });

@@ -1,12 +1,12 @@
 // Attention of many rows of one sequence: prefill. Included once per instruction set. Each lane of
-// a vector of scores is a query row: nothing is summed across lanes, and all rows share K and V.
+// a vector of scores is a query row: sums never cross lanes, and all rows share K and V.
 
 // The number of vectors of query rows that are scored together.
 constexpr size_t kRowVecs = kLanes < 8 ? 4 : 2;
-// Without AVX a broadcast takes two instructions.
+// The rows of an add_slab(). Without AVX they are fewer: a broadcast takes two instructions.
 constexpr size_t kAddRows = kLanes < 8 && kSumRegisters < 16 ? 2 : 4;
 
-// Widens D dimensions of some tokens to fp32 [D / W][kTileTokens][W], in kernel order.
+// Converts D dimensions of some tokens to fp32 [D / W][kTileTokens][W], in kernel order.
 template <class KV, size_t D, size_t W>
 inline void widen(const KV* rows, size_t stride, size_t tokens, float* tile) {
   for (size_t t = 0; t < tokens; ++t) {
@@ -21,7 +21,7 @@ inline void widen(const KV* rows, size_t stride, size_t tokens, float* tile) {
   }
 }
 
-// Lane i of vector j becomes lane j of vector i.
+// Transposes kLanes vectors: lane i of vector j becomes lane j of vector i.
 template <size_t step = 1>
 inline void transpose(Vec* v) {
   if constexpr (step < kLanes) {
@@ -110,7 +110,7 @@ inline Vec sum_tokens(const float* weights, size_t first, size_t tokens) {
   }
 }
 
-// soften() for kLanes rows.
+// Does what soften() does, for kLanes rows.
 inline void soften_rows(
     float* scores, size_t tokens, float* highest, float* weight, float* factors) {
   constexpr size_t kChains = 4;
@@ -169,21 +169,21 @@ __attribute__((noinline)) void add_slab(
   }
 }
 
-// The query rows of a chunk for one KV head, and their intermediate results. Row i is query head i
-// % group at position `position` + i / group. Padding rows fill the last vector.
+// The query rows of consecutive tokens for one KV head, and the rows' intermediate results. Row i
+// is query head i % group at position `position` + i / group. Padding rows fill the last vector.
 struct Chunk {
   const HeadShape& shape;
   size_t position;
   size_t rows;
-  float* keys;     // [kKeyTokens][head_dim] widened
-  float* values;   // [kTileTokens][kValueDims] widened
+  float* keys;     // [kKeyTokens][head_dim] in fp32
+  float* values;   // [kTileTokens][kValueDims] in fp32
   float* queries;  // [rows][head_dim], as score_rows reads them
   float* scores;   // [rows / kLanes][kTileTokens][kLanes]
   float* factors;  // [rows]
-  Partial split;   // the current split's result
-  Partial total;   // the joined result of earlier splits
+  Partial split;   // the result over the current split of the keys
+  Partial total;   // the joined results over earlier splits
 
-  // The number of keys that row i may see among the `tokens` keys from `token` on, or 0.
+  // Returns how many of the `tokens` keys from `token` on row i may see.
   size_t visible(size_t i, size_t token, size_t tokens) const {
     if (token + tokens <= position + 1) {
       return tokens;
@@ -246,7 +246,7 @@ void score_tile(const Chunk& chunk, const KV* keys, size_t token, size_t tokens)
   }
 }
 
-// Softens kLanes rows. Keys that a row may not see weigh nothing.
+// Softens kLanes rows. Keys that a row may not see get the weight 0.
 void soften_tile(const Chunk& chunk, size_t row, size_t token, size_t tokens) {
   float* const scores = chunk.scores + row * kTileTokens;
   const size_t most = chunk.visible(row + kLanes - 1, token, tokens);

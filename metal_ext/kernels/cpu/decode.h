@@ -1,7 +1,7 @@
 // Attention of one row over a split of its keys: decode. Included once per instruction set.
 
-// Long sequences are bound by memory. All heads of a few rows are read before the next rows, so
-// that memory is read in one direction. Lines are prefetched kFetchTokens ahead, a few at a time
+// In long sequences reading takes the time. All heads of a few rows are read before the next rows,
+// so that memory is read in one direction. Lines are prefetched kFetchTokens ahead, a few at a time
 // between arithmetic: all at once would fill the core's miss buffers and stall the arithmetic.
 constexpr size_t kScoreStep = 8;  // tokens
 constexpr size_t kValueStep = 4;
@@ -12,13 +12,13 @@ constexpr size_t kLineBytes = 64;
 template <size_t H>
 constexpr size_t kScoreRun = kLanes / H;
 
-// Scores up to kScoreRun<H> tokens for H query heads that share a KV head.
+// Scores kScoreRun<H> tokens at most for H query heads that share a KV head.
 template <class KV, size_t D, size_t H>
 inline void score_tokens(
     const float* queries, const KV* keys, size_t stride, size_t tokens, float* scores) {
   constexpr size_t kVecs = D / kLanes;
   constexpr size_t T = kScoreRun<H>;
-  constexpr bool kHeld = H * kVecs <= kSumRegisters;  // the queries fit into registers
+  constexpr bool kHeld = H * kVecs <= kSumRegisters;  // whether the queries fit into registers
   Vec held[kHeld ? H * kVecs : 1];
   for (size_t v = 0; kHeld && v < H * kVecs; ++v) {
     held[v] = load(queries + v * kLanes);
@@ -105,7 +105,7 @@ inline void for_head_runs(size_t group, const Body& body) {
   }
 }
 
-// Prefetches a KV head's part of `tokens` rows, kFetchTokens rows ahead.
+// Prefetches a KV head's numbers of the `tokens` rows that come kFetchTokens rows later.
 template <class KV, size_t D>
 inline void fetch_ahead(const KV* head, size_t stride, size_t tokens) {
   for (size_t t = 0; t < tokens; ++t) {

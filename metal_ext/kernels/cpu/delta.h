@@ -29,7 +29,7 @@ void normalize(const float* x, float eps, float scale, size_t n, float* out) {
   });
 }
 
-// Rows of a state that share each loaded vector of keys and queries.
+// The number of a state's rows that share each loaded vector of keys and queries.
 constexpr size_t kStateRows = 4;
 
 // partial[i] = row i of the state times x, lane by lane.
@@ -76,7 +76,7 @@ inline void state_step(
   }
 }
 
-// Takes kLanes rows of the state at a time over all tokens, so that they stay in the first cache.
+// Takes kLanes rows of the state through all tokens, so that these rows stay in the first cache.
 void recur(const DeltaHead& head, const DeltaRun& run) {
   const size_t dims = head.key_dim;
   for (size_t row = 0; row < head.value_dim; row += kLanes) {

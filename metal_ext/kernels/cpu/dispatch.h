@@ -8,17 +8,17 @@
 // Chooses among the instruction sets that the CPU kernels are compiled for.
 namespace quire::cpu {
 
-// The instruction sets that this machine can run, the best one first: "amx", "bf16", "vnni",
-// "avx512", "avx2", "sse2" on x86-64; "dotprod", "neon" on arm64.
+// Returns the instruction sets that this machine can run, the best one first: "amx", "bf16",
+// "vnni", "avx512", "avx2", "sse2" on x86-64; "dotprod", "neon" on arm64.
 std::vector<std::string> available();
 
-// "auto" is the best one. Throws std::invalid_argument that lists the available ones.
+// name: an instruction set, or "auto" for the best one. Throws std::invalid_argument for others.
 const Kernels& select(const std::string& name);
 
 // name: "float32", "bfloat16" or "int8". Throws std::invalid_argument for other names.
 Activations activations_of(const std::string& name);
 
-// True if the kernels were built for heads of that many dimensions.
+// Returns true if the kernels were built for heads of `head_dim` dimensions.
 bool supports_head_dim(size_t head_dim);
 
 }  // namespace quire::cpu

@@ -11,21 +11,21 @@
 namespace quire::cpu {
 namespace {
 
-// Floats from 0 to 1 rise with their bits, and their upper two bits are 0. Three histograms, each
-// over ten more bits of the weights left by the one before, therefore find one weight without
-// sorting.
+// Floats from 0 to 1 rise with their bits, and their upper two bits are 0. Three histograms
+// therefore find one weight: each counts ten more bits of the weights in the bucket that the one
+// before chose.
 constexpr uint32_t kBucketBits = 10;
 constexpr uint32_t kBuckets = 1u << kBucketBits;
 constexpr int kFirstShift = 2 * kBucketBits;
 
-// Below every exponential that is not 0.
+// A weight below every exponential that is not 0.
 constexpr float kLeastWeight = std::numeric_limits<float>::min();
-// Weights per piece of a row. A piece's largest weight is looked at first.
+// Weights per piece of a row. The filter first looks at a piece's largest weight.
 constexpr size_t kPieceWeights = 256;
 // A factor that keeps the bound valid after rounding.
 constexpr double kBelow = 0.5;
 
-// A run of equal weights in falling order, and the weights before it.
+// Equal weights among all weights in falling order, and the weights before them.
 struct Run {
   float weight;
   size_t count;
@@ -38,7 +38,8 @@ struct Bucket {
   size_t count;
 };
 
-// The last run with fewer than `count` earlier weights of a sum below `sum`, else the first run.
+// Returns the last run before which fewer than `count` weights have a sum below `sum`, or the
+// first.
 Run last_run(float* weights, size_t n, size_t count, double sum) {
   Run run{0.0f, 0, 0, 0.0};
   uint32_t chosen = 0;
@@ -79,7 +80,7 @@ Run last_run(float* weights, size_t n, size_t count, double sum) {
   return run;
 }
 
-// A weight that at least `count` weights reach: the `count`-th of the pieces' largest weights.
+// Returns a weight that `count` weights reach: the `count`-th of the pieces' largest weights.
 float reached_by(
     const ChooseKernels& kernels, size_t count, const float* weights, size_t n, float* scratch) {
   const size_t pieces = n / kPieceWeights;
@@ -113,7 +114,7 @@ float filter_floor(
   if (filter.top_p >= 1.0) {
     return floor;
   }
-  // All weights below this bound together are less than the rest, even if all n weights were below.
+  // Even n weights below this bound have a sum below `rest`, the share that top_p cuts.
   const double rest = (1.0 - filter.top_p) * total / static_cast<double>(n);
   const float least = std::max(floor, static_cast<float>(rest * kBelow));
   const size_t count = kernels.collect(weights, least, n, scratch);

@@ -4,17 +4,17 @@
 
 #include "cpu/kernels.h"
 
-// The filters top_k and top_p. Weights are probabilities times a common factor, none above 1.
+// Filters tokens by top_k and top_p. Weights are probabilities times a common factor, at most 1.
 namespace quire::cpu {
 
 struct Filter {
-  size_t top_k;  // at least 1; the number of tokens: off
-  double top_p;  // 1: off
+  size_t top_k;  // at least 1; the number of tokens turns it off
+  double top_p;  // 1 turns it off
 };
 
-// The smallest weight that stays: in falling order, a token stays while it is among the first top_k
-// and the earlier tokens' share is below top_p. The first token always stays; tokens of weight 0 do
-// not count. Takes O(n). weights: [n]; total: their sum; scratch: [n].
+// Returns the smallest weight that stays. In falling order, a token stays while it is among the
+// first top_k and the earlier tokens' share is below top_p. The first token always stays; tokens of
+// weight 0 do not count. Takes O(n). weights: [n]; total: their sum; scratch: [n].
 float filter_floor(
     const ChooseKernels& kernels, const Filter& filter, const float* weights, size_t n,
     double total, float* scratch);

@@ -8,7 +8,7 @@
 //   [groups][limbs][group] signed bytes
 
 constexpr size_t kMostLimbs = 3;
-// Instruction sets that add products of bytes. QUIRE_WIDE_DOTS: they add in 32 bits at once.
+// QUIRE_DOTS: some instructions add products of bytes; QUIRE_WIDE_DOTS: they add in 32 bits.
 #if defined(__AVX512VNNI__) || defined(__ARM_FEATURE_DOTPROD)
 #define QUIRE_WIDE_DOTS
 #endif
@@ -18,8 +18,9 @@ constexpr size_t kMostLimbs = 3;
 // arm64's instructions (4 lanes) take signed codes: 128 is subtracted from codes of 8 bits.
 constexpr bool kSignedCodes = kLanes == 4;
 
-// The number of limbs of x for such weights; 0: x stays float32. Where products of bytes are not
-// added in 32 bits at once, only one limb is faster than float32, and only for codes of 4 bits.
+// Returns the number of limbs of x for such weights, or 0 if x stays float32. Where products of
+// bytes are not added in 32 bits at once, only one limb is faster than float32, and only for codes
+// of 4 bits.
 constexpr size_t limbs_of(const LinearShape& shape) {
   [[maybe_unused]] const bool narrow = shape.activations == Activations::int8;
 #if defined(__AMX_INT8__)
@@ -75,7 +76,7 @@ inline GroupFactors split_group(const float* x, size_t group, std::byte* limbs) 
   }
   // A NaN in x is not the largest and becomes some number, but the group's sum is NaN.
   const GroupFactors factors{largest_of(most), sum_of(sum)};
-  // In two steps, because 1 / largest may overflow float32.
+  // The division takes two steps, because 1 / largest may overflow float32.
   const float up = factors.largest < 0x1p-64f ? 0x1p64f : 1.0f;
   const float least = factors.largest * up;
   const Vec scale = all(kLargestWhole<Limbs> / (least == 0.0f ? 1.0f : least));
@@ -127,8 +128,8 @@ inline GroupScales scales_at(const LinearShape& shape, const std::byte* group) {
   return found;
 }
 
-// Adds a group to its outputs' totals. sums: of codes times each limb, the highest first. Only here
-// do whole numbers become floats, so that all instructions give the same bits. The two lower limbs
+// Adds a group's sums to a total. sums: of codes times each limb, the highest limb first. Whole
+// numbers become floats only here, so that all instructions give the same bits. The two lower limbs
 // are added as integers first, which fits 32 bits: 255 * 128 * 128 * 257 < 2^31.
 template <size_t Limbs>
 inline Vec add_group(const IntVec* sums, Vec scale, Vec bias, const GroupFactors* x, Vec total) {
@@ -156,7 +157,7 @@ struct CodeCall : ProductCall {
   }
 };
 
-// Vectors of codes in a word; each has the codes of 4 inputs at kLanes outputs.
+// The number of vectors of codes in a word. Each has the codes of 4 inputs at kLanes outputs.
 template <size_t Bits>
 constexpr size_t kCodeParts = 8 / Bits;
 

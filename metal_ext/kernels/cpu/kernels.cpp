@@ -22,7 +22,7 @@ namespace {
 
 #include "cpu/simd.h"
 
-// Registers for sums: half of all, and more when weights are floats in memory.
+// The registers for sums: half of all, or more if instructions can take weights from memory.
 #if defined(__AVX512F__) || defined(__aarch64__)
 constexpr size_t kSumRegisters = 16;
 constexpr size_t kTallSums = 24;
@@ -54,7 +54,7 @@ constexpr size_t kTallSums = 12;
 template <size_t Bits>
 void multiply_codes(const CodeCall& call, size_t first, size_t panels) {
 #if defined(__AMX_INT8__)
-  // With fewer rows vectors are faster than the unit, which stores whole tiles.
+  // With fewer rows vector instructions are faster than the matrix unit, which stores whole tiles.
   constexpr size_t kLeastTileRows = 5;
   if (call.rows >= kLeastTileRows) {
     for_panel_runs(first, panels, [&](size_t from, size_t count) {

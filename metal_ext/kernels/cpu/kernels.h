@@ -5,15 +5,15 @@
 
 #include "cpu/linear.h"
 
-// The CPU kernels on plain pointers, without MLX, blocks or threads, for every instruction set.
+// The CPU kernels on plain pointers. They know no MLX, no blocks of K and V, and no threads.
 namespace quire::cpu {
 
 enum class KVType { bfloat16, float32 };
 
 constexpr size_t size_of(KVType type) { return type == KVType::bfloat16 ? 2 : 4; }
 
-// Tokens of one softmax step, and tokens of one partial result. Both count from position 0: a row's
-// order of summation depends on its position alone, not on the batch, its chunk or the threads.
+// The keys of one softmax step, and the keys of one partial result, both counted from position 0: a
+// row's order of summation depends on its position alone, not on other rows or the threads.
 constexpr size_t kTileTokens = 64;
 constexpr size_t kSplitTokens = 256;
 
@@ -26,7 +26,7 @@ struct HeadDim {
 
 constexpr size_t kMaxHeadDim = 256;
 
-// Calls body(HeadDim<head_dim>{}) if the kernels are built for that size, a power of two.
+// Calls body(HeadDim<head_dim>{}) if the kernels are built for this head_dim, a power of two.
 template <class Body>
 void for_head_dim(size_t head_dim, const Body& body) {
   switch (head_dim) {
@@ -55,7 +55,7 @@ struct HeadShape {
   constexpr size_t row_bytes() const { return row_elements() * size_of(type); }
 };
 
-// KV heads [first, first + count).
+// The KV heads [first, first + count) of a layer.
 struct HeadRun {
   size_t first;
   size_t count;
@@ -63,11 +63,11 @@ struct HeadRun {
   constexpr size_t end() const { return first + count; }
 };
 
-// A partial softmax(scores) . values over some keys, for each query head.
+// The attention over some of the keys, for each query head, not yet divided by the sum of weights.
 struct Partial {
   float* highest;  // [query_heads] highest score
   float* weight;   // [query_heads] sum of exp(score - highest)
-  float* values;   // [query_heads][head_dim] weighted sum, in kernel order, not yet divided
+  float* values;   // [query_heads][head_dim] weighted sum, in kernel order (Kernels)
 
   static constexpr size_t floats(size_t heads, size_t head_dim) { return heads * (head_dim + 2); }
   static Partial at(float* memory, size_t heads) {
@@ -102,7 +102,7 @@ struct LayerKernels {
   void (*softmax)(const float* x, size_t n, float* out);
 };
 
-// A head of a gated delta net, with a state [value_dim][key_dim]. Both are multiples of 16.
+// A head of a gated delta net, with a state [value_dim][key_dim]. Both dims are multiples of 16.
 struct DeltaHead {
   size_t key_dim;
   size_t value_dim;
@@ -111,7 +111,7 @@ struct DeltaHead {
 // Consecutive tokens of one value head. Rows of queries, keys and values are `stride` apart.
 struct DeltaRun {
   size_t count;
-  const float* from;  // the state before the tokens; null: zeros
+  const float* from;  // the state before the tokens; null for zeros
   float* to;          // the state after the tokens; may be `from`
   const float* queries;
   const float* keys;
@@ -137,23 +137,23 @@ struct DeltaKernels {
   void (*recur)(const DeltaHead&, const DeltaRun&);
 };
 
-// Passes over a row of logits, or a piece of one. Sums are in double.
+// Functions over a row of logits or a part of a row. Sums are in double.
 struct ChooseKernels {
-  // The largest of [n] numbers, ignoring NaN; or -inf. finite: whether all numbers are finite.
+  // Returns the largest of [n] numbers that is no NaN, or -inf. finite: set if all are finite.
   float (*largest)(const float* x, size_t n, bool* finite);
 
-  // weights = e^((x - highest) * scale), [n] each, and 0 for NaN; returns their sum.
+  // Sets weights = e^((x - highest) * scale), [n] each, and 0 for NaN. Returns the weights' sum.
   double (*weigh)(const float* x, float highest, float scale, size_t n, float* weights);
 
-  // The sum of those of [n] weights that are at least the floor.
+  // Returns the sum of all weights of [n] that are at least the floor.
   double (*sum_from)(const float* weights, float floor, size_t n);
 
-  // Copies the weights of at least `least` to out [n], in order; returns their number.
+  // Copies weights of at least `least` to out [n], in order. Returns the number of copies.
   size_t (*collect)(const float* weights, float least, size_t n, float* out);
 };
 
-// The functions of one instruction set. "Kernel order" of dimensions widens bfloat16 pairs without
-// a shuffle; prepare_queries and finish convert from and to natural order.
+// The functions of one instruction set. In "kernel order" of dimensions, pairs of bfloat16 become
+// floats without a shuffle; prepare_queries and finish convert from and to natural order.
 struct Kernels {
   const char* name;
 
@@ -164,8 +164,8 @@ struct Kernels {
   // queries [query_heads][head_dim] times scale -> target, same shape, in kernel order.
   void (*prepare_queries)(const HeadShape&, const float* queries, float scale, float* target);
 
-  // One row over `tokens` (1 to kSplitTokens) keys and values, for some KV heads. Writes only the
-  // part of `out` for their query heads.
+  // Attends with one row to `tokens` (1 to kSplitTokens) keys, for some KV heads. Writes only the
+  // part of `out` for the query heads of these KV heads.
   void (*attend_split)(
       const HeadShape&, const HeadRun& kv_heads, const float* prepared, const void* keys,
       const void* values, size_t tokens, Partial out);
@@ -173,9 +173,9 @@ struct Kernels {
   // Joins `count` contiguous partials in order: out [query_heads][head_dim] in natural order.
   void (*finish)(const HeadShape&, const float* partials, size_t count, float* out);
 
-  // `rows` (1 to kChunkRows) consecutive positions from `position` on, for one KV head; each row
-  // attends to all keys up to itself. prepared, out: the first row's first query head; rows are
-  // query_floats() apart. keys, values: the region's start. scratch: chunk_scratch_floats().
+  // Attends with `rows` (1 to kChunkRows) rows from `position` on, for one KV head, each to all
+  // keys up to its own. prepared, out: the first row's first query head; rows are query_floats()
+  // apart. keys, values: the region's start. scratch: chunk_scratch_floats().
   void (*attend_chunk)(
       const HeadShape&, size_t kv_head, const float* prepared, const void* keys,
       const void* values, size_t rows, size_t position, float* out, float* scratch);
@@ -186,7 +186,7 @@ struct Kernels {
   ChooseKernels choose;
 };
 
-// Scratch for widened keys and values, and for each row's intermediate results.
+// Returns the scratch for keys and values in fp32, and for each row's intermediate results.
 constexpr size_t chunk_scratch_floats(const HeadShape& shape) {
   const size_t heads = kChunkRows * shape.group();
   return kKeyTokens * shape.head_dim + kTileTokens * kValueDims +

@@ -1,6 +1,6 @@
 // The operations between a layer's products, in float32. Included once per instruction set.
 
-// Calls body(first, count) for every kLanes numbers of n, and for the rest.
+// Calls body(first, count) for every kLanes numbers of n, and for the last, fewer numbers.
 template <class Body>
 inline void for_each_vec(size_t n, const Body& body) {
   size_t i = 0;
@@ -53,7 +53,7 @@ void rms_norm(const float* x, const float* weight, float eps, size_t n, float* o
   });
 }
 
-// x / (1 + e^-x), by the exponential of a negative number, which cannot overflow.
+// Returns x / (1 + e^-x), through the exponential of a negative number, which cannot overflow.
 inline Vec silu(Vec x) {
   const Vec small = exp_of_negative(x < Vec{} ? x : -x);
   const Vec share = (x < Vec{} ? small : all(1.0f)) / (all(1.0f) + small);

@@ -9,18 +9,18 @@
 //   float32      pairs of inputs:    [inputs / 2][2][16 outputs]
 //   4 or 8 bits  groups of inputs:   [groups]{ scales, biases [16], words [n][16] }
 // A word has 32 bits of one output's codes: of 4 inputs, a byte each; or of 8 inputs, the first
-// four in the bytes' lower halves and the others in the upper halves.
+// four in the bytes' lower halves and the last four in the upper ones.
 namespace quire::cpu {
 
 enum class WeightType { bfloat16, float32, bits4, bits8 };
 enum class ScaleType { bfloat16, float32 };
 
-// The type to which x may be rounded, if the set has such products. With codes, bfloat16 stands for
-// whole numbers of 16 bits, scaled by the group's largest magnitude, and int8 for those of 8 bits.
+// The type to which x may be rounded, if the instruction set has such products. For codes, bfloat16
+// means whole numbers of 16 bits, scaled by the group's largest magnitude; int8, of 8 bits.
 enum class Activations { float32, bfloat16, int8 };
 
 constexpr size_t kPanelOutputs = 16;
-// Inputs are padded to a multiple of this, the inputs of one tile of a matrix unit.
+// Inputs are padded to a multiple of kInputStep, the inputs of one tile of a matrix unit.
 constexpr size_t kInputStep = 32;
 
 // The most inputs that share a scale.
@@ -58,7 +58,7 @@ struct LinearShape {
   constexpr size_t panels() const { return (outputs + kPanelOutputs - 1) / kPanelOutputs; }
   constexpr size_t groups() const { return inputs / group; }
   constexpr size_t words_per_group() const { return group * bits() / 32; }
-  // A scale and a bias of each output of a panel.
+  // Returns the bytes of a scale and a bias for each output of a panel.
   constexpr size_t scales_bytes() const {
     return 2 * kPanelOutputs * (scales == ScaleType::bfloat16 ? 2 : 4);
   }
@@ -71,10 +71,10 @@ struct LinearShape {
   constexpr size_t packed_bytes() const { return panels() * panel_bytes(); }
 };
 
-// The products of an instruction set. Sums are in float32, over the inputs in order or over groups
-// with whole-number sums: an output's bits depend on its own row alone.
+// The multiplication of an instruction set. Sums are in float32, over the inputs in order or over
+// groups with whole-number sums: an output's bits depend on its own row alone.
 struct LinearKernels {
-  // The bytes of `rows` prepared rows, on a cache line; and the preparation of one row.
+  // prepared_bytes() returns the bytes of `rows` prepared rows; prepare() prepares one row of x.
   size_t (*prepared_bytes)(const LinearShape&, size_t rows);
   void (*prepare)(const LinearShape&, const float* x, size_t row, std::byte* prepared);
 

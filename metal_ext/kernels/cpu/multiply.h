@@ -2,17 +2,17 @@
 
 constexpr size_t kPanelVecs = kPanelOutputs / kLanes;
 static_assert(kPanelOutputs % kLanes == 0);
-// Bytes between the weights that are read and those that are prefetched.
+// The bytes from the weights that are read to the weights that are prefetched.
 constexpr size_t kWeightsAhead = 2048;
 
-// The offset that is read kWeightsAhead bytes after `at`, while `panels` panels are read at the
-// same time. Past a panel's end, it lies in the next panels.
+// Returns the offset that is read kWeightsAhead bytes after `at`, while `panels` panels are read at
+// the same time. Past a panel's end, the offset lies in the next panels.
 constexpr size_t ahead_of(size_t at, size_t panel_bytes, size_t panels) {
   const size_t next = at + kWeightsAhead;
   return next < panel_bytes ? next : next + (panels - 1) * panel_bytes;
 }
 
-// Calls body(first panel, panels) for runs of Most panels, and for the rest.
+// Calls body(first panel, panels) for every Most panels, and for the last, fewer panels.
 template <size_t Most = kMostPanels, class Body>
 void for_panel_runs(size_t first, size_t panels, const Body& body) {
   for (size_t p = 0; p < panels; p += Most) {
@@ -21,7 +21,7 @@ void for_panel_runs(size_t first, size_t panels, const Body& body) {
 }
 
 // Calls body.template operator()<P, R>(panel, row) for blocks of R rows of [row, end) by P panels
-// of [first, first + panels), and for smaller blocks of the rest.
+// of [first, first + panels), and for smaller blocks at the end.
 template <size_t P, size_t R, class Body>
 void for_panels(size_t row, size_t end, size_t first, size_t panels, const Body& body) {
   size_t p = 0;
@@ -37,13 +37,13 @@ void for_panels(size_t row, size_t end, size_t first, size_t panels, const Body&
   }
 }
 
-// The number of panels to multiply at once with R rows, so that at most `Sums` sums exist.
+// The number of panels to multiply with R rows at once, so that there are at most `Sums` sums.
 template <size_t Sums, size_t R>
 constexpr size_t kPanelsOf = Sums / R >= 4 ? 4 : Sums / R >= 2 ? 2 : 1;
 
-// for_panels() for rows [0, rows), in the fewest blocks of at most R rows, of equal size or one
-// less: a rest of one or two rows would wait for its sums. Many rows share each weight that is
-// read; with fewer rows, more panels are taken at once.
+// Calls for_panels() for rows [0, rows), in the fewest blocks of at most R rows, all of one size or
+// one less, because a last block of one or two rows would wait for its sums. Many rows share each
+// weight that is read; with fewer rows, more panels are taken at once.
 template <size_t Sums, size_t R, class Body>
 void for_blocks(size_t rows, size_t first, size_t panels, const Body& body) {
   const size_t blocks = (rows + R - 1) / R;
@@ -61,7 +61,7 @@ void for_blocks(size_t rows, size_t first, size_t panels, const Body& body) {
 }
 static_assert(kMostPanels == 4);
 
-// The arguments of a call: rows [0, rows) of x, as prepared.
+// The arguments of a multiply(): prepared rows [0, rows) of x, and packed weights.
 struct ProductCall {
   const LinearShape& shape;
   const std::byte* packed;
@@ -74,7 +74,7 @@ struct ProductCall {
   const float* floats(size_t row) const;  // for a row of x that stays float32
 };
 
-// Reads a panel's numbers of an even input, and of the odd input after it.
+// Reads a panel's numbers of an even input and of the odd input after the even one.
 template <class Number>
 inline void read_pair(const Number* at, Vec* even, Vec* odd) {
   for (size_t v = 0; v < kPanelVecs; ++v) {
@@ -87,8 +87,8 @@ inline void read_pair(const Number* at, Vec* even, Vec* odd) {
   }
 }
 
-// A panel's weights in order. begin() comes before every kPairs pairs of inputs; pair() gives the
-// weights of an even input and of the odd one after it.
+// Reads a panel's weights in order. begin() comes before every kPairs pairs of inputs; pair() gives
+// the weights of an even input and of the next, odd input.
 template <class Number>
 struct Plain {
   static constexpr bool kCodes = false;
@@ -110,8 +110,8 @@ struct Plain {
   }
 };
 
-// weight = code * scale + bias, so a group's result needs the sum of codes times x and the sum of
-// x.
+// Reads a panel's codes. As weight = code * scale + bias, a group needs the sum of codes times x
+// and the sum of x.
 template <size_t Bits, class Scale>
 struct Codes {
   static constexpr bool kCodes = true;
@@ -139,7 +139,7 @@ struct Codes {
       odd[v] = number_of(words[v] >> (shift + 8));
     }
   }
-  // Adds a group to an output's total. codes: sum of codes times x; x: sum of x.
+  // Adds a group to an output's total. codes: the sum of codes times x; x: the sum of x.
   Vec close(size_t v, Vec codes, float x, Vec total) const {
     Vec scale[kPanelVecs];
     Vec bias[kPanelVecs];
@@ -186,12 +186,12 @@ inline void store_panel(const LinearShape& shape, size_t panel, const Vec* sums,
   store_sums_of(shape, panel, all_of_them, row);
 }
 
-// Bytes of a prepared row: an odd number of cache lines, to spread rows over a cache's sets.
+// Rounds a row's bytes up to an odd number of cache lines, to spread rows over a cache's sets.
 constexpr size_t odd_lines(size_t bytes) {
   return (rounded_up(bytes, kLineBytes) / kLineBytes | 1) * kLineBytes;
 }
 
-// The numbers of a prepared row: x, and for codes the sums of x's groups.
+// Returns the number of floats of a prepared row: x, and for codes the sums of x's groups.
 constexpr size_t floats_per_row(const LinearShape& shape) {
   const size_t floats = shape.inputs + (shape.quantized() ? shape.groups() : 0);
   return odd_lines(floats * sizeof(float)) / sizeof(float);
@@ -219,7 +219,7 @@ void prepare_row(const LinearShape& shape, const float* x, size_t row, std::byte
   }
 }
 
-// Sums of R rows and P panels.
+// The sums of R rows of x times P panels.
 template <size_t P, size_t R>
 struct Sums {
   Vec at[R][P][kPanelVecs] = {};
@@ -274,7 +274,7 @@ inline void add_inputs(const LinearShape& shape, Weights* weights, const float* 
   }
 }
 
-// R rows of x by P panels.
+// Multiplies R rows of x by P panels.
 template <class Weights, size_t P, size_t R>
 [[gnu::noinline]] void multiply_block(
     const LinearShape& shape, const std::byte* packed, const float* x, size_t first, float* out,
@@ -308,7 +308,7 @@ template <class Weights, size_t P, size_t R>
 }
 
 // From kLeastTallRows rows on, a group's codes are first converted to floats in memory, once for
-// all rows, which leaves all registers for sums. The sums are the same.
+// all rows, which leaves all registers for sums. Sums get the same bits.
 constexpr size_t kLeastTallRows = 3;
 constexpr size_t kTallPanels = 2;
 constexpr size_t kMostTallRows = 12;
@@ -337,8 +337,8 @@ struct TallGroup {
     }
   }
 
-  // Adds the group to the totals of R rows, [R][kPanelOutputs]. x: its inputs; of_x: their sums;
-  // rows of both are `stride` numbers apart.
+  // Adds the group to the totals of R rows, [R][kPanelOutputs]. x: the group's inputs; of_x: the
+  // inputs' sums. Rows of x and of of_x are `stride` numbers apart.
   template <size_t R>
   void add_to(const float* x, const float* of_x, size_t stride, size_t group,
               float* totals) const {
@@ -365,7 +365,7 @@ struct TallGroup {
   }
 };
 
-// Panels [first, first + 1 to kTallPanels).
+// Multiplies all rows by `panels` panels (1 to kTallPanels) from `first` on.
 template <class Weights>
 void multiply_tall(const ProductCall& call, size_t first, size_t panels) {
   const LinearShape& shape = call.shape;

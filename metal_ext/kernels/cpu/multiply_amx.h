@@ -1,6 +1,6 @@
 // Linear layers of bfloat16 on a matrix unit (Intel's AMX), which multiplies bfloat16 and adds
-// float32. A row of x is cut into two bfloat16 part rows, whose sum has 16 of float32's 24 bits.
-// Eight rows of x make a block of 16 part rows. Included once per instruction set.
+// float32. A row of x is cut into two rows of bfloat16 (part rows), whose sum has 16 of float32's
+// 24 bits. Eight rows of x make a block of 16 part rows. Included once per instruction set.
 //   [padded inputs / 32] tiles of [16 part rows][32] bfloat16
 
 constexpr size_t kParts = 2;
@@ -18,7 +18,7 @@ size_t prepared_tile_bytes(const LinearShape& shape, size_t rows) {
   return rounded_up(rows, kBlockRows) / kBlockRows * x_block_bytes(shape);
 }
 
-// Cuts at most kInputStep numbers into two bfloat16 parts; missing numbers are zero.
+// Cuts kInputStep numbers or fewer into two bfloat16 parts; missing numbers are zero.
 inline void cut(const float* x, size_t n, uint16_t* upper, uint16_t* lower) {
   float whole[kInputStep];
   float rest[kInputStep];
@@ -61,7 +61,7 @@ struct Block {
     const size_t first = parts < kTileRows ? parts : kTileRows;
     return second && tall() ? parts - first : first;
   }
-  // The number of the tile that holds the sums of a part row and a panel.
+  // Returns the number of the tile that holds the sums of a part row and a panel.
   size_t tile_of(size_t part_row, size_t panel) const {
     return tall() ? part_row / kTileRows * 2 + panel : panel;
   }
@@ -113,7 +113,7 @@ inline void prefetch_tiles(const std::byte* const* w, size_t at, size_t panel_by
 struct TileSums {
   alignas(64) float at[kTileSums][kTileFloats];
 
-  // from_memory: the weights are not in a cache yet.
+  // from_memory: whether the weights are not in a cache yet.
   template <bool Tall>
   void add(const std::byte* x, size_t next, const std::byte* const* w, size_t steps,
            bool from_memory) {
@@ -132,7 +132,7 @@ struct TileSums {
     _tile_stored(2, at[2], kLineBytes);
     _tile_stored(3, at[3], kLineBytes);
   }
-  // The sum of both parts of row `row` of the block.
+  // Returns the sum of both parts of a row of the block, times a panel.
   Vec of(const Block& block, size_t row, size_t panel) const {
     const size_t part = kParts * row;
     const float* const first =
@@ -146,7 +146,7 @@ struct TileCall : ProductCall {
   const std::byte* x_tiles(size_t row, size_t input) const {
     return x + row / kBlockRows * x_block_bytes(shape) + input / kInputStep * kTileBytes;
   }
-  // Calls body for blocks of rows, as high as the tiles allow.
+  // Calls body for blocks of as many rows as the tiles allow.
   template <class Body>
   void for_each_block(const Body& body) const {
     for (size_t row = 0; row < rows; row += kTileRows) {
@@ -155,8 +155,8 @@ struct TileCall : ProductCall {
   }
 };
 
-// Panels [first, first + 1 to 4) of bfloat16 weights. configured: the rows that the tiles are
-// configured for, or 0; each configuration empties the unit.
+// Multiplies by `panels` (1 to 4) panels of bfloat16 weights. configured: the rows that the tiles
+// are configured for, or 0; each configuration empties the unit.
 void multiply_bfloat16(const TileCall& call, size_t first, size_t panels, size_t& configured) {
   const size_t steps = call.shape.padded_inputs() / kInputStep;
   const size_t next = x_block_bytes(call.shape);

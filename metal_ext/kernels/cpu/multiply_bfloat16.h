@@ -8,7 +8,7 @@ size_t pair_row_bytes(const LinearShape& shape) {
   return odd_lines(shape.inputs * sizeof(uint16_t));
 }
 
-// A missing number of the last pair is zero.
+// Rounds x to pairs of bfloat16. A missing number of the last pair is zero.
 void prepare_pairs(const LinearShape& shape, const float* x, size_t row, std::byte* prepared) {
   auto* const to = reinterpret_cast<uint16_t*>(prepared + row * pair_row_bytes(shape));
   to_bfloat16(x, to, shape.inputs);
@@ -17,7 +17,7 @@ void prepare_pairs(const LinearShape& shape, const float* x, size_t row, std::by
   }
 }
 
-// R rows of x by P panels.
+// Multiplies R rows of x by P panels.
 template <size_t P, size_t R>
 [[gnu::noinline]] void multiply_pairs_block(
     const LinearShape& shape, const std::byte* w, const std::byte* x, size_t first, float* out,
@@ -49,7 +49,7 @@ template <size_t P, size_t R>
   }
 }
 
-// The number of sums that leaves registers for two weights and a pair of x.
+// The most sums that leave registers for two vectors of weights and a pair of x.
 constexpr size_t kPairSums = 24;
 constexpr size_t kPairRows = 12;
 

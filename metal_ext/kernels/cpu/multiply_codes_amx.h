@@ -1,19 +1,19 @@
 // Linear layers of 4 and 8 bits on a matrix unit. Included once per instruction set.
 
-// Inputs of a tile of codes, if a group has as many.
+// The inputs of a tile of codes, if a group has as many.
 constexpr size_t kCodeStep = 64;
 
-// Inputs whose codes are unpacked at a time for many rows: they fit into a core's cache.
+// The inputs whose codes are unpacked together for many rows: few enough for a core's cache.
 constexpr size_t kSliceInputs = 1024;
-// The sums of a unit, a group of a panel, are scaled kUnitsBehind units later, while the matrix
-// unit works on: vectors cannot be loaded at once from memory that tiles were just stored to.
+// The sums of one group of a panel (a Unit) are scaled kUnitsBehind Units later, because vectors
+// cannot be loaded at once from memory that tiles were just stored to.
 constexpr size_t kUnitsBehind = 3;
-// Groups kept for few rows: the current one, the next one, and those with sums still to scale, most
-// of which exist with one panel. A power of two.
+// The groups kept for few rows: the current one, the next one, and all whose sums are not scaled
+// yet, most with one panel. A power of two.
 constexpr size_t kGroupsKept = 8;
 static_assert(kGroupsKept >= kUnitsBehind + 2);
 
-// Groups of some panels, unpacked for the unit.
+// Groups of some panels' codes, unpacked for the matrix unit.
 template <size_t Bits>
 class Slice {
  public:
@@ -29,7 +29,7 @@ class Slice {
                      : group(g, p) + shape_.scales_bytes();
   }
 
-  // Unpacks a group of a panel. Prefetches the weights to be read later in this or the next panels.
+  // Unpacks a group of a panel. Prefetches weights of this or the next panels.
   void read(size_t g, size_t p) {
     const std::byte* const from = group(g, p);
     const size_t end = shape_.group_bytes();
@@ -89,7 +89,7 @@ inline void load_limbs(const std::byte* x, size_t stride, size_t group) {
   _tile_loadd(5, x + 2 * group, stride);
 }
 
-// Multiplies a group's codes by limbs. Limbs are loaded already if one tile takes a group.
+// Multiplies a group's codes by limbs. If one tile takes a group, the limbs are loaded already.
 inline void multiply_limbs(const std::byte* x, size_t stride, size_t group,
                             const std::byte* codes) {
   _tile_zero(0);
@@ -112,7 +112,7 @@ inline void store_sums(LimbSums& sums) {
   _tile_stored(2, sums.at[2], kLineBytes);
 }
 
-// A group of a panel. Panels vary faster than groups.
+// One group of one panel. In the order of Units, panels vary faster than groups.
 struct Unit {
   size_t group;
   size_t panel = 0;
@@ -125,7 +125,8 @@ struct Unit {
 };
 
 // Adds groups [from, to) of a slice's panels to the totals of rows [row, row + rows), 16 at most.
-// begin(group, panel) is called before each of them. totals: [all rows][kMostPanels] vectors.
+// begin(group, panel) is called before each group of a panel. totals: [all rows][kMostPanels]
+// vectors.
 template <size_t Bits, class Begin>
 void add_code_groups(const CodeCall& call, const Slice<Bits>& slice, size_t row, size_t rows,
                      size_t from, size_t to, Vec* totals, const Begin& begin) {
@@ -166,7 +167,7 @@ void add_code_groups(const CodeCall& call, const Slice<Bits>& slice, size_t row,
   }
 }
 
-// One block of rows: a group of codes is unpacked while the one before is multiplied.
+// Multiplies one block of rows: a group of codes is unpacked while the group before is multiplied.
 template <size_t Bits>
 void multiply_code_block(const CodeCall& call, size_t first, size_t panels, Vec* totals) {
   const size_t groups = call.shape.groups();
@@ -183,7 +184,7 @@ void multiply_code_block(const CodeCall& call, size_t first, size_t panels, Vec*
   add_code_groups(call, slice, 0, call.rows, 0, groups, totals, read_next);
 }
 
-// Several blocks of rows: codes are unpacked once for all of them.
+// Multiplies several blocks of rows, for which codes are unpacked once.
 template <size_t Bits>
 void multiply_code_blocks(const CodeCall& call, size_t first, size_t panels, Vec* totals) {
   const LinearShape& shape = call.shape;
@@ -208,7 +209,7 @@ void multiply_code_blocks(const CodeCall& call, size_t first, size_t panels, Vec
   }
 }
 
-// Panels [first, first + 1 to 4).
+// Multiplies all rows by `panels` panels (1 to 4) from `first` on.
 template <size_t Bits>
 void multiply_code_tiles(const CodeCall& call, size_t first, size_t panels) {
   Vec totals[kMaxRows * kMostPanels];

@@ -1,6 +1,6 @@
 // Linear layers of 4 and 8 bits by dot products of bytes. Included once per instruction set.
 
-// Repeats the four limbs of a part of the codes at each output.
+// Repeats four limbs (bytes of x), those of a part of the codes, at each output.
 inline IntVec four_of(const std::byte* limbs, size_t part) {
   int32_t four;
   __builtin_memcpy(&four, limbs + 4 * part, sizeof(four));
@@ -24,7 +24,7 @@ struct DotSum {
 constexpr size_t kWordsAtOnce = 1;
 struct DotSum {
   IntVec sum = {};
-  // Takes the limbs of all parts: the instruction itself repeats four of them.
+  // Adds a part's codes times limbs. The instruction itself repeats four of the limbs in `x`.
   template <size_t Parts>
   void add(const BitVec (&codes)[Parts], const std::byte* x, size_t part) {
     std::conditional_t<Parts == 1, uint32_t, uint64_t> bits;
@@ -71,7 +71,7 @@ struct DotSum {
 };
 #endif
 
-// R rows of x by P panels. Loops are unrolled, or compilers would keep the sums in memory.
+// Multiplies R rows of x by P panels. Loops are unrolled to keep the sums in registers.
 template <size_t Bits, size_t Limbs, size_t P, size_t R>
 [[gnu::noinline]] void multiply_code_rows(const CodeCall& call, size_t first, size_t row) {
   const LinearShape& shape = call.shape;
@@ -163,8 +163,8 @@ template <size_t Bits, size_t Limbs, size_t P, size_t R>
 }
 
 // The most sums of one limb and a panel, and the most rows. If a vector is a panel, they fit in
-// registers; else they were measured. On arm64 a panel takes four vectors, and more than 16 sums
-// leave too few of 32 registers for codes and limbs; two rows of three limbs are worth that.
+// registers; else measured. On arm64 a panel takes four vectors, and more than 16 sums leave too
+// few of 32 registers for codes and limbs; two rows of three limbs still pay.
 constexpr size_t kDotSums = kLanes == kPanelOutputs ? 24 : kLanes == 8 ? 8 : 4;
 constexpr size_t kDotRows = kLanes == kPanelOutputs ? 12 : kLanes == 8 ? 6 : 4;
 

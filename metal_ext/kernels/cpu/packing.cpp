@@ -3,17 +3,17 @@
 #include <algorithm>
 #include <cstring>
 
-// Packs weights into panels, and unpacks rows of them.
+// Packs weights into panels, and unpacks single rows of weights.
 namespace quire::cpu {
 namespace {
 
-// The index of a number in a panel, by input and lane (output).
+// Returns the index of a number in a panel, by input and lane (output).
 size_t place_of_bfloat16(size_t input, size_t lane) {
   return (input / 2 * kPanelOutputs + lane) * 2 + input % 2;
 }
 size_t place_of_float32(size_t input, size_t lane) { return input * kPanelOutputs + lane; }
 
-// The place of a code: the word in its group, and the shift in that word.
+// The place of a code: the index of a word in the code's group, and the shift in this word.
 struct CodePlace {
   size_t word;
   uint32_t shift;
@@ -44,13 +44,13 @@ Number narrowed(float number) {
   }
 }
 
-// The index of a scale (number 0) or a bias (number 1), laid out like a pair of inputs.
+// Returns the index of a scale (number 0) or bias (number 1): both lie like a pair of inputs.
 template <class Number>
 size_t place_of_scale(size_t number, size_t lane) {
   return sizeof(Number) == 2 ? place_of_bfloat16(number, lane) : place_of_float32(number, lane);
 }
 
-// The value of an E8M0 byte, 2^(exponent - 127): float32's own exponent, except for the least one.
+// Returns an E8M0 byte's value, 2^(exponent - 127): float32's own exponent, but for the least one.
 float power_of_two(uint32_t exponent) {
   const uint32_t bits = exponent == 0 ? 0x00400000u : exponent << 23;
   float number;
@@ -66,11 +66,11 @@ float stored_number(StoredNumber type, const void* numbers, size_t at) {
   }
 }
 
-// The values of E2M1, in halves.
+// The values of E2M1 codes, in halves.
 constexpr int kHalves[] = {0, 1, 2, 3, 4, 6, 8, 12};
 constexpr int kMostHalves = 12;
 
-// A row of codes as w = code * scale + bias.
+// Reads a row of codes as w = code * scale + bias.
 struct CodeRow {
   const Weights& weights;
   size_t inputs;

@@ -12,9 +12,9 @@ typedef uint32_t UnalignedBits __attribute__((vector_size(kLanes * 4), aligned(2
 
 inline Vec load(const float* p) { return *reinterpret_cast<const UnalignedVec*>(p); }
 inline void store(float* p, Vec v) { *reinterpret_cast<UnalignedVec*>(p) = v; }
-inline Vec all(float x) { return x - Vec{}; }  // x - 0 is x for every x
-// a * b + c, rounded once if there is an instruction for that. Compilers must not fuse others: they
-// would do so in some places only, and a row's bits would depend on its neighbours.
+inline Vec all(float x) { return x - Vec{}; }  // exact, since x - 0 is x for every x
+// Returns a * b + c, rounded once if there is an instruction for that. Compilers must not fuse
+// other products: they would do so here and there, and a row's bits would depend on other rows.
 inline Vec fma(Vec a, Vec b, Vec c) {
 #if defined(__AVX512F__)
   return _mm512_fmadd_ps(a, b, c);
@@ -31,7 +31,7 @@ inline Vec larger(Vec a, Vec b) { return a > b ? a : b; }
 inline void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 inline void prefetch_near(const void* p) { __builtin_prefetch(p, 0, 3); }
 
-// Loads two vectors of a row. bfloat16: 2 * kLanes numbers, the even ones and the odd ones.
+// Loads two vectors of a row: of 2 * kLanes bfloat16, the even numbers and the odd numbers.
 // Widening is a shift or a mask, because a float's upper half is its bfloat16.
 inline void load_pair(const uint16_t* p, Vec& first, Vec& second) {
   const BitVec bits = *reinterpret_cast<const UnalignedBits*>(p);
@@ -43,7 +43,7 @@ inline void load_pair(const float* p, Vec& first, Vec& second) {
   second = load(p + kLanes);
 }
 
-// The place of number i of a row in kernel order.
+// Returns the place of a row's number i in kernel order, which load_pair() gives.
 template <class KV>
 constexpr size_t kernel_order(size_t i) {
   if constexpr (sizeof(KV) == 4) {
@@ -63,8 +63,7 @@ inline Vec pick(Vec a, Vec b) {
 #endif
 }
 
-// Adds the two halves of every group of `width` lanes. The sums of a's groups come before those of
-// b's.
+// Adds the two halves of every `width` lanes. The sums of a's lanes come before the sums of b's.
 template <int width, int... lane>
 inline Vec fold(Vec a, Vec b, std::integer_sequence<int, lane...>) {
   constexpr int half = width / 2;
@@ -72,7 +71,7 @@ inline Vec fold(Vec a, Vec b, std::integer_sequence<int, lane...>) {
          pick<(lane / half * width + lane % half + half)...>(a, b);
 }
 
-// The sums of kLanes vectors as one vector, each made by halving, in one order for all vectors.
+// Returns the sums of kLanes vectors as one vector. All are added in one order, by halving.
 template <int width = static_cast<int>(kLanes)>
 inline Vec sums(Vec* v) {
   if constexpr (width == 1) {
@@ -86,7 +85,7 @@ inline Vec sums(Vec* v) {
   }
 }
 
-// Adds or compares every lane and the lane `width / 2` away.
+// Swaps every lane with the lane `width / 2` away.
 template <int width, int... lane>
 inline Vec across(Vec v, std::integer_sequence<int, lane...>) {
   return pick<(lane ^ (width / 2))...>(v, v);
@@ -111,8 +110,8 @@ inline float largest_of(Vec v) {
   }
 }
 
-// e^x for x <= 0, to 2 ulp; 0 below the smallest normal result. NaN stays NaN. x = n ln 2 + r with
-// |r| <= ln 2 / 2; e^r by its Taylor polynomial of degree 7 (remainder below 1e-8).
+// Returns e^x for x <= 0, to 2 ulp; 0 below the smallest normal result. NaN stays NaN. x = n ln 2 +
+// r with |r| <= ln 2 / 2; e^r by its Taylor polynomial of degree 7 (remainder below 1e-8).
 inline Vec exp_of_negative(Vec x) {
   const Vec lowest = all(-87.0f);
   const Vec clamped = x < lowest ? lowest : x;
@@ -129,7 +128,7 @@ inline Vec exp_of_negative(Vec x) {
   p = fma(p, r, all(0.5f));
   p = fma(p, r, all(1.0f));
   p = fma(p, r, all(1.0f));
-  // 2^n by its exponent bits. A product, because adding n to a NaN's bits may give a number.
+  // 2^n is made of its exponent bits, and multiplied: adding n to a NaN's bits might give a number.
   const IntVec power = (reinterpret_cast<IntVec>(shifted) << 23) + 0x3f800000;
   return x < lowest ? all(0.0f) : p * reinterpret_cast<Vec>(power);
 }
@@ -179,7 +178,7 @@ inline Vec zip(Vec a, Vec b, std::integer_sequence<int, lane...>) {
   return pick<(lane / 2 + lane % 2 * n + upper * n / 2)...>(a, b);
 }
 
-// out = values / weight, in natural order.
+// Writes values / weight to out, in natural order of dimensions.
 inline void divide(
     KVType type, const float* values, float weight, size_t head_dim, float* out) {
   for (size_t i = 0; i < head_dim; i += 2 * kLanes) {

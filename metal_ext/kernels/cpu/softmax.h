@@ -1,8 +1,8 @@
-// The running softmax (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018).
-// Included once per instruction set.
+// Softmax over keys that come step by step (Milakov and Gimelshein, "Online normalizer calculation
+// for softmax", 2018). Included once per instruction set.
 
 constexpr float kNoScore = -1e30f;  // below every score, but finite: differences stay numbers
-constexpr float kHidden = -__builtin_inff();  // weighs nothing, whatever the highest score is
+constexpr float kHidden = -__builtin_inff();  // gets the weight 0 beside every highest score
 
 inline void start(Partial& state, size_t heads, size_t head_dim) {
   for (size_t h = 0; h < heads; ++h) {
@@ -14,8 +14,8 @@ inline void start(Partial& state, size_t heads, size_t head_dim) {
   }
 }
 
-// One step of the running softmax: turns n scores into weights and updates the row's state. Returns
-// the factor by which earlier values must be multiplied.
+// One step of the softmax: turns n scores into weights and updates the row's highest and weight.
+// Returns the factor by which earlier values must be multiplied.
 inline float soften(float* scores, size_t n, float& highest, float& weight) {
   Vec best = all(highest);
   const size_t end = (n + kLanes - 1) / kLanes * kLanes;
@@ -38,7 +38,7 @@ inline float soften(float* scores, size_t n, float& highest, float& weight) {
   return factor;
 }
 
-// Joins `more` into one head's result.
+// Joins another partial result (`more_...`) into one head's result.
 inline void join(
     float& highest, float& weight, float* values, float more_highest, float more_weight,
     const float* more_values, size_t head_dim) {
@@ -52,7 +52,7 @@ inline void join(
   highest = raised;
 }
 
-// Joins the partial results of one row's splits, in order.
+// Joins the partial results of one row over parts of its keys, in order.
 void finish(const HeadShape& shape, const float* partials, size_t count, float* out) {
   const size_t size = Partial::floats(shape.query_heads, shape.head_dim);
   float joined[kMaxHeadDim];

@@ -1,4 +1,4 @@
-// Writes rows of K and V to their places in the row table.
+// Writes rows (tokens) of K and V to the places that the row table gives.
 #include "rows.h"
 
 // Threads: (row_elements / 4, rows). keys, values: [rows][row_elements].

@@ -13,33 +13,33 @@ namespace metal {
 
 enum : uint32_t {
   kSplitTokens = 256,       // the most positions that a threadgroup of decode_split reads
-  kShortSplitTokens = 128,  // the same for short rows, for which too few threadgroups would run
-  kShortRowTokens = 2048,   // the most positions of a short row
+  kShortSplitTokens = 128,  // for short rows, which would give too few threadgroups
+  kShortRowTokens = 2048,   // rows at lower positions are short
   kTileHeads = 4,           // query heads that share a threadgroup's reads of one KV head
   kDecodeThreads = 256,     // threads of a threadgroup of decode_split
   kMaxHeadDim = 256,
-  kSwigluNumbers = 4,  // numbers of a thread of swiglu
+  kSwigluNumbers = 4,  // numbers that a thread of swiglu computes
   kDeltaThreads = 512,  // threads of a threadgroup of gated_delta
 };
 
-// Positions of each split of the row at `position`; the last split may have fewer. A row that fits
-// one split has one. The cut depends on the position alone, and so does the order of summation.
+// Returns the positions in each split of a row's keys; the last split may have fewer. The cut
+// depends on the row's position alone, and so does the order of summation.
 inline uint32_t split_tokens(uint32_t position) {
   return position < kSplitTokens || position >= kShortRowTokens ? kSplitTokens
                                                                 : kShortSplitTokens;
 }
 inline uint32_t split_count(uint32_t position) { return position / split_tokens(position) + 1; }
 
-// The place of one row of the flat token array.
+// Where the K and V of one row (token) of a step lie.
 struct RowEntry {
-  // sparse: the GPU address of the buffer with the layer's regions. dense: bytes from the arena's
-  // start. paged: not used.
+  // sparse: the GPU address of the buffer with the layer's regions. dense: the offset in the arena
+  // (the one buffer). paged: not used.
   uint64_t base;
   uint32_t position;    // position of the token in its sequence
   uint32_t first_page;  // paged: index of the sequence's first entry in the page table
 };
 
-// The regions of one layer inside a sequence's buffer (sparse, dense), or inside an extent (paged).
+// The regions (K and V) of one layer in a sequence's buffer (sparse, dense) or in a heap (paged).
 //   sparse  address of token t = row.base + key_offset + t * row_bytes
 //   dense                      = arena + row.base + key_offset + t * row_bytes
 //   paged                      = pages[row.first_page + (t >> block_shift)] + key_offset
@@ -51,7 +51,7 @@ struct LayerPlace {
   uint32_t block_shift;  // paged: a block has 1 << block_shift tokens; a GPU divides slowly
 };
 
-// One split of a row.
+// The work of a threadgroup: one split of one row's keys.
 struct DecodeTask {
   uint32_t row;  // index of the row in the call
   uint32_t split;
@@ -77,7 +77,7 @@ struct ProjectArguments {
   uint32_t query_heads;
   uint32_t kv_heads;
   uint32_t rows;
-  uint32_t normed;  // 1: the model has norms
+  uint32_t normed;  // 1 if the model has norms, else 0
   uint32_t turned;  // pairs of dimensions that rotate, the first of a head
   float eps;        // epsilon of the norms
   float magnitude;  // factor of the dimensions that rotate
@@ -94,11 +94,11 @@ struct GatherArguments {
   uint32_t unused;
 };
 
-// Consecutive rows of one sequence that start from a cell, given by its GPU address, or on dense by
-// its bytes from the arena's start.
+// Consecutive rows of one sequence, which start from a cell (the states of recurrent layers). A
+// cell is given by its GPU address, or on dense by its offset in the arena.
 struct DeltaSegment {
   uint64_t read;
-  uint32_t reads;        // 1: start from the cell; 0: start from zeros
+  uint32_t reads;        // 1 to start from the cell, 0 to start from zeros
   uint32_t first;        // index of the first row
   uint32_t count;
   uint32_t first_write;  // index of the segment's first write; the last write is after all rows
@@ -112,7 +112,7 @@ struct DeltaWrite {
 };
 
 struct DeltaArguments {
-  uint64_t offset;  // start of the layer's part in every cell
+  uint64_t offset;  // bytes before the layer's part of every cell
   uint32_t key_heads;
   uint32_t value_heads;
   uint32_t tail_rows;  // earlier rows that the convolution reads
@@ -121,7 +121,7 @@ struct DeltaArguments {
   uint32_t unused;
 };
 
-// Fills or copies `bytes` of each region; regions lie source_stride and target_stride apart.
+// Fills or copies `bytes` bytes of each region. Regions lie source_stride and target_stride apart.
 struct BlockArguments {
   uint64_t source;  // GPU addresses
   uint64_t target;

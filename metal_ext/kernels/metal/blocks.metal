@@ -1,4 +1,4 @@
-// Zeroes and copies blocks by address, 16 bytes per thread. Threads: (bytes / 16, regions).
+// Zeroes and copies blocks of K and V, 16 bytes per thread. Threads: (bytes / 16, regions).
 #include "rows.h"
 
 [[kernel]] void zero_blocks(

@@ -1,4 +1,4 @@
-// Combines the splits of rows with several splits (decode.metal), in order.
+// Combines a row's attention over each part of its keys (decode.metal), in order of the parts.
 #include "rows.h"
 
 // Grid: (query_heads, rows) threadgroups of one simdgroup. Row r's splits are tasks [first_task[r],
@@ -12,7 +12,7 @@ template <typename T, int D>
     constant AttentionArguments& arguments [[buffer(4)]],
     uint2 group [[threadgroup_position_in_grid]],
     uint lane [[thread_index_in_simdgroup]]) {
-  constexpr uint kNumbers = D / 32;  // numbers in a lane
+  constexpr uint kNumbers = D / 32;  // numbers that a lane computes
   const uint first = first_task[group.y];
   const uint end = first_task[group.y + 1];
   if (end - first == 1) {

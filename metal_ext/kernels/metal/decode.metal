@@ -5,12 +5,12 @@
 #include "rows.h"
 
 constant constexpr uint kDecodeSimdgroups = kDecodeThreads / 32;
-// Rows that a lane loads ahead of its arithmetic, so that memory stays busy.
+// The rows of K and V that a lane loads before it needs them, so that memory stays busy.
 constant constexpr uint kKeysAhead = 2;
 constant constexpr uint kValuesAhead = 4;
 static_assert(kTileHeads == 4, "the heads of a tile are the components of a float4");
 
-// One split of one row, for a tile of query heads of one KV head.
+// One split of one row's keys, for a tile of query heads that share a KV head.
 struct Split {
   RowEntry row;
   uint first;    // first position
@@ -35,9 +35,8 @@ inline Split split_of(
   return {row, first, tokens, kv_head, kv_head * group + in_group, heads};
 }
 
-// Adds scores over `lanes` neighbouring lanes (8 at least), of which this lane is number `part`.
-// The lanes divide the heads among themselves: the result is the sum of head head_of_part(part)
-// alone.
+// Adds the scores of `lanes` neighbouring lanes (8 at least), of which this lane is number `part`.
+// Each lane returns the sum of one head, head_of_part(part).
 inline float add_lanes(float4 score, uint part, uint lanes) {
   const bool odd = (part & 1) != 0;
   const float first =
@@ -54,13 +53,13 @@ inline float add_lanes(float4 score, uint part, uint lanes) {
 
 inline uint head_of_part(uint part) { return (part & 1) * 2 + (part >> 1 & 1); }
 
-// scores[token][head of the tile] = scale * query . key, for the tokens of the split.
+// Computes scores[token][head of the tile] = scale * query . key for the tokens of the split.
 template <typename T, typename KV, int D, Rows kind>
 inline void score_tokens(
     const device T* queries, RowSpace space, Split split, constant AttentionArguments& arguments,
     uint simdgroup, uint lane, threadgroup float* scores) {
-  // As many lanes share a token as there are runs of eight numbers in a row, four from either half.
-  // Adding then takes fewer steps than with a whole simdgroup, and reads stay adjacent.
+  // A token takes one lane for every eight numbers of a head, four from either half. Adding then
+  // takes fewer steps than with a whole simdgroup, and reads stay adjacent.
   constexpr uint kTokenLanes = D / 8;
   constexpr uint kTokens = 32 / kTokenLanes;
   const uint part = lane % kTokenLanes;
@@ -108,13 +107,13 @@ inline void score_tokens(
   }
 }
 
-// The largest score and the sum of the weights of a tile, per head.
+// The largest score and the sum of the weights of each head of a tile.
 struct Softened {
   float4 highest;
   float4 total;
 };
 
-// scores[token] = exp(scores[token] - highest). shared: [2 * kDecodeSimdgroups].
+// Turns scores into weights, exp(score - highest). shared: [2 * kDecodeSimdgroups].
 inline Softened soften(
     uint tokens, uint thread_index, uint simdgroup, uint lane, threadgroup float4* scores,
     threadgroup float4* shared) {
@@ -160,7 +159,7 @@ inline Softened soften(
   return result;
 }
 
-// A lane's share of a row of D numbers: kPieces pieces of kWidth adjacent numbers.
+// The numbers of a head that one lane takes: kPieces pieces of kWidth adjacent numbers.
 template <int D>
 struct RowShare {
   static constant constexpr uint kNumbers = D / 32;
@@ -168,7 +167,7 @@ struct RowShare {
   static constant constexpr uint kPieces = kNumbers / kWidth;
 };
 
-// sum[i] = the weighted sum of values; each simdgroup takes every kDecodeSimdgroups-th token.
+// Adds weighted values to `sum`; each simdgroup takes every kDecodeSimdgroups-th token.
 template <typename KV, int D, Rows kind>
 inline void weigh_values(
     RowSpace space, Split split, constant LayerPlace& place, uint simdgroup, uint lane,
@@ -232,9 +231,9 @@ inline void add_simdgroups(
 }
 
 // Grid: (kv_heads * tiles, tasks) threadgroups of kDecodeThreads. queries: [rows][query_heads][D].
-// Rows of one split are written to out, [rows][query_heads][D], and others to sums,
-// [tasks][query_heads][D], weighted by exp(score - highest), with softened, [tasks][query_heads]
-// (highest score, sum of weights).
+// Results of rows of one split go to out, [rows][query_heads][D]. Those of other rows go to sums,
+// [tasks][query_heads][D], not yet divided, and softened, [tasks][query_heads] (highest score, sum
+// of weights).
 template <typename T, typename KV, int D, Rows kind>
 [[kernel, max_total_threads_per_threadgroup(kDecodeThreads)]] void decode_split(
     const device T* queries [[buffer(0)]],

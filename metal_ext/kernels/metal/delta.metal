@@ -1,6 +1,6 @@
 // Gated delta nets (Yang, Kautz, Hatamizadeh, arXiv 2412.06464): convolution, unit vectors,
 // recurrence, norm and gate in one kernel; the convolution's tails in another. Tokens are computed
-// one by one, with S in registers, so that the cut into steps changes no bit. A layer's part of a
+// one by one, with S in registers, so that cutting a sequence changes no bit. A layer's part of a
 // cell: S [value_heads][D][D] float32, then the newest rows of qkv, [tail_rows][conv_width] of T.
 //   S = decay S + (v - decay S k) beta k^T,   y = S q
 #include "rows.h"
@@ -9,7 +9,7 @@ constant constexpr uint kDeltaSimdgroups = kDeltaThreads / 32;
 // Added to the sum of squares of a head's queries or keys; the same in every checkpoint.
 constant constexpr float kUnitEps = 1e-6f;
 
-// The layer's part of a cell, given as an address or as bytes from the arena's start.
+// Returns the layer's part of a cell (the states of a sequence's recurrent layers).
 template <Rows kind>
 inline device uchar* cell_at(device uchar* arena, ulong cell, constant DeltaArguments& arguments) {
   if (kind == Rows::dense) {
@@ -30,8 +30,8 @@ inline uint conv_width(uint dims, constant DeltaArguments& arguments) {
 
 inline float silu(float x) { return x / (1.0f + precise::exp(-x)); }
 
-// The convolution of one channel for token `token` of a segment. Rows before the segment come from
-// the tail, or are zeros.
+// Returns one channel's convolution for a token of a segment. Rows before the segment come from the
+// tail (the last rows before it), or are zeros.
 template <typename T>
 inline float convolved(
     const device T* qkv, const device T* tail, bool has_tail, const device float* weights,
@@ -52,7 +52,7 @@ inline float convolved(
   return silu(sum);
 }
 
-// A lane's part of a unit vector: x * scale / sqrt(sum(x^2) + eps).
+// Computes a lane's part of a unit vector, x * scale / sqrt(sum(x^2) + eps).
 template <int N>
 inline void unit_part(const threadgroup float* x, uint lane, float scale, thread float* part) {
   float squares = 0.0f;
@@ -89,7 +89,7 @@ template <typename T, int D, Rows kind>
     uint thread_index [[thread_index_in_threadgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
-  constexpr uint kNumbers = D / 32;  // numbers in a lane, of a row of the state
+  constexpr uint kNumbers = D / 32;  // numbers of a state's row in a lane
   constexpr uint kStateRows = D / kDeltaSimdgroups;  // rows of the state in a simdgroup
   threadgroup float mixed[3 * D];  // the token's queries, keys and values
   threadgroup float made[D];
@@ -187,8 +187,8 @@ template <typename T, int D, Rows kind>
   }
 }
 
-// Writes the tails after gated_delta of the same rows: a command of its own, because a tail may be
-// overwritten only when every value head has read it. Threads: (conv_width, segments).
+// Writes the tails, after gated_delta and in a command of its own, because a tail may be
+// overwritten only after every value head has read the tail. Threads: (conv_width, segments).
 template <typename T, int D, Rows kind>
 [[kernel]] void delta_tails(
     const device T* qkv [[buffer(0)]],

@@ -1,4 +1,4 @@
-// Copies the leading rows of one sequence into contiguous arrays.
+// Copies the K and V of a sequence's first tokens into contiguous arrays.
 #include "rows.h"
 
 // Threads: (row_elements / 4, tokens). keys, values: [tokens][row_elements], new arrays.

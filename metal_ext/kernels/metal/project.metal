@@ -1,11 +1,11 @@
-// Norms and RoPE of q and k, each if the model has it, and the append of rows, in one kernel.
+// Normalises and rotates (RoPE) q and k as the model asks, and writes K and V, in one kernel.
 #include "rows.h"
 
-// Grid: (query_heads + kv_heads, rows) threadgroups of one simdgroup, one head each; those of KV
-// heads write K and V. queries, queries_out: [rows][query_heads][D]; keys, values:
+// Grid: (query_heads + kv_heads, rows) threadgroups of one simdgroup, one head each; a KV head's
+// threadgroup writes K and V. queries, queries_out: [rows][query_heads][D]; keys, values:
 // [rows][kv_heads][D]; weights: [D], if there are norms. A lane has kPairs adjacent pairs of
-// dimensions. The two of a pair lie `turned` apart in the first 2 * turned dimensions, which
-// rotate, and as evenly in the rest:
+// dimensions. The first 2 * turned dimensions rotate; the two of a pair are `turned` apart there,
+// and half of the rest apart in the rest:
 //   dimension  | low, turned | high, turned | low ......... | high ........ |
 //              0           turned        2 turned      D / 2 + turned       D
 template <typename T, typename KV, int D, Rows kind>

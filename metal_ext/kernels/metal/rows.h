@@ -12,16 +12,16 @@ using namespace quire::metal;
 // they would lie in the device's memory.
 #define QUIRE_UNROLL _Pragma("clang loop unroll(full)")
 
-// The three substrates, which differ in the address of a row alone (arguments.h).
+// The three kinds of device memory, which differ in the address of a row alone (arguments.h).
 enum class Rows { sparse, dense, paged };
 
-// The bindings that addresses come from, beside the row itself. Sparse rows need neither.
+// The kernel's arguments, beside the row, that addresses come from. Sparse rows need neither.
 struct RowSpace {
   const device ulong* pages;  // only paged uses this
   device uchar* arena;        // only dense uses this
 };
 
-// The address of token `token` of the row's sequence in the region at `region_offset`.
+// Returns the address of a token of the row's sequence in the region at `region_offset`.
 template <Rows kind>
 inline device uchar* kv_row(
     RowSpace space, RowEntry row, constant LayerPlace& place, ulong region_offset, uint token) {
@@ -38,7 +38,7 @@ inline device uchar* kv_row(
   return reinterpret_cast<device uchar*>(offset);
 }
 
-// The address of one KV head's numbers in that row.
+// Returns the address of one KV head's numbers of a token.
 template <Rows kind, typename KV, int D>
 inline device KV* kv_head_row(
     RowSpace space, RowEntry row, constant LayerPlace& place, ulong region_offset, uint token,
@@ -47,7 +47,7 @@ inline device KV* kv_head_row(
   return reinterpret_cast<device KV*>(start) + kv_head * uint(D);
 }
 
-// Loads N numbers at once. Rows begin at multiples of 16 bytes; arrays of the host need not.
+// Loads N numbers at once, of K and V alone: arrays of the host may begin at any address.
 template <int N, typename KV>
 inline vec<KV, N> load(const device KV* source) {
   return *reinterpret_cast<const device vec<KV, N>*>(source);

@@ -1,7 +1,7 @@
-// The gate of an MLP, between its projections.
+// Computes the gate of an MLP, between the layer's projections.
 #include "rows.h"
 
-// out = silu(gate) * up in float32, rounded once. Threads: one for each kSwigluNumbers elements.
+// Computes silu(gate) * up in float32, rounded once. Threads: one per kSwigluNumbers elements.
 template <typename T>
 [[kernel]] void swiglu(
     const device T* gate [[buffer(0)]],
