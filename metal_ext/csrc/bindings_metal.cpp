@@ -91,7 +91,7 @@ void make_substrate(
   new (self) Handle{std::move(substrate)};
 }
 
-// Keeps the arrays' buffers resident. Skips arrays in a heap of MLX's: they are small.
+// Keeps the arrays' buffers resident. Skips the small arrays, which MLX keeps in a heap.
 void hold(const DeviceMemory& substrate, const std::vector<mx::array>& arrays) {
   std::vector<NS::SharedPtr<MTL::Buffer>> buffers;
   std::set<MTL::Buffer*> seen;
@@ -113,7 +113,7 @@ void hold(const DeviceMemory& substrate, const std::vector<mx::array>& arrays) {
 
 DeviceRows make_rows(const DeviceMemory& substrate, const std::vector<Segment>& segments) {
   if (metal::Residency& residency = substrate->memory->residency(); residency.lapsed()) {
-    const nb::gil_scoped_release unlocked;  // the system may have to read weights back
+    const nb::gil_scoped_release unlocked;  // the call may wait until weights are resident again
     residency.refresh();
   }
   return std::make_shared<ops::MetalRows>(substrate, segments);
@@ -151,7 +151,7 @@ void bind_substrate(nb::module_& m) {
            "timeout_s"_a = 30.0, "max_buffer_bytes"_a = 0, "residency_keep_s"_a = 0.0,
            "maps_beside_steps"_a = false)
       .def("hold", &hold, "arrays"_a)
-      // Without the interpreter's lock: the system fills new memory with zeros, which takes time.
+      // new_heap() runs without the interpreter's lock: filling new memory with zeros takes time.
       .def("new_heap", [](const DeviceMemory& s) { return s->memory->new_heap(); },
            nb::call_guard<nb::gil_scoped_release>())
       .def("new_range", [](const DeviceMemory& s) { return s->memory->new_range(); },

@@ -56,7 +56,7 @@ class AddressRange {
       bool writable) = 0;
   virtual void commit_memory(size_t block, size_t count) = 0;
   virtual void unmap_memory(size_t block, size_t count) = 0;
-  // Finishes all mappings that wait for count_mapped(). Changes nothing when it throws.
+  // Finishes all mappings that wait for count_mapped(). If this throws, nothing has changed.
   virtual void prepare_unmap() {}
   void count_mapped(size_t block, size_t count, bool writable) {
     set(block, count, writable ? Access::writable : Access::read_only);
@@ -90,7 +90,7 @@ class HostRange : public AddressRange {
   }
 };
 
-// A range of reserved addresses, to which blocks of any heap are mapped.
+// A range of reserved addresses, to which blocks of any heap in shared memory are mapped.
 class SparseRange final : public HostRange {
  public:
   explicit SparseRange(const Geometry& geometry);

@@ -21,8 +21,8 @@ class Heap {
 
   // Returns the bytes that the system charges for this heap now. Any thread may call this.
   virtual size_t committed_bytes() const = 0;
-  // Gives the memory of unmapped blocks [first, + count) back. Throws std::logic_error for a part
-  // of the heap if releases_blocks() is false.
+  // Gives the memory of unmapped blocks [first, + count) back to the system. Throws
+  // std::logic_error for a part of the heap if releases_blocks() is false.
   void release(int64_t first, int64_t count);
   virtual bool releases_blocks() const = 0;
 

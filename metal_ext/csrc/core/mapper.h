@@ -23,15 +23,15 @@ class Mapper {
   uint64_t submit(std::function<void()> operation);
   // Submits an operation that may be refused: a std::system_error means that nothing has changed.
   uint64_t attempt(std::function<void()> operation);
-  // Returns true, once, if the system refused the operation that was attempted with this ticket.
-  // Throws std::logic_error if the operation is not complete.
+  // Returns true, once, if the system refused the operation with this ticket. Throws
+  // std::logic_error if the operation is not complete.
   bool refused(uint64_t ticket);
   // Returns the ticket of the newest completed operation.
   uint64_t completed() const;
   // Returns false when the timeout passes before the operation completes.
   bool wait(uint64_t ticket, std::chrono::nanoseconds timeout) const;
   // Returns the message of the first failure, or an empty string. After a failure nobody knows what
-  // is mapped, and the caller must stop serving.
+  // is mapped: serving must stop.
   std::string failure() const;
 
  private:

@@ -8,11 +8,11 @@ namespace quire {
 
 size_t system_page_bytes();
 
-// A sparse file of anonymous shared memory: memfd on Linux, an unlinked shm object on a Mac.
+// Opens a sparse file of shared memory: memfd on Linux, an unlinked object on a Mac.
 int create_shared_memory(size_t bytes);
 void close_shared_memory(int fd);
 
-// The bytes that the system charges for the file: st_blocks on Linux, the whole size on a Mac.
+// Returns the bytes that the system charges: st_blocks on Linux, the whole size on a Mac.
 size_t shared_memory_committed(int fd);
 
 // Whether the system takes back a part of a shared-memory file.
@@ -34,7 +34,7 @@ void release_addresses(std::byte* base, size_t bytes);
 void give_up_spare(std::byte* base);
 bool make_spare(std::byte* base);  // returns false when no mapping is left
 
-// Maps a part of the file. A write to a read-only mapping is SIGSEGV.
+// Maps a part of the file. A write to a read-only mapping raises SIGSEGV.
 void map_shared(void* address, size_t bytes, int fd, size_t offset, bool writable);
 // Tries to commit a writable mapping's memory. If that fails, the first writes take page faults.
 void populate(void* address, size_t bytes) noexcept;
@@ -42,7 +42,7 @@ void map_private_zeros(void* address, size_t bytes);  // committed by the first 
 void map_nothing(void* address, size_t bytes);        // only reserves the addresses again
 // Gives the memory of private zeros back to the system; later reads give zeros.
 void give_back_private(void* address, size_t bytes);
-// The bytes of private zeros that are in memory, in whole pages.
+// Returns the bytes of private zeros that are in memory, in whole pages.
 size_t private_committed(void* address, size_t bytes);
 
 }  // namespace quire

@@ -21,7 +21,7 @@ size_t whole_pages(int64_t bytes) {
 
 }  // namespace
 
-// The page after the memory stays reserved: a write past the end is SIGSEGV.
+// The page after the memory stays reserved: a write past the end raises SIGSEGV.
 StateMemory::StateMemory(int64_t bytes)
     : bytes_(whole_pages(bytes)), address_(reserve_addresses(bytes_ + system_page_bytes())) {
   try {

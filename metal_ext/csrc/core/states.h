@@ -40,17 +40,15 @@ struct StateWrite {
   int64_t address;
 };
 
-// Consecutive rows of one sequence. read: the address of the cell with the state before these rows,
-// or 0 for zeros.
+// Consecutive rows of one sequence. read: the address of the cell before these rows; 0 for zeros.
 struct StateSegment {
   int64_t count;
   int64_t read;
   std::vector<StateWrite> writes;  // ascending by rows; the last follows all rows
 };
 
-// The rows of a step with the cells that they read and write, made once for all recurrent layers. A
-// layer computes one tile after the other. A run ends where a segment or a tile ends, or at a
-// write:
+// A step's rows with the cells that they read and write, made once for all recurrent layers. Layers
+// compute tile after tile. A run ends where a segment or a tile ends, or at a write:
 //   rows      | segment 0              | segment 1 ........................ |
 //   tiles     | tile 0 ................ | tile 1 ......... | tile 2 ....... |
 //   runs      | run       | run         | run      | run   | run            |

@@ -57,7 +57,7 @@ class ThreadPool {
   std::vector<float> scratch_;
 
   std::atomic<uint32_t> round_{0};    // the number of run() calls, which idle helpers watch
-  std::atomic<size_t> next_{0};       // the next index to take
+  std::atomic<size_t> next_{0};       // the next index of a task to run
   std::atomic<size_t> helping_{0};    // helpers that work for the current run()
   std::mutex round_mutex_;            // guards the members below
   std::condition_variable wake_;

@@ -10,7 +10,7 @@
 namespace quire::ops {
 namespace {
 
-// Calls that read fewer bytes of K and V use one thread, because helpers would cost more time.
+// Calls that read fewer bytes of K and V use one thread, as waking helpers would cost more.
 constexpr size_t kParallelKVBytes = size_t{256} << 10;
 // The most splits (of kSplitTokens keys) in a task. Prefetches go from one split to the next.
 constexpr size_t kMaxSplitsPerTask = 8;

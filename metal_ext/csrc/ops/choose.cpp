@@ -19,7 +19,7 @@ constexpr int kChoiceNumbers = 5;
 
 struct Choice {
   float temperature;  // 0 takes the largest logit
-  float top_k;        // 0 for all tokens
+  float top_k;        // 0 to keep all tokens
   float top_p;
   float min_p;
   float draw;  // in [0, 1)
@@ -120,9 +120,9 @@ class RowChooser {
                                                     scratch_));
   }
 
-  // The first token at which the running sum of weights exceeds the target. Weights below the floor
-  // do not count. If rounding keeps the sum of a piece from reaching the target, the piece's last
-  // token counts.
+  // Returns the first token at which the running sum of weights exceeds the target. Weights below
+  // the floor do not count. If rounding keeps the sum of a piece from reaching the target, the
+  // piece's last token counts.
   size_t place_of(double target, float floor) const {
     double passed = 0.0;
     size_t piece = 0;

@@ -56,12 +56,12 @@ struct ExpertRun {
 // Pairs of a row and an expert, sorted by expert, then by row.
 struct ExpertRows {
   std::vector<size_t> rows;    // the row of each pair
-  std::vector<size_t> places;  // [rows][chosen]: index of the pair
+  std::vector<size_t> places;  // [rows][chosen]: index of each pair
   std::vector<ExpertRun> runs;  // of at most cpu::kMaxRows pairs
 };
 
 // Writes the indices of the `chosen` largest of n shares to `best`, in falling order of share and
-// rising order of equal ones' index. A NaN is never larger.
+// rising order of equal ones' index. A NaN counts as the smallest share.
 void take_largest(const float* shares, size_t n, size_t chosen, size_t* best) {
   for (size_t i = 0; i < n; ++i) {
     size_t place = std::min(i, chosen);
@@ -129,7 +129,7 @@ struct Run {
   size_t expert;
   size_t rows;
   size_t first;     // index of the first result
-  size_t x_at;      // prepared input of gate and up; runs may share it
+  size_t x_at;      // prepared input of gate and up, which runs may share
   size_t both_at;   // output of gate and up
   size_t gated_at;  // prepared input of down
 

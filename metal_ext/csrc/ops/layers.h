@@ -42,8 +42,8 @@ std::pair<mx::array, mx::array> choose_tokens(
     const mx::array& raw, const mx::array& adjusted, const mx::array& choices,
     const Workers& workers);
 
-// Both throw std::invalid_argument: unless x is float32 [rows][row_numbers], or unless a norm's
-// weight is [numbers].
+// check_floats() throws std::invalid_argument unless x is float32 [rows][row_numbers], and
+// check_norm() unless the weight is [numbers].
 void check_floats(const char* name, const mx::array& x, size_t row_numbers);
 void check_norm(const mx::array& weight, size_t numbers);
 

@@ -9,7 +9,7 @@
 
 #include "ops/ops.h"
 
-// Weights of linear layers, packed for the CPU kernels, and products with them.
+// Weights of linear layers, packed for the CPU kernels, and products of rows and such weights.
 namespace quire::ops {
 
 // Linear layers of one shape, packed for multiplication (kernels/cpu/linear.h), one after the other
@@ -90,8 +90,8 @@ using MakeRow = std::function<void(size_t row, float* target)>;
 // Returns the floats of scratch that multiply() needs for `rows` rows.
 size_t multiply_scratch(const PackedLinear& packed, size_t rows, const CpuWorkers& workers);
 
-// out [rows][outputs] = x . W^T + residual (if any), for 1 to kMaxRows rows. The caller holds the
-// pool. scratch: on a cache line.
+// out [rows][outputs] = x . W^T + residual (if any), for 1 to kMaxRows rows. The caller holds
+// workers.pool (hold()). scratch: on a cache line.
 void multiply(
     const PackedLinear& packed, size_t rows, const MakeRow& make_row, float* scratch,
     const float* residual, float* out, CpuWorkers& workers);
@@ -106,7 +106,7 @@ struct Product {
   const float* residual = nullptr;
 };
 
-// Multiplies all products in one queue of tasks for all threads. The caller holds the pool.
+// Computes all products in one queue of tasks for all threads. The caller holds workers.pool.
 void multiply_all(std::span<const Product> products, CpuWorkers& workers);
 
 // Calls body(first, count) for blocks of at most kMaxRows rows.

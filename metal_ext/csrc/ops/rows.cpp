@@ -112,7 +112,7 @@ struct ProjectAppend {
     const float* const angles = turning > 0 ? in.back().data<float>() : nullptr;
     const cpu::Kernels& kernels = workers->kernels;
     const size_t dims = shape.head_dim;
-    const size_t wide = shape.query_floats();  // keys and values are no wider
+    const size_t wide = shape.query_floats();  // a row of keys or values is no wider
     const size_t scratch_floats = 2 * wide + dims;
     const auto held = workers->pool.hold();
     float* const scratch = workers->pool.scratch(workers->pool.threads() * scratch_floats);

@@ -66,7 +66,7 @@ __attribute__((noinline)) void multiply_lane(const float* queries, const float* 
   }
 }
 
-// Computes lanes `first`, `first` + step, ..., and adds their halves to each other as sums() does.
+// Computes the sums of lanes `first`, `first` + step, ..., added up pairwise as sums() does.
 template <size_t D, size_t V, size_t T, size_t step = 1, size_t taken = 0>
 inline void multiply_lanes(const float* queries, const float* keys, size_t first, float* top) {
   if constexpr (step == kLanes) {
@@ -78,7 +78,7 @@ inline void multiply_lanes(const float* queries, const float* keys, size_t first
   }
 }
 
-// queries: [kLanes][D / kLanes][V][kLanes]. scores: [V][kTileTokens][kLanes].
+// Scores keys. queries: [kLanes][D / kLanes][V][kLanes]. scores: [V][kTileTokens][kLanes].
 template <size_t D, size_t V>
 void score_rows(const float* queries, const float* keys, size_t tokens, float* scores) {
   constexpr size_t T = kSumRegisters / V;
@@ -138,8 +138,8 @@ inline void soften_rows(
   store(factors, factor);
 }
 
-// values[r] = values[r] * factors[r] + sum over tokens [from, to) of weights[t][r] * tile[t], for R
-// rows of S vectors each.
+// Sets values[r] = values[r] * factors[r] + sum over tokens [from, to) of weights[t][r] * tile[t],
+// for R rows of S vectors each.
 template <size_t D, size_t R, size_t S>
 __attribute__((noinline)) void add_slab(
     const float* weights, const float* factors, const float* tile, size_t from, size_t to,

@@ -8,7 +8,7 @@ constexpr size_t kValueStep = 4;
 constexpr size_t kFetchTokens = 16;
 constexpr size_t kLineBytes = 64;
 
-// Tokens scored together for H query heads: enough for one vector of scores.
+// The tokens scored together for H query heads: enough for one vector of scores.
 template <size_t H>
 constexpr size_t kScoreRun = kLanes / H;
 
@@ -53,7 +53,7 @@ inline void score_tokens(
   }
 }
 
-// values[h] = values[h] * factor[h] + sum over t of weights[h][t] * rows[t], for H query heads.
+// Sets values[h] = values[h] * factor[h] + sum over t of weights[h][t] * rows[t], for H heads.
 template <class KV, size_t D, size_t H>
 inline void add_values(
     const float* weights, const float* factors, const KV* rows, size_t stride, size_t tokens,

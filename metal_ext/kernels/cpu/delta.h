@@ -32,7 +32,7 @@ void normalize(const float* x, float eps, float scale, size_t n, float* out) {
 // The number of a state's rows that share each loaded vector of keys and queries.
 constexpr size_t kStateRows = 4;
 
-// partial[i] = row i of the state times x, lane by lane.
+// Sets partial[i] = row i of the state times x, lane by lane.
 inline void state_times(const float* state, const float* x, size_t dims, Vec* partial) {
   for (size_t row = 0; row < kLanes; row += kStateRows) {
     const float* const rows = state + row * dims;
@@ -49,7 +49,7 @@ inline void state_times(const float* state, const float* x, size_t dims, Vec* pa
   }
 }
 
-// to = from * decay + change k^T, and partial[i] = row i of `to` times q, lane by lane.
+// Sets to = from * decay + change k^T, and partial[i] = row i of `to` times q, lane by lane.
 inline void state_step(
     const float* from, float* to, const float* key, const float* query, const float* change,
     float decay, size_t dims, Vec* partial) {

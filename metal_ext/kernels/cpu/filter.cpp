@@ -12,13 +12,12 @@ namespace quire::cpu {
 namespace {
 
 // Floats from 0 to 1 rise with their bits, and their upper two bits are 0. Three histograms
-// therefore find one weight: each counts ten more bits of the weights in the bucket that the one
-// before chose.
+// therefore find one weight: each splits the bucket that the one before chose, by ten more bits.
 constexpr uint32_t kBucketBits = 10;
 constexpr uint32_t kBuckets = 1u << kBucketBits;
 constexpr int kFirstShift = 2 * kBucketBits;
 
-// A weight below every exponential that is not 0.
+// A bound below every weight that is not 0.
 constexpr float kLeastWeight = std::numeric_limits<float>::min();
 // Weights per piece of a row. The filter first looks at a piece's largest weight.
 constexpr size_t kPieceWeights = 256;
@@ -38,8 +37,8 @@ struct Bucket {
   size_t count;
 };
 
-// Returns the last run before which fewer than `count` weights have a sum below `sum`, or the
-// first.
+// Returns the last run before which there are fewer than `count` weights, of a sum below `sum`; or
+// the first run.
 Run last_run(float* weights, size_t n, size_t count, double sum) {
   Run run{0.0f, 0, 0, 0.0};
   uint32_t chosen = 0;
@@ -114,7 +113,7 @@ float filter_floor(
   if (filter.top_p >= 1.0) {
     return floor;
   }
-  // Even n weights below this bound have a sum below `rest`, the share that top_p cuts.
+  // Even n weights below `rest` have a smaller sum than the weights that top_p cuts.
   const double rest = (1.0 - filter.top_p) * total / static_cast<double>(n);
   const float least = std::max(floor, static_cast<float>(rest * kBelow));
   const size_t count = kernels.collect(weights, least, n, scratch);

@@ -128,9 +128,9 @@ inline GroupScales scales_at(const LinearShape& shape, const std::byte* group) {
   return found;
 }
 
-// Adds a group's sums to a total. sums: of codes times each limb, the highest limb first. Whole
-// numbers become floats only here, so that all instructions give the same bits. The two lower limbs
-// are added as integers first, which fits 32 bits: 255 * 128 * 128 * 257 < 2^31.
+// Adds a group to a total. sums: of codes times each limb, the highest first. Whole numbers become
+// floats only here, so that all instructions give the same bits. The two lower limbs are added as
+// integers first, which fits 32 bits: 255 * 128 * 128 * 257 < 2^31.
 template <size_t Limbs>
 inline Vec add_group(const IntVec* sums, Vec scale, Vec bias, const GroupFactors* x, Vec total) {
   IntVec lower = sums[Limbs - 1];

@@ -22,7 +22,7 @@ namespace {
 
 #include "cpu/simd.h"
 
-// The registers for sums: half of all, or more if instructions can take weights from memory.
+// The registers for sums: half of all, and more (kTallSums) when weights are floats in memory.
 #if defined(__AVX512F__) || defined(__aarch64__)
 constexpr size_t kSumRegisters = 16;
 constexpr size_t kTallSums = 24;

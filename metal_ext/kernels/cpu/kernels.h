@@ -83,22 +83,22 @@ constexpr size_t kValueDims = 64;
 
 // The operations between a layer's products, on one row of float32. out may be an input.
 struct LayerKernels {
-  // x / sqrt(mean(x^2) + eps) * weight, [n] each.
+  // Computes x / sqrt(mean(x^2) + eps) * weight, [n] each.
   void (*rms_norm)(const float* x, const float* weight, float eps, size_t n, float* out);
 
-  // SiLU(gates) * up, [n] each.
+  // Computes SiLU(gates) * up, [n] each.
   void (*gate)(const float* gates, const float* up, size_t n, float* out);
 
   // Rotates a head's halves against each other. angles: [head_dim / 2] cosines, then the sines.
   void (*rotate)(const float* x, const float* angles, size_t head_dim, float* out);
 
-  // to += x, [n] each.
+  // Computes to += x, [n] each.
   void (*add)(const float* x, size_t n, float* to);
 
-  // to += scale * x, [n] each.
+  // Computes to += scale * x, [n] each.
   void (*add_scaled)(const float* x, float scale, size_t n, float* to);
 
-  // e^x over the sum of all e^x, [n] each. One NaN or infinity makes all results NaN.
+  // Computes e^x over the sum of all e^x, [n] each. One NaN or infinity makes all results NaN.
   void (*softmax)(const float* x, size_t n, float* out);
 };
 
@@ -125,15 +125,15 @@ struct DeltaRun {
 
 // The operations of a gated delta net between its products, in float32.
 struct DeltaKernels {
-  // SiLU of the weighted sum of `taps` rows [n]; weights[tap * stride + i]. A null row is zeros.
+  // Computes SiLU of the sum of `taps` rows [n] by weights[tap * stride + i]. Null is zeros.
   void (*convolve)(
       const float* const* rows, const float* weights, size_t taps, size_t stride, size_t n,
       float* out);
 
-  // x * scale / sqrt(sum(x^2) + eps), [n]. out may be x.
+  // Computes x * scale / sqrt(sum(x^2) + eps), [n]. out may be x.
   void (*normalize)(const float* x, float eps, float scale, size_t n, float* out);
 
-  // The recurrence, token by token: the bits do not depend on the cut into runs.
+  // Runs the recurrence token by token, so that the bits do not depend on the cut into runs.
   void (*recur)(const DeltaHead&, const DeltaRun&);
 };
 
@@ -157,11 +157,11 @@ struct ChooseKernels {
 struct Kernels {
   const char* name;
 
-  // fp32 -> bfloat16, to nearest even; every NaN becomes 0x7fc0, as in MLX.
+  // Rounds fp32 to bfloat16, to nearest even; every NaN becomes 0x7fc0, as in MLX.
   void (*to_bfloat16)(const float* source, uint16_t* target, size_t count);
   void (*from_bfloat16)(const uint16_t* source, float* target, size_t count);
 
-  // queries [query_heads][head_dim] times scale -> target, same shape, in kernel order.
+  // Sets target to queries [query_heads][head_dim] times scale, in kernel order.
   void (*prepare_queries)(const HeadShape&, const float* queries, float scale, float* target);
 
   // Attends with one row to `tokens` (1 to kSplitTokens) keys, for some KV heads. Writes only the
@@ -170,12 +170,12 @@ struct Kernels {
       const HeadShape&, const HeadRun& kv_heads, const float* prepared, const void* keys,
       const void* values, size_t tokens, Partial out);
 
-  // Joins `count` contiguous partials in order: out [query_heads][head_dim] in natural order.
+  // Joins `count` contiguous partials in order to out [query_heads][head_dim], in natural order.
   void (*finish)(const HeadShape&, const float* partials, size_t count, float* out);
 
   // Attends with `rows` (1 to kChunkRows) rows from `position` on, for one KV head, each to all
-  // keys up to its own. prepared, out: the first row's first query head; rows are query_floats()
-  // apart. keys, values: the region's start. scratch: chunk_scratch_floats().
+  // keys up to its own. prepared, out: the KV head's first query head in the first row; rows are
+  // query_floats() apart. keys, values: the region's start. scratch: chunk_scratch_floats().
   void (*attend_chunk)(
       const HeadShape&, size_t kv_head, const float* prepared, const void* keys,
       const void* values, size_t rows, size_t position, float* out, float* scratch);

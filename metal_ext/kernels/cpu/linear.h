@@ -29,7 +29,7 @@ constexpr size_t kMaxGroup = 128;
 // The number of panels read at the same time: as many streams as processors handle best.
 constexpr size_t kMostPanels = 4;
 
-// The most rows of one multiply.
+// The most rows of one call of multiply().
 constexpr size_t kMaxRows = 256;
 
 constexpr size_t rounded_up(size_t count, size_t step) { return (count + step - 1) / step * step; }

@@ -117,7 +117,7 @@ struct Codes {
   static constexpr bool kCodes = true;
   static constexpr size_t kPairs = 16 / Bits;  // pairs in a word
   const std::byte* at;
-  const std::byte* scales = nullptr;  // scales of the group
+  const std::byte* scales = nullptr;  // the scales of the current group
   BitVec words[kPanelVecs] = {};
 
   void start(const std::byte* panel) { at = panel; }
@@ -233,8 +233,8 @@ struct Sums {
   }
 };
 
-// Adds inputs [from, to) of R rows by P panels; plain weights may be odd in number. Loops over sums
-// are unrolled at once: otherwise compilers keep the sums in memory.
+// Adds products of inputs [from, to) of R rows with P panels; to - from may be odd for plain
+// weights. Loops over sums are unrolled at once: otherwise compilers keep the sums in memory.
 template <class Weights, size_t P, size_t R>
 inline void add_inputs(const LinearShape& shape, Weights* weights, const float* x, size_t from,
                        size_t to, Sums<P, R>& sums) {

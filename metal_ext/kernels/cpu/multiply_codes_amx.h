@@ -8,8 +8,8 @@ constexpr size_t kSliceInputs = 1024;
 // The sums of one group of a panel (a Unit) are scaled kUnitsBehind Units later, because vectors
 // cannot be loaded at once from memory that tiles were just stored to.
 constexpr size_t kUnitsBehind = 3;
-// The groups kept for few rows: the current one, the next one, and all whose sums are not scaled
-// yet, most with one panel. A power of two.
+// The groups kept for few rows, a power of two: the current group, the next group, and groups whose
+// sums are not scaled yet (most if there is one panel).
 constexpr size_t kGroupsKept = 8;
 static_assert(kGroupsKept >= kUnitsBehind + 2);
 
@@ -125,8 +125,7 @@ struct Unit {
 };
 
 // Adds groups [from, to) of a slice's panels to the totals of rows [row, row + rows), 16 at most.
-// begin(group, panel) is called before each group of a panel. totals: [all rows][kMostPanels]
-// vectors.
+// Calls begin(group, panel) before each one. totals: [all rows][kMostPanels] vectors.
 template <size_t Bits, class Begin>
 void add_code_groups(const CodeCall& call, const Slice<Bits>& slice, size_t row, size_t rows,
                      size_t from, size_t to, Vec* totals, const Begin& begin) {

@@ -162,9 +162,9 @@ template <size_t Bits, size_t Limbs, size_t P, size_t R>
   }
 }
 
-// The most sums of one limb and a panel, and the most rows. If a vector is a panel, they fit in
-// registers; else measured. On arm64 a panel takes four vectors, and more than 16 sums leave too
-// few of 32 registers for codes and limbs; two rows of three limbs still pay.
+// The most sums of one limb and a panel, and the most rows. If a vector holds a panel, the sums fit
+// in registers; other limits were measured. On arm64 a panel takes four vectors, and more than 16
+// sums leave too few of 32 registers for codes and limbs; two rows of three limbs still pay.
 constexpr size_t kDotSums = kLanes == kPanelOutputs ? 24 : kLanes == 8 ? 8 : 4;
 constexpr size_t kDotRows = kLanes == kPanelOutputs ? 12 : kLanes == 8 ? 6 : 4;
 

@@ -48,7 +48,7 @@ struct LayerPlace {
   uint64_t key_offset;
   uint64_t value_offset;
   uint32_t row_bytes;
-  uint32_t block_shift;  // paged: a block has 1 << block_shift tokens; a GPU divides slowly
+  uint32_t block_shift;  // a paged block has 1 << block_shift tokens (no slow divisions)
 };
 
 // The work of a threadgroup: one split of one row's keys.
@@ -78,9 +78,9 @@ struct ProjectArguments {
   uint32_t kv_heads;
   uint32_t rows;
   uint32_t normed;  // 1 if the model has norms, else 0
-  uint32_t turned;  // pairs of dimensions that rotate, the first of a head
+  uint32_t turned;  // number of a head's first pairs, which rotate
   float eps;        // epsilon of the norms
-  float magnitude;  // factor of the dimensions that rotate
+  float magnitude;  // factor by which rotated dimensions are multiplied
   uint32_t unused;
   float frequencies[kMaxHeadDim / 2];  // radians per position, of dimensions i and i + turned
 };
@@ -99,7 +99,7 @@ struct GatherArguments {
 struct DeltaSegment {
   uint64_t read;
   uint32_t reads;        // 1 to start from the cell, 0 to start from zeros
-  uint32_t first;        // index of the first row
+  uint32_t first;        // index of the segment's first row in the step
   uint32_t count;
   uint32_t first_write;  // index of the segment's first write; the last write is after all rows
 };

@@ -167,7 +167,7 @@ struct RowShare {
   static constant constexpr uint kPieces = kNumbers / kWidth;
 };
 
-// Adds weighted values to `sum`; each simdgroup takes every kDecodeSimdgroups-th token.
+// Computes a weighted sum of values; each simdgroup takes every kDecodeSimdgroups-th token.
 template <typename KV, int D, Rows kind>
 inline void weigh_values(
     RowSpace space, Split split, constant LayerPlace& place, uint simdgroup, uint lane,

@@ -6,7 +6,7 @@
 #include "rows.h"
 
 constant constexpr uint kDeltaSimdgroups = kDeltaThreads / 32;
-// Added to the sum of squares of a head's queries or keys; the same in every checkpoint.
+// Is added to the sum of squares of a head's queries or keys, and is the same in all models.
 constant constexpr float kUnitEps = 1e-6f;
 
 // Returns the layer's part of a cell (the states of a sequence's recurrent layers).

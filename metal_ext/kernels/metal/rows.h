@@ -8,8 +8,8 @@
 using namespace metal;
 using namespace quire::metal;
 
-// Unrolls a loop over a thread's arrays. With constant indices they stay in registers; otherwise
-// they would lie in the device's memory.
+// Unrolls a loop over a thread's arrays. With constant indices the arrays stay in registers instead
+// of the device's memory.
 #define QUIRE_UNROLL _Pragma("clang loop unroll(full)")
 
 // The three kinds of device memory, which differ in the address of a row alone (arguments.h).

@@ -44,7 +44,7 @@ std::byte* PagedRange::contents(size_t region, size_t block) const {
 
 bool PagedRange::attach(const Run& run) {
   for (size_t region = 0; run.writable && region < geometry().regions(); ++region) {
-    // The run's blocks are adjacent, because a run lies in one extent.
+    // The run's blocks are adjacent, because a run lies in one heap.
     std::memset(contents(region, run.block), 0, run.count * geometry().region_block_bytes(region));
   }
   return true;

@@ -12,7 +12,7 @@
 
 namespace quire::metal {
 
-// Consecutive rows of one sequence in a step, and the cells (states of one sequence) that they use.
+// Consecutive rows of one sequence in a step, and the cells (states) that these rows use.
 struct CellSegment {
   struct Write {
     size_t rows;  // the write follows the first `rows` rows
@@ -56,7 +56,7 @@ class Cells {
   };
 
   void check(const CellSegment& segment) const;
-  // readers: for each cell, the number of the step's segments that read it.
+  // readers: how many of the step's segments read each cell.
   void check_use(
       uint64_t epoch, const CellSegment& segment, const std::map<size_t, size_t>& readers) const;
 

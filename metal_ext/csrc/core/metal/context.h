@@ -16,7 +16,7 @@ namespace quire::metal {
 
 class Bundle;
 
-// The objects that all heaps and ranges of one substrate share, and that end after those.
+// The objects that all heaps and ranges of one substrate (one device's memory) share.
 struct Context {
   // Throws std::runtime_error that names everything that the device lacks for the kind.
   Context(
@@ -29,12 +29,12 @@ struct Context {
   const Capabilities capabilities;
   const Kind kind;
   const Geometry geometry;
-  // Whether mappings may change while steps are in flight. False only on sparse.
+  // Whether mappings may change while steps are in flight. Only sparse may have false.
   const bool maps_beside_steps;
   Health health;
   Epochs epochs;
   Residency residency;
-  // Guards every heap's ledger and every range's record of mappings and uses.
+  // Guards every heap's BlockLedger and every range's record of mappings and uses.
   std::mutex books;
   bool ended = false;  // guarded by books; once true, nothing new begins
   // The next three are null except on the sparse kind.

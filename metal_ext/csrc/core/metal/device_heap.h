@@ -26,7 +26,7 @@ class BlockLedger {
   void map_read_only(size_t first, size_t count, uint64_t completed_epoch);
   void unmap(size_t block, const void* range);
 
-  // Reverts a mapping that was recorded before the heap's memory was refused.
+  // Reverts the record of a mapping for which the device refused the heap's memory.
   void withdraw(size_t first, size_t count);
 
   // Rules: only a block's writer writes the block, and a sealed block is never written.

@@ -51,7 +51,7 @@ class DeviceRange : public AddressRange {
   // Releases the device objects of an unmapped range at the substrate's end.
   virtual void drop() {}
 
-  // --- Places of rows: a method throws std::logic_error on the wrong kind of range ---
+  // --- The places of rows. A method for another kind of range throws std::logic_error ---
   virtual uint64_t row_base(size_t buffer) const = 0;  // RowEntry::base of the range's rows
   virtual BufferPlace view(size_t region) const;       // for arrays that view the region
   // Returns the GPU addresses of the first `blocks` blocks of a paged range.

@@ -38,8 +38,7 @@ class Epochs {
   bool wait(uint64_t epoch, std::chrono::nanoseconds timeout) const;
   // Counts a failed step as complete. Throws std::logic_error if no step has this epoch.
   void abandon(uint64_t epoch);
-  // Runs the body while no step is in flight and none starts. Returns false if steps were in flight
-  // until the timeout.
+  // Runs the body while no step is in flight and none starts; returns false if steps never pause.
   bool while_idle(std::chrono::nanoseconds timeout, const std::function<void()>& body);
   // Keeps steps from starting. Throws std::logic_error with the text `what` if one is in flight.
   Pause pause(const std::string& what);

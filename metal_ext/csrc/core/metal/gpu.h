@@ -41,8 +41,8 @@ struct Capabilities {
   std::vector<std::string> missing_for(Kind kind) const;
 };
 
-// Remembers whether the device failed or timed out. After a failure mappings are in doubt: the
-// device gets no more work and nothing is released, because a paging mistake can crash a whole Mac.
+// Remembers whether the device failed or timed out. After a failure nobody knows what is mapped:
+// the device gets no more work and nothing is released, because a paging mistake can crash a Mac.
 class Health {
  public:
   explicit Health(std::chrono::nanoseconds timeout) : timeout_(timeout) {}

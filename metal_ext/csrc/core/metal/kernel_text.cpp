@@ -28,7 +28,7 @@ std::string text_of(int head_dim) {
   return std::to_string(head_dim);
 }
 
-// The instance function<arguments...>, named function_arguments_... .
+// Returns the instance function<arguments...>, named function_arguments_... .
 template <class... Arguments>
 Kernel instance(
     const char* file, const std::string& function, size_t threads, Arguments... arguments) {

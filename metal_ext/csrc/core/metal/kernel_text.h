@@ -39,11 +39,11 @@ Kernel zero_blocks_kernel();
 Kernel copy_blocks_kernel();
 Kernel mark_step_kernel();
 
-// The source of a library with these kernels of one file: the includes, the file, and the instances
-// of its templates.
+// Returns the source of a library with these kernels of one file: the includes, the file, and the
+// instances of its templates.
 std::string library_text(const std::vector<Kernel>& kernels);
 
-// A file of kernels/metal, as built in by embed.cmake. Throws std::logic_error for an unknown name.
+// Returns the text of a file of kernels/metal. Throws std::logic_error for an unknown name.
 std::string_view embedded_text(std::string_view file);
 
 }  // namespace quire::metal

@@ -7,7 +7,7 @@
 
 #include "core/metal/kernel_text.h"
 
-// Implements the mapping queue, and the fills and copies of blocks.
+// Implements the queue that maps sparse buffers, and the fills and copies of blocks.
 namespace quire::metal {
 
 MTL::SparsePageSize sparse_page_size(size_t bytes) {

@@ -13,7 +13,7 @@ namespace quire::metal {
 
 using MappingOperation = MTL4::UpdateSparseBufferMappingOperation;
 
-// Metal's name for a page of 16, 64 or 256 KiB. Throws std::invalid_argument for other sizes.
+// Returns Metal's name for pages of 16, 64 or 256 KiB. Throws std::invalid_argument otherwise.
 MTL::SparsePageSize sparse_page_size(size_t bytes);
 
 // Maps and unmaps sparse buffers in batches, of at most kMaxOperations each. Ranges and offsets
@@ -22,7 +22,7 @@ MTL::SparsePageSize sparse_page_size(size_t bytes);
 //   unmaps:  call | signal 3 | CPU waits | call | signal 4 | CPU waits | ...
 // Two batches always have a signal between them: without one the system has crashed. At most one
 // unmap is outstanding, to pace the kernel's teardown of pages. All methods throw
-// std::runtime_error after a failure or a timeout, which leaves the mappings in doubt.
+// std::runtime_error after a failure or a timeout, when nobody knows what is mapped.
 class MappingQueue {
  public:
   static constexpr size_t kMaxOperations = 2048;
@@ -49,7 +49,7 @@ class MappingQueue {
   NS::SharedPtr<MTL4::CommandQueue> queue_;
   NS::SharedPtr<MTL::SharedEvent> event_;
   uint64_t signalled_ = 0;
-  size_t outstanding_ = 0;  // operations not yet seen complete
+  size_t outstanding_ = 0;  // operations that may not be complete yet
 };
 
 // Fills and copies blocks that the CPU cannot reach, by two small kernels. A call returns when the

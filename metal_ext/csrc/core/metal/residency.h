@@ -53,8 +53,8 @@ class Heartbeat {
 };
 
 // A residency set, which is memory that the GPU keeps resident, and the queues that have the set.
-// One thread uses it at a time. While a command in flight has the set, only two things are allowed:
-// to request the set, and to give it to a queue.
+// One thread uses a set at a time. While a command in flight has the set, only two things are
+// allowed: to request the set, and to give it to a queue.
 class ResidentSet {
  public:
   static constexpr uint64_t kAnySize = std::numeric_limits<uint64_t>::max();
@@ -78,7 +78,7 @@ class ResidentSet {
   std::vector<Member> empty();
   const NS::SharedPtr<MTL::ResidencySet>& set() const { return set_; }
 
-  bool full = false;  // true: takes no more members
+  bool full = false;  // a full set takes no more members
 
  private:
   NS::SharedPtr<MTL::ResidencySet> set_;

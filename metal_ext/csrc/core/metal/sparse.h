@@ -55,7 +55,7 @@ class PlacementHeap final : public DeviceHeap {
   NS::SharedPtr<MTL::Heap> heap_;
 };
 
-// A sequence's addresses: one placement sparse buffer, or several when one would be too long.
+// The addresses of one sequence's K and V: a placement sparse buffer, or several shorter ones.
 class SparseBufferRange final : public DeviceRange {
  public:
   SparseBufferRange(std::shared_ptr<Context> context, std::shared_ptr<const BufferPlan> plan);
@@ -98,7 +98,7 @@ class Bundle {
   // The substrate keeps the range alive.
   void add(SparseBufferRange& range, const Run& run);
   bool has(const SparseBufferRange& range) const;
-  // Throws std::runtime_error when the device fails, which leaves the mappings in doubt.
+  // Throws std::runtime_error when the device fails; nobody knows then what is mapped.
   void finish();
   // Drops all maps at the substrate's end.
   void withdraw();

@@ -9,7 +9,7 @@
 namespace quire::metal {
 namespace {
 
-// The objects of a substrate that could not end. They are never released.
+// The objects of a substrate that could not end. These objects are never released.
 struct Kept {
   std::shared_ptr<Context> context;
   std::shared_ptr<Arena> arena;
@@ -228,7 +228,7 @@ Substrate::~Substrate() {
   } catch (const std::exception&) {  // after a bug too, nothing is released
   }
   if (!ended) {
-    // Commands may still run on this memory: it is never released.
+    // Commands may still use this memory, so it is never released.
     new Kept{context_, arena_, cells_, std::move(heaps_), std::move(ranges_)};
   }
 }

@@ -16,7 +16,7 @@
 #include "core/metal/epochs.h"
 #include "core/metal/sparse.h"
 
-// Device memory on Metal, through metal-cpp alone: no MLX, no Python.
+// The memory of K and V and states on a GPU, through metal-cpp alone: no MLX, no Python.
 namespace quire::metal {
 
 // All heaps and ranges of one kind and geometry on one device, with their queues, events and
@@ -31,13 +31,13 @@ class Substrate {
     Kind kind;
     Geometry geometry;
     size_t max_ranges;            // the number of slices on the dense kind
-    // Sparse: whether mappings may change while steps are in flight.
+    // Whether mappings may change while steps are in flight, on sparse (else always true).
     bool maps_beside_steps = false;
     size_t max_buffer_bytes = 0;  // 0 for the device's; smaller values force more buffers per range
     std::chrono::nanoseconds timeout = std::chrono::seconds(30);  // time limit of one command
-    Residency::Options residency = {};  // the device's own properties are added
+    Residency::Options residency = {};  // make() adds the device's properties
   };
-  // Throws std::runtime_error that names missing abilities or a wrong figure; std::invalid_argument
+  // Throws std::runtime_error that names missing abilities or a wrong option; std::invalid_argument
   // for a geometry that the kind cannot have; std::system_error(ENOMEM) if memory is refused.
   static std::shared_ptr<Substrate> make(
       NS::SharedPtr<MTL::Device> device, const Options& options);

@@ -58,8 +58,7 @@ mx::array Encoder::contiguous(const mx::array& array) {
 }
 
 void Encoder::after(const mx::array& array) {
-  // MLX notes an array only when it is bound. The kernel's own array at index 0 is bound
-  // afterwards.
+  // MLX notes an array only when it is bound. The kernel's own array is bound at index 0 later.
   encoder_.set_input_array(array, 0);
 }
 

@@ -30,8 +30,8 @@ struct Gather {
   }
 };
 
-// A view, made without a command. MLX orders its readers after an append of several rows by the
-// buffer (bind_rows). The ordering handle (ops.h) puts the view after earlier appends in the graph.
+// A view needs no command. By the buffer, MLX orders the view's readers after an append of several
+// rows (bind_rows). The ordering handle (ops.h) puts the view after earlier appends in the graph.
 struct RegionView {
   DeviceMemory substrate;
   std::shared_ptr<AddressRange> range;

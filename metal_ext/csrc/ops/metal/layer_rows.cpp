@@ -53,7 +53,7 @@ void bind_rows(
   const int arena = first_index + 2;
   encoder.input(rows.entries(), first_index, rows.entries_offset(layer.buffer));
   encoder.input(rows.pages(), pages);
-  encoder.input(rows.entries(), arena);  // unused, on kinds without an arena
+  encoder.input(rows.entries(), arena);  // not read on kinds without an arena
   for (mx::array buffer : rows.written(layer.buffer)) {
     if (access == RowAccess::write) {
       encoder.output(buffer, arena);

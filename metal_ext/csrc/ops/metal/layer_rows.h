@@ -12,8 +12,7 @@
 // Where a layer's K and V lie, in the form that kernels take.
 namespace quire::ops {
 
-// Returns the kernels' type for an array's type. Throws std::invalid_argument for types without
-// kernels.
+// Returns the kernels' name of a type. Throws std::invalid_argument for types without kernels.
 metal::Number number_of(const char* name, mx::Dtype type);
 
 // The heads of a row. In a row without queries, query_heads is kv_heads.

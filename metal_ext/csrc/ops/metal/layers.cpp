@@ -11,7 +11,7 @@
 namespace quire::ops {
 namespace {
 
-// Two commands, because the second one overwrites tails that all heads of the first one read.
+// Encodes two commands, because the second one overwrites tails that all heads of the first read.
 struct GatedDeltaStep {
   DeviceRows rows;
   DeviceStateRows states;

@@ -14,7 +14,7 @@ namespace mx = mlx::core;
 // Returns MLX's device, or null.
 MTL::Device* mlx_device();
 
-// Throws std::runtime_error unless the stream is the device's. operation: its name in the message.
+// Throws std::runtime_error, with the operation's name, unless the stream is the device's.
 void require_device_stream(const mx::Stream& stream, const char* operation);
 
 mx::allocator::Buffer as_mlx_buffer(MTL::Buffer* buffer);

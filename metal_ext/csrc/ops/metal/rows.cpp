@@ -23,8 +23,8 @@ struct Kept {
   std::vector<std::vector<mx::array>> stand_ins;
 };
 
-// An array of host values for the device, as 32-bit words. MLX holds the array and `kept` until the
-// array's readers have run.
+// Returns host values as an array of 32-bit words for the device. MLX holds the array and `kept`
+// until the array's readers have run.
 template <class T>
 mx::array words_of(const std::vector<T>& values, std::shared_ptr<const void> kept = nullptr) {
   static_assert(sizeof(T) % sizeof(uint32_t) == 0);
@@ -37,8 +37,8 @@ mx::array words_of(const std::vector<T>& values, std::shared_ptr<const void> kep
       {narrowed<int>("words", bytes / sizeof(uint32_t))}, mx::uint32);
 }
 
-// An array that stands for a buffer in MLX's tracking. It has one element, because MLX commits
-// commands early when their arrays have many elements.
+// Returns an array that stands for a buffer in MLX's tracking. The array has one element, because
+// MLX commits commands early when their arrays have many elements.
 mx::array stand_in(MTL::Buffer* buffer) {
   return mx::array(
       mx::allocator::Data(as_mlx_buffer(buffer), [](mx::allocator::Buffer) {}), {1}, mx::uint8);
@@ -254,8 +254,8 @@ void MetalStateRows::require_room(int64_t offset, size_t bytes) const {
 
 namespace {
 
-// Ends a step, after all writers of the arrays and all earlier encoders. There is a command,
-// because MLX might leave out an encoder without one.
+// Ends a step, after all writers of the arrays and all earlier encoders, by a command: MLX might
+// leave out an encoder without one.
 struct StepEnd {
   DeviceRows rows;
 

@@ -34,14 +34,14 @@ class MetalRows {
   const RowTable& table() const { return table_; }
   size_t size() const { return table_.rows().size(); }
   const std::shared_ptr<MetalSubstrate>& substrate() const { return substrate_; }
-  // The index of a segment's first row in the table.
+  // Returns the index of a segment's first row in the table.
   size_t first_row(size_t segment) const { return first_rows_[segment]; }
 
   uint64_t epoch() const { return epoch_; }
   // Throws std::logic_error that names the operation if the step has ended.
   void require_open(const char* operation) const;
-  // Marks the step's end as part of the graph: no more operations. Throws std::logic_error the
-  // second time, or while an older step has no end.
+  // Notes that the step's end is in the graph, after which no operation may be added. Throws
+  // std::logic_error the second time, or while an older step has no end.
   void close();
   // Notes that the step's end is encoded: later commands might use another sequence's memory.
   void end() { ended_ = true; }
@@ -58,7 +58,7 @@ class MetalRows {
   // The buffers that a view may show while the step writes them, each as an array of one element.
   // Sparse has that buffer of each range with several rows, dense the arena, paged none.
   const std::vector<mx::array>& written(size_t buffer) const { return written_[buffer]; }
-  // The tasks of rows [first, + count) of the table, cached for the next layer.
+  // Returns the tasks of rows [first, + count) of the table, cached for the next layer.
   const DecodeCut& decode_cut(size_t first, size_t count);
 
  private:
