@@ -15,7 +15,7 @@
 
 using namespace nb::literals;
 
-// Binds the parts of a build with Metal: the substrates on a GPU and their operations.
+// Binds the parts of a build with Metal: memory of a GPU, and the operations on a GPU.
 namespace quire {
 namespace {
 

@@ -53,7 +53,7 @@ class SharedHeap final : public Heap {
   mutable bool is_charged_ = false;
 };
 
-// One plain allocation, charged in full from the start like a device allocation.
+// One plain allocation, all of which counts as used from the start, like memory of a device.
 class DenseHeap final : public Heap {
  public:
   explicit DenseHeap(const Geometry& geometry);

@@ -64,7 +64,7 @@ class StateRows {
     size_t count;
     const std::byte* from;  // null for a state of zeros
     std::byte* to;
-    bool written;  // false: no write was asked for, and only the next run reads `to`
+    bool written;  // whether a StateWrite, not only the next run, needs `to`
   };
   // The rows of one segment in a tile.
   struct Part {

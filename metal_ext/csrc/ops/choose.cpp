@@ -177,7 +177,7 @@ struct ChooseTokens {
   static constexpr Results kResults = Results::plain;
   Workers workers;
 
-  // in: raw logits, choices, and masked logits if there are any. out: ids; rows that are finite.
+  // in: raw logits, choices, adjusted logits if they differ. out: ids, and whether rows are finite.
   void run(const Arrays& in, Arrays& out) const {
     const auto n = static_cast<size_t>(in[0].shape(1));
     const float* const adjusted = in.floats(in.size() == 3 ? 2 : 0);

@@ -28,11 +28,12 @@ struct DeltaShape {
   // The width of a row of queries, keys and values together.
   size_t conv_width() const { return 2 * keys_width() + values_width(); }
   size_t head_numbers() const { return static_cast<size_t>(key_dim * value_dim); }
-  // The state S, [value_heads][value_dim][key_dim] float32.
+  // Returns the bytes of the state S, [value_heads][value_dim][key_dim] float32.
   size_t state_bytes() const {
     return static_cast<size_t>(value_heads) * head_numbers() * sizeof(float);
   }
-  // The convolution's tail, [tail_rows][conv_width]. The tail follows S in a cell.
+  // Returns the bytes of the convolution's tail, [tail_rows][conv_width], which follows S in a
+  // cell.
   size_t tail_bytes(size_t itemsize) const {
     return static_cast<size_t>(tail_rows) * conv_width() * itemsize;
   }

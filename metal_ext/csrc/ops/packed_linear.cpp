@@ -253,7 +253,7 @@ namespace {
 
 // The bytes of weights in a task for many rows: few enough to stay in a core's cache.
 constexpr size_t kTaskBytes = size_t{256} << 10;
-// With at most this many rows, each weight is read once and need not stay in the cache.
+// With at most kFewRows rows at once, a task's weights need not stay in the cache.
 constexpr size_t kFewRows = 16;
 // The most rows that one task prepares.
 constexpr size_t kPreparedRows = 16;

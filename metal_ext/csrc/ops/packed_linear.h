@@ -60,7 +60,7 @@ struct CodeGroups {
   int64_t group;                    // 32, 64 or 128
 };
 
-// The codes of each weight; empty when all weights are plain.
+// The codes of each weight array, or an empty vector when no weight has codes.
 using Codes = std::vector<std::optional<CodeGroups>>;
 
 // weights: evaluated [outputs, inputs] arrays of float32, bfloat16 or float16 (read as float32), or

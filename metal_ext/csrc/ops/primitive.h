@@ -24,7 +24,7 @@ constexpr size_t kParallelBytes = size_t{128} << 10;
 
 constexpr size_t whole_lines(size_t floats) { return cpu::rounded_up(floats, kLineFloats); }
 
-// Allocates a result, or throws std::runtime_error: MLX's allocator does not check for memory.
+// Allocates a result. Throws std::runtime_error without memory, which MLX does not check.
 inline void allocate(mx::array& result) {
   mx::allocator::Data memory = mx::allocator::malloc(result.nbytes());
   if (memory.buffer().ptr() == nullptr) {

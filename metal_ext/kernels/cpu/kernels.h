@@ -75,7 +75,7 @@ struct Partial {
   }
 };
 
-// The most rows of an attend_chunk call, and the number of keys that the call widens at a time,
+// The most rows of an attend_chunk call, and the number of keys that it converts to fp32 at a time,
 // which the first cache holds beside the queries.
 constexpr size_t kChunkRows = 32;
 constexpr size_t kKeyTokens = 16;

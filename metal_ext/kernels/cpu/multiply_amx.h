@@ -76,7 +76,7 @@ struct Block {
   }
 };
 
-// Adds a tile of x times the panels' weights w; with Tall, also a tile of the next block of x.
+// Adds a tile of x times the panels' weights w, and if Tall also the next block's tile times w.
 template <bool Tall>
 inline void add_tiles(const std::byte* x, size_t next, const std::byte* const* w, size_t at) {
   _tile_loadd(4, x, kLineBytes);

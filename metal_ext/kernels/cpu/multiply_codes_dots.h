@@ -7,7 +7,7 @@ inline IntVec four_of(const std::byte* limbs, size_t part) {
   return four - IntVec{};
 }
 
-// A sum of codes times a limb at each of kLanes outputs. Some instructions add products in 16 bits
+// Sums of codes times one limb of x at kLanes outputs. Some instructions add products in 16 bits
 // first, for codes of 4 bits: kWordsAtOnce words fit, 4 * 2 * 2 * 15 * 127 < 2^15.
 #if defined(__AVX512VNNI__)
 constexpr size_t kWordsAtOnce = 1;

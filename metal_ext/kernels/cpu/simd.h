@@ -85,7 +85,7 @@ inline Vec sums(Vec* v) {
   }
 }
 
-// Swaps every lane with the lane `width / 2` away.
+// Returns v with every lane swapped for the lane `width / 2` away.
 template <int width, int... lane>
 inline Vec across(Vec v, std::integer_sequence<int, lane...>) {
   return pick<(lane ^ (width / 2))...>(v, v);

@@ -2,7 +2,7 @@
 // for softmax", 2018). Included once per instruction set.
 
 constexpr float kNoScore = -1e30f;  // below every score, but finite: differences stay numbers
-constexpr float kHidden = -__builtin_inff();  // gets the weight 0 beside every highest score
+constexpr float kHidden = -__builtin_inff();  // has weight 0 for any highest score
 
 inline void start(Partial& state, size_t heads, size_t head_dim) {
   for (size_t h = 0; h < heads; ++h) {

@@ -71,13 +71,13 @@ struct AppendArguments {
   uint32_t rows;
 };
 
-// RMS norm of q and k over head_dim, then RoPE (halves, not pairs), if the model has them.
+// The arguments of q's and k's RMS norm over head_dim, and of RoPE (halves, not pairs), if any.
 struct ProjectArguments {
   LayerPlace place;
   uint32_t query_heads;
   uint32_t kv_heads;
   uint32_t rows;
-  uint32_t normed;  // 1 if the model has norms, else 0
+  uint32_t normed;  // 1 if the model has these norms, else 0
   uint32_t turned;  // number of a head's first pairs, which rotate
   float eps;        // epsilon of the norms
   float magnitude;  // factor by which rotated dimensions are multiplied

@@ -23,12 +23,12 @@ struct CellSegment {
   std::vector<Write> writes;   // ascending by rows; the last follows all rows
 };
 
-// A fixed number of cells. Each holds the states of all recurrent layers of one sequence at one
-// position. Only the engine's thread may use this object.
+// A fixed number of cells, in buffers that stay until the substrate ends. A cell holds the states
+// of all recurrent layers of one sequence at one position. Only the engine's thread may use it.
 //   buffer 0 | cell 0 | cell 1 | cell 2 |   buffer 1 | cell 3 | cell 4 | ...
 // Rule: a cell is overwritten only after every step that may touch the cell has completed. A
 // sequence may overwrite the cell that it reads, because the ordering handle (ops/ops.h) orders the
-// sequence's steps. A violation throws a std::logic_error before anything is encoded.
+// sequence's steps. A violation throws std::logic_error before a command is encoded.
 class Cells {
  public:
   // most: the most bytes of a buffer. Throws std::invalid_argument unless cell_bytes is a multiple

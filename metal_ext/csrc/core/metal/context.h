@@ -16,7 +16,7 @@ namespace quire::metal {
 
 class Bundle;
 
-// The objects that all heaps and ranges of one substrate (one device's memory) share.
+// Objects that all heaps and ranges of one substrate (a device's memory) share and keep alive.
 struct Context {
   // Throws std::runtime_error that names everything that the device lacks for the kind.
   Context(

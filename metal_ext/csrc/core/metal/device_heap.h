@@ -86,7 +86,7 @@ class DeviceHeap : public Heap {
 
  private:
   const std::shared_ptr<Context> context_;
-  std::mutex memory_;  // held while memory is made or released
+  std::mutex memory_;  // held while the heap's memory is made or released
   std::atomic<size_t> committed_{0};
   BlockLedger ledger_;
 };

@@ -26,8 +26,7 @@ class Epochs {
   // Throws std::system_error(ENOMEM) when the device gives no event.
   explicit Epochs(MTL::Device* device);
 
-  // Starts a step and returns its epoch: 1, 2, ... Engine's thread. Throws std::logic_error in a
-  // pause.
+  // Starts a step on the engine's thread and returns its epoch. Throws std::logic_error in a pause.
   uint64_t start();
   uint64_t newest() const;
   // The event that the step's last command signals, with the epoch as value.

@@ -18,7 +18,7 @@
 
 #include "core/metal/gpu.h"
 
-// Keeps memory resident on the GPU, in residency sets.
+// Keeps memory resident on the GPU, in Metal's residency sets.
 namespace quire::metal {
 
 using Clock = std::function<std::chrono::steady_clock::time_point()>;
@@ -89,13 +89,13 @@ class ResidentSet {
 };
 
 // Keeps two kinds of memory resident: memory that kernels reach by address, because the system
-// cannot see such uses, and the weights, because the system drops memory that is idle. Every queue
-// whose commands may touch the memory has all sets:
+// cannot see such uses, and the weights, because the system drops memory that is idle. Every
+// command queue that may use the memory has all sets:
 //   weights | weights | heaps | heaps | heaps and buffers
-//   --- closed: nothing comes or goes ---|--- open, until a step begins
+//   --- closed: no member comes or goes ---|--- open, until a step begins
 // Rule: a set's members change only while no command in flight has the set; changes under commands
 // have crashed a Mac. New memory therefore goes into a set of its own, open until the next step
-// begins. To remove a member, a set is emptied and filled again while nothing runs. Without
+// begins. To remove a member, a set is emptied and filled again while no command runs. Without
 // residency sets (macOS 14) a list names the resources that encoders must use.
 class Residency {
  public:
@@ -125,7 +125,7 @@ class Residency {
 
   // Returns the most bytes of a set with several members, or 0 if the device has no limit.
   uint64_t set_bytes() const { return set_bytes_; }
-  // Adds new memory for the next settle(). bytes: the bytes that count in the working set.
+  // Any thread may add new memory, for the next settle(). bytes: its part of the working set.
   void add(MTL::Buffer* buffer, uint64_t bytes);
   void add(MTL::Heap* heap, uint64_t bytes);
 

@@ -88,7 +88,7 @@ class SparseBufferRange final : public DeviceRange {
 };
 
 // Maps blocks of several sparse buffers, with one wait for all maps and one for all fills:
-//   map | signal | map | signal | ... | CPU waits | zeros of all | CPU waits | they count as mapped
+//   map | signal | map | signal | ... | CPU waits | zeros of all | CPU waits | blocks are mapped
 // Works on the mapper's thread. finish() sends the maps to the device. Where memory is mapped only
 // between steps, no step begins from the first add() until finish() returns.
 class Bundle {

@@ -66,7 +66,7 @@ class Substrate {
   // --- Mapper's thread --- Completes all maps since the last call. On paged and dense, map()
   // itself completes a map. Throws std::runtime_error when the device fails.
   void finish_mappings();
-  // Makes the memory of a released heap, so that later maps of its blocks are not refused. Throws
+  // Makes the memory of a released heap, so that later maps of the heap's blocks succeed. Throws
   // std::system_error(ENOMEM) when the device refuses.
   void commit(Heap& heap);
   // Waits for the step that last wrote the source block, whose commands must be committed; then
@@ -76,7 +76,7 @@ class Substrate {
       AddressRange& source, size_t source_block, AddressRange& target, size_t target_block,
       size_t tokens);
 
-  // Ends in order: waits for the last epoch, unmaps everything (one unmap at a time), takes the
+  // Ends in order: waits for the last step, unmaps everything (one unmap at a time), takes the
   // residency sets off their queues, releases buffers, then heaps. The mapper must be idle. Returns
   // false if the device timed out: nothing is released, and the process must end without releasing.
   bool shutdown();

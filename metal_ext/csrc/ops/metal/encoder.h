@@ -113,8 +113,8 @@ class Encoder {
   size_t threads_ = 0;  // threads in a group of the kernel
 };
 
-// An operation on Metal: work.encode(encoder, in, out) encodes its commands. The step of its `rows`
-// must not have ended. Work with `rows` or a `substrate` uses the substrate's memory.
+// An operation on Metal: work.encode(encoder, in, out) encodes its commands. The step of work.rows,
+// if any, must not have ended. Work with `rows` or a `substrate` uses the substrate's memory.
 template <class Work>
 class DeviceOperation final : public mx::Primitive {
  public:

@@ -49,8 +49,8 @@ class MetalRows {
   // Counts the step as complete after a failure, when none of its commands runs any more.
   void abandon();
 
-  // RowEntry [buffer][row]. An input of every operation over the rows: MLX keeps inputs until they
-  // have been used, and this array keeps all else alive.
+  // Returns RowEntry [buffer][row], an input of every operation over the rows: MLX keeps inputs
+  // until they have been used, and this array keeps the step's memory alive.
   const mx::array& entries() const { return entries_; }
   int64_t entries_offset(size_t buffer) const;  // in bytes
   // On paged, the uint64 GPU addresses of blocks, which entries index. On other kinds, any array.
@@ -98,8 +98,8 @@ class MetalStateRows {
   // Throws std::out_of_range unless a cell has `bytes` bytes after the offset.
   void require_room(int64_t offset, size_t bytes) const;
 
-  // DeltaSegment [segments], and DeltaWrite of all segments. begun() is an input of every operation
-  // over the rows: MLX keeps inputs until used, and this array keeps all else alive.
+  // begun() has DeltaSegment [segments], written() has DeltaWrite of all segments. begun() is an
+  // input of every operation over the rows: MLX keeps inputs alive, and begun() keeps the memory.
   const mx::array& begun() const { return begun_; }
   const mx::array& written() const { return written_; }
   // On dense, an array that stands for the cells' buffer, which kernels bind.
