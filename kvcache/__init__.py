@@ -1,1 +1,1 @@
-"""Sequences and pages: which memory stands behind which tokens of which sequence."""
+"""The memory of K and V: finds blocks of memory for the tokens of sequences, and shares them."""

@@ -1,4 +1,4 @@
-"""The protocol between the cache and device memory, in numbers of heaps, buffers and blocks."""
+"""The protocol between the cache and device memory, by numbers of heaps, buffers and blocks."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -13,14 +13,14 @@ from kvcache.cell_pool import StateSegment
 from kvcache.layout import CellLayout, Group
 from metal_ext import GatedDelta, QKTransform
 
-# A mapping operation that takes longer has failed. Shorter than the engine's watchdog
-# (server/config.py), which cannot name the reason for a hanging step.
+# A mapping operation that takes longer than this has failed. The limit is below the engine
+# watchdog's (server/config.py), which cannot name the reason for a hanging step.
 MAPPING_LIMIT_S = 20.0
 
 
 @dataclass(slots=True)
 class Segment:
-    """Tokens [start, start + count) of the sequence in a buffer."""
+    """Tokens [start, start + count) of one sequence, whose memory is the buffer."""
 
     buffer: int
     start: int
@@ -29,7 +29,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class LayerRegions:
-    """The regions of a layer's keys and values, and the shape of their rows."""
+    """Where a layer's K and V lie in a buffer (their regions), and the shape of their rows."""
 
     group: int
     keys: int
@@ -50,7 +50,7 @@ class Releases(Enum):
 
 
 class Charge(Enum):
-    """When the system charges the process for memory of heaps."""
+    """The moment from which the system charges the process for memory of heaps."""
 
     BLOCKS = "each block from its first mapping"
     HEAPS = "each heap, in full, from when it is made, or mapped again after a release"
@@ -62,11 +62,11 @@ class BackendFailedError(RuntimeError):
 
 
 class StepRows(ABC):
-    """The rows of one step, and the substrate's kernels over them. ``order`` is the layer's newest
-    ordering handle: an array of one element that makes reads wait for writes."""
+    """The rows (tokens) of one step, and the substrate's kernels over them. ``order`` is the
+    layer's ordering handle: a one-element array that makes reads of K and V wait for writes."""
 
     def __init__(self, native: Any, executor: Any) -> None:
-        """native, executor: RowTable and CpuWorkers of a CPU, or MetalRows and MetalSubstrate."""
+        """native, executor: RowTable and CpuWorkers, or on a GPU MetalRows and MetalSubstrate."""
         self.native = native
         self._executor = executor
 
@@ -79,9 +79,9 @@ class StepRows(ABC):
         values: mx.array,
         transform: QKTransform | None,
     ) -> tuple[mx.array, mx.array]:
-        """Transform queries and keys unless ``transform`` is None, and write keys and values;
-        return the next ordering handle and the queries. queries: ``[T, query_heads, head_dim]``;
-        keys, values: ``[T, kv_heads, head_dim]``; all of one dtype and of any strides."""
+        """Apply ``transform`` (unless None) to queries and keys, and write keys and values; return
+        the next ordering handle and the queries. queries: ``[T, query_heads, head_dim]``; keys,
+        values: ``[T, kv_heads, head_dim]``; all three have one dtype and may have any strides."""
         where = self.native, layer.native, self._executor
         if transform is None:
             return metal_ext.append(order, keys, values, *where), queries
@@ -91,15 +91,15 @@ class StepRows(ABC):
     def decode_attention(
         self, order: mx.array, layer: LayerRegions, queries: mx.array, scale: float
     ) -> mx.array:
-        """Return the attention of the step's first R rows, each over its sequence up to itself:
-        ``[R, query_heads, head_dim]``."""
+        """Return the attention of the step's first R rows, each over its sequence's tokens up to
+        itself: ``[R, query_heads, head_dim]``."""
         return metal_ext.decode_attention(
             order, queries, self.native, 0, layer.native, layer.kv_heads, scale, self._executor
         )
 
     @abstractmethod
     def _rope(self, rope: metal_ext.RopeTable) -> Any:
-        """Return the rotation in the form of the substrate's kernels."""
+        """Return what the substrate's kernels take for this rotation."""
 
     @abstractmethod
     def chunk_attention(
@@ -109,7 +109,7 @@ class StepRows(ABC):
 
     @abstractmethod
     def region(self, order: mx.array, layer: LayerRegions, kind: str, segment: int) -> mx.array:
-        """Return "keys" or "values" of a segment and all tokens before it: ``[start + count,
+        """Return the "keys" or "values" of a segment and of all tokens before it: ``[start + count,
         kv_heads, head_dim]``, valid until the sequence closes."""
 
     def end(self, arrays: list[mx.array]) -> list[mx.array]:
@@ -122,90 +122,90 @@ class StepRows(ABC):
 
 
 class PageBackend(Protocol):
-    """Memory of a substrate. Only the engine thread calls, except for ``committed_bytes``, and for
-    ``completed_ticket`` while that thread hangs.
+    """Memory of a substrate: its heaps of blocks, and buffers that map them. Only the engine thread
+    may call, except for ``committed_bytes``, and for ``completed_ticket`` while that thread hangs.
 
-    At most one of the buffers that map a block may write it. Operations have rising ticket numbers;
-    one is done when ``completed_ticket`` has reached its ticket."""
+    At most one buffer may write a block. Operations on other threads get rising numbers (tickets);
+    an operation is done when ``completed_ticket`` has reached its ticket."""
 
     name: str
     releases: Releases
     charge: Charge
     zeroes_blocks: bool
-    """Whether a block holds zeros after it was mapped writable. Read by self-tests."""
+    """Whether a block holds zeros after it was mapped writable. Only self-tests read this."""
     mapping_limit: int | None
-    """The limit of the process's mappings for its buffers; None: no limit."""
+    """The most mappings that all buffers may have, or None without a limit."""
     heap_limit: int | None
     shares_blocks: bool
     maps_while_running: bool
-    """Whether mappings may change while steps are in flight; else only at mapping points, from the
-    end of the last step in flight to ``finish_mappings``."""
+    """Whether mappings may change while steps are in flight. If not, they change only at mapping
+    points, from the end of the last step in flight to ``finish_mappings``."""
 
     @property
     def copied_bytes(self) -> int:
-        """Bytes of K and V that ``copy_block`` has copied."""
+        """Bytes of K and V that ``copy_block`` has copied since the start."""
 
     def add_heap(self) -> bool:
-        """Make the next heap (0, 1, ...); False: the system refuses."""
+        """Make the next heap (0, 1, ...); return False if the system refuses."""
 
     def add_buffer(self) -> bool:
-        """Make the next buffer (0, 1, ...); False: the system refuses."""
+        """Make the next buffer (0, 1, ...); return False if the system refuses."""
 
     def commit_heap(self, heap: int) -> bool:
-        """Give a heap its memory again after a release, so that its mappings cannot fail for lack
-        of memory; False: the system refuses. No effect where mapping allocates memory."""
+        """Give a heap its memory again after a release, so that mappings cannot fail for lack of
+        memory. Return False if the system refuses. No effect where mapping allocates memory."""
 
     def map(
         self, buffer: int, block: int, heap: int, heap_block: int, count: int, writable: bool
     ) -> bool:
-        """Map ``count`` blocks of a heap in a buffer; False, with nothing changed: the system
-        refuses. Read-only mappings need ``shares_blocks``. At a mapping point, mappings take effect
-        when ``finish_mappings`` returns."""
+        """Map ``count`` blocks of a heap in a buffer. Return False and change nothing if the system
+        refuses. Read-only mappings need ``shares_blocks``. Without ``maps_while_running``, mappings
+        take effect when ``finish_mappings`` returns."""
 
     def map_ahead(self, buffer: int, block: int, heap: int, heap_block: int, count: int) -> int:
         """Start mapping blocks writable on another thread, memory included; return the ticket. The
-        blocks count as mapped when the ticket has completed and was not ``refused``. Needs
+        blocks are mapped when the ticket has completed and was not ``refused``. Needs
         ``maps_while_running``."""
 
     def refused(self, ticket: int) -> bool:
         """Return whether the system refused a completed ``map_ahead``, which then changed nothing.
-        Call once per ticket."""
+        May be called once per ticket."""
 
     def unmap(self, buffer: int, block: int, count: int) -> int:
-        """Start unmapping blocks of a buffer; return the ticket."""
+        """Start unmapping blocks of a buffer; return the operation's ticket."""
 
     def release(self, heap: int, block: int, count: int) -> int:
         """Start releasing the memory of unmapped blocks to the system; return the ticket."""
 
     def finish_mappings(self) -> None:
-        """End a mapping point: wait for its operations, before ``copy_block`` and ``rows``. No
-        effect with ``maps_while_running``. Raises BackendFailedError."""
+        """Wait for all changes of mappings since the last step, before ``copy_block`` and ``rows``.
+        No effect with ``maps_while_running``. Raises BackendFailedError."""
 
     def copy_block(
         self, source: int, source_block: int, target: int, target_block: int, tokens: int
     ) -> None:
-        """Copy the first ``tokens`` tokens of a block to a writable block of another buffer, in all
-        regions: after all steps that were started, and before this call returns."""
+        """Copy K and V of the first ``tokens`` tokens of a block to a writable block of another
+        buffer: after all steps that were started, and before this call returns."""
 
     def completed_ticket(self) -> int:
-        """Return the newest ticket with all earlier ones done, too. Raises BackendFailedError."""
+        """Return the newest ticket with no earlier one pending. Raises BackendFailedError."""
 
     def wait(self, ticket: int, timeout_s: float) -> bool:
-        """Wait for a ticket; False: the time passed first."""
+        """Wait for a ticket; return False if the time passed first."""
 
     def committed_bytes(self) -> int:
-        """Return the bytes that the system charges for all heaps. Any thread may call."""
+        """Return the bytes that the system charges for all heaps. Any thread may call this."""
 
     def rows(self, segments: Sequence[Segment]) -> StepRows:
-        """Return the rows of a step, which must be ended or cancelled."""
+        """Return the rows of a step, which the caller must end or cancel."""
 
     def shut_down(self) -> bool:
-        """Wait for the device and unmap everything; no call may follow. False: the device did not
-        answer, and the process must end without releasing memory."""
+        """Wait for the device and unmap everything; no call may follow. Return False if the device
+        did not answer: then the process must end without releasing memory."""
 
 
 class StateRows:
-    """The rows of one step, and the kernel over the states of their sequences."""
+    """The rows of one step, and the kernel over the recurrent states of their sequences."""
 
     def __init__(self, layout: CellLayout, native: Any, executor: Any) -> None:
         self._layout = layout
@@ -225,8 +225,8 @@ class StateRows:
         """Advance a recurrent layer's states by all rows; return the layer's next ordering handle
         and the output ``[T, value_heads * value_dim]``.
 
-        number: among the recurrent layers. qkv: ``[T, tail_width]``, before the convolution; z:
-        ``[T, value_heads * value_dim]``; a, b: ``[T, value_heads]``. delta: the layer's weights."""
+        number: the index among recurrent layers. qkv: the ``[T, tail_width]`` convolution input; z:
+        ``[T, value_heads * value_dim]``; a, b: ``[T, value_heads]``. delta: the weights."""
         offset = self._layout.offsets[number]
         return metal_ext.gated_delta(
             order, qkv, z, a, b, delta, self._native, offset, self._executor
@@ -234,21 +234,21 @@ class StateRows:
 
 
 class StateMemory(Protocol):
-    """A fixed number of cells at fixed addresses."""
+    """Memory for cells (recurrent states of one sequence at one position) at fixed addresses."""
 
     @property
     def num_cells(self) -> int: ...
 
     def rows(self, segments: Sequence[StateSegment], step: StepRows) -> StateRows:
-        """Return the rows of a step. segments: in the order of the step's rows. step: the same rows
-        in any group; the cells are in use until the step ends."""
+        """Return the rows of a step. segments: one per sequence, in the order of the step's rows.
+        step: the step's rows in any group of layers; its end also ends the use of the cells."""
 
     def committed_bytes(self, cells: Sequence[int]) -> int:
         """Return the bytes that the system charges for cells; the figure may be slightly old.
-        cells: all that may hold memory."""
+        cells: all cells that may hold memory."""
 
     def release(self, cells: Sequence[int]) -> None:
-        """Release memory of cells to the system, if it takes any. The cells may be used again."""
+        """Release the memory of cells, if the system takes it. The cells may be used again."""
 
 
 def native_geometry(group: Group) -> metal_ext.Geometry:

@@ -1,4 +1,4 @@
-"""Records of the cache's memory: blocks, heaps, sparse buffers and cells."""
+"""Records of the cache's memory: blocks of K and V, heaps, sparse buffers, and recurrent states."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from itertools import takewhile
 
 
 class BlockState(IntEnum):
-    """The state of a block. The head of heap_pool.py draws the transitions."""
+    """The state of a block of K and V. The head of heap_pool.py draws the transitions."""
 
     FREE = 0
     OWNED = 1
@@ -19,7 +19,7 @@ class BlockState(IntEnum):
 
 @dataclass(slots=True, eq=False)
 class Prefix:
-    """The key of a sealed block: its tokens, and the digest of all tokens before them."""
+    """The key of a sealed block: the block's token ids, and the digest of all earlier tokens."""
 
     digest: bytes
     parent: bytes
@@ -27,12 +27,12 @@ class Prefix:
     system: bool
     last_use: int = 0
     cell: "Cell | None" = None
-    """The states of the recurrent layers after the block's last token; None where none are kept."""
+    """The recurrent layers' states after the block's last token, or None if no states were kept."""
 
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """A physical block. HeapPool changes the state and the counts, PrefixIndex the prefix."""
+    """A physical block. HeapPool changes its state and its counts, PrefixIndex its prefix."""
 
     heap: int
     place: int
@@ -41,15 +41,15 @@ class Block:
     dirty: bool = False
     """Whether the block may occupy physical memory."""
     buffers: int = 0
-    """The number of buffer tables that list the block, those of closed sequences included."""
+    """The number of buffers whose page tables list the block, even of closed sequences."""
     sequences: int = 0
     """The number of open sequences that use the block."""
     prefix: Prefix | None = None
-    """None: other sequences cannot find the block."""
+    """The key by which other sequences find the block. With None, no sequence can."""
     premapped_by: "list[SparseBuffer]" = field(default_factory=list)
-    """Buffers in which the block is premapped."""
+    """Buffers that keep the block mapped behind the end of their page tables (SparseBuffer)."""
     is_sealed: bool = False
-    """Whether the block was sealed since its allocation: then its mappings must not be written."""
+    """Whether the block was sealed since its allocation; all mappings are then read-only."""
 
     @property
     def can_be_taken(self) -> bool:
@@ -65,16 +65,16 @@ class Block:
 
 
 class Retention(IntEnum):
-    """The reason for keeping a sealed cell, the weakest first."""
+    """The reason for keeping the states of a position (a sealed cell), the weakest first."""
 
     WAYPOINT = 0
-    """A point within a long prompt, from which another prompt with the same beginning can go on."""
+    """A position within a long prompt, from which prompts with the same beginning can continue."""
     END = 1
-    """The end of a turn, or the point at which two conversations parted."""
+    """The position at the end of a turn, or where two conversations began to differ."""
     USER = 2
-    """The end of the newest user message: a later prompt may drop the reasoning after it."""
+    """The position after the newest user message: later prompts may drop reasoning after it."""
     SYSTEM = 3
-    """The end of the system prompt and the tools."""
+    """The position after the system prompt and the tools."""
 
 
 @dataclass(slots=True, eq=False)
@@ -83,32 +83,32 @@ class Cell:
 
     number: int
     holders: int = 0
-    """Open sequences that write or read the cell, and entries of the queue for sealing."""
+    """The number of open sequences that use the cell, plus queued requests to seal it."""
     epoch: int = 0
-    """The newest step that may touch the cell."""
+    """The number of the newest step that may read or write the cell."""
     prefix: Prefix | None = None
-    """The prefix whose states the cell holds; None: the cell is not sealed."""
+    """The tokens after which the cell's states follow, or None while the cell is not sealed."""
     position: int = 0
-    """Number of tokens before the state. Set when the cell is sealed."""
+    """The number of tokens before the states. Set when the cell is sealed."""
     conversation: int = 0
-    """The conversation's id: its first sequence that sealed a cell. Set with ``position``."""
+    """The id of the conversation's first sequence that sealed a cell. Set with ``position``."""
     retention: Retention = Retention.WAYPOINT
     before: "Cell | None" = None
-    """The previous cell of the same conversation; None: the beginning."""
+    """The previous cell of the same conversation, or None for the first cell."""
     is_earlier_end: bool = False
-    """Whether the conversation has a newer cell with retention END."""
+    """Whether the conversation has kept the states of a later end of a turn."""
     last_use: int = 0
     dirty: bool = False
     """Whether the cell may occupy physical memory."""
 
     @property
     def is_cached(self) -> bool:
-        """Whether the cell can be found and has no holder."""
+        """Whether new sequences can find the cell and no sequence uses it."""
         return self.prefix is not None and not self.holders
 
     @property
     def saves(self) -> int:
-        """The number of tokens that would have to be computed again without the cell."""
+        """The number of tokens that must be computed again if the cell is evicted."""
         return self.position - (0 if self.before is None else self.before.position)
 
     def __str__(self) -> str:
@@ -117,7 +117,7 @@ class Cell:
 
 @dataclass(slots=True)
 class MappedRun:
-    """Blocks that take one mapping per region: consecutive both in the buffer and in one heap."""
+    """Consecutive blocks both of the buffer and of one heap, mapped with one call per region."""
 
     block: int
     heap: int
@@ -132,7 +132,7 @@ class MappedRun:
 
 @dataclass(slots=True)
 class PageTable:
-    """The physical blocks of a buffer: entry i is mapped at block i of the buffer's addresses.
+    """The blocks of one buffer: entry i is the block mapped at the i-th block of addresses.
 
     The table exists on the host only. Kernels use plain addresses, which the MMU translates."""
 
@@ -143,7 +143,7 @@ class PageTable:
         return len(self.blocks)
 
     def append(self, blocks: Iterable[Block], writable: bool) -> list[MappedRun]:
-        """Add blocks at the end. Return the runs to map, which may extend the last run."""
+        """Add blocks at the end. Return the runs of blocks to map; one may extend the last run."""
         pieces: list[MappedRun] = []
         for block in blocks:
             place = len(self.blocks)
@@ -167,7 +167,7 @@ class PageTable:
 
 @dataclass(slots=True)
 class Pending:
-    """Blocks at the end of a table whose mapping has been queued but not confirmed."""
+    """Blocks at the end of a page table whose mapping has been queued but not confirmed."""
 
     ticket: int
     count: int
@@ -184,9 +184,9 @@ class SparseBuffer:
     number: int
     table: PageTable = field(default_factory=PageTable)
     pending: list[Pending] = field(default_factory=list)
-    """The oldest one first. The table already lists these blocks."""
+    """The queued mappings, the oldest first. The table already lists the blocks of all of these."""
     premapped: list[Block] = field(default_factory=list)
-    """Blocks still mapped after the table's end, for the buffer's next sequence."""
+    """Blocks that stay mapped behind the table's end, for the buffer's next sequence."""
     free_premapped: int = 0
 
     @property
@@ -194,12 +194,12 @@ class SparseBuffer:
         return len(self.table) - sum(item.count for item in self.pending)
 
     def count_premapped(self, blocks: Iterable[Block]) -> int:
-        """Return how many of the leading ``blocks`` are premapped, in this order."""
+        """Return how many of the leading ``blocks`` are premapped in the same order."""
         same = takewhile(lambda pair: pair[0] is pair[1], zip(self.premapped, blocks, strict=False))
         return sum(1 for _ in same)
 
     def usable_premapped(self, limit: int) -> list[Block]:
-        """Return up to ``limit`` leading premapped blocks that the buffer's sequence may write."""
+        """Return up to ``limit`` of the first premapped blocks, each free and writable."""
         usable = takewhile(
             lambda b: b.state is BlockState.FREE and len(b.premapped_by) == 1 and not b.is_sealed,
             self.premapped[:limit],
@@ -207,26 +207,26 @@ class SparseBuffer:
         return list(usable)
 
     def mappings(self, regions: int) -> int:
-        """Return the number of system mappings: one for each run and one for the gap after the
-        table, in every region."""
+        """Return the number of mappings that the system counts: in every region, one for each run
+        of blocks and one for the unmapped rest."""
         return regions * (len(self.table.runs) + 1) if self.table.blocks else 0
 
 
 class SparseHeap:
-    """The blocks of one heap."""
+    """The blocks of one heap (a large piece of memory), and a map of the free ones."""
 
     def __init__(self, number: int, blocks: int) -> None:
         self.blocks = [Block(number, place) for place in range(blocks)]
         self.free = blocks
         self.free_map = bytearray(b"\1") * blocks
-        """1 for each block that can be taken, else 0: ``find`` on bytes finds a run quickly."""
+        """Holds 1 for each block that can be taken, else 0: ``bytes.find`` finds runs quickly."""
 
     def note_free(self, block: Block, is_free: bool) -> None:
         self.free_map[block.place] = is_free
         self.free += 1 if is_free else -1
 
     def find_free(self, count: int = 1) -> int:
-        """Return the index of the first ``count`` free blocks in a row; -1: there are none."""
+        """Return the index of the first of ``count`` adjacent free blocks; -1 if there are none."""
         return self.free_map.find(b"\1" * count)
 
     def states(self) -> bytes:
@@ -238,7 +238,7 @@ class SparseHeap:
 
 
 def runs_of(indices: list[int]) -> list[tuple[int, int]]:
-    """Group ascending numbers into runs ``(first, count)``."""
+    """Group ascending block indices into runs ``(first index, number of blocks)``."""
     runs: list[tuple[int, int]] = []
     for index in indices:
         if runs and runs[-1][0] + runs[-1][1] == index:

@@ -1,4 +1,4 @@
-"""Gives blocks to sequences: reserved, shared, new, or mapped ahead of need."""
+"""Maps blocks of memory for the tokens of sequences: reserved, shared, new, or ahead of need."""
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -10,24 +10,24 @@ from kvcache.layout import Group
 from kvcache.prefix_cache import PrefixCache
 from kvcache.sequences import CachedSequence
 
-# A block for decoding is mapped this many tokens before the sequence needs it; blocks for a
-# prompt's next chunk are mapped while the chunk before is computed.
+# A decoding sequence's next block is mapped this many tokens early. The blocks for a prompt's next
+# chunk are mapped while the current chunk is computed.
 MAP_AHEAD_TOKENS = 8
-# At a mapping point, each sequence with less than half of this many tokens mapped ahead gets the
-# full number: sequences topped up together need the next mapping point together.
+# At a mapping point (a moment without a step in flight) each sequence with less than half of this
+# many tokens mapped ahead gets the full number, so that sequences need the next point together.
 MAP_AHEAD_AT_POINT_TOKENS = 128
-# Premapped blocks may displace cached prefixes up to this share of all blocks.
+# Blocks mapped ahead may displace cached prefixes up to this share of all blocks.
 MAPPED_AHEAD_RATIO = 1 / 8
-# The limit of bytes released at once: 40 ms of the thread that also maps ahead.
+# The limit of bytes released at once: releasing delays mappings on the same thread by 40 ms.
 BYTES_RELEASED_AT_ONCE = 256 * 1024**2
 BLOCKS_EVICTED_AT_ONCE = 4096  # 30 ms of a Python thread
-# With ``spares_heaps``: once existing heaps reach this share of the budget, cached prefixes are
-# evicted before another heap is made.
+# With ``spares_heaps``, heaps beyond this share of the budget are made only when evicting cached
+# prefixes does not suffice.
 SPARED_HEAPS_RATIO = 0.5
 
 
 class BlockAllocator:
-    """Maps blocks into the buffers of open sequences. No block is reserved twice."""
+    """Maps blocks into the buffers of open sequences, and reserves no block twice."""
 
     def __init__(
         self,
@@ -47,17 +47,17 @@ class BlockAllocator:
         self._maps_while_running = maps_while_running
         self.is_at_mapping_point = True
         self.wants_mapping_point = False
-        """Whether a request was refused that could succeed at a mapping point."""
+        """Whether a refused request for blocks could succeed while no step is in flight."""
         self.has_waited = False
-        """Whether a step had to wait for a mapping. The manager clears the flag."""
+        """Whether a step had to wait for a mapping. KVCacheManager clears the flag."""
         self.keeps_slack = True
-        """Whether memory of free blocks beyond one heap is kept for the next sequences."""
+        """Whether free blocks beyond one heap keep their memory for the next sequences."""
         self.spares_heaps = False
         """Whether only running sequences may add heaps, because heaps cannot be released."""
 
     @property
     def available_blocks(self) -> int:
-        """The number of free and cached blocks that are not reserved."""
+        """The number of free and cached blocks that no sequence has reserved."""
         cached = self._pool.count(BlockState.CACHED)
         return self._pool.free_blocks + cached - self._reserved_blocks
 
@@ -66,7 +66,7 @@ class BlockAllocator:
         self._reserved_blocks += sequence.reserved_blocks
 
     def remove(self, sequence: CachedSequence) -> None:
-        """Remove a sequence and its reservation. Waits for its pending mappings."""
+        """Remove a sequence and its reservation, after waiting for its pending mappings."""
         self._settle(sequence)
         self._num_sequences -= 1
         self._reserved_blocks -= sequence.reserved_blocks
@@ -76,8 +76,8 @@ class BlockAllocator:
         return self._maps_while_running or self.is_at_mapping_point
 
     def map_shared(self, sequence: CachedSequence, blocks: list[Block]) -> bool:
-        """Map sealed blocks of other sequences read-only; False: the system refuses, or a mapping
-        point must come first."""
+        """Map sealed blocks of other sequences read-only. Return False if the system refuses, or if
+        no mapping may change while steps are in flight."""
         if not self.may_map and sequence.buffer.count_premapped(blocks) < len(blocks):
             self.wants_mapping_point = True
             return False
@@ -91,7 +91,7 @@ class BlockAllocator:
     def grow(self, sequence: CachedSequence, num_tokens: int) -> int | None:
         """Map the missing blocks for tokens [0, num_tokens). Return the number of new blocks.
 
-        None, with nothing mapped: no blocks are free, or the next mapping point must come first."""
+        Return None and map nothing if no blocks are free or mappings may not change yet."""
         buffer, needed = sequence.buffer, self._group.blocks_for(num_tokens)
         if num_tokens > self._group.max_tokens:
             return None
@@ -120,8 +120,8 @@ class BlockAllocator:
 
     def map_ahead(self, sequence: CachedSequence, end: int, count: int) -> None:
         """Start mapping blocks for the steps after the current one, which computes ``count`` tokens
-        up to ``end``. Exceed the reservation only while one available block is left per open
-        sequence."""
+        up to ``end``. Exceed the reservation only while one block per open sequence stays
+        available."""
         buffer = sequence.buffer
         ahead = min(end + max(count, MAP_AHEAD_TOKENS), sequence.final_tokens)
         missing = self._group.blocks_for(ahead) - len(buffer.table)
@@ -138,8 +138,8 @@ class BlockAllocator:
         self._pool.free_unmapped(blocks)
 
     def top_up(self, sequence: CachedSequence, end: int) -> None:
-        """At a mapping point, map the whole reservation, then premap free blocks for many steps
-        beyond token ``end``. Other sequences may take premapped blocks that are still free."""
+        """While no step is in flight, map the whole reservation, then free blocks for many steps
+        beyond token ``end``. Other sequences may still take the latter (premapped) blocks."""
         aside = sequence.reservation * self._group.tokens_per_block
         self.grow(sequence, min(aside, self._group.max_tokens))
         spare = self._spare_blocks(sequence, end)
@@ -150,7 +150,7 @@ class BlockAllocator:
             self.shrink(sequence, spare)
 
     def _spare_blocks(self, sequence: CachedSequence, end: int) -> int:
-        """Return the number of free blocks to premap; 0: the sequence has enough for many steps."""
+        """Return the number of free blocks to map ahead of need; 0 if enough are mapped already."""
         buffer, size = sequence.buffer, self._group.tokens_per_block
         ahead = min(end + MAP_AHEAD_AT_POINT_TOKENS, sequence.final_tokens)
         wanted = self._group.blocks_for(ahead) - len(buffer.table)
@@ -167,7 +167,7 @@ class BlockAllocator:
 
     def set_limit(self, blocks: int) -> int:
         """Set the limit of used blocks; evict cached prefixes to meet it. Return the limit in
-        effect, which covers blocks in use, the need of one sequence and memory that must be
+        effect, which is never below the blocks in use, one sequence's need, or memory that must be
         kept."""
         cached = self._pool.count(BlockState.CACHED)
         held = self._pool.used_blocks - cached + self._reserved_blocks
@@ -176,7 +176,7 @@ class BlockAllocator:
         return self._pool.set_limit(least)
 
     def release_memory(self, slack_bytes: int) -> None:
-        """Release free memory beyond the slack (at least one heap) and all reservations."""
+        """Release free memory beyond the slack (at least one heap) and beyond all reservations."""
         kept_bytes = max(slack_bytes if self.keeps_slack else 0, self._group.heap_bytes)
         kept_bytes += self._reserved_blocks * self._group.block_bytes
         if not self._pool.has_more_than(kept_bytes):
@@ -189,13 +189,13 @@ class BlockAllocator:
         self._pool.release_memory(kept_bytes, min(unreserved, at_once))
 
     def _settle(self, sequence: CachedSequence) -> None:
-        """Wait for pending mappings; free the blocks that the system refused to map."""
+        """Wait for a sequence's pending mappings; free blocks that the system refused to map."""
         with self._updating_counts(sequence):
             self._pool.free_unmapped(self._buffers.settle(sequence.buffer))
 
     def _take(self, sequence: CachedSequence, count: int) -> list[Block] | None:
-        """Take free blocks: premapped ones first, then blocks that continue the last run if
-        possible. Evict cached blocks when too few are free."""
+        """Take free blocks: first the premapped blocks of the sequence's buffer, then if possible
+        blocks next to the sequence's last block. Evict cached blocks when too few are free."""
         while self._pool.free_blocks < count:
             evicted = self._prefixes.evict()
             assert evicted, "more blocks are promised than there are"
@@ -221,14 +221,14 @@ class BlockAllocator:
 
     def _make_room(self, count: int) -> bool:
         """Make blocks available: unmap free blocks of idle buffers, else evict cached blocks, else
-        unmap free blocks of other buffers. False: nothing is left to unmap or evict."""
+        unmap free blocks of buffers in use. Return False if no block can be unmapped or evicted."""
         if self._buffers.unmap_free(idle=True):
             return True
         missing = max(1, count - self._pool.takeable_blocks)
         return self._prefixes.evict(missing) > 0 or self._buffers.unmap_free(idle=False)
 
     def _spare_a_heap(self, count: int) -> None:
-        """Evict cached prefixes and unmap free blocks, if that saves making a heap."""
+        """Evict cached prefixes and unmap free blocks, if that makes another heap unnecessary."""
         blocks = len(self._pool.heaps) * self._group.blocks_per_heap
         missing = count - self._pool.count(BlockState.FREE)
         is_large = blocks >= SPARED_HEAPS_RATIO * self._pool.capacity_blocks

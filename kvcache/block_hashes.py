@@ -1,8 +1,8 @@
-"""Hashes of a sequence's full blocks: equal hashes mean equal tokens, from the first one on.
+"""Hashes of a sequence's full blocks: equal hashes mean that all tokens up to the block's end are
+equal.
 
-A block's digest is SHA-256(digest of the block before it, its token ids), and the first one's
-parent is SHA-256(model and layout, salt).
-"""
+A block's digest is SHA-256(digest of the block before, the block's token ids). Before the first
+block stands a digest of the model, the layout and the salt."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from hashlib import sha256
 from struct import Struct
 
 TOKEN_BYTES = 4
-# The number of evicted digests to remember: for blocks, and again for states.
+# The number of digests that one ``Evictions`` remembers.
 REMEMBERED_EVICTIONS = 65536
 
 
@@ -20,23 +20,23 @@ class PrefixSalt:
     """Sequences share blocks only when their salts are equal."""
 
     tenant: bytes = b""
-    """Derived by the server from the API key; never from the request's body."""
+    """Bytes that the server derives from the API key, never from the request's body."""
     client: bytes = b""
-    """The request's own salt."""
+    """The salt that the request itself names."""
 
 
 class BlockHashes:
     """The hashes of one sequence's full blocks; new tokens extend the list.
 
-    ``tokens[i]`` are block i's ids as big-endian uint32: bytes sort in the order of the ids."""
+    ``tokens[i]`` are block i's token ids as big-endian uint32: bytes sort in the order of ids."""
 
     def __init__(self, identity: bytes, salt: PrefixSalt, tokens_per_block: int) -> None:
-        """identity: of the model and the layout; part of every hash."""
+        """identity: bytes that name the model and the layout, and enter every hash."""
         self.tokens_per_block = tokens_per_block
         self.num_tokens = 0
-        """All tokens so far, those after the last full block included."""
+        """The number of tokens so far, including tokens after the last full block."""
         self.max_cached_tokens: int | None = None
-        """Leading tokens that may come from the cache; None: all but the last one."""
+        """How many leading tokens may come from the cache. With None, all but the last one may."""
         self.tokens: list[bytes] = []
         self.digests: list[bytes] = []
         self._packed = Struct(f">{tokens_per_block}I")
@@ -54,14 +54,14 @@ class BlockHashes:
 
     @property
     def tail(self) -> bytes:
-        """The ids after the last full block, packed as in ``tokens``."""
+        """The token ids after the last full block, as big-endian uint32."""
         return Struct(f">{len(self._tail)}I").pack(*self._tail)
 
     def parent(self, block: int) -> bytes:
         return self.digests[block - 1] if block else self._root
 
     def extend(self, token_ids: Sequence[int], start: int) -> None:
-        """Add the ids of positions ``start`` and later; skip those already added."""
+        """Add token ids from position ``start`` on, but skip positions that were added before."""
         known = self.num_tokens
         assert start <= known, f"tokens {known} to {start} are missing"
         new = token_ids[known - start :]
@@ -80,7 +80,7 @@ class BlockHashes:
 
 
 class Evictions:
-    """The digests of the newest evictions, to tell "evicted" from "never cached"."""
+    """The digests of the newest evicted prefixes, to tell "evicted" from "never cached"."""
 
     def __init__(self) -> None:
         self._digests: OrderedDict[bytes, None] = OrderedDict()

@@ -1,4 +1,4 @@
-"""Hands out sparse buffers, maps blocks in them, and counts mappings."""
+"""Hands out sparse buffers (address ranges of sequences), maps blocks in them, counts mappings."""
 
 from collections.abc import Sequence
 
@@ -9,12 +9,12 @@ from kvcache.layout import Group
 
 
 class BufferPool:
-    """All buffers of a group. Keeps their mappings within the system's limit."""
+    """All buffers of a group of layers. Keeps the number of mappings within the system's limit."""
 
     def __init__(
         self, group: Group, pool: HeapPool, backend: PageBackend, max_buffers: int, max_sharers: int
     ) -> None:
-        # Only tables are counted, not premapped blocks: a GPU has no limit of mappings.
+        # Tables are counted, but no premapped blocks: only a GPU has these, without a limit.
         assert backend.maps_while_running or backend.mapping_limit is None
         self._regions = len(group.regions)
         self._blocks_per_heap = group.blocks_per_heap
@@ -24,17 +24,17 @@ class BufferPool:
         self._max_sharers = max_sharers
         self._buffers: list[SparseBuffer] = []
         self._idle: list[SparseBuffer] = []
-        """Buffers without a sequence; the first has been idle longest."""
+        """Buffers without a sequence, the one that has been idle longest first."""
         self._mappings = 0
         self.mapped_blocks = 0
-        """Blocks mapped since the start, counted once for all regions."""
+        """Blocks mapped since the start; a block with mappings in several regions counts once."""
         self.unmapped_blocks = 0
 
     def take(self, prefix: Sequence[Block]) -> SparseBuffer | None:
-        """Return a buffer with an empty table for a sequence that begins with these blocks; None:
-        all are taken, or the system refuses to make one.
+        """Return a buffer with an empty table for a sequence that begins with these blocks, or None
+        if all buffers are taken and the system refuses to make another.
 
-        Prefer an idle buffer with most of the blocks premapped and all others there free."""
+        Prefer an idle buffer that still maps most of these blocks, and no other used block."""
         fitting = [
             buffer
             for buffer in self._idle
@@ -63,13 +63,13 @@ class BufferPool:
         self._idle.append(buffer)
 
     def leave_mapped(self, buffer: SparseBuffer) -> list[Block]:
-        """Make a buffer idle and its blocks premapped. Return the blocks."""
+        """Make a buffer idle but leave its blocks mapped (premapped). Return these blocks."""
         self._idle.append(buffer)
         return self._cut_premapped(buffer, 0)
 
     def unmap_free(self, *, idle: bool) -> bool:
         """Unmap the first free premapped block of one buffer and all blocks after it in that
-        buffer; False: there is none. idle: only in idle buffers."""
+        buffer; return False if no buffer has such a block. idle: look only in idle buffers."""
         buffers = self._idle if idle else self._buffers
         buffer = next((buffer for buffer in buffers if buffer.free_premapped), None)
         if buffer is None:
@@ -84,8 +84,8 @@ class BufferPool:
         self._backend.finish_mappings()
 
     def has_room_for(self, new_blocks: int, shared: list[Block]) -> bool:
-        """Estimate whether a new buffer with these blocks stays within the limit of mappings.
-        Assumes that new blocks make runs as long as heaps."""
+        """Estimate whether mapping these blocks in another buffer stays within the limit of
+        mappings, assuming that a whole heap of new blocks takes one mapping per region."""
         limit = self._backend.mapping_limit
         if limit is None:
             return True
@@ -95,8 +95,8 @@ class BufferPool:
         return self._mappings + self._regions * runs <= limit
 
     def map(self, buffer: SparseBuffer, blocks: list[Block], *, writable: bool) -> bool:
-        """Map blocks at the end of the table, except those premapped there; False, with nothing
-        changed: the limit or the system forbids it."""
+        """Map blocks at the end of the table, except blocks that are premapped there. Return False
+        and change nothing if the limit of mappings or the system forbids it."""
         assert not buffer.pending
         first, done = len(buffer.table), self._use_premapped(buffer, blocks, writable)
         if done == len(blocks):
@@ -120,13 +120,13 @@ class BufferPool:
         return False
 
     def unmap_last(self, buffer: SparseBuffer, count: int) -> list[Block]:
-        """Unmap and return the last ``count`` blocks, which no step has used. Without
-        ``maps_while_running``, make them premapped instead."""
+        """Unmap and return the last ``count`` blocks, which no step has used. If mappings may not
+        change while steps run, make the blocks premapped instead."""
         assert not buffer.pending
         return self._unmap_from(buffer, len(buffer.table) - count, count)
 
     def map_ahead(self, buffer: SparseBuffer, blocks: list[Block]) -> bool:
-        """Start mapping blocks at the end of the table; False: the limit forbids it."""
+        """Start mapping blocks at the end of the table, unless the limit of mappings forbids it."""
         pieces = self._append(buffer, blocks, writable=True)
         if pieces is None:
             return False
@@ -138,11 +138,11 @@ class BufferPool:
         return True
 
     def is_settled(self, buffer: SparseBuffer) -> bool:
-        """Return whether ``settle`` would not have to wait."""
+        """Return whether ``settle`` would return without waiting."""
         return all(p.ticket <= self._backend.completed_ticket() for p in buffer.pending)
 
     def settle(self, buffer: SparseBuffer) -> list[Block]:
-        """Wait for pending mappings. Unmap and return the blocks from the first refused one on."""
+        """Wait for pending mappings. Unmap and return blocks from the first refused one on."""
         place = length = buffer.mapped_blocks
         for item in buffer.pending:
             self._wait(item.ticket)
@@ -161,7 +161,7 @@ class BufferPool:
         assert not buffer.pending
         return self._backend.unmap(buffer.number, 0, len(buffer.table))
 
-    # --- blocks that stay mapped ----------------------------------------------------------------
+    # --- premapped blocks: mapped before a sequence needs them --------------------------------
 
     def _use_premapped(self, buffer: SparseBuffer, blocks: list[Block], writable: bool) -> int:
         """Move leading premapped blocks that equal ``blocks`` to the table; return their number."""
@@ -173,7 +173,7 @@ class BufferPool:
         return count
 
     def _cut_premapped(self, buffer: SparseBuffer, length: int) -> list[Block]:
-        """Cut the table to a length; make the blocks after it premapped, and return them."""
+        """Cut the table to ``length`` blocks; premap and return the blocks after it."""
         blocks = self._cut(buffer, length)
         for block in blocks:
             self._pool.add_premapped(block, buffer)
@@ -191,7 +191,7 @@ class BufferPool:
             self._pool.drop_premapped(block, buffer)
 
     def _make_sharable(self, blocks: list[Block]) -> None:
-        """Unmap premapped blocks elsewhere if one mapping more would be too many."""
+        """Unmap premapped blocks in other buffers whose limit of sharing buffers is reached."""
         for block in blocks:
             while (
                 block.premapped_by and block.buffers + len(block.premapped_by) >= self._max_sharers
@@ -200,8 +200,8 @@ class BufferPool:
                 self._unmap_premapped(buffer, buffer.premapped.index(block))
 
     def _unmap_from(self, buffer: SparseBuffer, length: int, mapped: int) -> list[Block]:
-        """Cut the table to a length, unmap the first ``mapped`` blocks after it, and return all of
-        these. Without ``maps_while_running``, make them premapped instead."""
+        """Cut the table to ``length`` blocks, unmap the first ``mapped`` ones after it, and return
+        all cut blocks. If mappings may not change while steps run, premap these blocks instead."""
         if not self._backend.maps_while_running:
             return self._cut_premapped(buffer, length)
         if mapped:
@@ -212,7 +212,7 @@ class BufferPool:
     def _append(
         self, buffer: SparseBuffer, blocks: list[Block], writable: bool
     ) -> list[MappedRun] | None:
-        """Add blocks to the table; return the runs to map, or None beyond the limit of mappings."""
+        """Add blocks to the table; return the runs to map, or None if mappings run out."""
         first, before = len(buffer.table), buffer.mappings(self._regions)
         pieces = buffer.table.append(blocks, writable)
         self._mappings += buffer.mappings(self._regions) - before
@@ -223,7 +223,7 @@ class BufferPool:
         return pieces
 
     def _cut(self, buffer: SparseBuffer, length: int) -> list[Block]:
-        """Remove and return the unmapped blocks from ``length`` on."""
+        """Remove blocks from index ``length`` on from the table, and return them."""
         before = buffer.mappings(self._regions)
         gone = buffer.table.cut(length)
         self._mappings += buffer.mappings(self._regions) - before
@@ -234,7 +234,7 @@ class BufferPool:
             raise BackendFailedError(f"a mapping operation took over {MAPPING_LIMIT_S:.0f} s")
 
     def check_invariants(self, taken: list[SparseBuffer]) -> None:
-        """taken: all buffers of sequences."""
+        """taken: all buffers that belong to sequences."""
         buffers = taken + self._idle
         assert {b.number for b in buffers} == {b.number for b in self._buffers}
         assert len(buffers) == len(self._buffers)

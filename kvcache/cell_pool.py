@@ -23,9 +23,9 @@ from kvcache.block import Cell, Prefix, Retention
 from kvcache.block_hashes import Evictions
 from kvcache.stats import CellStats
 
-# Rough relative likelihoods that a prompt goes on from a cell: from a user message's end when
-# reasoning is dropped or later ends were evicted; from an earlier end of a turn only when the
-# client sends back another answer than it got.
+# Rough relative likelihoods that a later prompt continues from a cell. It continues from a user
+# message's end if reasoning is dropped or later ends were evicted, but from an earlier end of a
+# turn only if the client sends back another answer than it got.
 LIKELIHOOD = {
     Retention.WAYPOINT: 1.0,
     Retention.END: 1.0,
@@ -36,24 +36,24 @@ EARLIER_END_LIKELIHOOD = 0.1
 
 
 class StateSegment(NamedTuple):
-    """The states of one sequence in a step: one cell is read, others are written."""
+    """The cells (recurrent states) of one sequence in a step: one is read, others are written."""
 
     count: int  # type: ignore[assignment]  # not the method of tuples
     read: int | None
-    """The cell with the state before the rows; None: all zeros."""
+    """The number of the cell with the state before the step's rows; None stands for zeros."""
     writes: tuple[tuple[int, int], ...]
-    """``(rows, cell)``, rising: the cell gets the state after that number of rows. The last number
-    is ``count``; its cell may be the one that was read."""
+    """``(rows, cell)``, ascending: this cell gets the state after this number of rows. The last
+    pair has ``count`` rows; its cell may be the one that was read."""
 
 
 class CellPool:
-    """All cells of a model."""
+    """All cells of a model, and the choice of cells to evict."""
 
     def __init__(self, capacity: int) -> None:
         self.cells = [Cell(number) for number in range(capacity)]
         self._free = list(reversed(self.cells))
         self._waiting: list[Cell] = []
-        """Cells without a holder that a step may still touch."""
+        """Cells that no sequence uses any more, but that a step in flight may still touch."""
         self._completed_epoch = 0
         self._uses = 0
         self.evicted = Evictions()
@@ -62,14 +62,14 @@ class CellPool:
 
     @property
     def expendable(self) -> int:
-        """The number of cells available without evicting more than waypoints."""
+        """The number of cells available without evicting other cells than waypoints."""
         return len(self._free) + sum(
             cell.retention is Retention.WAYPOINT for cell in self._evictable()
         )
 
     @property
     def recovering(self) -> bool:
-        """Whether the end of steps in flight will make more cells available."""
+        """Whether more cells become available when the steps in flight end."""
         done = self._completed_epoch
         return bool(self._waiting) or any(c.is_cached and c.epoch > done for c in self.cells)
 
@@ -90,8 +90,8 @@ class CellPool:
         )
 
     def take_for(self, retention: Retention, saves: int) -> Cell | None:
-        """Take a cell for a state worth keeping; None: only cells worth more could be evicted.
-        saves: tokens that need not be computed again with the cell."""
+        """Take a cell for a state worth keeping, or return None if only cells worth more could be
+        evicted. saves: the number of tokens that need not be computed again with this state."""
         worth = retention is not Retention.WAYPOINT, LIKELIHOOD[retention] * saves
         evictable = self._evictable()
         if not self._free and (not evictable or min(map(self._worth, evictable)) > worth):
@@ -99,7 +99,7 @@ class CellPool:
         return self.take()
 
     def take(self) -> Cell | None:
-        """Take a free cell, or evict one; None: there is none."""
+        """Take a free cell, or evict a cell and take it; return None if neither is possible."""
         if not self._free and not self.evict():
             return None
         cell = self._free.pop()
@@ -112,13 +112,13 @@ class CellPool:
         cell.holders += 1
 
     def let_go(self, cell: Cell) -> None:
-        """Remove one holder; free a cell without holders that cannot be found."""
+        """Remove one user of a cell; free the cell if it has no user and cannot be found."""
         assert cell.holders > 0, f"{cell} has no holder"
         cell.holders -= 1
         self._free_if_lost(cell)
 
     def seal(self, cell: Cell, prefix: Prefix, retention: Retention, position: int) -> None:
-        """Let others find a cell by its prefix, after the step that wrote it has completed."""
+        """Let sequences find a cell by its prefix, after the step that wrote it has completed."""
         assert prefix.cell is None, f"a cell stands where {cell} is to stand"
         assert cell.prefix is None, f"{cell} is sealed"
         cell.prefix, cell.retention, prefix.cell = prefix, retention, cell
@@ -126,7 +126,7 @@ class CellPool:
         self.evicted.discard(prefix.digest)
 
     def use(self, chain: Iterable[Cell]) -> None:
-        """Note a use of a conversation's cells, the first one first."""
+        """Note that a sequence uses cells of a conversation. chain: these cells in order."""
         self._uses += 1
         before = newest_end = None
         for cell in chain:
@@ -138,7 +138,7 @@ class CellPool:
             before = cell
 
     def leave(self, cell: Cell) -> None:
-        """Note that a conversation goes another way from a cell: later cells become waypoints."""
+        """Note that a conversation differs from here on: cells after this cell become waypoints."""
         for other in self.cells:
             before = other.before
             while before is not None and before is not cell:
@@ -147,8 +147,8 @@ class CellPool:
                 other.retention = Retention.WAYPOINT
 
     def forget(self, cell: Cell, *, evicted: bool) -> None:
-        """Remove a cell from its prefix. evicted: False if the contents of the block are in
-        doubt."""
+        """Remove a cell from its prefix. evicted: whether to count an eviction, which is False if
+        the contents of the prefix's block are in doubt."""
         assert cell.prefix is not None, f"{cell} cannot be found"
         if evicted:
             self.evicted.add(cell.prefix.digest)
@@ -162,7 +162,8 @@ class CellPool:
         self._free_if_lost(cell)
 
     def evict(self) -> bool:
-        """Evict the cached cell of the least worth that no step touches; False: there is none."""
+        """Evict the cached cell of the least worth that no step touches; return False if none
+        is."""
         evictable = self._evictable()
         if not evictable:
             return False
@@ -201,7 +202,7 @@ class CellPool:
             (self._free if done else self._waiting).append(cell)
 
     def check_invariants(self, holders: Iterable[Cell]) -> None:
-        """holders: a cell once for each of its holders."""
+        """holders: each cell as often as it has users (``Cell.holders``)."""
         counted = dict.fromkeys(self.cells, 0)
         for cell in holders:
             counted[cell] += 1

@@ -1,4 +1,4 @@
-"""A backend and cells without memory, for simulations: they only count committed bytes."""
+"""A backend and cells for simulations, which hold no memory and only count committed bytes."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -11,8 +11,8 @@ from kvcache.layout import Group
 
 @dataclass
 class CountingBackend:
-    """A backend that grants every request at once. Blocks stay committed from their first mapping
-    until a release, as on Linux."""
+    """A backend that grants every request at once. As on Linux, a block counts as committed from
+    its first mapping until its release."""
 
     group: Group
     name: str = "counting"
@@ -86,14 +86,14 @@ class CountingBackend:
 
 @dataclass
 class CountingStates:
-    """Cells, each committed from its first write until its release."""
+    """Cells (recurrent states), each committed from its first write until its release."""
 
     num_cells: int
     cell_bytes: int
     _committed: set[int] = field(default_factory=set)
 
     def rows(self, segments: Sequence[StateSegment], step: StepRows) -> StateRows:
-        """Commit the written cells; return the segments in place of rows."""
+        """Count the written cells as committed; return the segments in place of rows."""
         self._committed.update(cell for segment in segments for _, cell in segment.writes)
         return cast(StateRows, tuple(segments))
 

@@ -1,9 +1,9 @@
-"""Remembers in the user's cache folder which GPU substrates have harmed this machine.
+"""Remembers in the user's cache folder which GPU substrates (kinds of memory) harmed this machine.
 
-An *intent* is written before an act that may crash the process or the machine, and removed after
-the act. An intent that no living process has locked belongs to an act that never returned. A
-*fault* is written after harm that the process survived. A substrate with either is avoided until
-``quire doctor`` has passed."""
+An *intent* file is written before an act that may crash the process or the machine, and removed
+after the act. If no living process locks an intent, its act never returned. A *fault* file is
+written after harm that the process survived. A substrate with either is avoided until ``quire
+doctor`` has passed."""
 
 import fcntl
 import json
@@ -23,14 +23,14 @@ from kvcache.user_folders import cache_folder
 
 log = logging.getLogger(__name__)
 
-# The limit of characters quoted from a file.
+# The limit of characters quoted from a file of this folder.
 MAX_QUOTE = 300
-# fsync leaves a Mac's file in the drive's cache; only F_FULLFSYNC makes it survive a panic.
+# fsync leaves a file in a Mac's drive cache; only F_FULLFSYNC makes the file survive a panic.
 FULL_SYNC = getattr(fcntl, "F_FULLFSYNC", None)
 
 
 class Act(StrEnum):
-    """An act that may crash a machine."""
+    """An act that may crash a Mac."""
 
     MAP = "the first mapping"
     UNMAP = "the first unmapping"
@@ -40,7 +40,7 @@ class Act(StrEnum):
 
 
 class FaultMemory:
-    """The faults of one substrate on this model of machine, system and MLX."""
+    """The faults of one substrate on this model of machine, system and MLX version."""
 
     def __init__(self, substrate: Substrate) -> None:
         self._substrate = substrate
@@ -50,7 +50,7 @@ class FaultMemory:
         self._intents = f"intent-{key}-"
 
     def found(self) -> tuple[str, ...]:
-        """Return the faults of the substrate, half a sentence each."""
+        """Return the faults of the substrate, each as half a sentence."""
         faults = []
         for path in self._files():
             if path.name == self._fault:
@@ -61,7 +61,7 @@ class FaultMemory:
 
     @contextmanager
     def intent(self, act: Act) -> Iterator[None]:
-        """Guard an act that ends with the context. An exception within becomes a fault."""
+        """Write an intent file while the act runs in this context. An exception becomes a fault."""
         intent = self._write_intent(act)
         try:
             yield
@@ -75,7 +75,7 @@ class FaultMemory:
                 os.close(file)  # releases the lock, once the file is gone
 
     def record(self, what: str) -> None:
-        """Write a fault, replacing an older one. what: half a sentence."""
+        """Write a fault file, replacing an older one. what: half a sentence about the harm."""
         try:
             _, file = self._write(what, self._fault)
             os.close(file)
@@ -90,7 +90,7 @@ class FaultMemory:
         return bool(known)
 
     def _files(self) -> list[Path]:
-        """Return the files of the fault and the intents, whatever their contents."""
+        """Return the paths of the fault file and of all intent files, whatever their contents."""
         folder = cache_folder()
         try:
             names = sorted(os.listdir(folder))
@@ -109,7 +109,7 @@ class FaultMemory:
 
     def _write(self, what: str, name: str | None) -> tuple[Path, int]:
         """Write a file that survives a crash of the machine; return its path and its open, locked
-        descriptor. name: None: an intent, with a name of its own. Raises OSError."""
+        descriptor. name: None gives an intent's file a unique name. Raises OSError."""
         folder = cache_folder()
         folder.mkdir(parents=True, exist_ok=True)
         file, temporary = mkstemp(dir=folder, prefix=".new-")
@@ -132,11 +132,11 @@ class FaultMemory:
 
 
 def _is_left_behind(path: Path) -> bool:
-    """Return whether the process that wrote an intent died within the act, and so lost the lock."""
+    """Return whether the process that wrote an intent died within the act and so lost the lock."""
     try:
         with path.open() as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            return os.fstat(file.fileno()).st_nlink > 0  # 0 where the act has just ended
+            return os.fstat(file.fileno()).st_nlink > 0  # 0: the act has just ended
     except (FileNotFoundError, BlockingIOError):
         return False
     except OSError:

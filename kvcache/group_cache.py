@@ -1,4 +1,4 @@
-"""One group's part of the cache: its blocks, buffers and prefixes, and their statistics."""
+"""One layer group's part of the cache: its blocks, buffers and prefixes, and their statistics."""
 
 from collections import Counter
 from collections.abc import Collection
@@ -16,7 +16,7 @@ from kvcache.stats import KVStats
 
 
 class GroupCache:
-    """The cache of one group of layers."""
+    """The cache of the layers whose K and V rows have one shape (a group)."""
 
     def __init__(
         self, group: Group, backend: PageBackend, limits: CacheLimits, max_heaps: int
@@ -24,7 +24,7 @@ class GroupCache:
         self.group = group
         self.backend = backend
         self.pool = HeapPool(group, backend, max_heaps * group.heap_bytes)
-        # Twice as many buffers as sequences: the next sequence need not wait for an unmapping.
+        # With twice as many buffers as sequences, a new sequence need not wait for an unmapping.
         max_sharers = limits.settings.max_sharers
         self.buffers = BufferPool(group, self.pool, backend, 2 * limits.max_sequences, max_sharers)
         self.prefixes = PrefixCache(
@@ -43,13 +43,13 @@ class GroupCache:
         self.closed: list[ClosedSequence] = []
 
     def take_buffer(self, needed: int, prefix: list[Block], *, alone: bool) -> SparseBuffer | None:
-        """Take a buffer for a sequence with this cached prefix; None: blocks, mappings or buffers
-        are missing. needed: all blocks of the sequence. alone: no other sequence is open."""
+        """Take a buffer for a sequence with this cached prefix; return None if blocks, mappings or
+        buffers are missing. needed: the sequence's blocks. alone: no other sequence is open."""
         own = needed - len(prefix)
         cached = sum(block.state is BlockState.CACHED for block in prefix)
         if own + cached > self.allocator.available_blocks:
             return None
-        # The estimate does not stop a sequence that is alone: the system itself decides.
+        # The estimated number of mappings does not stop a lone sequence: the system itself decides.
         if not alone and not self.buffers.has_room_for(own, prefix):
             return None
         return self.buffers.take(prefix)
@@ -57,31 +57,31 @@ class GroupCache:
     def blocks_to_fork(
         self, parent: CachedSequence, child: CachedSequence, whole: int
     ) -> list[Block] | None:
-        """Return the blocks among the parent's first ``whole`` that its child still lacks; None:
-        some are not sealed yet, or the child's own blocks differ."""
+        """Return the blocks among the parent's first ``whole`` ones that its child still lacks, or
+        None if some are not sealed yet or the child's own blocks differ."""
         if parent.sealed_blocks < whole or not child.all_sealed:
             return None
         own, parents = child.buffer.table.blocks, parent.buffer.table.blocks[:whole]
         blocks = parents[len(own) :]
-        # The child may share blocks of another sequence, which has failed since.
+        # The child may share blocks of a third sequence, which has failed since.
         if blocks and parents[: len(own)] != own:
             return None
         return None if any(map(self.prefixes.has_max_sharers, blocks)) else blocks
 
     def close(self, sequence: CachedSequence, epoch: int) -> None:
-        """Close a sequence; its blocks wait for the epoch."""
+        """Close a sequence; its blocks are freed once the step of this epoch has completed."""
         self.allocator.remove(sequence)
         self.prefixes.close(sequence)
         self.closed.append(ClosedSequence(sequence, epoch))
 
     @property
     def recovering(self) -> bool:
-        """Whether blocks or mappings of closed sequences are not free yet."""
+        """Whether blocks or mappings of closed sequences will still become free."""
         return bool(self.closed) or self.pool.count(BlockState.RELEASING) > 0
 
     def advance(self, completed_epoch: int) -> None:
-        """Seal full blocks, and free the buffers of closed sequences whose epoch has completed:
-        first unmap them, or without ``maps_while_running`` leave their blocks premapped."""
+        """Seal full blocks, and free the buffers of closed sequences whose last step has completed:
+        unmap their blocks first, or keep them mapped if mappings may not change while steps run."""
         self.prefixes.seal(completed_epoch)
         done = self.backend.completed_ticket()
         still_closed = []
@@ -111,7 +111,7 @@ class GroupCache:
         return self.backend.releases is not Releases.IDLE
 
     def stats(self, sequences: Collection[CachedSequence]) -> KVStats:
-        """Return statistics in which a shared block counts once. sequences: all open ones."""
+        """Return statistics in which a shared block counts once. sequences: all open sequences."""
         group, pool = self.group, self.pool
         size = group.tokens_per_block
         sealed = pool.count(BlockState.SEALED)

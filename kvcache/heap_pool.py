@@ -23,21 +23,22 @@ from kvcache.backend import Charge, PageBackend, Releases
 from kvcache.block import Block, BlockState, SparseBuffer, SparseHeap, runs_of
 from kvcache.layout import Group
 
-# Sizes of free gaps to look for when placing a new run, the largest first: runs should grow.
+# Sizes of free gaps to look for when placing adjacent blocks, the largest first: the blocks'
+# sequence should be able to take adjacent blocks later.
 ROOM_FOR_A_RUN = (64, 16, 4, 1)
 
 
 class HeapPool:
-    """All heaps under one byte budget."""
+    """All heaps (large pieces of memory) of a group, within one budget of bytes."""
 
     def __init__(self, group: Group, backend: PageBackend, budget_bytes: int) -> None:
         self._group = group
         self._backend = backend
         self.heaps: list[SparseHeap] = []
         self._by_free: defaultdict[int, dict[int, None]] = defaultdict(dict)
-        """By number of blocks that can be taken, except 0: the heaps with that many."""
+        """The heaps that have this number of free, unmapped blocks; 0 is left out."""
         self._releases: list[tuple[int, list[Block]]] = []
-        """``(ticket, blocks)`` whose memory is being released."""
+        """``(ticket, blocks)`` of operations that release the blocks' memory."""
         self._max_heaps = budget_bytes // group.heap_bytes
         if backend.heap_limit is not None:
             self._max_heaps = min(self._max_heaps, backend.heap_limit)
@@ -45,26 +46,24 @@ class HeapPool:
         self._counts = [0] * len(BlockState)
         self._dirty_free = 0
         self.saved_blocks = 0
-        """The number of blocks that open sequences would need in addition without sharing."""
+        """The number of further blocks that open sequences would need without sharing."""
         if backend.charge is Charge.ALL:
             while self._make_heap():
                 self._commit(self.heaps[-1].blocks[0])
 
-    # --- counts ---------------------------------------------------------------------------------
-
     @property
     def capacity_blocks(self) -> int:
-        """The blocks within the limit, and those whose memory is being released."""
+        """The number of blocks within the limit, plus those whose memory is being released."""
         return self.free_blocks + self.used_blocks + self._counts[BlockState.RELEASING]
 
     @property
     def free_blocks(self) -> int:
-        """The blocks that may be allocated now, those of heaps to be made included."""
+        """The number of blocks that may be allocated now, even of heaps not made yet."""
         return min(self._limit_blocks - self.used_blocks, self.unused_blocks)
 
     @property
     def takeable_blocks(self) -> int:
-        """The free blocks of existing heaps that are mapped nowhere."""
+        """The number of free blocks of existing heaps that no buffer maps."""
         return sum(free * len(heaps) for free, heaps in self._by_free.items())
 
     @property
@@ -73,31 +72,29 @@ class HeapPool:
 
     @property
     def unused_blocks(self) -> int:
-        """The free blocks whatever the limit, those of heaps to be made included."""
+        """The number of free blocks regardless of the limit, even of heaps not made yet."""
         unmade = self._max_heaps - len(self.heaps)
         return self._counts[BlockState.FREE] + unmade * self._group.blocks_per_heap
 
     @property
     def used_blocks(self) -> int:
-        """The blocks that hold tokens, or that the device may read."""
+        """The number of blocks that hold tokens or that the device may read."""
         unused = self._counts[BlockState.FREE] + self._counts[BlockState.RELEASING]
         return len(self.heaps) * self._group.blocks_per_heap - unused
 
     @property
     def free_committed_bytes(self) -> int:
-        """The slack: bytes of free blocks that may hold memory of the system."""
+        """The slack: bytes of free blocks that may still occupy physical memory."""
         return self._dirty_free * self._group.block_bytes
 
     def has_more_than(self, slack_bytes: int) -> bool:
-        """Return whether free memory beyond the slack or the limit can be released."""
+        """Return whether memory of free blocks beyond the slack or the limit can be released."""
         kept_bytes = min(slack_bytes, self.free_blocks * self._group.block_bytes)
         releases_any = self._backend.releases is not Releases.NOTHING
         return releases_any and self.free_committed_bytes > kept_bytes
 
     def count(self, state: BlockState) -> int:
         return self._counts[state]
-
-    # --- the limit ----------------------------------------------------------------------------
 
     def set_limit(self, blocks: int) -> int:
         """Set the limit of used blocks, within the budget; return the limit in effect.
@@ -115,10 +112,10 @@ class HeapPool:
     # --- states --------------------------------------------------------------------------------
 
     def allocate(self, count: int, after: Block | None = None) -> list[Block] | None:
-        """Take ``count`` free blocks; None, with none taken: there are too few.
+        """Take ``count`` free blocks; return None and take none if too few are free.
 
-        Prefer the block after ``after``: adjacent blocks merge into one mapping. A new run begins
-        where it can grow, but in the fullest heap if only whole heaps can be released."""
+        Prefer the block next to ``after``: adjacent blocks merge into one mapping. Else begin in a
+        wide gap, but in the fullest heap if only whole heaps can be released."""
         if count > self.free_blocks:
             return None
         taken: list[Block] = []
@@ -134,7 +131,7 @@ class HeapPool:
         return taken
 
     def seal(self, block: Block) -> None:
-        """Seal a full block that is no longer written. Its sequence may be closed."""
+        """Seal a full block that no step writes any more. Its sequence may be closed."""
         block.is_sealed = True
         if block.state is not BlockState.QUARANTINED:
             self._move(block, BlockState.SEALED, BlockState.OWNED)
@@ -147,7 +144,7 @@ class HeapPool:
             self._move(block, BlockState.SEALED, BlockState.QUARANTINED, BlockState.CACHED)
 
     def detach(self, blocks: Iterable[Block]) -> None:
-        """Remove a sequence from blocks that its buffer still maps and the device may read."""
+        """Remove a closing sequence from blocks that its buffer still maps and steps may read."""
         for block in blocks:
             block.sequences -= 1
             if block.sequences:
@@ -156,17 +153,17 @@ class HeapPool:
                 self._move(block, BlockState.QUARANTINED, BlockState.OWNED, BlockState.SEALED)
 
     def remove_buffer(self, block: Block) -> bool:
-        """Remove one buffer from the block; return whether it was the last."""
+        """Remove one buffer from a block's buffers; return whether it was the last buffer."""
         block.buffers -= 1
         return not block.buffers
 
     def cache(self, block: Block) -> None:
-        """Cache a block that can be found and that no buffer's table lists."""
+        """Cache a block that the prefix index has and no buffer's page table lists."""
         assert not block.buffers, f"{block} is mapped"
         self._move(block, BlockState.CACHED, BlockState.QUARANTINED)
 
     def free(self, block: Block) -> None:
-        """Free a block that cannot be found and that no buffer's table lists."""
+        """Free a block that the prefix index lacks and no buffer's page table lists."""
         assert not block.buffers, f"{block} is mapped"
         assert block.prefix is None, f"{block} can be found"
         self._move(block, BlockState.FREE, BlockState.QUARANTINED, BlockState.CACHED)
@@ -184,13 +181,13 @@ class HeapPool:
         block.premapped_by.append(buffer)
 
     def take_premapped(self, block: Block) -> None:
-        """Take a free block for the sequence whose buffer has it premapped."""
+        """Take a free block for the sequence whose buffer already maps it."""
         assert len(block.premapped_by) == 1, f"{block} is mapped elsewhere"
         assert not block.is_sealed, f"{block} may only be read"
         self._own(block)
 
     def drop_premapped(self, block: Block, buffer: SparseBuffer) -> None:
-        """Note that a premapped block was unmapped, or taken by a sequence."""
+        """Note that a buffer's premapped block was unmapped, or taken by the buffer's sequence."""
         block.premapped_by.remove(buffer)
         if block.state is BlockState.FREE:
             buffer.free_premapped -= 1
@@ -200,10 +197,10 @@ class HeapPool:
     # --- releasing memory -----------------------------------------------------------------------
 
     def release_memory(self, slack_bytes: int, max_blocks: int) -> None:
-        """Start releasing memory of free blocks, down to the slack or the limit.
+        """Start releasing the memory of free blocks, down to the slack or the limit.
 
-        Whole heaps go first, the emptiest before others; then single blocks, if the backend can
-        release those. max_blocks: the limit, because blocks in release cannot be allocated."""
+        Whole heaps go first, the emptiest heap before others; then single blocks, if the backend
+        can release blocks. max_blocks: the most to release, as these cannot be allocated now."""
         for whole in (True, False) if self._backend.releases is Releases.BLOCKS else (True,):
             for number in sorted(range(len(self.heaps)), key=lambda n: -self.heaps[n].free):
                 if not self.has_more_than(slack_bytes):
@@ -238,7 +235,7 @@ class HeapPool:
             released += count
         return released
 
-    # --- choosing -------------------------------------------------------------------------------
+    # --- choosing blocks and changing their states -----------------------------------------------
 
     def _next(self, after: Block | None) -> Block | None:
         if after is None or after.place + 1 == self._group.blocks_per_heap:
@@ -247,7 +244,7 @@ class HeapPool:
         return following if following.can_be_taken else None
 
     def _start(self, count: int) -> Block | None:
-        """Return the first block of a new run; None: no block is free and no heap can be made."""
+        """Return the first of new adjacent blocks, or None if all blocks are in use."""
         if not self._by_free and not self._make_heap():
             return None
         if self._backend.releases in (Releases.HEAPS, Releases.IDLE):
@@ -257,7 +254,7 @@ class HeapPool:
         rooms = (count + ROOM_FOR_A_RUN[0], *ROOM_FOR_A_RUN)
         places = ((heap.find_free(room), room) for room in rooms)
         place, room = next((place, room) for place, room in places if place >= 0)
-        # Begin in the middle: the run before can grow, too.
+        # Begin in the middle of the gap, so that the blocks before the gap can grow, too.
         return heap.blocks[place + (room - 1) // 2 if place else 0]
 
     def _make_heap(self) -> bool:
@@ -295,8 +292,8 @@ class HeapPool:
             self._dirty_free += block.dirty
 
     def _commit(self, block: Block) -> None:
-        """Mark the block, or its whole heap, as holding memory of the system."""
-        if block.dirty:  # so is its whole heap, if heaps are charged as a whole
+        """Mark the block, or its whole heap, as occupying physical memory."""
+        if block.dirty:  # if heaps are charged as a whole, all blocks are
             return
         whole = self._backend.charge is not Charge.BLOCKS
         for charged in self.heaps[block.heap].blocks if whole else (block,):

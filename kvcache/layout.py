@@ -17,15 +17,15 @@ from itertools import accumulate
 from math import gcd, lcm
 
 KIB = 1024
-# Page sizes by preference: the first that holds 16 to 64 tokens is used. More tokens in a block
-# would keep short prefixes from being shared.
+# Page sizes by preference: the first size that holds 16 to 64 tokens is used. With more tokens in a
+# block, sequences could not share short prefixes.
 PREFERRED_PAGES = (64 * KIB, 4 * KIB, 8 * KIB, 16 * KIB, 32 * KIB, 128 * KIB, 256 * KIB)
-# The same for a Metal device's placement sparse buffers.
+# Page sizes of a Metal device's placement sparse buffers, by preference.
 METAL_PAGES = (64 * KIB, 16 * KIB, 256 * KIB)
 MIN_TOKENS_PER_BLOCK = 16
 MAX_TOKENS_PER_BLOCK = 64
 FLOAT32_BYTES = 4
-# A cell fills whole pages on any system; a state begins at a cache line of any processor.
+# A cell fills whole pages on any system; each state in it begins at a cache line.
 CELL_ALIGNMENT = 16 * KIB
 STATE_ALIGNMENT = 128
 
@@ -48,7 +48,7 @@ class KVFormat(Enum):
 
 @dataclass(frozen=True, slots=True)
 class KVSpec:
-    """The rows that one layer keeps for every token: one of keys and one of values."""
+    """The rows that one layer keeps for every token: one row of keys and one of values."""
 
     kv_heads: int
     head_dim: int
@@ -67,8 +67,8 @@ class KVSpec:
 
 @dataclass(frozen=True, slots=True)
 class StateSpec:
-    """One recurrent layer's state at one position: ``[value_heads][value_dim][key_dim]`` float32,
-    then the newest input rows of its convolution, ``[tail_rows][tail_width]``."""
+    """A recurrent layer's state at one position: ``[value_heads][value_dim][key_dim]`` float32,
+    then the newest input rows of the layer's convolution, ``[tail_rows][tail_width]``."""
 
     key_heads: int
     value_heads: int
@@ -79,7 +79,7 @@ class StateSpec:
 
     @property
     def tail_width(self) -> int:
-        """Numbers in one input row of the convolution: queries, keys and values."""
+        """The length of one input row of the convolution, which joins queries, keys and values."""
         return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
 
     @property
@@ -93,20 +93,20 @@ class StateSpec:
 
 @dataclass(frozen=True, slots=True)
 class CellLayout:
-    """Where the states of all recurrent layers lie in a cell."""
+    """The places of the states of all recurrent layers within a cell."""
 
     states: tuple[StateSpec, ...]
     offsets: tuple[int, ...]
-    """The byte offset of each state."""
+    """The byte offset of each recurrent layer's state."""
     cell_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class KVShape:
-    """The memory that a model needs for one sequence."""
+    """The K, V and recurrent states that a model keeps for one sequence."""
 
     layers: tuple[KVSpec, ...]
-    """The layers with K and V."""
+    """The layers that keep K and V."""
     states: tuple[StateSpec, ...] = ()
 
     @classmethod
@@ -115,7 +115,7 @@ class KVShape:
 
     @property
     def specs(self) -> tuple[KVSpec, ...]:
-        """The distinct kinds of layers, in the order of their first layers."""
+        """The distinct kinds of layers, in the order of each kind's first layer."""
         return tuple(dict.fromkeys(self.layers))
 
     @property
@@ -124,7 +124,7 @@ class KVShape:
 
     @property
     def cell(self) -> CellLayout | None:
-        """The layout of a cell; None: the model has no recurrent layers."""
+        """The layout of a cell, or None if the model has no recurrent layers."""
         if not self.states:
             return None
         sizes = [-(-s.state_bytes // STATE_ALIGNMENT) * STATE_ALIGNMENT for s in self.states]
@@ -144,7 +144,7 @@ class Region:
 
 @dataclass(frozen=True)
 class Group:
-    """Regions that grow and are freed together."""
+    """The K and V of layers with rows of one shape: their regions get and lose memory together."""
 
     regions: tuple[Region, ...]
     page_bytes: int
@@ -166,7 +166,7 @@ class Group:
 
     @cached_property
     def max_tokens(self) -> int:
-        """Tokens that one sparse buffer has addresses for."""
+        """The number of tokens for which one sparse buffer has addresses."""
         return self.tokens_per_block * self.blocks_per_buffer
 
     def blocks_for(self, tokens: int) -> int:
@@ -194,12 +194,12 @@ class KVLayout:
 
     @cached_property
     def heap_bytes(self) -> int:
-        """Bytes of one heap of every group together."""
+        """The bytes of one heap from every group together."""
         return sum(group.heap_bytes for group in self.groups)
 
     @cached_property
     def block_bytes(self) -> int:
-        """Bytes of one block of every group together."""
+        """The bytes of one block from every group together."""
         return sum(group.block_bytes for group in self.groups)
 
     @property
@@ -210,7 +210,7 @@ class KVLayout:
         return self.groups[0].blocks_for(tokens)
 
     def place(self, layer: int) -> tuple[int, int]:
-        """Return a layer's group and the index of its keys' region; the values' region follows."""
+        """Return the indices of a layer's group and keys' region; the values' region follows."""
         return self._places[layer]
 
     @cached_property
@@ -235,9 +235,9 @@ def paged_layout(
     """Return the layout of a substrate with pages.
 
     heap_bytes: the limit for one heap of all groups together; a heap holds at least one block.
-    page_bytes: for all regions; None: choose. device_pages: page sizes that the device can map, the
-    preferred one first; None: all multiples of the system's. Raises LayoutError where a row does
-    not divide the page or the page does not fit the system."""
+    page_bytes: the page size for all regions, or None to choose it. device_pages: page sizes that
+    the device can map, the preferred size first, or None for all multiples of the system's. Raises
+    LayoutError if rows do not fill a page or the page size does not fit the system."""
     pages = {
         spec: checked_page(spec, page_bytes, system_page_bytes, device_pages)
         if page_bytes is not None
@@ -269,8 +269,8 @@ def dense_layout(shape: KVShape, *, max_tokens: int, system_page_bytes: int) -> 
 def choose_page(
     spec: KVSpec, system_page_bytes: int, preferred: tuple[int, ...] = PREFERRED_PAGES
 ) -> int:
-    """Return the first preferred page that holds 16 to 64 whole rows, else the page nearest to
-    that. Raises LayoutError where no page holds whole rows."""
+    """Return the first preferred page size that holds 16 to 64 whole rows, else the size nearest to
+    that. Raises LayoutError if no page holds whole rows."""
     pages = [
         page for page in preferred if page % system_page_bytes == 0 and page % spec.row_bytes == 0
     ]
@@ -287,7 +287,7 @@ def choose_page(
 
 
 def tokens_of_whole_pages(shape: KVShape, system_page_bytes: int) -> int:
-    """Return the fewest tokens whose rows fill whole pages in every region."""
+    """Return the smallest number of tokens whose rows fill whole pages in every region."""
     return lcm(
         *(system_page_bytes // gcd(system_page_bytes, spec.row_bytes) for spec in shape.specs)
     )
@@ -296,7 +296,7 @@ def tokens_of_whole_pages(shape: KVShape, system_page_bytes: int) -> int:
 def checked_page(
     spec: KVSpec, page: int, system_page_bytes: int, device_pages: tuple[int, ...] | None
 ) -> int:
-    """Return a page size from the settings. Raises LayoutError where it does not fit."""
+    """Return a page size from the settings. Raises LayoutError if the size does not fit."""
     if device_pages is not None and page not in device_pages:
         sizes = ", ".join(str(size) for size in sorted(device_pages))
         raise LayoutError(f"a page of {page} bytes is none that the device maps: {sizes} bytes")
@@ -317,7 +317,7 @@ def grouped_layout(
     blocks_per_heap: int,
     blocks_per_buffer: int,
 ) -> KVLayout:
-    """Return the layout with one group for every kind of layer. pages: page bytes of each kind."""
+    """Return the layout with one group for every kind of layer. pages: the page bytes by kind."""
     groups = (
         Group(
             tuple(

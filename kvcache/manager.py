@@ -1,7 +1,7 @@
-"""The KV cache's interface for scheduler and runner, in sequence ids and token counts.
+"""The KV cache's interface for the scheduler and the runner, by sequence ids and token counts.
 
-A sequence that begins like another one maps the other's sealed blocks instead of computing them. A
-sequence has the same number of blocks in every group of layers."""
+A sequence that begins like another one maps the other's sealed blocks instead of computing K and V
+again. A sequence has the same number of blocks in every group of layers."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,7 +23,7 @@ from kvcache.views import KVViews, OrderingHandles, layer_regions
 
 
 class KVCacheManager:
-    """All sequences, buffers and blocks. For the engine thread only."""
+    """All sequences, buffers and blocks of one engine. Only the engine thread may call it."""
 
     def __init__(
         self,
@@ -34,18 +34,18 @@ class KVCacheManager:
         identity: bytes,
         states: StateMemory | None = None,
     ) -> None:
-        """backends: one per group. identity: of the model. states: None without recurrent
-        layers."""
+        """backends: one per group of layers. identity: bytes that name the model's content. states:
+        memory for recurrent states, None for a model without recurrent layers."""
         self._layout = layout
         self._limits = limits
-        # Without heap sizes: hashes must not depend on the machine's memory.
+        # Leave out the size of heaps: hashes must not depend on the machine's memory.
         self.identity = identity + repr((layout.shape, layout.tokens_per_block)).encode()
         max_heaps = limits.budget_bytes // layout.heap_bytes
         self._groups = [
             GroupCache(group, backend, limits, max_heaps)
             for group, backend in zip(layout.groups, backends, strict=True)
         ]
-        # Represents all groups where they are in the same state.
+        # The first group stands for all groups where all are in the same state.
         self._first = self._groups[0]
         self._layers = layer_regions(layout)
         self._order = OrderingHandles(len(self._layers), len(layout.shape.states))
@@ -56,17 +56,17 @@ class KVCacheManager:
             self._states = StateCache(pool, index, layout.tokens_per_block)
         self._open: dict[int, OpenSequence] = {}
         self.releases_memory = self._first.backend.releases is not Releases.NOTHING
-        """Whether memory can be released before the process ends."""
+        """Whether memory can go back to the system before the process ends."""
         self.mapping_waits = 0
-        """The number of steps that had to wait for a mapping."""
+        """The number of steps that had to wait for a mapping of memory."""
         self._issued_epoch = self._completed_epoch = 0
         self._maps_while_running = self._first.backend.maps_while_running
 
-    # --- the scheduler's side: joining ----------------------------------------------------------
+    # --- for the scheduler: opening sequences -------------------------------------------------
 
     @property
     def max_tokens(self) -> int:
-        """The limit of one sequence's tokens: its addresses and the whole pool."""
+        """The most tokens of one sequence, which its address range and the pool's size limit."""
         blocks = min(group.pool.capacity_blocks for group in self._groups)
         return min(self._layout.max_tokens, blocks * self._layout.tokens_per_block)
 
@@ -84,9 +84,9 @@ class KVCacheManager:
         boundaries: PromptBoundaries = NO_BOUNDARIES,
     ) -> Progress | None:
         """Open a sequence: take buffers, map cached blocks of its prefix, and reserve blocks for
-        ``num_tokens``. Return its progress, which the cache updates; None: it does not fit now.
+        ``num_tokens``. Return its progress, which the cache updates; None if it does not fit now.
 
-        final_tokens: the limit of its tokens. system_tokens: leading tokens of a system prompt.
+        final_tokens: the most tokens it may reach. system_tokens: length of the system prompt.
         boundaries: positions at which other prompts may differ from this one."""
         assert seq_id not in self._open, f"sequence {seq_id} is open"
         if len(self._open) == self._limits.max_sequences or num_tokens > self._layout.max_tokens:
@@ -100,7 +100,7 @@ class KVCacheManager:
         system = system_tokens // self._layout.tokens_per_block
         longest, cached = self._match(block_hashes, 0)
         nothing: list[list[Block]] = [[] for _ in longest]
-        # If the cached prefix needs too many mappings, it is computed again.
+        # If the cached prefix needs too many mappings, its K and V are computed again.
         for prefixes in (longest, nothing) if longest[0] else (nothing,):
             buffers = self._take_buffers(needed, prefixes)
             if buffers is None:
@@ -122,11 +122,11 @@ class KVCacheManager:
                 group.allocator.remove(part)
                 group.buffers.free(part.buffer)
             if self.wants_mapping_point:
-                break  # the prefix can be shared at a mapping point
+                break  # sharing can succeed when no step is in flight
         return None
 
     def attach_cached(self, seq_id: int) -> int:
-        """Map blocks that others have sealed meanwhile; return the number of computed tokens."""
+        """Map blocks that other sequences have sealed meanwhile; return the computed tokens."""
         sequence = self._open[seq_id]
         parts = sequence.parts
         if all(g.prefixes.can_share_next(p) for g, p in zip(self._groups, parts, strict=True)):
@@ -137,15 +137,15 @@ class KVCacheManager:
         return sequence.progress.computed
 
     def fork(self, seq_id: int, child_id: int) -> int:
-        """Give a child with the same prompt K and V of all tokens but the last: share the parent's
-        sealed blocks, copy the partial one. Return the child's number of tokens with valid K and V,
-        which does not rise while the parent's blocks are not sealed."""
+        """Give a child with the same prompt the parent's K and V of all prompt tokens but the last:
+        share sealed blocks, copy the partial block. Return the number of the child's tokens with
+        valid K and V, which does not rise while the parent's blocks are not sealed."""
         parent, child = self._open[seq_id], self._open[child_id]
         num_tokens = child.block_hashes.num_tokens - 1
         whole, partial = divmod(num_tokens, self._layout.tokens_per_block)
         progress = child.progress
         if parent.progress.computed < num_tokens or self._states is not None:
-            return progress.computed  # a child finds its parent's state, and computes the rest
+            return progress.computed  # without copied states the child computes the rest
         pairs = zip(self._groups, parent.parts, child.parts, strict=True)
         blocks = []
         for group, theirs, own in pairs:
@@ -163,27 +163,27 @@ class KVCacheManager:
         return progress.computed
 
     def add_pending_prefix(self, seq_id: int) -> None:
-        """Let other sequences wait for the blocks that this one is going to compute."""
+        """Let other sequences wait for the blocks that this sequence is going to compute."""
         ends = None if self._states is None else self._states.checkpoints(seq_id)
         self._first.prefixes.add_pending_prefix(self._open[seq_id].parts[0], ends)
 
     def pending_owner(self, seq_id: int) -> int | None:
-        """Return the sequence that is going to compute this one's next blocks, if any."""
+        """Return the id of the sequence that is going to compute this one's next blocks, if any."""
         return self._first.prefixes.pending_owner(self._open[seq_id].parts[0])
 
     def explain(self, seq_id: int) -> tuple[int, MissReason | None]:
-        """Return the length of the longest cached prefix in tokens, and why the sequence shares no
-        more; None: it shares all that it may."""
+        """Return the length of the longest cached prefix in tokens, and the reason that the
+        sequence shares no more of it, or None if it shares all that it may."""
         parts = self._open[seq_id].parts
         reasons = [g.prefixes.explain(part) for g, part in zip(self._groups, parts, strict=True)]
         left_at, miss = min(reasons, key=lambda reason: reason[0])
         state = None if self._states is None else self._states.explain(parts[0])
         return left_at, state or miss
 
-    # --- growing and leaving --------------------------------------------------------------------
+    # --- for the scheduler: growing and closing sequences -----------------------------------------
 
     def reserve(self, seq_id: int, num_tokens: int) -> bool:
-        """Map memory for tokens [0, num_tokens); False: it does not fit, nothing is changed."""
+        """Map memory for tokens [0, num_tokens). Return False and change nothing if it is full."""
         parts = self._open[seq_id].parts
         for part in parts:
             if num_tokens > part.mapped_tokens and not self._grow(parts, num_tokens):
@@ -191,7 +191,7 @@ class KVCacheManager:
         return self._states is None or self._states.reserve(seq_id, num_tokens)
 
     def _grow(self, parts: Sequence[CachedSequence], num_tokens: int) -> bool:
-        """Map missing blocks in all groups or in none."""
+        """Map the missing blocks in all groups of layers, or in none."""
         grown: list[tuple[GroupCache, CachedSequence, int]] = []
         for group, part in zip(self._groups, parts, strict=True):
             if num_tokens <= part.mapped_tokens:
@@ -205,7 +205,7 @@ class KVCacheManager:
         return True
 
     def commit(self, seq_id: int, token_ids: Sequence[int]) -> None:
-        """Note that K and V of the next ``len(token_ids)`` positions are valid."""
+        """Note that the K and V of the next ``len(token_ids)`` positions are valid."""
         sequence = self._open[seq_id]
         start = sequence.progress.computed
         end = start + len(token_ids)
@@ -225,8 +225,8 @@ class KVCacheManager:
             sequence.progress.restart_at(self._states.cancel_steps(seq_id))
 
     def close(self, seq_id: int, *, keep_prefix: bool = True) -> None:
-        """Close the sequence; its blocks wait for the newest step. keep_prefix: whether its own
-        blocks may be shared from now on."""
+        """Close the sequence; its blocks are kept until the newest step has completed. keep_prefix:
+        whether other sequences may share the sequence's own blocks from now on."""
         parts = self._open.pop(seq_id).parts
         for part in parts:
             part.keeps_prefix = keep_prefix
@@ -237,23 +237,23 @@ class KVCacheManager:
 
     @property
     def wants_mapping_point(self) -> bool:
-        """Whether a refused request could succeed when no step is in flight."""
+        """Whether a refused request for memory could succeed when no step is in flight."""
         if self._maps_while_running:
-            return False  # the fast path of every step
+            return False  # saves time in every step
         return any(group.allocator.wants_mapping_point for group in self._groups)
 
     @property
     def recovering(self) -> bool:
-        """Whether blocks or mappings of closed sequences are not free yet."""
+        """Whether blocks or mappings of closed sequences will still become free."""
         if self._states is not None and self._states.recovering:
             return True
         return any(group.recovering for group in self._groups)
 
-    # --- the runner's side ----------------------------------------------------------------------
+    # --- for the runner: the steps ----------------------------------------------------------------
 
     def views(self, plan: Sequence[tuple[int, int, int]]) -> KVViews:
-        """Return the rows of a step, and open its epoch, which ends a mapping point. plan:
-        ``(seq_id, start, count)`` in the order of the rows, segments of one row first."""
+        """Return the views of a step's rows, and open its epoch: no mapping may change until it
+        completes. plan: ``(seq_id, start, count)`` of the rows; segments of one row come first."""
         segments: list[list[Segment]] = [[] for _ in self._groups]
         growing: list[tuple[GroupCache, CachedSequence, int, int]] = []
         epoch = self._issued_epoch + 1
@@ -280,7 +280,7 @@ class KVCacheManager:
         return views
 
     def _end_mapping_point(self, plan: Sequence[tuple[int, int, int]]) -> None:
-        """At a mapping point, map blocks that sequences will need soon; wait for all mappings."""
+        """Map blocks that sequences will need soon, then wait for all mappings: a step follows."""
         if not self._first.allocator.is_at_mapping_point:
             return
         for seq_id, start, count in plan:
@@ -295,7 +295,7 @@ class KVCacheManager:
             group.backend.finish_mappings()
 
     def step_completed(self, completed_epoch: int) -> None:
-        """Note that the device has finished all steps up to the epoch; free memory that waited."""
+        """Note that the device has finished all steps up to the epoch, and free what they used."""
         assert completed_epoch <= self._issued_epoch
         before = self._completed_epoch
         self._completed_epoch = max(before, completed_epoch)
@@ -314,8 +314,8 @@ class KVCacheManager:
             self._states.advance(self._completed_epoch)
 
     def release_idle_memory(self) -> None:
-        """Release all free memory except one heap's, and that of free cells. No sequence is
-        open."""
+        """Release the memory of all free blocks except one heap's, and of free cells of states. The
+        caller ensures that no sequence is open."""
         if self._states is not None and self._state_memory is not None:
             self._states.advance(self._completed_epoch)
             self._state_memory.release([cell.number for cell in self._states.pool.clean()])
@@ -333,7 +333,7 @@ class KVCacheManager:
 
     def set_limit(self, limit_bytes: int) -> int:
         """Set the limit of used bytes. Return the limit in effect, which covers blocks in use, the
-        need of one sequence and memory that cannot be released."""
+        need of one sequence, and memory that cannot be released."""
         blocks = limit_bytes // sum(group.group.block_bytes for group in self._groups)
         allowed = 0
         for group in self._groups:
@@ -347,16 +347,13 @@ class KVCacheManager:
             group.allocator.spares_heaps = short and not self.releases_memory
 
     def shut_down(self) -> bool:
-        """Shut all backends down; no call may follow. False: the device did not answer, and the
-        process must end without releasing memory."""
+        """Shut all backends down; no call may follow. Return False if the device did not answer:
+        then the process must end without releasing memory."""
         ended = [group.backend.shut_down() for group in self._groups]
         return all(ended)
 
-    # --- statistics -----------------------------------------------------------------------------
-
     @property
     def copied_bytes(self) -> int:
-        """Bytes of K and V copied from block to block."""
         return sum(group.backend.copied_bytes for group in self._groups)
 
     def stats(self) -> KVStats:
@@ -380,10 +377,8 @@ class KVCacheManager:
         if self._states is not None:
             self._states.check_invariants()
 
-    # --- inside ---------------------------------------------------------------------------------
-
     def _release_slack(self) -> None:
-        """Release memory of free blocks beyond the slack, if that is possible now."""
+        """Release the memory of free blocks beyond the slack, if that is possible now."""
         runs = self._open or self._completed_epoch < self._issued_epoch
         for group in self._groups:
             if group.may_release or not runs:
@@ -393,9 +388,9 @@ class KVCacheManager:
         return [sequence.parts[number] for sequence in self._open.values()]
 
     def _match(self, hashes: BlockHashes, start: int) -> tuple[list[list[Block]], int]:
-        """Return the sealed blocks with these hashes, from block ``start`` on, and the number of
-        the block at which all groups' matches end. Every group's list has one length; with
-        recurrent layers it ends at a block with states."""
+        """Return, for every group, the sealed blocks with these hashes from block ``start`` on, and
+        the index of the block at which all groups' matches end. All groups' lists have equal
+        lengths; with recurrent layers they end at a block with states."""
         matches = [group.prefixes.match(hashes, start) for group in self._groups]
         count = longest = min(len(blocks) for blocks in matches)
         if self._states is not None:
@@ -403,7 +398,7 @@ class KVCacheManager:
         return [blocks[:count] for blocks in matches], start + longest
 
     def _take_buffers(self, needed: int, prefixes: list[list[Block]]) -> list[SparseBuffer] | None:
-        """Take a buffer of each group for ``needed`` blocks; None, with none taken: no room."""
+        """Take a buffer of each group for ``needed`` blocks; return None and take none if full."""
         taken: list[SparseBuffer] = []
         for group, prefix in zip(self._groups, prefixes, strict=True):
             buffer = group.take_buffer(needed, prefix, alone=not self._open)
@@ -415,7 +410,7 @@ class KVCacheManager:
         return taken
 
     def _attach(self, parts: Sequence[CachedSequence], blocks: Sequence[list[Block]]) -> bool:
-        """Map sealed blocks of others, by group; False, with nothing changed: one group refuses."""
+        """Map sealed blocks (a list per group) in all groups or, if one refuses, in none."""
         for number, (group, part) in enumerate(zip(self._groups, parts, strict=True)):
             if not group.allocator.map_shared(part, blocks[number]):
                 for other, mapped, shared in zip(

@@ -23,12 +23,12 @@ from kvcache.substrates import Substrate
 
 GIB = 1024**3
 MIB = 1024**2
-# With dense buffers, all of them charged in full, the context is shortened until every sequence
-# fits, but not below this many tokens; then there are fewer sequences.
+# With dense buffers, all charged in full, the context is shortened until every sequence fits, but
+# not below this many tokens: then fewer sequences are served.
 DENSE_MIN_CONTEXT_TOKENS = 4096
-# A smaller cache is refused, unless the settings ask for one.
+# A cache for fewer tokens is refused, unless the settings ask for such a cache.
 SMALLEST_CONTEXT_TOKENS = 2048
-# The share of states in the memory for K, V and states.
+# The share that recurrent states may take of the memory for K, V and states.
 STATE_SHARE = 1 / 3
 
 
@@ -41,9 +41,9 @@ class MemoryDemand:
     """Memory that is known before the cache is allocated, in bytes."""
 
     machine_bytes: int
-    """Memory of the machine, the container or the GPU's working set."""
+    """The memory of the machine or its container, or the working set of its GPU."""
     available_bytes: int
-    """Machine memory that no program uses now."""
+    """Machine memory that no program uses at start."""
     headroom_bytes: int
     """Machine memory left to other programs."""
     weights_bytes: int
@@ -51,7 +51,7 @@ class MemoryDemand:
     mlx_cache_bytes: int
     grammar_bytes: int = 0
     on_gpu: bool = False
-    """Whether ``machine_bytes`` is a GPU's working set."""
+    """Whether ``machine_bytes`` is a GPU's working set, the memory that a GPU may use."""
 
     @property
     def fixed_bytes(self) -> int:
@@ -67,28 +67,28 @@ class MemoryDemand:
 
 @dataclass(frozen=True, slots=True)
 class CacheRequest:
-    """The user's settings of the cache; None: quire chooses."""
+    """The user's settings of the cache and the limits of serving; quire chooses what is None."""
 
     substrate: Substrate
     settings: CacheSettings
     max_num_seqs: int
     max_model_len: int | None
     max_buffer_bytes: int | None = None
-    """The device's largest allocation; None: no limit."""
+    """The largest allocation of the device, or None if it has no limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """The planned sum, and the limits that follow from it."""
+    """The planned use of memory, and the limits that follow from it."""
 
     demand: MemoryDemand
     layout: KVLayout
     kv_budget_bytes: int
-    """A multiple of the heap's size."""
+    """The limit of K and V, a multiple of a heap's size."""
     max_model_len: int
     max_num_seqs: int
     note: str | None = None
-    """A sentence with another reason for the limits."""
+    """A sentence with a further reason for the limits."""
     num_cells: int = 0
 
     @property
@@ -98,8 +98,8 @@ class MemoryPlan:
 
     @property
     def warning(self) -> str | None:
-        """A sentence about a tight fit; None: there is room. Counts the memory taken at start: the
-        first heap of K and V, and on a GPU all states."""
+        """A sentence about a tight fit, or None if there is room. Counts the memory taken at start:
+        the first heap of K and V, and on a GPU all recurrent states."""
         needed = self.demand.fixed_bytes + self.layout.heap_bytes
         if self.demand.on_gpu:
             needed += self.state_bytes
@@ -113,7 +113,7 @@ class MemoryPlan:
         )
 
     def figures(self) -> dict[str, int]:
-        """Return the sum and the limits by name, for machines."""
+        """Return the planned bytes and the limits by name, for programs."""
         demand = asdict(self.demand)
         del demand["on_gpu"]
         return demand | {
@@ -135,7 +135,7 @@ class MemoryPlan:
         )
 
     def lines(self) -> list[str]:
-        """Return the sum and the limits as text."""
+        """Return the planned bytes and the limits as text."""
         demand, layout = self.demand, self.layout
         memory = "working set of the GPU" if demand.on_gpu else "memory of this machine"
         sizes = [
@@ -186,10 +186,10 @@ def fit(
     model_max_len: int,
     system_page_bytes: int,
 ) -> MemoryPlan:
-    """Return the largest limits that fit, or the user's own if those fit.
+    """Return the largest limits that fit, or the user's own limits if they fit.
 
-    model_max_len: positions that the model knows. Raises BudgetError with the figure that does not
-    fit, LayoutError where the page does not suit the shape."""
+    model_max_len: the number of positions the model knows. Raises BudgetError with the figure that
+    does not fit, LayoutError if the settings' page size does not suit the shape of K and V."""
     set_len = request.max_model_len
     if set_len is not None and set_len > model_max_len:
         raise BudgetError(
@@ -197,16 +197,16 @@ def fit(
         )
     smallest = smallest_context(set_len, model_max_len)
     if set_len is None and request.settings.kv_budget_bytes is not None:
-        smallest = 1  # a budget that is set may be as small as the user likes
+        smallest = 1  # the user may set any budget, however small
     budget = _budget(demand, request, shape.bytes_per_token, smallest)
-    # The limit of K and V if they are slices of one allocation.
+    # The limit of K and V if all sequences share one allocation (an arena).
     arena = request.max_buffer_bytes if request.substrate is Substrate.METAL_DENSE else None
     num_cells, cell_bytes = 0, 0 if shape.cell is None else shape.cell.cell_bytes
     if cell_bytes:
         num_cells = cells_within(budget, cell_bytes, request.max_num_seqs, arena)
         budget -= num_cells * cell_bytes
     if request.settings.kv_budget_bytes is None:
-        # More than all sequences at full length is never used; one heap more covers rounding.
+        # More than all sequences at full length is never used; one more heap covers rounding.
         useful = request.max_num_seqs * (set_len or model_max_len) * shape.bytes_per_token
         budget = min(budget, useful + request.settings.heap_bytes)
     clamped = arena is not None and budget > arena
@@ -233,7 +233,7 @@ def fit(
     sequences = min(request.max_num_seqs, capacity // layout.tokens_per_block)
     if num_cells:
         sequences = min(sequences, num_cells // CELLS_PER_SEQUENCE)
-    heaps = heaps if arena is None else sequences  # the arena has a slice for each, and no more
+    heaps = heaps if arena is None else sequences  # an arena has one heap per sequence
     note = None
     if clamped and (max_len, sequences) != (set_len or model_max_len, request.max_num_seqs):
         note = (
@@ -245,10 +245,10 @@ def fit(
 
 
 def cells_within(budget: int, cell_bytes: int, max_sequences: int, arena: int | None = None) -> int:
-    """Return how many cells fit into a third of the budget, but at least the cells of one sequence
-    and one end of a turn, and at most those that all sequences can use. arena: the limit of all
-    cells in bytes, if they are one allocation. Raises BudgetError where the fewest cells leave no
-    room."""
+    """Return how many cells (recurrent states of one sequence at one position) fit into a third of
+    the budget: at least those of one running sequence and one end of a turn, at most as many as all
+    sequences can use. arena: the limit in bytes, if all cells are one allocation. Raises
+    BudgetError if the fewest cells leave no room for K and V."""
     fewest = CELLS_PER_SEQUENCE + 1
     if fewest * cell_bytes >= budget:
         raise BudgetError(
@@ -262,7 +262,7 @@ def cells_within(budget: int, cell_bytes: int, max_sequences: int, arena: int | 
 
 
 def smallest_context(setting: int | None, model_max_len: int) -> int:
-    """Return the number of tokens for which at least one sequence must fit."""
+    """Return the context in tokens that must fit for at least one sequence."""
     return setting or min(SMALLEST_CONTEXT_TOKENS, model_max_len)
 
 
@@ -276,7 +276,7 @@ def usable_bytes(
 def _budget(
     demand: MemoryDemand, request: CacheRequest, bytes_per_token: int, smallest: int
 ) -> int:
-    """Return the bytes for K, V and states, before rounding to heaps."""
+    """Return the bytes for K, V and recurrent states, before rounding to whole heaps."""
     setting = request.settings.kv_budget_bytes
     if setting is not None:
         room = demand.machine_bytes - demand.fixed_bytes

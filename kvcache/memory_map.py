@@ -14,7 +14,7 @@ from kvcache.heap_pool import HeapPool
 from kvcache.layout import KVLayout
 from kvcache.sequences import CachedSequence
 
-# One letter per BlockState, in their order; and one for a free block that may hold memory.
+# One letter per BlockState in the order of its values, and one for a free block with memory.
 LETTERS = "fosqcr"
 FREE_WITH_MEMORY = "d"
 NO_SEQUENCE = -1
@@ -25,15 +25,15 @@ class MappedSequence(NamedTuple):
 
     seq_id: int
     runs: tuple[tuple[int, int], ...]
-    """``(first block, count)`` in the order of the tokens, pending blocks included."""
+    """``(first block number, blocks)`` in the order of the tokens; includes queued mappings."""
     mapped_blocks: int
     sealed_blocks: int
     borrowed_blocks: int
-    """Leading blocks that other sequences wrote."""
+    """The number of leading blocks that other sequences wrote."""
 
 
 class SealedCell(NamedTuple):
-    """A sealed cell, with the names of GET /memory."""
+    """A sealed cell (recurrent states kept for reuse), with the field names of GET /memory."""
 
     conversation: int
     position: int
@@ -43,20 +43,20 @@ class SealedCell(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class KVMap:
-    """The pool at one moment."""
+    """The states of all blocks, sequences and sealed cells at one moment."""
 
     geometry: dict[str, int]
     heaps: tuple[str, ...]
     """A string per heap with a letter per block: f free, d free with memory of the system, o owned,
     s sealed, q quarantined, c cached, r releasing."""
     sharers: "array[int]"
-    """The number of open sequences of each block."""
+    """The number of open sequences that use each block, by block number."""
     sequences: tuple[MappedSequence, ...]
     """The open sequences, the oldest one first."""
     cells: tuple[SealedCell, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """Return the map as GET /memory sends it. Takes a few milliseconds for 100 000 blocks."""
+        """Return the snapshot as GET /memory sends it, in a few milliseconds for 100 000 blocks."""
         return {
             "geometry": self.geometry,
             "heaps": self.heaps,
@@ -68,8 +68,8 @@ class KVMap:
         }
 
     def owner_runs(self) -> list[int]:
-        """Return the oldest sequence of each block as runs ``[owner, count, owner, count, ...]``
-        over all blocks. An owner is an index of ``sequences``; -1: no open sequence."""
+        """Return the oldest sequence of each block as ``[owner, count, owner, count, ...]``, a pair
+        per run of blocks. An owner is an index of ``sequences``, or -1 without open sequence."""
         owners = np.full(len(self.sharers), NO_SEQUENCE, np.int32)
         for number in reversed(range(len(self.sequences))):
             for first, count in self.sequences[number].runs:
@@ -78,8 +78,8 @@ class KVMap:
         return _rows(owners[starts], counts)
 
     def sharer_runs(self) -> list[int]:
-        """Return runs of shared blocks, ``[gap, count, sequences, gap, ...]``, with gaps in
-        blocks."""
+        """Return the shared blocks as ``[gap, count, sequences, gap, ...]``: after ``gap`` other
+        blocks, ``count`` blocks are each shared by this number of sequences."""
         sharers = np.asarray(self.sharers, np.int32)
         starts, counts = _equal_runs(sharers)
         shared = sharers[starts] > 1
@@ -91,9 +91,9 @@ class KVMap:
 def take_map(
     layout: KVLayout, pool: HeapPool, sequences: Iterable[CachedSequence], cells: Iterable[Cell]
 ) -> KVMap:
-    """Return a copy of the pool's state that is small enough not to delay the engine.
+    """Return a copy of all blocks' states, small enough not to delay the engine.
 
-    pool: of the first group. Block states are alike in all groups, unless a mapping was refused."""
+    pool: the first group's. Block states are equal in all groups unless a mapping was refused."""
     group = layout.groups[0]
     size = group.blocks_per_heap
     return KVMap(

@@ -1,7 +1,7 @@
-"""The substrates of a Metal device: sparse buffers, extents with a page table, or one arena.
+"""The substrates of a Metal device: sparse buffers, paged buffers, or one dense allocation.
 
-The mapper's thread makes every mapping, which counts once the device has confirmed it. Unless this
-machine has passed the tests of ``kvcache/selftest``, sparse buffers change only at mapping points,
+The mapper's thread makes every mapping, which is valid once the device has confirmed it. Unless
+this machine has passed the tests of ``kvcache/selftest``, mappings of sparse buffers change only
 while no step is in flight, and heaps are kept until the process ends."""
 
 import logging
@@ -28,8 +28,8 @@ from kvcache.layout import CellLayout, Group
 from kvcache.native_backends import NativeMemory
 from kvcache.substrates import Substrate
 
-# For long chunks of wide heads MLX's default kernel keeps all scores in memory; its fused kernel,
-# which must be forced, does not.
+# The attention of longer chunks with wide heads needs MLX's fused kernel, which must be forced:
+# MLX's default kernel keeps all attention scores in memory.
 SHORT_CHUNK = 8
 WIDE_HEAD = 256
 
@@ -45,7 +45,7 @@ class MetalStepRows(StepRows):
         *,
         contiguous: bool,
     ) -> None:
-        """ranges: by number of the buffer. contiguous: each region of a range is one array."""
+        """ranges: by buffer number. contiguous: whether each region of a range is one array."""
         rows = substrate.rows([(ranges[s.buffer], s.start, s.count) for s in segments])
         super().__init__(rows, substrate)
         self._segments = segments
@@ -80,8 +80,8 @@ class MetalStepRows(StepRows):
     def _past(
         self, order: mx.array, layer: LayerRegions, segment: int
     ) -> tuple[mx.array, mx.array]:
-        """Return keys and values up to a segment's end, ``[tokens, kv_heads, head_dim]``: a copy
-        for paged buffers and single rows, else a view."""
+        """Return the keys and values of a segment and all tokens before it, ``[tokens, kv_heads,
+        head_dim]``: as a copy for paged buffers and single rows, else as a view."""
         rows = self._segments[segment]
         tokens = rows.start + rows.count
         if not self._contiguous or rows.count == 1:
@@ -118,7 +118,7 @@ class MetalStepRows(StepRows):
 
 
 class MetalStates:
-    """Cells in ordinary buffers, which keep all their memory until the end."""
+    """Cells (recurrent states) in ordinary buffers, which keep all their memory until the end."""
 
     def __init__(
         self, layout: CellLayout, num_cells: int, substrate: "metal_ext.MetalSubstrate"
@@ -130,7 +130,7 @@ class MetalStates:
         substrate.make_cells(num_cells, layout.cell_bytes)
 
     def rows(self, segments: Sequence[StateSegment], step: StepRows) -> StateRows:
-        """step: keeps the cells in use until its epoch has completed."""
+        """step: the rows of the step, which uses the cells until its epoch has completed."""
         assert isinstance(step, MetalStepRows), "cells of a GPU are used by its own steps"
         native = [(s.count, s.read, list(s.writes)) for s in segments]
         rows = self._substrate.state_rows(step.native, native)
@@ -146,7 +146,7 @@ log = logging.getLogger(__name__)
 
 
 class MetalBackend(NativeMemory):
-    """Heaps and ranges of a Metal substrate, mapped by the mapper's thread alone."""
+    """Heaps and address ranges of a Metal substrate, mapped by the mapper's thread alone."""
 
     zeroes_blocks = True
     mapping_limit: int | None = None
@@ -163,9 +163,9 @@ class MetalBackend(NativeMemory):
         residency_keep_s: float = 0.0,
         weights: Sequence[mx.array] = (),
     ) -> None:
-        """kind: "sparse", "paged" or "dense". max_buffers: dense buffers are slices of one
-        allocation. Others: as in ``new_backends``. Raises RuntimeError that names what the device
-        lacks, OSError where it refuses memory."""
+        """kind: "sparse", "paged" or "dense". max_buffers: the number of buffers, which are slices
+        of one allocation if dense. ``new_backends`` explains the other parameters. Raises
+        RuntimeError that names what the device lacks, OSError if it refuses memory."""
         self._substrate = metal_ext.MetalSubstrate(
             kind,
             native_geometry(group),
@@ -186,18 +186,18 @@ class MetalBackend(NativeMemory):
         self._contiguous = kind != "paged"
         self._newest_ticket = 0
         self._finished_ticket = 0
-        """The newest ticket that a mapping point has waited for."""
+        """The newest operation (ticket) for which ``finish_mappings`` has waited."""
         self._begun: list[int] = []
-        """Tickets of mappings begun at this mapping point."""
+        """Tickets of the mappings queued since the last ``finish_mappings``."""
         self._released: set[int] = set()
-        """Heaps that may have no memory."""
+        """The numbers of released heaps, which may have no memory."""
         self._faults = FaultMemory(Substrate((kind, True)))
         self._survived: set[Act] = set()
 
     def commit_heap(self, heap: int) -> bool:
         if heap not in self._released:
             return True
-        # The queue keeps the order: this runs after the release.
+        # The queue keeps operations in order: this one runs after the heap's release.
         ticket = self._queued(self._substrate.commit_heap(self._mapper, self._heaps[heap]))
         self._finish(ticket, "making a heap")
         if self.refused(ticket):
@@ -259,7 +259,7 @@ class MetalBackend(NativeMemory):
 
     def wait(self, ticket: int, timeout_s: float) -> bool:
         done = self._mapper.wait(ticket, timeout_s)
-        self.completed_ticket()  # raises after a failure
+        self.completed_ticket()  # raises an error after a failure
         return done
 
     def committed_bytes(self) -> int:
@@ -271,7 +271,7 @@ class MetalBackend(NativeMemory):
         return MetalStepRows(segments, self._ranges, self._substrate, contiguous=self._contiguous)
 
     def new_states(self, layout: CellLayout, num_cells: int) -> MetalStates:
-        """Make the cells, once, before the first step. Raises as ``new_states`` does."""
+        """Make the cells, once, before the first step. Raises errors as ``new_states`` does."""
         return MetalStates(layout, num_cells, self._substrate)
 
     def shut_down(self) -> bool:

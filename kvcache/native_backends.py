@@ -1,4 +1,4 @@
-"""The substrate of a CPU, in shared memory; and NativeMemory, which Metal's substrates share."""
+"""The substrate of a CPU in shared memory, and a base class for it and for Metal's substrates."""
 
 import resource
 import sys
@@ -31,7 +31,7 @@ class NativeMemory:
         new_heap: Callable[[], metal_ext.Heap],
         new_range: Callable[[], metal_ext.AddressRange],
     ) -> None:
-        """Both functions raise OSError where the system has no memory."""
+        """Both functions raise OSError if the system has no memory."""
         self._new_heap = new_heap
         self._new_range = new_range
         self._heaps: list[metal_ext.Heap] = []
@@ -76,12 +76,12 @@ class NativeMemory:
         return self._mapper.map(range_, memory, heap_block, block, count, writable)
 
 
-# A measurement takes half a millisecond for a gigabyte.
+# Time between measurements, each of which takes half a millisecond for a gigabyte.
 MEASURED_EVERY_S = 0.5
 
 
 class NativeStates:
-    """Adjacent cells at a fixed address. The system gives a cell memory at its first write."""
+    """Adjacent cells (recurrent states). The system gives a cell memory at its first write."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class NativeStates:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Raises OSError where the system has too few addresses."""
+        """Raises OSError if the system has too few addresses."""
         self.num_cells = num_cells
         self._layout = layout
         self._workers = workers
@@ -101,7 +101,7 @@ class NativeStates:
         self._measured_at = float("-inf")
 
     def rows(self, segments: Sequence[StateSegment], step: StepRows) -> StateRows:
-        """step: unused, because MLX's stream keeps the order on a CPU."""
+        """step: not used, because MLX's stream keeps the order of operations on a CPU."""
         native = [
             (
                 segment.count,
@@ -131,15 +131,15 @@ class NativeStates:
         return self._memory.address + cell * self._layout.cell_bytes
 
 
-# Mappings left to the process for other uses.
+# The number of mappings that buffers leave to the rest of the process.
 SPARE_MAPPINGS = 4096
 MAX_MAP_COUNT_FILE = Path("/proc/sys/vm/max_map_count")
-# Heaps may use half of the open files; clients need the others.
+# Heaps may use half of the files a process may open; clients' sockets need the rest.
 FILES_PER_HEAP = 2
 
 
 class NativeStepRows(StepRows):
-    """The CPU's kernels over a step's rows."""
+    """The CPU's kernels over the rows of a step."""
 
     def __init__(
         self,
@@ -147,13 +147,13 @@ class NativeStepRows(StepRows):
         ranges: list[metal_ext.AddressRange],
         workers: metal_ext.CpuWorkers,
     ) -> None:
-        """ranges: of all buffers, by number."""
+        """ranges: the address ranges of all buffers, by buffer number."""
         rows = metal_ext.RowTable([(ranges[s.buffer], s.start, s.count) for s in segments])
         super().__init__(rows, workers)
         self._segments = segments
         self._ranges = ranges
         self._angles: dict[metal_ext.RopeTable, mx.array] = {}
-        """Angles of the step's rows, which all layers share."""
+        """The rotation angles (RoPE) of the step's rows, which all layers share."""
 
     def _rope(self, rope: metal_ext.RopeTable) -> mx.array:
         if rope not in self._angles:
@@ -188,8 +188,8 @@ class NativeStepRows(StepRows):
 
 
 class PosixBackend(NativeMemory):
-    """Shared-memory heaps mapped at reserved addresses: by the calling thread, or ahead by the
-    mapper's."""
+    """Shared-memory heaps mapped at reserved addresses: by the calling thread, or ahead of need by
+    the mapper's thread."""
 
     name = "posix"
     shares_blocks = True
@@ -197,12 +197,12 @@ class PosixBackend(NativeMemory):
     maps_while_running = True
 
     def __init__(self, group: Group, workers: metal_ext.CpuWorkers, *, num_groups: int = 1) -> None:
-        """num_groups: groups that share the process's limits."""
+        """num_groups: the number of layer groups, which share the process's limits equally."""
         geometry = native_geometry(group)
         super().__init__(
             lambda: metal_ext.Heap.shared(geometry), lambda: metal_ext.AddressRange.sparse(geometry)
         )
-        # A Mac charges and releases a shared-memory object as a whole.
+        # A Mac charges and releases a shared-memory object only as a whole.
         self.charge = Charge.BLOCKS if sys.platform == "linux" else Charge.HEAPS
         self.releases = Releases.BLOCKS if sys.platform == "linux" else Releases.HEAPS
         mappings, heaps = system_mapping_limit(), system_heap_limit()
@@ -230,7 +230,7 @@ class PosixBackend(NativeMemory):
     def copy_block(
         self, source: int, source_block: int, target: int, target_block: int, tokens: int
     ) -> None:
-        # MLX's stream runs this after earlier steps: no ordering handle is needed.
+        # MLX's stream runs this copy after earlier steps, so no ordering handle is needed.
         from_, to = self._ranges[source], self._ranges[target]
         order = mx.zeros((1,))
         mx.eval(
@@ -253,7 +253,7 @@ class PosixBackend(NativeMemory):
 
 
 def system_mapping_limit() -> int | None:
-    """Return buffers' limit of mappings: ``vm.max_map_count`` less a reserve; None on a Mac."""
+    """Return the most mappings for buffers: ``vm.max_map_count`` less a reserve, None on a Mac."""
     try:
         return max(0, int(MAX_MAP_COUNT_FILE.read_text()) - SPARE_MAPPINGS)
     except OSError:
@@ -261,12 +261,12 @@ def system_mapping_limit() -> int | None:
 
 
 def system_heap_limit() -> int | None:
-    """Return the limit of heaps: half of the process's open files; None: no limit."""
+    """Return the most heaps: half of the files a process may open, or None without a limit."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return None if soft == resource.RLIM_INFINITY else soft // FILES_PER_HEAP
 
 
 def system_file_limit() -> int | None:
-    """Return the limit of a heap's bytes: a heap is a file on Linux. None: no limit."""
+    """Return the most bytes of a heap, which is a file on Linux, or None without a limit."""
     soft, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     return None if sys.platform != "linux" or soft == resource.RLIM_INFINITY else soft

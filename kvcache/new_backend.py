@@ -1,4 +1,4 @@
-"""Makes the backends of a substrate, and its memory for recurrent layers' states."""
+"""Makes the backends of a substrate, and its memory for the states of recurrent layers."""
 
 from collections.abc import Sequence
 
@@ -23,15 +23,15 @@ def new_backends(
     residency_keep_s: float = 0.0,
     weights: Sequence[mx.array] = (),
 ) -> list[PageBackend]:
-    """Return a backend for each group. workers: of a CPU.
+    """Return a backend for each group of layers. workers: the threads of a CPU's kernels.
 
-    The others are for a Metal device. release_heaps: heaps may be released before the process ends.
-    maps_while_running: mappings may change while steps run. residency_keep_s: time after the last
-    step for which heaps and weights stay resident. weights: evaluated arrays that steps read.
+    The rest is for a Metal device. release_heaps: heaps may be released before the process ends.
+    maps_while_running: mappings may change while steps run. residency_keep_s: how long heaps and
+    weights stay resident after a step. weights: evaluated arrays that steps read.
 
-    Raises RuntimeError that names what a Metal device lacks, OSError where it refuses memory."""
+    Raises RuntimeError that names what a Metal device lacks, OSError if it refuses memory."""
     if substrate.on_gpu:
-        # Spare buffers let a sequence start before others are unmapped; dense ones cost memory.
+        # Spare buffers let a sequence start before old ones are unmapped; dense ones cost memory.
         max_buffers = max_sequences if substrate.is_dense else 2 * max_sequences
         return [
             MetalBackend(
@@ -52,8 +52,8 @@ def new_backends(
 def new_states(
     layout: CellLayout, num_cells: int, backend: PageBackend, workers: metal_ext.CpuWorkers | None
 ) -> StateMemory:
-    """Return memory for cells. backend: of the first group. workers: of a CPU. Raises RuntimeError
-    where no buffer can hold the cells, OSError without memory."""
+    """Return memory for cells (recurrent states). backend: the first group's. workers: a CPU's
+    threads. Raises RuntimeError if no buffer can hold all cells, OSError if memory is short."""
     if isinstance(backend, MetalBackend):
         return backend.new_states(layout, num_cells)
     assert workers is not None, "the kernels of a CPU run on workers"

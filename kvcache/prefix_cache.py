@@ -1,6 +1,6 @@
 """Shares sealed blocks between sequences, from the moment a block is full until it is evicted.
 
-Sequences take blocks from the index in order: one that maps a block maps all blocks before it."""
+Sequences take blocks from the index in order: mapping one block needs all blocks before it."""
 
 from collections import deque
 from collections.abc import Collection, Iterable
@@ -13,22 +13,20 @@ from kvcache.sequences import CachedSequence
 
 
 class PrefixCache:
-    """Seals, shares and evicts blocks of a pool."""
+    """Seals full blocks of one HeapPool, lets other sequences find them, and evicts them."""
 
     def __init__(self, pool: HeapPool, *, max_sharers: int, enabled: bool) -> None:
-        """max_sharers: the limit of buffers that map one block. enabled: whether sequences can find
-        blocks; a fork shares them in any case."""
+        """max_sharers: the most buffers that may map one block. enabled: whether sequences can find
+        blocks; a forked answer to the same prompt shares blocks in any case."""
         self.index = PrefixIndex()
         self._pool = pool
         self._max_sharers = max_sharers
         self._enabled = enabled
         self._full: deque[tuple[int, CachedSequence, int]] = deque()
-        """``(epoch, sequence, number)`` of full blocks to seal after the epoch."""
+        """``(epoch, sequence, block index)`` of full blocks to seal once the step has completed."""
         self._pending_owners: dict[bytes, CachedSequence] = {}
-        """By digest of a block: the sequence that is going to compute it."""
+        """The sequence that is going to compute a block, by the digest of the block."""
         self.evicted_blocks = 0
-
-    # --- sharing --------------------------------------------------------------------------------
 
     def match(self, hashes: BlockHashes, start: int) -> list[Block]:
         blocks: list[Block] = []
@@ -43,11 +41,11 @@ class PrefixCache:
         return block.buffers >= self._max_sharers
 
     def can_share_next(self, sequence: CachedSequence) -> bool:
-        """Return whether all blocks of the sequence are sealed and in the index."""
+        """Return whether all the sequence's blocks are sealed and the index has the last one."""
         return sequence.all_sealed and self._is_indexed(sequence, len(sequence.buffer.table))
 
     def note_attached(self, sequence: CachedSequence, blocks: list[Block]) -> None:
-        """Count a sequence as a sharer of the last blocks of its table."""
+        """Count a sequence as a user of the last blocks of its table, which it has just mapped."""
         first = len(sequence.buffer.table) - len(blocks)
         for number, block in enumerate(blocks, first):
             if block.prefix is not None:
@@ -57,19 +55,20 @@ class PrefixCache:
         sequence.progress.restart_at(tokens)
 
     def explain(self, sequence: CachedSequence) -> tuple[int, MissReason | None]:
-        """As in PrefixIndex, but without a reason where prefixes are not shared."""
+        """Return what PrefixIndex.explain does, but no reason if sharing prefixes is disabled."""
         left_at, miss = self.index.explain(sequence.block_hashes, sequence.sealed_blocks)
         return left_at, miss if self._enabled else None
 
-    # --- pending prefixes -----------------------------------------------------------------------
+    # --- waiting for blocks that another sequence is going to compute
+    # -------------------------------
 
     def add_pending_prefix(
         self, sequence: CachedSequence, ends: Collection[int] | None = None
     ) -> None:
-        """Let others wait for the blocks that the sequence is going to compute and publish. A
-        sequence that may not use cached blocks is no owner: others may have its blocks already.
+        """Let other sequences wait for the blocks that this one is going to compute and publish,
+        unless it may not use cached blocks: the index may already have equal blocks.
 
-        ends: numbers of leading blocks after which others can go on; None: any number."""
+        ends: numbers of leading blocks after which other sequences can continue; None: any."""
         hashes = sequence.block_hashes
         if sequence.has_pending_prefix or not self._enabled or hashes.max_cached_tokens is not None:
             return
@@ -81,9 +80,9 @@ class PrefixCache:
                     self._pending_owners[digest] = sequence
 
     def pending_owner(self, sequence: CachedSequence) -> int | None:
-        """Return the sequence to wait for, which computes blocks that this one can share, if any.
-        The owner stays the same until the last such block is sealed, so that all are mapped at
-        once."""
+        """Return the id of the sequence to wait for, because it computes blocks that this one can
+        share, or None. The answer stays the same until the last such block is sealed, so that this
+        sequence maps all of them at once."""
         hashes = sequence.block_hashes
         digests = hashes.digests
         if sequence.pending_block is not None:
@@ -93,7 +92,7 @@ class PrefixCache:
             sequence.pending_block = None
         if not self._pending_owners or not self.can_share_next(sequence):
             return None
-        # Backwards: with recurrent layers few blocks have owners.
+        # Search from the end: with recurrent layers few blocks have owners.
         for number in reversed(range(len(sequence.buffer.table), hashes.shareable_blocks)):
             owner = self._pending_owners.get(digests[number])
             if owner is not None and owner is not sequence:
@@ -112,7 +111,7 @@ class PrefixCache:
         self._full.append((epoch, sequence, number))
 
     def seal(self, completed_epoch: int) -> None:
-        """Seal the blocks filled up to the epoch, so that others can share them."""
+        """Seal the blocks filled by steps up to the epoch, so that sequences can share them."""
         while self._full and self._full[0][0] <= completed_epoch:
             _, sequence, number = self._full.popleft()
             if sequence.keeps_prefix:
@@ -122,8 +121,8 @@ class PrefixCache:
                 self._publish(sequence, number)
 
     def _publish(self, sequence: CachedSequence, number: int) -> None:
-        """Put a sealed block in the index, unless the block before is missing there, or others use
-        an equal block: then no later block of the sequence is indexed either."""
+        """Put a sealed block in the index, unless the block before is missing there or open
+        sequences use an equal block; no later block of the sequence is indexed then either."""
         blocks, hashes = sequence.buffer.table.blocks, sequence.block_hashes
         if not self._enabled or not self._is_indexed(sequence, number):
             return
@@ -145,7 +144,7 @@ class PrefixCache:
         return prefix is not None and prefix.digest == sequence.block_hashes.digests[length - 1]
 
     def close(self, sequence: CachedSequence) -> None:
-        """Detach a sequence's blocks. Invalidate its own blocks if its prefix is not kept."""
+        """Detach a sequence's blocks. If its prefix is not kept, unindex its own blocks."""
         self._remove_pending_prefix(sequence)
         blocks = sequence.buffer.table.blocks
         if not sequence.keeps_prefix and len(blocks) > sequence.shared_blocks:
@@ -158,8 +157,8 @@ class PrefixCache:
         self._pool.detach(blocks)
 
     def cache_or_free(self, blocks: Iterable[Block]) -> None:
-        """Remove a closed sequence's buffer from blocks. Cache the blocks that can be found and
-        have no other buffer; free the others."""
+        """Remove a closed sequence's buffer from blocks. Of the blocks without another buffer,
+        cache those that the index has, and free the rest."""
         self.index.tick()
         for block in blocks:
             if self._pool.remove_buffer(block):

@@ -10,41 +10,41 @@ from kvcache.block import Block, BlockState, Prefix
 from kvcache.block_hashes import TOKEN_BYTES, BlockHashes, Evictions
 from kvcache.cell_pool import CellPool
 
-# An eviction queue is rebuilt when half of it, and this many entries, are out of date.
+# An eviction queue is rebuilt when half of its entries, and at least this many, are outdated.
 STALE_QUEUE_ENTRIES = 64
 
 
 class MissReason(Enum):
-    """Why a prompt shares no more of the cache."""
+    """The reason that a prompt shares no more tokens of the cache."""
 
     NEVER_CACHED = "never_cached"
     EVICTED = "evicted"
     STATE_EVICTED = "state_evicted"
     """K and V are cached, but the recurrent layers' state was evicted."""
     NO_STATE = "no_state"
-    """K and V are cached, but no state was kept where the prompt could go on."""
+    """K and V are cached, but no recurrent state was kept where the prompt could continue."""
 
 
 class PrefixIndex:
-    """The index of sealed blocks.
+    """The index of sealed blocks, by digest.
 
-    A sequence that maps a block maps its parents too, so a cached block has only cached children.
-    Leaves are evicted first, the longest unused before others. Blocks of system prompts are spared
-    while they are no more than the others."""
+    A sequence that maps a block maps all blocks before it, so a cached block has only cached
+    children. Blocks without children are evicted first, the longest unused before others. Blocks of
+    system prompts are spared while they are at most half of the cached blocks."""
 
     def __init__(self) -> None:
         self._blocks: dict[bytes, Block] = {}
         self._children: dict[bytes, list[bytes]] = {}
-        """By digest of a block: the sorted token ids of the blocks that follow it."""
+        """The token ids of the blocks that follow a block, sorted, by the digest of that block."""
         self._evicted = Evictions()
         self._queues: dict[bool, list[tuple[int, bytes]]] = {False: [], True: []}
-        """``(last use, digest)`` of cached leaves, by ``Prefix.system``. Some entries are out of
-        date."""
+        """``(last use, digest)`` of cached blocks without children, by ``Prefix.system``. Entries
+        may be outdated."""
         self._cached = {False: 0, True: 0}
         """The number of cached blocks, by ``Prefix.system``."""
         self._uses = 0
         self.cells: CellPool | None = None
-        """The cells that prefixes refer to, if the model has recurrent layers."""
+        """The recurrent states that prefixes refer to, if the model has recurrent layers."""
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -56,7 +56,7 @@ class PrefixIndex:
         return block
 
     def has(self, prefix: Prefix) -> bool:
-        """Return whether the index holds this very record."""
+        """Return whether the index holds this very object."""
         block = self._blocks.get(prefix.digest)
         return block is not None and block.prefix is prefix
 
@@ -72,14 +72,14 @@ class PrefixIndex:
         insort(self._children.setdefault(parent, []), tokens)
 
     def replace(self, cached: Block, block: Block, system: bool) -> None:
-        """Put a block in use in the place of a cached one, which can then be freed."""
+        """Put a block in use in the place of a cached block, which can then be freed."""
         assert cached.state is BlockState.CACHED
         self.use(cached, system)
         block.prefix, cached.prefix = cached.found_by, None
         self._blocks[block.prefix.digest] = block
 
     def use(self, block: Block, system: bool = False) -> None:
-        """Note that a buffer is going to map the block. system: within a system prompt."""
+        """Note that a buffer is going to map the block. system: the block is of a system prompt."""
         prefix = block.found_by
         if block.state is BlockState.CACHED:
             self._cached[prefix.system] -= 1
@@ -89,7 +89,7 @@ class PrefixIndex:
         self._uses += 1
 
     def note_cached(self, block: Block) -> None:
-        """Note that no buffer maps the block any more: it may be evicted."""
+        """Note that no buffer maps the block any more, so that the block may be evicted."""
         assert block.state is BlockState.CACHED
         prefix = block.found_by
         prefix.last_use = self._uses
@@ -97,7 +97,7 @@ class PrefixIndex:
         self._queue_for_eviction(block)
 
     def evict(self) -> Block | None:
-        """Remove and return the least useful cached block; None: there is none."""
+        """Remove and return the least useful cached block; return None if no block is cached."""
         spared = self._cached[True] <= self._cached[False]
         for system in (False, True) if spared else (True, False):
             queue = self._queues[system]
@@ -121,7 +121,7 @@ class PrefixIndex:
 
     def explain(self, hashes: BlockHashes, matched: int) -> tuple[int, MissReason | None]:
         """Return the length of the longest cached prefix in tokens, and the reason for sharing no
-        more than ``matched`` blocks; None: no more may be shared. Other salts' blocks do not
+        more than ``matched`` blocks, or None if no more may be shared. Blocks of other salts do not
         count."""
         size = hashes.tokens_per_block
         while matched < hashes.shareable_blocks and self.find(hashes, matched) is not None:
@@ -188,8 +188,8 @@ class PrefixIndex:
 
 
 def _common(sorted_ids: list[bytes], ids: bytes) -> int:
-    """Return the longest common prefix, in tokens, of ``ids`` and any of the sorted ids: one of the
-    two neighbours in the order has it."""
+    """Return the length, in tokens, of the longest prefix that ``ids`` has in common with any of
+    the sorted ids: one of the two neighbours in the sort order has it."""
     place = bisect_left(sorted_ids, ids)
     return max(
         (_common_tokens(other, ids) for other in sorted_ids[max(0, place - 1) : place + 1]),

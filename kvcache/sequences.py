@@ -1,4 +1,4 @@
-"""Records of the cache for a sequence, from opening until its buffer is free."""
+"""Records that the cache keeps for a sequence, from opening until its buffer is free."""
 
 from bisect import bisect_left
 from collections import deque
@@ -11,15 +11,15 @@ from kvcache.block_hashes import BlockHashes
 
 @dataclass(slots=True)
 class Progress:
-    """The progress of a sequence, shared by cache and scheduler."""
+    """The number of computed tokens of a sequence, which the cache and the scheduler share."""
 
     computed: int = 0
-    """The number of leading tokens with valid K and V."""
+    """The number of leading tokens whose K and V are valid."""
     scheduled: int = 0
-    """The number of leading tokens with valid K and V after all planned steps."""
+    """The number of leading tokens whose K and V will be valid after all planned steps."""
 
     def restart_at(self, num_tokens: int) -> None:
-        """Note that the first tokens are valid, and that no step is planned."""
+        """Note that the first ``num_tokens`` tokens are valid and that no step is planned."""
         self.computed = self.scheduled = num_tokens
 
 
@@ -36,36 +36,36 @@ class CachedSequence:
     buffer: SparseBuffer
     block_hashes: BlockHashes
     reservation: int
-    """Blocks set aside at admission, mapped or not."""
+    """The number of blocks set aside at admission, mapped or not."""
     final_tokens: int
     system_blocks: int
     progress: Progress
-    """The same object in all groups."""
+    """The sequence's progress, the same object in all groups."""
     mapped_tokens: int = 0
-    """Tokens that the buffer has memory for."""
+    """The number of tokens for which the buffer has mapped memory."""
     table_tokens: int = 0
-    """``mapped_tokens`` plus the tokens of pending blocks."""
+    """``mapped_tokens`` plus the tokens of blocks whose mapping is queued."""
     keeps_prefix: bool = True
-    """Whether the sequence's own blocks may be shared."""
+    """Whether other sequences may share the blocks that this sequence writes."""
     has_pending_prefix: bool = False
     """Whether other sequences may wait for blocks of this one."""
     pending_block: int | None = None
-    """The last block that this sequence waits for while another computes it."""
+    """The index of the last block that this sequence waits for while another one computes it."""
 
     @property
     def reserved_blocks(self) -> int:
-        """Blocks of the reservation that are not mapped yet."""
+        """The number of blocks that are set aside but not mapped yet."""
         return max(0, self.reservation - len(self.buffer.table))
 
     @property
     def all_sealed(self) -> bool:
-        """Whether all blocks are sealed and none is mapped ahead: the next block may be shared."""
+        """Whether all mapped blocks are sealed, so that the next block may be shared."""
         blocks = self.buffer.table.blocks
         return not blocks or blocks[-1].state is BlockState.SEALED
 
     @property
     def sealed_blocks(self) -> int:
-        """The number of leading sealed blocks of an open sequence, shared ones included."""
+        """The number of leading sealed blocks of an open sequence, including shared blocks."""
         blocks = self.buffer.table.blocks
         return bisect_left(blocks, True, key=lambda block: block.state is not BlockState.SEALED)
 
@@ -78,13 +78,13 @@ class CachedSequence:
 
 @dataclass(slots=True, eq=False)
 class OpenSequence:
-    """A sequence in all groups."""
+    """A sequence in all groups of layers."""
 
     block_hashes: BlockHashes
     progress: Progress
     parts: tuple[CachedSequence, ...]
     steps: deque[tuple[int, int]] = field(default_factory=deque)
-    """``(end, epoch)`` of planned steps that are not committed."""
+    """``(end token, epoch)`` of planned steps that are not committed."""
 
     def schedule(self, end: int, epoch: int) -> None:
         self.progress.scheduled = end
@@ -95,7 +95,7 @@ class OpenSequence:
         return self.steps[-1][0] if self.steps else self.progress.computed
 
     def commit(self, end: int) -> int:
-        """Note that the oldest planned step, which ends at ``end``, is done; return its epoch."""
+        """Commit the oldest planned step, which ends at token ``end``; return the step's epoch."""
         assert self.steps, "committed tokens were never scheduled"
         scheduled, epoch = self.steps.popleft()
         assert end == scheduled, "committed tokens were never scheduled"
@@ -109,7 +109,7 @@ class OpenSequence:
 
 @dataclass(slots=True)
 class ClosedSequence:
-    """A closed sequence whose buffer is not free yet: it is unmapped after the epoch."""
+    """A closed sequence whose buffer is unmapped and freed once the epoch's step has completed."""
 
     sequence: CachedSequence
     epoch: int

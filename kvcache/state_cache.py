@@ -24,22 +24,22 @@ from kvcache.sequences import CachedSequence
 
 # The most cells of one sequence: its base, the next base and its working cell.
 CELLS_PER_SEQUENCE = 3
-# A state of a long prompt is kept at each multiple of this position.
+# A state within a long prompt is kept at each multiple of this position.
 WAYPOINT_TOKENS = 4096
-# The number of newest ends of turns that a conversation keeps longer than waypoints.
+# The number of newest ends of turns whose states a conversation keeps longer than waypoints.
 ENDS_PER_CONVERSATION = 2
-# The cells that a conversation keeps longer than waypoints: these ends, the end of the system
-# prompt and the end of the newest user message.
+# The number of cells that a conversation keeps longer than waypoints: the states after the newest
+# turns, after the system prompt, and after the newest user message.
 CELLS_PER_CONVERSATION = 2 + ENDS_PER_CONVERSATION
 
 
 class PromptBoundaries(NamedTuple):
-    """Positions, in tokens, at which other prompts may differ from this one; 0: unknown."""
+    """Positions, in tokens, at which other prompts may differ from this one; 0 if unknown."""
 
     user_end: int = 0
-    """End of the newest user message: later prompts may drop the reasoning after it."""
+    """The end of the newest user message: later prompts may drop the reasoning after it."""
     messages_end: int = 0
-    """End of the last message, before the tokens that make the model answer."""
+    """The end of the last message, before the tokens that make the model answer."""
 
 
 NO_BOUNDARIES = PromptBoundaries()
@@ -48,8 +48,8 @@ NO_BOUNDARIES = PromptBoundaries()
 def planned_checkpoints(
     hashes: BlockHashes, system_tokens: int, boundaries: PromptBoundaries
 ) -> dict[int, Retention]:
-    """Return block boundaries whose states are worth keeping, by the number of leading blocks:
-    before each position at which others may differ, and before the prompt's end."""
+    """Return the block boundaries whose states are worth keeping, by the number of leading blocks:
+    before each position at which other prompts may differ, and before this prompt's end."""
     positions = (
         (hashes.num_tokens - 1, Retention.WAYPOINT),
         (boundaries.messages_end, Retention.END),
@@ -63,24 +63,24 @@ def planned_checkpoints(
 
 @dataclass(slots=True, eq=False)
 class SequenceStates:
-    """The cells of one open sequence."""
+    """The cells (recurrent states at one position each) of one open sequence."""
 
     sequence: CachedSequence
     checkpoints: dict[int, Retention]
-    """Retentions of boundaries worth keeping, by the number of leading blocks."""
+    """The reasons for keeping states at block boundaries, by the number of leading blocks."""
     base: Cell | None = None
-    """None: the beginning, where the state is zero."""
+    """The state at the last block boundary, or None at position 0, where the state is zero."""
     base_block: int = 0
     kept_block: int = 0
-    """The number of leading blocks before the newest kept state."""
+    """The number of leading blocks before the newest state that is kept for other sequences."""
     head: Cell | None = None
-    """The newest state once all planned steps have run."""
+    """The cell that holds the newest state once all planned steps have run."""
     working: Cell | None = None
-    """None: the newest state is at a boundary."""
+    """The cell that steps advance in place, or None if the newest state is at a block boundary."""
     spare: list[Cell] = field(default_factory=list)
     """Reserved cells that no step writes yet."""
     steps: deque[list[tuple[int, Cell]]] = field(default_factory=deque)
-    """By step in flight: ``(leading blocks, cell)`` of the boundaries written, rising."""
+    """By step in flight, ``(leading blocks, cell)`` of written block boundaries, ascending."""
 
     @property
     def held(self) -> list[Cell]:
@@ -101,7 +101,7 @@ class _Sealing:
 
 
 class StateCache:
-    """The cells of all sequences. For the engine thread only."""
+    """The cells (recurrent states) of all sequences. Only the engine thread may call it."""
 
     def __init__(self, pool: CellPool, index: PrefixIndex, tokens_per_block: int) -> None:
         self.pool = pool
@@ -111,8 +111,6 @@ class StateCache:
         index.cells = pool
         self._open: dict[int, SequenceStates] = {}
         self._sealing: deque[_Sealing] = deque()
-
-    # --- joining --------------------------------------------------------------------------------
 
     @property
     def recovering(self) -> bool:
@@ -124,7 +122,7 @@ class StateCache:
 
     @staticmethod
     def last_with_state(blocks: Sequence[Block]) -> int:
-        """Return the largest number of leading blocks that end with a kept state; 0: none do."""
+        """Return the largest number of leading blocks that end with a kept state, or 0."""
         for number in range(len(blocks), 0, -1):
             prefix = blocks[number - 1].prefix
             if prefix is not None and prefix.cell is not None:
@@ -132,7 +130,8 @@ class StateCache:
         return 0
 
     def explain(self, sequence: CachedSequence) -> MissReason | None:
-        """Return why a sequence could not share more blocks; None: not for lack of a state."""
+        """Return the kind of missing state that keeps a sequence from sharing more blocks, or
+        None."""
         hashes, reason = sequence.block_hashes, None
         for number in range(sequence.sealed_blocks, hashes.shareable_blocks):
             block = self._index.find(hashes, number)
@@ -149,7 +148,7 @@ class StateCache:
         self, seq_id: int, sequence: CachedSequence, checkpoints: dict[int, Retention], cached: int
     ) -> None:
         """Begin with the state after the attached blocks. checkpoints: see planned_checkpoints.
-        cached: leading blocks with cached K and V; if no state was there, it keeps one."""
+        cached: the number of leading blocks with cached K and V, whose state is to be kept."""
         if cached > len(sequence.buffer.table):
             checkpoints = {cached: Retention.END} | checkpoints
         self._open[seq_id] = SequenceStates(sequence, checkpoints)
@@ -159,7 +158,7 @@ class StateCache:
         return self._open[seq_id].checkpoints
 
     def go_on(self, seq_id: int) -> None:
-        """Go on from the state after the last attached block."""
+        """Continue from the cached state after the sequence's last attached block."""
         states = self._open[seq_id]
         blocks = states.sequence.buffer.table.blocks
         if len(blocks) == states.base_block:
@@ -178,17 +177,17 @@ class StateCache:
         cell.retention = max(cell.retention, states.checkpoints.get(len(blocks), cell.retention))
         self.pool.use(self._chain(states.sequence.block_hashes, len(blocks)))
 
-    # --- growing --------------------------------------------------------------------------------
+    # --- running steps -------------------------------------------------------------------------
 
     def reserve(self, seq_id: int, num_tokens: int) -> bool:
-        """Reserve cells for a step up to ``num_tokens``; False: none are left, or the step in
-        flight must be read first."""
+        """Reserve cells for a step up to token ``num_tokens``. Return False if no cells are left,
+        or if the results of the step in flight must be read first."""
         states = self._open[seq_id]
         start = states.sequence.progress.scheduled
         needed = self._needed(states, start, num_tokens)
         if states.steps and self._is_short:
-            # The base will be free when the step in flight has been read. Taking a cell before
-            # would evict one that saves thousands of tokens.
+            # The old base becomes free when the step in flight has been read. Taking another cell
+            # before then would evict a state that saves thousands of tokens.
             wanted = needed - len(states.spare) + self._num_planned(states, start, num_tokens)
             if wanted > self.pool.expendable:
                 return False
@@ -201,15 +200,15 @@ class StateCache:
         return True
 
     def _needed(self, states: SequenceStates, start: int, end: int) -> int:
-        """Return the number of cells that a step writes and the sequence does not have yet."""
+        """Return the number of cells that a step writes and that the sequence does not have yet."""
         crosses, stays_within = end // self._size > start // self._size, end % self._size > 0
         if states.working is not None:
-            # A step that ends at a boundary turns its working cell into the next base.
+            # A step that ends at a block boundary turns its working cell into the next base.
             return int(crosses and stays_within)
         return int(crosses) + int(stays_within)
 
     def schedule(self, plan: Iterable[tuple[int, int, int]], epoch: int) -> list[StateSegment]:
-        """Return a step's state segments. plan: ``(seq_id, start, count)``, already reserved."""
+        """Return the cells of a step's sequences. plan: ``(seq_id, start, count)``, reserved."""
         return [self._schedule(seq_id, start, count, epoch) for seq_id, start, count in plan]
 
     def _schedule(self, seq_id: int, start: int, count: int, epoch: int) -> StateSegment:
@@ -231,7 +230,8 @@ class StateCache:
         return StateSegment(count, None if read is None else read.number, numbers)
 
     def _cross(self, states: SequenceStates, start: int, end: int) -> list[tuple[int, Cell]]:
-        """Return the boundaries to write: the last, and others worth keeping if cells are spare."""
+        """Return ``(leading blocks, cell)`` for block boundaries whose states the step writes: the
+        last, and others worth keeping if cells are spare."""
         first, last = start // self._size + 1, end // self._size
         if last < first:
             return []
@@ -257,30 +257,30 @@ class StateCache:
         return {block for block in states.checkpoints if first <= block <= last} | {*waypoints}
 
     def _retention(self, states: SequenceStates, block: int) -> Retention | None:
-        """Return why the state at a boundary is kept; None: it is not."""
+        """Return the reason for keeping a block boundary's state, or None if it is not kept."""
         waypoint = None if block % self._waypoint_blocks else Retention.WAYPOINT
         return states.checkpoints.get(block, waypoint)
 
     def _num_planned(self, states: SequenceStates, start: int, end: int) -> int:
-        """Count a step's boundaries worth keeping, except waypoints and the last one."""
+        """Count a step's block boundaries worth keeping, except waypoints and the last boundary."""
         blocks = range(start // self._size + 1, end // self._size)
         planned = [block for block in states.checkpoints if block in blocks]
         return sum(states.checkpoints[block] is not Retention.WAYPOINT for block in planned)
 
     @property
     def _is_short(self) -> bool:
-        """Whether open sequences leave too few cells for what one conversation keeps."""
+        """Whether open sequences leave fewer cells than one conversation keeps."""
         held = CELLS_PER_SEQUENCE * len(self._open)
         return len(self.pool.cells) - held < CELLS_PER_CONVERSATION
 
     @property
     def _has_spare(self) -> bool:
-        """Whether all open sequences could still have all their cells after one more is taken."""
+        """Whether all open sequences could still get all their cells if one more cell is taken."""
         held = sum(max(CELLS_PER_SEQUENCE, len(states.held)) for states in self._open.values())
         return held + len(self._sealing) < len(self.pool.cells)
 
     def commit(self, seq_id: int, epoch: int) -> None:
-        """Note that the oldest step's results were read: its last boundary becomes the base."""
+        """Note that the oldest step's results were read: its last written state is now the base."""
         states = self._open[seq_id]
         for block, cell in states.steps.popleft():
             if states.base is not None:
@@ -296,10 +296,10 @@ class StateCache:
         sealing = _Sealing(epoch, states.base, states.sequence, states.base_block, retention)
         self._sealing.append(sealing)
 
-    # --- dropping and leaving -------------------------------------------------------------------
+    # --- dropping steps and closing sequences -----------------------------------------------------
 
     def cancel_steps(self, seq_id: int) -> int:
-        """Drop all planned steps: go back to the base, and return its position in tokens."""
+        """Drop all planned steps: return to the base, and return its position in tokens."""
         states = self._open[seq_id]
         for step in states.steps:
             for _, cell in step:
@@ -310,7 +310,7 @@ class StateCache:
         return states.base_block * self._size
 
     def close(self, seq_id: int, epoch: int) -> None:
-        """Seal the base, and let go of all other cells."""
+        """Queue the base for sealing, and let go of all other cells of the sequence."""
         states = self._open[seq_id]
         self.cancel_steps(seq_id)
         for cell in states.spare:
@@ -328,10 +328,8 @@ class StateCache:
             self.pool.let_go(states.working)
             states.working = None
 
-    # --- sealing --------------------------------------------------------------------------------
-
     def advance(self, completed_epoch: int) -> None:
-        """Seal cells of completed steps. Their blocks have been sealed before."""
+        """Seal the cells of completed steps. The blocks of these cells are sealed already."""
         while self._sealing and self._sealing[0].epoch <= completed_epoch:
             item = self._sealing.popleft()
             self._seal(item)
@@ -360,7 +358,7 @@ class StateCache:
                 older.retention = Retention.WAYPOINT
 
     def _chain(self, hashes: BlockHashes, blocks: int) -> list[Cell]:
-        """Return the cells of the leading blocks, the first one first."""
+        """Return the cells of a sequence's first ``blocks`` blocks in order."""
         chain = []
         for number in range(blocks):
             block = self._index.find(hashes, number)

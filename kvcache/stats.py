@@ -1,4 +1,4 @@
-"""Statistics of the pool."""
+"""Statistics of the cache's memory."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -7,16 +7,16 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class CellStats:
-    """Cells by use: cells = free + held + cached + waiting."""
+    """Numbers of cells (the recurrent states of one sequence at one position) by use."""
 
     cells: int = 0
     free: int = 0
     held: int = 0
-    """Cells that open sequences write or go on from."""
+    """The number of cells that open sequences use or that wait to be sealed."""
     cached: tuple[tuple[str, int], ...] = ()
-    """Cells kept for prefix hits, by retention."""
+    """Pairs of a reason for keeping cells and the number of cells that wait for a prefix hit."""
     waiting: int = 0
-    """Cells that become free when the device no longer touches them."""
+    """The number of cells that are free once the last step that may use them has completed."""
     evicted: int = 0
     cell_bytes: int = 0
     committed_bytes: int = 0
@@ -27,28 +27,28 @@ NO_CELLS = CellStats()
 
 @dataclass(frozen=True, slots=True)
 class KVStats:
-    """Bytes of K and V: capacity = free + live + partial tail + mapped ahead + cached +
-    quarantined. The system itself counts committed bytes."""
+    """Bytes of K and V: the capacity is the sum of the free, live, partial tail, mapped ahead,
+    cached and quarantined bytes. The system itself counts the committed bytes."""
 
     capacity_bytes: int
     free_bytes: int
     live_bytes: int
-    """Tokens of open sequences, those of the running step included."""
+    """Bytes of the tokens of open sequences, including tokens of the running step."""
     partial_tail_bytes: int
-    """The unused ends of blocks that hold live tokens."""
+    """Bytes at the end of blocks that are only partly filled with live tokens."""
     mapped_ahead_bytes: int
-    """Blocks of open sequences that hold no token yet."""
+    """Bytes of blocks that open sequences have mapped but that hold no token yet."""
     cached_bytes: int
-    """Blocks that no sequence owns, kept for prefix hits."""
+    """Bytes of blocks that no open sequence uses and that are kept for prefix hits."""
     quarantined_bytes: int
-    """Blocks that wait for the device, for unmapping, or for their release."""
+    """Bytes of blocks that wait for the device, for unmapping, or for the release of memory."""
     free_slack_bytes: int
-    """Free blocks that may hold memory of the system."""
+    """Bytes of free blocks that may still occupy physical memory."""
     committed_bytes: int
-    """Memory that the system charges, cells included."""
+    """Bytes that the system charges for K, V and cells."""
     num_heaps: int
     kept_heaps: int
-    """Heaps that stay until the process ends: all or none."""
+    """The number of heaps that stay until the process ends: either all heaps or none."""
     num_sequences: int
     block_bytes: int
     block_tokens: int
@@ -56,7 +56,7 @@ class KVStats:
     """Bytes that sharing blocks saves."""
     evicted_blocks: int
     mapped_blocks: int
-    """Blocks mapped since the start, counted once for all regions."""
+    """Blocks mapped since the start; a block with mappings in several regions counts once."""
     unmapped_blocks: int
     cells: CellStats = NO_CELLS
 
@@ -70,7 +70,7 @@ class KVStats:
 
 
 def total(groups: Sequence[KVStats]) -> KVStats:
-    """Return the sum over groups, except for counts that all groups share."""
+    """Return the sum over groups of layers, except for counts that are the same in all groups."""
     first, *others = groups
     if not others:
         return first

@@ -7,14 +7,14 @@ from typing import Any
 
 
 class Substrate(Enum):
-    """A kind of memory for K and V: its name in settings, and whether a GPU uses it."""
+    """A kind of memory for K and V: its name in settings, and whether it is a GPU's memory."""
 
     SPARSE = ("sparse", True)
     """Placement sparse buffers: pages mapped at addresses of the GPU."""
     PAGED = ("paged", True)
     """Ordinary buffers, and a page table that the kernels read."""
     METAL_DENSE = ("dense", True)
-    """One buffer with a slice for every sequence."""
+    """One buffer of the GPU with a slice for every sequence."""
     POSIX = ("posix", False)
     """Pages of shared memory mapped at reserved addresses."""
 
@@ -28,7 +28,7 @@ class Substrate(Enum):
 
     @property
     def is_dense(self) -> bool:
-        """Whether a block is a whole context, so that blocks cannot be shared."""
+        """Whether one block is a whole context, so that sequences cannot share blocks."""
         return self.setting == "dense"
 
     def __str__(self) -> str:
@@ -39,11 +39,11 @@ AUTO = "auto"
 NO_METAL = "this build of quire has no Metal"
 NO_DEVICE = "this machine has no Metal device"
 NOTHING_WORKS = "nothing works on this machine's GPU, and its CPU is many times slower"
-# By preference: the substrate that shares most comes first.
+# In order of preference: the substrate that shares most memory comes first.
 ON_METAL = (Substrate.SPARSE, Substrate.PAGED, Substrate.METAL_DENSE)
 
 Trial = Callable[[Substrate], str]
-"""Returns the fault of a GPU's substrate on this machine; "": it works."""
+"""Tests a GPU's substrate on this machine; returns its fault, or "" if it works."""
 Remembered = Callable[[Substrate], tuple[str, ...]]
 """Returns the faults that kvcache/fault_memory.py remembers of a GPU's substrate."""
 
@@ -54,14 +54,14 @@ class SubstrateError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class SubstrateChoice:
-    """The chosen substrate, and a sentence for each one that was considered."""
+    """The chosen substrate, and a sentence about each substrate that was considered."""
 
     substrate: Substrate
     reasons: tuple[str, ...]
     warnings: tuple[str, ...] = ()
-    """Reasons that a person should act on."""
+    """The sentences that a person should act on."""
     maps_while_running: bool = True
-    """Whether mappings change while steps run, or only between them."""
+    """Whether mappings change while steps run, or only between steps."""
     releases_heaps: bool = False
     """Whether a GPU's heaps are released before the process ends."""
 
@@ -69,7 +69,7 @@ class SubstrateChoice:
 def choose_substrate(
     setting: str, *, no_metal: str, trial: Trial, remembered: Remembered
 ) -> SubstrateChoice:
-    """Choose the substrate. setting: "auto", or a name. no_metal: why no GPU can compute, or "".
+    """Choose the substrate. setting: "auto" or a name. no_metal: why no GPU can compute, or "".
 
     A substrate with remembered faults is never tried, so that a server started at boot does not
     crash the machine again and again. Raises SubstrateError if the setting cannot be followed."""
@@ -95,8 +95,8 @@ def choose_substrate(
 def choose_mapping(
     choice: SubstrateChoice, setting: bool | None, stress_passed: Callable[[Substrate], bool]
 ) -> SubstrateChoice:
-    """Decide when mappings change: those of sparse buffers while steps run only if the stress test
-    has passed on this machine. setting: ``cache.map_while_running``. Raises SubstrateError."""
+    """Decide when mappings of sparse buffers change: while steps run only if the stress test has
+    passed on this machine. setting: ``cache.map_while_running``. Raises SubstrateError."""
     substrate = choice.substrate
     if substrate is not Substrate.SPARSE:
         return choice
@@ -127,8 +127,8 @@ def choose_release(
 def _is_trusted(
     substrate: Substrate, name: str, setting: bool | None, test: str, flag: str, passed: bool
 ) -> bool:
-    """Return whether a GPU may do something that needs a passed self-test. flag: the option that
-    runs the test. Raises SubstrateError if the setting demands it and the test has not passed."""
+    """Return whether a GPU may do what needs a passed self-test. flag: the doctor's option for the
+    test. Raises SubstrateError if the setting is true but the test has not passed."""
     if setting and not passed:
         raise SubstrateError(
             f"cache.{name} is set, but the {test} test of {substrate} has not passed on this "
@@ -164,16 +164,16 @@ def _configured(
 
 @dataclass(frozen=True, slots=True)
 class MetalDevice:
-    """The default device, from ``metal_ext.metal_capabilities``."""
+    """The default Metal device, from ``metal_ext.metal_capabilities``."""
 
     name: str
     working_set_bytes: int
     """The most memory that the driver recommends for a process."""
     max_buffer_bytes: int
-    """The largest allocation."""
+    """The size of the largest allocation."""
     said: dict[str, Any] = field(default_factory=dict)
     missing: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """Missing features, by the setting of the substrate that needs them."""
+    """The features that the device lacks, by the name of the substrate that needs them."""
 
     @classmethod
     def of(cls, capabilities: dict[str, Any]) -> "MetalDevice":

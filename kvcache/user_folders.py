@@ -1,5 +1,5 @@
-"""quire's folders of a user, by the XDG Base Directory Specification, or on a Mac without XDG's
-variables by Apple's File System Programming Guide. RuntimeError without a home."""
+"""Finds quire's folders of a user by the XDG Base Directory Specification, or on a Mac without XDG
+variables by Apple's conventions. Raises RuntimeError if the user has no home folder."""
 
 import os
 import sys
@@ -17,7 +17,7 @@ def state_folder() -> Path:
 
 
 def config_folder() -> Path:
-    """Return the folder for settings: on a Mac too, people expect a command's in ~/.config."""
+    """Return the folder for settings: ~/.config on a Mac too, as usual for commands."""
     return _folder("XDG_CONFIG_HOME", ".config", on_a_mac=".config")
 
 

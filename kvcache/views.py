@@ -1,4 +1,4 @@
-"""A model layer's view of the cache during one step: append rows, attend to them."""
+"""A model layer's access to K and V during one step: append rows, attend to rows."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from metal_ext import GatedDelta, QKTransform
 
 
 class OrderingHandles:
-    """The newest ordering handle of every layer: arrays that make reads wait for earlier writes.
+    """The newest ordering handle of every layer: an array that makes reads wait for earlier writes.
 
     The handles live as long as the engine, so that the order holds from step to step."""
 
@@ -26,9 +26,9 @@ class OrderingHandles:
 
 
 class KVViews:
-    """The rows of one step, for all layers: row i of the flat token array is row i here.
+    """The K and V of one step, for all layers: row i is token i of the flat token array.
 
-    Segments of one row come first and are decoded in one call; each longer one is a chunk."""
+    Sequences with one row come first and are decoded in one call; each longer one is a chunk."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class KVViews:
         epoch: int,
         states: StateRows | None = None,
     ) -> None:
-        """rows: by group. epoch: the step's number. states: None without recurrent layers."""
+        """rows: by layer group. epoch: the step's number. states: None without recurrent layers."""
         counts = [segment.count for segment in segments]
         self.epoch = epoch
         self.segments = tuple(segments)
@@ -58,7 +58,7 @@ class KVViews:
         values: mx.array,
         transform: QKTransform | None,
     ) -> mx.array:
-        """Transform queries and keys, append keys and values; return the queries. See StepRows."""
+        """Transform queries and keys, append keys and values; return queries. See StepRows."""
         regions = self._layers[layer]
         self._order.newest[layer], queries = self._rows[regions.group].append(
             self._order.newest[layer], regions, queries, keys, values, transform
@@ -66,8 +66,8 @@ class KVViews:
         return queries
 
     def attend(self, layer: int, queries: mx.array, scale: float) -> mx.array:
-        """Return the attention of ``[T, query_heads, head_dim]``, each row over its sequence up to
-        itself."""
+        """Return the attention of ``[T, query_heads, head_dim]``: each row attends to its
+        sequence's tokens up to itself."""
         order, regions = self._order.newest[layer], self._layers[layer]
         rows = self._rows[regions.group]
         split = self._decode_rows
@@ -85,7 +85,7 @@ class KVViews:
     def recur(
         self, number: int, qkv: mx.array, z: mx.array, a: mx.array, b: mx.array, delta: GatedDelta
     ) -> mx.array:
-        """Advance a recurrent layer's states by this step's rows; return the output."""
+        """Advance the states of recurrent layer ``number`` by this step's rows; return outputs."""
         assert self._states is not None, "the cache keeps no states"
         tokens = self._order.newest_states
         tokens[number], output = self._states.recur(tokens[number], number, qkv, z, a, b, delta)
@@ -100,8 +100,8 @@ class KVViews:
 
     @property
     def first_rows(self) -> mx.array:
-        """Everything before the first attention. A CPU evaluates this array while the results of
-        the step before are read; a later array would wait for room in MLX's queue."""
+        """An array that depends on everything before the first attention. A CPU evaluates it while
+        the last step's results are read; a later array would wait for room in MLX's queue."""
         return self._order.newest[0]
 
     def cancel(self) -> None:
