@@ -1,6 +1,6 @@
-"""Device memory: heaps, address ranges, and the MLX primitives that read and write them.
+"""Device memory: heaps, address ranges, and the MLX primitives that read and write K and V there.
 
-Importing this package loads MLX, then the extension, and checks that the two fit together."""
+Importing this package loads MLX, then the extension, and checks that their versions match."""
 
 from dataclasses import dataclass
 
@@ -63,8 +63,8 @@ if HAS_METAL:
 class QKTransform:
     """RMS norms over head_dim, then RoPE over the halves of a head; either may be None.
 
-    Applied to queries and keys before keys are stored."""
+    Applied to queries and keys before the keys are stored."""
 
     norms: tuple[mx.array, mx.array, float] | None
-    """The weights of queries and of keys, ``[head_dim]`` float32, and eps."""
+    """The weights for queries and for keys, ``[head_dim]`` float32, and the norms' epsilon."""
     rope: RopeTable | None

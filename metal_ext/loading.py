@@ -1,7 +1,7 @@
-"""Prepares for loading the extension: sets variables that MLX reads, and checks versions.
+"""Prepares for loading the extension: sets environment variables for MLX, and checks versions.
 
-MLX reads its variables when its first array is made, so they are set when this package is imported.
-A value set by the user wins.
+MLX reads the variables when its first array is made, so importing this package sets them. A value
+set by the user wins.
 
 MLX's C++ interface changes in patch releases, and nanobind passes arrays between two extensions
 only if both were built with the same internals. No build detects a mismatch; the import does."""
@@ -14,19 +14,19 @@ import sys
 from collections.abc import Callable, MutableMapping
 
 # A Metal queue takes 32 residency sets, of which quire may use 24. MLX uses one while its wired
-# limit is 0, as here; with a raised limit MLX would use sets of 5 % of the working set each. Sets
-# of 20 % leave room.
+# limit is 0, as here. With a raised limit MLX would use sets of 5 % of the working set each, but
+# with this variable it uses sets of 20 %, which leave room.
 RESIDENCY_VARIABLE = "MLX_RESIDENCY_SET_MAX_PCT"
 RESIDENCY_PERCENT = "20"
 
-# MLX submits a command buffer at more than 40 or 50 commands, or 40 or 50 times 2^20 numbers,
-# weights included: for a model of 4 billion weights after every third layer. Each buffer costs the
-# GPU about 20 us (mlx#4521). Larger ones made an M5 slower (mlxcel#360), so older chips alone get
-# them.
+# MLX submits a command buffer after 40 or 50 commands, or after commands over 40 or 50 times 2^20
+# numbers, weights included: with 4 billion weights, after every third layer. Each command buffer
+# costs the GPU about 20 us (mlx#4521). Larger command buffers made an M5 slower (mlxcel#360), so
+# only older chips get larger ones.
 #
-# 200 commands are 13 layers: more would save 1 % of a step, and delay its start. 100 times 2^20
-# numbers: intermediate results live until their buffer completes, with ten buffers in flight. For a
-# long prompt that takes 2 GiB, for which the memory plan leaves room; 400 would take 8 GiB.
+# 200 commands are 13 layers; a higher limit would save 1 % of a step, but delay its start. With 100
+# times 2^20 numbers, intermediate results of a long prompt take 2 GiB, for which the memory plan
+# leaves room: they live until their command buffer, one of ten in flight, completes.
 LARGER_BUFFERS = {"MLX_MAX_OPS_PER_BUFFER": "200", "MLX_MAX_MB_PER_BUFFER": "100"}
 TAKE_LARGER_BUFFERS = re.compile(r"Apple M[1-4]\b")
 
@@ -51,7 +51,7 @@ def prepare_environment(
 
 
 def processor_name() -> str:
-    """Return the processor's name on macOS, or ""."""
+    """Return the processor's name on macOS, or "" if the system does not tell."""
     call = getattr(ctypes.CDLL(None), "sysctlbyname", None)
     if call is None:
         return ""
@@ -61,12 +61,12 @@ def processor_name() -> str:
 
 
 def require_matching_versions() -> None:
-    """Raise ImportError that names the mismatch and its remedy."""
+    """Raise an ImportError that names the mismatch of versions and its remedy."""
     installed = importlib.metadata.version("mlx")
     try:
         from . import _ext
     except ImportError as error:
-        # The library of another version usually lacks symbols that the extension needs.
+        # Another version's library usually lacks symbols that the extension needs.
         needed = _needed_version()
         if needed not in (None, installed):
             raise _built_for(needed, installed) from error
@@ -80,7 +80,7 @@ def require_matching_versions() -> None:
 
 
 def _needed_version() -> str | None:
-    """Return the version of MLX that the installed package requires; None: no package."""
+    """Return the version of MLX that the installed quire requires, or None if none is installed."""
     try:
         required = importlib.metadata.requires("quire") or []
     except importlib.metadata.PackageNotFoundError:

@@ -1,1 +1,1 @@
-"""Self-tests of a substrate, each in its own process: a crash or a hang is a result."""
+"""Self-tests of a kind of device memory, each in its own process, which may crash or hang."""

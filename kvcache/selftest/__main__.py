@@ -1,6 +1,6 @@
 """The process of a self-test: ``python -m kvcache.selftest TEST SUBSTRATE [PAGE_BYTES [SIZE]]``.
 
-Ends with a line of JSON on standard output and without cleaning up: the system frees all memory."""
+Prints the results as a line of JSON, then exits without cleaning up: the system frees memory."""
 
 import os
 import sys
@@ -33,22 +33,22 @@ from kvcache.substrates import Substrate
 # Some systems reclaim memory that the GPU has not used for a second.
 PAUSE_S = 2.0
 WARM_UPS = 3
-# 256 MiB of 16-bit weights: enough to measure the time for fetching them again.
+# 256 MiB of 16-bit weights, enough to measure the time for fetching reclaimed weights again.
 MATRICES, SIZE = 8, 4096
-# About the commands of one step of a 36-layer model.
+# About as many commands as one step of a 36-layer model has.
 COMMANDS = 600
-# The number of buffers of a small cache.
+# The number of buffers (address ranges of sequences) of a small cache.
 MAX_BUFFERS = 3
 
 
 class Checks(Protocol):
-    """The checks of one backend."""
+    """A class with the checks of one backend."""
 
     def checks(self) -> list[NamedCheck]: ...
 
 
 def main(arguments: list[str]) -> None:
-    """arguments: as in the module's docstring; an empty PAGE_BYTES is the default."""
+    """arguments: the four in the module's docstring; an empty PAGE_BYTES means the default."""
     test, substrate = SelfTest(arguments[0]), Substrate[arguments[1]]
     page_bytes = int(arguments[2]) if arguments[2:] and arguments[2] else None
     size = CacheSize.from_argument(arguments[3]) if arguments[3:] else None
@@ -68,7 +68,7 @@ def _report_begin(name: str) -> None:
 def checks_of(
     test: SelfTest, substrate: Substrate, page_bytes: int | None, size: CacheSize | None = None
 ) -> Iterator[NamedCheck]:
-    """Yield the checks of a self-test. size: of a real cache to check as well."""
+    """Yield the checks of a self-test. size: the size of a real cache, to be checked as well."""
     match test:
         case SelfTest.SUBSTRATE:
             yield from _on_backend(SubstrateChecks, substrate, page_bytes=page_bytes)
@@ -100,7 +100,7 @@ def _on_backend(
     page_bytes: int | None = None,
     size: CacheSize | None = None,
 ) -> Iterator[NamedCheck]:
-    """Yield the check that opens a backend, then the checks on it. size: None: a small cache."""
+    """Yield a check that opens a backend, then the checks on it. size: None for a small cache."""
     checks: Checks
 
     def open_backend() -> Result:

@@ -1,4 +1,4 @@
-"""The self-test of arithmetic: compares kernels and MLX's packed products to float64."""
+"""The self-test of arithmetic: compares kernels and MLX's products of packed weights to float64."""
 
 from functools import partial
 
@@ -24,12 +24,12 @@ from kvcache.selftest.run import Result
 from kvcache.selftest.substrate import NamedCheck, add, map_blocks, require, shut_down
 from kvcache.views import layer_regions
 
-# Lengths of sequences: one row, just over one split of the decode kernel, several splits.
+# Lengths of sequences in rows: one, slightly over one split of the decode kernel, and more.
 LENGTHS = (1, 257, 600)
 MAX_TOKENS = 1024
 GATED_ROWS = 33
-# A gated delta net: head width (which a GPU's kernels require), number of value heads, and tokens
-# of each step.
+# A gated delta net: the width of its heads (the only one that a GPU's kernels take), the number of
+# value heads, and the number of tokens in each step.
 DELTA_DIM = 128
 DELTA_HEADS = 2
 DELTA_STEPS = (5, 1, 3)
@@ -37,9 +37,9 @@ KV_HEADS = 2
 QUERY_HEADS = 8
 ROPE_BASE = 1e6
 EPS = 1e-6
-# The allowed difference for numbers around 1. Some GPUs multiply even float32 with 11 bits.
+# The allowed difference for results around 1. Some GPUs multiply even float32 with 11 bits.
 TOLERANCE = {mx.float32: 0.01, mx.float16: 0.02, mx.bfloat16: 0.06}
-# Rows of a product: one, a few, and enough for matrix units.
+# The numbers of rows in a product: one, a few, and enough for matrix units.
 PRODUCT_ROWS = (1, 8, 64)
 INPUTS, OUTPUTS = 1024, 512
 BITS, GROUP = 4, 64
@@ -51,7 +51,7 @@ Rows = NDArray[np.float64]
 
 
 def kernel_specs(on_gpu: bool) -> list[KVSpec]:
-    """Return one layer's K and V for every head width and number format."""
+    """Return the shape of a layer's K and V for every head width and number format."""
     formats = [kind for kind in KVFormat if on_gpu or kind is not KVFormat.FLOAT16]
     return [KVSpec(KV_HEADS, head_dim, kind) for head_dim in (64, 128, 256) for kind in formats]
 
@@ -61,10 +61,10 @@ def name_of(spec: KVSpec) -> str:
 
 
 class KernelChecks:
-    """Checks on one layer, with a heap and a buffer for every length."""
+    """Checks on one layer, with a heap and a buffer for each sequence of ``LENGTHS``."""
 
     def __init__(self, backend: PageBackend, layout: KVLayout, *, on_gpu: bool = False) -> None:
-        """on_gpu: whether operations of a GPU's models are checked, too."""
+        """on_gpu: whether to check also operations that only a GPU's models use."""
         self._backend = backend
         self._on_gpu = on_gpu
         (self._group,) = layout.groups
@@ -77,7 +77,7 @@ class KernelChecks:
         self._random = np.random.default_rng(11)
         empty = np.zeros((0, KV_HEADS, self._width))
         self._keys: list[Rows] = [empty] * len(LENGTHS)
-        """By sequence: the keys that the cache should hold."""
+        """The keys that the cache should hold, by sequence."""
         self._values: list[Rows] = [empty] * len(LENGTHS)
 
     def checks(self) -> list[NamedCheck]:
@@ -100,8 +100,8 @@ class KernelChecks:
         return Result(f"{len(LENGTHS)} buffers of {blocks} blocks")
 
     def _states(self) -> Result:
-        """A gated delta net over one sequence's tokens, step by step, with an intermediate state
-        that a second sequence goes on from."""
+        """Run a gated delta net over one sequence's tokens, step by step. A second sequence
+        continues from a state that the first step writes on the way."""
         assert isinstance(self._backend, MetalBackend)
         tail_format = KVFormat(str(self._dtype).removeprefix("mlx.core."))
         spec = StateSpec(1, DELTA_HEADS, self._width, self._width, 3, tail_format)
@@ -122,7 +122,7 @@ class KernelChecks:
         begun = StateSegment(DELTA_STEPS[0], None, ((2, 1), (DELTA_STEPS[0], 0)))
         for count in DELTA_STEPS:
             parts = [(begun if done == 0 else StateSegment(count, 0, ((count, 0),)), done)]
-            if done:  # and another sequence, from the state that was written on the way
+            if done:  # a second sequence continues from the first step's state
                 parts.append((StateSegment(1, 1, ((1, 2),)), 2))
             rows = self._rows([(number, part.count) for number, (part, _) in enumerate(parts)])
             places = np.concatenate([np.arange(start, start + p.count) for p, start in parts])
@@ -140,7 +140,7 @@ class KernelChecks:
         return DeltaConstants(*(self._random.normal(size=shape) / 2 for shape in shapes))
 
     def _chunk(self) -> Result:
-        """All but the last row of the longer sequences, each as one chunk."""
+        """Check all but the last row of the longer sequences, each sequence as one chunk."""
         worst = 0.0
         for number, length in enumerate(LENGTHS):
             if length > 1:
@@ -148,11 +148,11 @@ class KernelChecks:
         return self._compared(worst)
 
     def _decode(self) -> Result:
-        """The last row of every sequence, all at once."""
+        """Check the last row of all sequences in one call."""
         return self._compared(self._attend([(number, 1) for number in range(len(LENGTHS))]))
 
     def _project(self) -> Result:
-        """One more row of every sequence, through norm, RoPE and append at once."""
+        """Check a further row of every sequence, with norm, RoPE and append in one call."""
         plan = [(number, 1) for number in range(len(LENGTHS))]
         rows = self._rows(plan)
         queries, keys, values = (self._draw(heads, plan) for heads in (QUERY_HEADS, KV_HEADS, 2))
@@ -189,7 +189,7 @@ class KernelChecks:
     # --- parts of the checks ----------------------------------------------------------------------
 
     def _attend(self, plan: list[tuple[int, int]]) -> float:
-        """Append and attend. Compare the cache's contents bit by bit, and the results."""
+        """Append rows and attend; compare K and V bit by bit; return attention's largest error."""
         queries, keys, values = (self._draw(heads, plan) for heads in (QUERY_HEADS, KV_HEADS, 2))
         rows = self._rows(plan)
         token, turned = rows.append(
@@ -241,7 +241,7 @@ class KernelChecks:
         return self._rounded(self._random.normal(size=(rows, heads, self._width)))
 
     def _rounded(self, numbers: NDArray[np.floating]) -> Rows:
-        """Round to the layer's number format."""
+        """Round numbers to the layer's number format."""
         return _numbers(self._array(numbers))
 
     def _array(self, numbers: NDArray[np.floating]) -> mx.array:
@@ -255,7 +255,7 @@ class KernelChecks:
 
 
 def _copied(region: mx.array) -> mx.array:
-    """Copy into MLX's own memory: the host cannot read memory of the GPU alone."""
+    """Copy a region into MLX's own memory: the host cannot read memory of the GPU alone."""
     return region.astype(mx.float32) + 0
 
 
@@ -271,8 +271,8 @@ def _difference(array: mx.array, want: Rows) -> float:
 
 
 def product_checks() -> list[NamedCheck]:
-    """Return a check for each number of rows, by which MLX chooses a kernel; some systems
-    miscompile a kernel."""
+    """Return a check for each number of rows in ``PRODUCT_ROWS``: MLX chooses a kernel by this
+    number, and some systems miscompile a kernel."""
     return [(f"multiply {rows}", partial(_multiply, rows)) for rows in PRODUCT_ROWS]
 
 
@@ -295,7 +295,7 @@ def _multiply(rows: int) -> Result:
 
 
 def _unpacked(codes: mx.array, scales: mx.array, biases: mx.array) -> Rows:
-    """Return the weights by definition: code * scale + bias, the lowest bits first."""
+    """Return the weights by definition: code * scale + bias, the lowest bits' code first."""
     words = np.array(codes)[..., None] >> np.arange(0, 32, BITS, dtype=np.uint32)
     plain = (words & ((1 << BITS) - 1)).reshape(OUTPUTS, INPUTS // GROUP, GROUP)
     scale, bias = (_numbers(array)[..., None] for array in (scales, biases))

@@ -1,5 +1,5 @@
 """Facts that a self-test's result depends on: machine model, system, MLX, and the memory charged to
-this process. Imports neither MLX nor the extension."""
+this process. This file imports neither MLX nor the extension, which may fail to load."""
 
 import ctypes
 import importlib.metadata
@@ -17,28 +17,28 @@ SYSCTL = "/usr/sbin/sysctl"
 STATUS = Path("/proc/self/status")
 ROLLUP = Path("/proc/self/smaps_rollup")
 OWN_FILES = Path("/proc/self/fd")
-BLOCK_BYTES = 512  # of st_blocks
-# rusage_info_v0 of sys/resource.h: a UUID, then 64-bit numbers; macOS charges the eighth.
+BLOCK_BYTES = 512  # the unit of os.stat's st_blocks
+# rusage_info_v0 of sys/resource.h: a UUID, then 64-bit numbers; the eighth is what macOS charges.
 RUSAGE_INFO_V0 = 0
 FOOTPRINT_FIELD = 7
 
-# The first macOS whose wheels have kernels for neural accelerators, which chips have since M5.
+# From this macOS on, MLX's wheels have kernels for neural accelerators, which chips have since M5.
 ACCELERATED = 26
 FIRST_WITH_ACCELERATORS = 5
-# The version that macOS 26 reports to programs built for an older system.
+# The version that macOS 26 reports to programs that were built for an older system.
 OLD_NAME_OF_26 = 16
-# The first system on which those kernels run, by MLX's own minimum.
+# The first system on which kernels for neural accelerators run, by MLX's own minimum.
 NEEDED_SYSTEM = (26, 2)
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Names for display and as a key: the same on machines of the same model."""
+    """Names that identify the model of a machine, its system and MLX, for display and as a key."""
 
     model: str
     processor: str
     system: str
-    """Name and version; on a Mac also the build."""
+    """The system's name and version; on a Mac also its build."""
     mlx: str
 
     def as_json(self) -> dict[str, str]:
@@ -57,7 +57,7 @@ def this_machine() -> Machine:
 
 
 def installed_mlx() -> str:
-    """Return the version of MLX without importing it."""
+    """Return the version of the installed MLX without importing it."""
     try:
         return importlib.metadata.version("mlx")
     except importlib.metadata.PackageNotFoundError:
@@ -83,7 +83,7 @@ def _linux_processor() -> str:
 
 
 def wheel_tag() -> str:
-    """Return mlx-metal's wheel tag, like "py3-none-macosx_15_0_arm64"; "": not installed."""
+    """Return mlx-metal's wheel tag, like "py3-none-macosx_15_0_arm64", or "" if not installed."""
     try:
         text = importlib.metadata.distribution("mlx-metal").read_text("WHEEL")
     except importlib.metadata.PackageNotFoundError:
@@ -93,10 +93,10 @@ def wheel_tag() -> str:
 
 
 def wheel_warning(processor: str, tag: str | None = None, system: str | None = None) -> str:
-    """Return why the installed wheel does not suit this machine, or "". pip chooses the wheel for
-    the system that Python was built for, which may be older than the running one.
+    """Return the reason that the installed MLX wheel does not suit this machine, or "". pip chooses
+    the wheel for the system that Python was built for, which may be older than the running system.
 
-    processor: as the system names it. tag, system: None: the installed and the running one."""
+    processor: its name by the system. tag, system: None for the installed and the running ones."""
     tag = wheel_tag() if tag is None else tag
     system = platform.mac_ver()[0] if system is None else system
     of_wheel, here = re.search(r"macosx_(\d+)_", tag), re.match(r"(\d+)(?:\.(\d+))?", system)
@@ -120,17 +120,17 @@ def wheel_warning(processor: str, tag: str | None = None, system: str | None = N
     return ""
 
 
-# --- the memory that the system charges this process for ------------------------------------------
+# --- the memory that the system charges to this process ------------------------------------------
 
 
 class RusageInfo(ctypes.Structure):
-    """struct rusage_info_v0."""
+    """The C structure rusage_info_v0, which proc_pid_rusage fills."""
 
     _fields_ = (("uuid", ctypes.c_uint8 * 16), ("numbers", ctypes.c_uint64 * 10))
 
 
 def process_footprint() -> int:
-    """Return the bytes charged to this process: a Mac's physical footprint, memory of the GPU
+    """Return the bytes charged to this process: on a Mac its physical footprint, memory of the GPU
     included; on Linux anonymous memory and memfd blocks, mapped or not. Raises OSError."""
     if sys.platform == "darwin":
         return _mac_footprint()
@@ -142,13 +142,13 @@ def process_footprint() -> int:
             if os.readlink(entry).startswith("/memfd:"):
                 files += entry.stat().st_blocks * BLOCK_BYTES
         except OSError:
-            continue  # the file of this very listing is closed by now
+            continue  # the descriptor that listed the folder is closed
     return int(anonymous) * 1024 + files
 
 
 def footprint_with(heap_bytes: int) -> int:
-    """Return process_footprint without a walk through all pages, which delays mappings on Linux;
-    the figure may be a few pages old. heap_bytes: bytes charged for memfd files. Raises OSError."""
+    """Return nearly process_footprint, without its walk through all pages, which delays mappings on
+    Linux: a few pages may be missing. heap_bytes: bytes charged for memfd files. Raises OSError."""
     if sys.platform == "darwin":
         return _mac_footprint()
     wanted = ("RssAnon:", "VmSwap:")

@@ -1,4 +1,4 @@
-"""The kernels' results in float64, by their definitions."""
+"""The results of the kernels in float64, computed by their definitions."""
 
 from typing import NamedTuple
 
@@ -7,15 +7,15 @@ from numpy.typing import NDArray
 
 Numbers = NDArray[np.floating]
 MAX_SAMPLES = 40
-# Added to the sum of squares when queries and keys become unit vectors.
+# Added to the sum of squares when queries and keys are scaled to unit vectors.
 UNIT_EPS = 1e-6
 
 
 def attention(
     queries: Numbers, keys: Numbers, values: Numbers, places: NDArray[np.intp], scale: float
 ) -> NDArray[np.float64]:
-    """Causal softmax attention: row i of ``[rows, query_heads, head_dim]`` sees positions up to
-    ``places[i]`` of ``[tokens, kv_heads, head_dim]``."""
+    """Causal softmax attention: row i of the queries ``[rows, query_heads, head_dim]`` attends to
+    positions up to ``places[i]`` of the keys and values ``[tokens, kv_heads, head_dim]``."""
     group = queries.shape[1] // keys.shape[1]
     wide = [np.repeat(array.astype(np.float64), group, axis=1) for array in (keys, values)]
     by_head = [array.swapaxes(0, 1) for array in (queries.astype(np.float64), *wide)]
@@ -29,7 +29,7 @@ def attention(
 
 
 def sample_rows(count: int) -> NDArray[np.intp]:
-    """Return the rows of a chunk to compare, the first and the last among them."""
+    """Return the indices of a chunk's rows to compare, including the first and the last row."""
     return np.unique(np.linspace(0, count - 1, MAX_SAMPLES).astype(np.intp))
 
 
@@ -41,7 +41,7 @@ def rms_norm(rows: Numbers, weight: Numbers, eps: float) -> NDArray[np.float64]:
 
 
 def rope(rows: Numbers, positions: Numbers, base: float, scale: float = 1.0) -> NDArray[np.float64]:
-    """Rotate the halves of ``[rows, heads, head_dim]``."""
+    """Rotate the two halves of each head of ``[rows, heads, head_dim]`` (RoPE)."""
     half = rows.shape[-1] // 2
     angles = positions[:, None, None] * scale * base ** (-np.arange(half) / half)
     first, second = rows[..., :half].astype(np.float64), rows[..., half:].astype(np.float64)
@@ -50,7 +50,7 @@ def rope(rows: Numbers, positions: Numbers, base: float, scale: float = 1.0) -> 
 
 
 class DeltaInputs(NamedTuple):
-    """The inputs of a gated delta net with one key head, by token."""
+    """The inputs of a gated delta net with one key head, a row per token."""
 
     qkv: Numbers
     z: Numbers
@@ -59,18 +59,18 @@ class DeltaInputs(NamedTuple):
 
 
 class DeltaConstants(NamedTuple):
-    """A gated delta net's weights except projections."""
+    """A gated delta net's weights except its projections."""
 
     conv: Numbers
-    """``[taps, (2 + heads) * dim]``, the newest row's last."""
+    """The convolution's weights ``[taps, (2 + heads) * dim]``; the last are the newest row's."""
     a_log: Numbers
     dt_bias: Numbers
     norm: Numbers
 
 
 def gated_delta(inputs: DeltaInputs, constants: DeltaConstants, eps: float) -> NDArray[np.float64]:
-    """Return a gated delta net's output ``[tokens, heads * dim]`` from a zero state. eps: of the
-    norm. Formulas: arXiv 2412.06464."""
+    """Return a gated delta net's output ``[tokens, heads * dim]`` from a zero state, by the
+    formulas of arXiv 2412.06464. eps: the epsilon of the RMS norm."""
     inputs = DeltaInputs(*(array.astype(np.float64) for array in inputs))
     constants = DeltaConstants(*(array.astype(np.float64) for array in constants))
     heads, dim = len(constants.a_log), len(constants.norm)

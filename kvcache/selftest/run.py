@@ -1,4 +1,4 @@
-"""Runs self-tests in processes of their own, and remembers which passed.
+"""Runs self-tests in processes of their own, and remembers the tests that passed.
 
 Imports neither the native extension nor MLX, which may fail to load."""
 
@@ -22,53 +22,53 @@ from kvcache.selftest.machine import this_machine
 from kvcache.substrates import Substrate
 from kvcache.user_folders import cache_folder
 
-# For a whole self-test, including the first compilation of kernels.
+# The time limit of a whole self-test, including the first compilation of kernels.
 LIMIT_S = 120.0
 STRESS_LIMIT_S = 600.0
-# The wait for a killed process: one that hangs in the driver may never end.
+# The time to wait for a killed process: a process that hangs in the driver may never end.
 LAST_WORDS_S = 5.0
-# Precedes a check's name on the child's standard error: after a crash it names the culprit.
+# Precedes a check's name on the child's standard error: the last one is where it crashed.
 BEGINS = "self-test begins: "
 
 
 class SelfTest(StrEnum):
-    """The name of a self-test, on the child's command line and in stamps."""
+    """The name of a self-test, for the child's command line and for files of passed tests."""
 
     SUBSTRATE = "substrate"
-    """Pages, matrix products, and a cache of the real size."""
+    """Tests mappings, matrix products, and a cache of the real size."""
     KERNELS = "kernels"
     RELEASE = "release test"
-    """Heaps are released while others are in use."""
+    """Tests the release of heaps while other heaps are in use."""
     STRESS = "stress test"
-    """Mappings change while commands run."""
+    """Tests mappings that change while commands run."""
     PACE = "pace"
-    """The device's speed, also after a pause."""
+    """Measures the device's speed, also after a pause."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The result of one check. A check sets text and figures, ``run_checks`` the others."""
+    """The result of one check. A check sets text and figures, ``run_checks`` the other fields."""
 
     text: str
     figures: dict[str, int | float] = field(default_factory=dict)
-    """Measured numbers; bytes unless the name says otherwise."""
+    """Measured numbers, in bytes unless the name of a number says otherwise."""
     name: str = ""
     passed: bool = True
     seconds: float = 0.0
 
     def as_json(self) -> dict[str, Any]:
-        """Return the result with the names of the doctor's report."""
+        """Return the result under the names that ``quire doctor --json`` uses."""
         numbers = {"seconds": self.seconds, "figures": self.figures}
         return {"name": self.name, "passed": self.passed, "said": self.text, **numbers}
 
 
 @dataclass(frozen=True, slots=True)
 class SelfTestReport:
-    """The results in order, up to the first check that failed."""
+    """The results of the checks in order, up to the first check that failed."""
 
     results: tuple[Result, ...]
     fault: str
-    """Half a sentence; "": no fault."""
+    """Half a sentence about the failure, or "" if all checks passed."""
     seconds: float
 
     @property
@@ -86,7 +86,7 @@ def to_line(results: Iterable[Result]) -> str:
 
 
 def from_line(line: str) -> tuple[Result, ...]:
-    """Read what ``to_line`` wrote. Raises ValueError for anything else."""
+    """Read a line that ``to_line`` wrote. Raises ValueError for any other line."""
     try:
         results = tuple(Result(**result) for result in json.loads(line))
     except (ValueError, TypeError) as error:
@@ -98,15 +98,15 @@ def from_line(line: str) -> tuple[Result, ...]:
 
 @dataclass(frozen=True, slots=True)
 class CacheSize:
-    """The size of a cache for a model's layers of one kind."""
+    """The size of a cache for a model whose layers all have one shape."""
 
     num_layers: int
     spec: KVSpec
     max_tokens: int
-    """The length of one sequence."""
+    """The number of tokens of one sequence."""
     heap_bytes: int
     buffers: int
-    """The number of address ranges."""
+    """The number of address ranges, one per sequence."""
 
     def to_argument(self) -> str:
         return json.dumps(asdict(self), default=lambda number_format: number_format.value)
@@ -122,7 +122,7 @@ class CacheSize:
         return KVShape.uniform(self.num_layers, self.spec)
 
 
-# Qwen3-4B with its whole context, if no model is named: 5.6 GiB of addresses per buffer.
+# Used if no model is named: Qwen3-4B with its whole context, 5.6 GiB of addresses per buffer.
 USUAL = CacheSize(36, KVSpec(8, 128), max_tokens=40960, heap_bytes=64 << 20, buffers=64)
 
 
@@ -134,8 +134,8 @@ def run_selftest(
     *,
     limit_s: float = LIMIT_S,
 ) -> SelfTestReport:
-    """Run a self-test in a process of its own. page_bytes: None: the default. size: of a real cache
-    to test as well; None: no such test."""
+    """Run a self-test in a process of its own. page_bytes: None means the default. size: the size
+    of a real cache to test as well, or None to test no such cache."""
     command = [sys.executable, "-m", "kvcache.selftest", test, substrate.name]
     arguments = [str(page_bytes or ""), *([size.to_argument()] if size else [])]
     return run_program([*command, *arguments], limit_s)
@@ -143,17 +143,16 @@ def run_selftest(
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a process ended."""
+    """The way in which a process ended."""
 
     fault: str
-    """"": it ended by itself with exit code 0."""
+    """Half a sentence, or "" if the process ended by itself with exit code 0."""
     last_line: str
-    """The last line of standard output."""
     seconds: float
 
 
 def run_program(command: Sequence[str], limit_s: float) -> SelfTestReport:
-    """Return the report of a program whose last line is made by ``to_line``."""
+    """Run a program whose last line is written by ``to_line``; return its report."""
     outcome = run_child(command, limit_s)
     if outcome.fault:
         return SelfTestReport((), outcome.fault, outcome.seconds)
@@ -166,9 +165,9 @@ def run_program(command: Sequence[str], limit_s: float) -> SelfTestReport:
 
 
 def run_child(command: Sequence[str], limit_s: float) -> Outcome:
-    """Run a program that may crash, hang, or write anything."""
+    """Run a program that may crash, hang, or write any output."""
     started = time.monotonic()
-    # Files instead of pipes, so that nothing waits for a process that cannot be ended.
+    # With files instead of pipes, nothing waits for a process that cannot be ended.
     with TemporaryFile() as out, TemporaryFile() as err:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
         code = _wait(process, limit_s)
@@ -190,7 +189,7 @@ def run_child(command: Sequence[str], limit_s: float) -> Outcome:
 
 
 def _wait(process: "subprocess.Popen[bytes]", limit_s: float) -> int | None:
-    """Return the process's exit code; None: it had to be killed."""
+    """Return the process's exit code, or None if the process had to be killed."""
     try:
         return process.wait(limit_s)
     except subprocess.TimeoutExpired:
@@ -206,11 +205,11 @@ def _lines(file: int) -> list[str]:
         return [line for raw in text if (line := raw.strip())]
 
 
-# --- stamps in the user's cache folder: the tests that a GPU has passed ---------------------------
+# --- stamps: files in the user's cache folder about tests that a GPU has passed -----------------
 
 
 def has_passed(test: SelfTest, substrate: Substrate) -> bool:
-    """Return whether the test has passed on this machine with its present system and MLX."""
+    """Return whether the test has passed on this machine with the present system and MLX."""
     try:
         stamp = json.loads(_stamp_path(test, substrate).read_text())
     except (OSError, ValueError):
@@ -219,7 +218,7 @@ def has_passed(test: SelfTest, substrate: Substrate) -> bool:
 
 
 def write_stamp(test: SelfTest, substrate: Substrate) -> Path:
-    """Remember that the test has passed; return the file. Raises OSError."""
+    """Write a file that says that the test has passed; return its path. Raises OSError."""
     path = _stamp_path(test, substrate)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(_stamp(test, substrate), indent=2) + "\n")
@@ -227,7 +226,7 @@ def write_stamp(test: SelfTest, substrate: Substrate) -> Path:
 
 
 def withdraw_stamp(test: SelfTest, substrate: Substrate) -> None:
-    """Raises OSError."""
+    """Remove the file that says that the test has passed. Raises OSError."""
     _stamp_path(test, substrate).unlink(missing_ok=True)
 
 

@@ -1,4 +1,4 @@
-"""The self-tests that run only on demand, because some Macs have crashed: mappings that change
+"""The self-tests that run only on demand, because they have crashed some Macs: mappings that change
 while commands run, and the release of heaps."""
 
 import time
@@ -27,17 +27,17 @@ from kvcache.selftest.substrate import (
 
 ROUNDS = 50
 RELEASE_ROUNDS = 8
-# The wanted duration of a round's commands: far longer than the mappings take.
+# The wanted duration of a round's GPU commands, far longer than the round's mappings take.
 LONG_S = 0.2
-# The most attentions per layer that a round submits.
+# The limit of attention operations per layer that a round submits.
 MAX_REPEATS = 2000
 GROWING, SHARING = 0, 1
 
 
 class StressChecks:
-    """Buffer 0 grows by a block per round; buffer 1 shares all blocks filled before. While
-    attention over buffer 0 runs many times, the next block is mapped ahead, and the shared blocks
-    are unmapped and mapped again in buffer 1. Then all contents are compared."""
+    """In each round, buffer 0 gets a further block and buffer 1 maps all earlier blocks of buffer
+    0. While attention over buffer 0 runs many times, the next block is mapped, and buffer 1's
+    blocks are unmapped and mapped again. Then all contents are compared."""
 
     def __init__(self, backend: PageBackend, layout: KVLayout, rounds: int = ROUNDS) -> None:
         self._backend = backend
@@ -48,7 +48,7 @@ class StressChecks:
         self._cache = SubstrateChecks(backend, layout, (rounds + 1) * self._block)
         self._repeats = 1
         self._overlapped = 0
-        """Rounds whose mappings ended before their commands did."""
+        """The number of rounds whose mappings ended before their commands ended."""
 
     def checks(self) -> list[NamedCheck]:
         rounds = [(f"round {number}", self._round(number)) for number in range(1, self._rounds + 1)]
@@ -62,7 +62,7 @@ class StressChecks:
         return Result(f"{self._rounds} rounds, blocks of {self._block} tokens")
 
     def _round(self, number: int) -> Check:
-        """number: of the block that buffer 0 fills; earlier blocks are shared."""
+        """number: the index of the block that buffer 0 fills; earlier blocks are shared."""
 
         def check() -> Result:
             end = (number + 1) * self._block
@@ -79,7 +79,7 @@ class StressChecks:
             ran_s = time.monotonic() - started
             worst = self._compare(end - 1, results)
             self._cache.read(SHARING, number * self._block, last=number * self._block + 1)
-            # A step over the block mapped ahead reads all rows before it.
+            # A step over the block mapped during the round reads all rows before that block.
             self._cache.read(GROWING, end, last=end + 1)
             unmap_blocks(self._backend, SHARING, number + 1)
             self._share(number + 1)
@@ -100,7 +100,7 @@ class StressChecks:
     # --- parts of a round -------------------------------------------------------------------------
 
     def _share(self, blocks: int) -> None:
-        """Map the first blocks of buffer 0 in buffer 1, then a block of its own to write to."""
+        """Map the first blocks of buffer 0 in buffer 1, then one that buffer 1 can write to."""
         map_blocks(self._backend, SHARING, 0, 0, blocks, writable=False)
         map_blocks(self._backend, SHARING, blocks, self._last_heap_block)
 
@@ -139,7 +139,7 @@ class StressChecks:
 
 
 class ReleaseChecks:
-    """Heap 0 is made and released in buffer 0, while buffer 1 is used with heap 1."""
+    """Maps heap 0 in buffer 0 and releases it, again and again, while buffer 1 uses heap 1."""
 
     def __init__(self, backend: PageBackend, layout: KVLayout) -> None:
         self._backend = backend
@@ -162,7 +162,7 @@ class ReleaseChecks:
 
     def _round(self, number: int) -> Check:
         def check() -> Result:
-            # Earlier rows were written while heap 0 existed.
+            # Earlier rows of buffer 1 were written while heap 0 had memory.
             self._cache.compute(1, number - 1, 1)
             blocks, heap_bytes = self._group.blocks_per_heap, self._group.heap_bytes
             result = release_heap(self._backend, blocks, heap_bytes)

@@ -1,4 +1,4 @@
-"""The self-test of a substrate's pages: maps, writes, reads, shares, copies, unmaps and releases
+"""The self-test of a substrate's mappings: maps, writes, reads, shares, copies, unmaps and releases
 blocks of a small cache, then opens a cache of the real size."""
 
 import time
@@ -18,18 +18,18 @@ from kvcache.views import layer_regions
 
 QUERIES_PER_HEAD = 3
 SHAPE = KVShape.uniform(2, KVSpec(kv_heads=2, head_dim=64))
-# Large enough that each query's attention is almost only the row that it looks for.
+# The scale of attention: so large that nearly only the row that a query looks for counts.
 SCALE = 0.5
-MAX_TOKENS = 16384  # 16 MiB
-# Rows written after the first block.
+MAX_TOKENS = 16384  # 16 MiB of K and V
+# The number of rows that are written after the first block.
 TAIL_ROWS = 64
-# For values between -1 and 1 stored with 8 bits.
+# The allowed difference for values between -1 and 1 stored with 8 bits.
 TOLERANCE = 0.02
-# The share of a released heap that must come back; the process also allocates meanwhile.
+# The share of a released heap that must come back; meanwhile the process allocates other memory.
 RETURNED_SHARE = 0.9
-# With fewer buffers of the real size the test fails. The system may refuse the others.
+# With fewer buffers of the real size than this the test fails; the system may refuse more.
 NEEDED_BUFFERS = 3
-# Rows written in a real block; a step's own memory grows with them.
+# The number of rows written in a block of the real size; a step's memory grows with the rows.
 MAX_ROWS = 32
 
 Check = Callable[[], Result]
@@ -41,7 +41,7 @@ class NotAsPromisedError(Exception):
 
 
 def run_checks(checks: Iterable[NamedCheck], begin: Callable[[str], None]) -> list[Result]:
-    """Run checks in order, up to the first that fails. begin: called with each name first."""
+    """Run checks up to the first that fails. begin: called with each check's name before it."""
     results: list[Result] = []
     for name, check in checks:
         begin(name)
@@ -71,8 +71,8 @@ def small_layout(
     page_bytes: int | None = None,
     heap_bytes: int | None = None,
 ) -> KVLayout:
-    """Return a layout for that many tokens. page_bytes: None: the GPU's preferred page, or the
-    system's. heap_bytes: None: one heap holds all tokens."""
+    """Return a layout for ``max_tokens``. page_bytes: None for the GPU's preferred size or the
+    system's size. heap_bytes: None for one heap that holds all tokens."""
     if substrate.is_dense:
         smallest = min(METAL_PAGES) if substrate.on_gpu else system_page_bytes
         return dense_layout(shape, max_tokens=max_tokens, system_page_bytes=smallest)
@@ -113,13 +113,13 @@ def map_blocks(
 
 
 def unmap_blocks(backend: PageBackend, buffer: int, count: int) -> Result:
-    """Unmap the first blocks of a buffer."""
+    """Unmap the first ``count`` blocks of a buffer."""
     finish(backend, backend.unmap(buffer, 0, count))
     return Result(f"{count} blocks")
 
 
 def release_heap(backend: PageBackend, blocks: int, heap_bytes: int) -> Result:
-    """Map all of heap 0 in buffer 0, unmap and release it: the process must shrink."""
+    """Map, unmap and release heap 0; require that the process's memory shrinks."""
     if backend.maps_while_running:
         ticket = backend.map_ahead(0, 0, 0, 0, blocks)
         finish(backend, ticket)
@@ -140,7 +140,7 @@ def release_heap(backend: PageBackend, blocks: int, heap_bytes: int) -> Result:
 
 def finish(backend: PageBackend, ticket: int) -> None:
     require(backend.wait(ticket, MAPPING_LIMIT_S), f"it took over {MAPPING_LIMIT_S:.0f} s")
-    backend.completed_ticket()  # what failed is not done
+    backend.completed_ticket()  # raises an error if the operation failed
 
 
 def shut_down(backend: PageBackend) -> Result:
@@ -152,17 +152,17 @@ def shut_down(backend: PageBackend) -> Result:
 
 
 class SubstrateChecks:
-    """Two buffers over one heap. Rows are exact in bfloat16; each query looks for one row."""
+    """Checks two buffers over one heap. Values are exact in bfloat16; a query looks for one row."""
 
     def __init__(
         self, backend: PageBackend, layout: KVLayout, num_tokens: int | None = None
     ) -> None:
-        """num_tokens: the limit per buffer; None: what these checks need."""
+        """num_tokens: the limit of tokens per buffer; None for as many as these checks need."""
         self._backend = backend
         (self._group,) = layout.groups
         self.layers = layer_regions(layout)
         self.tokens = [mx.zeros((1,)) for _ in self.layers]
-        # Tokens of the first block; if a block is a whole context, of an assumed small block.
+        # The tokens of the first block, or an assumed number if a block is a whole context.
         self._edge = self._group.tokens_per_block if backend.shares_blocks else 64
         self._footprint = 0
         (spec,) = layout.shape.specs
@@ -170,7 +170,7 @@ class SubstrateChecks:
         rows = num_tokens or self._edge + TAIL_ROWS
         size = (2 * len(self.layers), rows, spec.kv_heads, spec.head_dim)
         self.written = np.random.default_rng(7).integers(-63, 64, size).astype(np.float32) / 64
-        """Keys and values of every layer, alternating."""
+        """The keys and values of every layer in turn, which the cache should hold."""
 
     def checks(self) -> list[NamedCheck]:
         shares = self._backend.shares_blocks
@@ -207,7 +207,7 @@ class SubstrateChecks:
         return Result(f"the process grew by {taken} bytes; {zeros}", figures)
 
     def _write(self) -> Result:
-        """A chunk, a chunk over the edge of a block, and a decoded row."""
+        """Write a chunk of rows, a chunk that crosses a block's end, and a single row."""
         steps = ((0, self._edge - 1), (self._edge - 1, 4), (self._edge + 3, 1))
         worst = max(self.compute(0, start, count) for start, count in steps)
         return Result(f"attention differs by {worst:.1e}", {"greatest_difference": worst})
@@ -230,7 +230,7 @@ class SubstrateChecks:
         return self.read(1, self._edge + 5)
 
     def _map_again(self) -> Result:
-        """A block that has been written before."""
+        """Map and check a block that has been written before."""
         map_blocks(self._backend, 0, 0, 1 if self._backend.shares_blocks else 0)
         self._backend.finish_mappings()
         zeros = self._check_fresh(0, self._group.tokens_per_block)
@@ -248,7 +248,7 @@ class SubstrateChecks:
     # --- parts of the checks ----------------------------------------------------------------------
 
     def compute(self, buffer: int, start: int, count: int) -> float:
-        """Run a step over rows whose past is written; return attention's greatest error."""
+        """Run a step over rows whose past is written; return the greatest error of attention."""
         rows = self._backend.rows([Segment(buffer, start, count)])
         attended, wanted, samples = [], [], sample_rows(count)
         for number, layer in enumerate(self.layers):
@@ -284,8 +284,8 @@ class SubstrateChecks:
         return keys, values
 
     def queries(self, layer: int, start: int, count: int) -> NDArray[np.float32]:
-        """Return ``[count, query_heads, head_dim]``: each query is the key of a position up to its
-        own."""
+        """Return ``[count, query_heads, head_dim]``, where each query equals the key of a position
+        that the query may attend to."""
         positions = start + np.arange(count)[:, None]
         sought = (positions * 7919 + self._query_heads * 104729) % (positions + 1)
         keys = self.written[2 * layer]
@@ -294,14 +294,14 @@ class SubstrateChecks:
 
     def read(self, buffer: int, tokens: int, last: int | None = None) -> Result:
         """Compare a buffer's leading tokens with the written rows. last: the buffer's number of
-        tokens, if the compared ones end in a read-only block."""
+        tokens, needed if the compared tokens end in a read-only block."""
         for number, region in enumerate(self._regions(buffer, last or tokens)):
             wrong = (region[:tokens] != self.written[number][:tokens]).any(axis=(1, 2))
             require(not wrong.any(), f"{wrong.sum()} rows of region {number} are wrong")
         return Result(f"{tokens} rows of every region are right")
 
     def _check_fresh(self, buffer: int, tokens: int) -> str:
-        """Check blocks that have just been mapped writable."""
+        """Check that blocks just mapped writable hold zeros, if the backend promises zeros."""
         if not self._backend.zeroes_blocks:
             return "what it holds is not promised"
         for number, region in enumerate(self._regions(buffer, tokens)):
@@ -309,10 +309,10 @@ class SubstrateChecks:
         return "it holds zeros"
 
     def _regions(self, buffer: int, tokens: int) -> list[NDArray[np.float32]]:
-        """Return the contents of all regions. The last token must be in a writable block."""
+        """Return the K and V of every layer. The last token must be in a writable block."""
         rows = self._backend.rows([Segment(buffer, tokens - 1, 1)])
         regions = [
-            # A copy in MLX's own memory: the host cannot read memory of the GPU alone.
+            # Copies to MLX's own memory: the host cannot read memory of the GPU alone.
             rows.region(token, layer, kind, 0).astype(mx.float32)
             for layer, token in zip(self.layers, self.tokens, strict=True)
             for kind in ("keys", "values")
@@ -322,7 +322,7 @@ class SubstrateChecks:
 
 
 class RealSizeChecks:
-    """A cache of the size that serving makes: three buffers in use, the others idle."""
+    """Checks a cache of the size that serving makes, using three of its buffers."""
 
     def __init__(self, backend: PageBackend, layout: KVLayout, buffers: int) -> None:
         self._backend = backend
@@ -349,7 +349,7 @@ class RealSizeChecks:
 
     def _reach_last_block(self) -> Result:
         """Copy from one buffer's first block to another's last block, and from there to a third
-        buffer. The blocks between are the first heap's, mapped repeatedly, which cost no memory."""
+        buffer. The second buffer's other blocks repeat the first heap's, which costs no memory."""
         backend, last = self._backend, self._group.blocks_per_buffer - 1
         shared = min(self._group.blocks_per_heap, self._group.blocks_per_buffer)
         rows = min(self._group.tokens_per_block, MAX_ROWS)
