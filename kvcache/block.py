@@ -175,10 +175,10 @@ class Pending:
 
 @dataclass(slots=True, eq=False)
 class SparseBuffer:
-    """A backend's buffer and the blocks mapped in it. Buffers are reused, never destroyed::
+    """A sequence's addresses and the blocks mapped there. Buffers are reused, never destroyed::
 
-    table: blocks of the sequence .............. | premapped | nothing
-    mapped_blocks ................ | pending
+    table: blocks of the sequence .............. | premapped before needed | nothing
+    mapped_blocks ................ | pending (queued)
     """
 
     number: int

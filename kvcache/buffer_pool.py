@@ -161,7 +161,7 @@ class BufferPool:
         assert not buffer.pending
         return self._backend.unmap(buffer.number, 0, len(buffer.table))
 
-    # --- premapped blocks: mapped before a sequence needs them --------------------------------
+    # --- premapped blocks: mapped before a sequence needs them ------------------------------------
 
     def _use_premapped(self, buffer: SparseBuffer, blocks: list[Block], writable: bool) -> int:
         """Move leading premapped blocks that equal ``blocks`` to the table; return their number."""

@@ -2,19 +2,19 @@
 
 ::
 
-    free -> held by one sequence, which writes it -> waiting for its epoch -> free
+    free -> held: one sequence writes the cell -> waiting for the last step to end -> free
               |                                        ^
-              v                                        | (no holder, and cannot be found)
-            sealed: found by its position, held by all sequences that go on from it
+              v                                        | (no sequence has it or can find it)
+            sealed: found by a prefix, held by all sequences that continue from it
               |
               v
-            cached: found by its position, no holder -> evicted -> free
+            cached: found by a prefix, held by no sequence -> evicted -> free
 
 A sealed cell is never written again. A cell is reused only after the newest step that may touch it.
 
-The cell of the least worth is evicted: waypoints first, then by the tokens that would be computed
-again, times the likelihood that a prompt goes on from the cell, divided by the number of other uses
-since its last use. Using a cell uses all cells before it."""
+Waypoints (states within long prompts) are evicted first, then the cell of the least worth: the
+number of tokens it saves, times the likelihood that a prompt continues from the cell, divided by
+the number of uses of cells since its last use. Using a cell uses all earlier cells of its chain."""
 
 from collections.abc import Iterable
 from typing import NamedTuple

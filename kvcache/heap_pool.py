@@ -1,4 +1,4 @@
-"""Allocates blocks of heaps and tracks their states.
+"""Allocates blocks of heaps (large pieces of memory) and tracks the state of each block.
 
 ::
 
@@ -6,15 +6,15 @@
               |         ^           ^  |         |
               |         +-----------|--+---------+        (shared again)
               +---------------------+
-    free -> releasing (its memory, to the system) -> free
+    free -> releasing (memory goes to the system) -> free
 
 An *owned* block is written by one sequence. A *sealed* block is full, never written again, and
 mapped in any number of buffers. A *quarantined* block waits until the device cannot touch it and no
-buffer maps it; then it is *cached* if its prefix can be found, else free. A *releasing* block waits
-until its memory is released.
+buffer maps it; then it is *cached* if later prompts can find it, else free. A *releasing* block
+waits until the system has its memory back.
 
-A *premapped* block stays mapped in the buffer of a sequence that has left. If it is free, that
-buffer's next sequence can take it; another sequence can, once it is unmapped."""
+A *premapped* block is mapped in a buffer before a sequence needs it. While the block is free, only
+that buffer's sequence can take it; other sequences can take it once it is unmapped."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -109,7 +109,7 @@ class HeapPool:
         self._limit_blocks = min(max(blocks, kept), self._max_heaps * size)
         return self._limit_blocks
 
-    # --- states --------------------------------------------------------------------------------
+    # --- changing the states of blocks ------------------------------------------------------------
 
     def allocate(self, count: int, after: Block | None = None) -> list[Block] | None:
         """Take ``count`` free blocks; return None and take none if too few are free.
@@ -174,7 +174,7 @@ class HeapPool:
             block.buffers = block.sequences = 0
             self._move(block, BlockState.FREE, BlockState.OWNED)
 
-    # --- blocks that stay mapped ----------------------------------------------------------------
+    # --- premapped blocks -------------------------------------------------------------------------
 
     def add_premapped(self, block: Block, buffer: SparseBuffer) -> None:
         assert block.state is not BlockState.FREE, f"{block} is free"
@@ -194,7 +194,7 @@ class HeapPool:
             if not block.premapped_by:
                 self._note_takeable(block, True)
 
-    # --- releasing memory -----------------------------------------------------------------------
+    # --- releasing memory -------------------------------------------------------------------------
 
     def release_memory(self, slack_bytes: int, max_blocks: int) -> None:
         """Start releasing the memory of free blocks, down to the slack or the limit.
@@ -235,7 +235,7 @@ class HeapPool:
             released += count
         return released
 
-    # --- choosing blocks and changing their states -----------------------------------------------
+    # --- choosing free blocks ---------------------------------------------------------------------
 
     def _next(self, after: Block | None) -> Block | None:
         if after is None or after.place + 1 == self._group.blocks_per_heap:

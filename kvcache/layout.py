@@ -1,14 +1,14 @@
 """Conversions between tokens, bytes and pages: the only file that knows the shape of K and V.
 
-A *region* is the K or the V of one layer, ``[token][kv_head][head_dim]``. Layers of one KVSpec form
-a *group*. A *block* is the pages in all regions of a group that hold the same ``tokens_per_block``
-tokens. Blocks of all groups hold the same number of tokens, each group in pages of its own size::
+A *region* is the K or the V of one layer, ``[token][kv_head][head_dim]``. Regions of layers with equal
+KVSpecs form a *group*. A *block* is the memory of the same ``tokens_per_block`` tokens in all
+regions of a group. Groups differ in their page sizes, but not in the number of tokens per block::
 
     group 0, rows of 1024 bytes   | 32 tokens: 2 pages of 16 KiB | 32 tokens: 2 pages | ...
     group 1, rows of  512 bytes   | 32 tokens: 1 page            | 32 tokens: 1 page  | ...
 
-A recurrent layer keeps a state of fixed size instead. A *cell* holds the states of all recurrent
-layers of one sequence at one position, padded to whole pages."""
+A recurrent layer keeps a state of fixed size instead of K and V. A *cell* holds the states of all
+recurrent layers of one sequence at one position, padded to whole pages."""
 
 from dataclasses import dataclass
 from enum import Enum

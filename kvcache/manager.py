@@ -62,7 +62,7 @@ class KVCacheManager:
         self._issued_epoch = self._completed_epoch = 0
         self._maps_while_running = self._first.backend.maps_while_running
 
-    # --- for the scheduler: opening sequences -------------------------------------------------
+    # --- for the scheduler: opening sequences -----------------------------------------------------
 
     @property
     def max_tokens(self) -> int:

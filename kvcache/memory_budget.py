@@ -3,9 +3,9 @@
     machine - headroom (for other programs) - weights - activations - MLX's cache - grammars
         = K and V
 
-On a CPU the available memory limits the sum as well, because a container that exceeds it is killed.
-On a GPU the machine is the working set: macOS compresses other programs' memory for it, so the
-available memory says nothing."""
+On a CPU the available memory is a further limit, because a container that exceeds it is killed. On
+a GPU, "machine" is the GPU's working set. The available memory is then no limit, because macOS
+compresses other programs' memory to make room for the working set."""
 
 from dataclasses import asdict, dataclass
 

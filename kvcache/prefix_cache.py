@@ -59,8 +59,7 @@ class PrefixCache:
         left_at, miss = self.index.explain(sequence.block_hashes, sequence.sealed_blocks)
         return left_at, miss if self._enabled else None
 
-    # --- waiting for blocks that another sequence is going to compute
-    # -------------------------------
+    # --- blocks that another sequence is going to compute -----------------------------------------
 
     def add_pending_prefix(
         self, sequence: CachedSequence, ends: Collection[int] | None = None
@@ -105,7 +104,7 @@ class PrefixCache:
             if self._pending_owners.get(digest) is sequence:
                 del self._pending_owners[digest]
 
-    # --- the life of a block --------------------------------------------------------------------
+    # --- sealing, publishing and freeing blocks ---------------------------------------------------
 
     def note_filled(self, epoch: int, sequence: CachedSequence, number: int) -> None:
         self._full.append((epoch, sequence, number))

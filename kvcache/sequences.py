@@ -25,11 +25,11 @@ class Progress:
 
 @dataclass(slots=True, eq=False)
 class CachedSequence:
-    """A sequence in one group. Intervals of its tokens::
+    """A sequence in one group of layers. Its tokens, from the first to the last one possible::
 
     0 .... sealed blocks .... computed .... scheduled .... mapped .... final
-    never written again       | valid K/V   | written     | ahead     | the limit
-                                              now
+    never written again       | valid K/V   | written     | ahead of  | the limit
+                                              by steps      need
     """
 
     seq_id: int

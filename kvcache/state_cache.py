@@ -1,15 +1,15 @@
-"""Keeps the states of recurrent layers: chooses the cells that steps read and write, that are
-sealed for others, and that new sequences go on from.
+"""Keeps the states of recurrent layers in cells, each with one sequence's states at one position:
+chooses cells that steps read and write, that are sealed, and from which new sequences continue.
 
-A sequence has a *base*, the state at its last block boundary, which is not written any more; after
+A sequence has a *base*, the cell of its last block boundary, which no step writes any more; after
 the boundary, every step advances a *working* cell in place::
 
     0 ............ base (a boundary) ....... computed
     sealed cells   | never written again     | working cell
 
-A step that crosses a boundary also writes the state there to another cell, the base once the step's
-results have been read. The old base is freed, or sealed for others. A dropped step spoils only the
-working cell: the sequence computes less than a block again. States are never copied."""
+A step that crosses a boundary also writes the state there to another cell, which becomes the base
+when the step's results have been read. The old base is freed, or sealed for other sequences. If a
+step is dropped, only the working cell is lost, and less than a block of tokens computed again."""
 
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -177,7 +177,7 @@ class StateCache:
         cell.retention = max(cell.retention, states.checkpoints.get(len(blocks), cell.retention))
         self.pool.use(self._chain(states.sequence.block_hashes, len(blocks)))
 
-    # --- running steps -------------------------------------------------------------------------
+    # --- running steps ----------------------------------------------------------------------------
 
     def reserve(self, seq_id: int, num_tokens: int) -> bool:
         """Reserve cells for a step up to token ``num_tokens``. Return False if no cells are left,

@@ -570,7 +570,7 @@ def linear_heads(
     residual: mx.array | None = None,
 ) -> list[mx.array]:
     """Splits the result of ``linear`` into arrays ``[R, count, outputs // sum(heads)]``, one for
-    each count in heads. Raises IndexError for more heads than outputs, ValueError for unequal ones."""
+    each count in heads. Raises IndexError for more heads than outputs, ValueError if unequal."""
 
 def gated_mlp(
     x: mx.array,

@@ -128,7 +128,7 @@ def _on_backend(
     yield from checks.checks()
 
 
-# --- the pace of the device ---------------------------------------------------------------------
+# --- measuring the speed of the device ------------------------------------------------------------
 
 
 def _measure_pause() -> Result:

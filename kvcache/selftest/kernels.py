@@ -186,7 +186,7 @@ class KernelChecks:
         gated = metal_ext.swiglu(self._array(gate), self._array(up))
         return self._compared(_difference(gated, gate / (1 + np.exp(-gate)) * up))
 
-    # --- parts of the checks ----------------------------------------------------------------------
+    # --- running steps and comparing results ------------------------------------------------------
 
     def _attend(self, plan: list[tuple[int, int]]) -> float:
         """Append rows and attend; compare K and V bit by bit; return attention's largest error."""

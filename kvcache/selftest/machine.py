@@ -120,7 +120,7 @@ def wheel_warning(processor: str, tag: str | None = None, system: str | None = N
     return ""
 
 
-# --- the memory that the system charges to this process ------------------------------------------
+# --- the memory that the system charges to this process -------------------------------------------
 
 
 class RusageInfo(ctypes.Structure):

@@ -205,7 +205,7 @@ def _lines(file: int) -> list[str]:
         return [line for raw in text if (line := raw.strip())]
 
 
-# --- stamps: files in the user's cache folder about tests that a GPU has passed -----------------
+# --- stamps: files in the user's cache folder about tests that a GPU has passed -------------------
 
 
 def has_passed(test: SelfTest, substrate: Substrate) -> bool:

@@ -97,7 +97,7 @@ class StressChecks:
         text = f"in {self._overlapped} of {self._rounds} rounds mappings ended before commands did"
         return Result(text, {"rounds": self._rounds, "overlapped": self._overlapped})
 
-    # --- parts of a round -------------------------------------------------------------------------
+    # --- sharing blocks and running attention in a round ------------------------------------------
 
     def _share(self, blocks: int) -> None:
         """Map the first blocks of buffer 0 in buffer 1, then one that buffer 1 can write to."""

@@ -89,7 +89,7 @@ def small_layout(
     )
 
 
-# --- acts on a backend, which must succeed --------------------------------------------------------
+# --- operations of a backend that must succeed ----------------------------------------------------
 
 
 def add(backend: PageBackend, *, heaps: int, buffers: int) -> None:
@@ -148,7 +148,7 @@ def shut_down(backend: PageBackend) -> Result:
     return Result("in order")
 
 
-# --- the checks -----------------------------------------------------------------------------------
+# --- checks of mappings ---------------------------------------------------------------------------
 
 
 class SubstrateChecks:
@@ -245,7 +245,7 @@ class SubstrateChecks:
     def _release(self) -> Result:
         return release_heap(self._backend, self._group.blocks_per_heap, self._group.heap_bytes)
 
-    # --- parts of the checks ----------------------------------------------------------------------
+    # --- running steps and comparing contents -----------------------------------------------------
 
     def compute(self, buffer: int, start: int, count: int) -> float:
         """Run a step over rows whose past is written; return the greatest error of attention."""
