@@ -65,7 +65,7 @@ class Block:
 
 
 class Retention(IntEnum):
-    """The reason for keeping the states of a position (a sealed cell), the weakest first."""
+    """Reasons for keeping the states of a position (a sealed cell), the weakest reason first."""
 
     WAYPOINT = 0
     """A position within a long prompt, from which prompts with the same beginning can continue."""
@@ -87,7 +87,7 @@ class Cell:
     epoch: int = 0
     """The number of the newest step that may read or write the cell."""
     prefix: Prefix | None = None
-    """The tokens after which the cell's states follow, or None while the cell is not sealed."""
+    """The tokens at whose end the cell's states stand; None while the cell is not sealed."""
     position: int = 0
     """The number of tokens before the states. Set when the cell is sealed."""
     conversation: int = 0
@@ -117,7 +117,7 @@ class Cell:
 
 @dataclass(slots=True)
 class MappedRun:
-    """Consecutive blocks both of the buffer and of one heap, mapped with one call per region."""
+    """Blocks adjacent both in a buffer and in one heap, so that each region takes one mapping."""
 
     block: int
     heap: int
@@ -132,7 +132,7 @@ class MappedRun:
 
 @dataclass(slots=True)
 class PageTable:
-    """The blocks of one buffer: entry i is the block mapped at the i-th block of addresses.
+    """The blocks of one buffer: entry i is mapped at the i-th block of the buffer's addresses.
 
     The table exists on the host only. Kernels use plain addresses, which the MMU translates."""
 

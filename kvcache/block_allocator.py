@@ -20,7 +20,7 @@ MAP_AHEAD_AT_POINT_TOKENS = 128
 MAPPED_AHEAD_RATIO = 1 / 8
 # The limit of bytes released at once: releasing delays mappings on the same thread by 40 ms.
 BYTES_RELEASED_AT_ONCE = 256 * 1024**2
-BLOCKS_EVICTED_AT_ONCE = 4096  # 30 ms of a Python thread
+BLOCKS_EVICTED_AT_ONCE = 4096  # this many take 30 ms
 # With ``spares_heaps``, heaps beyond this share of the budget are made only when evicting cached
 # prefixes does not suffice.
 SPARED_HEAPS_RATIO = 0.5

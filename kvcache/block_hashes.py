@@ -1,5 +1,4 @@
-"""Hashes of a sequence's full blocks: equal hashes mean that all tokens up to the block's end are
-equal.
+"""Hashes of a sequence's full blocks: equal hashes mean equal tokens up to the block's end.
 
 A block's digest is SHA-256(digest of the block before, the block's token ids). Before the first
 block stands a digest of the model, the layout and the salt."""

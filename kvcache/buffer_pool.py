@@ -14,7 +14,8 @@ class BufferPool:
     def __init__(
         self, group: Group, pool: HeapPool, backend: PageBackend, max_buffers: int, max_sharers: int
     ) -> None:
-        # Tables are counted, but no premapped blocks: only a GPU has these, without a limit.
+        # Premapped blocks (mapped before they are needed) are not counted as mappings: they exist
+        # only on a GPU, which has no limit of mappings.
         assert backend.maps_while_running or backend.mapping_limit is None
         self._regions = len(group.regions)
         self._blocks_per_heap = group.blocks_per_heap

@@ -162,8 +162,7 @@ class CellPool:
         self._free_if_lost(cell)
 
     def evict(self) -> bool:
-        """Evict the cached cell of the least worth that no step touches; return False if none
-        is."""
+        """Evict the least worthy cached cell that no step touches; return False if none is left."""
         evictable = self._evictable()
         if not evictable:
             return False

@@ -116,7 +116,7 @@ class FaultMemory:
         path = folder / (name or self._intents + Path(temporary).name.removeprefix(".new-"))
         at = datetime.now(UTC).isoformat(timespec="seconds")
         try:
-            # The file has its lock before it has its name.
+            # The file is locked before it gets its name: no process must see it unlocked.
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.write(file, (json.dumps({"what": what, "at": at, **self._about}) + "\n").encode())
             os.fsync(file)

@@ -1,7 +1,7 @@
 """Conversions between tokens, bytes and pages: the only file that knows the shape of K and V.
 
-A *region* is the K or the V of one layer, ``[token][kv_head][head_dim]``. Regions of layers with equal
-KVSpecs form a *group*. A *block* is the memory of the same ``tokens_per_block`` tokens in all
+A *region* is the K or the V of one layer, ``[token][kv_head][head_dim]``. Regions of layers with
+equal KVSpecs form a *group*. A *block* is the memory of the same ``tokens_per_block`` tokens in all
 regions of a group. Groups differ in their page sizes, but not in the number of tokens per block::
 
     group 0, rows of 1024 bytes   | 32 tokens: 2 pages of 16 KiB | 32 tokens: 2 pages | ...

@@ -126,7 +126,8 @@ class KVCacheManager:
         return None
 
     def attach_cached(self, seq_id: int) -> int:
-        """Map blocks that other sequences have sealed meanwhile; return the computed tokens."""
+        """Map blocks that other sequences have sealed meanwhile; return the number of the
+        sequence's tokens with valid K and V."""
         sequence = self._open[seq_id]
         parts = sequence.parts
         if all(g.prefixes.can_share_next(p) for g, p in zip(self._groups, parts, strict=True)):
@@ -183,7 +184,8 @@ class KVCacheManager:
     # --- for the scheduler: growing and closing sequences -----------------------------------------
 
     def reserve(self, seq_id: int, num_tokens: int) -> bool:
-        """Map memory for tokens [0, num_tokens). Return False and change nothing if it is full."""
+        """Map memory for tokens [0, num_tokens). Return False, with nothing mapped, if too few
+        blocks are free."""
         parts = self._open[seq_id].parts
         for part in parts:
             if num_tokens > part.mapped_tokens and not self._grow(parts, num_tokens):
@@ -295,7 +297,8 @@ class KVCacheManager:
             group.backend.finish_mappings()
 
     def step_completed(self, completed_epoch: int) -> None:
-        """Note that the device has finished all steps up to the epoch, and free what they used."""
+        """Note that the device has finished all steps up to the epoch, and free memory that
+        waited for these steps."""
         assert completed_epoch <= self._issued_epoch
         before = self._completed_epoch
         self._completed_epoch = max(before, completed_epoch)
@@ -398,7 +401,8 @@ class KVCacheManager:
         return [blocks[:count] for blocks in matches], start + longest
 
     def _take_buffers(self, needed: int, prefixes: list[list[Block]]) -> list[SparseBuffer] | None:
-        """Take a buffer of each group for ``needed`` blocks; return None and take none if full."""
+        """Take a buffer of each group for ``needed`` blocks; return None and take none if a
+        group has too few blocks."""
         taken: list[SparseBuffer] = []
         for group, prefix in zip(self._groups, prefixes, strict=True):
             buffer = group.take_buffer(needed, prefix, alone=not self._open)

@@ -25,7 +25,7 @@ class MappedSequence(NamedTuple):
 
     seq_id: int
     runs: tuple[tuple[int, int], ...]
-    """``(first block number, blocks)`` in the order of the tokens; includes queued mappings."""
+    """``(first block, number of blocks)`` in the order of the tokens; includes queued mappings."""
     mapped_blocks: int
     sealed_blocks: int
     borrowed_blocks: int

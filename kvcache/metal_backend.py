@@ -45,7 +45,8 @@ class MetalStepRows(StepRows):
         *,
         contiguous: bool,
     ) -> None:
-        """ranges: by buffer number. contiguous: whether each region of a range is one array."""
+        """ranges: the address ranges, by buffer number. contiguous: whether each region of a
+        range is one array."""
         rows = substrate.rows([(ranges[s.buffer], s.start, s.count) for s in segments])
         super().__init__(rows, substrate)
         self._segments = segments

@@ -25,9 +25,10 @@ def new_backends(
 ) -> list[PageBackend]:
     """Return a backend for each group of layers. workers: the threads of a CPU's kernels.
 
-    The rest is for a Metal device. release_heaps: heaps may be released before the process ends.
-    maps_while_running: mappings may change while steps run. residency_keep_s: how long heaps and
-    weights stay resident after a step. weights: evaluated arrays that steps read.
+    The other parameters are for a Metal device. release_heaps: whether heaps may be released before
+    the process ends. maps_while_running: whether mappings may change while steps run.
+    residency_keep_s: the time for which heaps and weights stay resident after a step. weights:
+    evaluated arrays that steps read.
 
     Raises RuntimeError that names what a Metal device lacks, OSError if it refuses memory."""
     if substrate.on_gpu:

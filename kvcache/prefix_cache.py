@@ -143,7 +143,8 @@ class PrefixCache:
         return prefix is not None and prefix.digest == sequence.block_hashes.digests[length - 1]
 
     def close(self, sequence: CachedSequence) -> None:
-        """Detach a sequence's blocks. If its prefix is not kept, unindex its own blocks."""
+        """Detach a sequence's blocks. If its prefix is not kept, remove the blocks that it wrote
+        from the index."""
         self._remove_pending_prefix(sequence)
         blocks = sequence.buffer.table.blocks
         if not sequence.keeps_prefix and len(blocks) > sequence.shared_blocks:

@@ -9,7 +9,7 @@ the boundary, every step advances a *working* cell in place::
 
 A step that crosses a boundary also writes the state there to another cell, which becomes the base
 when the step's results have been read. The old base is freed, or sealed for other sequences. If a
-step is dropped, only the working cell is lost, and less than a block of tokens computed again."""
+step is dropped, its working cell is lost, and less than a block of tokens is computed again."""
 
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -130,8 +130,8 @@ class StateCache:
         return 0
 
     def explain(self, sequence: CachedSequence) -> MissReason | None:
-        """Return the kind of missing state that keeps a sequence from sharing more blocks, or
-        None."""
+        """Return how a missing state keeps a sequence from sharing more blocks, or None if no
+        missing state does."""
         hashes, reason = sequence.block_hashes, None
         for number in range(sequence.sealed_blocks, hashes.shareable_blocks):
             block = self._index.find(hashes, number)
@@ -148,7 +148,8 @@ class StateCache:
         self, seq_id: int, sequence: CachedSequence, checkpoints: dict[int, Retention], cached: int
     ) -> None:
         """Begin with the state after the attached blocks. checkpoints: see planned_checkpoints.
-        cached: the number of leading blocks with cached K and V, whose state is to be kept."""
+        cached: the number of leading blocks with cached K and V. If no state is cached after these
+        blocks, the sequence keeps one there for later prompts."""
         if cached > len(sequence.buffer.table):
             checkpoints = {cached: Retention.END} | checkpoints
         self._open[seq_id] = SequenceStates(sequence, checkpoints)

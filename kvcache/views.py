@@ -1,4 +1,4 @@
-"""A model layer's access to K and V during one step: append rows, attend to rows."""
+"""A model layer's access to K and V during one step: append rows (tokens), attend to rows."""
 
 from collections.abc import Sequence
 
@@ -39,7 +39,8 @@ class KVViews:
         epoch: int,
         states: StateRows | None = None,
     ) -> None:
-        """rows: by layer group. epoch: the step's number. states: None without recurrent layers."""
+        """rows: one object per group of layers. epoch: the step's number. states: the recurrent
+        states, or None without recurrent layers."""
         counts = [segment.count for segment in segments]
         self.epoch = epoch
         self.segments = tuple(segments)
