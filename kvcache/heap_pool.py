@@ -293,7 +293,7 @@ class HeapPool:
 
     def _commit(self, block: Block) -> None:
         """Mark the block, or its whole heap, as occupying physical memory."""
-        if block.dirty:  # if heaps are charged as a whole, all blocks are
+        if block.dirty:  # or its whole heap: marked already
             return
         whole = self._backend.charge is not Charge.BLOCKS
         for charged in self.heaps[block.heap].blocks if whole else (block,):

@@ -270,7 +270,7 @@ def choose_page(
     spec: KVSpec, system_page_bytes: int, preferred: tuple[int, ...] = PREFERRED_PAGES
 ) -> int:
     """Return the first preferred page size that holds 16 to 64 whole rows, else the size nearest to
-    that. Raises LayoutError if no page holds whole rows."""
+    this range. Raises LayoutError if no page holds whole rows."""
     pages = [
         page for page in preferred if page % system_page_bytes == 0 and page % spec.row_bytes == 0
     ]

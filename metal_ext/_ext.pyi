@@ -85,9 +85,10 @@ class AddressRange:
     def map(self, heap: Heap, heap_block: int, block: int, count: int, writable: bool) -> None:
         """Maps heap blocks from ``heap_block`` on at ``count`` range blocks from ``block`` on.
 
-        A block of a shared heap may be mapped any number of times. Raises ValueError for dense
-        ranges read-only and ranges of a ``MetalSubstrate`` (use ``Mapper``); OSError(ENOMEM),
-        mapping nothing, if the system has no mapping left. Releases the interpreter lock."""
+        A block of a shared heap may be mapped any number of times. Raises ValueError for read-only
+        mappings in dense ranges and for ranges of a ``MetalSubstrate``, which only ``Mapper`` maps;
+        OSError(ENOMEM), with nothing mapped, if the process may have no more mappings. Releases the
+        interpreter lock."""
     @property
     def mapped_tokens(self) -> int:
         """The number of tokens of the leading mapped blocks, including read-only blocks."""
@@ -115,7 +116,7 @@ class Mapper:
         Mapping a block already mapped, or a heap of another kind, is a ``failure``."""
     def refused(self, ticket: int) -> bool:
         """Returns whether the system refused a completed ``map``, which then changed nothing: True
-        once per ticket, False for other operations. Raises RuntimeError before completion."""
+        once per ticket, False for other operations. Raises RuntimeError if not completed yet."""
     def unmap(self, range: AddressRange, block: int, count: int) -> int:
         """Queues the unmapping of ``count`` range blocks from ``block`` on; returns its ticket."""
     def release(self, heap: Heap, block: int, count: int) -> int:

@@ -24,8 +24,8 @@ from kvcache.selftest.run import Result
 from kvcache.selftest.substrate import NamedCheck, add, map_blocks, require, shut_down
 from kvcache.views import layer_regions
 
-# Lengths of the sequences in rows. The decode kernel splits a sequence after each 256 rows: these
-# need one split, a second split of a single row, and several splits.
+# Numbers of rows of the test's sequences: a single row, and sequences that the decode kernel reads
+# in two or more splits (of at most 256 rows each).
 LENGTHS = (1, 257, 600)
 MAX_TOKENS = 1024
 GATED_ROWS = 33

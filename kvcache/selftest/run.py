@@ -27,7 +27,8 @@ LIMIT_S = 120.0
 STRESS_LIMIT_S = 600.0
 # The time to wait for a killed process: a process that hangs in the driver may never end.
 LAST_WORDS_S = 5.0
-# Precedes a check's name on the child's standard error: the last one is where it crashed.
+# Precedes a check's name on the child's standard error. After a crash the last such line names the
+# check that crashed.
 BEGINS = "self-test begins: "
 
 
