@@ -173,7 +173,7 @@ class Layer:
 # Below, ``token`` is a layer's ordering handle, an array of one element: append() returns the next
 # handle, and operations that read K and V take the newest handle, so that reads wait for writes.
 # Sums are in float32, in an order that depends on a row's position alone: a row's result has the
-# same bits in any batch, in decode and chunk calls, on any number of threads.
+# same bits in any batch, in decode and chunk calls, with one instruction set and any threads.
 
 @overload
 def append(
@@ -313,7 +313,7 @@ class MetalSubstrate:
         ``step_end`` or ``abandon`` must close epochs in order. Raises RuntimeError if a row would
         be written in a shared block."""
     def make_cells(self, count: int, cell_bytes: int) -> None:
-        """Makes ``count`` cells (recurrent states) at fixed addresses for good. May be called once,
+        """Makes ``count`` cells (recurrent states), which keep their addresses. May be called once,
         before the first step. Raises RuntimeError at a second call, or if the cells of a dense
         substrate exceed one buffer; OSError(ENOMEM) if the device refuses."""
     def state_rows(
@@ -350,8 +350,8 @@ class MetalSubstrate:
         """The command that the device did not finish in time, or "". After a failure no result is
         valid."""
     def shutdown(self) -> bool:
-        """Waits for all steps, then unmaps and releases everything. Returns False if the device did
-        not answer: the process must end without releasing. Releases the interpreter lock."""
+        """Waits for all steps, unmaps and releases everything. Returns False if the device did not
+        answer: then the process must end at once. Releases the interpreter lock."""
 
 class MetalRows:
     """The places of the rows of one step's flat token array, and the step's epoch (its number)."""
@@ -368,8 +368,8 @@ class RopeTable:
 
     def __init__(self, frequencies: Sequence[float], magnitude: float = 1.0) -> None:
         """frequencies: ``[pairs]``, at most 128: dimensions i and ``i + pairs`` of a head rotate
-        together by ``position * frequencies[i]`` radians; others do not. magnitude: factor of the
-        rotated dimensions. Raises ValueError if a frequency is too many or not finite."""
+        together by ``position * frequencies[i]`` radians; others do not. magnitude: a factor of the
+        rotated dimensions. Raises ValueError if frequencies are too many or not finite."""
 
 @overload
 def project_append(
@@ -401,7 +401,7 @@ def project_append(
     layer: Layer,
     workers: CpuWorkers,
 ) -> tuple[mx.array, mx.array]:
-    """Does the same on the CPU, computed in float32.
+    """Does on the CPU, in float32, what the first overload does on a GPU.
 
     queries, keys, values: float32 or bfloat16 of any strides, such as parts of one matrix, which
     are not copied; the returned queries keep the dtype. angles: the result of ``rope_angles``."""
@@ -421,9 +421,9 @@ class StateMemory:
     @property
     def bytes(self) -> int: ...
     def release(self, offset: int, bytes: int) -> None:
-        """Releases whole pages to the system, then zeros. Raises ValueError for partial pages."""
+        """Releases whole pages, which then hold zeros. Raises ValueError for parts of pages."""
     def committed(self, offset: int, bytes: int) -> int:
-        """Returns how many bytes of a part are in memory. Raises ValueError for parts of pages."""
+        """Returns how many of these bytes are in memory. Raises ValueError for parts of pages."""
 
 class StateRows:
     """The cells (recurrent states) that a step's rows read and write, in all recurrent layers."""
@@ -497,8 +497,8 @@ def gated_delta(
     offset: int,
     workers: MetalSubstrate,
 ) -> tuple[mx.array, mx.array]:
-    """Does the same on a GPU, where key_dim and value_dim must be 128. qkv, z, a, b, the result and
-    the rows of qkv in cells have one dtype: float32, float16 or bfloat16."""
+    """Does on a GPU what the first overload does on the CPU. key_dim and value_dim are 128. qkv, z,
+    a, b, the result and the rows of qkv in cells have one dtype: float32, float16 or bfloat16."""
 
 class PackedLinear:
     """A linear layer's weights, copied in the order of CPU kernels (kernels/cpu/linear.h)."""
@@ -570,8 +570,8 @@ def linear_heads(
     eps: float = 0.0,
     residual: mx.array | None = None,
 ) -> list[mx.array]:
-    """Splits the result of ``linear`` into arrays ``[R, count, outputs // sum(heads)]``, one for
-    each count in heads. Raises IndexError for more heads than outputs, ValueError if unequal."""
+    """Splits the result of ``linear`` into an array ``[R, count, outputs // sum(heads)]`` for each
+    count in heads. Raises IndexError for more heads than outputs, ValueError for unequal heads."""
 
 def gated_mlp(
     x: mx.array,
