@@ -33,7 +33,7 @@ class BufferPool:
 
     def take(self, prefix: Sequence[Block]) -> SparseBuffer | None:
         """Return a buffer with an empty table for a sequence that begins with these blocks, or None
-        if all buffers are taken and the system refuses to make another.
+        if no buffer is idle and none can be made.
 
         Prefer an idle buffer that still maps most of these blocks, and no other used block."""
         fitting = [
@@ -127,7 +127,7 @@ class BufferPool:
         return self._unmap_from(buffer, len(buffer.table) - count, count)
 
     def map_ahead(self, buffer: SparseBuffer, blocks: list[Block]) -> bool:
-        """Start mapping blocks at the end of the table, unless the limit of mappings forbids it."""
+        """Start mapping blocks at the table's end; return False if too many mappings forbid it."""
         pieces = self._append(buffer, blocks, writable=True)
         if pieces is None:
             return False

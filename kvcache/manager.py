@@ -146,7 +146,7 @@ class KVCacheManager:
         whole, partial = divmod(num_tokens, self._layout.tokens_per_block)
         progress = child.progress
         if parent.progress.computed < num_tokens or self._states is not None:
-            return progress.computed  # without copied states the child computes the rest
+            return progress.computed  # recurrent states are never copied to a child
         pairs = zip(self._groups, parent.parts, child.parts, strict=True)
         blocks = []
         for group, theirs, own in pairs:

@@ -67,7 +67,8 @@ class PrefixCache:
         """Let other sequences wait for the blocks that this one is going to compute and publish,
         unless it may not use cached blocks: the index may already have equal blocks.
 
-        ends: numbers of leading blocks after which other sequences can continue; None: any."""
+        ends: numbers of leading blocks after which other sequences can continue, or None if
+        they can continue after any block."""
         hashes = sequence.block_hashes
         if sequence.has_pending_prefix or not self._enabled or hashes.max_cached_tokens is not None:
             return
@@ -120,7 +121,7 @@ class PrefixCache:
                 self._publish(sequence, number)
 
     def _publish(self, sequence: CachedSequence, number: int) -> None:
-        """Put a sealed block in the index, unless the block before is missing there or open
+        """Put a sealed block in the index, unless the block before is missing there or other
         sequences use an equal block; no later block of the sequence is indexed then either."""
         blocks, hashes = sequence.buffer.table.blocks, sequence.block_hashes
         if not self._enabled or not self._is_indexed(sequence, number):
