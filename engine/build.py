@@ -42,7 +42,7 @@ MIN_BUDGET_TOKENS = 16
 # The head dimensions for which the GPU's kernels of attention and of gated delta nets are compiled.
 GPU_HEAD_DIMS = (64, 128, 256)
 GPU_DELTA_DIM = 128
-# Suggest 4-bit weights only where they take less than this fraction of the current bytes.
+# Suggest 4-bit weights only where they save at least a tenth of the weights' bytes.
 SMALLER = 0.9
 
 
@@ -55,7 +55,6 @@ class EnginePlan:
     memory: MemoryPlan
     threads: int
     instruction_set: str
-    """The instruction set of the CPU's kernels."""
     activations: Activations
 
     @property
@@ -99,7 +98,7 @@ class EnginePlan:
 def plan_engine(
     config: EngineConfig, checkpoint: Checkpoint, machine: MachineMemory, choice: SubstrateChoice
 ) -> EnginePlan:
-    """Fit the model and its cache into ``machine``, the memory of the CPU or GPU that computes.
+    """Plan the model and its cache within ``machine``, the memory of the CPU or GPU that computes.
     Raises BudgetError or LayoutError; the message names the figure that does not fit."""
     problem = unserved(checkpoint.spec, choice.substrate)
     if problem is not None:
@@ -121,7 +120,7 @@ def plan_engine(
 
 
 def unserved(spec: ModelSpec, substrate: Substrate) -> str | None:
-    """Return why the substrate cannot run the model, whatever its memory; None where it can."""
+    """Return the reason why a GPU's kernels do not support the model, or None if they do."""
     if not substrate.on_gpu:
         return None
     if unknown := {attention.head_dim for attention in spec.attentions}.difference(GPU_HEAD_DIMS):
@@ -139,7 +138,7 @@ def unserved(spec: ModelSpec, substrate: Substrate) -> str | None:
 def plan_memory(
     config: EngineConfig, checkpoint: Checkpoint, machine: MachineMemory, substrate: Substrate
 ) -> MemoryPlan:
-    """Do the part of ``plan_engine`` that concerns memory; raises the same errors."""
+    """Plan only the memory for ``plan_engine``, which documents the errors."""
     spec = checkpoint.spec
     shape = kv_shape(config, checkpoint, substrate)
     if checkpoint.embeds:
@@ -149,7 +148,7 @@ def plan_memory(
     demand = memory_demand(spec, config, machine, shape, substrate, itemsize)
     weights = checkpoint.stored_bytes if substrate.on_gpu else checkpoint.packed_bytes
     demand = replace(demand, weights_bytes=weights)
-    # An explicit budget of K and V may use the headroom for other programs, too.
+    # A budget of K and V set by the user may include memory kept free for other programs.
     room = usable if config.kv_budget_bytes is None else machine.total_bytes
     if demand.weights_bytes > room:
         longest = smallest_context(config.max_model_len, spec.max_position_embeddings)
@@ -172,7 +171,7 @@ def plan_memory(
 
 
 def _too_large(checkpoint: Checkpoint, demand: MemoryDemand, room: int, least: int) -> str:
-    """Return the error message. least: bytes that the model needs with its smallest context."""
+    """Return the message that weights do not fit. least: the bytes for the shortest context."""
     packed, others = Q4.bytes_of(checkpoint.num_weights), demand.fixed_bytes - demand.weights_bytes
     hint = "serve a smaller model"
     if packed < SMALLER * demand.weights_bytes:
@@ -189,8 +188,8 @@ def _too_large(checkpoint: Checkpoint, demand: MemoryDemand, room: int, least: i
 
 
 def kv_shape(config: EngineConfig, checkpoint: Checkpoint, substrate: Substrate) -> KVShape:
-    """Return the shape of the cache. Its default dtype is the checkpoint's, but bfloat16 for
-    float16 on a CPU. Raises LayoutError where float16 is configured on a CPU."""
+    """Return the shape of the cache. Its dtype is by default the checkpoint's, or bfloat16 on a CPU
+    that would need float16. Raises LayoutError where float16 is configured for a CPU."""
     names = {"F32": "float32", "F16": "float16" if substrate.on_gpu else "bfloat16"}
     stored = names.get(checkpoint.dtype, "bfloat16")
     dtype = stored if config.kv_dtype == "auto" else config.kv_dtype
@@ -248,11 +247,11 @@ def assemble(
 ) -> EngineLoop:
     """Return an engine for ``model`` after a warm-up request.
 
-    workers: None on a GPU. identity: a digest; only models with equal ones share K and V.
-    maps_while_running, releases_heaps: whether a GPU maps memory while steps run, and frees heaps.
-    embedding_size: the vectors' length; None for a model that generates text. weights: evaluated
-    arrays that a GPU keeps resident. Raises RuntimeError, with everything freed, where the
-    substrate cannot be made or the model cannot decode.
+    workers: None on a GPU. identity: the model's digest; only models with equal digests share K and
+    V. maps_while_running, releases_heaps: whether a GPU maps memory while steps run, and frees it.
+    embedding_size: the length of a vector, or None for a model that generates text. weights: arrays
+    that a GPU keeps resident. Raises RuntimeError, after freeing all memory, if memory cannot be
+    mapped or the model cannot decode.
     """
     backends = new_backends(
         substrate,
@@ -303,7 +302,7 @@ def assemble(
 
 
 def first_budget(config: EngineConfig, tile: int = 1) -> TokenBudget:
-    """Return the first token budget. tile: rows that the device computes together."""
+    """Return the first limit of a step's prompt tokens. tile: the rows that a device fills."""
     maximum = config.max_num_batched_tokens
     return TokenBudget(
         target_s=config.step_time_target_ms / 1000,
@@ -315,7 +314,8 @@ def first_budget(config: EngineConfig, tile: int = 1) -> TokenBudget:
 
 
 def substrate_faults(substrate: Substrate, backends: Sequence[PageBackend]) -> SubstrateFaults:
-    """Return the recorder of a GPU's faults. A CPU's are not recorded: no substrate is safer."""
+    """Return the recorder of memory faults on a GPU. It records nothing on a CPU: recorded faults
+    make later starts choose a safer substrate, and none is safer than the CPU's."""
     if not substrate.on_gpu:
         return SubstrateFaults()
     return SubstrateFaults(

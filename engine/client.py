@@ -1,7 +1,7 @@
 """Passes requests from the asyncio event loop to the engine's thread, and events back.
 
-Requests go through the mailbox of EngineLoop; events come back once per step. Call public
-methods on the event loop, unless they say "any thread".
+Requests enter the mailbox of EngineLoop, and events of their tokens come back once per step. Call
+public methods on the event loop's thread, unless they say that any thread may call them.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ from kvcache.backend import BackendFailedError
 
 @dataclass(slots=True)
 class Slots:
-    """Counts the slots that each tenant's requests take. One request takes one slot."""
+    """Counts each tenant's slots in the engine: one for each running or waiting request."""
 
     max_share_ratio: float
     """The fraction of all slots that one tenant may take."""
@@ -61,7 +61,7 @@ class Slots:
             raise ShareFullError
 
     def take(self, requests: int, tenant: bytes) -> None:
-        """Take slots without a check."""
+        """Take a slot for each request without calling ``check``."""
         self._taken[tenant] += requests
 
     def free(self, tenant: bytes) -> None:
@@ -71,17 +71,17 @@ class Slots:
             del self._taken[tenant]
 
 
-# The most unread events that a stream keeps; beyond them its request ends with an error.
+# The most unread events that a stream keeps; one more ends the stream's request with an error.
 MAX_BACKLOG = 8192
 
 
 class TokenStream:
-    """The events of one request, in order. Closing it before the end aborts the request."""
+    """The events of one request, in order. Closing an unfinished stream aborts its request."""
 
     def __init__(
         self, request: Request, abort: Callable[[int], None], max_backlog: int, wake: asyncio.Event
     ) -> None:
-        """wake: set when events arrive; streams that one reader reads together share one."""
+        """wake: set when events arrive; streams that are read together share one ``wake``."""
         self.request = request
         self._abort = abort
         self._max_backlog = max_backlog
@@ -91,7 +91,7 @@ class TokenStream:
 
     async def next_batch(self, timeout_s: float) -> list[TokenEvent]:
         """Wait for an event; return all events since the last call. The list is empty after a
-        timeout, and always after the last event."""
+        timeout, and whenever the request's last event was returned before."""
         (batch,) = await self.next_batches((self,), timeout_s)
         return batch
 
@@ -99,25 +99,25 @@ class TokenStream:
     async def next_batches(
         streams: Sequence["TokenStream"], timeout_s: float
     ) -> list[list[TokenEvent]]:
-        """Wait for an event of any stream; return each one's new events. All share ``wake``."""
+        """Wait for an event of any stream; return each stream's events. All share one ``wake``."""
         if _silent(streams):
             wake = streams[0].wake
             with suppress(TimeoutError):
                 async with asyncio.timeout(timeout_s):
                     while _silent(streams):
-                        # It may be set for events already taken, or for a stream not in this call.
+                        # Taken events, or a stream that is not in this call, may have set ``wake``.
                         wake.clear()
                         await wake.wait()
         return [stream._take() for stream in streams]
 
     def close(self) -> None:
-        """Abort the request unless it has ended. Idempotent."""
+        """Abort the request unless it has ended. Further calls do nothing."""
         if not self._ended:
             self._ended = True
             self._abort(self.request.request_id)
 
     def deliver(self, event: TokenEvent) -> None:
-        """Add an event for the reader. A full backlog ends the request with an error instead."""
+        """Add an event for the reader, or end the request with an error if too many are unread."""
         if self._ended:
             return
         if len(self._events) >= self._max_backlog:
@@ -158,9 +158,9 @@ class EngineClient:
         max_backlog: int = MAX_BACKLOG,
         max_share_ratio: float = 1.0,
     ) -> None:
-        """build: makes the loop on the engine's thread. max_queue: requests that may wait beside
-        the running ones. max_backlog: unread events that a stream keeps. max_share_ratio: the
-        fraction of all slots that one tenant may take."""
+        """build: called on the engine's thread to make the loop. max_queue: requests that may wait
+        beside the running ones. max_backlog: unread events that a stream keeps. max_share_ratio:
+        the fraction of all slots that one tenant may take."""
         self._build = build
         self._max_queue = max_queue
         self._max_backlog = max_backlog
@@ -176,13 +176,13 @@ class EngineClient:
         self._last_id = 0
         self._closed = False
         self.pressure = 0
-        """The newest PressureLevel of engine/machine.py."""
+        """The newest PressureLevel (engine/machine.py) of the system's memory."""
         self._asked: set[asyncio.Future[Any]] = set()
 
-    # --- life -----------------------------------------------------------------------------------
+    # --- start and end of the engine ------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the thread; wait until the engine is built. Raises the exception of the build."""
+        """Start the engine's thread; wait for it to build the engine. Raises the build's error."""
         self._thread.start()
         self._built.wait()
         if self._failure is not None:
@@ -193,15 +193,15 @@ class EngineClient:
         self._events = asyncio.get_running_loop()
 
     def stop(self, timeout_s: float) -> bool:
-        """End the engine after its running step; return whether it ended in time. Do not wait for
-        an engine that was declared dead."""
+        """End the engine after its running step; return whether it ended within ``timeout_s``.
+        Return at once for an engine that was declared dead."""
         if self._loop is not None:
             self._loop.mailbox.put(Stop())
         self._thread.join(0.0 if isinstance(self._failure, EngineStuckError) else timeout_s)
         return not self._thread.is_alive()
 
     def declare_dead(self) -> None:
-        """End all streams with an error, because a step hangs. Any thread."""
+        """End all streams with an error, because a step hangs. Any thread may call this."""
         assert self._loop is not None
         self._hung_behind = self._loop.faults.find()
         self._failure = EngineStuckError()
@@ -215,20 +215,20 @@ class EngineClient:
         self._fail_all(message)
 
     def set_memory_pressure(self, level: int) -> None:
-        """Tell the engine the system's PressureLevel. Any thread."""
+        """Tell the engine the system's PressureLevel. Any thread may call this."""
         assert self._loop is not None
         self.pressure = level
         self._loop.mailbox.put(SetMemoryPressure(level))
 
     def set_kv_limit(self, limit_bytes: int, answer: Callable[[int], None]) -> None:
-        """Limit the bytes of K and V; bytes in use stay. Any thread. answer: called on the engine's
-        thread with the limit in force, unless the engine ends first."""
+        """Limit the bytes of K and V, but not below the bytes in use. Any thread may call this.
+        answer: called on the engine's thread with the new limit, unless the engine ends first."""
         assert self._loop is not None
         self._loop.mailbox.put(SetKVLimit(limit_bytes, answer))
 
     def notice_sleep(self) -> None:
-        """After a sleep of the machine, check the model before the next request; the engine ends
-        where the model no longer computes. Any thread."""
+        """If the machine slept, make the engine test the model before the next request, and end if
+        the test fails. Any thread may call this."""
         if slept_s := self._sleep.slept_s():
             assert self._loop is not None
             log.info("the machine slept for %.0f s: the model is checked first", slept_s)
@@ -240,7 +240,7 @@ class EngineClient:
 
     @property
     def substrate_failed(self) -> bool:
-        """Return whether a fault of the memory of K and V ended the engine or its start."""
+        """Return whether the engine ended, or did not start, because memory of K and V failed."""
         return isinstance(self._hung_behind or self._failure, BackendFailedError)
 
     @property
@@ -254,15 +254,15 @@ class EngineClient:
 
     @property
     def busy_since(self) -> float | None:
-        """Return since when (``time.monotonic``) there has been work and no step was completed;
-        None without work, and after the engine has failed."""
+        """Return the time (``time.monotonic``) since which there has been work but no completed
+        step. Return None if there is no work, or the engine has failed."""
         if self._loop is None or self._failure is not None:
             return None
         return self._loop.busy_since
 
     @property
     def step_age_s(self) -> float:
-        """Return the seconds since ``busy_since``; 0 without work."""
+        """Return the seconds since ``busy_since``, or 0 if there is no work."""
         since = self.busy_since
         return 0.0 if since is None else max(0.0, time.monotonic() - since)
 
@@ -281,12 +281,12 @@ class EngineClient:
         return self._slots.max_share(self.capacity)
 
     def check_room(self, requests: int, tenant: bytes) -> None:
-        """Raise QueueFullError or ShareFullError where more requests do not fit."""
+        """Raise QueueFullError or ShareFullError if this many more requests do not fit."""
         self._slots.check(requests, tenant, self.capacity)
 
     async def memory_map(self) -> MemoryMap:
         """Return a snapshot of the memory, made between two steps. Raises EngineDeadError where the
-        engine has ended or ends meanwhile."""
+        engine has ended or ends before it answers."""
         return await self._ask(GetMemoryMap)
 
     async def _ask(self, question: Callable[[Callable[[T], None]], Message]) -> T:
@@ -305,18 +305,18 @@ class EngineClient:
     def submit(
         self, prompt_ids: tuple[int, ...], params: SamplingParams, **options: Any
     ) -> TokenStream:
-        """Submit one request. options: other fields of its Submission."""
+        """Submit one request. options: further fields of its Submission."""
         (stream,) = self.submit_choices(Submission(prompt_ids, (params,), **options))
         return stream
 
     def submit_choices(
         self, submission: Submission, read_with: TokenStream | None = None
     ) -> list[TokenStream]:
-        """Submit one request for each of ``submission.params``: all of them, or none on an error.
-        The later requests are forks of the first one.
+        """Submit one request for each item of ``submission.params``, or none on an error. The later
+        requests are forks: they share the memory of the prompt with the first request.
 
-        read_with: a stream that the same reader reads. Raises PromptTooLongError, QueueFullError or
-        EngineDeadError.
+        read_with: a stream that is read together with the new ones. Raises PromptTooLongError,
+        QueueFullError or EngineDeadError.
         """
         if self._closed or not self.alive or self._loop is None:
             raise EngineDeadError

@@ -28,7 +28,7 @@ class SchedulerCounters:
     preemptions: int = 0
     failed_rows: int = 0
     wasted_rows: int = 0
-    """Rows computed for requests that had already ended."""
+    """The number of token rows computed for requests that had already ended."""
 
     def count_prompt(self, tokens: int, cached_tokens: int, miss: MissReason | None) -> None:
         """Count a prompt. miss: the reason why no more of its tokens were cached."""
@@ -42,7 +42,7 @@ class HistogramCounts(NamedTuple):
     """A histogram's data."""
 
     bounds: tuple[float, ...]
-    """The inclusive upper bound of each bucket but the last; ascending."""
+    """The inclusive upper bounds of all buckets but the last, ascending."""
     counts: tuple[int, ...]
     """The number of values in each bucket; the last bucket has no bound."""
     total: float
@@ -78,7 +78,7 @@ class Distributions(NamedTuple):
     step_seconds: HistogramCounts = no_values(STEP_BOUNDS_S)
     step_sequences: HistogramCounts = no_values(SEQUENCE_BOUNDS)
     queue_seconds: HistogramCounts = no_values(QUEUE_BOUNDS_S)
-    """From a request's submission to the step that computes its first token."""
+    """The times from a request's submission to the step that computes its first token."""
 
 
 NOTHING_MEASURED = Distributions()
@@ -105,7 +105,7 @@ class StepMeter:
 
 
 class MlxMemory(NamedTuple):
-    """Bytes that MLX reports of itself; zeros where MLX does not run."""
+    """The memory that MLX holds by its own report; all zeros where MLX does not run."""
 
     active_bytes: int = 0
     """Bytes of arrays in use, weights included."""
@@ -120,29 +120,29 @@ NO_MLX = MlxMemory()
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """A snapshot of the engine's counters, made by its thread after a step. Any thread may read."""
+    """A snapshot of the engine's counters, made by the engine's thread; any thread may read it."""
 
     running: int = 0
     waiting: int = 0
     steps: int = 0
     prompt_tokens: int = 0
-    """Computed prompt tokens, recomputed ones included."""
+    """The number of computed prompt tokens; recomputed tokens count again."""
     generated_tokens: int = 0
     submitted_prompt_tokens: int = 0
-    """Prompt tokens of admitted requests, cached or not."""
+    """The number of prompt tokens of admitted requests, cached or not."""
     cached_prompt_tokens: int = 0
     prefix_misses: tuple[tuple[MissReason, int], ...] = ()
     """The number of requests with an incomplete cached prefix, for each reason."""
     mapping_waits: int = 0
-    """Steps that waited for memory to be mapped."""
+    """The number of steps that waited for memory to be mapped."""
     preemptions: int = 0
     failed_rows: int = 0
-    """Rows whose logits were not finite."""
+    """The number of sampled rows whose logits were not finite."""
     wasted_rows: int = 0
-    """Rows computed for requests that had already ended."""
+    """The number of token rows computed for requests that had already ended."""
     token_budget: int = 0
     step_seconds: float = 0.0
-    """Duration of the newest step."""
+    """The duration of the newest completed step."""
     copied_bytes: int = 0
     """Bytes of K and V that were copied between blocks."""
     measured: Distributions = NOTHING_MEASURED

@@ -23,20 +23,20 @@ VERSION_2 = ""
 
 PROC = Path("/proc")
 SYSCTL = b"kern.memorystatus_vm_pressure_level"
-# Percentage of the last ten seconds in which some task waited for memory.
+# Pressure levels by the percentage of the last ten seconds in which some task waited for memory.
 STALLED_WARNING, STALLED_CRITICAL = 10.0, 40.0
-# Fraction of a control group's limit that is in use, page cache not counted.
+# Pressure levels by the used fraction of a control group's limit, page cache not counted.
 USED_WARNING, USED_CRITICAL = 0.90, 0.97
-# Available fraction of the machine's memory, for kernels that do not measure stalls.
+# Pressure levels by the available fraction of memory, for kernels that do not measure waits.
 AVAILABLE_WARNING, AVAILABLE_CRITICAL = 0.05, 0.02
 
 MAX_THREADS = 256
-# Default headroom for other programs: a fifth of the machine's memory. On a GPU less, because its
-# working set already leaves a quarter to a third of the memory to other programs.
+# The default memory to leave to other programs is a fifth of the machine's. On a GPU it is less,
+# because macOS already keeps a quarter to a third of the memory from the GPU.
 HEADROOM_PART = 5
 GPU_HEADROOM_BYTES = 3 * 1024**3 // 2
-# Counts of pages that macOS can give without compressing or swapping: free pages, file pages, and
-# purgeable pages (XNU, bsd/vm/vm_unix.c).
+# The kernel's counts of pages that macOS can hand out without compressing or swapping: free pages,
+# file pages, and purgeable pages (XNU, bsd/vm/vm_unix.c).
 MACOS_AVAILABLE = (
     b"vm.page_free_count",
     b"vm.page_pageable_external_count",
@@ -48,7 +48,7 @@ PressureSource = Callable[[], int]
 
 
 def read_sysctl(name: bytes) -> int | None:
-    """Return an integer that the kernel publishes; None where the name is unknown."""
+    """Return an integer that the kernel publishes, or None if the name is unknown."""
     call = getattr(ctypes.CDLL(None), "sysctlbyname", None)
     if call is None:
         return None
@@ -78,7 +78,7 @@ class MachineMemory:
     on_gpu: bool = False
 
     def headroom_bytes(self, setting: int | None) -> int:
-        """Return the bytes to leave to other programs: ``setting``, or the default for None."""
+        """Return the bytes to leave to other programs: ``setting``, or a default if it is None."""
         usual = GPU_HEADROOM_BYTES if self.on_gpu else self.total_bytes // HEADROOM_PART
         return usual if setting is None else setting
 
@@ -91,7 +91,7 @@ class MachineMemory:
 def machine_memory(
     groups: Path = CONTROL_GROUPS, own: Path = OWN_GROUP, sysctl: Sysctl = read_sysctl
 ) -> MachineMemory:
-    """Return the machine's memory, or the container's where that is less."""
+    """Return the memory of the machine, or of this process's container if that is less."""
     memory = psutil.virtual_memory()
     total, available = memory.total, macos_available_bytes(sysctl)
     if available is None:
@@ -104,8 +104,8 @@ def machine_memory(
 
 
 def macos_available_bytes(sysctl: Sysctl) -> int | None:
-    """Return the bytes of MACOS_AVAILABLE; None on other systems. psutil counts other pages: some
-    that programs use, and no recently read files."""
+    """Return the bytes of the pages in MACOS_AVAILABLE, or None on other systems. psutil's figure
+    differs: it counts some pages in use, and omits the pages of recently read files."""
     counts = [sysctl(name) for name in MACOS_AVAILABLE]
     pages = [count for count in counts if count is not None]
     return sum(pages) * os.sysconf("SC_PAGE_SIZE") if len(pages) == len(counts) else None
@@ -123,8 +123,8 @@ def gpu_memory(
 def machine_threads(groups: Path = CONTROL_GROUPS, own: Path = OWN_GROUP) -> int:
     """Return the number of processors that this process can keep busy.
 
-    A container's quota of processor time is rounded up. With more threads than that, the quota is
-    used up early in each period and all threads stop for the rest.
+    A container's quota of processor time is rounded up to whole processors. More threads would use
+    up the quota early in each period, and then all threads would stop until the period ends.
     """
     affinity = getattr(os, "sched_getaffinity", None)
     count = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
@@ -135,7 +135,7 @@ def machine_threads(groups: Path = CONTROL_GROUPS, own: Path = OWN_GROUP) -> int
 
 
 def raise_descriptor_limit() -> int:
-    """Raise the limit of open files as far as the system allows; return the new limit. Never fails.
+    """Raise the limit of open files as far as the system allows, ignoring errors; return the limit.
 
     macOS reports an infinite hard limit, but refuses more than kern.maxfilesperproc: bisection
     finds the largest accepted value.
@@ -211,14 +211,14 @@ def _version_1(folder: Path) -> GroupMemory | None:
     if limit is None or used is None:
         return None
     stat = _figures(folder / "memory.stat")
-    # A container cannot read its outer groups; this field is the least of their limits.
+    # A container cannot read the groups around its own; this field is the least limit of all.
     limit = min(limit, stat.get("hierarchical_memory_limit", limit))
     cache = stat.get("total_active_file", 0) + stat.get("total_inactive_file", 0)
     return GroupMemory(limit, used, cache)
 
 
 def processors_of_groups(groups: Path = CONTROL_GROUPS, own: Path = OWN_GROUP) -> float | None:
-    """Return the process's quota of processor time, in processors; None without a quota."""
+    """Return the quota of processor time as a number of processors, or None without a quota."""
     quotas = [_text(folder / "cpu.max").split() for folder in own_groups(groups, own)]
     quotas += [
         [_text(folder / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")]
@@ -238,7 +238,7 @@ def _figures(file: Path) -> dict[str, int]:
 
 
 def _integer(file: Path) -> int | None:
-    """Return the number in a file; None where the file is missing or says "max"."""
+    """Return the number in a file, or None where the file is missing or says "max"."""
     text = _text(file).strip()
     return int(text) if text.isdecimal() else None
 
@@ -284,7 +284,7 @@ def linux_pressure(proc: Path = PROC, groups: Path = CONTROL_GROUPS) -> Pressure
 
 
 def _stalled(file: Path) -> PressureLevel:
-    """Return the level that a file's line ``some avg10=0.00 avg60=...`` means."""
+    """Return the pressure level for a file with a line such as ``some avg10=0.00 avg60=...``."""
     stalled = re.search(r"^some avg10=([\d.]+)", _text(file), re.MULTILINE)
     return _level(float(stalled[1]) if stalled else 0.0, STALLED_WARNING, STALLED_CRITICAL)
 
@@ -303,9 +303,9 @@ def _level(value: float, warning: float, critical: float) -> PressureLevel:
 # --- the C library's memory -----------------------------------------------------------------------
 
 # The C library keeps freed memory in small pieces, hundreds of MiB after a long prompt. It returns
-# only whole pages to the system, so pieces in one arena are returned more often.
+# only whole pages; sharing one arena (a heap of the C library) frees more whole pages.
 
-# From glibc's malloc.h, and the variable with which a user sets the same option.
+# glibc's option for the number of arenas (malloc.h), and the variable by which users set it.
 M_ARENA_MAX, ARENA_MAX_VARIABLE = -8, "MALLOC_ARENA_MAX"
 
 

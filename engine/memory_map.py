@@ -9,7 +9,7 @@ from engine.step.sequence import Sequence
 from engine.types import EngineStats
 from kvcache.memory_map import KVMap as KVMap
 
-# The most running sequences, and the most waiting ones, that a map lists.
+# The most running sequences, and the most waiting sequences, that a memory map lists.
 MAX_SHOWN_SEQUENCES = 256
 SequenceReport = dict[str, Any]
 """One sequence in the JSON of GET /memory."""
@@ -17,12 +17,12 @@ SequenceReport = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class MemoryMap:
-    """The engine between two steps; all fields are of the same moment."""
+    """A snapshot of the engine between two steps; all fields are of the same moment."""
 
     stats: EngineStats
     kv: KVMap
     running: tuple[SequenceReport, ...]
-    """At most MAX_SHOWN_SEQUENCES, as in ``waiting``; ``stats`` counts all of them."""
+    """The first running sequences, at most MAX_SHOWN_SEQUENCES; ``stats`` counts all of them."""
     waiting: tuple[SequenceReport, ...]
 
     def as_json(self) -> dict[str, Any]:

@@ -23,7 +23,7 @@ class SetMemoryPressure:
 
 @dataclass(frozen=True, slots=True)
 class CheckModel:
-    """Test before the next request that the model still computes."""
+    """Test, before the next request, whether the model can still compute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +35,11 @@ class GetMemoryMap:
 
 @dataclass(frozen=True, slots=True)
 class SetKVLimit:
-    """Limit the bytes of K and V; the limit in force is at least the bytes in use."""
+    """Limit the bytes of K and V, but not below the bytes in use."""
 
     limit_bytes: int
     answer: Callable[[int], None]
-    """Called on the engine's thread with the limit in force."""
+    """Called on the engine's thread with the new limit."""
 
 
 @dataclass(frozen=True, slots=True)

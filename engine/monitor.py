@@ -16,8 +16,8 @@ from engine.power import KeepAwake
 log = logging.getLogger(__name__)
 
 POLL_S = 1.0
-# Time for the server to send error events and end. Afterwards the process exits at once, because a
-# thread that hangs in the device cannot be joined.
+# The server has this long to send error events and end. Afterwards the process exits at once,
+# because a thread that hangs in the device cannot be joined.
 SHUTDOWN_GRACE_S = 5.0
 # A longer time between two checks means that the whole process stood still, not that a step hangs:
 # the machine slept, or the process was stopped.
@@ -63,9 +63,9 @@ class EngineMonitor:
         clock: Callable[[], float] = time.monotonic,
         stacks: TextIO | None = None,
     ) -> None:
-        """client: a started one. pressure: None to ignore memory pressure. exit_code: called after
-        a hang, for the process's exit code. awake: None to let the machine sleep. end: ends the
-        process. stacks: a file for all threads' stacks; None means standard error."""
+        """client: a started client. pressure: reads the memory pressure, or None to ignore it.
+        exit_code: returns the exit code after a hang. awake: keeps the machine awake, or None. end:
+        ends the process. stacks: the file for stack traces; None means standard error."""
         self._client = client
         self._watchdog = Watchdog(watchdog_s)
         self._pressure = pressure
@@ -107,7 +107,7 @@ class EngineMonitor:
             self._client.set_memory_pressure(level)
 
     def _die(self) -> None:
-        """End all streams with an error, which ends the server; else end the process."""
+        """End all streams with an error, which should end the server; if not, end the process."""
         self._client.declare_dead()
         log.critical(
             "a step of the engine has been running for %.0f s: the process ends; %s",

@@ -19,13 +19,13 @@ log = logging.getLogger(__name__)
 
 IOKIT = "/System/Library/Frameworks/IOKit.framework/IOKit"
 CORE_FOUNDATION = "/System/Library/Frameworks/CoreFoundation.framework/CoreFoundation"
-# kIOPMAssertionTypePreventUserIdleSystemSleep and kIOPMAssertionLevelOn. A Mac sleeps anyway when
-# its lid is closed or its battery is empty.
+# These are kIOPMAssertionTypePreventUserIdleSystemSleep and kIOPMAssertionLevelOn. A Mac still
+# sleeps when its lid is closed or its battery is empty.
 NO_IDLE_SLEEP = b"PreventUserIdleSystemSleep"
 LEVEL_ON = 255
 UTF8 = 0x08000100  # kCFStringEncodingUTF8
 PMSET = "/usr/bin/pmset"
-# A line of `pmset -g`. Macs with a high power mode call it powermode, where 2 is high.
+# `pmset -g` prints this line in low power mode, as powermode on Macs that have a high power mode.
 LOW_POWER = re.compile(r"^\s*(?:lowpowermode|powermode)\s+1\s*$", re.MULTILINE)
 PMSET_TIMEOUT_S = 5.0
 # Smaller jumps of the time of day are adjustments of the clock, not sleep.
@@ -55,7 +55,7 @@ class MacPower:
         self._release.argtypes = (ctypes.c_uint32,)
 
     def hold(self, reason: str) -> int:
-        """Prevent idle sleep; return the assertion for ``release``. Raises OSError."""
+        """Prevent idle sleep; return an id to pass to ``release``. Raises OSError."""
         kind, name = (
             self._make_text(None, text, UTF8) for text in (NO_IDLE_SLEEP, reason.encode())
         )
@@ -99,8 +99,8 @@ def power_of(platform: str = sys.platform) -> MacPower | None:
 
 
 class KeepAwake:
-    """Keeps a machine awake while it is busy, and on mains power while other machines, which cannot
-    wake it, may send requests. Call ``update`` regularly."""
+    """Keeps a machine awake while it is busy. On mains power an idle machine stays awake, too, if
+    other machines, which cannot wake it, may send requests. Call ``update`` regularly."""
 
     def __init__(self, power: MacPower, *, others_may_ask: bool) -> None:
         self._power = power

@@ -47,7 +47,7 @@ from kvcache.substrates import (
     choose_substrate,
 )
 
-# Increased when a field of the JSON changes its meaning or is removed.
+# The version of the JSON report, increased when a field changes its meaning or is removed.
 SCHEMA = 1
 FACTS_LIMIT_S = 60.0
 NAMES_IN_JSON = {
@@ -75,9 +75,9 @@ class Extension:
 
     mlx_installed: str
     fault: str
-    """Why the extension cannot be loaded; "" where it can."""
+    """The reason why the extension cannot be loaded, or "" if it was loaded."""
     facts: dict[str, Any]
-    """Empty where it cannot be loaded."""
+    """The extension's facts about itself; empty if the extension cannot be loaded."""
 
     @property
     def matches(self) -> bool:
@@ -87,14 +87,14 @@ class Extension:
 
 @dataclass(slots=True)
 class SubstrateReport:
-    """The tests of one substrate."""
+    """The test results of one substrate (a way to map memory for K and V)."""
 
     substrate: Substrate
     missing: str
-    """Why the substrate could not be tested; "" where it was."""
+    """The reason why the substrate could not be tested, or "" if it was tested."""
     tests: dict[SelfTest, SelfTestReport] = field(default_factory=dict)
     releases_heaps: bool = True
-    """Whether heaps may be released: on a GPU only after its release test has passed once."""
+    """Whether free memory may be released; a GPU must have passed its test of releasing once."""
     remembered: str = ""
     """The files that record passed tests, or the error of writing them."""
     faults: tuple[str, ...] = ()
@@ -104,7 +104,7 @@ class SubstrateReport:
 
     @property
     def refusal(self) -> str:
-        """Return why serving would refuse this substrate, or "". Serving runs only this test."""
+        """Return the reason, if any, why the test that serving repeats refuses the substrate."""
         return self.missing or self._fault_of(SelfTest.SUBSTRATE)
 
     @property
@@ -144,12 +144,12 @@ class MachineReport:
     headroom_bytes: int
     substrates: tuple[SubstrateReport, ...]
     chosen: Substrate | None
-    """None where the configured substrate, or with "auto" every substrate, cannot serve."""
+    """The substrate that would serve; None if all that the settings allow have failed."""
     reasons: tuple[str, ...]
     maps_while_running: bool | None = None
     """Whether serving would map memory while steps run; None where ``chosen`` is None."""
     wheel: str = ""
-    """The tag of the installed wheel of MLX's Metal part; "" without one."""
+    """The tag of the installed wheel of MLX's Metal part, or "" if there is none."""
     pace: SelfTestReport | None = None
     pressure: str = ""
     """The name of a PressureLevel, in lower case."""
@@ -202,8 +202,8 @@ class MachineReport:
 
 
 def check_machine(options: SelfTestOptions, progress: Callable[[str], None]) -> MachineReport:
-    """Test this machine without a model; write only faults and stamps of passed tests. Forgets the
-    faults of substrates that work. progress: called with the name of each part."""
+    """Test this machine without a model. Record faults and passed tests on disk; delete records of
+    faults of substrates that work now. progress: called with the name of each part of the test."""
     progress("the extension")
     extension = read_extension()
     facts = extension.facts
@@ -308,7 +308,7 @@ def _run_tests(
 
 
 def _forget(memory: FaultMemory, substrate: Substrate) -> None:
-    """Delete a substrate's faults and its stamps. Ignore files that cannot be deleted."""
+    """Delete the records of a substrate's faults and passed tests; ignore errors of deleting."""
     with suppress(OSError):
         if memory.forget():
             for test in (SelfTest.RELEASE, SelfTest.STRESS):
@@ -316,8 +316,8 @@ def _forget(memory: FaultMemory, substrate: Substrate) -> None:
 
 
 def _remember(report: SubstrateReport, test: SelfTest, result: SelfTestReport) -> None:
-    """Add a test to the report. On a GPU, write its stamp for serving where it has passed, and
-    withdraw the stamp where it has failed."""
+    """Add a test's result to the report. For a GPU, record on disk for serving that the test has
+    passed, or delete that record if the test has failed."""
     report.tests[test] = result
     if not report.substrate.on_gpu:
         return
@@ -352,7 +352,7 @@ def extension_facts() -> dict[str, Any]:
         None if limit == resource.RLIM_INFINITY else limit
         for limit in resource.getrlimit(resource.RLIMIT_NOFILE)
     )
-    # Import MLX after the extension, whose error explains a mismatch of the two in one sentence.
+    # Import MLX after the extension, whose import error explains a mismatch of their versions.
     import mlx.core as mx
 
     return {

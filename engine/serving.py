@@ -8,7 +8,7 @@ from engine.types import EngineLimits, EngineStats, SamplingParams, Submission
 
 
 class ServingEngine(Protocol):
-    """Answers prompts. EngineClient documents each method; call all on the event loop."""
+    """Answers prompts. EngineClient documents each method; call all methods on the event loop."""
 
     def attach(self) -> None: ...
 

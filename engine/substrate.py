@@ -1,4 +1,4 @@
-"""Chooses this machine's substrate, by setting or self-test, and plans an engine in its memory."""
+"""Chooses a substrate (a way to map memory for K and V), and plans an engine in its memory."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -31,7 +31,7 @@ from kvcache.substrates import (
 def plan_for_this_machine(
     config: EngineConfig, checkpoint: Checkpoint, budget_bytes: int | None = None
 ) -> EnginePlan:
-    """Choose the substrate, and fit model and cache into its memory.
+    """Choose the substrate, and plan the model and its cache in the substrate's memory.
 
     budget_bytes: all memory that the engine may use, even if other programs use it now; None for
     the machine's free memory. Raises SubstrateError, BudgetError or LayoutError.
@@ -91,11 +91,11 @@ def machine_substrate(
     release_heaps: bool | None = None,
     map_while_running: bool | None = None,
 ) -> SubstrateChoice:
-    """Choose a substrate. Test a GPU's with the sizes that the model's cache will have.
+    """Choose a substrate. One on a GPU is tested first with the sizes of the model's cache.
 
-    setting: "auto", or the name of a substrate. sizes_of: for each kind of layer, the page's bytes
-    and the size of the cache. release_heaps, map_while_running: whether a GPU frees heaps, and maps
-    memory while steps run; None: only where its self-test has passed. Raises SubstrateError.
+    setting: "auto" or a substrate's name. sizes_of: returns the bytes of a page and the size of the
+    cache for each kind of layer. release_heaps, map_while_running: whether a GPU frees heaps, and
+    maps memory while steps run; None allows it if its self-test has passed. Raises SubstrateError.
     """
     device = metal_device()
 
@@ -130,7 +130,7 @@ def metal_device() -> MetalDevice | None:
 
 
 def why_no_metal(device: MetalDevice | None) -> str:
-    """Return why this build or machine cannot use a GPU, or ""."""
+    """Return the reason why this build or machine cannot use a GPU, or ""."""
     if not metal_ext.HAS_METAL:
         return NO_METAL
     return NO_DEVICE if device is None else ""

@@ -21,7 +21,7 @@ from kvcache.stats import CellStats as CellStats
 from kvcache.stats import KVStats as KVStats
 
 FORM_LIMITS = "the answer's form has come to its limits"
-"""The message of a request that a FormLimitError ended begins with this text."""
+"""Error messages begin with this text where a FormLimitError has ended the request."""
 
 
 class QueueFullError(Exception):
@@ -71,15 +71,15 @@ class FinishReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How tokens are chosen; values are already validated. Presence and frequency penalties count
-    generated tokens, as OpenAI's do; the repetition penalty counts the prompt's as well."""
+    """Validated parameters for choosing tokens. Presence and frequency penalties count generated
+    tokens, as OpenAI's do; the repetition penalty counts the prompt's tokens as well."""
 
     max_tokens: int
     temperature: float = 1.0
     """0 always chooses the likeliest token."""
     top_p: float = 1.0
     top_k: int = 0
-    """0 turns the filter off."""
+    """0 turns this filter off."""
     min_p: float = 0.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
@@ -91,9 +91,9 @@ class SamplingParams:
     """The number of alternatives to report with each token; None reports no log-probabilities."""
     stop_token_ids: frozenset[int] = frozenset()
     min_tokens: int = 0
-    """No stop token is chosen before this many tokens, unless a constraint allows only those."""
+    """No stop token is chosen before this many tokens, unless a constraint allows nothing else."""
     prompt_logprobs: int | None = None
-    """As ``logprobs``, for each token of the prompt. If set, ``max_tokens`` may be 0."""
+    """The same as ``logprobs`` for each token of the prompt. If set, ``max_tokens`` may be 0."""
 
     @property
     def greedy(self) -> bool:
@@ -113,21 +113,22 @@ class SamplingParams:
 
 
 class TokenConstraint(Protocol):
-    """The grammar of one request's answer. After the request's submission, only the engine's thread
-    uses it. Its exceptions end only that request."""
+    """The grammar of one request's answer. Once the request is submitted, only the engine's thread
+    uses its constraint. An exception of a constraint ends only its own request."""
 
     def fill_mask(self, row: np.ndarray) -> bool:
-        """Fill a row with the tokens that may come next; return False where all may.
+        """Set the bits of the tokens that may come next; return False if every token may.
 
         row: uint32 ``[ceil(vocabulary / 32)]``, overwritten: bit ``i % 32`` of word ``i // 32`` is
         1 where token i is allowed. After a complete answer only stop tokens are allowed.
         """
 
     def accept(self, token_id: int) -> None:
-        """Advance by a generated token. Called in order for each token, stop tokens included."""
+        """Advance the grammar by a generated token. Called for all tokens in order, stop tokens
+        too."""
 
     def copy(self) -> "TokenConstraint":
-        """Return a copy for another answer. Called before the first ``accept``."""
+        """Return a copy for another answer to the prompt. Called before the first ``accept``."""
 
 
 @dataclass(frozen=True, slots=True, repr=False, kw_only=True)
@@ -141,7 +142,7 @@ class PromptOptions:
     system_tokens: int = 0
     """The number of leading tokens that other conversations probably share."""
     boundaries: PromptBoundaries = NO_BOUNDARIES
-    """Positions where the conversation's next prompt may differ from this one."""
+    """Positions where the conversation's next prompt may begin to differ from this prompt."""
     constraint: TokenConstraint | None = None
     """Each request gets its own copy of a submission's constraint."""
     pooling: bool = False
@@ -158,9 +159,9 @@ class Request(PromptOptions):
     prompt_ids: tuple[int, ...]
     params: SamplingParams
     fork_of: int | None = None
-    """The id of an earlier request with the same prompt, whose pages this one shares."""
+    """The id of an earlier request with the same prompt, whose memory pages this request shares."""
     submitted_s: float | None = None
-    """The time by the engine's clock; None to leave the wait out of the statistics."""
+    """The submission time by the engine's clock; None leaves the wait out of the statistics."""
 
     def __repr__(self) -> str:
         """Return counts only: prompts are never printed."""
@@ -186,14 +187,14 @@ class Submission(PromptOptions):
 
 @dataclass(frozen=True, slots=True)
 class PrefixReport:
-    """How much of a prompt was cached, and why not more."""
+    """The cached part of a prompt, and the reason why no more of it was cached."""
 
     cached_tokens: int
-    """Prompt tokens whose K and V came from the cache."""
+    """The number of prompt tokens whose K and V came from the cache."""
     left_at: int
-    """The first token after the longest cached prefix."""
+    """The position of the first token after the longest cached prefix."""
     miss: MissReason | None
-    """Why the prefix ends there; None when no more could have been shared."""
+    """The reason why the cached prefix ends there; None if no more tokens could be shared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +208,7 @@ class TokenLogprobs:
 
 
 class TokenEvent(NamedTuple):
-    """A request's result of one step: a token, an end, or both."""
+    """A request's result of one step: a token, the end of the answer, or both."""
 
     request_id: int
     token_id: int | None
@@ -216,7 +217,7 @@ class TokenEvent(NamedTuple):
     message: str | None = None
     """The reason for FinishReason.ERROR: a fixed sentence without the request's contents."""
     prefix: PrefixReport | None = None
-    """Set with the first token of a request, and with its end."""
+    """Set in the event of a request's first token, and in its last event."""
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
     """Set in the first event where requested: one item for each prompt token, None for token 0."""
     embedding: np.ndarray | None = None
@@ -235,7 +236,7 @@ class EngineLimits:
     shared_block_tokens: int | None = None
     """The tokens of a block, the unit of prefix sharing; None where prefixes are not shared."""
     keeps_states: bool = False
-    """Whether a prefix can be shared only at kept states; then ``Request.boundaries`` matter."""
+    """Whether prefixes are shared only where recurrent states are kept, near ``boundaries``."""
 
     def check_length(self, prompt_ids: Sequence[int], params: Sequence[SamplingParams]) -> None:
         """Raise PromptTooLongError where the prompt and one token of an answer do not fit."""
