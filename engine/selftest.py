@@ -104,7 +104,7 @@ class SubstrateReport:
 
     @property
     def refusal(self) -> str:
-        """Return the reason, if any, why the test that serving repeats refuses the substrate."""
+        """Return the reason why serving would refuse this substrate, or "" if it would serve."""
         return self.missing or self._fault_of(SelfTest.SUBSTRATE)
 
     @property

@@ -124,8 +124,7 @@ class TokenConstraint(Protocol):
         """
 
     def accept(self, token_id: int) -> None:
-        """Advance the grammar by a generated token. Called for all tokens in order, stop tokens
-        too."""
+        """Advance the grammar by a generated token. Called for every token, even a stop token."""
 
     def copy(self) -> "TokenConstraint":
         """Return a copy for another answer to the prompt. Called before the first ``accept``."""

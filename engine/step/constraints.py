@@ -1,5 +1,5 @@
 """Makes the SamplingState of a step: masks of allowed tokens, and histories for penalties. An
-exception of a constraint ends only its own request."""
+exception of a constraint (an answer's grammar) ends only the constraint's own request."""
 
 import logging
 import time
@@ -18,10 +18,10 @@ ALL = np.uint32(0xFFFFFFFF)
 
 
 def sampling_state(sequences: SequenceOf[Sequence | None], vocab_size: int) -> SamplingState:
-    """Return the state of a batch. sequences: one for each row, None if ended; all tokens known.
+    """Return the state for sampling. sequences: one for each row, or None for an ended sequence.
 
-    This may run on another thread while the device computes: it does not use MLX. Until it returns,
-    no other thread may use the sequences or their constraints.
+    Call this when all earlier tokens are known, on any thread: it does not use MLX. Until it
+    returns, no other thread may use the sequences or their constraints.
     """
     is_masked = any(sequence is not None and _is_masked(sequence) for sequence in sequences)
     masks = _masks(sequences, vocab_size) if is_masked else None
@@ -55,8 +55,8 @@ def _masks(sequences: SequenceOf[Sequence | None], vocab_size: int) -> Masks:
 
 
 def accept(sequence: Sequence, outcome: Outcome) -> Outcome:
-    """Pass the outcome's token to the sequence's constraint. Return the outcome, or an error where
-    the constraint raises."""
+    """Pass the outcome's token to the sequence's constraint. Return the outcome, or a RowError if
+    the constraint raises an exception."""
     constraint = sequence.request.constraint
     if constraint is None:
         return outcome
@@ -73,7 +73,7 @@ def accept(sequence: Sequence, outcome: Outcome) -> Outcome:
     return outcome
 
 
-# --- one row -----------------------------------------------------------------------------------
+# --- the mask of one sequence ------------------------------------------------------------------
 
 
 def _holds_back_stops(sequence: Sequence) -> bool:
@@ -81,7 +81,7 @@ def _holds_back_stops(sequence: Sequence) -> bool:
 
 
 def _fill(sequence: Sequence, row: np.ndarray) -> bool:
-    """Fill a row of a mask; return False, with the row undefined, where all tokens are allowed."""
+    """Fill a sequence's row of a mask, or return False if any token may come."""
     constraint = sequence.request.constraint
     filled = constraint is not None and constraint.fill_mask(row)
     if not _holds_back_stops(sequence):

@@ -38,18 +38,18 @@ from kvcache.manager import KVCacheManager
 
 log = logging.getLogger(__name__)
 
-# How long an idle loop waits for a message between two checks.
+# An idle loop waits this long for a message between two checks.
 IDLE_POLL_S = 0.1
-# How long the loop waits for a message while sequences wait for memory that is being freed.
+# The loop waits this long for a message while sequences wait for memory that is being freed.
 STALLED_POLL_S = 0.001
 # Statistics are updated this often, and in each step that begins a request.
 STATS_INTERVAL_S = 0.02
 WARM_UP_TOKENS = 4
 STEP_FAILED = "a step of the engine failed"
 Emit = Callable[[list[TokenEvent]], None]
-# Clients' requests have numbers from 1 on.
+# The id of the health check's request. Clients' requests have ids from 1 on.
 HEALTH_CHECK_ID = 0
-# Lower than any other priority, so that the check runs first.
+# Lower than any other priority value, so that the health check runs first.
 HEALTH_CHECK_PRIORITY = -(2**31)
 
 
@@ -58,9 +58,9 @@ class SubstrateFaults:
     """Writes faults of the memory of K and V to disk before they end the engine."""
 
     require: Callable[[], object] = lambda: None
-    """Raises BackendFailedError where the memory has failed. Any thread."""
+    """Raises BackendFailedError if the memory has failed. Any thread may call this."""
     remember: Callable[[str], None] = lambda _: None
-    """Writes a description of a fault."""
+    """Writes the description of a fault to disk."""
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -72,7 +72,7 @@ class SubstrateFaults:
             raise
 
     def find(self) -> BackendFailedError | None:
-        """Return and record a fault that may be the reason of a hanging step. Any thread."""
+        """Return and record a memory fault that may make a step hang. Any thread may call this."""
         try:
             with self.recording():
                 self.require()
@@ -89,10 +89,10 @@ class ModelFailedError(RuntimeError):
 
 
 class ModelHealthCheck:
-    """Checks the model with a request of its own, when all outputs of a step were not finite.
+    """Checks the model with a request of its own, when no output of a step was finite.
 
-    A single request with bad output fails alone. If every output of a step is bad, the model may be
-    broken: it is asked for the token after token 0, which it could compute when the engine started.
+    One request whose output is not finite fails alone. If no output of a step is finite, the model
+    may be broken: the check lets it compute the token after token 0, as it could at the start.
     """
 
     def __init__(self, submit: Callable[[Request], None], *, pooling: bool) -> None:
@@ -120,7 +120,7 @@ class ModelHealthCheck:
         )
 
     def take_own(self, events: list[TokenEvent]) -> list[TokenEvent]:
-        """Return the other requests' events. Raises ModelFailedError where the check failed."""
+        """Return the events of clients' requests. Raises ModelFailedError if the check failed."""
         if not self.is_running:
             return events
         for event in events:
@@ -169,15 +169,15 @@ class EngineLoop:
         pooling = self.limits.embedding_size is not None
         self._health_check = ModelHealthCheck(scheduler.add, pooling=pooling)
         self.busy_since: float | None = None
-        """Since when there has been work but no completed step; else None. Any thread."""
+        """The time since which there is work but no completed step. Any thread may read this."""
 
     @property
     def limits(self) -> EngineLimits:
         return self._scheduler.limits
 
     def step(self) -> bool:
-        """Launch a step and retire the one before; without overlap, retire the new one too. Return
-        whether a step was launched or retired."""
+        """Launch a step, then retire (read) the step before; without overlap, retire the new step,
+        too. Return whether any step was launched or retired."""
         events = self._receive()
         plan = self._next_plan()
         retired = self._pipeline.advance(plan)
@@ -209,7 +209,7 @@ class EngineLoop:
             self._finish()
 
     def close(self) -> None:
-        """Free the device's memory, on the loop's thread. Call nothing afterwards."""
+        """Free the device's memory. Call this last, on the loop's thread."""
         with suppress(Exception):
             self._pipeline.retire(0)
         if not self._kv.shut_down():
@@ -222,7 +222,7 @@ class EngineLoop:
         self.mailbox.put(Request(HEALTH_CHECK_ID, (0,) * prompt_tokens, params, pooling=pooling))
         events: list[TokenEvent] = []
         emit, self._emit = self._emit, events.extend
-        # Run until the request's memory is free, too: blocks freed later would stay as prefixes.
+        # Blocks of memory that are freed after the eviction below would stay cached: wait for all.
         with self.faults.recording():
             while self.run_once() or self._kv.recovering:
                 pass
@@ -239,7 +239,7 @@ class EngineLoop:
 
     @property
     def _stalled(self) -> bool:
-        """Return whether there are sequences, even if they only wait for memory."""
+        """Return whether any sequence runs or waits, even if it only waits for memory."""
         return self._scheduler.num_running + self._scheduler.num_waiting > 0
 
     # --- the parts of a step --------------------------------------------------------------------
@@ -278,13 +278,13 @@ class EngineLoop:
             return NO_STEP
         plan = self._scheduler.schedule(overlapped=self._pipeline.depth > 0)
         if plan.begun:
-            # Update the statistics now: they are shown if this step hangs.
+            # Update the statistics now, so that they are current if this step hangs.
             self.stats = self._snapshot()
         return plan
 
     def _begin_state(self, plan: StepPlan) -> PendingState | None:
         """Make the step's SamplingState on another thread, now that all earlier tokens are known.
-        Return None where the plan needs no state, or its step has failed."""
+        Return None if the plan needs no state, or the plan's step has failed."""
         if not plan.needs_state or not self._pipeline.depth:
             return None
         rows, vocab_size = self._scheduler.sampling_rows(plan), self.limits.vocab_size
@@ -313,7 +313,7 @@ class EngineLoop:
         if others:
             self._emit(others)
 
-    # --- around a step --------------------------------------------------------------------------
+    # --- between steps: memory and statistics ---------------------------------------------------
 
     def _mark_progress(self, worked: bool, has_retired: bool) -> None:
         """Update ``busy_since``."""
@@ -341,7 +341,7 @@ class EngineLoop:
 
     def _set_memory_pressure(self, level: int) -> None:
         """Under memory pressure, release unused memory and admit no sequence beside running ones.
-        Where no memory can be released, only the critical level counts, because Macs often warn."""
+        If memory cannot be released, ignore mere warnings, because macOS often warns."""
         least = PressureLevel.WARNING if self._kv.releases_memory else PressureLevel.CRITICAL
         self._scheduler.holds_back = level >= least
         self._kv.set_memory_pressure(short=level > PressureLevel.NORMAL)
@@ -369,7 +369,7 @@ class EngineLoop:
             return
 
     def last_stats(self) -> EngineStats:
-        """Return statistics after a fault; older ones where new ones cannot be made."""
+        """Return statistics after a fault, or the previous statistics if making new ones fails."""
         with suppress(Exception):
             self.stats = self._snapshot()
         return self.stats

@@ -1,4 +1,4 @@
-"""The pipeline of steps in flight: at most two, so that the device has work while one is read."""
+"""Steps in flight (begun, not read): at most two, so that the device has work while one is read."""
 
 import logging
 from collections import deque
@@ -14,34 +14,34 @@ from kvcache.manager import KVCacheManager
 
 log = logging.getLogger(__name__)
 
-# Two failed steps within this time end the engine: then no single request is the cause.
+# Two failed steps within this time end the engine, because no single request caused both.
 FAILURE_WINDOW_S = 60.0
 # Errors that end the engine at once.
 FATAL = (AssertionError, BackendFailedError, EngineFailedError)
-# A wanted mapping point is delayed by PATIENCE times the length of the last one, and at most by
-# LONGEST_PATIENCE_S, so that one point serves several sequences.
+# A mapping point (a pause without steps in flight, to map memory) is delayed by PATIENCE times the
+# duration of the last one, at most by LONGEST_PATIENCE_S, so that it serves several sequences.
 PATIENCE = 20
 LONGEST_PATIENCE_S = 0.15
 
 
 class CompletedStep(NamedTuple):
-    """A step that was read."""
+    """A step whose outcomes were read."""
 
     plan: StepPlan
     outcomes: Sequence[Outcome]
-    """The outcomes of the entries that have one, in the plan's order."""
+    """One outcome for each entry that samples or scores, in the plan's order."""
     seconds: float
-    """The time since the step's start, or since the step before was read if that was later."""
+    """The time since the step's start, or since the previous step was read if that was later."""
 
 
 class FailedStep(NamedTuple):
-    """A step that could not be run."""
+    """A step that raised an error instead of giving outcomes."""
 
     plan: StepPlan
 
 
 class CancelledStep(NamedTuple):
-    """A step whose predecessor failed, so that its inputs are missing."""
+    """A step that was cancelled because the previous step, whose tokens it needs, has failed."""
 
     plan: StepPlan
 
@@ -53,13 +53,13 @@ RetiredStep = CompletedStep | FailedStep | CancelledStep
 class _Launched:
     plan: StepPlan
     step: InFlightStep | None
-    """None where the step has failed."""
+    """The step, or None after it has failed."""
     started_s: float
 
 
 class MappingPoints:
-    """Decides when to pause for a mapping point, and measures it. A mapping point is a time without
-    steps in flight, when memory can be mapped."""
+    """Decides when to pause for a mapping point: a time without steps in flight, when memory can be
+    mapped. Measures the length of each pause."""
 
     def __init__(self, kv: KVCacheManager, clock: Callable[[], float]) -> None:
         self._kv = kv
@@ -79,19 +79,19 @@ class MappingPoints:
         return now - self._wanted_s >= min(PATIENCE * self._took_s, LONGEST_PATIENCE_S)
 
     def begin(self) -> None:
-        """Call this when no step is in flight."""
+        """Begin to measure a pause if one is wanted. Call this when no step is in flight."""
         if self._kv.wants_mapping_point:
             self._began_s, self._wanted_s = self._clock(), None
 
     def end(self) -> None:
-        """Call this when a step was launched."""
+        """End the measurement of a pause. Call this when a step was launched."""
         if self._began_s is not None:
             self._took_s = self._clock() - self._began_s
             self._began_s = None
 
 
 class StepPipeline:
-    """Launches and retires steps in order, and measures their time."""
+    """Launches steps, retires (reads) them in order, and measures their time."""
 
     def __init__(
         self, runner: StepRunner, clock: Callable[[], float], points: MappingPoints
@@ -114,14 +114,14 @@ class StepPipeline:
         return len(self._launched)
 
     def may_launch(self) -> bool:
-        """Return whether a step may be launched: not after a failed step that is not retired, and
-        not before a mapping point that is due."""
+        """Return whether a step may be launched: not while a failed step waits to be retired, and
+        not while steps in flight must end for a mapping point."""
         if any(launched.step is None for launched in self._launched):
             return False
         return not (self._launched and self._points.is_due())
 
     def advance(self, plan: StepPlan) -> list[RetiredStep]:
-        """Launch the plan's step, if any; retire all earlier ones. Raises as ``launch`` does."""
+        """Launch the plan's step, if any; retire all earlier steps. Raises as ``launch`` does."""
         self.launch(plan)
         retired = self.retire(1 if plan.entries else 0)
         if plan.entries:
@@ -149,8 +149,8 @@ class StepPipeline:
         self._launched.append(launched)
 
     def flush(self, state: PendingState | None) -> None:
-        """Submit the rest of the step in flight, if there is one. Call this after retiring the
-        earlier steps. Raises as ``launch`` does."""
+        """Submit the rest of the step in flight, if any, to the device. Call this when all earlier
+        steps are retired. Raises as ``launch`` does."""
         if not self._launched:
             return
         (launched,) = self._launched
@@ -164,8 +164,8 @@ class StepPipeline:
             launched.step = None
 
     def retire(self, max_left: int) -> list[RetiredStep]:
-        """Read the oldest steps until at most ``max_left`` are in flight and the oldest has not
-        failed. Raises as ``launch`` does."""
+        """Read the oldest steps until at most ``max_left`` steps are in flight and the oldest of
+        them has not failed. Raises as ``launch`` does."""
         retired: list[RetiredStep] = []
         while self.depth > max_left or (self._launched and self._launched[0].step is None):
             retired += self._retire(self._launched.popleft())
@@ -183,7 +183,7 @@ class StepPipeline:
         return [CompletedStep(launched.plan, outcomes, self.step_seconds)]
 
     def _read(self, launched: _Launched) -> Sequence[Outcome] | None:
-        """Return the step's outcomes; None where the step has failed."""
+        """Return the step's outcomes, or None if the step has failed."""
         try:
             return None if launched.step is None else launched.step.read()
         except FATAL:
@@ -193,7 +193,7 @@ class StepPipeline:
             return None
 
     def _cancel_later_steps(self) -> list[RetiredStep]:
-        """Cancel all later steps that have not failed themselves."""
+        """Cancel the steps behind a failed step, unless they have failed themselves."""
         running = [(later, later.step) for later in self._launched if later.step is not None]
         for later, step in running:
             step.cancel()

@@ -22,13 +22,13 @@ WORD_BITS = 32
 
 
 class Opened(NamedTuple):
-    """A sequence got a buffer and the cached blocks of its prefix."""
+    """A sequence got addresses for K and V, with the cached blocks of its prefix behind them."""
 
     seq_id: int
     token_ids: tuple[int, ...]
     salt: PrefixSalt
     num_reusable: int | None
-    """The number of leading tokens whose K and V may be shared; None: all but the last token."""
+    """The number of leading tokens whose K and V may be shared; None means all but the last."""
     num_tokens: int
     """The number of tokens for which blocks are reserved."""
     final_tokens: int
@@ -37,7 +37,7 @@ class Opened(NamedTuple):
 
 
 class Attached(NamedTuple):
-    """A sequence shares blocks that other sequences have computed."""
+    """A sequence has come to share blocks of K and V that other sequences have computed."""
 
     seq_id: int
     num_computed: int
@@ -45,7 +45,7 @@ class Attached(NamedTuple):
 
 
 class Forked(NamedTuple):
-    """A sequence shares its parent's full blocks, and has a copy of the partial block."""
+    """A prompt's further answer shares the first answer's full blocks, and copies the last one."""
 
     parent_id: int
     seq_id: int
@@ -67,42 +67,42 @@ CacheDecision = Opened | Attached | Forked | Closed
 
 
 class PendingToken(NamedTuple):
-    """A token that the unread previous step samples."""
+    """A token that the previous step samples, and that has not been read yet."""
 
     step: int
     row: int
-    """The index among that step's sampling rows."""
+    """The token's index among all tokens that the previous step samples."""
 
 
 class Sampling(NamedTuple):
-    """How the token after an entry's last one is chosen."""
+    """The way to choose the token that follows the last token of an entry."""
 
     params: SamplingParams
     num_generated: int
-    """The number of tokens that the answer has before this one."""
+    """The number of tokens in the answer before the chosen token."""
     needs_state: bool = False
-    """Whether the choice needs a SamplingState, which is made after earlier tokens are read."""
+    """Whether choosing needs a SamplingState, which is made after earlier tokens are read."""
 
 
 class Scoring(NamedTuple):
     """Prompt tokens whose log-probabilities an entry computes."""
 
     start: int
-    """The position before the first of ``next_tokens``."""
+    """The position of the token before the first of ``next_tokens``."""
     next_tokens: tuple[int, ...]
     num_top: int
     """The number of alternatives to report with each token."""
 
 
 class PlanEntry(NamedTuple):
-    """The order to compute tokens [start, start + count) of a sequence."""
+    """The task to compute tokens [start, start + count) of a sequence."""
 
     seq_id: int
     start: int
-    count: int  # type: ignore[assignment]  # not the method of tuples
+    count: int  # type: ignore[assignment]  # hides tuple.count
     tokens: tuple[int, ...] | PendingToken
     sampling: Sampling | None = None
-    """Set where the step samples the next token, or pools the prompt's vector."""
+    """Set if the step samples the next token, or pools the prompt's vector."""
     scoring: Scoring | None = None
 
     @property
@@ -121,7 +121,7 @@ class StepPlan:
     begun: tuple[float | None, ...] = ()
     """The submission time of each request that begins in this step."""
     refused: tuple[TokenEvent, ...] = ()
-    """Ends of sequences that do not fit into memory even alone."""
+    """The error events of sequences that do not fit into memory even alone."""
 
     @property
     def prefill_tokens(self) -> int:
@@ -153,14 +153,14 @@ class TokenHistory(NamedTuple):
     """The distinct tokens of a sequence, for penalties."""
 
     ids: np.ndarray
-    """The tokens, int32."""
+    """The token ids, int32."""
     generated: np.ndarray
-    """float32: how often each token was generated; 0 for tokens that only the prompt has."""
+    """The number of times that each token was generated, float32; 0 if only the prompt has it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Masks:
-    """Bit masks of the tokens that may come next."""
+    """Bit masks of the tokens that may come next: one row for each entry that samples."""
 
     words: np.ndarray
     """uint32 ``[R, ceil(vocab / 32)]``: bit i % 32 of word i // 32 allows token i."""
@@ -172,9 +172,9 @@ class SamplingState(NamedTuple):
     """Masks and histories for choosing tokens, one row for each entry that samples."""
 
     masks: Masks | None
-    """None where all rows may choose any token."""
+    """The masks, or None if all rows may choose any token."""
     histories: Sequence[TokenHistory | None]
-    """None for a row without penalties."""
+    """Each row's history, or None for a row without penalties."""
 
 
 PendingState = Future[SamplingState]
@@ -198,7 +198,7 @@ class Vector(NamedTuple):
 
 
 class RowError(NamedTuple):
-    """Why there is no token: a fixed sentence, safe to show to clients."""
+    """The reason why an entry got no token: a fixed sentence, safe to show to clients."""
 
     message: str
 
@@ -217,14 +217,14 @@ Outcome = Token | Vector | Scores | RowError
 
 
 class InFlightStep(Protocol):
-    """A step that was begun and not read. Its methods raise as ``StepRunner.begin`` does."""
+    """A step that was begun and not read. Its methods raise the errors of ``StepRunner.begin``."""
 
     def submit(self, state: PendingState | None) -> None:
-        """Submit the rest of the step to the device; may wait for room in its queue. Called once,
-        after the previous step was read. state: given where ``plan.needs_state``."""
+        """Submit the rest of the step to the device's queue; wait while the queue is full. Called
+        once, after the previous step was read. state: given where ``plan.needs_state``."""
 
     def read(self) -> Sequence[Outcome]:
-        """Wait for the step; return the outcomes of the entries that have one, in order."""
+        """Wait for the step; return one outcome for each entry that samples or scores, in order."""
 
     def cancel(self) -> None:
         """Cancel the step, which is never read, because the previous step has failed."""
@@ -234,10 +234,10 @@ class StepRunner(Protocol):
     """Runs plans: on the model, or in a simulation."""
 
     completed_epoch: int
-    """The newest epoch that the device has finished; each step is one epoch."""
+    """The newest epoch (number of a step) that the device has finished."""
 
     def begin(self, plan: StepPlan, *, overlapped: bool = False) -> InFlightStep:
-        """Build a step and submit the part that can run already.
+        """Build a step, and submit the part that can run before the previous step is read.
 
         overlapped: whether the previous step has not been read. Raises EngineFailedError where the
         device is lost; after any other error the previous step can still be read.

@@ -52,7 +52,7 @@ class ModelStep:
         output: PendingSamples | mx.array,
         scored_states: mx.array | None,
     ) -> None:
-        """output: samples, or logits if choosing needs a state. scored_states: of scored_rows."""
+        """output: samples, or logits if sampling needs a state. scored_states: states to score."""
         self._runner = runner
         self._plan = plan
         self._views = views
@@ -111,8 +111,8 @@ class ModelRunner:
         takes_whole_steps: bool = False,
     ) -> None:
         """pools: whether the model makes vectors instead of tokens. workers: None on a GPU.
-        takes_whole_steps: whether MLX's queue has room for a second step. A GPU's has, because it
-        counts command buffers; a CPU's has room for little more than a layer."""
+        takes_whole_steps: whether MLX's queue has room for a second step. A GPU's queue has room,
+        as it counts command buffers; a CPU's queue holds little more than a layer of the model."""
         self._model = model
         self._takes_whole_steps = takes_whole_steps
         self._pools = pools
@@ -121,7 +121,7 @@ class ModelRunner:
         self._sampled = mx.array([0])
         """The newest step's sampled tokens, on the device."""
         self._sampled_by = 0
-        """The number of the step that sampled them."""
+        """The number of the step that sampled ``_sampled``."""
         self.completed_epoch = 0
 
     def head(self, states: mx.array) -> mx.array:
@@ -147,9 +147,9 @@ class ModelRunner:
 
     @contextmanager
     def cancelling(self, views: KVViews) -> Iterator[None]:
-        """On an error, wait for submitted work and cancel the step. Raises EngineFailedError where
-        waiting fails or the GPU reports a fault, and BackendFailedError on a page fault: then the
-        step never completes, because the device may still run it."""
+        """On an error in the ``with`` block, wait for submitted work and cancel the step. Raises
+        EngineFailedError if waiting fails or the GPU reports a fault. Raises BackendFailedError on
+        a page fault, without completing the step, because the device may still run the step."""
         try:
             yield
         except Exception as error:
@@ -183,7 +183,7 @@ class ModelRunner:
         return ModelStep(self, plan, views, output, inner)
 
     def _batch(self, entries: SequenceOf[PlanEntry]) -> tuple[mx.array, list[int]]:
-        """Return the flat array of all entries' tokens, and the rows that sample."""
+        """Return the array of all entries' tokens, and the array's indices that samples follow."""
         tokens: list[int] = []
         rows: list[int] = []
         pending: list[tuple[int, int]] = []
@@ -199,13 +199,13 @@ class ModelRunner:
         return self._tokens(tokens, pending), rows
 
     def _tokens(self, known: list[int], pending: list[tuple[int, int]]) -> mx.array:
-        """Return the tokens as an array. pending: pairs of a place in the array and the row of the
-        previous step whose token belongs there."""
+        """Return the tokens as an array. pending: pairs of an index in the array, and the index
+        among the previous step's samples of the token that belongs there."""
         if not pending:
             return mx.array(known)
         all_pending = len(pending) == len(known) == self._sampled.size
         if all_pending and all(place == row for place, row in pending):
-            return self._sampled  # the same sequences in the same order
+            return self._sampled  # all tokens, in the order of the previous step
         places = list(range(len(known)))
         for place, row in pending:
             places[place] = len(known) + row
@@ -213,7 +213,7 @@ class ModelRunner:
         return mx.concatenate([known_ids, self._sampled])[mx.array(places)]
 
     def _output(self, plan: StepPlan, states: mx.array) -> PendingSamples | mx.array:
-        """Return vectors, samples, or logits if choosing needs a state. states: ``[R, hidden]``."""
+        """Return vectors, samples, or logits if sampling needs a state. states: ``[R, hidden]``."""
         if self._pools:
             return pool(states)
         logits = self._model.head(states)

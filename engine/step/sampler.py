@@ -32,7 +32,7 @@ from metal_ext import CpuWorkers, choose_tokens
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
-    """Log-probabilities of some rows, as arrays that are not evaluated yet."""
+    """Log-probabilities for rows of logits, as arrays that are not evaluated yet."""
 
     num_tops: SequenceOf[int | None]
     chosen: mx.array
@@ -63,7 +63,7 @@ class Logprobs:
         return [a for a in (self.chosen, self.top_ids, self.top) if a is not None]
 
     def read(self) -> list[TokenLogprobs | None]:
-        """Return each row's values; the arrays must have been evaluated."""
+        """Return each row's log-probabilities; the arrays must have been evaluated."""
         result: list[TokenLogprobs | None] = []
         chosen: list[float] = self.chosen.tolist()  # type: ignore[assignment]
         # Copy whole arrays: slicing a row is a new operation, which waits for the running step.
@@ -85,18 +85,18 @@ class Logprobs:
         return self.top_ids.tolist(), self.top.tolist()  # type: ignore[return-value]
 
 
-# Drawn numbers have 24 bits, the precision of a float32.
+# Random numbers for sampling have 24 bits, the precision of a float32.
 DRAW_BITS = 24
-# For each byte of a mask, the numbers to add to eight logits: 0 or -inf, the lowest bit first.
+# A table of the numbers to add to eight logits for a mask's byte: 0 or -inf, lowest bit first.
 ADDED = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1), 0, -np.inf)
 ADDED = ADDED[:, ::-1].astype(np.float32)
-# For rows without penalties: a token and a count that change no logit.
+# Rows without penalties get this history: a token and a count that change no logit.
 NO_HISTORY = TokenHistory(np.zeros(1, np.int32), np.zeros(1, np.float32))
 
 
 @dataclass(frozen=True, slots=True)
 class PendingSamples:
-    """Arrays to evaluate, and a function that reads them afterwards."""
+    """Arrays to evaluate, and a function that reads the evaluated arrays."""
 
     arrays: list[mx.array]
     read: Callable[[], SequenceOf[Outcome]]
@@ -110,8 +110,8 @@ def sample(
 ) -> PendingSamples:
     """Choose the next token of each row; the first array of the result holds the ids.
 
-    logits: ``[R, vocab]``, any float type. state: None where no row needs one. workers: None on a
-    GPU.
+    logits: ``[R, vocab]``, any float type. state: None where no row needs masks or penalties.
+    workers: the CPU's threads, or None on a GPU.
     """
     masks, histories = (None, [None] * len(rows)) if state is None else state
     raw = logits.astype(mx.float32)
@@ -124,7 +124,7 @@ def sample(
         ids = _choose(adjusted, params, num_generated)
         if masks is not None:
             ids = _allowed(adjusted, ids)
-        # One non-finite number makes the sum non-finite.
+        # One non-finite number makes the sum of its row non-finite.
         finite = mx.isfinite(raw.sum(axis=-1))
     else:
         choices = _choices(params, num_generated, raw.shape[-1])
@@ -164,7 +164,6 @@ def draw(seed: int, index: int) -> float:
 def _adjust(
     logits: mx.array, params: SequenceOf[SamplingParams], histories: SequenceOf[TokenHistory | None]
 ) -> mx.array:
-    """Apply penalties and biases."""
     changing = [i for i, p in enumerate(params) if p.changes_logits]
     if not changing:
         return logits
@@ -236,7 +235,7 @@ def _column(
     return mx.array([value(p) for p in params], dtype=mx.float32)[:, None]
 
 
-# --- the choice -----------------------------------------------------------------------------------
+# --- choosing a token of each row -----------------------------------------------------------------
 
 
 def _choices(params: SequenceOf[SamplingParams], indices: SequenceOf[int], vocab: int) -> mx.array:
@@ -274,7 +273,7 @@ def _choose(
 
 
 def _allowed(logits: mx.array, ids: mx.array) -> mx.array:
-    """Replace ids of probability 0, which rounded sums may let a draw hit, by the likeliest."""
+    """Replace tokens of probability 0, which a draw may hit by rounding, by the likeliest token."""
     chosen = mx.take_along_axis(logits, ids[:, None].astype(mx.int32), axis=-1)[:, 0]
     return mx.where(chosen == -mx.inf, mx.argmax(logits, axis=-1), ids)
 
@@ -291,14 +290,14 @@ def _draw(logits: mx.array, params: SequenceOf[SamplingParams], draws: mx.array)
 
 
 def _floor(probabilities: mx.array, params: SequenceOf[SamplingParams]) -> mx.array | None:
-    """Return the least probability ``[R, 1]`` that passes the filters; None without filters."""
+    """Return each row's least probability ``[R, 1]`` that passes filters, or None without them."""
     vocab = probabilities.shape[-1]
     floors: list[mx.array] = []
     if any(p.min_p > 0 for p in params):
         floors.append(_column(params, lambda p: p.min_p) * probabilities.max(-1, keepdims=True))
     kept = [p.top_k if 0 < p.top_k < vocab else vocab for p in params]
     if min(kept) < vocab or any(p.top_p < 1 for p in params):
-        # Sorting a large vocabulary is slow: if all rows have a top_k, sort only the largest one.
+        # Sorting a large vocabulary is slow: if all rows have a top_k, sort only that many tokens.
         best = mx.topk(probabilities, max(kept), axis=-1) if max(kept) < vocab else probabilities
         descending = -mx.sort(-best, axis=-1)
         last = mx.array(kept)[:, None] - 1
@@ -323,7 +322,7 @@ def pool(states: mx.array) -> PendingSamples:
 
     def read() -> list[Vector | RowError]:
         values = np.array(vectors)
-        # One non-finite number makes the sum non-finite.
+        # One non-finite number makes the sum of its row non-finite.
         good = np.isfinite(values.sum(axis=-1))
         return [
             Vector(vector) if ok else NOT_FINITE for vector, ok in zip(values, good, strict=True)
@@ -332,7 +331,7 @@ def pool(states: mx.array) -> PendingSamples:
     return PendingSamples([vectors], read)
 
 
-# The most rows whose logits are in memory at once: 20 MB with a vocabulary of 150,000.
+# The most rows (tokens) whose logits are in memory at once: 20 MB for a vocabulary of 150,000.
 SCORED_ROWS_AT_ONCE = 32
 
 Head = Callable[[mx.array], mx.array]
@@ -340,7 +339,7 @@ Head = Callable[[mx.array], mx.array]
 
 
 def scored_rows(entries: SequenceOf[PlanEntry]) -> list[int]:
-    """Return the rows of the flat token array whose next prompt token is scored."""
+    """Return the indices in the flat token array after which a prompt token is scored."""
     rows: list[int] = []
     first = 0
     for entry in entries:
@@ -352,7 +351,7 @@ def scored_rows(entries: SequenceOf[PlanEntry]) -> list[int]:
 
 
 def score(head: Head, states: mx.array, entries: SequenceOf[PlanEntry]) -> list[Scores | RowError]:
-    """Return the scores of each entry that scores. states: of ``scored_rows``, evaluated."""
+    """Return the scores of each entry that has a Scoring. states: the states of ``scored_rows``."""
     scorings = [entry.scoring for entry in entries if entry.scoring is not None]
     tokens = [token for scoring in scorings for token in scoring.next_tokens]
     num_tops = [scoring.num_top for scoring in scorings for _ in scoring.next_tokens]
@@ -369,7 +368,7 @@ def joined(
     sampled: SequenceOf[Outcome],
     scored: SequenceOf[Scores | RowError],
 ) -> list[Outcome]:
-    """Merge outcomes: one for each entry that samples or scores, in order."""
+    """Merge samples and scores into one outcome for each entry that samples or scores, in order."""
     samples, scores = iter(sampled), iter(scored)
     outcomes: list[Outcome] = []
     for entry in entries:
@@ -384,7 +383,7 @@ def joined(
 
 
 def _score(logits: mx.array, tokens: list[int], num_tops: list[int]) -> list[TokenLogprobs | None]:
-    """Return each row's scores; None for a row that is not finite."""
+    """Return each row's scores, or None for a row whose logits are not finite."""
     raw = logits.astype(mx.float32)
     finite = mx.isfinite(raw.sum(axis=-1))
     logprobs = Logprobs.of(raw, mx.array(tokens), num_tops)

@@ -1,4 +1,4 @@
-"""Chooses the tokens that the next step computes, by counts alone: without MLX or a clock.
+"""Chooses the tokens that the next step computes, from counts alone, without MLX or a clock.
 
 There are no separate prefill and decode phases. A plan computes tokens that sequences still lack,
 within a token budget: single tokens first, then chunks of prompts.
@@ -31,10 +31,10 @@ from kvcache.sequences import Progress
 
 
 def resting_sequences(running: SequenceOf[Sequence], max_step_mask_s: float) -> set[int]:
-    """Return the ids of sequences to leave out of a step, so that its masks stay within the limit.
+    """Return the ids of sequences to leave out of a step, to limit the time of making its masks.
 
-    Only sequences whose masks cost more than an equal share rest. They take turns: the longest
-    rested go on, as many as fit, and at least one.
+    Only sequences whose masks take more than an equal share of the time rest. Such sequences take
+    turns: those that rested longest go on, as many as fit into the time, and at least one.
     """
     masked = [sequence for sequence in running if sequence.mask_s]
     left_s = max_step_mask_s
@@ -70,9 +70,9 @@ class Sharing:
         return decisions
 
     def attach_cached(self, sequences: Iterable[Sequence], *, in_parts: bool) -> None:
-        """Attach blocks that other sequences have computed, once their owner has computed all.
-        in_parts: attach each block as soon as it is computed; this frees a reserved block for a
-        waiting sequence."""
+        """Let sequences share blocks of K and V that another sequence computes, once all blocks
+        that they share are computed. in_parts: share each block at once, which frees a reserved
+        block for a waiting sequence."""
         for sequence in sequences:
             if sequence.num_scheduled > sequence.num_computed:
                 continue
@@ -91,12 +91,12 @@ class Sharing:
             self._decisions.append(Attached(sequence.seq_id, attached))
 
     def open(self, sequence: Sequence) -> bool:
-        """Reserve memory for a sequence's tokens and the next one; return whether it sufficed."""
+        """Reserve memory for a sequence's tokens and one more; return whether there was enough."""
         if sequence.block_hashes is None:
             sequence.block_hashes = self.kv.block_hashes(sequence.request.salt)
         sequence.block_hashes.extend(sequence.token_ids, 0)
         sequence.block_hashes.max_cached_tokens = sequence.num_reusable
-        # The last sampled token is never computed.
+        # No K and V are computed for an answer's last token.
         final = max(sequence.max_tokens - 1, sequence.num_prompt)
         num_tokens, system = min(sequence.num_tokens + 1, final), sequence.request.system_tokens
         progress = self.kv.open(
@@ -127,25 +127,25 @@ class Sharing:
         return True
 
     def close(self, sequence: Sequence, *, keep_prefix: bool, preempted: bool = False) -> None:
-        """Free the sequence's memory. keep_prefix: whether computed blocks stay for sharing."""
+        """Free the sequence's memory. keep_prefix: whether computed blocks stay to be shared."""
         self.kv.close(sequence.seq_id, keep_prefix=keep_prefix)
         self._decisions.append(Closed(sequence.seq_id, keep_prefix, preempted))
 
     def waits_for_parent(self, child: Sequence) -> bool:
-        """Return whether a fork's parent is still computing their common prompt."""
+        """Return whether another answer's sequence still computes the prompt of ``child``."""
         parent = self._parent_of(child)
         return parent is not None and parent.num_computed < child.num_prompt
 
     def _parent_of(self, child: Sequence) -> Sequence | None:
-        """Return the running sequence whose pages a fork may share, if any."""
+        """Return the running sequence, if any, whose prompt the further answer ``child`` shares."""
         number = child.request.fork_of if child.num_reusable is None else None
         parent = self._by_id.get(number) if number is not None else None
         running = parent is not None and parent.status is SequenceStatus.RUNNING
         return parent if running else None
 
     def waits_for_owner(self, sequence: Sequence) -> bool:
-        """Return whether an earlier sequence computes this one's next tokens. Waiting costs no
-        time, because the earlier sequence gets the token budget first."""
+        """Return whether an earlier sequence computes tokens that this sequence can share. Waiting
+        costs no time, because the earlier sequence gets the token budget first."""
         owner = self.kv.pending_owner(sequence.seq_id)
         return owner is not None and self._by_id[owner].order < sequence.order
 
@@ -153,9 +153,9 @@ class Sharing:
 class Scheduler:
     """Schedules sequences first come, first served within a priority.
 
-    The oldest sequence always progresses. When blocks run out, the last sequence in order is
-    preempted: its memory is freed, it waits, and later recomputes its tokens. Tokens that were
-    emitted are never sampled again.
+    The oldest sequence always progresses. When blocks of memory run out, the last sequence in order
+    is preempted: the sequence loses its memory, waits, and later recomputes its tokens. Tokens that
+    were emitted are never sampled again.
     """
 
     def __init__(
@@ -184,9 +184,9 @@ class Scheduler:
         self._resting: set[int] = set()
         self._arrivals = 0
         self._is_stuck = False
-        """Whether the last plan was empty; then no sequence is admitted while others run."""
+        """Whether the last plan was empty; then no sequence is admitted beside a running one."""
 
-    # --- in and out -----------------------------------------------------------------------------
+    # --- adding and ending requests -------------------------------------------------------------
 
     @property
     def num_waiting(self) -> int:
@@ -198,7 +198,7 @@ class Scheduler:
 
     @property
     def sequences(self) -> tuple[SequenceOf[Sequence], SequenceOf[Sequence]]:
-        """Return the running and the waiting sequences, in order; do not change them."""
+        """Return the running and the waiting sequences, in order; do not change the lists."""
         return self._running, self._waiting
 
     def add(self, request: Request) -> None:
@@ -233,8 +233,8 @@ class Scheduler:
         return [self._by_id[entry.seq_id] for entry in entries if entry.seq_id in self._by_id]
 
     def sampling_rows(self, plan: StepPlan) -> list[Sequence | None]:
-        """Return the sequence of each sampling row; None where it has ended. All earlier steps must
-        have been committed."""
+        """Return the sequence of each entry that samples, or None if the sequence has ended. All
+        earlier steps must have been committed."""
         sampling = [entry for entry in plan.entries if entry.sampling is not None]
         rows = [self._by_id.get(entry.seq_id) for entry in sampling]
         for entry, sequence in zip(sampling, rows, strict=True):
@@ -247,8 +247,8 @@ class Scheduler:
     def schedule(self, *, overlapped: bool = False) -> StepPlan:
         """Return the next step's plan; it may be empty. May preempt sequences.
 
-        overlapped: whether a step is in flight. Then no sequence is preempted: where one would have
-        to be, the plan is empty.
+        overlapped: whether a step is in flight. Then no sequence is preempted; if memory runs out,
+        the plan is empty instead.
         """
         self._begun = []
         self._resting = resting_sequences(self._running, self.max_step_mask_s)
@@ -274,7 +274,7 @@ class Scheduler:
             if entry.sampling is not None:
                 sequence.sampled_row = num_sampling
                 num_sampling += 1
-                # The last sampled token is never computed.
+                # No K and V are computed for an answer's last token.
                 sequence.num_output_placeholders += stop + 1 < sequence.max_tokens
         if not entries:
             # Keep the cache's decisions for the next plan with entries.
@@ -284,7 +284,7 @@ class Scheduler:
         return StepPlan(self._plans, tuple(entries), decisions, tuple(self._begun))
 
     def commit(self, plan: StepPlan, outcomes: SequenceOf[Outcome]) -> list[TokenEvent]:
-        """Apply a step's results. outcomes: of the entries that have one, in order."""
+        """Apply a step's outcomes, one for each entry that samples or scores, in order."""
         events: list[TokenEvent] = []
         rest = iter(outcomes)
         for entry in plan.entries:
@@ -306,7 +306,7 @@ class Scheduler:
         return events
 
     def _note(self, sequence: Sequence, event: TokenEvent) -> None:
-        """Count an event, and close the sequence where it ends."""
+        """Count an event, and close the sequence if the event is its last."""
         self.counters.generated_tokens += event.token_id is not None
         if event.finish is None:
             sequence.num_output_placeholders -= 1
@@ -317,7 +317,7 @@ class Scheduler:
     # --- planning -------------------------------------------------------------------------------
 
     def _plan_decoding(self, overlapped: bool) -> tuple[list[PlanEntry], bool]:
-        """Return entries for sequences that lack one token, and whether any of them got none."""
+        """Return entries for sequences that lack one token, and whether any such got no entry."""
         entries: list[PlanEntry] = []
         starving = False
         for sequence in list(self._running):
@@ -339,8 +339,8 @@ class Scheduler:
         return entries, starving
 
     def _make_room(self, sequence: Sequence) -> bool:
-        """Reserve memory for a sequence's next token, by preempting the youngest sequences unless
-        memory is being freed already. Return False where there is no memory yet."""
+        """Reserve memory for a sequence's next token. If needed, preempt the youngest sequences,
+        unless memory is being freed already. Return False if there is no memory yet."""
         while not self.kv.reserve(sequence.seq_id, sequence.num_tokens):
             if self.kv.recovering or len(self._running) == 1:
                 return False
@@ -349,8 +349,8 @@ class Scheduler:
         return True
 
     def _break_deadlock(self) -> tuple[TokenEvent, ...]:
-        """Where no sequence can run for lack of memory, preempt the youngest; end a sequence that
-        is alone with an error."""
+        """Preempt the youngest sequence, because no sequence can run for lack of memory. If there
+        is only one sequence, end it with an error."""
         if self.kv.recovering:
             return ()
         if len(self._running) > 1:
@@ -360,7 +360,7 @@ class Scheduler:
         return tuple(self._finish(each, FinishReason.ERROR, NO_MEMORY) for each in list(alone))
 
     def _admit(self) -> None:
-        """Admit waiting sequences in order until one does not fit; skip forks that must wait."""
+        """Admit waiting sequences until one does not fit; forks wait for their parent's prompt."""
         max_running = 1 if self.holds_back else self.limits.max_num_seqs
         for sequence in self._waiting[: max(0, max_running - len(self._running))]:
             if self.sharing.waits_for_parent(sequence):
@@ -373,7 +373,7 @@ class Scheduler:
             self.sharing.attach_cached([sequence], in_parts=bool(self._waiting))
 
     def _plan_chunks(self, entries: list[PlanEntry]) -> None:
-        """Add chunks of prompts in order, within the budget."""
+        """Add entries for chunks of prompts, in order, within the token budget."""
         decoding = any(sequence.num_generated for sequence in self._running)
         room = self.budget.room(decoding=decoding, rows=len(entries))
         room = min(room, self._max_batched_tokens - len(entries))
@@ -386,7 +386,7 @@ class Scheduler:
                 room -= self._plan_chunk(sequence, room, entries)
 
     def _plan_chunk(self, sequence: Sequence, room: int, entries: list[PlanEntry]) -> int:
-        """Add a chunk of at most ``room`` tokens; return the number of tokens."""
+        """Add an entry for a chunk of at most ``room`` tokens; return the chunk's length."""
         count = min(sequence.num_uncomputed, room)
         stop = sequence.num_scheduled + count
         if not self.kv.reserve(sequence.seq_id, stop):
@@ -415,7 +415,7 @@ class Scheduler:
         insort(self._waiting, sequence, key=lambda s: s.order)
         return sequence
 
-    # --- results --------------------------------------------------------------------------------
+    # --- the end of a sequence ------------------------------------------------------------------
 
     def _finish(self, sequence: Sequence, reason: FinishReason, why: str = "") -> TokenEvent:
         self._close(sequence, reason)

@@ -61,7 +61,7 @@ class Sequence:
     arrival: int
     """The sequence's number in order of arrival."""
     max_tokens: int
-    """The limit of prompt and answer together."""
+    """The most tokens that prompt and answer may have together."""
     token_ids: list[int] = field(init=False)
     seq_id: int = field(init=False)
     """The request's id, which is also the sequence's id in the cache."""
@@ -77,17 +77,17 @@ class Sequence:
     num_output_placeholders: int = 0
     """The number of tokens that steps in flight will sample and later steps must compute."""
     sampled_row: int = 0
-    """The sequence's index among the sampling rows of the newest step that samples for it."""
+    """The index of the sequence's newest token among all tokens that the same step samples."""
     status: SequenceStatus = SequenceStatus.WAITING
     preemptions: int = 0
     block_hashes: BlockHashes | None = None
-    """The keys of the prefix in the cache; kept through preemptions."""
+    """The hashes that find the sequence's prefix in the cache; kept through preemptions."""
     prefix: PrefixReport | None = None
-    """Set when the sequence first computes a token."""
+    """The cached part of the prompt, set when the sequence first computes a token."""
     counts: TokenCounts = field(default_factory=TokenCounts)
-    """Updated only for sequences with penalties."""
+    """The counts of distinct tokens, updated only for sequences with penalties."""
     mask_s: float = 0.0
-    """The expected processor time of the next mask."""
+    """The expected processor time for the mask of the tokens that may come next."""
     steps_rested: int = 0
     """The number of steps in a row that the sequence has sat out because of costly masks."""
     scored: list[TokenLogprobs] = field(default_factory=list)
@@ -104,7 +104,7 @@ class Sequence:
 
     @property
     def history(self) -> TokenHistory | None:
-        """Return the distinct tokens; None for a request without penalties."""
+        """Return the distinct tokens and their counts, or None for a request without penalties."""
         if not self.request.params.penalises:
             return None
         self.counts.update(self.token_ids, self.num_prompt)
@@ -112,7 +112,7 @@ class Sequence:
         return TokenHistory(np.array(ids, np.int32), np.array(generated, np.float32))
 
     def note_mask(self, seconds: float) -> None:
-        """Record a mask's processor time. A past cost fades slowly, as it may soon recur."""
+        """Record a mask's processor time. A high value fades slowly, because it may soon recur."""
         self.mask_s = max(seconds, self.mask_s / 2)
 
     @property
@@ -135,12 +135,12 @@ class Sequence:
 
     @property
     def num_uncomputed(self) -> int:
-        """The number of tokens to schedule before the next one can be sampled."""
+        """The number of tokens to schedule before the next token can be sampled."""
         return len(self.token_ids) + self.num_output_placeholders - self.progress.scheduled
 
     @property
     def num_reusable(self) -> int | None:
-        """The number of leading tokens whose K and V may be shared; None: all but the last token.
+        """The number of leading tokens whose K and V may be shared; None means all but the last.
         Prompt tokens that are still to be scored must be computed, not shared."""
         is_scored = self.scores_prompt and len(self.scored) + 1 < self.num_prompt
         return len(self.scored) if is_scored else None
@@ -175,7 +175,7 @@ def plan_entry(sequence: Sequence, stop: int, newest_plan: int) -> PlanEntry:
 
 
 def _scoring(sequence: Sequence, stop: int) -> Scoring | None:
-    """Return the unscored prompt tokens that the rows before ``stop`` can score."""
+    """Return the unscored prompt tokens that tokens before position ``stop`` can score."""
     num_top = sequence.request.params.prompt_logprobs
     assert num_top is not None
     first = max(sequence.num_scheduled, len(sequence.scored))

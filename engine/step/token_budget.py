@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 
 # A budget grows by at most this factor per step, because step times are noisy.
 MAX_GROWTH = 1.5
-# The budget stays unchanged for times between this fraction of the target and the target.
+# The budget stays unchanged for step times between this fraction of the target and the target.
 CALM_FRACTION = 0.8
-# A step without decoding rows may take this many times the target: it delays no answer's tokens.
+# A step that only computes prompts may take this many times the target: it delays no answer.
 ALONE_TARGETS = 5.0
-# A step with prompts and decoding rows may take this many times the time of decoding alone, so that
-# prompts progress even where decoding takes most of the target.
+# If sequences generate tokens beside a step's prompts, the step may take this many times the time
+# of generating alone, so that prompts progress even where generating takes most of the target.
 MAX_SLOWDOWN = 3.0
 # The newest step's weight in the moving average of decoding times.
 NEWEST_WEIGHT = 0.2
@@ -21,17 +21,17 @@ GPU_TILE_ROWS = 32
 
 @dataclass(slots=True)
 class TokenBudget:
-    """The prompt tokens per step, adjusted by step times; whole tiles where possible."""
+    """The limit of prompt tokens per step, adjusted by step times."""
 
     target_s: float
     minimum: int
     maximum: int
     tokens: int
-    """The budget of a step with decoding rows."""
+    """The limit for a step in which sequences also generate tokens."""
     tile: int = 1
-    """The number of rows that the device computes together."""
+    """The number of token rows (a tile) that the device computes together."""
     alone: int = field(init=False)
-    """The budget of a step without decoding rows."""
+    """The limit for a step that only computes prompts."""
     decoding_s: float = field(default=0.0, init=False)
     """The mean time of steps without prompt tokens; 0 before the first one."""
 
@@ -45,13 +45,13 @@ class TokenBudget:
         self.tokens = self.alone = self._bounded(self.tokens)
 
     def room(self, *, decoding: bool, rows: int = 0) -> int:
-        """Return the number of prompt tokens to add to a step that has ``rows`` rows already: the
-        budget, rounded so that all rows together fill whole tiles."""
+        """Return the number of prompt tokens to add to a step that has ``rows`` tokens already: the
+        limit, rounded so that all tokens together fill whole tiles."""
         budget, begun = self.tokens if decoding else self.alone, rows % self.tile
         return budget - begun if 2 * begun <= self.tile else budget + self.tile - begun
 
     def observe(self, prefill_tokens: int, seconds: float, *, decoding: bool = True) -> None:
-        """Adjust the budgets by a step's time. decoding: whether the step had decoding rows."""
+        """Adjust the limits by a step's time. decoding: whether the step also generated tokens."""
         if seconds <= 0:
             return
         if prefill_tokens == 0:
@@ -65,7 +65,7 @@ class TokenBudget:
             self.alone = self._steered(self.alone, prefill_tokens, target_s / seconds)
 
     def _steered(self, tokens: int, prefill_tokens: int, ratio: float) -> int:
-        """Return the new budget. ratio: the step's target divided by its time."""
+        """Return the new limit. ratio: the step's target divided by its time."""
         budget: float = tokens
         if ratio < 1:
             # Only prompt tokens can be cut, so they must make up for the whole excess.
