@@ -38,8 +38,8 @@ COMPUTED = (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"])
 
 
 def is_embedding_checkpoint(path: Path, names: Collection[str], *, tied: bool) -> bool:
-    """Return whether a model makes vectors instead of answers. tied: whether the embeddings are the
-    head as well. Raises CheckpointError for vectors that quire does not compute."""
+    """Return whether a model makes vectors instead of answers. tied: whether the embedding is also
+    the output head. Raises CheckpointError for vectors that quire does not compute."""
     if (path / MODULES_FILE).is_file():
         check_modules(path)
         return True
@@ -71,7 +71,7 @@ def _kind(module: Any) -> str:
 
 
 def _pooling_modes(settings: dict[str, Any]) -> set[str]:
-    """Return the pooling modes. Newer files have one name; older files have a flag per mode."""
+    """Return the pooling modes. New files name one mode; older files have a flag for each."""
     named = settings.get("pooling_mode")
     if isinstance(named, str):
         return set(named.split("+"))
@@ -81,7 +81,7 @@ def _pooling_modes(settings: dict[str, Any]) -> set[str]:
 
 __all__ = ["Checkpoint", "CheckpointError", "read_checkpoint"]
 
-# A tensor in older files that is not read, because it follows from RoPE's base.
+# The end of a tensor's name in older files: RoPE's frequencies, which are computed instead.
 FREQUENCIES = ".rotary_emb.inv_freq"
 
 
@@ -99,7 +99,7 @@ class Checkpoint:
     packed_bytes: int
     """The bytes of all tensors after packing for the CPU's kernels."""
     num_weights: int
-    """The count of numbers in all weight matrices, before quantization."""
+    """The count of numbers in all weight matrices, as if they were not quantized."""
     embeds: bool
     """Whether the model makes vectors of texts instead of answers."""
     naming: Naming
@@ -114,7 +114,7 @@ class Checkpoint:
 
     @property
     def left_out(self) -> str | None:
-        """Return a sentence about the model's parts that are not served; None where all are."""
+        """Return a sentence about parts of the model that are not served, or None if all are."""
         uses = Counter(
             use for name in self.unread for start, use in self.spec.unread if name.startswith(start)
         )
@@ -131,8 +131,8 @@ class Checkpoint:
 
 
 def read_checkpoint(path: Path, *, embeds: bool | None = None) -> Checkpoint:
-    """Check a folder. embeds: whether the model makes vectors; None to decide by its files. Raises
-    CheckpointError, which names file and field."""
+    """Check a folder. embeds: whether the model makes vectors; None decides by the folder's files.
+    Raises CheckpointError, which names file and field."""
     config = ModelConfig(path)
     spec = read_spec(config)
     tensors = read_tensors(path)
@@ -174,7 +174,7 @@ def checkpoint_of(
     naming: Naming = NAMINGS[0],
     unread: tuple[str, ...] = (),
 ) -> Checkpoint:
-    """Compute the sizes of a checkpoint. tensors: by name, without unread ones."""
+    """Compute the sizes of a checkpoint. tensors: all tensors but the unread ones, by name."""
     path = config.file.parent
     model = tensors_of(spec, naming, embeds=embeds)
     return Checkpoint(
@@ -215,8 +215,8 @@ DTYPES = {"float32": "F32", "float16": "F16"}
 def promised_checkpoint(path: Path, stored_bytes: int, *, embeds: bool | None = None) -> Checkpoint:
     """Predict the checkpoint of a folder without weights from its ``config.json``.
 
-    stored_bytes: the size of the weights' files. embeds: as for ``read_checkpoint``. Raises
-    CheckpointError, which names file and field.
+    stored_bytes: the size of the weights' files. embeds: whether the model makes vectors, or None
+    to decide by the files. Raises CheckpointError, which names file and field.
     """
     config = ModelConfig(path)
     spec = read_spec(config)

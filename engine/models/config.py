@@ -9,7 +9,7 @@ from engine.models.safetensors_headers import CheckpointError, read_json
 
 AFFINE = "affine"
 MAX_NUMBER = 2**63
-# MLX's quantization modes: the bits and group sizes of each. Source: mlx.core.quantize.
+# The bits and group sizes of each of MLX's quantization modes (mlx.core.quantize).
 MODES = {
     AFFINE: ((1, 2, 3, 4, 5, 6, 8), (32, 64, 128)),
     "mxfp4": ((4,), (32,)),
@@ -20,8 +20,8 @@ MODES = {
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """How MLX quantizes a layer: integer codes with a scale and a bias per group (affine), or small
-    floats with only a scale per group (other modes)."""
+    """How MLX quantizes a layer: as integer codes with a scale and a bias per group of weights
+    (affine), or as small floats with only a scale per group (other modes)."""
 
     bits: int
     group_size: int
@@ -37,7 +37,7 @@ PACKINGS = tuple(
 
 
 class ModelConfig:
-    """``config.json``. Each method raises CheckpointError, which names the wrong field."""
+    """The fields of ``config.json``. Methods raise CheckpointError, which names the wrong field."""
 
     def __init__(self, path: Path) -> None:
         self.file = path / "config.json"
@@ -45,7 +45,7 @@ class ModelConfig:
 
     @property
     def text(self) -> "ModelConfig":
-        """Return the text model's config: ``text_config``, merged over the other fields."""
+        """Return the text model's config: ``text_config``, which overrides the other fields."""
         nested = self.values.get("text_config", {})
         if not isinstance(nested, dict):
             raise self._wrong("text_config", nested, "an object")
@@ -54,14 +54,14 @@ class ModelConfig:
         return text
 
     def count(self, field: str, default: int | None = None) -> int:
-        """Return a positive integer. default: for a missing field; None makes that an error."""
+        """Return a positive integer. default: for a missing field, which is else an error."""
         value = self.values.get(field, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise self._wrong(field, value, "a number above 0")
         return value
 
     def number(self, field: str, value: object = ...) -> float:
-        """Return a positive number. value: replaces the field's own."""
+        """Return a positive number. value: checked instead of the field's own value."""
         if value is ...:
             value = self.values.get(field)
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -101,7 +101,7 @@ class ModelConfig:
             )
 
     def quantization(self, layer: str) -> Quantization | None:
-        """Return the quantization of a layer; None where the config has none."""
+        """Return the quantization of a layer, or None if the config has none."""
         default = self.values.get("quantization")
         if not isinstance(default, dict):
             return None

@@ -43,7 +43,7 @@ class PackedMixture:
 
     spec: Experts
     router: metal_ext.PackedLinear
-    """The router, followed by the gate of the shared expert where there is one."""
+    """The router's matrix, joined with the gate of the shared expert if there is one."""
     gate_up: metal_ext.PackedExperts
     down: metal_ext.PackedExperts
     shared: PackedDense | None
@@ -69,7 +69,7 @@ PackedMlp = PackedDense | PackedMixture
 
 
 Packed = Callable[[int], None]
-"""Called with the bytes of each packed product."""
+"""A function that is called with the bytes of each packed product (matrices joined to one)."""
 Codes = tuple[mx.array, mx.array | None, int, int]
 """The scales, biases, bits and group size of a quantized matrix."""
 
@@ -79,7 +79,7 @@ class PackedAttention:
     """The weights of an attention layer."""
 
     heads: tuple[int, int, int]
-    """The numbers of query, key and value heads; gated queries count twice."""
+    """The numbers of query, key and value heads; query heads count twice if gated."""
     gated: bool
     queries_keys_values: metal_ext.PackedLinear
     bias: mx.array | None
@@ -94,7 +94,7 @@ class PackedDelta:
 
     inputs: metal_ext.PackedLinear
     ends: tuple[int, ...]
-    """Where three parts of an output row end: queries with keys and values; gate; beta."""
+    """The ends of three parts of an output row: queries with keys and values; gate; beta."""
     delta: metal_ext.GatedDelta
     output: metal_ext.PackedLinear
 
@@ -122,11 +122,12 @@ class CpuOps:
         workers: metal_ext.CpuWorkers,
         packed: Packed,
     ) -> None:
-        """Pack products one at a time, to hold only one twice. Empties ``stored``."""
+        """Pack products (joined matrices) one by one, to hold only one twice. Empties
+        ``stored``."""
         self._eps = spec.norm_eps
         self._workers = workers
         self._places = spec.places
-        # Keyed by the name of the first matrix of each product.
+        # These dicts are keyed by the name of the first matrix of each product.
         products: dict[str, metal_ext.PackedLinear] = {}
         stacks: dict[str, metal_ext.PackedExperts] = {}
         biases: dict[str, mx.array] = {}
@@ -142,7 +143,7 @@ class CpuOps:
                 packed(products[name].nbytes)
             if (bias := _bias(matrices)) is not None:
                 biases[name] = bias
-            del matrices  # free them before reading the next ones
+            del matrices  # free the memory before reading more
         vectors = {vector.name: _float32(stored.vector(vector)) for vector in tensors.vectors}
         vectors |= {each.name: _float32(stored.constant(each)) for each in tensors.constants}
         transforms = iter(qk_transforms(spec, tensors, vectors))
@@ -252,8 +253,8 @@ def _packed_mlp(
 
 
 def _routers(tensors: ModelTensors) -> set[str]:
-    """Return the names of the matrices that choose experts. Their inputs are never rounded, because
-    rounding would change the choice."""
+    """Return the names of the matrices that choose experts. The inputs of such matrices are never
+    rounded, because rounding would change the choice."""
     mlps = (layer.mlp for layer in tensors.layers)
     return {mlp.router[0].name for mlp in mlps if isinstance(mlp, MixtureTensors)}
 
@@ -266,7 +267,7 @@ def _bias(matrices: Sequence[StoredMatrix]) -> mx.array | None:
 def pack_linear(
     matrices: Sequence[StoredMatrix], workers: metal_ext.CpuWorkers, *, exact: bool = False
 ) -> metal_ext.PackedLinear:
-    """Pack matrices as one. exact: never round its activations. Raises ValueError."""
+    """Pack matrices as one. exact: never round the activations to multiply. Raises ValueError."""
     parts = [_codes(matrix) for matrix in matrices]
     weights = [weight for weight, _ in parts]
     return metal_ext.PackedLinear(weights, workers, [codes for _, codes in parts], exact)
@@ -281,7 +282,7 @@ def pack_experts(
 
 
 def _codes(matrix: StoredMatrix) -> tuple[mx.array, Codes | None]:
-    """Return what the kernels pack: words of codes with their groups, or plain numbers and None."""
+    """Return the weights to pack: words of codes and their groups, or plain numbers and None."""
     packing, scales = matrix.packing, matrix.scales
     if packing is None or packing.mode in PLAIN_MODES:
         return matrix.dequantized(), None

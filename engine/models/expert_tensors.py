@@ -12,22 +12,22 @@ EXPERTS = "mlp.experts"
 
 
 class ExpertNames(Enum):
-    """How a checkpoint names the weights of experts."""
+    """The convention by which a checkpoint names the weights of experts."""
 
     STACKED = "stacked"
-    """MLX's form: ``mlp.switch_mlp.gate_proj.weight [experts, outputs, inputs]``."""
+    """The convention of MLX: ``mlp.switch_mlp.gate_proj.weight [experts, outputs, inputs]``."""
     APART = "apart"
-    """Qwen3's form on the hub: ``mlp.experts.7.gate_proj.weight``."""
+    """Qwen3's convention, with a tensor per expert: ``mlp.experts.7.gate_proj.weight``."""
     FUSED = "fused"
-    """Qwen3.5's form: ``mlp.experts.gate_up_proj [experts, outputs, inputs]``, gate first."""
+    """Qwen3.5's convention: ``mlp.experts.gate_up_proj [experts, outputs, inputs]``, gate first."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertMatrix:
-    """The weights of one linear layer of every expert."""
+    """The weights of the same linear layer in all experts."""
 
     name: str
-    """The layer's name; with ExpertNames.APART, without the expert's number."""
+    """The layer's name; for ExpertNames.APART, without the expert's number."""
     experts: int
     outputs: int
     inputs: int
@@ -35,7 +35,7 @@ class ExpertMatrix:
 
     @property
     def layers(self) -> list[str]:
-        """Return the names of the stored layers: one stack, or one for each expert."""
+        """Return the names of the stored layers: one for all experts, or one for each expert."""
         if self.names is not ExpertNames.APART:
             return [self.name]
         above, _, last = self.name.rpartition(".")
@@ -54,7 +54,7 @@ class ExpertMatrix:
 def expert_matrices(
     layer: str, names: ExpertNames, experts: int, hidden: int, inner: int
 ) -> tuple[tuple[ExpertMatrix, ...], ExpertMatrix]:
-    """Return the gate and up-projections, fused or apart, and the down-projection."""
+    """Return the gate and up-projections, in one matrix or in two, and the down-projection."""
     at = f"{layer}.{STACK if names is ExpertNames.STACKED else EXPERTS}"
     down = ExpertMatrix(f"{at}.down_proj", experts, hidden, inner, names)
     if names is ExpertNames.FUSED:
@@ -75,7 +75,7 @@ def find_expert_names(tensors: Iterable[str]) -> ExpertNames:
 
 
 def refuse_grouped_apart(path: Path, names: ExpertNames, tensors: Iterable[str]) -> None:
-    """Raise CheckpointError where each expert was quantized alone, not as one stack."""
+    """Raise CheckpointError if experts were quantized one by one instead of together."""
     if names is not ExpertNames.APART:
         return
     for name in tensors:

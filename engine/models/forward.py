@@ -21,20 +21,20 @@ class Ops(Protocol):
 
     @property
     def weights(self) -> Sequence[mx.array]:
-        """Return the MLX arrays that every step reads."""
+        """Return the weights that are MLX arrays, which every step reads."""
 
     def embed(self, token_ids: mx.array) -> mx.array:
         """Return the rows of the embedding. token_ids: ``[T]`` int32."""
 
     def project(self, number: int, x: mx.array, views: KVViews) -> tuple[mx.array, mx.array | None]:
-        """Append a layer's keys and values of x to the cache. Return the queries ``[T, heads,
+        """Append the keys and values of x to the layer's cache. Return the queries ``[T, heads,
         head_dim]``, and the logits of the output's gate in the same shape or None."""
 
     def recur(self, number: int, x: mx.array, views: KVViews) -> mx.array:
-        """Advance a layer's states by x; return their output ``[T, values_width]``."""
+        """Advance the layer's recurrent states by x; return the output ``[T, values_width]``."""
 
     def add_mixed(self, number: int, x: mx.array, mixed: mx.array) -> mx.array:
-        """Return x plus the output projection of ``mixed``."""
+        """Return x plus the output projection of ``mixed``, from attention or a recurrence."""
 
     def add_mlp(self, number: int, x: mx.array) -> mx.array:
         """Return x plus the MLP's output for x."""
@@ -60,7 +60,7 @@ class Forward:
     def hidden(self, token_ids: mx.array, views: KVViews, rows: mx.array | None) -> mx.array | None:
         """Return the states ``[R, hidden]`` of ``rows`` after the final norm.
 
-        token_ids: ``[T]`` int32. rows: ``[R]`` int32 indices into T; None only fills the cache.
+        token_ids: ``[T]`` int32. rows: ``[R]`` int32 indices into T; None fills only the cache.
         """
         ops, last = self.ops, len(self._layers) - 1
         x = ops.embed(token_ids)
@@ -69,7 +69,7 @@ class Forward:
             if number == last and rows is None:
                 return None  # the cache is filled, and no output is wanted
             if number == last:
-                x, mixed = x[rows], mixed[rows]  # the other rows have no later use
+                x, mixed = x[rows], mixed[rows]  # only the last layer's wanted rows are used
             x = ops.add_mlp(number, ops.add_mixed(number, x, mixed))
         return ops.norm(x)
 
@@ -107,7 +107,7 @@ def qk_transforms(
 
 
 def split_gate(projected: mx.array) -> tuple[mx.array, mx.array]:
-    """Split ``[T, 2 * heads, head_dim]``, where each head's query and gate alternate."""
+    """Split ``[T, 2 * heads, head_dim]``, where queries and gates alternate by head."""
     return projected[:, ::2], projected[:, 1::2]
 
 
@@ -119,7 +119,7 @@ def conv_by_taps(net: GatedDeltaNet, conv: mx.array) -> mx.array:
 def gated_delta(
     net: GatedDeltaNet, eps: float, at: DeltaTensors, arrays: Mapping[str, mx.array]
 ) -> metal_ext.GatedDelta:
-    """Return a layer's constants. arrays: float32 tensors by name; see conv_by_taps."""
+    """Return a layer's constants. arrays: float32 tensors by name; conv is as from conv_by_taps."""
     return metal_ext.GatedDelta(
         key_heads=net.key_heads,
         value_heads=net.value_heads,

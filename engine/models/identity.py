@@ -19,14 +19,14 @@ log = logging.getLogger(__name__)
 HASHING_THREADS = 4
 # In the Hugging Face cache, a weight file's name is its SHA-256.
 BLOB_NAME = re.compile(r"[0-9a-f]{64}")
-# Two changes within one tick of the file system's clock leave equal times. Cache a digest only if
-# the file has not changed for longer than this.
+# Two changes within one tick of the file system's clock leave equal times. So a digest is cached
+# only if the file has not changed for longer than this.
 SETTLED_NS = 2_000_000_000
 
 
 class ModelIdentity:
-    """Hashes all bytes of a folder's weights while the weights are loaded: SHA-256 takes about as
-    long as loading. Later starts reuse the digests."""
+    """Hashes all bytes of a folder's weights while the weights are loaded, because SHA-256 takes
+    about as long as loading. Later starts reuse the digests of files."""
 
     def __init__(self, folder: Path) -> None:
         """Begin to read the files on other threads. Raises CheckpointError."""
@@ -38,7 +38,8 @@ class ModelIdentity:
         pool.shutdown(wait=False)
 
     def digest(self, arithmetic: str) -> bytes:
-        """Wait for all files; return the identity. arithmetic: EnginePlan's. Raises OSError."""
+        """Wait for all files; return the digest. arithmetic: EnginePlan.arithmetic. Raises
+        OSError."""
         digests = sorted(future.result() for future in self._digests)
         return sha256(json.dumps([arithmetic, self._config, *digests]).encode()).digest()
 
@@ -62,7 +63,7 @@ def content_digest(file: Path) -> str:
 
 
 def _version(status: os.stat_result) -> dict[str, int]:
-    """Return fields that change with a file's content; users can reset mtime, but not ctime."""
+    """Return file attributes that change with the content; users can reset mtime, but not ctime."""
     return {
         "inode": status.st_ino,
         "size": status.st_size,
@@ -72,7 +73,7 @@ def _version(status: os.stat_result) -> dict[str, int]:
 
 
 def _record(file: Path) -> Path:
-    """Return the path of a file's cached digest. Raises RuntimeError for a user without a home."""
+    """Return the path of a file's cached digest. Raises RuntimeError if the user has no home."""
     return cache_folder() / f"weights-{sha256(os.fsencode(file)).hexdigest()[:16]}.json"
 
 

@@ -19,8 +19,8 @@ from engine.models.tensors import (
 )
 from kvcache.views import KVViews
 
-# From this many pairs of a row and an expert, sort the pairs by expert, so that an expert's rows
-# are multiplied together. As in mlx-lm (models/switch_layers.py).
+# From this many pairs of a token and an expert on, sort the pairs by expert, so that the tokens of
+# an expert are multiplied together. mlx-lm does the same (models/switch_layers.py).
 LEAST_SORTED_PAIRS = 64
 
 Gate = Callable[[mx.array, mx.array], mx.array]
@@ -28,8 +28,8 @@ Gate = Callable[[mx.array, mx.array], mx.array]
 
 
 def route(logits: mx.array, spec: Experts) -> tuple[mx.array, mx.array]:
-    """Return the chosen experts and their weights ``[T, chosen]``, the best first; of equal shares,
-    the first expert wins."""
+    """Return the chosen experts and their weights ``[T, chosen]``, the best first. Of experts with
+    equal weights, the first wins."""
     shares = mx.softmax(logits, axis=-1, precise=True)
     experts = mx.argsort(-shares, axis=-1)[:, : spec.chosen]
     weights = mx.take_along_axis(shares, experts, axis=-1)
@@ -47,7 +47,7 @@ def mix(
     gate: Gate,
 ) -> mx.array:
     """Return the weighted sums ``[T, hidden]`` of the experts' outputs. experts, weights: ``[T,
-    chosen]``. gate_up: two stacks of matrices, or one fused stack."""
+    chosen]``. gate_up: two stacks (each with one matrix per expert), or one fused stack."""
     rows, chosen = experts.shape
     numbers, order = experts.flatten(), None
     pairs = mx.arange(rows * chosen) // chosen
@@ -67,7 +67,7 @@ def mix(
 def _multiply_chosen(
     x: mx.array, stack: StoredMatrix, experts: mx.array, *, ordered: bool
 ) -> mx.array:
-    """Multiply each row of x by its expert's matrix. ordered: whether ``experts`` ascend."""
+    """Multiply each row of x by the matrix of its expert. ordered: whether ``experts`` ascend."""
     rows = x[:, None]
     if stack.packing is None:
         transposed = stack.weight.swapaxes(-1, -2)

@@ -1,7 +1,7 @@
 """Reads and checks the headers of a model folder's safetensors files.
 
-A header is a length (eight bytes, little-endian) and JSON of that length. The JSON has each
-tensor's dtype, shape and offsets in the data that follows (huggingface.co/docs/safetensors).
+A header is a length (eight bytes, little-endian), followed by JSON of that length. The JSON has
+each tensor's dtype, shape and place in the data after the header (huggingface.co/docs/safetensors).
 """
 
 import json
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-# Far more than models need: Qwen3-235B has 36,000 tensors of 120 header bytes each.
+# These limits are far above what models need: Qwen3-235B has 36,000 tensors of 120 header bytes.
 MAX_HEADER_BYTES = 16 << 20
 MAX_JSON_BYTES = 32 << 20
 ITEM_BYTES = {"F32": 4, "BF16": 2, "F16": 2, "U32": 4, "U8": 1}
@@ -29,7 +29,7 @@ class CheckpointError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor as a file's header describes it."""
+    """A tensor, described by the header of its file."""
 
     file: str
     dtype: str
@@ -55,7 +55,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def read_index(path: Path) -> dict[str, str]:
-    """Return the file of each tensor by the folder's index; an empty dict without an index."""
+    """Return the file of each tensor by the folder's index, or an empty dict without an index."""
     index = path / INDEX_FILE
     if not index.exists():
         return {}
@@ -66,7 +66,7 @@ def read_index(path: Path) -> dict[str, str]:
 
 
 def weight_files(path: Path) -> list[Path]:
-    """Return model*.safetensors and the files of the index. Raises CheckpointError."""
+    """Return the paths of model*.safetensors and of files in the index. Raises CheckpointError."""
     files = set(path.glob("model*.safetensors"))
     for shard in sorted(set(read_index(path).values())):
         if Path(shard).name != shard or not os.path.exists(path / shard):
@@ -173,7 +173,7 @@ def _load(file: Path) -> Any:
 
 def regular_size(file: Path) -> int:
     """Return a file's size. Raises CheckpointError for a pipe or device, where opening or reading
-    might never end; OSError."""
+    might never end, and OSError where the file cannot be examined."""
     status = os.stat(file)
     if not stat.S_ISREG(status.st_mode):
         raise CheckpointError(f"{file}: this is no regular file")

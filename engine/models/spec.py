@@ -12,13 +12,13 @@ class Rope:
 
     base: float
     scale: float = 1.0
-    """Multiplies positions."""
+    """The factor of positions."""
     periods: tuple[float, ...] | None = None
-    """Positions per radian of each pair; they replace base and scale."""
+    """The positions per radian of each pair of dimensions, which replace ``base`` and ``scale``."""
     magnitude: float = 1.0
-    """Multiplies the rotated heads."""
+    """The factor of the rotated heads."""
     dims: int | None = None
-    """The number of leading dimensions of a head that rotate; None: all."""
+    """The number of leading dimensions of a head that rotate; None means all dimensions."""
 
     def frequencies(self, head_dim: int) -> list[float]:
         """Return the radians per position of each pair of dimensions."""
@@ -30,7 +30,7 @@ class Rope:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Attention of a layer; ``heads / kv_heads`` query heads share a key and a value head."""
+    """The attention of a layer; ``heads / kv_heads`` query heads share a key and a value head."""
 
     heads: int
     kv_heads: int
@@ -41,7 +41,7 @@ class Attention:
     qkv_bias: bool
     """Whether queries, keys and values have biases."""
     window: int | None = None
-    """The number of tokens that a token sees, itself included; None: all before it."""
+    """The number of tokens that a token attends to, itself included; None means all before it."""
     output_gate: bool = False
     """Whether each head's output is multiplied by the sigmoid of a gate of the same width."""
 
@@ -52,19 +52,19 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class GatedDeltaNet:
-    """A recurrence with a state of fixed size, after a short convolution (arXiv 2412.06464);
-    ``value_heads / key_heads`` value heads share a query and a key head."""
+    """A recurrence with a state of fixed size, after a short convolution (arXiv 2412.06464). Each
+    query and key head serves ``value_heads / key_heads`` value heads."""
 
     key_heads: int
     value_heads: int
     key_dim: int
     value_dim: int
     taps: int
-    """The number of rows that the convolution reads, the token's own included."""
+    """The number of tokens that the convolution reads, ending with the token that it computes."""
 
     @property
     def widths(self) -> tuple[int, int, int, int]:
-        """Return a token's projected widths: queries with keys and values; gate; beta; decay."""
+        """Return widths of a token's projections: queries, keys and values; gate; beta; decay."""
         return self.conv_width, self.values_width, self.value_heads, self.value_heads
 
     @property
@@ -86,14 +86,14 @@ class DenseMlp:
     inner_size: int
 
     def numbers_per_token(self, hidden_size: int) -> int:
-        """Return the size of one token's intermediate values: gate, up-projection, product."""
+        """Return the count of one token's intermediate values: gate, up-projection and product."""
         return 3 * self.inner_size
 
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """A mixture ``sum(share * expert(x))`` of dense MLPs, over the experts with the largest shares;
-    shares are the softmax of the router's output."""
+    """A mixture ``sum(share * expert(x))`` of dense MLPs, over the experts with the largest shares.
+    The shares are the softmax of the router's output."""
 
     experts: int
     chosen: int
@@ -105,7 +105,7 @@ class Experts:
     """The inner size of a shared expert, which adds ``sigmoid(gate(x)) * shared(x)``."""
 
     def numbers_per_token(self, hidden_size: int) -> int:
-        """Return the size of one token's intermediate values, shares and shared expert included."""
+        """Return the count of one token's intermediate values, with shares and shared expert."""
         chosen = self.chosen * (3 * self.inner_size + 2 * hidden_size)
         return chosen + 2 * self.experts + 3 * (self.shared_inner_size or 0)
 
@@ -130,16 +130,16 @@ class ModelSpec:
     """A decoder model."""
 
     family: str
-    """The family's name for people."""
+    """The family's name to show to people."""
     vocab_size: int
     hidden_size: int
     layers: tuple[LayerSpec, ...]
     tied_embeddings: bool
-    """Whether the embedding is the head as well."""
+    """Whether the embedding is also the output head."""
     norm_eps: float
     max_position_embeddings: int
     unread: tuple[tuple[str, str], ...] = ()
-    """Prefixes of tensors that serving text does not need, each with the tensors' purpose."""
+    """Name prefixes of tensors that serving does not read, each with the purpose of the tensors."""
 
     @property
     def unread_prefixes(self) -> tuple[str, ...]:
@@ -165,7 +165,7 @@ class ModelSpec:
 
     def kv_shape(self, format: KVFormat, computed: KVFormat = KVFormat.FLOAT32) -> KVShape:
         """Return the shape of a sequence's cache. format: the type of K and V. computed: the type
-        of the rows that convolutions keep."""
+        of the inputs that convolutions keep."""
         return KVShape(
             tuple(KVSpec(each.kv_heads, each.head_dim, format) for each in self.attentions),
             tuple(

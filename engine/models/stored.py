@@ -16,21 +16,21 @@ class StoredMatrix:
     """The weights of a linear layer, or an embedding."""
 
     weight: mx.array
-    """``[outputs, inputs]``, or words of codes if quantized. Arrays of a stack of experts have the
-    expert as first axis."""
+    """``[outputs, inputs]``, or words of codes if quantized. A stack of experts' matrices has the
+    expert as the first axis of each array."""
     scales: mx.array | None = None
-    """One scale for each group of codes; ``biases`` likewise."""
+    """One scale for each group of codes, as ``biases`` has one bias."""
     biases: mx.array | None = None
     packing: Quantization | None = None
     bias: mx.array | None = None
-    """The layer's bias ``[outputs]``, unrelated to ``biases``."""
+    """The layer's bias ``[outputs]``, which has nothing to do with the groups' ``biases``."""
 
     def arrays(self) -> list[mx.array]:
         parts = (self.weight, self.scales, self.biases, self.bias)
         return [array for array in parts if array is not None]
 
     def dequantized(self, rows: mx.array | None = None, dtype: mx.Dtype = mx.bfloat16) -> mx.array:
-        """Return plain numbers of rows, or of all. dtype: for modes whose scales are bytes."""
+        """Return plain numbers of ``rows``, or of all rows. dtype: used for non-affine modes."""
         parts = (self.weight, self.scales, self.biases)
         weight, scales, biases = (
             array if array is None or rows is None else array[rows] for array in parts
@@ -44,7 +44,7 @@ class StoredMatrix:
         return mx.dequantize(weight, scales, biases, group_size, bits, mode, dtype=scale_dtype)
 
     def by_parts(self, parts: Sequence[int]) -> "StoredMatrix":
-        """Reorder the outputs by part: see Matrix.parts."""
+        """Bring the outputs of each part together, as Matrix.parts describes."""
         if not parts:
             return self
         assert self.bias is None
@@ -62,7 +62,7 @@ class StoredMatrix:
 
 
 class StoredWeights:
-    """Weights by name. Taking one removes it, so that its memory is freed after its last use."""
+    """Weights by name. Taking a weight removes it here, so that its memory is freed after use."""
 
     def __init__(self, arrays: dict[str, mx.array], packing_of: PackingOf) -> None:
         self._arrays = arrays

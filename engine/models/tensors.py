@@ -1,7 +1,7 @@
 """Lists a model's tensors: their names and shapes, and the matrices that share a product.
 
-The list serves to check a folder, and to compute the sizes of weights, stored in files or packed
-for the CPU's kernels (kernels/cpu/linear.h).
+The list is needed to check a folder, and to compute the sizes of weights: as stored in files, or
+packed for the CPU's kernels (kernels/cpu/linear.h).
 """
 
 import math
@@ -27,25 +27,25 @@ EMBEDDING = "embed_tokens"
 HEAD = "lm_head"
 FLOAT_TYPES = ("F32", "BF16", "F16")
 DTYPES = {"F32": mx.float32, "BF16": mx.bfloat16, "F16": mx.float16, "U8": mx.uint8}
-# Modes whose numbers are exact in bfloat16: the CPU's kernels get them as plain bfloat16.
+# Quantization modes whose numbers are exact in bfloat16, as which the CPU's kernels get them.
 PLAIN_MODES = ("mxfp8", "nvfp4")
 FLOAT32_BYTES = 4
 
 Shapes = dict[str, tuple[int, ...]]
 PackingOf = Callable[[str], Quantization | None]
-"""Returns the quantization of a layer by its name, or None."""
+"""A function that returns the quantization of a layer by the layer's name, or None."""
 
 
 @dataclass(frozen=True, slots=True)
 class Naming:
-    """How a checkpoint names and stores its tensors."""
+    """The way in which a checkpoint names and stores its tensors."""
 
     prefix: str = "model."
-    """The prefix of all names but the head's; empty for a model saved without its head."""
+    """The prefix of all names but the output head's; empty for a model saved without a head."""
     head: str = HEAD
     zero_centred: bool = False
-    """Whether norms are stored minus 1, and convolutions as ``[width, 1, taps]`` instead of MLX's
-    ``[width, taps, 1]``."""
+    """Whether norms' weights are stored minus 1, and convolutions as ``[width, 1, taps]`` instead
+    of MLX's ``[width, taps, 1]``."""
     experts: ExpertNames = ExpertNames.STACKED
     joined_deltas: bool = False
     """Whether a delta net's inputs are two matrices, as in Qwen3-Next's own files."""
@@ -57,8 +57,8 @@ NAMINGS = (
     Naming("language_model.model.", f"language_model.{HEAD}"),
     Naming(""),
 )
-"""For a plain model; for the text part of a larger model, on the hub and from MLX's tools; and for
-a model saved without its head."""
+"""The namings of a plain model; of the text part of a larger model, on the hub and from MLX's
+tools; and of a model saved without its head."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +70,8 @@ class Matrix:
     inputs: int
     has_bias: bool = False
     parts: tuple[int, ...] = ()
-    """If set, the file's outputs are groups of parts with these numbers of rows; reading puts the
-    rows of each part together."""
+    """If set, the file's rows repeat a group of parts with these numbers of rows; reading joins all
+    rows of the first part, then of the second, and so on."""
 
     def shapes(self) -> Shapes:
         bias: Shapes = {f"{self.name}.bias": (self.outputs,)} if self.has_bias else {}
@@ -105,7 +105,7 @@ class Constant:
 AnyMatrix = Matrix | ExpertMatrix
 Part = AnyMatrix | Vector | Constant
 Product = tuple[Matrix, ...]
-"""Matrices with the same input, which a CPU joins to one."""
+"""Matrices that multiply the same input, which a CPU joins to one matrix."""
 ExpertProduct = tuple[ExpertMatrix, ...]
 
 
@@ -126,7 +126,7 @@ class MixtureTensors:
     """The tensors of a mixture of experts."""
 
     router: Product
-    """The router, and the gate of the shared expert where there is one."""
+    """The router's matrix, and the gate of the shared expert if there is one."""
     gate_up: ExpertProduct
     down: ExpertMatrix
     shared: DenseTensors | None
@@ -145,7 +145,7 @@ class AttentionTensors:
     """The tensors of attention."""
 
     queries_keys_values: Product
-    """With an output gate, each head's query rows are followed by its gate rows."""
+    """The three matrices. With an output gate, each head's query rows are followed by gate rows."""
     output: Matrix
     query_norm: Vector | None
     key_norm: Vector | None
@@ -166,7 +166,7 @@ class DeltaTensors:
 
     inputs: Product
     """Four matrices: queries with keys and values; output gate; beta; decay. With
-    Naming.joined_deltas two: the first two joined, and the last two."""
+    Naming.joined_deltas, the first two are joined to one, and the last two to another."""
     conv: Constant
     a_log: Constant
     dt_bias: Constant
@@ -209,7 +209,7 @@ class ModelTensors:
     layers: tuple[LayerTensors, ...]
     norm: Vector
     head: Matrix | None
-    """None where the embedding is the head, or the model makes vectors."""
+    """The output head; None if the embedding is also the head, or the model makes vectors."""
 
     @cached_property
     def products(self) -> list[Product | ExpertProduct]:
@@ -219,7 +219,7 @@ class ModelTensors:
 
     @cached_property
     def parts(self) -> list[Part]:
-        """Return all tensors, in the order of files."""
+        """Return all tensors in the order in which files have them."""
         head = [] if self.head is None else [self.head]
         layers = [part for layer in self.layers for part in layer.parts]
         return [self.embedding, *layers, self.norm, *head]
@@ -241,7 +241,7 @@ class ModelTensors:
         return {name: shape for part in self.parts for name, shape in part.shapes().items()}
 
     def count(self, dimensions: int) -> int:
-        """Return the size of all matrices and stacks (2 dimensions), or of other tensors (1)."""
+        """Return the count of numbers in tensors of two dimensions (stacks included), or of one."""
         stacks = [matrix for matrix in self.matrices if isinstance(matrix, ExpertMatrix)]
         stacked = {name for stack in stacks for name in stack.shapes()}
         return sum(
@@ -358,8 +358,8 @@ def naming_of(tensors: Mapping[str, Tensor]) -> Naming:
 def grouped_tensors(
     shape: tuple[int, ...], packing: Quantization, dtype: str
 ) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Return the dtype and shape of each tensor of a quantized matrix or stack. dtype: of scales
-    and biases in affine mode."""
+    """Return the dtype and shape of each tensor of a quantized matrix or stack. dtype: the dtype of
+    scales and biases in affine mode."""
     *rows, columns = shape
     codes, groups = (*rows, columns * packing.bits // 32), (*rows, columns // packing.group_size)
     if packing.mode != AFFINE:
@@ -370,8 +370,8 @@ def grouped_tensors(
 def check_tensor(
     config: ModelConfig, name: str, shape: tuple[int, ...], tensors: Mapping[str, Tensor]
 ) -> Quantization | None:
-    """Check a tensor's dtype and shape; return its quantization. Where config.json does not name
-    the layer, the shapes decide, as in mlx-lm. Raises CheckpointError."""
+    """Check a tensor's dtype and shape; return its quantization. For a layer that config.json does
+    not name, the shapes decide about quantization, as in mlx-lm. Raises CheckpointError."""
     path, tensor = config.file.parent, tensors.get(name)
     if tensor is None:
         raise CheckpointError(f"{path}: no file holds the tensor {name} that config.json needs")
@@ -405,7 +405,7 @@ def _misfit(
     packing: Quantization,
     tensors: Mapping[str, Tensor],
 ) -> CheckpointError | None:
-    """Return an error where the packing does not fit the layer's tensors, else None."""
+    """Return an error if the quantization does not fit the layer's tensors, else None."""
     scales = tensors[f"{layer}.scales"]
     known = packing.mode != AFFINE or scales.dtype in FLOAT_TYPES
     for part, (dtype, part_shape) in grouped_tensors(shape, packing, scales.dtype).items():
@@ -424,11 +424,11 @@ def _misfit(
 # --- packed for the CPU's kernels -----------------------------------------------------------------
 
 Kind = tuple[int, mx.Dtype, int, int]
-"""Outputs, dtype of the numbers or scales, bits and group size (0 for plain numbers)."""
+"""The number of outputs, dtype of numbers or scales, bits and group size (both 0 if plain)."""
 
 
 def packed_bytes(model: ModelTensors, tensors: Mapping[str, Tensor], packing_of: PackingOf) -> int:
-    """Return the bytes of all tensors after packing. tensors: the ones in the files."""
+    """Return the bytes of all tensors once packed. tensors: the tensors in the files."""
     total = FLOAT32_BYTES * model.count(1)
     for product in model.products:
         kinds = [_kind_of(matrix, tensors, packing_of) for matrix in product]

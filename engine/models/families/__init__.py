@@ -1,4 +1,4 @@
-"""The supported model families: each has a function from ``config.json`` to a ModelSpec."""
+"""The supported model families. Each has a function that makes a ModelSpec of ``config.json``."""
 
 from collections.abc import Callable
 
@@ -22,7 +22,7 @@ FAMILIES: dict[str, Callable[[ModelConfig], ModelSpec]] = {
     "qwen3_5": qwen3_5,
     "qwen3_5_moe": qwen3_5_moe,
 }
-"""Keyed by ``model_type`` in ``config.json``."""
+"""The families' functions, keyed by ``model_type`` in ``config.json``."""
 
 
 def read_spec(config: ModelConfig) -> ModelSpec:

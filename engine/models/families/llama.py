@@ -1,11 +1,11 @@
-"""Llama 3 and similar dense models: no biases, and no norms of queries and keys."""
+"""Llama 3 and similar dense models, without biases and without norms of queries and keys."""
 
 from engine.models.config import ModelConfig
 from engine.models.families.qwen3 import dense_decoder
 from engine.models.safetensors_headers import CheckpointError
 from engine.models.spec import ModelSpec
 
-# The default for older models without this field in config.json (mlx_lm.models.llama).
+# RoPE's base for older models whose config.json has no such field (mlx_lm.models.llama).
 ROPE_THETA = 10_000.0
 
 

@@ -15,8 +15,8 @@ def dense_decoder(
     rope_theta: float | None = None,
     tied: bool | None = None,
 ) -> ModelSpec:
-    """Return a model of equal layers. family: its name for people. rope_theta, tied: defaults for
-    missing fields; None makes a missing field an error. Raises CheckpointError."""
+    """Return a model of equal layers. family: the family's name for people. rope_theta, tied:
+    defaults for missing fields; None makes a missing field an error. Raises CheckpointError."""
     eps, rope = config.number("rms_norm_eps"), read_rope(config, head_dim, rope_theta)
     heads = config.count("num_attention_heads")
     kv_heads = config.count("num_key_value_heads", heads)

@@ -20,7 +20,7 @@ UNREAD = (
 # Every fourth layer is an attention layer, unless config.json has another interval.
 ATTENTION_INTERVAL = 4
 PARTIAL_ROTARY_FACTOR = 0.25
-# The kernels support heads of a gated delta net whose size is a multiple of this unit.
+# The kernels support gated delta nets with head sizes that are multiples of this unit.
 HEAD_DIM_UNIT = 16
 MAX_HEAD_DIM = 256
 
@@ -29,7 +29,7 @@ def hybrid_decoder(
     text: ModelConfig, family: str, mlps: Sequence[Mlp], *, parameters_first: bool
 ) -> ModelSpec:
     """Return a model of attention layers and gated delta nets. text: the config of the text model.
-    mlps: one for each layer. parameters_first: see rope_number. Raises CheckpointError."""
+    mlps: an MLP for each layer. parameters_first: see rope_number. Raises CheckpointError."""
     layers = zip(_mixers(text, parameters_first), mlps, strict=True)
     return ModelSpec(
         family=family,

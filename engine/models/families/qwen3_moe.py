@@ -13,7 +13,7 @@ def read_experts(
     config: ModelConfig, *, shared: bool = False, normalised: bool | None = None
 ) -> Experts:
     """Read a mixture of experts. shared: whether one more expert computes every token. normalised:
-    the default of ``norm_topk_prob``; None makes a missing field an error."""
+    the default of ``norm_topk_prob``, or None to make a missing field an error."""
     experts, chosen = config.count("num_experts"), config.count("num_experts_per_tok")
     if chosen > experts:
         raise CheckpointError(
@@ -29,8 +29,8 @@ def read_experts(
 
 
 def mlps_of(config: ModelConfig, experts: Experts) -> Sequence[Mlp]:
-    """Return the MLP of each layer: experts at multiples of decoder_sparse_step that are not in
-    mlp_only_layers, dense MLPs elsewhere."""
+    """Return the MLP of each layer. Layers at multiples of decoder_sparse_step have experts, unless
+    mlp_only_layers names them; other layers have dense MLPs."""
     dense, step = DenseMlp(config.count("intermediate_size")), config.count("decoder_sparse_step")
     only = config.values.get("mlp_only_layers", [])
     if not isinstance(only, list):
