@@ -122,8 +122,7 @@ class CpuOps:
         workers: metal_ext.CpuWorkers,
         packed: Packed,
     ) -> None:
-        """Pack products (joined matrices) one by one, to hold only one twice. Empties
-        ``stored``."""
+        """Pack products (joined matrices) one by one to save memory. Takes all of ``stored``."""
         self._eps = spec.norm_eps
         self._workers = workers
         self._places = spec.places
@@ -282,7 +281,7 @@ def pack_experts(
 
 
 def _codes(matrix: StoredMatrix) -> tuple[mx.array, Codes | None]:
-    """Return the weights to pack: words of codes and their groups, or plain numbers and None."""
+    """Return the weights to pack: words of codes and their groups, or numbers and None."""
     packing, scales = matrix.packing, matrix.scales
     if packing is None or packing.mode in PLAIN_MODES:
         return matrix.dequantized(), None

@@ -1,4 +1,4 @@
-"""Makes the capacity report of a model on a device with given memory and context."""
+"""Makes the capacity report of a model: what fits on a device with given memory and context."""
 
 import sys
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ from kvcache.substrates import Substrate
 KIB = 1024
 PAGE_SIZES = tuple(kib * KIB for kib in (4, 8, 16, 32, 64, 128, 256))
 MEAN_LENGTHS = (256, 1024, 4096, 16384)
-# An entry of the host's page table (kvcache/block.py): a list's reference, and a Block.
+# The bytes of an entry in the host's page table (kvcache/block.py): a reference and a Block.
 TABLE_ENTRY_BYTES = 8 + sys.getsizeof(Block(0, 0))
 
 
@@ -53,21 +53,21 @@ class BlockAccount:
     tokens_per_block: int
     mean_tokens: int
     tail_tokens: float
-    """The average number of unused tokens in a sequence's last block."""
+    """The mean number of tokens for which the last block of a sequence has unused room."""
     waste: float
     """The unused fraction of the committed memory."""
     mappings_merged: int
-    """Mappings of a sequence whose blocks are adjacent in their heaps."""
+    """The number of mappings of a sequence if its blocks are adjacent in their heaps."""
     mappings_scattered: int
-    """Mappings of a sequence whose blocks are scattered."""
+    """The number of mappings of a sequence if its blocks are scattered over heaps."""
     table_bytes: int
     """The size of a sequence's page table on the host."""
     mapping_s_per_token: float
-    """The time of mapping for each token by which a sequence grows."""
+    """The time of mapping memory for each token by which a sequence grows."""
 
 
 def account(shape: KVShape, device: Device, heap_bytes: int) -> tuple[BlockAccount, ...]:
-    """Return an account of each possible page size with each mean length, small pages first."""
+    """Return the costs of each possible page size for each mean length, small pages first."""
     accounts = []
     for page_bytes in PAGE_SIZES:
         try:
@@ -106,10 +106,10 @@ def block_account(
 
 
 def tail_tokens(tokens_per_block: int, mean_tokens: int) -> float:
-    """Return the mean unused tokens of a last block, for lengths 1 to 2 * mean_tokens - 1."""
+    """Return the mean room left in a last block, for lengths of 1 to 2 * mean_tokens - 1."""
     lengths = 2 * mean_tokens - 1
     full, rest = divmod(lengths, tokens_per_block)
-    # Lengths 1 ... t leave t - 1 ... 0 tokens. The last cycle of lengths may be incomplete.
+    # Blocks of t tokens: lengths 1 to t leave t - 1 to 0 unused; the last t may be cut short.
     unused = full * (tokens_per_block * (tokens_per_block - 1) // 2)
     unused += rest * tokens_per_block - rest * (rest + 1) // 2
     return unused / lengths
@@ -124,21 +124,21 @@ MEAN_GAP_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """The memory that weights leave to sequences."""
+    """The memory that a model's weights leave to sequences."""
 
     kv_bytes: int
-    """Bytes for K and V; 0 where the weights alone do not fit."""
+    """The bytes for K and V, or 0 if the weights alone do not fit."""
     num_cells: int = 0
-    """The number of cells for recurrent states."""
+    """The number of cells (recurrent states of one sequence at one position)."""
     cell_bytes: int = 0
-    """The size of a cell; 0 where the model has no recurrent states."""
+    """The bytes of a cell, or 0 if the model has no recurrent states."""
 
     @property
     def total_bytes(self) -> int:
         return self.kv_bytes + self.num_cells * self.cell_bytes
 
     def sequences(self, by_kv: int) -> int:
-        """Return how many sequences run at once. by_kv: the number that K and V allow."""
+        """Return the number of sequences that run at once. by_kv: the number that K and V allow."""
         return min(by_kv, self.num_cells // CELLS_PER_SEQUENCE) if self.cell_bytes else by_kv
 
 
@@ -153,7 +153,7 @@ class Allocation:
         return self.layout.blocks_for(tokens) * self.layout.block_bytes
 
     def fit(self, room: Room, tokens: int) -> int:
-        """Return how many sequences of this length fit in whole heaps."""
+        """Return the number of sequences of ``tokens`` tokens that fit in whole heaps."""
         layout = self.layout
         held = room.kv_bytes // layout.heap_bytes * layout.heap_tokens
         return room.sequences(held // layout.tokens_per_block // layout.blocks_for(tokens))
@@ -161,10 +161,10 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True)
 class QuantisationStep:
-    """The memory with one packing of weights and one of K and V."""
+    """The memory for one type of stored weights (packing) and one of K and V."""
 
     resident: Resident
-    """The memory of the weights and one sequence of the whole context."""
+    """The memory of the weights and of one sequence that fills the context."""
     room: Room
 
     @property
@@ -174,20 +174,20 @@ class QuantisationStep:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """How many sequences fit beside weights of one packing."""
+    """The numbers of sequences that fit beside weights of one packing."""
 
     weights: Packing
     room: Room
     tokens: int
-    """Tokens of K and V that fit in quire's own layout; 0 where it would not serve."""
+    """The tokens whose K and V fit in quire's own layout, or 0 if the model cannot be served."""
     whole_context: tuple[int, ...]
-    """Sequences of the whole context, for each allocation; ``mean_length`` likewise."""
+    """The number of sequences of the longest length with each allocation."""
     mean_length: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Crowd:
-    """The simulated workload, with one report for each allocation."""
+    """The simulated workload, with one report for each way of allocating K and V."""
 
     weights: Packing
     room: Room
@@ -197,7 +197,7 @@ class Crowd:
 
 @dataclass(frozen=True, slots=True)
 class CapacityReport:
-    """The whole report. K and V are bf16 unless a packing is named."""
+    """All figures of the capacity report. K and V are bf16 unless a packing is named."""
 
     shape: ModelShape
     device: Device
@@ -205,20 +205,20 @@ class CapacityReport:
     """The machine's memory; the device may use ``demand.machine_bytes`` of it."""
     context: int
     demand: MemoryDemand
-    """The demand without weights."""
+    """The memory that the model needs beside weights and K and V."""
     by_context: tuple[Resident, ...]
-    """The memory in bf16 for each of CONTEXTS."""
+    """The memory of bf16 weights and one bf16 sequence, for each length in CONTEXTS."""
     steps: tuple[QuantisationStep, ...]
     blocks: tuple[BlockAccount, ...]
     allocations: tuple[Allocation, ...]
-    """Dense, chunks and sparse, in this order."""
+    """Dense, chunked and sparse allocation, in this order."""
     mean_tokens: int
     """The mean length of the workload's sequences, prompt and answer together."""
     fits: tuple[Fit, ...]
     problem: str | None
-    """Why the device cannot run the model, whatever its memory; None where it can."""
+    """The reason why the device cannot run the model, or None if it can."""
     crowd: Crowd | None
-    """None where even the smallest weights leave no room for one context."""
+    """The simulation, or None if even the smallest weights leave no room for one context."""
 
 
 def plan_capacity(
@@ -231,8 +231,8 @@ def plan_capacity(
     working_set_bytes: int | None = None,
 ) -> CapacityReport:
     """Return the report. context: the longest sequence, at least 2 tokens. working_set_bytes: the
-    memory that the device may use; None for its default. Raises LayoutError where the size of a
-    token's row does not divide the page."""
+    memory that the device may use; None is the device's default. Raises LayoutError if the size of
+    a token's K does not divide a page."""
     if working_set_bytes is None:
         working_set_bytes = device.working_set_bytes(memory_bytes)
     machine = MachineMemory(memory_bytes, memory_bytes)
@@ -295,8 +295,8 @@ def room_of(
 def allocations_of(
     shape: ModelShape, device: Device, context: int, config: EngineConfig
 ) -> tuple[Allocation, ...]:
-    """Return three allocations. Dense: the whole context at once. Chunks: CHUNK_TOKENS at a time,
-    as mlx-lm's cache grows. Sparse: quire's layout. Raises LayoutError."""
+    """Return three ways to allocate K and V. Dense takes the whole context at once. Chunks grow by
+    CHUNK_TOKENS, as in mlx-lm. Sparse is quire's own layout. Raises LayoutError."""
     kv = kv_shape(shape)
     page = device.page_bytes
     sparse = paged_layout(
@@ -308,7 +308,7 @@ def allocations_of(
     )
     chunks = grouped_layout(
         kv,
-        {spec: CHUNK_TOKENS * spec.row_bytes for spec in kv.specs},  # allocated, not mapped
+        {spec: CHUNK_TOKENS * spec.row_bytes for spec in kv.specs},  # size of the layer's chunk
         tokens_per_block=CHUNK_TOKENS,
         blocks_per_heap=max(1, config.heap_bytes // (CHUNK_TOKENS * kv.bytes_per_token)),
         blocks_per_buffer=-(-context // CHUNK_TOKENS),
@@ -343,7 +343,7 @@ def _crowd(
     context: int,
     config: EngineConfig,
 ) -> Crowd | None:
-    """Simulate the workload in the model's own packing, or in the widest packing that fits."""
+    """Simulate the workload with weights as stored, or in the widest packing that fits."""
     own = shape.quantization
     packings = WEIGHT_PACKINGS if own is None else (own_packing(own, on_gpu=device.on_gpu),)
     for weights in packings:

@@ -24,15 +24,15 @@ GIB = 1024**3
 KIB = 1024
 LANES_PER_CORE = 128
 OPS_PER_LANE = 2  # a multiplication and an addition
-# From this size on, macOS gives the GPU three quarters of the memory instead of two thirds.
+# From this memory size on, macOS gives the GPU three quarters of the memory, not two thirds.
 LARGE_MEMORY_BYTES = 36 * GIB
 
-# The time of a step's Python code and kernel launches: an estimate for 36 layers, 400 kernels.
+# The time of a step's Python code and kernel launches, estimated for 36 layers and 400 kernels.
 APPLE_STEP_OVERHEAD_S = 2e-3
-# One batch of Metal mappings of 1 to 2048 tiles: 0.13 to 0.16 ms, measured by others on an M1 Max
-# (the "pie" probe).
+# The time of one batch of Metal mappings of 1 to 2048 tiles (pages): 0.13 to 0.16 ms, measured by
+# others on an M1 Max (the "pie" probe).
 APPLE_MAPPING_BATCH_S = 0.15e-3
-# One mmap(MAP_FIXED) of a memfd: measured on a Linux machine with two Xeon cores.
+# The time of one mmap(MAP_FIXED) of a memfd, measured on a Linux machine with two Xeon cores.
 MMAP_CALL_S = 3.2e-6
 
 
@@ -42,11 +42,11 @@ class Device:
 
     name: str
     memory_bytes: int
-    """The memory of its largest configuration."""
+    """The memory of the device's largest configuration."""
     bytes_per_s: float
-    """Read bandwidth of the memory."""
+    """The read bandwidth of the memory."""
     ops_per_s: float
-    """Multiplications plus additions of matrix products."""
+    """The rate of multiplications and additions in matrix products."""
     step_overhead_s: float
     """The part of a step's time that does not depend on the step's size."""
     page_bytes: int
@@ -54,7 +54,7 @@ class Device:
     mapping_batch_s: float
     """The fixed time of a batch of mappings."""
     mapping_s: float
-    """The time of each mapping in the batch."""
+    """The time that each mapping adds to its batch."""
     on_gpu: bool
 
     def working_set_bytes(self, memory_bytes: int) -> int:
@@ -81,8 +81,8 @@ def _apple(
     )
 
 
-# The project's test machine: two Xeon cores with AVX-512. Measured: bandwidth by a read probe,
-# operations by OpenBLAS in float32.
+# The project's test machine, two Xeon cores with AVX-512. The bandwidth was measured by a read
+# probe, the operations by OpenBLAS in float32.
 CPU = Device(
     name="cpu",
     memory_bytes=24 * GIB,
@@ -129,36 +129,36 @@ def find_device(name: str) -> Device | None:
 
 
 def this_device() -> Device:
-    """Return MLX's device on this machine, or CPU where it is not in DEVICES."""
+    """Return MLX's device on this machine, or CPU if DEVICES does not have it."""
     return find_device(str(mx.device_info().get("device_name", ""))) or CPU
 
 
-# Operations per token for each number of a state: decay, products with key and query, and update.
+# The operations per token on each number of a state: decay, products with key and query, update.
 STATE_OPS = 7
 
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """Bytes and operations of a step of one model on one device.
+    """The bytes and operations of a step of one model on one device.
 
-    A step reads the weights once, but only the chosen experts, as if tokens chose at random. It
-    reads each sequence's K and V, and reads and writes its states. Activations are not counted.
+    A step reads the weights once, but only those experts that tokens choose at random. A step reads
+    each sequence's K and V, and reads and writes its states. Activations are not counted.
     """
 
     device: Device
     weights_bytes: int
-    """Bytes of all weights but experts, which every step reads."""
+    """The bytes of all weights but experts, which every step reads."""
     kv_bytes_per_token: int
     ops_per_token: int
-    """Operations of all matrices but the head."""
+    """The operations of all matrices but the output head."""
     ops_per_row: int
-    """Operations of the head, which runs only for each entry's last token."""
+    """The operations of the output head, which runs only for each entry's last token."""
     ops_per_pair: int
-    """Operations of attention for each pair of a token and a token that it sees."""
+    """The operations of attention for each pair of a token and a token that it attends to."""
     mixtures: tuple[tuple[Experts, int], ...] = ()
     """Each layer's mixture of experts, with the bytes of one expert."""
     state_bytes: int = 0
-    """Bytes of one sequence's recurrent states."""
+    """The bytes of one sequence's recurrent states."""
 
     @classmethod
     def of(cls, shape: ModelShape, device: Device, weights: Packing, kv: Packing) -> "CostModel":
@@ -171,7 +171,7 @@ class CostModel:
         active = sum(mixture.chosen * size for mixture, size in zip(mixtures, one, strict=True))
         return cls(
             device=device,
-            # Count the embedding's matrix once: as the head. A lookup reads only a few rows.
+            # Count the embedding's matrix once, as the output head: a lookup reads only a few rows.
             weights_bytes=weights.bytes_of(layers - experts + embedding)
             + VECTOR_BYTES * shape.vector_numbers,
             kv_bytes_per_token=kv_bytes_per_token(shape, kv),
@@ -196,7 +196,7 @@ class CostModel:
     def step_seconds(self, plan: Sequence[tuple[int, int]]) -> float:
         """Return a step's time. plan: for each sequence ``(start, count)`` of its new tokens."""
         tokens = sum(count for _, count in plan)
-        # K and V of start + count tokens are read, and of count tokens written.
+        # The step reads K and V of start + count tokens, and writes K and V of count tokens.
         touched = sum(start + 2 * count for start, count in plan)
         pairs = sum(count * start + count * (count + 1) // 2 for start, count in plan)
         bytes_moved = self.weights_read(tokens) + self.kv_bytes_per_token * touched

@@ -23,7 +23,7 @@ KIB = 1024
 # (mlx.core.quantize).
 GROUP_SIZE = 64
 BITS_PER_GROUP = 2 * 16
-# The outputs of a whole panel of the CPU's kernels, so that packing adds no padding.
+# The outputs of a panel (block of packed rows) of the CPU's kernels: whole panels need no padding.
 PANEL_OUTPUTS = 16
 VECTOR_BYTES = 2
 CONTEXTS = (2 * KIB, 4 * KIB, 8 * KIB, 16 * KIB, 32 * KIB, 64 * KIB, 128 * KIB)
@@ -35,7 +35,7 @@ LOGIT_COPIES = 5
 # kernels/cpu/kernels.h). A GPU splits sequences up to SHORT_ROW_TOKENS into smaller parts.
 SPLIT_TOKENS = 256
 SHORT_SPLIT_TOKENS, SHORT_ROW_TOKENS = 128, 2048
-# An upper bound of the layers whose K and V are copied at once, with Substrate.PAGED.
+# With Substrate.PAGED, K and V of at most this many layers are copied at once.
 GATHERED_LAYERS = 2
 
 
@@ -45,9 +45,9 @@ class ModelShape:
 
     spec: ModelSpec
     matrix_numbers: int
-    """The size of all matrices, which quantization packs; the embedding included."""
+    """The count of numbers in all matrices, which quantization packs; embedding included."""
     vector_numbers: int
-    """The size of norms and biases, which stay in 16 bits."""
+    """The count of numbers in norms and biases, which stay in 16 bits."""
     quantization: Quantization | None
 
     @property
@@ -81,11 +81,11 @@ def read_shape(path: Path) -> ModelShape:
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """How numbers are stored."""
+    """The format in which numbers are stored."""
 
     name: str
     bits: float
-    """Bits per number, scales and biases included."""
+    """The bits per number, scales and biases included."""
 
     def bytes_of(self, numbers: int) -> int:
         return math.ceil(numbers * self.bits / 8)
@@ -97,8 +97,8 @@ def affine(bits: int, group_size: int = GROUP_SIZE) -> Packing:
 
 
 def own_packing(stored: Quantization, *, on_gpu: bool) -> Packing:
-    """Return the packing of a quantized checkpoint in memory: a GPU keeps the files' layout, a CPU
-    repacks for its kernels."""
+    """Return the packing of a quantized checkpoint in memory: on a GPU the files' packing, on a CPU
+    the packing for quire's kernels."""
     name = f"q{stored.bits}" if stored.mode == AFFINE else stored.mode
     shape = (PANEL_OUTPUTS, stored.group_size * PANEL_OUTPUTS)
     tensors = grouped_tensors(shape, stored, "BF16")
@@ -114,8 +114,8 @@ BF16 = Packing("bf16", 16)
 Q8 = affine(8)
 Q4 = affine(4)
 WEIGHT_PACKINGS = (BF16, Q8, Q4)
-# Pairs of weights and K and V, from 16 bits to the smallest. Weights shrink first, because they are
-# packed only once.
+# Pairs of packings: of the weights, and of K and V, from 16 bits to the smallest. Weights shrink
+# first, because they are packed only once.
 STEPS = ((BF16, BF16), (Q8, BF16), (Q8, Q8), (Q4, BF16), (Q4, Q8), (Q4, Q4))
 
 
@@ -129,7 +129,7 @@ class Resident:
     weights_bytes: int
     kv_bytes: int
     states_bytes: int = 0
-    """The most bytes of the sequence's recurrent states."""
+    """The most bytes of recurrent states that the sequence may have."""
 
     @property
     def kept_bytes(self) -> int:
@@ -141,7 +141,7 @@ class Resident:
 
 
 def weights_bytes(shape: ModelShape, packing: Packing) -> int:
-    """Return the bytes of all weights with all matrices in one packing, vectors in 16 bits."""
+    """Return the bytes of all weights, with matrices in one packing and vectors in 16 bits."""
     return packing.bytes_of(shape.matrix_numbers) + VECTOR_BYTES * shape.vector_numbers
 
 
@@ -156,7 +156,7 @@ def kv_shape(shape: ModelShape) -> KVShape:
 
 
 def cell_bytes(shape: ModelShape) -> int:
-    """Return the bytes of a cell: one sequence's states at one position, 0 without states."""
+    """Return the bytes of a cell (recurrent states of one sequence at one position), or 0."""
     cell = kv_shape(shape).cell
     return 0 if cell is None else cell.cell_bytes
 
@@ -187,7 +187,7 @@ def memory_demand(
     substrate: Substrate,
     itemsize: int,
 ) -> MemoryDemand:
-    """Return the memory needed beside weights and cache. itemsize: bytes of an activation."""
+    """Return the memory needed beside weights and cache. itemsize: the bytes of an activation."""
     activations = activation_bytes(spec, config, itemsize)
     attention = attention_scratch_bytes(spec, config, shape, substrate)
     return MemoryDemand(
@@ -203,8 +203,8 @@ def memory_demand(
 
 
 def activation_bytes(spec: ModelSpec, config: EngineConfig, itemsize: int) -> int:
-    """Return an upper bound of a step's activations, without attention's partial sums. Logits are
-    float32; other numbers take ``itemsize`` bytes."""
+    """Return an upper bound of a step's activations, but without attention's partial sums. Logits
+    are float32; other numbers take ``itemsize`` bytes."""
     layer_numbers = max(
         layer.mlp.numbers_per_token(spec.hidden_size) + _mixer_numbers(layer.mixer)
         for layer in spec.layers
@@ -227,13 +227,13 @@ def _mixer_numbers(mixer: Mixer) -> int:
 def attention_scratch_bytes(
     spec: ModelSpec, config: EngineConfig, shape: KVShape, substrate: Substrate
 ) -> int:
-    """Return an upper bound of attention's bytes: partial sums of each decoding sequence, and with
-    Substrate.PAGED a copy of a prompt's earlier K and V."""
+    """Return an upper bound of attention's bytes: partial sums for each sequence that generates,
+    and with Substrate.PAGED a copy of a prompt's earlier K and V."""
     longest = config.max_model_len or spec.max_position_embeddings
     short = min(longest, SHORT_ROW_TOKENS)
     of_row = max(-(-longest // SPLIT_TOKENS), -(-short // SHORT_SPLIT_TOKENS))
     splits = config.max_num_seqs * of_row
-    # A partial sum is head_dim numbers, and two more to combine it with others.
+    # A partial sum has head_dim numbers, and two more to combine it with other partial sums.
     numbers = max(attention.heads * (attention.head_dim + 2) for attention in spec.attentions)
     partial = numbers * FLOAT32_BYTES
     gathered = GATHERED_LAYERS * 2 * longest * max(kv.row_bytes for kv in shape.specs)

@@ -1,7 +1,7 @@
-"""Simulates serving: the real scheduler, cache and loop, on a clock that a cost model advances.
+"""Simulates serving: runs the real scheduler, cache and loop on a clock that a cost model advances.
 
-There is no model and no memory: the runner returns a fixed token, and the backend counts blocks.
-The results are the same on every machine.
+There is no model and no memory: the runner returns a fixed token, and the memory backend only
+counts blocks. The results are the same on every machine.
 """
 
 import math
@@ -24,9 +24,9 @@ from kvcache.memory_budget import CacheLimits
 
 ANY_TOKEN = 1
 VOCAB_SIZE = 2
-# More empty steps in a row, while requests are unfinished, are a bug of the scheduler.
+# More empty steps in a row than this, while requests are unfinished, are a bug of the scheduler.
 MAX_IDLE_STEPS = 100
-# Sequences have from this many tokens to the whole context. The answer is an eighth to a half of a
+# Sequences have from this many tokens to the whole context. An answer is an eighth to a half of its
 # sequence, but at most LONGEST_ANSWER_TOKENS.
 SHORTEST_TOKENS = 128
 ANSWER_PARTS = (1 / 8, 1 / 2)
@@ -34,7 +34,7 @@ LONGEST_ANSWER_TOKENS = 2048
 
 
 class SimulatedClock:
-    """Seconds since the start; only ``advance`` moves it."""
+    """The seconds since the start of a simulation; only ``advance`` changes the time."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -62,8 +62,8 @@ class Arrival:
 def random_arrivals(
     seed: int, *, requests: int, longest_tokens: int, mean_gap_s: float
 ) -> list[Arrival]:
-    """Return requests with exponential gaps and log-uniform lengths: a few are long, many short. No
-    two share a prefix."""
+    """Return requests with exponential gaps and log-uniform lengths: a few are long, many are
+    short. No two requests share a prefix."""
     random = Random(seed)
     shortest = min(SHORTEST_TOKENS, longest_tokens)
     at_s = 0.0
@@ -84,7 +84,7 @@ def random_arrivals(
 
 @dataclass(frozen=True, slots=True)
 class SimulatedStep:
-    """A completed step; ``tokens`` is the number of entries that sample."""
+    """A completed step; ``tokens`` is the number of tokens that the step samples."""
 
     tokens: int
 
@@ -106,7 +106,7 @@ class SimulatedRunner:
         self._clock = clock
 
     def begin(self, plan: StepPlan, *, overlapped: bool = False) -> SimulatedStep:
-        """Run the whole step at once: simulated steps do not overlap, and need no state."""
+        """Run the whole step at once: simulated steps neither overlap nor need a SamplingState."""
         assert not plan.needs_state
         assert not overlapped
         views = self._kv.views(plan.segments)
@@ -119,7 +119,7 @@ class SimulatedRunner:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """The engine's counts during one step."""
+    """The engine's counts at the end of one step."""
 
     start_s: float
     end_s: float
@@ -144,7 +144,7 @@ class SimulationReport:
 
     @property
     def mean_running(self) -> float:
-        """Return the mean number of running sequences while others waited, if any ever did."""
+        """Return the mean number of running sequences while any waited, or overall if none did."""
         crowded = [m for m in self.moments if m.waiting] or self.moments
         spans = [m.end_s - m.start_s for m in crowded]
         return sum(s * m.running for s, m in zip(spans, crowded, strict=True)) / sum(spans)
@@ -176,8 +176,8 @@ class Simulation:
         kv_budget_bytes: int,
         num_cells: int = 0,
     ) -> None:
-        """arrivals: ordered by time, each shorter than the context. num_cells: cells for recurrent
-        states, in addition to the budget."""
+        """arrivals: ordered by time, each shorter than the context. num_cells: the number of cells
+        (recurrent states of a sequence), in addition to the budget."""
         config = replace(
             config,
             free_slack_bytes=0,
@@ -233,8 +233,8 @@ class Simulation:
         )
 
     def step(self) -> None:
-        """Submit the requests that have arrived, and run one step; without requests, advance the
-        clock to the next arrival."""
+        """Submit the requests that have arrived, and run one step. If the engine has no requests,
+        advance the clock to the next arrival."""
         start_s = self.clock.now_s
         while self._coming and self._coming[0].at_s <= start_s:
             arrival = self._coming.popleft()
