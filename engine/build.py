@@ -63,7 +63,7 @@ class EnginePlan:
 
     @property
     def arithmetic(self) -> str:
-        """Return a short name for the way weights are multiplied, for the model's identity."""
+        """Return a short name for the way of multiplying weights, a part of the model's digest."""
         if self.on_gpu:
             return "stored"
         return "packed" if self.activations == "float32" else f"packed, x in {self.activations}"
@@ -120,7 +120,7 @@ def plan_engine(
 
 
 def unserved(spec: ModelSpec, substrate: Substrate) -> str | None:
-    """Return the reason why a GPU's kernels do not support the model, or None if they do."""
+    """Return the reason why the substrate's device cannot run the model, or None if it can."""
     if not substrate.on_gpu:
         return None
     if unknown := {attention.head_dim for attention in spec.attentions}.difference(GPU_HEAD_DIMS):
@@ -188,8 +188,8 @@ def _too_large(checkpoint: Checkpoint, demand: MemoryDemand, room: int, least: i
 
 
 def kv_shape(config: EngineConfig, checkpoint: Checkpoint, substrate: Substrate) -> KVShape:
-    """Return the shape of the cache. Its dtype is by default the checkpoint's, or bfloat16 on a CPU
-    that would need float16. Raises LayoutError where float16 is configured for a CPU."""
+    """Return the shape of the cache, by default with the checkpoint's dtype, but on a CPU with
+    bfloat16 for float16. Raises LayoutError if float16 is configured for a CPU."""
     names = {"F32": "float32", "F16": "float16" if substrate.on_gpu else "bfloat16"}
     stored = names.get(checkpoint.dtype, "bfloat16")
     dtype = stored if config.kv_dtype == "auto" else config.kv_dtype
@@ -302,7 +302,7 @@ def assemble(
 
 
 def first_budget(config: EngineConfig, tile: int = 1) -> TokenBudget:
-    """Return the first limit of a step's prompt tokens. tile: the rows that a device fills."""
+    """Return the first limit of a step's prompt tokens. tile: tokens that a device runs at once."""
     maximum = config.max_num_batched_tokens
     return TokenBudget(
         target_s=config.step_time_target_ms / 1000,
@@ -314,8 +314,8 @@ def first_budget(config: EngineConfig, tile: int = 1) -> TokenBudget:
 
 
 def substrate_faults(substrate: Substrate, backends: Sequence[PageBackend]) -> SubstrateFaults:
-    """Return the recorder of memory faults on a GPU. It records nothing on a CPU: recorded faults
-    make later starts choose a safer substrate, and none is safer than the CPU's."""
+    """Return a recorder of the GPU's memory faults, so that later starts choose a safer substrate.
+    On a CPU, return one that records nothing, because no substrate is safer."""
     if not substrate.on_gpu:
         return SubstrateFaults()
     return SubstrateFaults(

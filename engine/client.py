@@ -81,7 +81,7 @@ class TokenStream:
     def __init__(
         self, request: Request, abort: Callable[[int], None], max_backlog: int, wake: asyncio.Event
     ) -> None:
-        """wake: set when events arrive; streams that are read together share one ``wake``."""
+        """wake: the flag to set when events arrive; streams that are read together share one."""
         self.request = request
         self._abort = abort
         self._max_backlog = max_backlog
@@ -158,9 +158,9 @@ class EngineClient:
         max_backlog: int = MAX_BACKLOG,
         max_share_ratio: float = 1.0,
     ) -> None:
-        """build: called on the engine's thread to make the loop. max_queue: requests that may wait
-        beside the running ones. max_backlog: unread events that a stream keeps. max_share_ratio:
-        the fraction of all slots that one tenant may take."""
+        """build: makes the loop on the engine's thread. max_queue: requests that may wait beside
+        the running ones. max_backlog: unread events that a stream keeps. max_share_ratio: the
+        fraction of all slots that one tenant may take."""
         self._build = build
         self._max_queue = max_queue
         self._max_backlog = max_backlog

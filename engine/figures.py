@@ -31,7 +31,7 @@ class SchedulerCounters:
     """The number of token rows computed for requests that had already ended."""
 
     def count_prompt(self, tokens: int, cached_tokens: int, miss: MissReason | None) -> None:
-        """Count a prompt. miss: the reason why no more of its tokens were cached."""
+        """Count a prompt. miss: the reason why no more prompt tokens were cached."""
         self.submitted_prompt_tokens += tokens
         self.cached_prompt_tokens += cached_tokens
         if miss is not None:

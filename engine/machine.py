@@ -250,14 +250,14 @@ def _integer(file: Path) -> int | None:
 
 
 class PressureLevel(IntEnum):
-    """How short of memory the system is."""
+    """The degree to which the system is short of memory."""
 
     NORMAL = 0
     WARNING = 1
     CRITICAL = 2
 
 
-# kern.memorystatus_vm_pressure_level, as in XNU's osfmk/vm/vm_pageout.h.
+# The values of kern.memorystatus_vm_pressure_level, from XNU's osfmk/vm/vm_pageout.h.
 MACOS_LEVELS = {1: PressureLevel.NORMAL, 2: PressureLevel.WARNING, 4: PressureLevel.CRITICAL}
 
 
@@ -302,8 +302,8 @@ def _level(value: float, warning: float, critical: float) -> PressureLevel:
 
 # --- the C library's memory -----------------------------------------------------------------------
 
-# The C library keeps freed memory in small pieces, hundreds of MiB after a long prompt. It returns
-# only whole pages; sharing one arena (a heap of the C library) frees more whole pages.
+# The C library keeps freed memory in small pieces, hundreds of MiB after a long prompt. Only whole
+# free pages return to the system; there are more if all threads share one arena (pool of memory).
 
 # glibc's option for the number of arenas (malloc.h), and the variable by which users set it.
 M_ARENA_MAX, ARENA_MAX_VARIABLE = -8, "MALLOC_ARENA_MAX"

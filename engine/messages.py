@@ -39,7 +39,7 @@ class SetKVLimit:
 
     limit_bytes: int
     answer: Callable[[int], None]
-    """Called on the engine's thread with the new limit."""
+    """A function that the engine's thread calls with the new limit."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ class Watchdog:
         self._seen_s = 0.0
 
     def check(self, now: float, busy_since: float | None) -> bool:
-        """Return whether the step that began at ``busy_since`` takes too long by now."""
+        """Return whether the step that began at ``busy_since`` has run too long by ``now``."""
         passed = 0.0 if self._checked_at is None else min(now - self._checked_at, LONGEST_BREAK_S)
         if busy_since is None or busy_since != self._busy_since:
             # The step may have begun after the last check.

@@ -25,7 +25,7 @@ NO_IDLE_SLEEP = b"PreventUserIdleSystemSleep"
 LEVEL_ON = 255
 UTF8 = 0x08000100  # kCFStringEncodingUTF8
 PMSET = "/usr/bin/pmset"
-# `pmset -g` prints this line in low power mode, as powermode on Macs that have a high power mode.
+# `pmset -g` prints such a line in low power mode. Macs with a high power mode say powermode.
 LOW_POWER = re.compile(r"^\s*(?:lowpowermode|powermode)\s+1\s*$", re.MULTILINE)
 PMSET_TIMEOUT_S = 5.0
 # Smaller jumps of the time of day are adjustments of the clock, not sleep.

@@ -66,7 +66,7 @@ class SelfTestOptions:
     release_test: bool = False
     stress: bool = False
     forget_faults: bool = False
-    """Whether to forget the earlier faults of all substrates, whatever the tests find."""
+    """Whether to delete the recorded faults of all substrates, whatever the tests find."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,11 +91,11 @@ def machine_substrate(
     release_heaps: bool | None = None,
     map_while_running: bool | None = None,
 ) -> SubstrateChoice:
-    """Choose a substrate. One on a GPU is tested first with the sizes of the model's cache.
+    """Choose a substrate. A GPU's substrate is tested first with the sizes of the model's cache.
 
     setting: "auto" or a substrate's name. sizes_of: returns the bytes of a page and the size of the
     cache for each kind of layer. release_heaps, map_while_running: whether a GPU frees heaps, and
-    maps memory while steps run; None allows it if its self-test has passed. Raises SubstrateError.
+    maps memory while steps run; None allows each after its self-test. Raises SubstrateError.
     """
     device = metal_device()
 

@@ -61,7 +61,7 @@ NO_SALT = PrefixSalt()
 
 
 class FinishReason(Enum):
-    """Why a generation ended."""
+    """The reason why a generation ended."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -86,7 +86,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     seed: int = 0
-    """0 to 2**64 - 1. Equal seeds give equal draws, whatever else is in the batch."""
+    """A number from 0 to 2**64 - 1. Equal seeds give equal draws, whatever else is in the batch."""
     logprobs: int | None = None
     """The number of alternatives to report with each token; None reports no log-probabilities."""
     stop_token_ids: frozenset[int] = frozenset()
@@ -174,7 +174,7 @@ class Submission(PromptOptions):
     prompt_ids: tuple[int, ...]
     params: tuple[SamplingParams, ...]
     beyond_queue: bool = False
-    """Whether to admit it even when the queue is full."""
+    """Whether to admit the requests even when the queue is full."""
 
     def request(self, number: int, params: SamplingParams, **own: Any) -> Request:
         """Return the request for one answer. own: fields of Request that a submission lacks."""
@@ -218,7 +218,7 @@ class TokenEvent(NamedTuple):
     prefix: PrefixReport | None = None
     """Set in the event of a request's first token, and in its last event."""
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
-    """Set in the first event where requested: one item for each prompt token, None for token 0."""
+    """Set in the first event if requested: one item for each prompt token, None for token 0."""
     embedding: np.ndarray | None = None
     """Set at the end of a pooling request: float32 ``[hidden_size]`` of length 1."""
 
@@ -233,7 +233,7 @@ class EngineLimits:
     embedding_size: int | None = None
     """The length of the vectors of a model that makes vectors instead of tokens."""
     shared_block_tokens: int | None = None
-    """The tokens of a block, the unit of prefix sharing; None where prefixes are not shared."""
+    """The number of tokens in a block, the unit of prefix sharing; None if none are shared."""
     keeps_states: bool = False
     """Whether prefixes are shared only where recurrent states are kept, near ``boundaries``."""
 

@@ -81,7 +81,7 @@ def _pooling_modes(settings: dict[str, Any]) -> set[str]:
 
 __all__ = ["Checkpoint", "CheckpointError", "read_checkpoint"]
 
-# The end of a tensor's name in older files: RoPE's frequencies, which are computed instead.
+# Older files have tensors with this ending, RoPE's frequencies, which are computed instead.
 FREQUENCIES = ".rotary_emb.inv_freq"
 
 

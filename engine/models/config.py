@@ -54,7 +54,7 @@ class ModelConfig:
         return text
 
     def count(self, field: str, default: int | None = None) -> int:
-        """Return a positive integer. default: for a missing field, which is else an error."""
+        """Return a positive integer, or ``default`` for a missing field if there is a default."""
         value = self.values.get(field, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise self._wrong(field, value, "a number above 0")

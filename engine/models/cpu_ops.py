@@ -266,7 +266,7 @@ def _bias(matrices: Sequence[StoredMatrix]) -> mx.array | None:
 def pack_linear(
     matrices: Sequence[StoredMatrix], workers: metal_ext.CpuWorkers, *, exact: bool = False
 ) -> metal_ext.PackedLinear:
-    """Pack matrices as one. exact: never round the activations to multiply. Raises ValueError."""
+    """Pack matrices as one. exact: never round the inputs of the product. Raises ValueError."""
     parts = [_codes(matrix) for matrix in matrices]
     weights = [weight for weight, _ in parts]
     return metal_ext.PackedLinear(weights, workers, [codes for _, codes in parts], exact)

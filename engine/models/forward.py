@@ -119,7 +119,7 @@ def conv_by_taps(net: GatedDeltaNet, conv: mx.array) -> mx.array:
 def gated_delta(
     net: GatedDeltaNet, eps: float, at: DeltaTensors, arrays: Mapping[str, mx.array]
 ) -> metal_ext.GatedDelta:
-    """Return a layer's constants. arrays: float32 tensors by name; conv is as from conv_by_taps."""
+    """Return a layer's constants. arrays: float32 tensors by name, with conv from conv_by_taps."""
     return metal_ext.GatedDelta(
         key_heads=net.key_heads,
         value_heads=net.value_heads,

@@ -38,7 +38,7 @@ class ModelIdentity:
         pool.shutdown(wait=False)
 
     def digest(self, arithmetic: str) -> bytes:
-        """Wait for all files; return the digest. arithmetic: from EnginePlan. Raises OSError."""
+        """Wait for all files; return the digest. arithmetic: see EnginePlan. Raises OSError."""
         digests = sorted(future.result() for future in self._digests)
         return sha256(json.dumps([arithmetic, self._config, *digests]).encode()).digest()
 

@@ -24,7 +24,7 @@ from kvcache.views import KVViews
 LEAST_SORTED_PAIRS = 64
 
 Gate = Callable[[mx.array, mx.array], mx.array]
-"""Computes ``silu(gates) * up``."""
+"""A function that computes ``silu(gates) * up``."""
 
 
 def route(logits: mx.array, spec: Experts) -> tuple[mx.array, mx.array]:

@@ -105,7 +105,7 @@ def _llama3(periods: list[float], fields: _Fields) -> tuple[float, ...]:
     known = fields.number(ORIGINAL, 8192)
 
     def stretched(period: float) -> float:
-        waves = known / (2 * math.pi * period)  # the number in the trained context
+        waves = known / (2 * math.pi * period)  # in the trained context
         kept = min(max((waves - low) / (high - low), 0.0), 1.0)
         return period / ((1 - kept) / factor + kept)
 

@@ -26,7 +26,7 @@ def compute_itemsize(dtype: str, *, on_gpu: bool) -> int:
 def load_model(
     checkpoint: Checkpoint, progress: Progress, workers: metal_ext.CpuWorkers | None
 ) -> Forward:
-    """Load all weights on the calling thread. workers: a CPU's threads, which pack; else None."""
+    """Load all weights on this thread. workers: a CPU's threads, to pack weights; None on a GPU."""
     spec, tensors, stored = checkpoint.spec, checkpoint.tensors, read_weights(checkpoint)
     if workers is None:
         ops = MlxOps(spec, tensors, stored)

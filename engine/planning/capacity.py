@@ -106,17 +106,17 @@ def block_account(
 
 
 def tail_tokens(tokens_per_block: int, mean_tokens: int) -> float:
-    """Return the mean room left in a last block, for lengths of 1 to 2 * mean_tokens - 1."""
+    """Return the mean tokens unused in a last block, for lengths from 1 to 2 * mean_tokens - 1."""
     lengths = 2 * mean_tokens - 1
     full, rest = divmod(lengths, tokens_per_block)
-    # Blocks of t tokens: lengths 1 to t leave t - 1 to 0 unused; the last t may be cut short.
+    # Any t = tokens_per_block lengths in a row leave t - 1 to 0 tokens of a block unused.
     unused = full * (tokens_per_block * (tokens_per_block - 1) // 2)
     unused += rest * tokens_per_block - rest * (rest + 1) // 2
     return unused / lengths
 
 
 CHUNK_TOKENS = 256
-# The simulated requests arrive almost at once, so that memory limits the number that runs.
+# The simulated requests arrive almost at once, so that memory limits the number of running ones.
 SEED = 0
 REQUESTS = 48
 MEAN_GAP_S = 0.05
@@ -308,7 +308,7 @@ def allocations_of(
     )
     chunks = grouped_layout(
         kv,
-        {spec: CHUNK_TOKENS * spec.row_bytes for spec in kv.specs},  # size of the layer's chunk
+        {spec: CHUNK_TOKENS * spec.row_bytes for spec in kv.specs},  # a chunk, in place of a page
         tokens_per_block=CHUNK_TOKENS,
         blocks_per_heap=max(1, config.heap_bytes // (CHUNK_TOKENS * kv.bytes_per_token)),
         blocks_per_buffer=-(-context // CHUNK_TOKENS),

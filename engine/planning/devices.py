@@ -142,7 +142,7 @@ class CostModel:
     """The bytes and operations of a step of one model on one device.
 
     A step reads the weights once, but only those experts that tokens choose at random. A step reads
-    each sequence's K and V, and reads and writes its states. Activations are not counted.
+    each sequence's K and V, and reads and writes recurrent states. Activations are not counted.
     """
 
     device: Device

@@ -222,7 +222,7 @@ class EngineLoop:
         self.mailbox.put(Request(HEALTH_CHECK_ID, (0,) * prompt_tokens, params, pooling=pooling))
         events: list[TokenEvent] = []
         emit, self._emit = self._emit, events.extend
-        # Blocks of memory that are freed after the eviction below would stay cached: wait for all.
+        # Wait until all blocks are free: blocks freed after the eviction below would stay cached.
         with self.faults.recording():
             while self.run_once() or self._kv.recovering:
                 pass

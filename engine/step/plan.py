@@ -221,7 +221,7 @@ class InFlightStep(Protocol):
 
     def submit(self, state: PendingState | None) -> None:
         """Submit the rest of the step to the device's queue; wait while the queue is full. Called
-        once, after the previous step was read. state: given where ``plan.needs_state``."""
+        once, after the previous step was read. state: not None if ``plan.needs_state``."""
 
     def read(self) -> Sequence[Outcome]:
         """Wait for the step; return one outcome for each entry that samples or scores, in order."""

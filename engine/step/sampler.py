@@ -335,7 +335,7 @@ def pool(states: mx.array) -> PendingSamples:
 SCORED_ROWS_AT_ONCE = 32
 
 Head = Callable[[mx.array], mx.array]
-"""Returns logits ``[R, vocab]`` of states ``[R, hidden]``."""
+"""A function that returns the logits ``[R, vocab]`` of states ``[R, hidden]``."""
 
 
 def scored_rows(entries: SequenceOf[PlanEntry]) -> list[int]:

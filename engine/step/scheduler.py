@@ -224,7 +224,7 @@ class Scheduler:
         return [self._finish(sequence, FinishReason.ERROR, message) for sequence in left]
 
     def cancel(self, plan: StepPlan) -> None:
-        """Cancel a step whose predecessor failed; surviving sequences are scheduled again."""
+        """Cancel a step because the step before failed; surviving sequences are scheduled again."""
         for sequence in self.sequences_of(plan.entries):
             self.kv.cancel_steps(sequence.seq_id)
             sequence.num_output_placeholders = 0
@@ -317,7 +317,7 @@ class Scheduler:
     # --- planning -------------------------------------------------------------------------------
 
     def _plan_decoding(self, overlapped: bool) -> tuple[list[PlanEntry], bool]:
-        """Return entries for sequences that lack one token, and whether any such got no entry."""
+        """Return entries for sequences that lack a token, and whether a sequence got no entry."""
         entries: list[PlanEntry] = []
         starving = False
         for sequence in list(self._running):
@@ -360,7 +360,7 @@ class Scheduler:
         return tuple(self._finish(each, FinishReason.ERROR, NO_MEMORY) for each in list(alone))
 
     def _admit(self) -> None:
-        """Admit waiting sequences until one does not fit; forks wait for their parent's prompt."""
+        """Admit waiting sequences until one does not fit; forks wait until their prompt is done."""
         max_running = 1 if self.holds_back else self.limits.max_num_seqs
         for sequence in self._waiting[: max(0, max_running - len(self._running))]:
             if self.sharing.waits_for_parent(sequence):

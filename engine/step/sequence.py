@@ -32,8 +32,8 @@ class SequenceStatus(Enum):
 
 @dataclass(slots=True)
 class TokenCounts:
-    """Counts how often each distinct token ``ids[i]`` was generated (``generated[i]``). Tokens that
-    only the prompt has count 0."""
+    """Counts how often each distinct token ``ids[i]`` was generated (``generated[i]``). A token
+    that occurs only in the prompt has the count 0."""
 
     ids: list[int] = field(default_factory=list)
     generated: list[int] = field(default_factory=list)
