@@ -300,7 +300,7 @@ class EngineClient:
         finally:
             self._asked.remove(future)
 
-    # --- requests -------------------------------------------------------------------------------
+    # --- submitting requests and delivering events ----------------------------------------------
 
     def submit(
         self, prompt_ids: tuple[int, ...], params: SamplingParams, **options: Any
@@ -361,7 +361,7 @@ class EngineClient:
         for request_id in list(self._streams):
             self._deliver([TokenEvent(request_id, None, FinishReason.ERROR, message=message)])
 
-    # --- the engine's thread --------------------------------------------------------------------
+    # --- on the engine's thread: the loop and its events ----------------------------------------
 
     def _main(self) -> None:
         try:

@@ -339,7 +339,7 @@ def _dense_tensors(inner: int, hidden: int, at: str) -> DenseTensors:
     return DenseTensors((gate, up), Matrix(f"{at}.down_proj", hidden, inner))
 
 
-# --- a folder's tensors ---------------------------------------------------------------------------
+# --- checks of a folder's tensors -----------------------------------------------------------------
 
 
 def naming_of(tensors: Mapping[str, Tensor]) -> Naming:
@@ -421,7 +421,7 @@ def _misfit(
     return None
 
 
-# --- packed for the CPU's kernels -----------------------------------------------------------------
+# --- sizes of tensors packed for the CPU's kernels ------------------------------------------------
 
 Kind = tuple[int, mx.Dtype, int, int]
 """The number of outputs, dtype of numbers or scales, bits and group size (both 0 if plain)."""

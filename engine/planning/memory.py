@@ -76,7 +76,7 @@ def read_shape(path: Path) -> ModelShape:
     )
 
 
-# --- weights and cache ----------------------------------------------------------------------------
+# --- the memory of weights and cache --------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +176,7 @@ def resident(shape: ModelShape, weights: Packing, kv: Packing, context: int) -> 
     )
 
 
-# --- a step ---------------------------------------------------------------------------------------
+# --- the memory of a step -------------------------------------------------------------------------
 
 
 def memory_demand(

@@ -181,7 +181,7 @@ PendingState = Future[SamplingState]
 """A state that another thread makes while the device computes."""
 
 
-# --- outcomes -------------------------------------------------------------------------------------
+# --- the outcomes of a step -----------------------------------------------------------------------
 
 
 class Token(NamedTuple):

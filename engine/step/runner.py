@@ -167,7 +167,7 @@ class ModelRunner:
             self.has_completed(views.epoch)
             raise
 
-    # --- the graph ------------------------------------------------------------------------------
+    # --- the graph of a step --------------------------------------------------------------------
 
     def _build(self, plan: StepPlan, views: KVViews) -> ModelStep:
         tokens, rows = self._batch(plan.entries)

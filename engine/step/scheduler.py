@@ -242,7 +242,7 @@ class Scheduler:
             assert sequence is None or sequence.num_tokens == known, "a token is not known yet"
         return rows
 
-    # --- a step ---------------------------------------------------------------------------------
+    # --- planning and committing a step ---------------------------------------------------------
 
     def schedule(self, *, overlapped: bool = False) -> StepPlan:
         """Return the next step's plan; it may be empty. May preempt sequences.
@@ -314,7 +314,7 @@ class Scheduler:
             self.counters.failed_rows += event.message == NOT_FINITE.message
             self._close(sequence, event.finish)
 
-    # --- planning -------------------------------------------------------------------------------
+    # --- the parts of planning a step -----------------------------------------------------------
 
     def _plan_decoding(self, overlapped: bool) -> tuple[list[PlanEntry], bool]:
         """Return entries for sequences that lack a token, and whether a sequence got no entry."""
