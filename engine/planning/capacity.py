@@ -181,7 +181,7 @@ class Fit:
     tokens: int
     """The tokens whose K and V fit in quire's own layout, or 0 if the model cannot be served."""
     whole_context: tuple[int, ...]
-    """The number of sequences of the longest length with each allocation."""
+    """The number of sequences as long as the context that fit, for each way of allocation."""
     mean_length: tuple[int, ...]
 
 

@@ -317,7 +317,7 @@ class Scheduler:
     # --- the parts of planning a step -----------------------------------------------------------
 
     def _plan_decoding(self, overlapped: bool) -> tuple[list[PlanEntry], bool]:
-        """Return entries for sequences that lack a token, and whether a sequence got no entry."""
+        """Return entries for sequences that lack a token, and whether any of these got no entry."""
         entries: list[PlanEntry] = []
         starving = False
         for sequence in list(self._running):
@@ -360,7 +360,7 @@ class Scheduler:
         return tuple(self._finish(each, FinishReason.ERROR, NO_MEMORY) for each in list(alone))
 
     def _admit(self) -> None:
-        """Admit waiting sequences until one does not fit; forks wait until their prompt is done."""
+        """Admit waiting sequences until one does not fit; skip forks without a computed prompt."""
         max_running = 1 if self.holds_back else self.limits.max_num_seqs
         for sequence in self._waiting[: max(0, max_running - len(self._running))]:
             if self.sharing.waits_for_parent(sequence):
