@@ -55,7 +55,7 @@ class CountingKV:
         *,
         final_tokens: int,
         system_tokens: int,
-        turns: PromptBoundaries,
+        boundaries: PromptBoundaries,
     ) -> Progress | None:
         assert block_hashes.num_tokens <= num_tokens <= final_tokens
         needed = -(-num_tokens // BLOCK_TOKENS)
