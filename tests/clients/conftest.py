@@ -14,8 +14,8 @@ from server.cli.serve import start_engine
 from server.cli.settings import read_settings
 from server.config import Config
 from server.text.tokenizer import Tokenizer
+from tests.clients.models import random_model, tokenizer_only
 from tests.clients.parrot import STOP_TIMEOUT_S, Parrot, told_engine, told_service
-from tests.clients.servers import random_model, tokenizer_only
 from tests.engines import VOCAB
 from tests.models import write_embedding_model
 from tests.server.harness import http_client, running

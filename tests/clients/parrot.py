@@ -27,7 +27,7 @@ from server.http.listener import reserve
 from server.http.server import listen
 from server.routes.service import Service
 from server.text.tokenizer import Tokenizer
-from tests.clients.servers import tokenizer_only
+from tests.clients.models import tokenizer_only
 from tests.engines import BLOCK_BYTES, VOCAB, recall_loop
 from tests.recall import DIGIT_BASE, DIGITS, RecallModel, region_of
 from tests.server.harness import ids_of, make_service, token_id

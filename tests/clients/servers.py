@@ -1,7 +1,5 @@
-"""Servers for the clients: child processes on free ports of the loopback address, and the small
-models that they serve."""
+"""Servers for the clients: child processes on free ports of the loopback address."""
 
-import json
 import re
 import subprocess
 import sys
@@ -12,7 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.clients.environments import ROOT
-from tests.models import write_embedding_model, write_model, write_tokenizer
+from tests.clients.models import random_model
+from tests.models import write_embedding_model
 
 QUIRE = str(Path(sys.executable).with_name("quire"))
 START_TIMEOUT_S = 120.0
@@ -20,8 +19,6 @@ STOP_TIMEOUT_S = 30.0
 POLL_S = 0.05
 Process = subprocess.Popen[bytes]
 ANNOUNCED = re.compile(r"serving .+? on (http://127\.0\.0\.1:\d+)")
-TEMPLATE = Path(__file__).parents[2] / "configs" / "demo" / "chat_template.jinja"
-THOUGHTS_OFF = "{%- set enable_thinking = enable_thinking is defined and enable_thinking -%}\n"
 
 
 class ServerError(Exception):
@@ -107,23 +104,3 @@ def _end(process: Process) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait(STOP_TIMEOUT_S)
-
-
-def random_model(folder: Path) -> Path:
-    """Write a model of random weights: only a grammar gives its answers a form. Its template thinks
-    only on request, as the thoughts of such a model do not end."""
-    return with_template(write_model(folder), THOUGHTS_OFF + TEMPLATE.read_text())
-
-
-def tokenizer_only(folder: Path, vocab_size: int) -> Path:
-    """Write the tokenizer of a model without weights."""
-    folder.mkdir(parents=True, exist_ok=True)
-    write_tokenizer(folder, vocab_size)
-    return with_template(folder, TEMPLATE.read_text())
-
-
-def with_template(folder: Path, template: str) -> Path:
-    path = folder / "tokenizer_config.json"
-    settings = json.loads(path.read_text()) | {"chat_template": template}
-    path.write_text(json.dumps(settings))
-    return folder

@@ -19,6 +19,7 @@ from server.supervisor.front import Front
 from server.supervisor.models import Abilities, MemoryNeeds, ModelSupervisor
 from server.supervisor.process import ModelProcess, Start
 from server.text.tokenizer import Tokenizer
+from tests.clients.models import tokenizer_only
 from tests.clients.parrot import (
     MAX_MODEL_LEN,
     STOP_TIMEOUT_S,
@@ -26,7 +27,6 @@ from tests.clients.parrot import (
     told_engine,
     told_service,
 )
-from tests.clients.servers import tokenizer_only
 from tests.engines import VOCAB
 from tests.server.harness import MODEL, OTHER_NAMES
 

@@ -9,8 +9,8 @@ import pytest
 
 from server.config import Config
 from server.text.tokenizer import Tokenizer
+from tests.clients.models import tokenizer_only
 from tests.clients.parrot import NOTHING_TO_REPEAT, Parrot, told_answer, told_engine, told_service
-from tests.clients.servers import tokenizer_only
 from tests.engines import VOCAB
 from tests.server.harness import CHAT, chat, http_client, running
 

@@ -16,8 +16,8 @@ import httpx2
 
 from server.config import Config
 from server.text.tokenizer import Tokenizer
+from tests.clients.models import tokenizer_only
 from tests.clients.parrot import STOP_TIMEOUT_S, Parrot, told_engine, told_service
-from tests.clients.servers import tokenizer_only
 from tests.clients.traces.agents import Agent, Json
 from tests.clients.traces.conversation import Step
 from tests.engines import VOCAB
