@@ -30,9 +30,9 @@ class Scripted:
     allowed: Allowed
     accepted: list[int] = field(default_factory=list)
     fills_until: int | None = None
-    """Its mask fails when so many tokens were accepted."""
+    """The number of accepted tokens at which its mask fails."""
     accepts_until: int | None = None
-    """It fails on the token after so many."""
+    """The number of accepted tokens after which the next one fails."""
     copies: "list[Scripted]" = field(default_factory=list)
 
     def fill_mask(self, row: np.ndarray) -> bool:

@@ -63,7 +63,7 @@ class Admission:
     drain: Drain
 
     def check_answers(self, tenant: bytes, choices: int = 1, prompts: int = 1) -> None:
-        """Raise ApiError (400, 429 or 503) if the engine cannot generate so many answers now."""
+        """Raise ApiError (400, 429 or 503) if the engine has no room for these answers now."""
         if not self.client.alive:
             raise self.no_engine()
         if self.client.limits.embedding_size is not None:

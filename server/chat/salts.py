@@ -10,7 +10,7 @@ OWS = " \t"
 
 
 class Salts:
-    """Computes salts with a secret, without which nobody can forge a salt or find its API key."""
+    """Computes salts with a secret. Forging a salt, or finding its API key, needs the secret."""
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret

@@ -27,8 +27,8 @@ NAME = "quire"
 NODE_ID = "ray.io/node-id"
 INGRESS, REPLICA = "ingress", "replica"
 ROUTER = "server.ray.router:PrefixRouter"
-# If the mean number of requests over LOOK_BACK_S exceeds BUSY_SHARE of what the replicas can run,
-# Ray adds a replica after MORE_AFTER_S; if not, Ray ends a replica after FEWER_AFTER_S.
+# Ray adds a replica when the mean number of requests over LOOK_BACK_S has exceeded BUSY_SHARE of
+# the replicas' capacity for MORE_AFTER_S. Ray ends one after FEWER_AFTER_S below that.
 LOOK_BACK_S = 15.0
 BUSY_SHARE = 0.9
 MORE_AFTER_S = 5.0

@@ -30,8 +30,8 @@ class Mapper {
   uint64_t completed() const;
   // Returns false when the timeout passes before the operation completes.
   bool wait(uint64_t ticket, std::chrono::nanoseconds timeout) const;
-  // Returns the message of the first failure, or an empty string. After a failure nobody knows what
-  // is mapped: serving must stop.
+  // Returns the message of the first failure, or an empty string. After a failure the mappings are
+  // unknown: serving must stop.
   std::string failure() const;
 
  private:

@@ -15,7 +15,7 @@ namespace quire::metal {
 // Tracks the mappings of every block of one heap, and the one range that may write the block. The
 // caller holds Context::books. All methods throw std::logic_error when a rule is broken.
 //   blank -- writable mapping --> owned -- read-only mapping, its writes complete --> sealed
-// Nobody writes a sealed block. A new writable mapping makes an unmapped block owned again.
+// A sealed block is never written. A new writable mapping makes an unmapped block owned again.
 class BlockLedger {
  public:
   explicit BlockLedger(size_t blocks) : blocks_(blocks) {}

@@ -41,7 +41,7 @@ struct Capabilities {
   std::vector<std::string> missing_for(Kind kind) const;
 };
 
-// Remembers whether the device failed or timed out. After a failure nobody knows what is mapped:
+// Remembers whether the device failed or timed out. After a failure the mappings are unknown:
 // the device gets no more work and nothing is released, because a paging mistake can crash a Mac.
 class Health {
  public:

@@ -22,7 +22,7 @@ MTL::SparsePageSize sparse_page_size(size_t bytes);
 //   unmaps:  call | signal 3 | CPU waits | call | signal 4 | CPU waits | ...
 // Two batches always have a signal between them: without one the system has crashed. At most one
 // unmap is outstanding, to pace the kernel's teardown of pages. All methods throw
-// std::runtime_error after a failure or a timeout, when nobody knows what is mapped.
+// std::runtime_error after a failure or a timeout: the mappings are unknown then.
 class MappingQueue {
  public:
   static constexpr size_t kMaxOperations = 2048;

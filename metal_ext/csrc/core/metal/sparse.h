@@ -98,7 +98,7 @@ class Bundle {
   // The substrate keeps the range alive.
   void add(SparseBufferRange& range, const Run& run);
   bool has(const SparseBufferRange& range) const;
-  // Throws std::runtime_error when the device fails; nobody knows then what is mapped.
+  // Throws std::runtime_error when the device fails; the mappings are unknown then.
   void finish();
   // Drops all maps at the substrate's end.
   void withdraw();

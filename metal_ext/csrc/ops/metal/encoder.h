@@ -96,7 +96,7 @@ class Encoder {
     set_bytes(&value, sizeof(T), index);
   }
 
-  // Runs the kernel in so many threads, in the largest groups along the first axis.
+  // Runs the kernel in `threads` threads, in the largest groups along the first axis.
   void run_threads(MTL::Size threads);
   void run_groups(MTL::Size groups);
 
