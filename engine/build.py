@@ -14,13 +14,14 @@ from engine.models.identity import ModelIdentity
 from engine.models.spec import ModelSpec
 from engine.models.weights import Progress, compute_itemsize, load_model
 from engine.planning.memory import Q4, memory_demand
-from engine.step.loop import Emit, EngineLoop, SubstrateFaults
+from engine.step.loop import Emit, EngineLoop, KVBackendFaults
 from engine.step.runner import Model, ModelRunner
 from engine.step.scheduler import Scheduler
 from engine.step.token_budget import GPU_TILE_ROWS, TokenBudget
 from engine.types import EngineLimits
 from kvcache.backend import PageBackend
 from kvcache.fault_memory import FaultMemory
+from kvcache.kv_backends import KVBackend, KVBackendChoice
 from kvcache.layout import KVFormat, KVShape, LayoutError
 from kvcache.manager import KVCacheManager
 from kvcache.memory_budget import (
@@ -34,7 +35,6 @@ from kvcache.memory_budget import (
     smallest_context,
 )
 from kvcache.new_backend import new_backends, new_states
-from kvcache.substrates import Substrate, SubstrateChoice
 
 WARM_UP_PROMPT_TOKENS = 64
 FIRST_BUDGET_TOKENS = 64
@@ -51,7 +51,7 @@ class EnginePlan:
     """The parts of an engine, chosen before any memory is allocated."""
 
     checkpoint: Checkpoint
-    substrate: SubstrateChoice
+    kv_backend: KVBackendChoice
     memory: MemoryPlan
     threads: int
     instruction_set: str
@@ -59,7 +59,7 @@ class EnginePlan:
 
     @property
     def on_gpu(self) -> bool:
-        return self.substrate.substrate.on_gpu
+        return self.kv_backend.kv_backend.on_gpu
 
     @property
     def arithmetic(self) -> str:
@@ -71,11 +71,11 @@ class EnginePlan:
     @property
     def warnings(self) -> tuple[str, ...]:
         tight = self.memory.warning
-        return (*self.substrate.warnings, *([] if tight is None else [tight]))
+        return (*self.kv_backend.warnings, *([] if tight is None else [tight]))
 
     def lines(self) -> list[str]:
         """Return the plan as text for people, without the warnings."""
-        choice = self.substrate
+        choice = self.kv_backend
         if self.on_gpu:
             why, products = "the GPU multiplies what is stored", "MLX's own"
         else:
@@ -92,15 +92,15 @@ class EnginePlan:
         kernels = "Metal"
         if not self.on_gpu:
             kernels = f"{self.instruction_set}, {self.threads} threads"
-        return f"substrate: {self.substrate.substrate}; kernels: {kernels}"
+        return f"kv_backend: {self.kv_backend.kv_backend}; kernels: {kernels}"
 
 
 def plan_engine(
-    config: EngineConfig, checkpoint: Checkpoint, machine: MachineMemory, choice: SubstrateChoice
+    config: EngineConfig, checkpoint: Checkpoint, machine: MachineMemory, choice: KVBackendChoice
 ) -> EnginePlan:
     """Plan the model and its cache within ``machine``, the memory of the CPU or GPU that computes.
     Raises BudgetError or LayoutError; the message names the figure that does not fit."""
-    problem = unserved(checkpoint.spec, choice.substrate)
+    problem = unserved(checkpoint.spec, choice.kv_backend)
     if problem is not None:
         raise LayoutError(f"{problem}: serve it with --kv-backend posix")
     known = metal_ext.instruction_sets()
@@ -112,16 +112,16 @@ def plan_engine(
     return EnginePlan(
         checkpoint,
         choice,
-        plan_memory(config, checkpoint, machine, choice.substrate),
+        plan_memory(config, checkpoint, machine, choice.kv_backend),
         config.threads or machine_threads(),
         known[0] if config.instruction_set == "auto" else config.instruction_set,
         config.activations,
     )
 
 
-def unserved(spec: ModelSpec, substrate: Substrate) -> str | None:
-    """Return the reason why the substrate's device cannot run the model, or None if it can."""
-    if not substrate.on_gpu:
+def unserved(spec: ModelSpec, kv_backend: KVBackend) -> str | None:
+    """Return the reason why the backend's device cannot run the model, or None if it can."""
+    if not kv_backend.on_gpu:
         return None
     if unknown := {attention.head_dim for attention in spec.attentions}.difference(GPU_HEAD_DIMS):
         known = ", ".join(map(str, GPU_HEAD_DIMS))
@@ -136,17 +136,17 @@ def unserved(spec: ModelSpec, substrate: Substrate) -> str | None:
 
 
 def plan_memory(
-    config: EngineConfig, checkpoint: Checkpoint, machine: MachineMemory, substrate: Substrate
+    config: EngineConfig, checkpoint: Checkpoint, machine: MachineMemory, kv_backend: KVBackend
 ) -> MemoryPlan:
     """Plan only the memory for ``plan_engine``, which documents the errors."""
     spec = checkpoint.spec
-    shape = kv_shape(config, checkpoint, substrate)
+    shape = kv_shape(config, checkpoint, kv_backend)
     if checkpoint.embeds:
         config = replace(config, grammar_bytes=0)
     usable = machine.usable_bytes(machine.headroom_bytes(config.headroom_bytes))
-    itemsize = compute_itemsize(checkpoint.dtype, on_gpu=substrate.on_gpu)
-    demand = memory_demand(spec, config, machine, shape, substrate, itemsize)
-    weights = checkpoint.stored_bytes if substrate.on_gpu else checkpoint.packed_bytes
+    itemsize = compute_itemsize(checkpoint.dtype, on_gpu=kv_backend.on_gpu)
+    demand = memory_demand(spec, config, machine, shape, kv_backend, itemsize)
+    weights = checkpoint.stored_bytes if kv_backend.on_gpu else checkpoint.packed_bytes
     demand = replace(demand, weights_bytes=weights)
     # A budget of K and V set by the user may include memory kept free for other programs.
     room = usable if config.kv_budget_bytes is None else machine.total_bytes
@@ -155,7 +155,7 @@ def plan_memory(
         least = demand.fixed_bytes + longest * shape.bytes_per_token
         raise BudgetError(_too_large(checkpoint, demand, room, least))
     request = CacheRequest(
-        substrate=substrate,
+        kv_backend=kv_backend,
         settings=config,
         max_num_seqs=config.max_num_seqs,
         max_model_len=config.max_model_len,
@@ -187,15 +187,15 @@ def _too_large(checkpoint: Checkpoint, demand: MemoryDemand, room: int, least: i
     )
 
 
-def kv_shape(config: EngineConfig, checkpoint: Checkpoint, substrate: Substrate) -> KVShape:
+def kv_shape(config: EngineConfig, checkpoint: Checkpoint, kv_backend: KVBackend) -> KVShape:
     """Return the shape of the cache, by default with the checkpoint's dtype, but on a CPU with
     bfloat16 for float16. Raises LayoutError if float16 is configured for a CPU."""
-    names = {"F32": "float32", "F16": "float16" if substrate.on_gpu else "bfloat16"}
+    names = {"F32": "float32", "F16": "float16" if kv_backend.on_gpu else "bfloat16"}
     stored = names.get(checkpoint.dtype, "bfloat16")
     dtype = stored if config.kv_dtype == "auto" else config.kv_dtype
-    if dtype == "float16" and not substrate.on_gpu:
+    if dtype == "float16" and not kv_backend.on_gpu:
         raise LayoutError("a CPU keeps K and V as bfloat16 or float32, and cache.dtype is float16")
-    computed = KVFormat(stored) if substrate.on_gpu else KVFormat.FLOAT32
+    computed = KVFormat(stored) if kv_backend.on_gpu else KVFormat.FLOAT32
     return checkpoint.spec.kv_shape(KVFormat(dtype), computed)
 
 
@@ -203,7 +203,7 @@ def build_engine(
     plan: EnginePlan, config: EngineConfig, progress: Progress, emit: Emit
 ) -> EngineLoop:
     """Build the engine on the calling thread, which owns MLX from then on."""
-    mx.set_default_device(compute_device(plan.substrate.substrate))
+    mx.set_default_device(compute_device(plan.kv_backend.kv_backend))
     mx.set_cache_limit(config.mlx_cache_bytes)
     workers = None
     if not plan.on_gpu:
@@ -215,19 +215,19 @@ def build_engine(
         config,
         model,
         plan.checkpoint.vocab_size,
-        plan.substrate.substrate,
+        plan.kv_backend.kv_backend,
         workers,
         identity.digest(plan.arithmetic),
         emit,
-        maps_while_running=plan.substrate.maps_while_running,
-        releases_heaps=plan.substrate.releases_heaps,
+        maps_while_running=plan.kv_backend.maps_while_running,
+        releases_heaps=plan.kv_backend.releases_heaps,
         embedding_size=plan.checkpoint.spec.hidden_size if plan.checkpoint.embeds else None,
         weights=model.weights,
     )
 
 
-def compute_device(substrate: Substrate) -> mx.Device:
-    return mx.Device(mx.gpu if substrate.on_gpu else mx.cpu)
+def compute_device(kv_backend: KVBackend) -> mx.Device:
+    return mx.Device(mx.gpu if kv_backend.on_gpu else mx.cpu)
 
 
 def assemble(
@@ -235,7 +235,7 @@ def assemble(
     config: EngineConfig,
     model: Model,
     vocab_size: int,
-    substrate: Substrate,
+    kv_backend: KVBackend,
     workers: metal_ext.CpuWorkers | None,
     identity: bytes,
     emit: Emit,
@@ -254,7 +254,7 @@ def assemble(
     mapped or the model cannot decode.
     """
     backends = new_backends(
-        substrate,
+        kv_backend,
         memory.layout.groups,
         max_sequences=memory.max_num_seqs,
         release_heaps=releases_heaps,
@@ -266,8 +266,8 @@ def assemble(
     cache_limits = CacheLimits(memory.kv_budget_bytes, memory.max_num_seqs, config)
     shares = config.prefix_cache and backends[0].shares_blocks
     states = None
-    if (cell := memory.layout.shape.cell) is not None:
-        states = new_states(cell, memory.num_cells, backends[0], workers)
+    if (slot := memory.layout.shape.slot) is not None:
+        states = new_states(slot, memory.num_slots, backends[0], workers)
     kv = KVCacheManager(memory.layout, backends, cache_limits, identity=identity, states=states)
     limits = EngineLimits(
         max_model_len=min(memory.max_model_len, kv.max_tokens),
@@ -275,9 +275,9 @@ def assemble(
         vocab_size=vocab_size,
         embedding_size=embedding_size,
         shared_block_tokens=memory.layout.tokens_per_block if shares else None,
-        keeps_states=memory.layout.shape.cell is not None,
+        keeps_states=memory.layout.shape.slot is not None,
     )
-    budget = first_budget(config, GPU_TILE_ROWS if substrate.on_gpu else 1)
+    budget = first_budget(config, GPU_TILE_ROWS if kv_backend.on_gpu else 1)
     loop = EngineLoop(
         Scheduler(kv, limits, budget, config.max_num_batched_tokens, config.max_step_mask_s),
         kv,
@@ -286,12 +286,12 @@ def assemble(
             kv,
             pools=embedding_size is not None,
             workers=workers,
-            takes_whole_steps=substrate.on_gpu,
+            takes_whole_steps=kv_backend.on_gpu,
         ),
         config,
         emit=emit,
         mlx_memory=mlx_memory,
-        faults=substrate_faults(substrate, backends),
+        faults=kv_backend_faults(kv_backend, backends),
     )
     try:
         loop.warm_up(max(1, min(WARM_UP_PROMPT_TOKENS, limits.max_model_len - 2)))
@@ -313,13 +313,13 @@ def first_budget(config: EngineConfig, tile: int = 1) -> TokenBudget:
     )
 
 
-def substrate_faults(substrate: Substrate, backends: Sequence[PageBackend]) -> SubstrateFaults:
-    """Return a recorder of the GPU's memory faults, so that later starts choose a safer substrate.
-    On a CPU, return one that records nothing, because no substrate is safer."""
-    if not substrate.on_gpu:
-        return SubstrateFaults()
-    return SubstrateFaults(
-        lambda: [backend.completed_ticket() for backend in backends], FaultMemory(substrate).record
+def kv_backend_faults(kv_backend: KVBackend, backends: Sequence[PageBackend]) -> KVBackendFaults:
+    """Return a recorder of the GPU's memory faults, so that later starts choose a safer backend.
+    On a CPU, return one that records nothing, because no backend is safer."""
+    if not kv_backend.on_gpu:
+        return KVBackendFaults()
+    return KVBackendFaults(
+        lambda: [backend.completed_ticket() for backend in backends], FaultMemory(kv_backend).record
     )
 
 

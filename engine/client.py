@@ -239,7 +239,7 @@ class EngineClient:
         return self._loop is not None and self._failure is None and self._thread.is_alive()
 
     @property
-    def substrate_failed(self) -> bool:
+    def kv_backend_failed(self) -> bool:
         """Return whether the engine ended, or did not start, because memory of K and V failed."""
         return isinstance(self._hung_behind or self._failure, BackendFailedError)
 

@@ -24,6 +24,16 @@ from engine.machine import (
     raise_descriptor_limit,
 )
 from kvcache.fault_memory import Act, FaultMemory
+from kvcache.kv_backends import (
+    NO_DEVICE,
+    NO_METAL,
+    ON_METAL,
+    KVBackend,
+    KVBackendError,
+    MetalDevice,
+    choose_kv_backend,
+    choose_mapping,
+)
 from kvcache.selftest.machine import Machine, installed_mlx, this_machine, wheel_tag, wheel_warning
 from kvcache.selftest.run import (
     STRESS_LIMIT_S,
@@ -36,22 +46,12 @@ from kvcache.selftest.run import (
     withdraw_stamp,
     write_stamp,
 )
-from kvcache.substrates import (
-    NO_DEVICE,
-    NO_METAL,
-    ON_METAL,
-    MetalDevice,
-    Substrate,
-    SubstrateError,
-    choose_mapping,
-    choose_substrate,
-)
 
 # The version of the JSON report, increased when a field changes its meaning or is removed.
 SCHEMA = 1
 FACTS_LIMIT_S = 60.0
 NAMES_IN_JSON = {
-    "canary": SelfTest.SUBSTRATE,
+    "canary": SelfTest.KV_BACKEND,
     "kernels": SelfTest.KERNELS,
     "release_test": SelfTest.RELEASE,
     "stress_test": SelfTest.STRESS,
@@ -66,7 +66,7 @@ class SelfTestOptions:
     release_test: bool = False
     stress: bool = False
     forget_faults: bool = False
-    """Whether to delete the recorded faults of all substrates, whatever the tests find."""
+    """Whether to delete the recorded faults of all backends, whatever the tests find."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +86,12 @@ class Extension:
 
 
 @dataclass(slots=True)
-class SubstrateReport:
-    """The test results of one substrate (a way to map memory for K and V)."""
+class KVBackendReport:
+    """The test results of one backend (a way to map memory for K and V)."""
 
-    substrate: Substrate
+    kv_backend: KVBackend
     missing: str
-    """The reason why the substrate could not be tested, or "" if it was tested."""
+    """The reason why the backend could not be tested, or "" if it was tested."""
     tests: dict[SelfTest, SelfTestReport] = field(default_factory=dict)
     releases_heaps: bool = True
     """Whether free memory may be released; a GPU must have passed its test of releasing once."""
@@ -100,12 +100,12 @@ class SubstrateReport:
     faults: tuple[str, ...] = ()
     """Faults recorded before these tests."""
     standing_faults: tuple[str, ...] = ()
-    """Faults recorded after these tests; a substrate that has any is not chosen."""
+    """Faults recorded after these tests; a backend that has any is not chosen."""
 
     @property
     def refusal(self) -> str:
-        """Return the reason why serving would refuse this substrate, or "" if it would serve."""
-        return self.missing or self._fault_of(SelfTest.SUBSTRATE)
+        """Return the reason why serving would refuse this backend, or "" if it would serve."""
+        return self.missing or self._fault_of(SelfTest.KV_BACKEND)
 
     @property
     def fault(self) -> str:
@@ -118,8 +118,8 @@ class SubstrateReport:
     def as_json(self) -> dict[str, Any]:
         tests = {name: self.tests.get(test) for name, test in NAMES_IN_JSON.items()}
         return {
-            "name": self.substrate.setting,
-            "on_gpu": self.substrate.on_gpu,
+            "name": self.kv_backend.setting,
+            "on_gpu": self.kv_backend.on_gpu,
             "works": not self.fault,
             "fault": self.fault,
             "missing": self.missing,
@@ -133,7 +133,7 @@ class SubstrateReport:
 
 @dataclass(frozen=True, slots=True)
 class MachineReport:
-    """The machine, its substrates, and the substrate that would serve."""
+    """The machine, its backends, and the backend that would serve."""
 
     machine: Machine
     python: str
@@ -142,9 +142,9 @@ class MachineReport:
     memory: MachineMemory
     """The memory of the CPU or GPU that would compute."""
     headroom_bytes: int
-    substrates: tuple[SubstrateReport, ...]
-    chosen: Substrate | None
-    """The substrate that would serve; None if all that the settings allow have failed."""
+    kv_backends: tuple[KVBackendReport, ...]
+    chosen: KVBackend | None
+    """The backend that would serve; None if all that the settings allow have failed."""
     reasons: tuple[str, ...]
     maps_while_running: bool | None = None
     """Whether serving would map memory while steps run; None where ``chosen`` is None."""
@@ -159,8 +159,8 @@ class MachineReport:
     def serves(self) -> bool:
         return self.chosen is not None and not self.of(self.chosen).fault
 
-    def of(self, substrate: Substrate) -> SubstrateReport:
-        return next(report for report in self.substrates if report.substrate is substrate)
+    def of(self, kv_backend: KVBackend) -> KVBackendReport:
+        return next(report for report in self.kv_backends if report.kv_backend is kv_backend)
 
     @property
     def usable_bytes(self) -> int:
@@ -180,7 +180,7 @@ class MachineReport:
                 **{name: fact for name, fact in extension.facts.items() if name != "metal"},
             },
             "metal": None if device is None else device.said,
-            "substrates": [report.as_json() for report in self.substrates],
+            "kv_backends": [report.as_json() for report in self.kv_backends],
             "wheel": self.wheel,
             "pace": None if self.pace is None else self.pace.as_json(),
             "pressure": self.pressure,
@@ -203,36 +203,36 @@ class MachineReport:
 
 def check_machine(options: SelfTestOptions, progress: Callable[[str], None]) -> MachineReport:
     """Test this machine without a model. Record faults and passed tests on disk; delete records of
-    faults of substrates that work now. progress: called with the name of each part of the test."""
+    faults of backends that work now. progress: called with the name of each part of the test."""
     progress("the extension")
     extension = read_extension()
     facts = extension.facts
     device = MetalDevice.of(facts["metal"]) if facts.get("metal") else None
     no_device = "" if device is not None else NO_DEVICE
     no_metal = extension.fault or (no_device if facts["has_metal"] else NO_METAL)
-    reports: dict[Substrate, SubstrateReport] = {}
-    for substrate in (*ON_METAL, Substrate.POSIX):
+    reports: dict[KVBackend, KVBackendReport] = {}
+    for kv_backend in (*ON_METAL, KVBackend.POSIX):
         missing = extension.fault
-        if substrate.on_gpu:
-            missing = no_metal if device is None else "; ".join(device.missing[substrate.setting])
-        reports[substrate] = _check_substrate(substrate, missing, options, progress)
+        if kv_backend.on_gpu:
+            missing = no_metal if device is None else "; ".join(device.missing[kv_backend.setting])
+        reports[kv_backend] = _check_kv_backend(kv_backend, missing, options, progress)
     config = options.config
-    chosen: Substrate | None = None
+    chosen: KVBackend | None = None
     maps_while_running: bool | None = None
     warnings: tuple[str, ...] = ()
     try:
-        choice = choose_substrate(
-            config.substrate,
+        choice = choose_kv_backend(
+            config.kv_backend,
             no_metal=no_metal,
-            trial=lambda substrate: reports[substrate].refusal,
-            remembered=lambda substrate: reports[substrate].standing_faults,
+            trial=lambda kv_backend: reports[kv_backend].refusal,
+            remembered=lambda kv_backend: reports[kv_backend].standing_faults,
         )
         choice = choose_mapping(
             choice, config.map_while_running, lambda s: has_passed(SelfTest.STRESS, s)
         )
-        chosen, reasons, warnings = choice.substrate, choice.reasons, choice.warnings
+        chosen, reasons, warnings = choice.kv_backend, choice.reasons, choice.warnings
         maps_while_running = choice.maps_while_running
-    except SubstrateError as error:
+    except KVBackendError as error:
         reasons = (str(error),)
     memory = machine_memory()
     if chosen is not None and chosen.on_gpu and device is not None:
@@ -242,7 +242,7 @@ def check_machine(options: SelfTestOptions, progress: Callable[[str], None]) -> 
         if warning := wheel_warning(machine.processor):
             warnings = (*warnings, warning)
         progress("how fast the device is when")
-        pace = run_selftest(SelfTest.PACE, Substrate.PAGED)
+        pace = run_selftest(SelfTest.PACE, KVBackend.PAGED)
     return MachineReport(
         machine=machine,
         python=platform.python_version(),
@@ -250,7 +250,7 @@ def check_machine(options: SelfTestOptions, progress: Callable[[str], None]) -> 
         device=device,
         memory=memory,
         headroom_bytes=memory.headroom_bytes(config.headroom_bytes),
-        substrates=tuple(reports.values()),
+        kv_backends=tuple(reports.values()),
         chosen=chosen,
         maps_while_running=maps_while_running,
         reasons=reasons,
@@ -261,71 +261,71 @@ def check_machine(options: SelfTestOptions, progress: Callable[[str], None]) -> 
     )
 
 
-def _check_substrate(
-    substrate: Substrate, missing: str, options: SelfTestOptions, progress: Callable[[str], None]
-) -> SubstrateReport:
-    memory = FaultMemory(substrate)
-    report = SubstrateReport(substrate, missing, faults=memory.found())
+def _check_kv_backend(
+    kv_backend: KVBackend, missing: str, options: SelfTestOptions, progress: Callable[[str], None]
+) -> KVBackendReport:
+    memory = FaultMemory(kv_backend)
+    report = KVBackendReport(kv_backend, missing, faults=memory.found())
     if options.forget_faults:
-        _forget(memory, substrate)
+        _forget(memory, kv_backend)
     if not missing:
         _run_tests(report, memory, options, progress)
-    report.releases_heaps = not substrate.on_gpu or has_passed(SelfTest.RELEASE, substrate)
+    report.releases_heaps = not kv_backend.on_gpu or has_passed(SelfTest.RELEASE, kv_backend)
     report.standing_faults = memory.found()
     return report
 
 
 def _run_tests(
-    report: SubstrateReport,
+    report: KVBackendReport,
     memory: FaultMemory,
     options: SelfTestOptions,
     progress: Callable[[str], None],
 ) -> None:
-    substrate = report.substrate
-    pages = None if substrate.is_dense else options.config.page_bytes
-    size = USUAL if substrate in (Substrate.SPARSE, Substrate.PAGED) else None
-    progress(f"{substrate}: canary")
-    report.tests[SelfTest.SUBSTRATE] = run_selftest(SelfTest.SUBSTRATE, substrate, pages, size)
+    kv_backend = report.kv_backend
+    pages = None if kv_backend.is_dense else options.config.page_bytes
+    size = USUAL if kv_backend in (KVBackend.SPARSE, KVBackend.PAGED) else None
+    progress(f"{kv_backend}: canary")
+    report.tests[SelfTest.KV_BACKEND] = run_selftest(SelfTest.KV_BACKEND, kv_backend, pages, size)
     if report.fault:
         return
-    progress(f"{substrate}: kernels")
-    report.tests[SelfTest.KERNELS] = run_selftest(SelfTest.KERNELS, substrate)
+    progress(f"{kv_backend}: kernels")
+    report.tests[SelfTest.KERNELS] = run_selftest(SelfTest.KERNELS, kv_backend)
     if report.fault:
         return
-    _forget(memory, substrate)
-    if options.stress and not substrate.is_dense:
-        progress(f"{substrate}: mappings under running commands")
+    _forget(memory, kv_backend)
+    if options.stress and not kv_backend.is_dense:
+        progress(f"{kv_backend}: mappings under running commands")
         with memory.intent(Act.STRESS):
-            stress = run_selftest(SelfTest.STRESS, substrate, pages, limit_s=STRESS_LIMIT_S)
+            stress = run_selftest(SelfTest.STRESS, kv_backend, pages, limit_s=STRESS_LIMIT_S)
         _remember(report, SelfTest.STRESS, stress)
-        if stress.fault and substrate.on_gpu:
+        if stress.fault and kv_backend.on_gpu:
             memory.record(f"{Act.STRESS} failed: {stress.fault}")
-    if options.release_test and substrate is not Substrate.METAL_DENSE and not report.fault:
-        progress(f"{substrate}: release of heaps")
+    if options.release_test and kv_backend is not KVBackend.METAL_DENSE and not report.fault:
+        progress(f"{kv_backend}: release of heaps")
         with memory.intent(Act.RELEASE_TEST):
-            release = run_selftest(SelfTest.RELEASE, substrate, pages)
+            release = run_selftest(SelfTest.RELEASE, kv_backend, pages)
         _remember(report, SelfTest.RELEASE, release)
 
 
-def _forget(memory: FaultMemory, substrate: Substrate) -> None:
-    """Delete the records of a substrate's faults and passed tests; ignore errors of deleting."""
+def _forget(memory: FaultMemory, kv_backend: KVBackend) -> None:
+    """Delete the records of a backend's faults and passed tests; ignore errors of deleting."""
     with suppress(OSError):
         if memory.forget():
             for test in (SelfTest.RELEASE, SelfTest.STRESS):
-                withdraw_stamp(test, substrate)
+                withdraw_stamp(test, kv_backend)
 
 
-def _remember(report: SubstrateReport, test: SelfTest, result: SelfTestReport) -> None:
+def _remember(report: KVBackendReport, test: SelfTest, result: SelfTestReport) -> None:
     """Add a test's result to the report. For a GPU, record on disk for serving that the test has
     passed, or delete that record if the test has failed."""
     report.tests[test] = result
-    if not report.substrate.on_gpu:
+    if not report.kv_backend.on_gpu:
         return
     try:
         if result.passed:
-            outcome = str(write_stamp(test, report.substrate))
+            outcome = str(write_stamp(test, report.kv_backend))
         else:
-            withdraw_stamp(test, report.substrate)
+            withdraw_stamp(test, report.kv_backend)
             outcome = ""
     except OSError as error:
         outcome = f"it could not be written down: {error}"

@@ -17,8 +17,8 @@ from kvcache.block_hashes import PrefixSalt as PrefixSalt
 from kvcache.prefix_index import MissReason as MissReason
 from kvcache.state_cache import NO_BOUNDARIES as NO_BOUNDARIES
 from kvcache.state_cache import PromptBoundaries as PromptBoundaries
-from kvcache.stats import CellStats as CellStats
 from kvcache.stats import KVStats as KVStats
+from kvcache.stats import SlotStats as SlotStats
 
 FORM_LIMITS = "the answer's form has come to its limits"
 """Error messages begin with this text where a FormLimitError has ended the request."""

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import mlx.core as mx
 
 import metal_ext
-from kvcache.cell_pool import StateSegment
-from kvcache.layout import CellLayout, Group
+from kvcache.layout import Group, SlotLayout
+from kvcache.slot_pool import StateSegment
 from metal_ext import GatedDelta, QKTransform
 
 # A mapping operation that takes longer than this has failed. The limit is below the engine
@@ -62,11 +62,11 @@ class BackendFailedError(RuntimeError):
 
 
 class StepRows(ABC):
-    """The rows (tokens) of one step, and the substrate's kernels over them. ``order`` is the
+    """The rows (tokens) of one step, and the backend's kernels over them. ``order`` is the
     layer's ordering handle: a one-element array that makes reads of K and V wait for writes."""
 
     def __init__(self, native: Any, executor: Any) -> None:
-        """native, executor: RowTable and CpuWorkers, or on a GPU MetalRows and MetalSubstrate."""
+        """native, executor: RowTable and CpuWorkers, or on a GPU MetalRows and MetalKVBackend."""
         self.native = native
         self._executor = executor
 
@@ -99,7 +99,7 @@ class StepRows(ABC):
 
     @abstractmethod
     def _rope(self, rope: metal_ext.RopeTable) -> Any:
-        """Return what the substrate's kernels take for this rotation."""
+        """Return what the backend's kernels take for this rotation."""
 
     @abstractmethod
     def chunk_attention(
@@ -122,7 +122,7 @@ class StepRows(ABC):
 
 
 class PageBackend(Protocol):
-    """Memory of a substrate: its heaps of blocks, and buffers that map them. Only the engine thread
+    """Memory of a backend: its heaps of blocks, and buffers that map them. Only the engine thread
     may call, except for ``committed_bytes``, and for ``completed_ticket`` while that thread hangs.
 
     At most one buffer may write a block. Operations on other threads get rising numbers (tickets);
@@ -207,7 +207,7 @@ class PageBackend(Protocol):
 class StateRows:
     """The rows of one step, and the kernel over the recurrent states of their sequences."""
 
-    def __init__(self, layout: CellLayout, native: Any, executor: Any) -> None:
+    def __init__(self, layout: SlotLayout, native: Any, executor: Any) -> None:
         self._layout = layout
         self._native = native
         self._executor = executor
@@ -234,21 +234,21 @@ class StateRows:
 
 
 class StateMemory(Protocol):
-    """Memory for cells (recurrent states of one sequence at one position) at fixed addresses."""
+    """Memory for slots (recurrent states of one sequence at one position) at fixed addresses."""
 
     @property
-    def num_cells(self) -> int: ...
+    def num_slots(self) -> int: ...
 
     def rows(self, segments: Sequence[StateSegment], step: StepRows) -> StateRows:
         """Return the rows of a step. segments: one per sequence, in the order of the step's rows.
-        step: the step's rows in any group of layers; its end also ends the use of the cells."""
+        step: the step's rows in any group of layers; its end also ends the use of the slots."""
 
-    def committed_bytes(self, cells: Sequence[int]) -> int:
-        """Return the bytes that the system charges for cells; the figure may be slightly old.
-        cells: all cells that may hold memory."""
+    def committed_bytes(self, slots: Sequence[int]) -> int:
+        """Return the bytes that the system charges for slots; the figure may be slightly old.
+        slots: all slots that may hold memory."""
 
-    def release(self, cells: Sequence[int]) -> None:
-        """Release the memory of cells, if the system takes it. The cells may be used again."""
+    def release(self, slots: Sequence[int]) -> None:
+        """Release the memory of slots, if the system takes it. The slots may be used again."""
 
 
 def native_geometry(group: Group) -> metal_ext.Geometry:

@@ -26,7 +26,7 @@ class Prefix:
     tokens: bytes
     system: bool
     last_use: int = 0
-    cell: "Cell | None" = None
+    slot: "Slot | None" = None
     """The recurrent layers' states after the block's last token, or None if no states were kept."""
 
 
@@ -65,7 +65,7 @@ class Block:
 
 
 class Retention(IntEnum):
-    """Reasons for keeping the states of a position (a sealed cell), the weakest reason first."""
+    """Reasons for keeping the states of a position (a sealed slot), the weakest reason first."""
 
     WAYPOINT = 0
     """A position within a long prompt, from which prompts with the same beginning can continue."""
@@ -78,41 +78,41 @@ class Retention(IntEnum):
 
 
 @dataclass(slots=True, eq=False)
-class Cell:
+class Slot:
     """The states of all recurrent layers of one sequence at one position."""
 
     number: int
     holders: int = 0
-    """The number of open sequences that use the cell, plus queued requests to seal it."""
+    """The number of open sequences that use the slot, plus queued requests to seal it."""
     epoch: int = 0
-    """The number of the newest step that may read or write the cell."""
+    """The number of the newest step that may read or write the slot."""
     prefix: Prefix | None = None
-    """The tokens at whose end the cell's states stand; None while the cell is not sealed."""
+    """The tokens at whose end the slot's states stand; None while the slot is not sealed."""
     position: int = 0
-    """The number of tokens before the states. Set when the cell is sealed."""
+    """The number of tokens before the states. Set when the slot is sealed."""
     conversation: int = 0
-    """The id of the conversation's first sequence that sealed a cell. Set with ``position``."""
+    """The id of the conversation's first sequence that sealed a slot. Set with ``position``."""
     retention: Retention = Retention.WAYPOINT
-    before: "Cell | None" = None
-    """The previous cell of the same conversation, or None for the first cell."""
+    before: "Slot | None" = None
+    """The previous slot of the same conversation, or None for the first slot."""
     is_earlier_end: bool = False
     """Whether the conversation has kept the states of a later end of a turn."""
     last_use: int = 0
     dirty: bool = False
-    """Whether the cell may occupy physical memory."""
+    """Whether the slot may occupy physical memory."""
 
     @property
     def is_cached(self) -> bool:
-        """Whether new sequences can find the cell and no sequence uses it."""
+        """Whether new sequences can find the slot and no sequence uses it."""
         return self.prefix is not None and not self.holders
 
     @property
     def saves(self) -> int:
-        """The number of tokens that must be computed again if the cell is evicted."""
+        """The number of tokens that must be computed again if the slot is evicted."""
         return self.position - (0 if self.before is None else self.before.position)
 
     def __str__(self) -> str:
-        return f"cell {self.number}"
+        return f"slot {self.number}"
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ Fixed = Annotated[T, FIXED]
 class CacheSettings:
     """Settings of the memory of K and V; None: chosen at start."""
 
-    substrate: Literal["auto", "sparse", "paged", "dense", "posix"] = "auto"
+    kv_backend: Literal["auto", "sparse", "paged", "dense", "posix"] = "auto"
     release_heaps: bool | None = None
     """Whether a GPU releases heaps before the process ends; None: where the release test has
     passed."""

@@ -1,12 +1,12 @@
-"""A backend and cells for simulations, which hold no memory and only count committed bytes."""
+"""A backend and slots for simulations, which hold no memory and only count committed bytes."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
 from kvcache.backend import Charge, Releases, Segment, StateRows, StepRows
-from kvcache.cell_pool import StateSegment
 from kvcache.layout import Group
+from kvcache.slot_pool import StateSegment
 
 
 @dataclass
@@ -86,19 +86,19 @@ class CountingBackend:
 
 @dataclass
 class CountingStates:
-    """Cells (recurrent states), each committed from its first write until its release."""
+    """Slots (recurrent states), each committed from its first write until its release."""
 
-    num_cells: int
-    cell_bytes: int
+    num_slots: int
+    slot_bytes: int
     _committed: set[int] = field(default_factory=set)
 
     def rows(self, segments: Sequence[StateSegment], step: StepRows) -> StateRows:
-        """Count the written cells as committed; return the segments in place of rows."""
-        self._committed.update(cell for segment in segments for _, cell in segment.writes)
+        """Count the written slots as committed; return the segments in place of rows."""
+        self._committed.update(slot for segment in segments for _, slot in segment.writes)
         return cast(StateRows, tuple(segments))
 
-    def release(self, cells: Sequence[int]) -> None:
-        self._committed.difference_update(cells)
+    def release(self, slots: Sequence[int]) -> None:
+        self._committed.difference_update(slots)
 
-    def committed_bytes(self, cells: Iterable[int]) -> int:
-        return len(self._committed.intersection(cells)) * self.cell_bytes
+    def committed_bytes(self, slots: Iterable[int]) -> int:
+        return len(self._committed.intersection(slots)) * self.slot_bytes

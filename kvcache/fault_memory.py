@@ -1,8 +1,8 @@
-"""Remembers in the user's cache folder which GPU substrates (kinds of memory) harmed this machine.
+"""Remembers in the user's cache folder which GPU backends (kinds of memory) harmed this machine.
 
 An *intent* file is written before an act that may crash the process or the machine, and removed
 after the act. If no living process locks an intent, its act never returned. A *fault* file is
-written after harm that the process survived. A substrate with either is avoided until ``quire
+written after harm that the process survived. A backend with either is avoided until ``quire
 doctor`` has passed."""
 
 import fcntl
@@ -17,8 +17,8 @@ from hashlib import sha256
 from pathlib import Path
 from tempfile import mkstemp
 
+from kvcache.kv_backends import KVBackend
 from kvcache.selftest.machine import this_machine
-from kvcache.substrates import Substrate
 from kvcache.user_folders import cache_folder
 
 log = logging.getLogger(__name__)
@@ -40,17 +40,17 @@ class Act(StrEnum):
 
 
 class FaultMemory:
-    """The faults of one substrate on this model of machine, system and MLX version."""
+    """The faults of one backend on this model of machine, system and MLX version."""
 
-    def __init__(self, substrate: Substrate) -> None:
-        self._substrate = substrate
-        self._about = {"substrate": str(substrate), **this_machine().as_json()}
+    def __init__(self, kv_backend: KVBackend) -> None:
+        self._kv_backend = kv_backend
+        self._about = {"kv_backend": str(kv_backend), **this_machine().as_json()}
         key = sha256(json.dumps(self._about, sort_keys=True).encode()).hexdigest()[:16]
         self._fault = f"fault-{key}.json"
         self._intents = f"intent-{key}-"
 
     def found(self) -> tuple[str, ...]:
-        """Return the faults of the substrate, each as half a sentence."""
+        """Return the faults of the backend, each as half a sentence."""
         faults = []
         for path in self._files():
             if path.name == self._fault:
@@ -80,7 +80,7 @@ class FaultMemory:
             _, file = self._write(what, self._fault)
             os.close(file)
         except OSError as error:
-            log.warning("a fault of %s cannot be remembered: %s", self._substrate, error)
+            log.warning("a fault of %s cannot be remembered: %s", self._kv_backend, error)
 
     def forget(self) -> bool:
         """Remove faults and abandoned intents; return whether any were found. Raises OSError."""
@@ -104,7 +104,7 @@ class FaultMemory:
         try:
             return self._write(act, None)
         except OSError as error:
-            log.warning("%s of %s is not guarded by a file: %s", act, self._substrate, error)
+            log.warning("%s of %s is not guarded by a file: %s", act, self._kv_backend, error)
             return None
 
     def _write(self, what: str, name: str | None) -> tuple[Path, int]:

@@ -7,7 +7,7 @@ regions of a group. Groups differ in their page sizes, but not in the number of 
     group 0, rows of 1024 bytes   | 32 tokens: 2 pages of 16 KiB | 32 tokens: 2 pages | ...
     group 1, rows of  512 bytes   | 32 tokens: 1 page            | 32 tokens: 1 page  | ...
 
-A recurrent layer keeps a state of fixed size instead of K and V. A *cell* holds the states of all
+A recurrent layer keeps a state of fixed size instead of K and V. A *slot* holds the states of all
 recurrent layers of one sequence at one position, padded to whole pages."""
 
 from dataclasses import dataclass
@@ -25,8 +25,8 @@ METAL_PAGES = (64 * KIB, 16 * KIB, 256 * KIB)
 MIN_TOKENS_PER_BLOCK = 16
 MAX_TOKENS_PER_BLOCK = 64
 FLOAT32_BYTES = 4
-# A cell fills whole pages on any system; each state in it begins at a cache line.
-CELL_ALIGNMENT = 16 * KIB
+# A slot fills whole pages on any system; each state in it begins at a cache line.
+SLOT_ALIGNMENT = 16 * KIB
 STATE_ALIGNMENT = 128
 
 
@@ -92,13 +92,13 @@ class StateSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class CellLayout:
-    """The places of the states of all recurrent layers within a cell."""
+class SlotLayout:
+    """The places of the states of all recurrent layers within a slot."""
 
     states: tuple[StateSpec, ...]
     offsets: tuple[int, ...]
     """The byte offset of each recurrent layer's state."""
-    cell_bytes: int
+    slot_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,13 +123,13 @@ class KVShape:
         return sum(2 * spec.row_bytes for spec in self.layers)
 
     @property
-    def cell(self) -> CellLayout | None:
-        """The layout of a cell, or None if the model has no recurrent layers."""
+    def slot(self) -> SlotLayout | None:
+        """The layout of a slot, or None if the model has no recurrent layers."""
         if not self.states:
             return None
         sizes = [-(-s.state_bytes // STATE_ALIGNMENT) * STATE_ALIGNMENT for s in self.states]
         *offsets, end = accumulate(sizes, initial=0)
-        return CellLayout(self.states, tuple(offsets), -(-end // CELL_ALIGNMENT) * CELL_ALIGNMENT)
+        return SlotLayout(self.states, tuple(offsets), -(-end // SLOT_ALIGNMENT) * SLOT_ALIGNMENT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +232,7 @@ def paged_layout(
     page_bytes: int | None = None,
     device_pages: tuple[int, ...] | None = None,
 ) -> KVLayout:
-    """Return the layout of a substrate with pages.
+    """Return the layout of a backend with pages.
 
     heap_bytes: the limit for one heap of all groups together; a heap holds at least one block.
     page_bytes: the page size for all regions, or None to choose it. device_pages: page sizes that
@@ -255,7 +255,7 @@ def paged_layout(
 
 
 def dense_layout(shape: KVShape, *, max_tokens: int, system_page_bytes: int) -> KVLayout:
-    """Return the layout of a substrate without pages: one block holds the whole context."""
+    """Return the layout of a backend without pages: one block holds the whole context."""
     unit = tokens_of_whole_pages(shape, system_page_bytes)
     return grouped_layout(
         shape,

@@ -10,13 +10,13 @@ from kvcache.backend import PageBackend, Releases, Segment, StateMemory
 from kvcache.block import Block, SparseBuffer
 from kvcache.block_allocator import BLOCKS_EVICTED_AT_ONCE, MAP_AHEAD_TOKENS
 from kvcache.block_hashes import BlockHashes, PrefixSalt
-from kvcache.cell_pool import CellPool
 from kvcache.group_cache import GroupCache
 from kvcache.layout import KVLayout
 from kvcache.memory_budget import CacheLimits
 from kvcache.memory_map import KVMap, take_map
 from kvcache.prefix_index import MissReason
 from kvcache.sequences import CachedSequence, OpenSequence, Progress
+from kvcache.slot_pool import SlotPool
 from kvcache.state_cache import NO_BOUNDARIES, PromptBoundaries, StateCache, planned_checkpoints
 from kvcache.stats import KVStats, total
 from kvcache.views import KVViews, OrderingHandles, layer_regions
@@ -52,7 +52,7 @@ class KVCacheManager:
         self._state_memory = states
         self._states: StateCache | None = None
         if states is not None:
-            pool, index = CellPool(states.num_cells), self._first.prefixes.index
+            pool, index = SlotPool(states.num_slots), self._first.prefixes.index
             self._states = StateCache(pool, index, layout.tokens_per_block)
         self._open: dict[int, OpenSequence] = {}
         self.releases_memory = self._first.backend.releases is not Releases.NOTHING
@@ -317,11 +317,11 @@ class KVCacheManager:
             self._states.advance(self._completed_epoch)
 
     def release_idle_memory(self) -> None:
-        """Release the memory of all free blocks except one heap's, and of free cells of states. The
+        """Release the memory of all free blocks except one heap's, and of free slots of states. The
         caller ensures that no sequence is open."""
         if self._states is not None and self._state_memory is not None:
             self._states.advance(self._completed_epoch)
-            self._state_memory.release([cell.number for cell in self._states.pool.clean()])
+            self._state_memory.release([slot.number for slot in self._states.pool.clean()])
         for group in self._groups:
             group.advance(self._completed_epoch)
             group.allocator.release_memory(0)
@@ -362,17 +362,17 @@ class KVCacheManager:
     def stats(self) -> KVStats:
         """Return statistics whose parts add up to the capacity."""
         stats = total([group.stats(self._parts(n)) for n, group in enumerate(self._groups)])
-        layout = self._layout.shape.cell
+        layout = self._layout.shape.slot
         if self._states is None or self._state_memory is None or layout is None:
             return stats
         pool = self._states.pool
-        committed = self._state_memory.committed_bytes([cell.number for cell in pool.dirty_cells])
-        cells = pool.stats(layout.cell_bytes, committed)
-        return replace(stats, committed_bytes=stats.committed_bytes + committed, cells=cells)
+        committed = self._state_memory.committed_bytes([slot.number for slot in pool.dirty_slots])
+        slots = pool.stats(layout.slot_bytes, committed)
+        return replace(stats, committed_bytes=stats.committed_bytes + committed, slots=slots)
 
     def memory_map(self) -> KVMap:
-        cells = () if self._states is None else self._states.pool.cells
-        return take_map(self._layout, self._first.pool, self._parts(0), cells)
+        slots = () if self._states is None else self._states.pool.slots
+        return take_map(self._layout, self._first.pool, self._parts(0), slots)
 
     def check_invariants(self) -> None:
         for number, group in enumerate(self._groups):

@@ -10,6 +10,7 @@ compresses other programs' memory to make room for the working set."""
 from dataclasses import asdict, dataclass
 
 from kvcache.config import CacheSettings
+from kvcache.kv_backends import KVBackend
 from kvcache.layout import (
     METAL_PAGES,
     KVLayout,
@@ -18,8 +19,7 @@ from kvcache.layout import (
     paged_layout,
     tokens_of_whole_pages,
 )
-from kvcache.state_cache import CELLS_PER_CONVERSATION, CELLS_PER_SEQUENCE
-from kvcache.substrates import Substrate
+from kvcache.state_cache import SLOTS_PER_CONVERSATION, SLOTS_PER_SEQUENCE
 
 GIB = 1024**3
 MIB = 1024**2
@@ -69,7 +69,7 @@ class MemoryDemand:
 class CacheRequest:
     """The user's settings of the cache and the limits of serving; quire chooses what is None."""
 
-    substrate: Substrate
+    kv_backend: KVBackend
     settings: CacheSettings
     max_num_seqs: int
     max_model_len: int | None
@@ -89,12 +89,12 @@ class MemoryPlan:
     max_num_seqs: int
     note: str | None = None
     """A sentence with a further reason for the limits."""
-    num_cells: int = 0
+    num_slots: int = 0
 
     @property
     def state_bytes(self) -> int:
-        cell = self.layout.shape.cell
-        return 0 if cell is None else self.num_cells * cell.cell_bytes
+        slot = self.layout.shape.slot
+        return 0 if slot is None else self.num_slots * slot.slot_bytes
 
     @property
     def warning(self) -> str | None:
@@ -128,7 +128,7 @@ class MemoryPlan:
     def line(self) -> str:
         demand, tokens = self.demand, self.kv_budget_bytes // self.layout.bytes_per_token
         whole = "the GPU's working set" if demand.on_gpu else "this machine"
-        states = f"states up to {gib(self.state_bytes)}, " if self.num_cells else ""
+        states = f"states up to {gib(self.state_bytes)}, " if self.num_slots else ""
         return (
             f"K and V up to {gib(self.kv_budget_bytes)} ({tokens} tokens), {states}weights "
             f"{gib(demand.weights_bytes)}, of {gib(demand.machine_bytes)} of {whole}"
@@ -150,11 +150,11 @@ class MemoryPlan:
             ("K and V, at most", self.kv_budget_bytes),
         ]
         states = []
-        if self.num_cells:
+        if self.num_slots:
             sizes.append(("states, at most", self.state_bytes))
             states.append(
-                f"states: {self.num_cells} cells of {gib(self.state_bytes // self.num_cells)}, "
-                f"{CELLS_PER_SEQUENCE} for each sequence that runs"
+                f"states: {self.num_slots} slots of {gib(self.state_bytes // self.num_slots)}, "
+                f"{SLOTS_PER_SEQUENCE} for each sequence that runs"
             )
         tokens = self.kv_budget_bytes // layout.bytes_per_token
         notes = [] if self.note is None else [self.note]
@@ -200,18 +200,18 @@ def fit(
         smallest = 1  # the user may set any budget, however small
     budget = _budget(demand, request, shape.bytes_per_token, smallest)
     # The limit of K and V if all sequences share one allocation (an arena).
-    arena = request.max_buffer_bytes if request.substrate is Substrate.METAL_DENSE else None
-    num_cells, cell_bytes = 0, 0 if shape.cell is None else shape.cell.cell_bytes
-    if cell_bytes:
-        num_cells = cells_within(budget, cell_bytes, request.max_num_seqs, arena)
-        budget -= num_cells * cell_bytes
+    arena = request.max_buffer_bytes if request.kv_backend is KVBackend.METAL_DENSE else None
+    num_slots, slot_bytes = 0, 0 if shape.slot is None else shape.slot.slot_bytes
+    if slot_bytes:
+        num_slots = slots_within(budget, slot_bytes, request.max_num_seqs, arena)
+        budget -= num_slots * slot_bytes
     if request.settings.kv_budget_bytes is None:
         # More than all sequences at full length is never used; one more heap covers rounding.
         useful = request.max_num_seqs * (set_len or model_max_len) * shape.bytes_per_token
         budget = min(budget, useful + request.settings.heap_bytes)
     clamped = arena is not None and budget > arena
     budget = min(budget, budget if arena is None else arena)
-    if request.substrate.on_gpu:
+    if request.kv_backend.on_gpu:
         system_page_bytes = min(METAL_PAGES)
     tokens = budget // shape.bytes_per_token
     unit = tokens_of_whole_pages(shape, system_page_bytes)
@@ -231,8 +231,8 @@ def fit(
         max_len = capacity
         layout = _layout(request, shape, max_len, budget, system_page_bytes)
     sequences = min(request.max_num_seqs, capacity // layout.tokens_per_block)
-    if num_cells:
-        sequences = min(sequences, num_cells // CELLS_PER_SEQUENCE)
+    if num_slots:
+        sequences = min(sequences, num_slots // SLOTS_PER_SEQUENCE)
     heaps = heaps if arena is None else sequences  # an arena has one heap per sequence
     note = None
     if clamped and (max_len, sequences) != (set_len or model_max_len, request.max_num_seqs):
@@ -241,24 +241,24 @@ def fit(
             f"{gib(budget)}: that shortens the context or leaves fewer sequences"
         )
     kv_bytes = heaps * layout.heap_bytes
-    return MemoryPlan(demand, layout, kv_bytes, max_len, sequences, note, num_cells)
+    return MemoryPlan(demand, layout, kv_bytes, max_len, sequences, note, num_slots)
 
 
-def cells_within(budget: int, cell_bytes: int, max_sequences: int, arena: int | None = None) -> int:
-    """Return how many cells (recurrent states of one sequence at one position) fit into a third of
+def slots_within(budget: int, slot_bytes: int, max_sequences: int, arena: int | None = None) -> int:
+    """Return how many slots (recurrent states of one sequence at one position) fit into a third of
     the budget: at least those of one running sequence and one end of a turn, at most as many as all
-    sequences can use. arena: the limit in bytes, if all cells are one allocation. Raises
-    BudgetError if the fewest cells leave no room for K and V."""
-    fewest = CELLS_PER_SEQUENCE + 1
-    if fewest * cell_bytes >= budget:
+    sequences can use. arena: the limit in bytes, if all slots are one allocation. Raises
+    BudgetError if the fewest slots leave no room for K and V."""
+    fewest = SLOTS_PER_SEQUENCE + 1
+    if fewest * slot_bytes >= budget:
         raise BudgetError(
             f"{gib(budget)} are left for K, V and states, and the states of one sequence need "
-            f"{fewest} cells of {gib(cell_bytes)}: serve a smaller model, or lower --headroom"
+            f"{fewest} slots of {gib(slot_bytes)}: serve a smaller model, or lower --headroom"
         )
-    useful = (CELLS_PER_SEQUENCE + CELLS_PER_CONVERSATION) * max_sequences
+    useful = (SLOTS_PER_SEQUENCE + SLOTS_PER_CONVERSATION) * max_sequences
     share = int(budget * STATE_SHARE)
     room = share if arena is None else min(share, arena)
-    return max(fewest, min(useful, room // cell_bytes))
+    return max(fewest, min(useful, room // slot_bytes))
 
 
 def smallest_context(setting: int | None, model_max_len: int) -> int:
@@ -304,7 +304,7 @@ def _budget(
 def _context_that_fits(
     request: CacheRequest, budget_tokens: int, model_max_len: int, unit: int
 ) -> int:
-    if not request.substrate.is_dense:
+    if not request.kv_backend.is_dense:
         return max(1, min(model_max_len, budget_tokens))
     shared = budget_tokens // request.max_num_seqs // unit * unit
     shared = max(shared, DENSE_MIN_CONTEXT_TOKENS)
@@ -314,7 +314,7 @@ def _context_that_fits(
 def _layout(
     request: CacheRequest, shape: KVShape, max_len: int, budget: int, system_page_bytes: int
 ) -> KVLayout:
-    if request.substrate.is_dense:
+    if request.kv_backend.is_dense:
         return dense_layout(shape, max_tokens=max_len, system_page_bytes=system_page_bytes)
     return paged_layout(
         shape,
@@ -322,7 +322,7 @@ def _layout(
         heap_bytes=min(request.settings.heap_bytes, budget),
         system_page_bytes=system_page_bytes,
         page_bytes=request.settings.page_bytes,
-        device_pages=METAL_PAGES if request.substrate.on_gpu else None,
+        device_pages=METAL_PAGES if request.kv_backend.on_gpu else None,
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvcache.block import Block, BlockState, Cell
+from kvcache.block import Block, BlockState, Slot
 from kvcache.heap_pool import HeapPool
 from kvcache.layout import KVLayout
 from kvcache.sequences import CachedSequence
@@ -32,8 +32,8 @@ class MappedSequence(NamedTuple):
     """The number of leading blocks that other sequences wrote."""
 
 
-class SealedCell(NamedTuple):
-    """A sealed cell (recurrent states kept for reuse), with the field names of GET /memory."""
+class SealedSlot(NamedTuple):
+    """A sealed slot (recurrent states kept for reuse), with the field names of GET /memory."""
 
     conversation: int
     position: int
@@ -43,7 +43,7 @@ class SealedCell(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class KVMap:
-    """The states of all blocks, sequences and sealed cells at one moment."""
+    """The states of all blocks, sequences and sealed slots at one moment."""
 
     geometry: dict[str, int]
     heaps: tuple[str, ...]
@@ -53,7 +53,7 @@ class KVMap:
     """The number of open sequences that use each block, by block number."""
     sequences: tuple[MappedSequence, ...]
     """The open sequences, the oldest one first."""
-    cells: tuple[SealedCell, ...] = ()
+    slots: tuple[SealedSlot, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         """Return the snapshot as GET /memory sends it, in a few milliseconds for 100 000 blocks."""
@@ -64,7 +64,7 @@ class KVMap:
             "owner_ids": [sequence.seq_id for sequence in self.sequences],
             "owners": self.owner_runs(),
             "sharers": self.sharer_runs(),
-            "cells": [cell._asdict() for cell in self.cells],
+            "slots": [slot._asdict() for slot in self.slots],
         }
 
     def owner_runs(self) -> list[int]:
@@ -89,7 +89,7 @@ class KVMap:
 
 
 def take_map(
-    layout: KVLayout, pool: HeapPool, sequences: Iterable[CachedSequence], cells: Iterable[Cell]
+    layout: KVLayout, pool: HeapPool, sequences: Iterable[CachedSequence], slots: Iterable[Slot]
 ) -> KVMap:
     """Return a copy of all blocks' states, small enough not to delay the engine.
 
@@ -117,10 +117,10 @@ def take_map(
             )
             for sequence in sequences
         ),
-        cells=tuple(
-            SealedCell(cell.conversation, cell.position, cell.retention.name.lower(), cell.holders)
-            for cell in cells
-            if cell.prefix is not None
+        slots=tuple(
+            SealedSlot(slot.conversation, slot.position, slot.retention.name.lower(), slot.holders)
+            for slot in slots
+            if slot.prefix is not None
         ),
     )
 

@@ -1,4 +1,4 @@
-"""The substrates of a Metal device: sparse buffers, paged buffers, or one dense allocation.
+"""The backends of a Metal device: sparse buffers, paged buffers, or one dense allocation.
 
 The mapper's thread makes every mapping, which is valid once the device has confirmed it. Unless
 this machine has passed the tests of ``kvcache/selftest``, mappings of sparse buffers change only
@@ -22,11 +22,11 @@ from kvcache.backend import (
     StepRows,
     native_geometry,
 )
-from kvcache.cell_pool import StateSegment
 from kvcache.fault_memory import Act, FaultMemory
-from kvcache.layout import CellLayout, Group
+from kvcache.kv_backends import KVBackend
+from kvcache.layout import Group, SlotLayout
 from kvcache.native_backends import NativeMemory
-from kvcache.substrates import Substrate
+from kvcache.slot_pool import StateSegment
 
 # The attention of longer chunks with wide heads needs MLX's fused kernel, which must be forced:
 # MLX's default kernel keeps all attention scores in memory.
@@ -41,14 +41,14 @@ class MetalStepRows(StepRows):
         self,
         segments: Sequence[Segment],
         ranges: list[metal_ext.AddressRange],
-        substrate: "metal_ext.MetalSubstrate",
+        kv_backend: "metal_ext.MetalKVBackend",
         *,
         contiguous: bool,
     ) -> None:
         """ranges: the address ranges, by buffer number. contiguous: whether each region of a
         range is one array."""
-        rows = substrate.rows([(ranges[s.buffer], s.start, s.count) for s in segments])
-        super().__init__(rows, substrate)
+        rows = kv_backend.rows([(ranges[s.buffer], s.start, s.count) for s in segments])
+        super().__init__(rows, kv_backend)
         self._segments = segments
         self._ranges = ranges
         self._contiguous = contiguous
@@ -119,35 +119,35 @@ class MetalStepRows(StepRows):
 
 
 class MetalStates:
-    """Cells (recurrent states) in ordinary buffers, which keep all their memory until the end."""
+    """Slots (recurrent states) in ordinary buffers, which keep all their memory until the end."""
 
     def __init__(
-        self, layout: CellLayout, num_cells: int, substrate: "metal_ext.MetalSubstrate"
+        self, layout: SlotLayout, num_slots: int, kv_backend: "metal_ext.MetalKVBackend"
     ) -> None:
-        self.num_cells = num_cells
+        self.num_slots = num_slots
         self._layout = layout
-        self._substrate = substrate
-        self._bytes = num_cells * layout.cell_bytes
-        substrate.make_cells(num_cells, layout.cell_bytes)
+        self._kv_backend = kv_backend
+        self._bytes = num_slots * layout.slot_bytes
+        kv_backend.make_slots(num_slots, layout.slot_bytes)
 
     def rows(self, segments: Sequence[StateSegment], step: StepRows) -> StateRows:
-        """step: the rows of the step, which uses the cells until its epoch has completed."""
-        assert isinstance(step, MetalStepRows), "cells of a GPU are used by its own steps"
+        """step: the rows of the step, which uses the slots until its epoch has completed."""
+        assert isinstance(step, MetalStepRows), "slots of a GPU are used by its own steps"
         native = [(s.count, s.read, list(s.writes)) for s in segments]
-        rows = self._substrate.state_rows(step.native, native)
-        return StateRows(self._layout, rows, self._substrate)
+        rows = self._kv_backend.state_rows(step.native, native)
+        return StateRows(self._layout, rows, self._kv_backend)
 
-    def committed_bytes(self, cells: Sequence[int]) -> int:
+    def committed_bytes(self, slots: Sequence[int]) -> int:
         return self._bytes
 
-    def release(self, cells: Sequence[int]) -> None: ...
+    def release(self, slots: Sequence[int]) -> None: ...
 
 
 log = logging.getLogger(__name__)
 
 
 class MetalBackend(NativeMemory):
-    """Heaps and address ranges of a Metal substrate, mapped by the mapper's thread alone."""
+    """Heaps and address ranges of a Metal backend, mapped by the mapper's thread alone."""
 
     zeroes_blocks = True
     mapping_limit: int | None = None
@@ -167,7 +167,7 @@ class MetalBackend(NativeMemory):
         """kind: "sparse", "paged" or "dense". max_buffers: the number of buffers, which are slices
         of one allocation if dense. ``new_backends`` explains the other parameters. Raises
         RuntimeError that names what the device lacks, OSError if it refuses memory."""
-        self._substrate = metal_ext.MetalSubstrate(
+        self._kv_backend = metal_ext.MetalKVBackend(
             kind,
             native_geometry(group),
             max_buffers,
@@ -175,8 +175,8 @@ class MetalBackend(NativeMemory):
             residency_keep_s=residency_keep_s,
             maps_beside_steps=maps_while_running,
         )
-        self._substrate.hold(list(weights))
-        super().__init__(self._substrate.new_heap, self._substrate.new_range)
+        self._kv_backend.hold(list(weights))
+        super().__init__(self._kv_backend.new_heap, self._kv_backend.new_range)
         is_dense = kind == "dense"
         self.name = kind
         self.releases = Releases.IDLE if release_heaps and not is_dense else Releases.NOTHING
@@ -192,14 +192,14 @@ class MetalBackend(NativeMemory):
         """Tickets of the mappings queued since the last ``finish_mappings``."""
         self._released: set[int] = set()
         """The numbers of released heaps, which may have no memory."""
-        self._faults = FaultMemory(Substrate((kind, True)))
+        self._faults = FaultMemory(KVBackend((kind, True)))
         self._survived: set[Act] = set()
 
     def commit_heap(self, heap: int) -> bool:
         if heap not in self._released:
             return True
         # The queue keeps operations in order: this one runs after the heap's release.
-        ticket = self._queued(self._substrate.commit_heap(self._mapper, self._heaps[heap]))
+        ticket = self._queued(self._kv_backend.commit_heap(self._mapper, self._heaps[heap]))
         self._finish(ticket, "making a heap")
         if self.refused(ticket):
             return False
@@ -241,7 +241,7 @@ class MetalBackend(NativeMemory):
     def copy_block(
         self, source: int, source_block: int, target: int, target_block: int, tokens: int
     ) -> None:
-        ticket = self._substrate.copy_block(
+        ticket = self._kv_backend.copy_block(
             self._mapper,
             self._ranges[source],
             source_block,
@@ -253,9 +253,9 @@ class MetalBackend(NativeMemory):
         self._finish(self._queued(ticket), "copying a block")
 
     def completed_ticket(self) -> int:
-        failure = self._mapper.failure or self._substrate.failure
+        failure = self._mapper.failure or self._kv_backend.failure
         if failure:
-            raise BackendFailedError(f"the Metal substrate failed: {failure}")
+            raise BackendFailedError(f"the Metal backend failed: {failure}")
         return self._mapper.completed
 
     def wait(self, ticket: int, timeout_s: float) -> bool:
@@ -269,11 +269,11 @@ class MetalBackend(NativeMemory):
         return super().committed_bytes()
 
     def rows(self, segments: Sequence[Segment]) -> MetalStepRows:
-        return MetalStepRows(segments, self._ranges, self._substrate, contiguous=self._contiguous)
+        return MetalStepRows(segments, self._ranges, self._kv_backend, contiguous=self._contiguous)
 
-    def new_states(self, layout: CellLayout, num_cells: int) -> MetalStates:
-        """Make the cells, once, before the first step. Raises errors as ``new_states`` does."""
-        return MetalStates(layout, num_cells, self._substrate)
+    def new_states(self, layout: SlotLayout, num_slots: int) -> MetalStates:
+        """Make the slots, once, before the first step. Raises errors as ``new_states`` does."""
+        return MetalStates(layout, num_slots, self._kv_backend)
 
     def shut_down(self) -> bool:
         try:
@@ -282,7 +282,7 @@ class MetalBackend(NativeMemory):
             log.exception("the GPU failed before its end")
             return False
         mapped = self._mapper.wait(self._newest_ticket, MAPPING_LIMIT_S)
-        return mapped and self._substrate.shutdown()
+        return mapped and self._kv_backend.shutdown()
 
     def _map_queued(
         self, buffer: int, block: int, heap: int, heap_block: int, count: int, *, writable: bool
@@ -308,7 +308,7 @@ class MetalBackend(NativeMemory):
 
     def _finish_point(self, what: str) -> None:
         if not self.maps_while_running:
-            self._finish(self._queued(self._substrate.finish_mappings(self._mapper)), what)
+            self._finish(self._queued(self._kv_backend.finish_mappings(self._mapper)), what)
 
     def _finish(self, ticket: int, what: str) -> None:
         if not self.wait(ticket, MAPPING_LIMIT_S):

@@ -1,4 +1,4 @@
-"""The substrate of a CPU in shared memory, and a base class for it and for Metal's substrates."""
+"""The backend of a CPU in shared memory, and a base class for it and for Metal's backends."""
 
 import resource
 import sys
@@ -19,8 +19,8 @@ from kvcache.backend import (
     StepRows,
     native_geometry,
 )
-from kvcache.cell_pool import StateSegment
-from kvcache.layout import CellLayout, Group
+from kvcache.layout import Group, SlotLayout
+from kvcache.slot_pool import StateSegment
 
 
 class NativeMemory:
@@ -81,21 +81,21 @@ MEASURED_EVERY_S = 0.5
 
 
 class NativeStates:
-    """Adjacent cells (recurrent states). The system gives a cell memory at its first write."""
+    """Adjacent slots (recurrent states). The system gives a slot memory at its first write."""
 
     def __init__(
         self,
-        layout: CellLayout,
-        num_cells: int,
+        layout: SlotLayout,
+        num_slots: int,
         workers: metal_ext.CpuWorkers,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Raises OSError if the system has too few addresses."""
-        self.num_cells = num_cells
+        self.num_slots = num_slots
         self._layout = layout
         self._workers = workers
-        self._memory = metal_ext.StateMemory(num_cells * layout.cell_bytes)
+        self._memory = metal_ext.StateMemory(num_slots * layout.slot_bytes)
         self._clock = clock
         self._committed_bytes = 0
         self._measured_at = float("-inf")
@@ -106,29 +106,29 @@ class NativeStates:
             (
                 segment.count,
                 0 if segment.read is None else self._address(segment.read),
-                [(rows, self._address(cell)) for rows, cell in segment.writes],
+                [(rows, self._address(slot)) for rows, slot in segment.writes],
             )
             for segment in segments
         ]
         rows = metal_ext.StateRows(native, [self._memory])
         return StateRows(self._layout, rows, self._workers)
 
-    def committed_bytes(self, cells: Sequence[int]) -> int:
+    def committed_bytes(self, slots: Sequence[int]) -> int:
         if (now := self._clock()) - self._measured_at >= MEASURED_EVERY_S:
-            self._measured_at, size = now, self._layout.cell_bytes
-            parts = (self._memory.committed(cell * size, size) for cell in cells)
+            self._measured_at, size = now, self._layout.slot_bytes
+            parts = (self._memory.committed(slot * size, size) for slot in slots)
             self._committed_bytes = sum(parts)
         return self._committed_bytes
 
-    def release(self, cells: Sequence[int]) -> None:
-        """Release the memory of cells, which then hold zeros."""
-        size = self._layout.cell_bytes
-        for cell in cells:
-            self._memory.release(cell * size, size)
+    def release(self, slots: Sequence[int]) -> None:
+        """Release the memory of slots, which then hold zeros."""
+        size = self._layout.slot_bytes
+        for slot in slots:
+            self._memory.release(slot * size, size)
             self._measured_at = float("-inf")
 
-    def _address(self, cell: int) -> int:
-        return self._memory.address + cell * self._layout.cell_bytes
+    def _address(self, slot: int) -> int:
+        return self._memory.address + slot * self._layout.slot_bytes
 
 
 # The number of mappings that buffers leave to the rest of the process.

@@ -1,4 +1,4 @@
-"""Makes the backends of a substrate, and its memory for the states of recurrent layers."""
+"""Makes the backends of a backend, and its memory for the states of recurrent layers."""
 
 from collections.abc import Sequence
 
@@ -6,14 +6,14 @@ import mlx.core as mx
 
 import metal_ext
 from kvcache.backend import PageBackend, StateMemory
-from kvcache.layout import CellLayout, Group
+from kvcache.kv_backends import KVBackend
+from kvcache.layout import Group, SlotLayout
 from kvcache.metal_backend import MetalBackend
 from kvcache.native_backends import NativeStates, PosixBackend
-from kvcache.substrates import Substrate
 
 
 def new_backends(
-    substrate: Substrate,
+    kv_backend: KVBackend,
     groups: Sequence[Group],
     *,
     max_sequences: int,
@@ -31,12 +31,12 @@ def new_backends(
     evaluated arrays that steps read.
 
     Raises RuntimeError that names what a Metal device lacks, OSError if it refuses memory."""
-    if substrate.on_gpu:
+    if kv_backend.on_gpu:
         # Spare buffers let a sequence start before old ones are unmapped; dense ones cost memory.
-        max_buffers = max_sequences if substrate.is_dense else 2 * max_sequences
+        max_buffers = max_sequences if kv_backend.is_dense else 2 * max_sequences
         return [
             MetalBackend(
-                substrate.setting,
+                kv_backend.setting,
                 group,
                 max_buffers=max_buffers,
                 release_heaps=release_heaps,
@@ -51,11 +51,11 @@ def new_backends(
 
 
 def new_states(
-    layout: CellLayout, num_cells: int, backend: PageBackend, workers: metal_ext.CpuWorkers | None
+    layout: SlotLayout, num_slots: int, backend: PageBackend, workers: metal_ext.CpuWorkers | None
 ) -> StateMemory:
-    """Return memory for cells (recurrent states). backend: the first group's. workers: a CPU's
-    threads. Raises RuntimeError if no buffer can hold all cells, OSError if memory is short."""
+    """Return memory for slots (recurrent states). backend: the first group's. workers: a CPU's
+    threads. Raises RuntimeError if no buffer can hold all slots, OSError if memory is short."""
     if isinstance(backend, MetalBackend):
-        return backend.new_states(layout, num_cells)
+        return backend.new_states(layout, num_slots)
     assert workers is not None, "the kernels of a CPU run on workers"
-    return NativeStates(layout, num_cells, workers)
+    return NativeStates(layout, num_slots, workers)

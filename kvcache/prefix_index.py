@@ -8,7 +8,7 @@ from heapq import heapify, heappop, heappush
 
 from kvcache.block import Block, BlockState, Prefix
 from kvcache.block_hashes import TOKEN_BYTES, BlockHashes, Evictions
-from kvcache.cell_pool import CellPool
+from kvcache.slot_pool import SlotPool
 
 # An eviction queue is rebuilt when half of its entries, and at least this many, are outdated.
 STALE_QUEUE_ENTRIES = 64
@@ -43,7 +43,7 @@ class PrefixIndex:
         self._cached = {False: 0, True: 0}
         """The number of cached blocks, by ``Prefix.system``."""
         self._uses = 0
-        self.cells: CellPool | None = None
+        self.slots: SlotPool | None = None
         """The recurrent states that prefixes refer to, if the model has recurrent layers."""
 
     def __len__(self) -> int:
@@ -158,8 +158,8 @@ class PrefixIndex:
     def _remove(self, block: Block, *, evicted: bool = False) -> Block:
         prefix, block.prefix = block.found_by, None
         assert prefix.digest not in self._children
-        if prefix.cell is not None and self.cells is not None:
-            self.cells.forget(prefix.cell, evicted=evicted)
+        if prefix.slot is not None and self.slots is not None:
+            self.slots.forget(prefix.slot, evicted=evicted)
         del self._blocks[prefix.digest]
         if block.state is BlockState.CACHED:
             self._cached[prefix.system] -= 1

@@ -1,36 +1,36 @@
-"""Keeps the states of recurrent layers in cells, each with one sequence's states at one position:
-chooses cells that steps read and write, that are sealed, and from which new sequences continue.
+"""Keeps the states of recurrent layers in slots, each with one sequence's states at one position:
+chooses slots that steps read and write, that are sealed, and from which new sequences continue.
 
-A sequence has a *base*, the cell of its last block boundary, which no step writes any more; after
-the boundary, every step advances a *working* cell in place::
+A sequence has a *base*, the slot of its last block boundary, which no step writes any more; after
+the boundary, every step advances a *working* slot in place::
 
     0 ............ base (a boundary) ....... computed
-    sealed cells   | never written again     | working cell
+    sealed slots   | never written again     | working slot
 
-A step that crosses a boundary also writes the state there to another cell, which becomes the base
+A step that crosses a boundary also writes the state there to another slot, which becomes the base
 when the step's results have been read. The old base is freed, or sealed for other sequences. If a
-step is dropped, its working cell is lost, and less than a block of tokens is computed again."""
+step is dropped, its working slot is lost, and less than a block of tokens is computed again."""
 
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from kvcache.block import Block, Cell, Retention
+from kvcache.block import Block, Retention, Slot
 from kvcache.block_hashes import BlockHashes
-from kvcache.cell_pool import CellPool, StateSegment
 from kvcache.prefix_index import MissReason, PrefixIndex
 from kvcache.sequences import CachedSequence
+from kvcache.slot_pool import SlotPool, StateSegment
 
-# The most cells of one sequence: its base, the next base and its working cell.
-CELLS_PER_SEQUENCE = 3
+# The most slots of one sequence: its base, the next base and its working slot.
+SLOTS_PER_SEQUENCE = 3
 # A state within a long prompt is kept at each multiple of this position.
 WAYPOINT_TOKENS = 4096
 # The number of newest ends of turns whose states a conversation keeps longer than waypoints.
 ENDS_PER_CONVERSATION = 2
-# The number of cells that a conversation keeps longer than waypoints: the states after the newest
+# The number of slots that a conversation keeps longer than waypoints: the states after the newest
 # turns, after the system prompt, and after the newest user message.
-CELLS_PER_CONVERSATION = 2 + ENDS_PER_CONVERSATION
+SLOTS_PER_CONVERSATION = 2 + ENDS_PER_CONVERSATION
 
 
 class PromptBoundaries(NamedTuple):
@@ -63,52 +63,52 @@ def planned_checkpoints(
 
 @dataclass(slots=True, eq=False)
 class SequenceStates:
-    """The cells (recurrent states at one position each) of one open sequence."""
+    """The slots (recurrent states at one position each) of one open sequence."""
 
     sequence: CachedSequence
     checkpoints: dict[int, Retention]
     """The reasons for keeping states at block boundaries, by the number of leading blocks."""
-    base: Cell | None = None
+    base: Slot | None = None
     """The state at the last block boundary, or None at position 0, where the state is zero."""
     base_block: int = 0
     kept_block: int = 0
     """The number of leading blocks before the newest state that is kept for other sequences."""
-    head: Cell | None = None
-    """The cell that holds the newest state once all planned steps have run."""
-    working: Cell | None = None
-    """The cell that steps advance in place, or None if the newest state is at a block boundary."""
-    spare: list[Cell] = field(default_factory=list)
-    """Reserved cells that no step writes yet."""
-    steps: deque[list[tuple[int, Cell]]] = field(default_factory=deque)
-    """By step in flight, ``(leading blocks, cell)`` of written block boundaries, ascending."""
+    head: Slot | None = None
+    """The slot that holds the newest state once all planned steps have run."""
+    working: Slot | None = None
+    """The slot that steps advance in place, or None if the newest state is at a block boundary."""
+    spare: list[Slot] = field(default_factory=list)
+    """Reserved slots that no step writes yet."""
+    steps: deque[list[tuple[int, Slot]]] = field(default_factory=deque)
+    """By step in flight, ``(leading blocks, slot)`` of written block boundaries, ascending."""
 
     @property
-    def held(self) -> list[Cell]:
-        written = (cell for step in self.steps for _, cell in step)
-        cells = (self.base, self.working, *self.spare, *written)
-        return [cell for cell in cells if cell is not None]
+    def held(self) -> list[Slot]:
+        written = (slot for step in self.steps for _, slot in step)
+        slots = (self.base, self.working, *self.spare, *written)
+        return [slot for slot in slots if slot is not None]
 
 
 @dataclass(slots=True)
 class _Sealing:
-    """A cell to seal when the step that wrote it has completed."""
+    """A slot to seal when the step that wrote it has completed."""
 
     epoch: int
-    cell: Cell
+    slot: Slot
     sequence: CachedSequence
     block: int
     retention: Retention
 
 
 class StateCache:
-    """The cells (recurrent states) of all sequences. Only the engine thread may call it."""
+    """The slots (recurrent states) of all sequences. Only the engine thread may call it."""
 
-    def __init__(self, pool: CellPool, index: PrefixIndex, tokens_per_block: int) -> None:
+    def __init__(self, pool: SlotPool, index: PrefixIndex, tokens_per_block: int) -> None:
         self.pool = pool
         self._index = index
         self._size = tokens_per_block
         self._waypoint_blocks = max(1, WAYPOINT_TOKENS // tokens_per_block)
-        index.cells = pool
+        index.slots = pool
         self._open: dict[int, SequenceStates] = {}
         self._sealing: deque[_Sealing] = deque()
 
@@ -118,14 +118,14 @@ class StateCache:
 
     @property
     def has_room(self) -> bool:
-        return CELLS_PER_SEQUENCE * (len(self._open) + 1) <= len(self.pool.cells)
+        return SLOTS_PER_SEQUENCE * (len(self._open) + 1) <= len(self.pool.slots)
 
     @staticmethod
     def last_with_state(blocks: Sequence[Block]) -> int:
         """Return the largest number of leading blocks that end with a kept state, or 0."""
         for number in range(len(blocks), 0, -1):
             prefix = blocks[number - 1].prefix
-            if prefix is not None and prefix.cell is not None:
+            if prefix is not None and prefix.slot is not None:
                 return number
         return 0
 
@@ -137,7 +137,7 @@ class StateCache:
             block = self._index.find(hashes, number)
             if block is None:
                 break
-            if block.found_by.cell is not None:
+            if block.found_by.slot is not None:
                 return None
             if hashes.digests[number] in self.pool.evicted:
                 reason = MissReason.STATE_EVICTED
@@ -165,51 +165,51 @@ class StateCache:
         if len(blocks) == states.base_block:
             return
         assert not states.steps, "a step would go on from another state"
-        cell = blocks[-1].found_by.cell
-        assert cell is not None, "no state is cached here"
-        self.pool.hold(cell)
+        slot = blocks[-1].found_by.slot
+        assert slot is not None, "no state is cached here"
+        self.pool.hold(slot)
         self._drop_working(states)
         if states.base is not None:
             self.pool.let_go(states.base)
-        states.base = states.head = cell
+        states.base = states.head = slot
         states.base_block = states.kept_block = len(blocks)
-        if cell.retention is Retention.USER:
-            self.pool.leave(cell)
-        cell.retention = max(cell.retention, states.checkpoints.get(len(blocks), cell.retention))
+        if slot.retention is Retention.USER:
+            self.pool.leave(slot)
+        slot.retention = max(slot.retention, states.checkpoints.get(len(blocks), slot.retention))
         self.pool.use(self._chain(states.sequence.block_hashes, len(blocks)))
 
     # --- running steps ----------------------------------------------------------------------------
 
     def reserve(self, seq_id: int, num_tokens: int) -> bool:
-        """Reserve cells for a step up to token ``num_tokens``. Return False if no cells are left,
+        """Reserve slots for a step up to token ``num_tokens``. Return False if no slots are left,
         or if the results of the step in flight must be read first."""
         states = self._open[seq_id]
         start = states.sequence.progress.scheduled
         needed = self._needed(states, start, num_tokens)
         if states.steps and self._is_short:
-            # The old base becomes free when the step in flight has been read. Taking another cell
+            # The old base becomes free when the step in flight has been read. Taking another slot
             # before then would evict a state that saves thousands of tokens.
             wanted = needed - len(states.spare) + self._num_planned(states, start, num_tokens)
             if wanted > self.pool.expendable:
                 return False
         while len(states.spare) < needed:
-            may_have = len(states.held) < CELLS_PER_SEQUENCE or self._has_spare
-            cell = self.pool.take() if may_have else None
-            if cell is None:
+            may_have = len(states.held) < SLOTS_PER_SEQUENCE or self._has_spare
+            slot = self.pool.take() if may_have else None
+            if slot is None:
                 return False
-            states.spare.append(cell)
+            states.spare.append(slot)
         return True
 
     def _needed(self, states: SequenceStates, start: int, end: int) -> int:
-        """Return the number of cells that a step writes and that the sequence does not have yet."""
+        """Return the number of slots that a step writes and that the sequence does not have yet."""
         crosses, stays_within = end // self._size > start // self._size, end % self._size > 0
         if states.working is not None:
-            # A step that ends at a block boundary turns its working cell into the next base.
+            # A step that ends at a block boundary turns its working slot into the next base.
             return int(crosses and stays_within)
         return int(crosses) + int(stays_within)
 
     def schedule(self, plan: Iterable[tuple[int, int, int]], epoch: int) -> list[StateSegment]:
-        """Return the cells of a step's sequences. plan: ``(seq_id, start, count)``, reserved."""
+        """Return the slots of a step's sequences. plan: ``(seq_id, start, count)``, reserved."""
         return [self._schedule(seq_id, start, count, epoch) for seq_id, start, count in plan]
 
     def _schedule(self, seq_id: int, start: int, count: int, epoch: int) -> StateSegment:
@@ -217,22 +217,22 @@ class StateCache:
         read = states.head
         assert (read is None) == (start == 0), "a state is missing"
         crossed = self._cross(states, start, end)
-        writes = [(block * self._size - start, cell) for block, cell in crossed]
+        writes = [(block * self._size - start, slot) for block, slot in crossed]
         if end % self._size:
             if states.working is None:
                 states.working = states.spare.pop()
             writes.append((count, states.working))
         states.head = writes[-1][1]
         states.steps.append(crossed)
-        for cell in (read, *(cell for _, cell in writes)):
-            if cell is not None:
-                cell.epoch = epoch
-        numbers = tuple((rows, cell.number) for rows, cell in writes)
+        for slot in (read, *(slot for _, slot in writes)):
+            if slot is not None:
+                slot.epoch = epoch
+        numbers = tuple((rows, slot.number) for rows, slot in writes)
         return StateSegment(count, None if read is None else read.number, numbers)
 
-    def _cross(self, states: SequenceStates, start: int, end: int) -> list[tuple[int, Cell]]:
-        """Return ``(leading blocks, cell)`` for block boundaries whose states the step writes: the
-        last, and others worth keeping if cells are spare."""
+    def _cross(self, states: SequenceStates, start: int, end: int) -> list[tuple[int, Slot]]:
+        """Return ``(leading blocks, slot)`` for block boundaries whose states the step writes: the
+        last, and others worth keeping if slots are spare."""
         first, last = start // self._size + 1, end // self._size
         if last < first:
             return []
@@ -240,17 +240,17 @@ class StateCache:
         for block in sorted(self._seals_within(states, first, last - 1)):
             retention, blocks = self._retention(states, block), block - states.kept_block
             assert retention is not None, "nobody wants this state"
-            cell = self.pool.take_for(retention, blocks * self._size) if self._has_spare else None
-            if cell is not None:
-                crossed.append((block, cell))
+            slot = self.pool.take_for(retention, blocks * self._size) if self._has_spare else None
+            if slot is not None:
+                crossed.append((block, slot))
                 states.kept_block = block
         if self._retention(states, last) is not None:
             states.kept_block = last
         if end % self._size == 0 and states.working is not None:
-            cell, states.working = states.working, None
+            slot, states.working = states.working, None
         else:
-            cell = states.spare.pop()
-        return [*crossed, (last, cell)]
+            slot = states.spare.pop()
+        return [*crossed, (last, slot)]
 
     def _seals_within(self, states: SequenceStates, first: int, last: int) -> set[int]:
         every = self._waypoint_blocks
@@ -270,29 +270,29 @@ class StateCache:
 
     @property
     def _is_short(self) -> bool:
-        """Whether open sequences leave fewer cells than one conversation keeps."""
-        held = CELLS_PER_SEQUENCE * len(self._open)
-        return len(self.pool.cells) - held < CELLS_PER_CONVERSATION
+        """Whether open sequences leave fewer slots than one conversation keeps."""
+        held = SLOTS_PER_SEQUENCE * len(self._open)
+        return len(self.pool.slots) - held < SLOTS_PER_CONVERSATION
 
     @property
     def _has_spare(self) -> bool:
-        """Whether all open sequences could still get all their cells if one more cell is taken."""
-        held = sum(max(CELLS_PER_SEQUENCE, len(states.held)) for states in self._open.values())
-        return held + len(self._sealing) < len(self.pool.cells)
+        """Whether all open sequences could still get all their slots if one more slot is taken."""
+        held = sum(max(SLOTS_PER_SEQUENCE, len(states.held)) for states in self._open.values())
+        return held + len(self._sealing) < len(self.pool.slots)
 
     def commit(self, seq_id: int, epoch: int) -> None:
         """Note that the oldest step's results were read: its last written state is now the base."""
         states = self._open[seq_id]
-        for block, cell in states.steps.popleft():
+        for block, slot in states.steps.popleft():
             if states.base is not None:
                 self.pool.let_go(states.base)
-            states.base, states.base_block = cell, block
+            states.base, states.base_block = slot, block
             retention = self._retention(states, block)
             if retention is not None:
                 self._seal_later(states, retention, epoch)
 
     def _seal_later(self, states: SequenceStates, retention: Retention, epoch: int) -> None:
-        assert states.base is not None, "the beginning needs no cell"
+        assert states.base is not None, "the beginning needs no slot"
         self.pool.hold(states.base)
         sealing = _Sealing(epoch, states.base, states.sequence, states.base_block, retention)
         self._sealing.append(sealing)
@@ -303,19 +303,19 @@ class StateCache:
         """Drop all planned steps: return to the base, and return its position in tokens."""
         states = self._open[seq_id]
         for step in states.steps:
-            for _, cell in step:
-                self.pool.let_go(cell)
+            for _, slot in step:
+                self.pool.let_go(slot)
         states.steps.clear()
         self._drop_working(states)
         states.head = states.base
         return states.base_block * self._size
 
     def close(self, seq_id: int, epoch: int) -> None:
-        """Queue the base for sealing, and let go of all other cells of the sequence."""
+        """Queue the base for sealing, and let go of all other slots of the sequence."""
         states = self._open[seq_id]
         self.cancel_steps(seq_id)
-        for cell in states.spare:
-            self.pool.let_go(cell)
+        for slot in states.spare:
+            self.pool.let_go(slot)
         if states.base is not None:
             if states.base.prefix is None:
                 self._seal_later(states, Retention.END, epoch)
@@ -330,52 +330,52 @@ class StateCache:
             states.working = None
 
     def advance(self, completed_epoch: int) -> None:
-        """Seal the cells of completed steps. The blocks of these cells are sealed already."""
+        """Seal the slots of completed steps. The blocks of these slots are sealed already."""
         while self._sealing and self._sealing[0].epoch <= completed_epoch:
             item = self._sealing.popleft()
             self._seal(item)
-            self.pool.let_go(item.cell)
+            self.pool.let_go(item.slot)
         self.pool.advance(completed_epoch)
 
     def _seal(self, item: _Sealing) -> None:
-        """Seal a cell if its block can be found and has no cell yet."""
+        """Seal a slot if its block can be found and has no slot yet."""
         hashes = item.sequence.block_hashes
         block = self._index.find(hashes, item.block - 1)
         if not item.sequence.keeps_prefix or block is None:
             return
         prefix = block.found_by
-        if prefix.cell is not None:
-            prefix.cell.retention = max(prefix.cell.retention, item.retention)
+        if prefix.slot is not None:
+            prefix.slot.retention = max(prefix.slot.retention, item.retention)
             return
-        self.pool.seal(item.cell, prefix, item.retention, item.block * self._size)
+        self.pool.seal(item.slot, prefix, item.retention, item.block * self._size)
         chain = self._chain(hashes, item.block)
         self.pool.use(chain)
         before = [
-            cell.conversation for cell in chain[:-1] if cell.retention is not Retention.SYSTEM
+            slot.conversation for slot in chain[:-1] if slot.retention is not Retention.SYSTEM
         ]
-        item.cell.conversation = before[-1] if before else item.sequence.seq_id
+        item.slot.conversation = before[-1] if before else item.sequence.seq_id
         for kind, limit in ((Retention.END, ENDS_PER_CONVERSATION), (Retention.USER, 1)):
-            for older in [cell for cell in chain if cell.retention is kind][:-limit]:
+            for older in [slot for slot in chain if slot.retention is kind][:-limit]:
                 older.retention = Retention.WAYPOINT
 
-    def _chain(self, hashes: BlockHashes, blocks: int) -> list[Cell]:
-        """Return the cells of a sequence's first ``blocks`` blocks in order."""
+    def _chain(self, hashes: BlockHashes, blocks: int) -> list[Slot]:
+        """Return the slots of a sequence's first ``blocks`` blocks in order."""
         chain = []
         for number in range(blocks):
             block = self._index.find(hashes, number)
             assert block is not None, "a block is found, and one before it is not"
-            if block.found_by.cell is not None:
-                chain.append(block.found_by.cell)
+            if block.found_by.slot is not None:
+                chain.append(block.found_by.slot)
         return chain
 
     def check_invariants(self) -> None:
-        holders = [cell for states in self._open.values() for cell in states.held]
-        self.pool.check_invariants([*holders, *(item.cell for item in self._sealing)])
-        assert CELLS_PER_SEQUENCE * len(self._open) <= len(self.pool.cells), "too few cells"
-        for cell in self.pool.cells:
-            assert cell.prefix is None or self._index.has(cell.prefix), f"{cell} is found nowhere"
+        holders = [slot for states in self._open.values() for slot in states.held]
+        self.pool.check_invariants([*holders, *(item.slot for item in self._sealing)])
+        assert SLOTS_PER_SEQUENCE * len(self._open) <= len(self.pool.slots), "too few slots"
+        for slot in self.pool.slots:
+            assert slot.prefix is None or self._index.has(slot.prefix), f"{slot} is found nowhere"
         for states in self._open.values():
             written = [] if states.working is None else [states.working]
-            for cell in (*written, *states.spare):
-                assert cell.holders == 1, f"{cell} is written by several"
-                assert cell.prefix is None, f"{cell} is sealed and written"
+            for slot in (*written, *states.spare):
+                assert slot.holders == 1, f"{slot} is written by several"
+                assert slot.prefix is None, f"{slot} is sealed and written"

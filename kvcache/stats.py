@@ -6,23 +6,23 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class CellStats:
-    """Numbers of cells (the recurrent states of one sequence at one position) by use."""
+class SlotStats:
+    """Numbers of slots (the recurrent states of one sequence at one position) by use."""
 
-    cells: int = 0
+    slots: int = 0
     free: int = 0
     held: int = 0
-    """The number of cells that open sequences use or that wait to be sealed."""
+    """The number of slots that open sequences use or that wait to be sealed."""
     cached: tuple[tuple[str, int], ...] = ()
-    """Pairs of a reason for keeping cells and the number of cells that wait for a prefix hit."""
+    """Pairs of a reason for keeping slots and the number of slots that wait for a prefix hit."""
     waiting: int = 0
-    """The number of cells that are free once the last step that may use them has completed."""
+    """The number of slots that are free once the last step that may use them has completed."""
     evicted: int = 0
-    cell_bytes: int = 0
+    slot_bytes: int = 0
     committed_bytes: int = 0
 
 
-NO_CELLS = CellStats()
+NO_SLOTS = SlotStats()
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class KVStats:
     free_slack_bytes: int
     """Bytes of free blocks that may still occupy physical memory."""
     committed_bytes: int
-    """Bytes that the system charges for K, V and cells."""
+    """Bytes that the system charges for K, V and slots."""
     num_heaps: int
     kept_heaps: int
     """The number of heaps that stay until the process ends: either all heaps or none."""
@@ -58,7 +58,7 @@ class KVStats:
     mapped_blocks: int
     """Blocks mapped since the start; a block with mappings in several regions counts once."""
     unmapped_blocks: int
-    cells: CellStats = NO_CELLS
+    slots: SlotStats = NO_SLOTS
 
     @property
     def used_bytes(self) -> int:
@@ -66,7 +66,7 @@ class KVStats:
         return self.capacity_bytes - self.free_bytes - self.cached_bytes
 
     def as_json(self) -> dict[str, Any]:
-        return asdict(self) | {"cells": asdict(self.cells) | {"cached": dict(self.cells.cached)}}
+        return asdict(self) | {"slots": asdict(self.slots) | {"cached": dict(self.slots.cached)}}
 
 
 def total(groups: Sequence[KVStats]) -> KVStats:
@@ -74,7 +74,7 @@ def total(groups: Sequence[KVStats]) -> KVStats:
     first, *others = groups
     if not others:
         return first
-    same = {"num_sequences", "block_tokens", "cells"}
+    same = {"num_sequences", "block_tokens", "slots"}
     return KVStats(
         **{
             name: getattr(first, name)

@@ -51,7 +51,7 @@ if HAS_METAL:
     from ._ext import (  # noqa: I001
         MetalRows as MetalRows,
         MetalStateRows as MetalStateRows,
-        MetalSubstrate as MetalSubstrate,
+        MetalKVBackend as MetalKVBackend,
         gather as gather,
         metal_capabilities as metal_capabilities,
         step_end as step_end,

@@ -1,4 +1,4 @@
-"""Types of the native extension: memory of the POSIX and Metal substrates (kinds of memory for K
+"""Types of the native extension: memory of the POSIX and Metal backends (kinds of memory for K
 and V), and MLX primitives that read and write this memory.
 
 Ownership. Python objects here are handles that may be dropped at any time: primitives, row tables
@@ -12,7 +12,7 @@ Errors are raised when an object or operation is made, before any memory is touc
 (``std::out_of_range``) for a count or index outside its interval, ValueError for arguments that
 cannot work together, OSError with errno for a refused system call, RuntimeError for a bug, such as
 a block mapped twice. Evaluation raises RuntimeError if a result finds no memory, or the stream is
-of the wrong device: the POSIX substrate needs a CPU stream, a ``MetalSubstrate`` a GPU stream.
+of the wrong device: the POSIX backend needs a CPU stream, a ``MetalKVBackend`` a GPU stream.
 
 Names after the heading "Metal" exist only where ``HAS_METAL`` is true."""
 
@@ -22,7 +22,7 @@ from typing import overload
 import mlx.core as mx
 
 HAS_METAL: bool
-"""Whether this build has the Metal substrates. ``metal_capabilities`` looks for a device."""
+"""Whether this build has the Metal backends. ``metal_capabilities`` looks for a device."""
 
 MLX_VERSION: str
 SYSTEM_PAGE_BYTES: int
@@ -86,7 +86,7 @@ class AddressRange:
         """Maps heap blocks from ``heap_block`` on at ``count`` range blocks from ``block`` on.
 
         A block of a shared heap may be mapped any number of times. Raises ValueError for read-only
-        mappings in dense ranges and for ranges of a ``MetalSubstrate``, which only ``Mapper`` maps;
+        mappings in dense ranges and for ranges of a ``MetalKVBackend``, which only ``Mapper`` maps;
         OSError(ENOMEM), with nothing mapped, if the process may have no more mappings. Releases the
         interpreter lock."""
     @property
@@ -182,7 +182,7 @@ def append(
     values: mx.array,
     rows: MetalRows,
     layer: Layer,
-    workers: MetalSubstrate,
+    workers: MetalKVBackend,
 ) -> mx.array: ...
 @overload
 def append(
@@ -207,7 +207,7 @@ def decode_attention(
     layer: Layer,
     kv_heads: int,
     scale: float,
-    workers: MetalSubstrate,
+    workers: MetalKVBackend,
 ) -> mx.array: ...
 @overload
 def decode_attention(
@@ -247,12 +247,12 @@ def region_view(
     kv_heads: int,
     head_dim: int,
     dtype: mx.Dtype,
-    substrate: MetalSubstrate | None = None,
+    kv_backend: MetalKVBackend | None = None,
 ) -> mx.array:
     """Returns the first ``tokens`` rows of a region as ``[tokens, kv_heads, head_dim]``, uncopied.
 
     The view keeps addresses alive, not mappings: do not read it after the rows are unmapped.
-    substrate: needed on Metal. Raises ValueError for a paged range, RuntimeError for a sparse range
+    backend: needed on Metal. Raises ValueError for a paged range, RuntimeError for a sparse range
     whose newest step has one row and is not complete: ``gather`` serves both."""
 
 def block_copy(
@@ -272,7 +272,7 @@ def block_copy(
 def metal_capabilities() -> dict[str, bool | int | str | list[str]]:
     """Return the properties of the default Metal device, or {} if there is no device."""
 
-class MetalSubstrate:
+class MetalKVBackend:
     """The heaps and ranges of one kind and geometry on the default Metal device.
 
     Only a ``Mapper`` maps and unmaps them, so that no call waits for the device. Only the engine's
@@ -289,11 +289,11 @@ class MetalSubstrate:
         maps_beside_steps: bool = False,
     ) -> None:
         """kind: "sparse", "paged" or "dense". max_ranges: the limit of ranges. timeout_s: the time
-        for any one operation of the device (0 to 3600), after which the substrate has failed for
+        for any one operation of the device (0 to 3600), after which the backend has failed for
         good. max_buffer_bytes: the limit of one Metal buffer, of which a sparse range may need
         several; 0 means the device's own limit. residency_keep_s: how long a thread keeps memory
         resident after its last use (0 to 86400). maps_beside_steps: whether mappings of a sparse
-        substrate may change while steps are in flight. If not, operations of ``Mapper`` fail
+        backend may change while steps are in flight. If not, operations of ``Mapper`` fail
         meanwhile, mappings take effect with ``finish_mappings``, and calling ``rows`` earlier
         raises RuntimeError. Raises RuntimeError that names everything the device lacks."""
     def hold(self, arrays: list[mx.array]) -> None:
@@ -312,19 +312,19 @@ class MetalSubstrate:
         """Returns the rows of the next step, as in ``RowTable``, and opens the step's epoch;
         ``step_end`` or ``abandon`` must close epochs in order. Raises RuntimeError if a row would
         be written in a shared block."""
-    def make_cells(self, count: int, cell_bytes: int) -> None:
-        """Makes ``count`` cells (recurrent states), which keep their addresses. May be called once,
-        before the first step. Raises RuntimeError at a second call, or if the cells of a dense
-        substrate exceed one buffer; OSError(ENOMEM) if the device refuses."""
+    def make_slots(self, count: int, slot_bytes: int) -> None:
+        """Makes ``count`` slots (recurrent states), which keep their addresses. May be called once,
+        before the first step. Raises RuntimeError at a second call, or if the slots of a dense
+        backend exceed one buffer; OSError(ENOMEM) if the device refuses."""
     def state_rows(
         self,
         rows: MetalRows,
         segments: list[tuple[int, int | None, list[tuple[int, int]]]],
     ) -> MetalStateRows:
-        """Returns the cells that a step reads and writes. segments: ``(count, read, writes)`` of
+        """Returns the slots that a step reads and writes. segments: ``(count, read, writes)`` of
         every sequence in the order of the rows; ``read`` None means zeros. writes: ``(rows,
-        cell)``, ascending: the cell gets the state after ``rows`` rows; the last has all rows, and
-        may be the cell that was read. Raises RuntimeError if a cell is read before any write, is
+        slot)``, ascending: the slot gets the state after ``rows`` rows; the last has all rows, and
+        may be the slot that was read. Raises RuntimeError if a slot is read before any write, is
         written twice, or may still be used by another sequence's step."""
     def copy_block(
         self,
@@ -361,7 +361,7 @@ class MetalRows:
     def epoch(self) -> int: ...
 
 class MetalStateRows:
-    """The cells (recurrent states) that the sequences of one step read and write."""
+    """The slots (recurrent states) that the sequences of one step read and write."""
 
 class RopeTable:
     """The rotation of heads (RoPE), for all positions."""
@@ -381,7 +381,7 @@ def project_append(
     rope: RopeTable | None,
     rows: MetalRows,
     layer: Layer,
-    substrate: MetalSubstrate,
+    kv_backend: MetalKVBackend,
 ) -> tuple[mx.array, mx.array]:
     """Applies an RMS norm over head_dim and RoPE to queries and keys, unless None, then appends;
     returns the next ordering handle and the queries ``[len(rows), query_heads, head_dim]``.
@@ -411,7 +411,7 @@ def rope_angles(rows: RowTable, rope: RopeTable, workers: CpuWorkers) -> mx.arra
     then sines, both times the magnitude. Computed in double precision."""
 
 class StateMemory:
-    """Memory for cells, the states of recurrent layers: zeros until written, at a fixed address.
+    """Memory for slots, the states of recurrent layers: zeros until written, at a fixed address.
     Reading or writing past the end ends the process."""
 
     def __init__(self, bytes: int) -> None:
@@ -426,7 +426,7 @@ class StateMemory:
         """Returns how many of these bytes are in memory. Raises ValueError for parts of pages."""
 
 class StateRows:
-    """The cells (recurrent states) that a step's rows read and write, in all recurrent layers."""
+    """The slots (recurrent states) that a step's rows read and write, in all recurrent layers."""
 
     def __init__(
         self,
@@ -434,10 +434,10 @@ class StateRows:
         memories: list[StateMemory],
     ) -> None:
         """segments: ``(count, read, [(rows, write), ...])``, one per sequence in the order of the
-        rows. read: the address of the cell with the state before the rows, or 0 for zeros. After
-        the first ``rows`` rows, ascending, the state is written to the cell at address ``write``;
-        the last pair has all rows, and its cell may be the one that was read. Raises IndexError if
-        a cell lies in none of the memories."""
+        rows. read: the address of the slot with the state before the rows, or 0 for zeros. After
+        the first ``rows`` rows, ascending, the state is written to the slot at address ``write``;
+        the last pair has all rows, and its slot may be the one that was read. Raises IndexError if
+        a slot lies in none of the memories."""
     def __len__(self) -> int: ...
 
 class GatedDelta:
@@ -474,7 +474,7 @@ def gated_delta(
     workers: CpuWorkers,
 ) -> tuple[mx.array, mx.array]:
     """Computes a gated delta net between its projections; returns the next ordering handle and
-    ``RMSNorm(y) * SiLU(z)`` in z's shape. At ``offset`` bytes from its beginning a cell holds S
+    ``RMSNorm(y) * SiLU(z)`` in z's shape. At ``offset`` bytes from its beginning a slot holds S
     ``[value_heads][value_dim][key_dim]``, then the newest rows of qkv ``[tail_rows][conv_width]``,
     all float32.
 
@@ -483,7 +483,7 @@ def gated_delta(
     parts of one matrix are not copied. Per token and value head, with queries and keys as unit
     vectors (queries also times ``key_dim ** -0.5``): ``S = S * exp(-exp(a_log) * softplus(a +
     dt_bias))``, ``S += (v - S k) * sigmoid(b) k^T``, ``y = S q``. Results depend neither on the
-    division of tokens into steps nor on other sequences. Raises IndexError if a cell ends too soon
+    division of tokens into steps nor on other sequences. Raises IndexError if a slot ends too soon
     after the offset."""
 @overload
 def gated_delta(
@@ -495,10 +495,10 @@ def gated_delta(
     delta: GatedDelta,
     rows: MetalStateRows,
     offset: int,
-    workers: MetalSubstrate,
+    workers: MetalKVBackend,
 ) -> tuple[mx.array, mx.array]:
     """Does on a GPU what the first overload does on the CPU. key_dim and value_dim are 128. qkv, z,
-    a, b, the result and the rows of qkv in cells have one dtype: float32, float16 or bfloat16."""
+    a, b, the result and the rows of qkv in slots have one dtype: float32, float16 or bfloat16."""
 
 class PackedLinear:
     """A linear layer's weights, copied in the order of CPU kernels (kernels/cpu/linear.h)."""
@@ -642,17 +642,17 @@ def gather(
     layer: Layer,
     kv_heads: int,
     head_dim: int,
-    substrate: MetalSubstrate,
+    kv_backend: MetalKVBackend,
 ) -> tuple[mx.array, mx.array]:
     """Returns copies of the keys and the values of the first ``tokens`` rows of a segment's range,
-    in any kind of substrate: each ``[tokens, kv_heads, head_dim]`` of the layer's dtype."""
+    in any kind of backend: each ``[tokens, kv_heads, head_dim]`` of the layer's dtype."""
 
 def swiglu(gate: mx.array, up: mx.array) -> mx.array:
     """Returns ``silu(gate) * up`` by element, as one command. Both have one shape and dtype:
     float32, float16 or bfloat16. Computed in float32, rounded once. Raises ValueError for other
     types, IndexError for 0 or over 2**31 elements, at evaluation RuntimeError on a CPU."""
 
-def step_end(arrays: list[mx.array], rows: MetalRows, substrate: MetalSubstrate) -> mx.array:
+def step_end(arrays: list[mx.array], rows: MetalRows, kv_backend: MetalKVBackend) -> mx.array:
     """Returns the end of a step, its epoch as ``[1]`` uint64. Evaluating the end signals the epoch
     when the device has computed the arrays: the results and each layer's newest ordering handle.
 

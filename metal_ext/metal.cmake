@@ -1,4 +1,4 @@
-# Adds the Metal substrates, on metal-cpp, and their operations, on MLX's encoders.
+# Adds the Metal backends, on metal-cpp, and their operations, on MLX's encoders.
 # tests/metal/graph builds all of this without Metal: QUIRE_METAL_STANDINS names a file with
 # replacements for Metal and for csrc/ops/metal/on_device.cpp.
 

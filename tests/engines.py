@@ -13,9 +13,9 @@ from engine.config import EngineConfig
 from engine.machine import MachineMemory
 from engine.step.loop import Emit, EngineLoop
 from engine.types import FinishReason, Request, SamplingParams, TokenEvent
+from kvcache.kv_backends import KVBackend, KVBackendChoice
 from kvcache.layout import KVFormat, KVShape, KVSpec
 from kvcache.memory_budget import CacheRequest, MemoryDemand, fit
-from kvcache.substrates import Substrate, SubstrateChoice
 from metal_ext import SYSTEM_PAGE_BYTES
 from tests.recall import RecallModel
 
@@ -75,7 +75,7 @@ SHAPE = KVShape.uniform(2, KVSpec(2, PAGE_BYTES // (16 * 2 * 4), KVFormat.FLOAT3
 BLOCK_BYTES = 2 * len(SHAPE.layers) * PAGE_BYTES
 
 CONFIG = EngineConfig(
-    substrate="posix",
+    kv_backend="posix",
     release_heaps=False,
     residency_keep_s=0.0,
     page_bytes=PAGE_BYTES,
@@ -99,7 +99,7 @@ CONFIG = EngineConfig(
     overlap=False,
 )
 MACHINE = MachineMemory(1024 * MIB, 1024 * MIB)
-ON_CPU = {"posix": SubstrateChoice(Substrate.POSIX, ("as the test wants it",))}
+ON_CPU = {"posix": KVBackendChoice(KVBackend.POSIX, ("as the test wants it",))}
 
 
 def recall_loop(
@@ -114,9 +114,9 @@ def recall_loop(
     """Return an engine of the calling thread. pools: for vectors, which are RecallModel's logits at
     length 1. changes: fields of EngineConfig."""
     config = replace(CONFIG, **changes)
-    substrate = ON_CPU[config.substrate].substrate
+    kv_backend = ON_CPU[config.kv_backend].kv_backend
     request = CacheRequest(
-        substrate=substrate,
+        kv_backend=kv_backend,
         settings=config,
         max_num_seqs=config.max_num_seqs,
         max_model_len=config.max_model_len,
@@ -128,7 +128,7 @@ def recall_loop(
         config,
         model(shape, VOCAB),
         VOCAB,
-        substrate,
+        kv_backend,
         metal_ext.CpuWorkers(1),
         b"recall",
         emit,

@@ -17,15 +17,16 @@ from engine.planning.memory import (
     ModelShape,
     Packing,
     Resident,
-    cell_bytes,
     kv_shape,
     memory_demand,
     own_packing,
     resident,
+    slot_bytes,
     weights_bytes,
 )
 from engine.planning.simulator import Arrival, Simulation, SimulationReport, random_arrivals
 from kvcache.block import Block
+from kvcache.kv_backends import KVBackend
 from kvcache.layout import (
     KVLayout,
     KVShape,
@@ -34,9 +35,8 @@ from kvcache.layout import (
     grouped_layout,
     paged_layout,
 )
-from kvcache.memory_budget import SMALLEST_CONTEXT_TOKENS, BudgetError, MemoryDemand, cells_within
-from kvcache.state_cache import CELLS_PER_SEQUENCE
-from kvcache.substrates import Substrate
+from kvcache.memory_budget import SMALLEST_CONTEXT_TOKENS, BudgetError, MemoryDemand, slots_within
+from kvcache.state_cache import SLOTS_PER_SEQUENCE
 
 KIB = 1024
 PAGE_SIZES = tuple(kib * KIB for kib in (4, 8, 16, 32, 64, 128, 256))
@@ -128,18 +128,18 @@ class Room:
 
     kv_bytes: int
     """The bytes for K and V, or 0 if the weights alone do not fit."""
-    num_cells: int = 0
-    """The number of cells (recurrent states of one sequence at one position)."""
-    cell_bytes: int = 0
-    """The bytes of a cell, or 0 if the model has no recurrent states."""
+    num_slots: int = 0
+    """The number of slots (recurrent states of one sequence at one position)."""
+    slot_bytes: int = 0
+    """The bytes of a slot, or 0 if the model has no recurrent states."""
 
     @property
     def total_bytes(self) -> int:
-        return self.kv_bytes + self.num_cells * self.cell_bytes
+        return self.kv_bytes + self.num_slots * self.slot_bytes
 
     def sequences(self, by_kv: int) -> int:
         """Return the number of sequences that run at once. by_kv: the number that K and V allow."""
-        return min(by_kv, self.num_cells // CELLS_PER_SEQUENCE) if self.cell_bytes else by_kv
+        return min(by_kv, self.num_slots // SLOTS_PER_SEQUENCE) if self.slot_bytes else by_kv
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,13 +236,13 @@ def plan_capacity(
     if working_set_bytes is None:
         working_set_bytes = device.working_set_bytes(memory_bytes)
     machine = MachineMemory(memory_bytes, memory_bytes)
-    substrate = Substrate.SPARSE if device.on_gpu else Substrate.POSIX
+    kv_backend = KVBackend.SPARSE if device.on_gpu else KVBackend.POSIX
     demand = memory_demand(
         shape.spec,
         replace(config, max_model_len=context),
         gpu_memory(machine, working_set_bytes) if device.on_gpu else machine,
         kv_shape(shape),
-        substrate,
+        kv_backend,
         compute_itemsize("BF16", on_gpu=device.on_gpu),
     )
     allocations = allocations_of(shape, device, context, config)
@@ -273,7 +273,7 @@ def plan_capacity(
             )
             for packing in WEIGHT_PACKINGS
         ),
-        problem=unserved(shape.spec, substrate),
+        problem=unserved(shape.spec, kv_backend),
         crowd=_crowd(shape, device, demand, allocations, arrivals, context, config),
     )
 
@@ -282,14 +282,14 @@ def room_of(
     shape: ModelShape, demand: MemoryDemand, weights: Packing, config: EngineConfig
 ) -> Room:
     left = max(0, demand.usable_bytes - demand.fixed_bytes - weights_bytes(shape, weights))
-    size = cell_bytes(shape)
+    size = slot_bytes(shape)
     if not size:
         return Room(left)
     try:
-        cells = cells_within(left, size, config.max_num_seqs)
+        slots = slots_within(left, size, config.max_num_seqs)
     except BudgetError:
         return Room(0, 0, size)
-    return Room(left - cells * size, cells, size)
+    return Room(left - slots * size, slots, size)
 
 
 def allocations_of(
@@ -361,7 +361,7 @@ def _crowd(
             arrivals,
             max_model_len=context,
             kv_budget_bytes=room.kv_bytes,
-            num_cells=room.num_cells,
+            num_slots=room.num_slots,
         ).run()
         for allocation in allocations
     ]

@@ -13,10 +13,10 @@ from engine.models.safetensors_headers import ITEM_BYTES
 from engine.models.spec import GatedDeltaNet, Mixer, ModelSpec
 from engine.models.tensors import grouped_tensors, model_tensors, packed_kind
 from engine.step.sampler import SCORED_ROWS_AT_ONCE
+from kvcache.kv_backends import KVBackend
 from kvcache.layout import KVFormat, KVShape
 from kvcache.memory_budget import MemoryDemand
-from kvcache.state_cache import CELLS_PER_SEQUENCE
-from kvcache.substrates import Substrate
+from kvcache.state_cache import SLOTS_PER_SEQUENCE
 
 KIB = 1024
 # MLX's affine quantization stores a scale and a bias for each group; 64 is its default group size
@@ -35,7 +35,7 @@ LOGIT_COPIES = 5
 # kernels/cpu/kernels.h). A GPU splits sequences up to SHORT_ROW_TOKENS into smaller parts.
 SPLIT_TOKENS = 256
 SHORT_SPLIT_TOKENS, SHORT_ROW_TOKENS = 128, 2048
-# With Substrate.PAGED, K and V of at most this many layers are copied at once.
+# With KVBackend.PAGED, K and V of at most this many layers are copied at once.
 GATHERED_LAYERS = 2
 
 
@@ -155,14 +155,14 @@ def kv_shape(shape: ModelShape) -> KVShape:
     return shape.spec.kv_shape(KVFormat.BFLOAT16, KVFormat.BFLOAT16)
 
 
-def cell_bytes(shape: ModelShape) -> int:
-    """Return the bytes of a cell (recurrent states of one sequence at one position), or 0."""
-    cell = kv_shape(shape).cell
-    return 0 if cell is None else cell.cell_bytes
+def slot_bytes(shape: ModelShape) -> int:
+    """Return the bytes of a slot (recurrent states of one sequence at one position), or 0."""
+    slot = kv_shape(shape).slot
+    return 0 if slot is None else slot.slot_bytes
 
 
 def states_bytes(shape: ModelShape) -> int:
-    return CELLS_PER_SEQUENCE * cell_bytes(shape)
+    return SLOTS_PER_SEQUENCE * slot_bytes(shape)
 
 
 def resident(shape: ModelShape, weights: Packing, kv: Packing, context: int) -> Resident:
@@ -184,12 +184,12 @@ def memory_demand(
     config: EngineConfig,
     machine: MachineMemory,
     shape: KVShape,
-    substrate: Substrate,
+    kv_backend: KVBackend,
     itemsize: int,
 ) -> MemoryDemand:
     """Return the memory needed beside weights and cache. itemsize: the bytes of an activation."""
     activations = activation_bytes(spec, config, itemsize)
-    attention = attention_scratch_bytes(spec, config, shape, substrate)
+    attention = attention_scratch_bytes(spec, config, shape, kv_backend)
     return MemoryDemand(
         machine_bytes=machine.total_bytes,
         available_bytes=machine.available_bytes,
@@ -225,10 +225,10 @@ def _mixer_numbers(mixer: Mixer) -> int:
 
 
 def attention_scratch_bytes(
-    spec: ModelSpec, config: EngineConfig, shape: KVShape, substrate: Substrate
+    spec: ModelSpec, config: EngineConfig, shape: KVShape, kv_backend: KVBackend
 ) -> int:
     """Return an upper bound of attention's bytes: partial sums for each sequence that generates,
-    and with Substrate.PAGED a copy of a prompt's earlier K and V."""
+    and with KVBackend.PAGED a copy of a prompt's earlier K and V."""
     longest = config.max_model_len or spec.max_position_embeddings
     short = min(longest, SHORT_ROW_TOKENS)
     of_row = max(-(-longest // SPLIT_TOKENS), -(-short // SHORT_SPLIT_TOKENS))
@@ -237,4 +237,4 @@ def attention_scratch_bytes(
     numbers = max(attention.heads * (attention.head_dim + 2) for attention in spec.attentions)
     partial = numbers * FLOAT32_BYTES
     gathered = GATHERED_LAYERS * 2 * longest * max(kv.row_bytes for kv in shape.specs)
-    return splits * partial + (gathered if substrate is Substrate.PAGED else 0)
+    return splits * partial + (gathered if kv_backend is KVBackend.PAGED else 0)

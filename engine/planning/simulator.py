@@ -174,9 +174,9 @@ class Simulation:
         *,
         max_model_len: int,
         kv_budget_bytes: int,
-        num_cells: int = 0,
+        num_slots: int = 0,
     ) -> None:
-        """arrivals: ordered by time, each shorter than the context. num_cells: the number of cells
+        """arrivals: ordered by time, each shorter than the context. num_slots: the number of slots
         (recurrent states of a sequence), in addition to the budget."""
         config = replace(
             config,
@@ -191,8 +191,8 @@ class Simulation:
         self.clock = SimulatedClock()
         self.backends = [CountingBackend(group) for group in layout.groups]
         self.states: CountingStates | None = None
-        if (cell := layout.shape.cell) is not None:
-            self.states = CountingStates(num_cells, cell.cell_bytes)
+        if (slot := layout.shape.slot) is not None:
+            self.states = CountingStates(num_slots, slot.slot_bytes)
         self.kv = KVCacheManager(
             layout,
             self.backends,
@@ -259,8 +259,8 @@ class Simulation:
             self.clock.advance(max(0.0, self._coming[0].at_s - start_s))
 
     def _committed_bytes(self) -> int:
-        cells = self.states
-        states = 0 if cells is None else cells.committed_bytes(range(cells.num_cells))
+        slots = self.states
+        states = 0 if slots is None else slots.committed_bytes(range(slots.num_slots))
         return sum(backend.committed_bytes() for backend in self.backends) + states
 
     def _take(self, events: list[TokenEvent]) -> None:

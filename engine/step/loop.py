@@ -54,7 +54,7 @@ HEALTH_CHECK_PRIORITY = -(2**31)
 
 
 @dataclass(frozen=True, slots=True)
-class SubstrateFaults:
+class KVBackendFaults:
     """Writes faults of the memory of K and V to disk before they end the engine."""
 
     require: Callable[[], object] = lambda: None
@@ -81,7 +81,7 @@ class SubstrateFaults:
         return None
 
 
-NO_FAULTS = SubstrateFaults()
+NO_FAULTS = KVBackendFaults()
 
 
 class ModelFailedError(RuntimeError):
@@ -146,7 +146,7 @@ class EngineLoop:
         emit: Emit,
         clock: Callable[[], float] = time.monotonic,
         mlx_memory: Callable[[], MlxMemory] = MlxMemory,
-        faults: SubstrateFaults = NO_FAULTS,
+        faults: KVBackendFaults = NO_FAULTS,
     ) -> None:
         """emit: called on the engine's thread once per step that has events."""
         self.mailbox: queue.SimpleQueue[Message] = queue.SimpleQueue()

@@ -1,4 +1,4 @@
-"""The process of a self-test: ``python -m kvcache.selftest TEST SUBSTRATE [PAGE_BYTES [SIZE]]``.
+"""The process of a self-test: ``python -m kvcache.selftest TEST KV_BACKEND [PAGE_BYTES [SIZE]]``.
 
 Prints the results as a line of JSON, then exits without cleaning up: the system frees memory."""
 
@@ -13,22 +13,22 @@ import mlx.core as mx
 
 import metal_ext
 from kvcache.backend import PageBackend
+from kvcache.kv_backends import KVBackend
 from kvcache.layout import KVLayout, KVShape
 from kvcache.new_backend import new_backends
 from kvcache.selftest import kernels
 from kvcache.selftest.kernels import KernelChecks, kernel_specs, name_of, product_checks
-from kvcache.selftest.run import BEGINS, CacheSize, Result, SelfTest, to_line
-from kvcache.selftest.stress import ReleaseChecks, StressChecks
-from kvcache.selftest.substrate import (
+from kvcache.selftest.kv_backend import (
     MAX_TOKENS,
     SHAPE,
+    KVBackendChecks,
     NamedCheck,
     RealSizeChecks,
-    SubstrateChecks,
     run_checks,
     small_layout,
 )
-from kvcache.substrates import Substrate
+from kvcache.selftest.run import BEGINS, CacheSize, Result, SelfTest, to_line
+from kvcache.selftest.stress import ReleaseChecks, StressChecks
 
 # Some systems reclaim memory that the GPU has not used for a second.
 PAUSE_S = 2.0
@@ -49,11 +49,11 @@ class Checks(Protocol):
 
 def main(arguments: list[str]) -> None:
     """arguments: the four in the module's docstring; an empty PAGE_BYTES means the default."""
-    test, substrate = SelfTest(arguments[0]), Substrate[arguments[1]]
+    test, kv_backend = SelfTest(arguments[0]), KVBackend[arguments[1]]
     page_bytes = int(arguments[2]) if arguments[2:] and arguments[2] else None
     size = CacheSize.from_argument(arguments[3]) if arguments[3:] else None
-    mx.set_default_device(mx.Device(mx.gpu if substrate.on_gpu else mx.cpu))
-    results = run_checks(checks_of(test, substrate, page_bytes, size), _report_begin)
+    mx.set_default_device(mx.Device(mx.gpu if kv_backend.on_gpu else mx.cpu))
+    results = run_checks(checks_of(test, kv_backend, page_bytes, size), _report_begin)
     sys.stdout.write(to_line(results) + "\n")
     sys.stdout.flush()
     sys.stderr.flush()
@@ -66,35 +66,35 @@ def _report_begin(name: str) -> None:
 
 
 def checks_of(
-    test: SelfTest, substrate: Substrate, page_bytes: int | None, size: CacheSize | None = None
+    test: SelfTest, kv_backend: KVBackend, page_bytes: int | None, size: CacheSize | None = None
 ) -> Iterator[NamedCheck]:
     """Yield the checks of a self-test. size: the size of a real cache, to be checked as well."""
     match test:
-        case SelfTest.SUBSTRATE:
-            yield from _on_backend(SubstrateChecks, substrate, page_bytes=page_bytes)
+        case SelfTest.KV_BACKEND:
+            yield from _on_backend(KVBackendChecks, kv_backend, page_bytes=page_bytes)
             yield from product_checks()
             if size is not None:
                 checks = partial(RealSizeChecks, buffers=size.buffers)
-                yield from _on_backend(checks, substrate, page_bytes=page_bytes, size=size)
+                yield from _on_backend(checks, kv_backend, page_bytes=page_bytes, size=size)
         case SelfTest.RELEASE:
-            yield from _on_backend(ReleaseChecks, substrate, page_bytes=page_bytes)
+            yield from _on_backend(ReleaseChecks, kv_backend, page_bytes=page_bytes)
         case SelfTest.STRESS:
-            yield from _on_backend(StressChecks, substrate, page_bytes=page_bytes)
+            yield from _on_backend(StressChecks, kv_backend, page_bytes=page_bytes)
         case SelfTest.PACE:
             yield "pause", _measure_pause
             yield "submit", _measure_submission
         case _:
             assert test is SelfTest.KERNELS
-            new_checks = partial(KernelChecks, on_gpu=substrate.on_gpu)
-            for spec in kernel_specs(substrate.on_gpu):
+            new_checks = partial(KernelChecks, on_gpu=kv_backend.on_gpu)
+            for spec in kernel_specs(kv_backend.on_gpu):
                 shape = KVShape.uniform(1, spec)
-                for name, check in _on_backend(new_checks, substrate, shape, kernels.MAX_TOKENS):
+                for name, check in _on_backend(new_checks, kv_backend, shape, kernels.MAX_TOKENS):
                     yield f"{name_of(spec)}: {name}", check
 
 
 def _on_backend(
     new_checks: Callable[[PageBackend, KVLayout], Checks],
-    substrate: Substrate,
+    kv_backend: KVBackend,
     shape: KVShape = SHAPE,
     max_tokens: int = MAX_TOKENS,
     page_bytes: int | None = None,
@@ -106,7 +106,7 @@ def _on_backend(
     def open_backend() -> Result:
         nonlocal checks
         layout = small_layout(
-            substrate,
+            kv_backend,
             shape if size is None else size.shape,
             max_tokens=max_tokens if size is None else size.max_tokens,
             system_page_bytes=metal_ext.SYSTEM_PAGE_BYTES,
@@ -114,12 +114,12 @@ def _on_backend(
             heap_bytes=None if size is None else size.heap_bytes,
         )
         (backend,) = new_backends(
-            substrate,
+            kv_backend,
             layout.groups,
             max_sequences=MAX_BUFFERS if size is None else size.buffers,
             release_heaps=new_checks is ReleaseChecks,
             maps_while_running=new_checks is StressChecks,
-            workers=None if substrate.on_gpu else metal_ext.CpuWorkers(1),
+            workers=None if kv_backend.on_gpu else metal_ext.CpuWorkers(1),
         )
         checks = new_checks(backend, layout)
         return Result(f"pages of {layout.groups[0].page_bytes} bytes")

@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 
 import metal_ext
 from kvcache.backend import PageBackend, Segment, StepRows
-from kvcache.cell_pool import StateSegment
 from kvcache.layout import KVFormat, KVLayout, KVShape, KVSpec, StateSpec
 from kvcache.metal_backend import MetalBackend
+from kvcache.selftest.kv_backend import NamedCheck, add, map_blocks, require, shut_down
 from kvcache.selftest.reference import (
     DeltaConstants,
     DeltaInputs,
@@ -21,7 +21,7 @@ from kvcache.selftest.reference import (
     sample_rows,
 )
 from kvcache.selftest.run import Result
-from kvcache.selftest.substrate import NamedCheck, add, map_blocks, require, shut_down
+from kvcache.slot_pool import StateSegment
 from kvcache.views import layer_regions
 
 # Numbers of rows of the test's sequences: a single row, and sequences that the decode kernel reads
@@ -106,9 +106,9 @@ class KernelChecks:
         assert isinstance(self._backend, MetalBackend)
         tail_format = KVFormat(str(self._dtype).removeprefix("mlx.core."))
         spec = StateSpec(1, DELTA_HEADS, self._width, self._width, 3, tail_format)
-        layout = KVShape((), (spec,)).cell
+        layout = KVShape((), (spec,)).slot
         assert layout is not None
-        cells = self._backend.new_states(layout, 3)
+        slots = self._backend.new_states(layout, 3)
         constants = self._delta_constants(spec)
         arrays = [mx.array(numbers.astype(np.float32)) for numbers in constants]
         delta = metal_ext.GatedDelta(
@@ -128,7 +128,7 @@ class KernelChecks:
             rows = self._rows([(number, part.count) for number, (part, _) in enumerate(parts)])
             places = np.concatenate([np.arange(start, start + p.count) for p, start in parts])
             qkv, z, a, b = (self._array(numbers[places]) for numbers in inputs)
-            states = cells.rows([part for part, _ in parts], rows)
+            states = slots.rows([part for part, _ in parts], rows)
             token, output = states.recur(token, 0, qkv, z, a, b, delta)
             mx.eval(rows.end([output, token]))
             worst = max(worst, _difference(output, want[places]))

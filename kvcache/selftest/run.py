@@ -17,9 +17,9 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
+from kvcache.kv_backends import KVBackend
 from kvcache.layout import KVFormat, KVShape, KVSpec
 from kvcache.selftest.machine import this_machine
-from kvcache.substrates import Substrate
 from kvcache.user_folders import cache_folder
 
 # The time limit of a whole self-test, including the first compilation of kernels.
@@ -35,7 +35,7 @@ BEGINS = "self-test begins: "
 class SelfTest(StrEnum):
     """The name of a self-test, for the child's command line and for files of passed tests."""
 
-    SUBSTRATE = "substrate"
+    KV_BACKEND = "kv_backend"
     """Tests mappings, matrix products, and a cache of the real size."""
     KERNELS = "kernels"
     RELEASE = "release test"
@@ -129,7 +129,7 @@ USUAL = CacheSize(36, KVSpec(8, 128), max_tokens=40960, heap_bytes=64 << 20, buf
 
 def run_selftest(
     test: SelfTest,
-    substrate: Substrate,
+    kv_backend: KVBackend,
     page_bytes: int | None = None,
     size: CacheSize | None = None,
     *,
@@ -137,7 +137,7 @@ def run_selftest(
 ) -> SelfTestReport:
     """Run a self-test in a process of its own. page_bytes: None means the default. size: the size
     of a real cache to test as well, or None to test no such cache."""
-    command = [sys.executable, "-m", "kvcache.selftest", test, substrate.name]
+    command = [sys.executable, "-m", "kvcache.selftest", test, kv_backend.name]
     arguments = [str(page_bytes or ""), *([size.to_argument()] if size else [])]
     return run_program([*command, *arguments], limit_s)
 
@@ -209,32 +209,32 @@ def _lines(file: int) -> list[str]:
 # --- stamps: files in the user's cache folder about tests that a GPU has passed -------------------
 
 
-def has_passed(test: SelfTest, substrate: Substrate) -> bool:
+def has_passed(test: SelfTest, kv_backend: KVBackend) -> bool:
     """Return whether the test has passed on this machine with the present system and MLX."""
     try:
-        stamp = json.loads(_stamp_path(test, substrate).read_text())
+        stamp = json.loads(_stamp_path(test, kv_backend).read_text())
     except (OSError, ValueError):
         return False
-    return bool(stamp == _stamp(test, substrate))
+    return bool(stamp == _stamp(test, kv_backend))
 
 
-def write_stamp(test: SelfTest, substrate: Substrate) -> Path:
+def write_stamp(test: SelfTest, kv_backend: KVBackend) -> Path:
     """Write a file that says that the test has passed; return its path. Raises OSError."""
-    path = _stamp_path(test, substrate)
+    path = _stamp_path(test, kv_backend)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(_stamp(test, substrate), indent=2) + "\n")
+    path.write_text(json.dumps(_stamp(test, kv_backend), indent=2) + "\n")
     return path
 
 
-def withdraw_stamp(test: SelfTest, substrate: Substrate) -> None:
+def withdraw_stamp(test: SelfTest, kv_backend: KVBackend) -> None:
     """Remove the file that says that the test has passed. Raises OSError."""
-    _stamp_path(test, substrate).unlink(missing_ok=True)
+    _stamp_path(test, kv_backend).unlink(missing_ok=True)
 
 
-def _stamp_path(test: SelfTest, substrate: Substrate) -> Path:
-    key = sha256(json.dumps(_stamp(test, substrate), sort_keys=True).encode()).hexdigest()
+def _stamp_path(test: SelfTest, kv_backend: KVBackend) -> Path:
+    key = sha256(json.dumps(_stamp(test, kv_backend), sort_keys=True).encode()).hexdigest()
     return cache_folder() / f"{test.replace(' ', '-')}-{key[:16]}.json"
 
 
-def _stamp(test: SelfTest, substrate: Substrate) -> dict[str, str]:
-    return {"passed": str(test), "substrate": str(substrate), **this_machine().as_json()}
+def _stamp(test: SelfTest, kv_backend: KVBackend) -> dict[str, str]:
+    return {"passed": str(test), "kv_backend": str(kv_backend), **this_machine().as_json()}

@@ -8,14 +8,12 @@ import numpy as np
 
 from kvcache.backend import PageBackend, Releases, Segment
 from kvcache.layout import KVLayout
-from kvcache.selftest.reference import attention
-from kvcache.selftest.run import Result
-from kvcache.selftest.substrate import (
+from kvcache.selftest.kv_backend import (
     SCALE,
     TOLERANCE,
     Check,
+    KVBackendChecks,
     NamedCheck,
-    SubstrateChecks,
     add,
     finish,
     map_blocks,
@@ -24,6 +22,8 @@ from kvcache.selftest.substrate import (
     shut_down,
     unmap_blocks,
 )
+from kvcache.selftest.reference import attention
+from kvcache.selftest.run import Result
 
 ROUNDS = 50
 RELEASE_ROUNDS = 8
@@ -45,7 +45,7 @@ class StressChecks:
         self._block = group.tokens_per_block
         self._last_heap_block = group.blocks_per_heap - 1
         self._rounds = rounds
-        self._cache = SubstrateChecks(backend, layout, (rounds + 1) * self._block)
+        self._cache = KVBackendChecks(backend, layout, (rounds + 1) * self._block)
         self._repeats = 1
         self._overlapped = 0
         """The number of rounds whose mappings ended before their commands ended."""
@@ -144,7 +144,7 @@ class ReleaseChecks:
     def __init__(self, backend: PageBackend, layout: KVLayout) -> None:
         self._backend = backend
         (self._group,) = layout.groups
-        self._cache = SubstrateChecks(backend, layout)
+        self._cache = KVBackendChecks(backend, layout)
 
     def checks(self) -> list[NamedCheck]:
         rounds = [
@@ -154,7 +154,7 @@ class ReleaseChecks:
 
     def _make(self) -> Result:
         keeps = self._backend.releases is Releases.NOTHING
-        require(not keeps, "this substrate keeps its heaps")
+        require(not keeps, "this backend keeps its heaps")
         add(self._backend, heaps=2, buffers=2)
         map_blocks(self._backend, 1, 0, 0, heap=1)
         self._backend.finish_mappings()

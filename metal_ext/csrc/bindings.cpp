@@ -143,13 +143,13 @@ void bind_rows(nb::module_& m) {
         "layer"_a, "kv_heads"_a, "scale"_a, "workers"_a);
   m.def("region_view", [](const mx::array& token, const RangePointer& range, int64_t region,
                           int64_t tokens, int64_t kv_heads, int64_t head_dim, mx::Dtype dtype,
-                          nb::handle substrate) {
-    if (!substrate.is_none()) {
+                          nb::handle kv_backend) {
+    if (!kv_backend.is_none()) {
       throw nb::next_overload();
     }
     return ops::region_view(token, range, region, tokens, kv_heads, head_dim, dtype);
   }, "token"_a, "range"_a, "region"_a, "tokens"_a, "kv_heads"_a, "head_dim"_a, "dtype"_a,
-     "substrate"_a.none() = nb::none());
+     "kv_backend"_a.none() = nb::none());
   m.def("block_copy", &ops::block_copy, "token"_a, "source"_a, "source_block"_a, "target"_a,
         "target_block"_a, "tokens"_a, "counter"_a);
 }

@@ -21,13 +21,13 @@ namespace {
 
 using ops::DeviceMemory;
 using ops::DeviceRows;
-using CellWrites = std::vector<std::tuple<int64_t, int64_t>>;
-using CellTuple = std::tuple<int64_t, std::optional<int64_t>, CellWrites>;
+using SlotWrites = std::vector<std::tuple<int64_t, int64_t>>;
+using SlotTuple = std::tuple<int64_t, std::optional<int64_t>, SlotWrites>;
 
 constexpr double kMaxTimeoutSeconds = 3600.0;
 constexpr double kMaxKeepSeconds = 86400.0;
 constexpr int64_t kMaxRanges = int64_t{1} << 20;
-constexpr int64_t kMaxCells = int64_t{1} << 20;
+constexpr int64_t kMaxSlots = int64_t{1} << 20;
 
 std::chrono::nanoseconds nanoseconds(double seconds) {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(
@@ -57,8 +57,8 @@ nb::dict capabilities() {
   return answers;
 }
 
-void make_substrate(
-    Handle<ops::MetalSubstrate>* self, const std::string& kind, const Geometry& geometry,
+void make_kv_backend(
+    Handle<ops::MetalKVBackend>* self, const std::string& kind, const Geometry& geometry,
     int64_t max_ranges, double timeout_s, int64_t max_buffer_bytes, double residency_keep_s,
     bool maps_beside_steps) {
   if (!(timeout_s > 0.0 && timeout_s <= kMaxTimeoutSeconds)) {
@@ -73,7 +73,7 @@ void make_substrate(
   if (!(residency_keep_s >= 0.0 && residency_keep_s <= kMaxKeepSeconds)) {
     throw std::out_of_range("residency_keep_s must be 0 or more, and 86400 at most");
   }
-  const metal::Substrate::Options options{
+  const metal::KVBackend::Options options{
       .kind = metal::kind_named(kind),
       .geometry = geometry,
       .max_ranges = checked_between("max_ranges", max_ranges, 1, kMaxRanges),
@@ -86,13 +86,13 @@ void make_substrate(
   if (device == nullptr) {
     throw std::runtime_error("there is no Metal device: run on the CPU");
   }
-  auto substrate = std::make_shared<ops::MetalSubstrate>();
-  substrate->memory = metal::Substrate::make(NS::RetainPtr(device), options);
-  new (self) Handle{std::move(substrate)};
+  auto kv_backend = std::make_shared<ops::MetalKVBackend>();
+  kv_backend->memory = metal::KVBackend::make(NS::RetainPtr(device), options);
+  new (self) Handle{std::move(kv_backend)};
 }
 
 // Keeps the arrays' buffers resident. Skips the small arrays, which MLX keeps in a heap.
-void hold(const DeviceMemory& substrate, const std::vector<mx::array>& arrays) {
+void hold(const DeviceMemory& kv_backend, const std::vector<mx::array>& arrays) {
   std::vector<NS::SharedPtr<MTL::Buffer>> buffers;
   std::set<MTL::Buffer*> seen;
   for (const mx::array& array : arrays) {
@@ -108,46 +108,46 @@ void hold(const DeviceMemory& substrate, const std::vector<mx::array>& arrays) {
     }
   }
   const nb::gil_scoped_release unlocked;
-  substrate->memory->residency().hold(std::move(buffers));
+  kv_backend->memory->residency().hold(std::move(buffers));
 }
 
-DeviceRows make_rows(const DeviceMemory& substrate, const std::vector<Segment>& segments) {
-  if (metal::Residency& residency = substrate->memory->residency(); residency.lapsed()) {
+DeviceRows make_rows(const DeviceMemory& kv_backend, const std::vector<Segment>& segments) {
+  if (metal::Residency& residency = kv_backend->memory->residency(); residency.lapsed()) {
     const nb::gil_scoped_release unlocked;  // the call may wait until weights are resident again
     residency.refresh();
   }
-  return std::make_shared<ops::MetalRows>(substrate, segments);
+  return std::make_shared<ops::MetalRows>(kv_backend, segments);
 }
 
 std::shared_ptr<ops::MetalStateRows> make_state_rows(
-    const DeviceMemory& substrate, const DeviceRows& rows,
-    const std::vector<CellTuple>& segments) {
-  const auto cell = [](int64_t number) { return checked_between("cell", number, 0, kMaxCells); };
+    const DeviceMemory& kv_backend, const DeviceRows& rows,
+    const std::vector<SlotTuple>& segments) {
+  const auto slot = [](int64_t number) { return checked_between("slot", number, 0, kMaxSlots); };
   const auto row_count = [](const char* name, int64_t count) {
     return checked_between(name, count, 1, StateRows::kMaxRows);
   };
-  std::vector<metal::CellSegment> native;
+  std::vector<metal::SlotSegment> native;
   for (const auto& [count, read, writes] : segments) {
     native.push_back({row_count("count", count), std::nullopt, {}});
     if (read) {
-      native.back().read = cell(*read);
+      native.back().read = slot(*read);
     }
     for (const auto& [after, to] : writes) {
-      native.back().writes.push_back({row_count("rows", after), cell(to)});
+      native.back().writes.push_back({row_count("rows", after), slot(to)});
     }
   }
-  ops::check_substrate_of(*rows, substrate);
+  ops::check_kv_backend_of(*rows, kv_backend);
   return std::make_shared<ops::MetalStateRows>(rows, native);
 }
 
-void bind_substrate(nb::module_& m) {
+void bind_kv_backend(nb::module_& m) {
   nb::class_<Handle<ops::MetalStateRows>>(m, "MetalStateRows");
   nb::class_<Handle<ops::MetalRows>>(m, "MetalRows")
       .def("__len__", held(&ops::MetalRows::size))
       .def_prop_ro("epoch", held(&ops::MetalRows::epoch));
 
-  nb::class_<Handle<ops::MetalSubstrate>>(m, "MetalSubstrate")
-      .def("__init__", &make_substrate, "kind"_a, "geometry"_a, "max_ranges"_a,
+  nb::class_<Handle<ops::MetalKVBackend>>(m, "MetalKVBackend")
+      .def("__init__", &make_kv_backend, "kind"_a, "geometry"_a, "max_ranges"_a,
            "timeout_s"_a = 30.0, "max_buffer_bytes"_a = 0, "residency_keep_s"_a = 0.0,
            "maps_beside_steps"_a = false)
       .def("hold", &hold, "arrays"_a)
@@ -156,11 +156,11 @@ void bind_substrate(nb::module_& m) {
            nb::call_guard<nb::gil_scoped_release>())
       .def("new_range", [](const DeviceMemory& s) { return s->memory->new_range(); },
            nb::call_guard<nb::gil_scoped_release>())
-      .def("make_cells", [](const DeviceMemory& s, int64_t count, int64_t cell_bytes) {
-        s->memory->make_cells(
-            checked_between("count", count, 1, kMaxCells),
-            checked_between("cell_bytes", cell_bytes, 1, StateMemory::kMaxBytes));
-      }, "count"_a, "cell_bytes"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def("make_slots", [](const DeviceMemory& s, int64_t count, int64_t slot_bytes) {
+        s->memory->make_slots(
+            checked_between("count", count, 1, kMaxSlots),
+            checked_between("slot_bytes", slot_bytes, 1, StateMemory::kMaxBytes));
+      }, "count"_a, "slot_bytes"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("rows", &make_rows, "segments"_a)
       .def("state_rows", &make_state_rows, "rows"_a, "segments"_a)
       .def("finish_mappings", [](const DeviceMemory& s, const MapperPointer& mapper) {
@@ -173,7 +173,7 @@ void bind_substrate(nb::module_& m) {
       .def("copy_block", &ops::device::copy_block, "mapper"_a, "source"_a, "source_block"_a,
            "target"_a, "target_block"_a, "tokens"_a, "counter"_a)
       .def("abandon", [](const DeviceMemory& s, const DeviceRows& rows) {
-        ops::check_substrate_of(*rows, s);
+        ops::check_kv_backend_of(*rows, s);
         rows->abandon();
       }, "rows"_a)
       .def_prop_ro("completed_epoch", [](const DeviceMemory& s) {
@@ -192,15 +192,15 @@ void bind_operations(nb::module_& m) {
   m.def("decode_attention", &device::decode_attention, "token"_a, "queries"_a, "rows"_a,
         "first_row"_a, "layer"_a, "kv_heads"_a, "scale"_a, "workers"_a);
   m.def("region_view", &device::region_view, "token"_a, "range"_a, "region"_a, "tokens"_a,
-        "kv_heads"_a, "head_dim"_a, "dtype"_a, "substrate"_a);
+        "kv_heads"_a, "head_dim"_a, "dtype"_a, "kv_backend"_a);
   m.def("gated_delta", &device::gated_delta, "token"_a, "qkv"_a, "z"_a, "a"_a, "b"_a, "delta"_a,
         "rows"_a, "offset"_a, "workers"_a);
   m.def("project_append", &device::project_append, "token"_a, "queries"_a, "keys"_a, "values"_a,
-        "norms"_a.none(), "rope"_a.none(), "rows"_a, "layer"_a, "substrate"_a);
+        "norms"_a.none(), "rope"_a.none(), "rows"_a, "layer"_a, "kv_backend"_a);
   m.def("gather", &device::gather, "token"_a, "rows"_a, "segment"_a, "tokens"_a, "layer"_a,
-        "kv_heads"_a, "head_dim"_a, "substrate"_a);
+        "kv_heads"_a, "head_dim"_a, "kv_backend"_a);
   m.def("swiglu", &device::swiglu, "gate"_a, "up"_a);
-  m.def("step_end", &device::step_end, "arrays"_a, "rows"_a, "substrate"_a);
+  m.def("step_end", &device::step_end, "arrays"_a, "rows"_a, "kv_backend"_a);
 }
 
 }  // namespace
@@ -208,7 +208,7 @@ void bind_operations(nb::module_& m) {
 void bind_metal(nb::module_& m) {
   m.attr("HAS_METAL") = true;
   m.def("metal_capabilities", &capabilities);
-  bind_substrate(m);
+  bind_kv_backend(m);
   bind_operations(m);
 }
 

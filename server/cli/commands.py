@@ -1,6 +1,6 @@
-"""The ``quire`` commands. A substrate is a kind of memory for K and V. Exit codes: 0 success; 1 the
-engine failed, or no substrate works; 2 unusable settings; 3 unusable model; 4 the GPU's substrate
-failed, and a restarted quire chooses another substrate."""
+"""The ``quire`` commands. A backend is a kind of memory for K and V. Exit codes: 0 success; 1 the
+engine failed, or no backend works; 2 unusable settings; 3 unusable model; 4 the GPU's backend
+failed, and a restarted quire chooses another backend."""
 
 import os
 import signal
@@ -30,13 +30,13 @@ PANELS = {
     "log": "Logging",
 }
 MODELS_PANEL = "Models"
-SUBSTRATE_TEXT = "Kind of memory: auto, sparse, paged, dense or posix."
+KV_BACKEND_TEXT = "Kind of memory: auto, sparse, paged, dense or posix."
 # Flag of ``quire serve`` -> setting, type and help text. --set changes every other setting.
 FLAGS: dict[str, tuple[str, type, str]] = {
     "host": ("server.host", str, "Address to listen on."),
     "port": ("server.port", int, "Port to listen on; 0 takes a free one."),
     "served_model_name": ("server.served_model_name", str, "The model's name for clients."),
-    "kv_backend": ("cache.substrate", str, SUBSTRATE_TEXT),
+    "kv_backend": ("cache.kv_backend", str, KV_BACKEND_TEXT),
     "release_heaps": ("cache.release_heaps", bool, "Give the GPU's heaps back: see quire doctor."),
     "kv_budget": ("cache.kv_budget", str, "All memory of K and V, such as 4GiB."),
     "headroom": ("cache.headroom", str, "Memory for other programs, such as 6GiB."),
@@ -149,7 +149,7 @@ File = Annotated[
         help="A TOML file; `quire settings` prints one. Without: `quire settings --path`.",
     ),
 ]
-Substrate = Annotated[str | None, _flag("cache.substrate", SUBSTRATE_TEXT)]
+KVBackend = Annotated[str | None, _flag("cache.kv_backend", KV_BACKEND_TEXT)]
 
 
 @app.callback()
@@ -261,7 +261,7 @@ def settings(
 @app.command()
 def doctor(
     config: File = None,
-    kv_backend: Substrate = None,
+    kv_backend: KVBackend = None,
     as_json: AsJson = False,
     release_test: Annotated[
         bool,
@@ -279,12 +279,12 @@ def doctor(
     ] = False,
     forget_faults: Annotated[
         bool,
-        typer.Option(help="Forget what substrates have done here before, whatever they do now."),
+        typer.Option(help="Forget what backends have done here before, whatever they do now."),
     ] = False,
 ) -> None:
     """Try everything that serving needs on this machine, and say what works and what would serve.
 
-    Ends with 0 if something can serve. Loads no model. Forgets the faults of substrates that work
+    Ends with 0 if something can serve. Loads no model. Forgets the faults of backends that work
     now; writes nothing but what fails, and that the release test has passed.
     """
     from server.cli.doctor import run_doctor
@@ -295,7 +295,7 @@ def doctor(
     with one_sentence():
         text, serves = run_doctor(
             config,
-            {"cache": {"substrate": kv_backend}},
+            {"cache": {"kv_backend": kv_backend}},
             progress,
             as_json=as_json,
             release_test=release_test,

@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from engine.selftest import MachineReport, SelfTestOptions, SubstrateReport, check_machine
+from engine.selftest import KVBackendReport, MachineReport, SelfTestOptions, check_machine
 from kvcache.memory_budget import gib
 from kvcache.selftest.run import SelfTest, SelfTestReport
 from server.cli.settings import read_settings
@@ -40,8 +40,8 @@ def report_lines(report: MachineReport) -> list[str]:
         f"memory     {_memory(report)}",
         "",
     ]
-    for substrate in report.substrates:
-        lines += _substrate_lines(substrate)
+    for kv_backend in report.kv_backends:
+        lines += _kv_backend_lines(kv_backend)
     choice = [f"{'' if number else 'choice':<11}{why}" for number, why in enumerate(report.reasons)]
     warnings = [f"warning    {why}" for why in report.warnings if why not in report.reasons]
     return [*lines, "", *choice, *warnings, _verdict(report)]
@@ -89,12 +89,12 @@ def _memory(report: MachineReport) -> str:
     )
 
 
-def _substrate_lines(report: SubstrateReport) -> list[str]:
-    head, tests = f"{report.substrate!s:<16}", report.tests
+def _kv_backend_lines(report: KVBackendReport) -> list[str]:
+    head, tests = f"{report.kv_backend!s:<16}", report.tests
     if report.missing:
         return [f"{head}not here: {report.missing}", *_faults(report)]
     lines = [f"{head}{'does not work' if report.fault else 'works'}", *_faults(report)]
-    lines += _results("canary", tests[SelfTest.SUBSTRATE])
+    lines += _results("canary", tests[SelfTest.KV_BACKEND])
     if kernels := tests.get(SelfTest.KERNELS):
         lines.append(_summary("kernels", kernels))
     if stress := tests.get(SelfTest.STRESS):
@@ -104,7 +104,7 @@ def _substrate_lines(report: SubstrateReport) -> list[str]:
         lines += _results("release test", release)
     if report.remembered:
         lines.append(f"  written down: {report.remembered}")
-    if report.substrate.on_gpu:
+    if report.kv_backend.on_gpu:
         heaps = "are given back when they are empty, unless cache.release_heaps is false"
         if not report.releases_heaps:
             heaps = "are kept until the process ends: no release test has passed here"
@@ -112,7 +112,7 @@ def _substrate_lines(report: SubstrateReport) -> list[str]:
     return lines
 
 
-def _faults(report: SubstrateReport) -> list[str]:
+def _faults(report: KVBackendReport) -> list[str]:
     standing = report.standing_faults
     forgotten = [fault for fault in report.faults if fault not in standing]
     return [f"  has failed here: {fault}" for fault in standing] + [

@@ -12,12 +12,12 @@ import structlog
 from pydantic import ValidationError
 
 from engine.build import EnginePlan
+from engine.kv_backend import plan_for_this_machine, plan_on
 from engine.models.checkpoint import Checkpoint, CheckpointError
 from engine.models.config import AFFINE, ModelConfig
-from engine.substrate import plan_for_this_machine, plan_on
+from kvcache.kv_backends import KVBackendChoice, KVBackendError
 from kvcache.layout import LayoutError
 from kvcache.memory_budget import BudgetError, gib
-from kvcache.substrates import SubstrateChoice, SubstrateError
 from server.catalogue.folder_reader import FolderReader, reading_process
 from server.catalogue.hub import FoundModel, find_model, model_names
 from server.catalogue.local_models import (
@@ -98,7 +98,7 @@ def make_plan(
     settings: Config,
     checkpoint: Checkpoint,
     budget_bytes: int | None = None,
-    choice: SubstrateChoice | None = None,
+    choice: KVBackendChoice | None = None,
 ) -> EnginePlan:
     """Fit a model and its K and V into this machine's memory, or into budget_bytes. choice: a kind
     of memory for K and V; None means that a kind is chosen now, which tests the GPU. Raises
@@ -108,7 +108,7 @@ def make_plan(
         if choice is not None:
             return plan_on(choice, config, checkpoint, budget_bytes)
         return plan_for_this_machine(config, checkpoint, budget_bytes)
-    except (BudgetError, LayoutError, SubstrateError) as error:
+    except (BudgetError, LayoutError, KVBackendError) as error:
         raise SettingError(str(error)) from error
 
 

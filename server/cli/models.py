@@ -12,8 +12,8 @@ from huggingface_hub.errors import CacheNotFound
 
 from engine.build import EnginePlan
 from engine.models.checkpoint import Checkpoint
+from kvcache.kv_backends import KVBackendChoice
 from kvcache.memory_budget import gib
-from kvcache.substrates import SubstrateChoice
 from server.catalogue.folder_reader import FolderReader
 from server.catalogue.hub import CONFIG_FILES, FoundModel, find_model, free_bytes
 from server.catalogue.hub_cache import (
@@ -58,12 +58,12 @@ class Machine:
         self.settings = settings
         self.budget_bytes = budget_bytes
         # The kind of memory for K and V. The first plan chooses it, as testing a GPU is slow.
-        self._choice: SubstrateChoice | None = None
+        self._choice: KVBackendChoice | None = None
 
     def plan(self, checkpoint: Checkpoint) -> EnginePlan:
         """Raises SettingError, which names the size that does not fit into memory."""
         plan = make_plan(self.settings, checkpoint, self.budget_bytes, self._choice)
-        self._choice = plan.substrate
+        self._choice = plan.kv_backend
         return plan
 
     def fit(self, model: LocalModel) -> Fit:

@@ -4,11 +4,11 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
+from engine.kv_backend import metal_device
 from engine.machine import machine_memory
 from engine.planning.capacity import CapacityReport, plan_capacity
 from engine.planning.devices import Device, device_names, find_device, this_device
-from engine.planning.memory import BF16, cell_bytes, kv_bytes_per_token, read_shape
-from engine.substrate import metal_device
+from engine.planning.memory import BF16, kv_bytes_per_token, read_shape, slot_bytes
 from kvcache.layout import LayoutError
 from kvcache.memory_budget import gib
 from server.catalogue.folder_reader import FolderReader
@@ -184,7 +184,7 @@ def _by_context(report: CapacityReport) -> Iterator[str]:
     states = bool(first.states_bytes)
     beside = (
         f" Beside that a sequence may have {gibs(first.states_bytes)} GiB, however long it is: the "
-        f"states of its recurrent layers, in cells of {gibs(cell_bytes(report.shape))}."
+        f"states of its recurrent layers, in slots of {gibs(slot_bytes(report.shape))}."
     )
     yield from note(f"Every token of context costs {per_token / KIB:g} KiB.{beside * states}")
     known = report.shape.max_position_embeddings

@@ -56,7 +56,7 @@ class EngineError(StartError):
     exit_code = 1
 
 
-class SubstrateFailedError(EngineError):
+class KVBackendFailedError(EngineError):
     """Raised if the GPU's memory for K and V failed. The next start uses another kind of memory."""
 
     exit_code = 4
@@ -124,7 +124,7 @@ def serve_on(
         reasoning_cache = ReasoningCache(settings.limits.max_thought_bytes)
         about = About(
             model=model.served.id,
-            substrate=model.plan.substrate.substrate.setting,
+            kv_backend=model.plan.kv_backend.kv_backend.setting,
             arithmetic=model.plan.arithmetic,
             max_model_len=model.plan.memory.max_model_len,
         )
@@ -145,7 +145,7 @@ def serve_on(
         tell = partial(ready, client) if ready else lambda _, url: say(url)
         listen(settings, service, listener, tell, others)
         if not client.alive:
-            raise engine_error(model.plan.on_gpu and client.substrate_failed)
+            raise engine_error(model.plan.on_gpu and client.kv_backend_failed)
     finally:
         if not client.stop(STOP_TIMEOUT_S):
             log.error("the engine did not end in time: its memory is left to the system")
@@ -165,7 +165,7 @@ def start_model(
     monitor = EngineMonitor(
         client,
         watchdog_s=settings.engine.watchdog_s,
-        exit_code=lambda: engine_error(model.plan.on_gpu and client.substrate_failed).exit_code,
+        exit_code=lambda: engine_error(model.plan.on_gpu and client.kv_backend_failed).exit_code,
         pressure=pressure_source() if settings.cache.heed_pressure else None,
         awake=keep_awake(settings),
     )
@@ -232,7 +232,7 @@ def start_engine(
         client.start()
     except Exception as error:
         log.debug("the engine did not start", exc_info=True)
-        lost = engine_plan.on_gpu and client.substrate_failed
+        lost = engine_plan.on_gpu and client.kv_backend_failed
         raise engine_error(lost, f"the engine did not start: {error}") from error
     finally:
         bar.close()
@@ -243,7 +243,7 @@ def engine_error(lost: bool, reason: str = "the engine has failed: see the log")
     """Return the error for an engine that failed. lost: whether the GPU's K and V are lost."""
     if not lost:
         return EngineError(reason)
-    return SubstrateFailedError(
+    return KVBackendFailedError(
         f"{reason}; the GPU's memory of K and V has failed, and from the next start on something "
         "else serves, until `quire doctor` finds that it works again"
     )

@@ -16,8 +16,8 @@ from typing import Any
 import structlog
 from pydantic import SecretStr
 
+from engine.kv_backend import memory_of_all_models
 from engine.models.checkpoint import CheckpointError
-from engine.substrate import memory_of_all_models
 from server.catalogue.folder_reader import FolderReader
 from server.catalogue.local_models import LocalModel, local_models, template_facts
 from server.catalogue.lookup import InFolder, OnHub, look_up

@@ -17,7 +17,7 @@ FIELDS = {section: tuple(type(values).model_fields) for section, values in Confi
 LIST = "`quire settings` prints all of them"
 # Flag -> its setting, where the names differ. Each other flag has the name of its setting.
 OTHER_FLAGS = {
-    "kv_backend": ("cache", "substrate"),
+    "kv_backend": ("cache", "kv_backend"),
     "kv_dtype": ("cache", "dtype"),
     "log_level": ("log", "level"),
 }

@@ -6,7 +6,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from engine.serving import ServingEngine
-from engine.types import CellStats, EngineStats, KVStats, MissReason
+from engine.types import EngineStats, KVStats, MissReason, SlotStats
 from server.metrics.families import counter, counters, gauge, gauges, histogram
 
 # Help texts by attribute of the engine's statistics. Metrics' names contain the attributes.
@@ -32,10 +32,10 @@ MLX_GAUGES = {
     "cache": "Bytes of freed memory that MLX keeps to reuse for its next arrays",
     "peak": "Largest number of bytes that MLX arrays have used at once since the start",
 }
-CELL_GAUGES = {
-    "free": "Cells that can be handed out",
-    "held": "Cells that open sequences go on from or write, each shared one counted once",
-    "waiting": "Cells that cannot be reused yet because the device may still use them",
+SLOT_GAUGES = {
+    "free": "Slots that can be handed out",
+    "held": "Slots that open sequences go on from or write, each shared one counted once",
+    "waiting": "Slots that cannot be reused yet because the device may still use them",
 }
 POOL_COUNTERS = {
     "mapped_blocks": (
@@ -109,7 +109,7 @@ class EngineCollector(Collector):
         yield from _each(gauge, "mlx_", MLX_GAUGES, stats.mlx, "_bytes")
         if stats.kv is not None:
             yield from _pool(stats.kv)
-            yield from _cells(stats.kv.cells)
+            yield from _slots(stats.kv.slots)
 
 
 def _each(
@@ -192,31 +192,31 @@ def _steps(stats: EngineStats) -> Iterator[Metric]:
     )
 
 
-def _cells(cells: CellStats) -> Iterator[Metric]:
+def _slots(slots: SlotStats) -> Iterator[Metric]:
     yield gauge(
-        "quire_state_cells",
-        "Cells, each with the states of all recurrent layers of one sequence at one position: the "
+        "quire_state_slots",
+        "Slots, each with the states of all recurrent layers of one sequence at one position: the "
         "sum of free, held, cached and waiting; 0 where the model has no such layers",
-        cells.cells,
+        slots.slots,
     )
-    yield from _each(gauge, "state_cells_", CELL_GAUGES, cells)
+    yield from _each(gauge, "state_slots_", SLOT_GAUGES, slots)
     yield gauges(
-        "quire_state_cells_cached",
-        "Cells that no sequence holds and that are kept for prefix hits, by why they are kept",
+        "quire_state_slots_cached",
+        "Slots that no sequence holds and that are kept for prefix hits, by why they are kept",
         ("keep",),
-        [((keep,), count) for keep, count in cells.cached],
+        [((keep,), count) for keep, count in slots.cached],
     )
     yield counter(
-        "quire_state_cells_evicted",
-        "Cached cells that were evicted, for room, after a while without use, or with their blocks",
-        cells.evicted,
+        "quire_state_slots_evicted",
+        "Cached slots that were evicted, for room, after a while without use, or with their blocks",
+        slots.evicted,
     )
-    yield gauge("quire_state_cell_bytes", "Bytes of one cell", cells.cell_bytes)
+    yield gauge("quire_state_slot_bytes", "Bytes of one slot", slots.slot_bytes)
     yield gauge(
         "quire_state_committed_bytes",
-        "Bytes of cells that the operating system charges this process for, measured twice a "
+        "Bytes of slots that the operating system charges this process for, measured twice a "
         "second at most; they are part of quire_kv_committed_bytes",
-        cells.committed_bytes,
+        slots.committed_bytes,
     )
 
 

@@ -110,7 +110,7 @@ class About(Collector):
     """The metric quire_info, with these fields as labels."""
 
     model: str = ""
-    substrate: str = ""
+    kv_backend: str = ""
     arithmetic: str = ""
     max_model_len: int = 32768
 
@@ -118,12 +118,12 @@ class About(Collector):
         labels = {
             "version": version("quire"),
             "model": self.model,
-            "substrate": self.substrate,
+            "kv_backend": self.kv_backend,
             "arithmetic": self.arithmetic,
         }
         yield info(
             "quire_info",
-            "Always 1; its labels name the version, the model, the KV cache substrate "
+            "Always 1; its labels name the version, the model, the KV cache backend "
             "and the arithmetic",
             labels,
         )

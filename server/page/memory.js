@@ -98,7 +98,7 @@ function show() {
   updateMap(newest.map);
   showHeaps(newest.map);
   showSequences(newest.map);
-  showCells(newest.map);
+  showSlots(newest.map);
   curves.draw();
   at("requests-empty").hidden = newest.requests.length > 0;
   setList(at("requests"), newest.requests, makeRequest);
@@ -176,31 +176,31 @@ function makeSequence(sequence, longest, blockTokens) {
   return makeColoured(id, waits ? "waits" : "", track, facts);
 }
 
-// Shows the state cells of recurrent layers: a cell has the states of one sequence at one position.
-function showCells({ pool, cells }) {
-  at("cells-part").hidden = !pool?.cells.cells;
-  if (at("cells-part").hidden) return;
-  const { cells: total, free, held, cached, waiting, cell_bytes: size } = pool.cells;
+// Shows the state slots of recurrent layers: a slot has the states of one sequence at one position.
+function showSlots({ pool, slots }) {
+  at("slots-part").hidden = !pool?.slots.slots;
+  if (at("slots-part").hidden) return;
+  const { slots: total, free, held, cached, waiting, slot_bytes: size } = pool.slots;
   const kept = Object.values(cached).reduce((sum, number) => sum + number, 0);
-  const parts = [count(total, "cell"), `${held} held`, `${kept} cached`, `${waiting} waiting`, `${free} free`];
-  setText(at("cells-sum"), [...parts, `${bytes(size)} each`].join(" · "));
-  const longest = Math.max(1, ...cells.map((cell) => cell.position));
-  // List the newest conversation first, and a conversation's cells by position.
+  const parts = [count(total, "slot"), `${held} held`, `${kept} cached`, `${waiting} waiting`, `${free} free`];
+  setText(at("slots-sum"), [...parts, `${bytes(size)} each`].join(" · "));
+  const longest = Math.max(1, ...slots.map((slot) => slot.position));
+  // List the newest conversation first, and a conversation's slots by position.
   const conversations = new Map();
-  for (const cell of cells.toSorted((one, other) => one.position - other.position)) {
-    conversations.set(cell.conversation, [...(conversations.get(cell.conversation) ?? []), cell]);
+  for (const slot of slots.toSorted((one, other) => one.position - other.position)) {
+    conversations.set(slot.conversation, [...(conversations.get(slot.conversation) ?? []), slot]);
   }
   const shown = [...conversations].sort(([one], [other]) => other - one).slice(0, LISTED);
-  setList(at("cells"), shown, ([number, ofNumber]) => makeStates(number, ofNumber, longest));
+  setList(at("slots"), shown, ([number, ofNumber]) => makeStates(number, ofNumber, longest));
 }
 
-function makeStates(number, cells, longest) {
-  const ticks = cells.map(({ position, holders }) => {
+function makeStates(number, slots, longest) {
+  const ticks = slots.map(({ position, holders }) => {
     const tick = make("i", holders ? "tick held" : "tick");
     tick.style.left = `calc(${percent(position, longest)} - 4px)`;
     return tick;
   });
-  const places = cells.map(({ position, keep }) => `${decimal(position)} ${KEEPS[keep]}`);
+  const places = slots.map(({ position, keep }) => `${decimal(position)} ${KEEPS[keep]}`);
   return makeColoured(number, "", make("span", "track", ...ticks), places);
 }
 

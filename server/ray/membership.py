@@ -20,7 +20,7 @@ MOMENTARY = ("running", "waiting", "token_budget", "step_seconds", "mlx", "kv")
 # Fields about an engine's newest step, of which the largest value is taken in place of a sum.
 LARGEST = ("token_budget", "step_seconds")
 # Fields with constants that are equal in all replicas, and are not added.
-EQUAL = ("bounds", "block_bytes", "block_tokens", "cell_bytes")
+EQUAL = ("bounds", "block_bytes", "block_tokens", "slot_bytes")
 # Fields that hold pairs (name, number of events).
 COUNTS_BY_NAME = ("prefix_misses", "cached")
 

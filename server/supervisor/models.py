@@ -28,7 +28,7 @@ from server.protocol.wire_errors import RETRY_AFTER_S
 from server.supervisor.process import LoadError, ModelProcess
 
 # Exit code of a process whose GPU memory for K and V failed: its restart takes another kind.
-SUBSTRATE_FAILED_CODE = 4
+KV_BACKEND_FAILED_CODE = 4
 # Pause in seconds between a failed load of a model and the next attempt.
 RETRY_LOAD_S = 5.0
 # A turn lasts `models.evict_after_idle_s`, but at most this long.
@@ -501,7 +501,7 @@ class ModelSupervisor:
         model.ends["failed"] += 1
         code = process.ended.result()
         log.error(f"the process of {model.name} has ended by itself (exit code {code})")
-        if code == SUBSTRATE_FAILED_CODE and process.was_ready:
+        if code == KV_BACKEND_FAILED_CODE and process.was_ready:
             self._start_load(model)
 
     async def keep_time(self) -> None:

@@ -17,7 +17,7 @@ import psutil
 QUIRE = (sys.executable, "-c", "from server.cli import main; main()")
 SETTINGS = (
     "cache.kv_budget=64MiB",
-    "cache.substrate=posix",
+    "cache.kv_backend=posix",
     "engine.threads=1",
     "log.level=warning",
     "server.drain_s=30",

@@ -39,7 +39,7 @@ VALUES = {"QUIRE_API_KEYS": "the-key-of-its-clients", "QUIRE_SCRAPE_KEY": "a-key
 # Three replicas are on one machine here.
 SMALL = {
     "QUIRE_CACHE__KV_BUDGET": "64MiB",
-    "QUIRE_CACHE__SUBSTRATE": "posix",
+    "QUIRE_CACHE__KV_BACKEND": "posix",
     "QUIRE_ENGINE__THREADS": "1",
     "QUIRE_ENGINE__MAX_NUM_SEQS": "4",
     "QUIRE_SERVER__HOST": "0.0.0.0",  # as the image has it

@@ -86,7 +86,7 @@ SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), 
 def all_series() -> set[str]:
     """Return the names of an idle engine's series and of a cluster's front, as expressions have
     them."""
-    figures = {field.name: 0 for field in fields(KVStats) if field.name != "cells"}
+    figures = {field.name: 0 for field in fields(KVStats) if field.name != "slots"}
     stats = EngineStats(kv=KVStats(**figures))  # type: ignore[arg-type]
     client = SimpleNamespace(stats=stats, alive=True, step_age_s=0.0, pressure=0)
     replicas = ReplicasCollector(Membership(1.0, lambda: 0.0))
@@ -160,10 +160,10 @@ def test_panels_do_not_lie_upon_each_other() -> None:
         taken: set[tuple[int, int]] = set()
         for panel in board["panels"]:
             at = panel["gridPos"]
-            cells = {(at["x"] + x, at["y"] + y) for x in range(at["w"]) for y in range(at["h"])}
+            slots = {(at["x"] + x, at["y"] + y) for x in range(at["w"]) for y in range(at["h"])}
             assert at["x"] + at["w"] <= 24
-            assert not cells & taken, panel["title"]
-            taken |= cells
+            assert not slots & taken, panel["title"]
+            taken |= slots
 
 
 def test_the_uses_of_the_budget_are_all_on_the_board() -> None:

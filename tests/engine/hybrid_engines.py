@@ -11,10 +11,10 @@ from engine.models.checkpoint import Checkpoint, read_checkpoint
 from engine.models.weights import load_model
 from engine.step.loop import Emit, EngineLoop
 from engine.step.runner import Model
+from kvcache.kv_backends import KVBackend
 from kvcache.layout import KVFormat
 from kvcache.memory_budget import CacheRequest, MemoryDemand, fit
-from kvcache.state_cache import CELLS_PER_SEQUENCE
-from kvcache.substrates import Substrate
+from kvcache.state_cache import SLOTS_PER_SEQUENCE
 from tests.engines import CONFIG, MACHINE
 
 VOCABULARY = 512
@@ -35,11 +35,11 @@ def hybrid_loop(
     room: tuple[int, int] | None = None,
     **changes: Any,
 ) -> EngineLoop:
-    """An engine of the calling thread. room: cells, and heaps for K and V. changes: fields of
+    """An engine of the calling thread. room: slots, and heaps for K and V. changes: fields of
     EngineConfig."""
     config: EngineConfig = replace(CONFIG, **{"prefix_keep_s": 1000.0} | changes)
     request = CacheRequest(
-        substrate=Substrate.POSIX, settings=config, max_num_seqs=8, max_model_len=max_len
+        kv_backend=KVBackend.POSIX, settings=config, max_num_seqs=8, max_model_len=max_len
     )
     memory = fit(
         MemoryDemand(MACHINE.total_bytes, MACHINE.available_bytes, 0, 0, 0, 0),
@@ -49,12 +49,12 @@ def hybrid_loop(
         system_page_bytes=4096,
     )
     if room is not None:
-        cells, heaps = room
+        slots, heaps = room
         memory = replace(
             memory,
-            num_cells=cells,
+            num_slots=slots,
             kv_budget_bytes=heaps * memory.layout.heap_bytes,
-            max_num_seqs=min(memory.max_num_seqs, cells // CELLS_PER_SEQUENCE),
+            max_num_seqs=min(memory.max_num_seqs, slots // SLOTS_PER_SEQUENCE),
         )
     workers = metal_ext.CpuWorkers(1)
-    return assemble(memory, config, model, VOCABULARY, Substrate.POSIX, workers, b"hybrid", emit)
+    return assemble(memory, config, model, VOCABULARY, KVBackend.POSIX, workers, b"hybrid", emit)

@@ -108,16 +108,16 @@ class Heard:
 
 
 def engine(
-    hybrid: Hybrid, heard: Heard, *, cells: int = 56, heaps: int = 1024, **changes: Any
+    hybrid: Hybrid, heard: Heard, *, slots: int = 56, heaps: int = 1024, **changes: Any
 ) -> EngineLoop:
-    """cells, heaps: what memory there is for states, and for K and V: 8 heaps hold one sequence of
+    """slots, heaps: what memory there is for states, and for K and V: 8 heaps hold one sequence of
     any length."""
     heard.loop = hybrid_loop(
         hybrid.checkpoint,
         hybrid.model,
         heard,
         max_len=MAX_LEN,
-        room=(cells, heaps),
+        room=(slots, heaps),
         kv_budget_bytes=1 << 28,
         **changes,
     )
@@ -187,7 +187,7 @@ def schedule(hybrid: Hybrid, seed: int) -> Counter[str]:
         heard,
         overlap=rng.random() < 0.7,
         max_num_batched_tokens=rng.choice((5, 16, 33, 64)),
-        cells=rng.choice((4, 9, 24, 24, 56)),
+        slots=rng.choice((4, 9, 24, 24, 56)),
         heaps=rng.choice((8, 8, 9, 10, 64)),
     )
     counts = heard.counts
@@ -261,13 +261,13 @@ def compare_states(
         for number, digest in enumerate(hashes.digests, 1):
             held[digest] = (request, number * size)
     counts: Counter[str] = Counter()
-    for cell in kv._states.pool.cells:
-        if cell.prefix is None:
+    for slot in kv._states.pool.slots:
+        if slot.prefix is None:
             continue
-        request, length = held[cell.prefix.digest]
+        request, length = held[slot.prefix.digest]
         tokens = [*request.prompt_ids, *heard.tokens(request.request_id)][:length]
         counts["states compared"] += 1
-        counts[DIFFERENT] += differing(states_in(kv, cell.number), fresh_states(hybrid, tokens))
+        counts[DIFFERENT] += differing(states_in(kv, slot.number), fresh_states(hybrid, tokens))
     return counts
 
 
@@ -282,13 +282,13 @@ def fresh_states(hybrid: Hybrid, tokens: list[int]) -> bytes:
     return states_in(reference.kv, newest.number)
 
 
-def states_in(kv: KVCacheManager, cell: int) -> bytes:
-    """The matrices and rows of all layers in a cell."""
-    memory, layout = kv._state_memory, kv._layout.shape.cell
+def states_in(kv: KVCacheManager, slot: int) -> bytes:
+    """The matrices and rows of all layers in a slot."""
+    memory, layout = kv._state_memory, kv._layout.shape.slot
     assert isinstance(memory, NativeStates)
     assert layout is not None
     parts = zip(layout.offsets, layout.states, strict=True)
-    address = memory._address(cell)
+    address = memory._address(slot)
     return b"".join(ctypes.string_at(address + at, its.state_bytes) for at, its in parts)
 
 

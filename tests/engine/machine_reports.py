@@ -4,10 +4,10 @@ from dataclasses import replace
 from typing import Any
 
 from engine.machine import MachineMemory
-from engine.selftest import Extension, MachineReport, SubstrateReport
+from engine.selftest import Extension, KVBackendReport, MachineReport
+from kvcache.kv_backends import KVBackend, MetalDevice
 from kvcache.selftest.machine import Machine
 from kvcache.selftest.run import Result, SelfTest, SelfTestReport
-from kvcache.substrates import MetalDevice, Substrate
 
 GIB = 1024**3
 PASSED = SelfTestReport(
@@ -40,8 +40,8 @@ SAID: dict[str, Any] = {
     "metal": DEVICE.said,
     "instruction_sets": ["neon"],
 }
-USUAL_TESTS = {SelfTest.SUBSTRATE: PASSED, SelfTest.KERNELS: PASSED}
-NO_TEST = SubstrateReport(Substrate.SPARSE, "", USUAL_TESTS, releases_heaps=False)
+USUAL_TESTS = {SelfTest.KV_BACKEND: PASSED, SelfTest.KERNELS: PASSED}
+NO_TEST = KVBackendReport(KVBackend.SPARSE, "", USUAL_TESTS, releases_heaps=False)
 MAC = MachineReport(
     machine=Machine("Mac15,6", "Apple M3 Pro", "macOS 26.4 (25E246)", "0.32.4"),
     python="3.12.1",
@@ -49,13 +49,13 @@ MAC = MachineReport(
     device=DEVICE,
     memory=MachineMemory(12 * GIB, 10 * GIB, 9 * GIB),
     headroom_bytes=3 * GIB,
-    substrates=(
+    kv_backends=(
         NO_TEST,
-        SubstrateReport(Substrate.PAGED, "", {SelfTest.SUBSTRATE: FAILED}),
-        SubstrateReport(Substrate.METAL_DENSE, "the device's memory is not the processor's"),
-        SubstrateReport(Substrate.POSIX, "", USUAL_TESTS),
+        KVBackendReport(KVBackend.PAGED, "", {SelfTest.KV_BACKEND: FAILED}),
+        KVBackendReport(KVBackend.METAL_DENSE, "the device's memory is not the processor's"),
+        KVBackendReport(KVBackend.POSIX, "", USUAL_TESTS),
     ),
-    chosen=Substrate.SPARSE,
+    chosen=KVBackend.SPARSE,
     maps_while_running=False,
     reasons=("sparse on Metal: it passed its canary",),
 )
@@ -64,6 +64,6 @@ MAC = MachineReport(
 def with_sparse(
     tests: dict[SelfTest, SelfTestReport] | None = None, **changes: Any
 ) -> MachineReport:
-    """The Mac, with something else about its sparse substrate, and further tests of it."""
+    """The Mac, with something else about its sparse backend, and further tests of it."""
     sparse = replace(NO_TEST, tests=USUAL_TESTS | (tests or {}), **changes)
-    return replace(MAC, substrates=(sparse, *MAC.substrates[1:]))
+    return replace(MAC, kv_backends=(sparse, *MAC.kv_backends[1:]))

@@ -13,9 +13,9 @@ from engine.machine import MachineMemory
 from engine.models.checkpoint import Checkpoint, promised_checkpoint, read_checkpoint
 from engine.planning.memory import activation_bytes, attention_scratch_bytes
 from engine.types import PrefixSalt
+from kvcache.kv_backends import KVBackend, KVBackendChoice
 from kvcache.layout import KVFormat, LayoutError
 from kvcache.memory_budget import BudgetError
-from kvcache.substrates import Substrate, SubstrateChoice
 from tests.engines import CONFIG, ON_CPU
 from tests.models import QWEN3_4B, write_config, write_model
 
@@ -36,14 +36,14 @@ def plan(checkpoint: Checkpoint) -> EnginePlan:
 
 
 def test_the_plan_names_every_choice_before_anything_is_allocated(checkpoint: Checkpoint) -> None:
-    config = replace(CONFIG, substrate="auto", threads=None, page_bytes=None)
+    config = replace(CONFIG, kv_backend="auto", threads=None, page_bytes=None)
     plan = plan_engine(config, checkpoint, MACHINE, POSIX)
-    assert plan.substrate is POSIX
+    assert plan.kv_backend is POSIX
     assert plan.threads >= 1
     assert plan.arithmetic == "packed"
     assert plan.memory.demand.weights_bytes == checkpoint.packed_bytes
     attention = attention_scratch_bytes(
-        checkpoint.spec, config, kv_shape(config, checkpoint, Substrate.POSIX), Substrate.POSIX
+        checkpoint.spec, config, kv_shape(config, checkpoint, KVBackend.POSIX), KVBackend.POSIX
     )
     expected = activation_bytes(checkpoint.spec, config, 4) + attention
     assert plan.memory.demand.activation_bytes == expected
@@ -70,14 +70,14 @@ def test_the_instruction_set_is_the_best_one_or_the_one_that_is_asked_for(
 
 
 def test_the_plan_says_where_the_memory_goes(plan: EnginePlan) -> None:
-    for word in ("arithmetic: packed", "substrate: posix", "kernels: ", "products: quire's own"):
+    for word in ("arithmetic: packed", "kv_backend: posix", "kernels: ", "products: quire's own"):
         assert word in words(plan)
 
 
 def test_a_plan_for_a_gpu_says_what_computes_and_why_it_was_chosen(plan: EnginePlan) -> None:
     reasons = ("not sparse on Metal: it hung", "paged on Metal: it passed its canary")
-    text = words(replace(plan, substrate=SubstrateChoice(Substrate.PAGED, reasons)))
-    assert "substrate: paged on Metal; kernels: Metal\n" in text
+    text = words(replace(plan, kv_backend=KVBackendChoice(KVBackend.PAGED, reasons)))
+    assert "kv_backend: paged on Metal; kernels: Metal\n" in text
     assert "arithmetic: stored (the GPU multiplies what is stored); matrix products: MLX's" in text
     for reason in reasons:
         assert f"  {reason}" in text
@@ -147,17 +147,17 @@ def test_k_and_v_are_as_wide_as_the_checkpoint_unless_told_otherwise(
     checkpoint: Checkpoint, dtype: str, asked: Any, on_cpu: str, on_gpu: str
 ) -> None:
     config, stored = replace(CONFIG, kv_dtype=asked), replace(checkpoint, dtype=dtype)
-    for substrate, kept in ((Substrate.POSIX, on_cpu), (Substrate.SPARSE, on_gpu)):
-        shape = kv_shape(config, stored, substrate)
+    for kv_backend, kept in ((KVBackend.POSIX, on_cpu), (KVBackend.SPARSE, on_gpu)):
+        shape = kv_shape(config, stored, kv_backend)
         assert [its.format.value for its in shape.specs] == [kept]
 
 
 def test_float16_is_for_a_gpu(checkpoint: Checkpoint) -> None:
     config = replace(CONFIG, kv_dtype="float16")
-    (spec,) = kv_shape(config, checkpoint, Substrate.SPARSE).specs
+    (spec,) = kv_shape(config, checkpoint, KVBackend.SPARSE).specs
     assert spec.format is KVFormat.FLOAT16
     with pytest.raises(LayoutError, match=r"a CPU keeps .* cache\.dtype is float16"):
-        kv_shape(config, checkpoint, Substrate.POSIX)
+        kv_shape(config, checkpoint, KVBackend.POSIX)
 
 
 def test_an_engine_is_built_and_has_decoded_before_it_is_handed_over(tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ import engine.build
 from engine.step.loop import EngineLoop
 from engine.types import FinishReason, Request, SamplingParams
 from kvcache.backend import PageBackend
+from kvcache.kv_backends import KVBackend
 from kvcache.layout import Group
 from kvcache.new_backend import new_backends
-from kvcache.substrates import Substrate
 from tests.engine.test_recall_engine import assert_empty, run_dry
 from tests.engines import BLOCK_BYTES, SHAPE, VOCAB, Answers, greedy, recall_loop
 from tests.recall import recall_many
@@ -61,8 +61,8 @@ def failing_loop(
 ) -> tuple[EngineLoop, FailingBackend]:
     made: list[FailingBackend] = []
 
-    def make(substrate: Substrate, groups: Sequence[Group], **how: Any) -> Any:
-        made.extend(map(FailingBackend, new_backends(substrate, groups, **how)))
+    def make(kv_backend: KVBackend, groups: Sequence[Group], **how: Any) -> Any:
+        made.extend(map(FailingBackend, new_backends(kv_backend, groups, **how)))
         return made
 
     monkeypatch.setattr(engine.build, "new_backends", make)

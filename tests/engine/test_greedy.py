@@ -74,7 +74,7 @@ def expected(folder: Path, prompts: list[list[int]]) -> list[list[int]]:
 async def test_greedy_answers_equal_mlx_lms_together_and_alone(
     folder: Path, prompts: list[list[int]], expected: list[list[int]], overlap: bool
 ) -> None:
-    config = replace(ENGINE, substrate="posix", prefix_keep_s=1000.0, overlap=overlap)
+    config = replace(ENGINE, kv_backend="posix", prefix_keep_s=1000.0, overlap=overlap)
     machine = MachineMemory(8 << 30, 4 << 30)
     plan = plan_engine(config, read_checkpoint(folder), machine, ON_CPU["posix"])
     client = EngineClient(

@@ -6,8 +6,8 @@ import pytest
 
 from engine.build import plan_engine
 from kvcache import native_backends
+from kvcache.kv_backends import KVBackend, KVBackendChoice
 from kvcache.layout import LayoutError
-from kvcache.substrates import Substrate, SubstrateChoice
 from tests.engine.hybrid_engines import VOCABULARY
 from tests.engine.hybrid_schedules import (
     DIFFERENT,
@@ -70,7 +70,7 @@ def test_a_conversation_computes_what_is_new_and_copies_nothing(hybrid: Hybrid) 
 
 
 def test_a_gpu_refuses_heads_that_its_kernels_do_not_know(hybrid: Hybrid) -> None:
-    choice = SubstrateChoice(Substrate.SPARSE, ("as the test wants it",))
+    choice = KVBackendChoice(KVBackend.SPARSE, ("as the test wants it",))
     with pytest.raises(LayoutError, match=r"heads of 32 dimensions, .* know 128: .* posix"):
         plan_engine(CONFIG, hybrid.checkpoint, MACHINE, choice)
 
@@ -101,12 +101,12 @@ def test_what_nobody_uses_for_a_while_goes_back_with_its_states(
     loop.mailbox.put(asked(1, [5] * 70, 40))
     run(loop)
     kv = loop._kv.stats()
-    assert kv.cells.committed_bytes > 0
+    assert kv.slots.committed_bytes > 0
     for _ in range(1000):
         loop.run_once()
         kv = loop._kv.stats()
-        if kv.free_bytes == kv.capacity_bytes and not kv.cells.committed_bytes:
+        if kv.free_bytes == kv.capacity_bytes and not kv.slots.committed_bytes:
             break
-    assert (kv.cells.free, kv.cells.evicted > 0) == (kv.cells.cells, True)
+    assert (kv.slots.free, kv.slots.evicted > 0) == (kv.slots.slots, True)
     assert kv.committed_bytes <= CONFIG.heap_bytes
     loop.close()

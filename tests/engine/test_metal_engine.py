@@ -25,8 +25,8 @@ from engine.step.scheduler import Scheduler
 from engine.types import EngineFailedError, FinishReason, Request, SamplingParams
 from kvcache.backend import BackendFailedError
 from kvcache.fault_memory import FaultMemory
+from kvcache.kv_backends import KVBackend, KVBackendChoice
 from kvcache.layout import LayoutError
-from kvcache.substrates import Substrate, SubstrateChoice
 from tests.engine.models.hybrids import write_hybrid
 from tests.engine.models.test_forward import LLAMA3, YARN
 from tests.engines import CONFIG, Answers, Scripted, every_third, greedy, steps
@@ -44,7 +44,7 @@ SPEC = ModelSpec(
     intermediate_size=256,
     vocab_size=512,
 )
-KINDS = (Substrate.SPARSE, Substrate.PAGED, Substrate.METAL_DENSE)
+KINDS = (KVBackend.SPARSE, KVBackend.PAGED, KVBackend.METAL_DENSE)
 MACHINE = MachineMemory(1 << 32, 1 << 32, 1 << 30, on_gpu=True)
 GPU = replace(
     CONFIG,
@@ -69,9 +69,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("metal"), SPEC, seed=5)
 
 
-def metal_loop(folder: Path, substrate: Substrate, answers: Answers, **changes: Any) -> EngineLoop:
+def metal_loop(folder: Path, kv_backend: KVBackend, answers: Answers, **changes: Any) -> EngineLoop:
     """changes: fields of EngineConfig."""
-    choice, config = SubstrateChoice(substrate, ()), replace(GPU, **changes)
+    choice, config = KVBackendChoice(kv_backend, ()), replace(GPU, **changes)
     plan = plan_engine(config, read_checkpoint(folder), MACHINE, choice)
     return build_engine(plan, config, lambda *_: None, answers)
 
@@ -95,12 +95,12 @@ def reference_answer(folder: Path, prompt: tuple[int, ...], count: int) -> list[
     return tokens[len(prompt) :]
 
 
-@pytest.mark.parametrize("substrate", KINDS)
+@pytest.mark.parametrize("kv_backend", KINDS)
 def test_greedy_answers_equal_mlx_lms_on_every_kind(
-    device: Device, folder: Path, substrate: Substrate
+    device: Device, folder: Path, kv_backend: KVBackend
 ) -> None:
     answers = Answers.empty()
-    loop = metal_loop(folder, substrate, answers)
+    loop = metal_loop(folder, kv_backend, answers)
     prompts = {1: list(range(7)), 2: list(range(100)), 3: [9] * 70}
     for number, prompt in prompts.items():
         loop.mailbox.put(greedy(number, prompt, 6))
@@ -112,9 +112,9 @@ def test_greedy_answers_equal_mlx_lms_on_every_kind(
     loop.mailbox.put(greedy(4, prompts[2], 6))
     run_dry(loop)
     assert answers.tokens[4] == answers.tokens[2]
-    assert (loop._scheduler.counters.cached_prompt_tokens > 0) != substrate.is_dense
+    assert (loop._scheduler.counters.cached_prompt_tokens > 0) != kv_backend.is_dense
     loop.close()
-    assert device.substrates[0].ended
+    assert device.kv_backends[0].ended
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_heads_without_norms_and_of_any_rope_are_appended_by_the_same_kernel(
     spec = replace(SPEC, num_key_value_heads=1, num_attention_heads=2)
     folder = write_model(tmp_path, spec, seed=5, rope_scaling=scaling, **fields)
     answers = Answers.empty()
-    loop = metal_loop(folder, Substrate.SPARSE, answers)
+    loop = metal_loop(folder, KVBackend.SPARSE, answers)
     prompts = {1: list(range(7)), 2: list(range(100))}
     for number, prompt in prompts.items():
         loop.mailbox.put(greedy(number, prompt, 6))
@@ -139,13 +139,13 @@ def test_heads_without_norms_and_of_any_rope_are_appended_by_the_same_kernel(
     loop.close()
 
 
-@pytest.mark.parametrize("substrate", KINDS)
+@pytest.mark.parametrize("kv_backend", KINDS)
 def test_states_of_recurrent_layers_are_kept_and_shared_as_on_a_cpu(
-    device: Device, tmp_path: Path, substrate: Substrate
+    device: Device, tmp_path: Path, kv_backend: KVBackend
 ) -> None:
     dims: dict[str, Any] = {"linear_key_head_dim": 128, "linear_value_head_dim": 128}
     answers, folder = Answers.empty(), write_hybrid(tmp_path, gain=3.0, **dims)
-    loop = metal_loop(folder, substrate, answers, overlap=True)
+    loop = metal_loop(folder, kv_backend, answers, overlap=True)
     prompts = {1: list(range(7)), 2: list(range(100)), 3: [9] * 70}
     for number, prompt in prompts.items():
         loop.mailbox.put(greedy(number, prompt, 6))
@@ -155,12 +155,12 @@ def test_states_of_recurrent_layers_are_kept_and_shared_as_on_a_cpu(
     loop.mailbox.put(greedy(4, prompts[2], 6))
     run_dry(loop)
     assert answers.tokens[4] == answers.tokens[2]
-    assert (loop._scheduler.counters.cached_prompt_tokens > 0) != substrate.is_dense
-    made, cells = device.substrates[0], loop._kv._layout.shape.cell
-    assert made.cells is not None
-    assert cells is not None
-    assert made.cells.cell_bytes == cells.cell_bytes
-    loop._kv.release_idle_memory()  # which gives no cell back
+    assert (loop._scheduler.counters.cached_prompt_tokens > 0) != kv_backend.is_dense
+    made, slots = device.kv_backends[0], loop._kv._layout.shape.slot
+    assert made.slots is not None
+    assert slots is not None
+    assert made.slots.slot_bytes == slots.slot_bytes
+    loop._kv.release_idle_memory()  # which gives no slot back
     loop.close()
 
 
@@ -169,7 +169,7 @@ def test_a_gpu_has_all_of_the_next_step_before_the_one_in_flight_is_read(
 ) -> None:
     """Of rows that a constraint holds, all up to their logits."""
     answers = Answers.empty()
-    loop = metal_loop(folder, Substrate.SPARSE, answers, overlap=True)
+    loop = metal_loop(folder, KVBackend.SPARSE, answers, overlap=True)
     submit_graph, read = ModelStep.submit_graph, ModelStep.read
     steps: list[ModelStep] = []
     given: list[int] = []
@@ -197,7 +197,7 @@ def test_a_gpu_has_all_of_the_next_step_before_the_one_in_flight_is_read(
 
 
 def test_heaps_stay_however_idle_the_engine_is(device: Device, folder: Path) -> None:
-    loop = metal_loop(folder, Substrate.SPARSE, Answers.empty())
+    loop = metal_loop(folder, KVBackend.SPARSE, Answers.empty())
     loop.mailbox.put(greedy(1, list(range(100)), 4))
     run_dry(loop)
     for _ in range(4):
@@ -213,7 +213,7 @@ def test_fault_25_where_heaps_stay_a_warning_ends_neither_prefixes_nor_company(
     device: Device, folder: Path
 ) -> None:
     answers = Answers.empty()
-    loop = metal_loop(folder, Substrate.SPARSE, answers)
+    loop = metal_loop(folder, KVBackend.SPARSE, answers)
     freed: list[bool] = []
     loop._runner.release_cache = lambda: freed.append(True)  # type: ignore[method-assign]
     prompt = list(range(300))
@@ -250,7 +250,7 @@ def test_a_failed_step_is_given_up_and_the_next_request_is_right(
         raise ValueError("out of luck")
 
     answers = Answers.empty()
-    loop = metal_loop(folder, Substrate.SPARSE, answers)
+    loop = metal_loop(folder, KVBackend.SPARSE, answers)
     with monkeypatch.context() as patch:
         patch.setattr("engine.step.runner.sample", broken)
         loop.mailbox.put(greedy(1, [1, 2, 3], 5))
@@ -274,7 +274,7 @@ def test_fault_09_a_step_whose_device_is_lost_ends_the_engine_and_is_never_compl
     def broken(*_: object) -> None:
         raise RuntimeError(fault)
 
-    loop = metal_loop(folder, Substrate.SPARSE, Answers.empty())
+    loop = metal_loop(folder, KVBackend.SPARSE, Answers.empty())
     monkeypatch.setattr("engine.step.runner.sample", broken)
     if waiting_fails:
         monkeypatch.setattr(mx, "synchronize", broken)
@@ -291,30 +291,30 @@ def test_a_mapping_that_fails_while_serving_ends_the_engine_and_is_remembered(
 ) -> None:
     answers = Answers.empty()
     client = EngineClient(
-        lambda emit: metal_loop(folder, Substrate.SPARSE, emit),  # type: ignore[arg-type]
+        lambda emit: metal_loop(folder, KVBackend.SPARSE, emit),  # type: ignore[arg-type]
         max_queue=4,
         max_backlog=64,
     )
     client.start()
-    assert not client.substrate_failed
+    assert not client.kv_backend_failed
     device.mapper_failure = "2 mapping operations of a sparse buffer, batch 7"
     loop = client._loop
     assert loop is not None
     loop.mailbox.put(greedy(1, [1, 2, 3], 5))
     client._thread.join(20.0)
-    assert client.substrate_failed
+    assert client.kv_backend_failed
     assert client.busy_since is None, "who ends is not hanging"
     assert not client.alive
-    (said,) = FaultMemory(Substrate.SPARSE).found()
-    assert "serving failed: the Metal substrate failed: 2 mapping operations" in said
+    (said,) = FaultMemory(KVBackend.SPARSE).found()
+    assert "serving failed: the Metal backend failed: 2 mapping operations" in said
     assert answers.finished == {}
 
 
-def test_a_step_that_hangs_behind_a_mapping_that_failed_is_a_fault_of_the_substrate(
+def test_a_step_that_hangs_behind_a_mapping_that_failed_is_a_fault_of_the_kv_backend(
     device: Device, folder: Path
 ) -> None:
     client = EngineClient(
-        lambda emit: metal_loop(folder, Substrate.SPARSE, emit),  # type: ignore[arg-type]
+        lambda emit: metal_loop(folder, KVBackend.SPARSE, emit),  # type: ignore[arg-type]
         max_queue=4,
         max_backlog=64,
     )
@@ -324,14 +324,14 @@ def test_a_step_that_hangs_behind_a_mapping_that_failed_is_a_fault_of_the_substr
     assert loop.faults.find() is None
     device.mapper_failure = "1 mapping operations of a sparse buffer, batch 3"
     client.declare_dead()
-    assert client.substrate_failed
+    assert client.kv_backend_failed
     assert not client.alive
-    assert "batch 3" in FaultMemory(Substrate.SPARSE).found()[0]
+    assert "batch 3" in FaultMemory(KVBackend.SPARSE).found()[0]
     loop.mailbox.put(Stop())
     thread.join(20.0)
 
 
-def test_a_command_that_meets_memory_that_is_not_there_is_a_fault_of_the_substrate(
+def test_a_command_that_meets_memory_that_is_not_there_is_a_fault_of_the_kv_backend(
     device: Device, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: object) -> None:
@@ -340,30 +340,30 @@ def test_a_command_that_meets_memory_that_is_not_there_is_a_fault_of_the_substra
             "(0000000b:kIOGPUCommandBufferCallbackErrorPageFault)."
         )
 
-    loop = metal_loop(folder, Substrate.SPARSE, Answers.empty())
+    loop = metal_loop(folder, KVBackend.SPARSE, Answers.empty())
     monkeypatch.setattr("engine.step.runner.sample", broken)
     loop.mailbox.put(greedy(1, [1, 2, 3], 5))
     with pytest.raises(BackendFailedError, match="a step met memory that is not mapped"):
         loop.run()
-    (said,) = FaultMemory(Substrate.SPARSE).found()
+    (said,) = FaultMemory(KVBackend.SPARSE).found()
     assert "PageFault" in said
 
 
 def test_the_engine_ends_its_memory_on_its_own_thread(device: Device, folder: Path) -> None:
     client = EngineClient(
-        lambda emit: metal_loop(folder, Substrate.SPARSE, emit),  # type: ignore[arg-type]
+        lambda emit: metal_loop(folder, KVBackend.SPARSE, emit),  # type: ignore[arg-type]
         max_queue=4,
         max_backlog=64,
     )
     client.start()
     assert client.stop(20.0)
-    assert device.substrates[0].ended
+    assert device.kv_backends[0].ended
 
 
 def test_a_device_that_does_not_answer_at_the_end_is_told_of(
     device: Device, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    loop = metal_loop(folder, Substrate.SPARSE, Answers.empty())
+    loop = metal_loop(folder, KVBackend.SPARSE, Answers.empty())
     device.silent = True
     with caplog.at_level(logging.ERROR):
         loop.close()
@@ -378,33 +378,33 @@ def test_an_engine_that_cannot_be_built_leaves_nothing_mapped(
 
     monkeypatch.setattr(EngineLoop, "warm_up", broken)
     with pytest.raises(RuntimeError, match="no luck"):
-        metal_loop(folder, Substrate.SPARSE, Answers.empty())
-    assert device.substrates[0].ended
+        metal_loop(folder, KVBackend.SPARSE, Answers.empty())
+    assert device.kv_backends[0].ended
 
 
 def test_heads_that_the_kernels_do_not_know_are_refused_with_a_way_out(tiny_model: Path) -> None:
-    choice = SubstrateChoice(Substrate.SPARSE, ())
+    choice = KVBackendChoice(KVBackend.SPARSE, ())
     with pytest.raises(LayoutError, match=r"head_dim is 32, .* 64, 128, 256: .*--kv-backend posix"):
         plan_engine(GPU, read_checkpoint(tiny_model), MACHINE, choice)
 
 
 def test_metal_computes_what_is_stored(folder: Path) -> None:
-    choice = SubstrateChoice(Substrate.SPARSE, ())
+    choice = KVBackendChoice(KVBackend.SPARSE, ())
     plan = plan_engine(GPU, read_checkpoint(folder), MACHINE, choice)
     assert plan.arithmetic == "stored"
     assert plan.memory.layout.groups[0].page_bytes in (16384, 65536, 262144)
 
 
-def test_each_substrate_computes_where_its_memory_is() -> None:
-    assert engine.build.compute_device(Substrate.SPARSE) == mx.Device(mx.gpu)
-    assert engine.build.compute_device(Substrate.POSIX) == mx.Device(mx.cpu)
+def test_each_kv_backend_computes_where_its_memory_is() -> None:
+    assert engine.build.compute_device(KVBackend.SPARSE) == mx.Device(mx.gpu)
+    assert engine.build.compute_device(KVBackend.POSIX) == mx.Device(mx.cpu)
 
 
 def test_steps_of_prompts_beside_decoding_are_whole_tiles_of_the_gpu(
     device: Device, folder: Path
 ) -> None:
     """However short a step is to be."""
-    loop = metal_loop(folder, Substrate.PAGED, Answers.empty(), step_time_target_ms=1e-3)
+    loop = metal_loop(folder, KVBackend.PAGED, Answers.empty(), step_time_target_ms=1e-3)
     plans: list[StepPlan] = []
     schedule = Scheduler.schedule
 

@@ -24,13 +24,13 @@ from engine.selftest import (
     read_extension,
 )
 from kvcache.fault_memory import FaultMemory
+from kvcache.kv_backends import NO_DEVICE, NO_METAL, KVBackend
 from kvcache.selftest.run import Outcome, SelfTest, SelfTestReport, has_passed, write_stamp
-from kvcache.substrates import NO_DEVICE, NO_METAL, Substrate
 from tests.engine.machine_reports import DEVICE, FAILED, GIB, MAC, PASSED, SAID, with_sparse
 from tests.kvcache.metal_double import Device, install
 
 WISHES = SelfTestOptions(EngineConfig())
-Trials = dict[tuple[str, Substrate], SelfTestReport]
+Trials = dict[tuple[str, KVBackend], SelfTestReport]
 
 
 class Machine:
@@ -41,7 +41,7 @@ class Machine:
         self.outcome: Outcome | None = None
         self.reports: Trials = {}
         """Of trials that do not pass."""
-        self.tried: list[tuple[str, Substrate, int | None]] = []
+        self.tried: list[tuple[str, KVBackend, int | None]] = []
 
     def child(self, command: list[str], limit_s: float) -> Outcome:
         assert command[0] == sys.executable
@@ -50,15 +50,15 @@ class Machine:
     def trial(
         self,
         what: str,
-        substrate: Substrate,
+        kv_backend: KVBackend,
         page_bytes: int | None = None,
         size: str = "",
         limit_s: float = 0.0,
     ) -> SelfTestReport:
         if what == SelfTest.PACE:
             return PASSED
-        self.tried.append((what, substrate, page_bytes))
-        return self.reports.get((what, substrate), PASSED)
+        self.tried.append((what, kv_backend, page_bytes))
+        return self.reports.get((what, kv_backend), PASSED)
 
 
 @pytest.fixture
@@ -83,32 +83,32 @@ def test_this_machine_is_examined_for_real() -> None:
     )
     assert report.serves
     assert report.extension.matches
-    assert report.of(Substrate.POSIX).fault == ""
+    assert report.of(KVBackend.POSIX).fault == ""
     assert told[0] == "the extension"
     if sys.platform == "linux":
-        assert report.chosen is Substrate.POSIX
+        assert report.chosen is KVBackend.POSIX
         assert report.reasons == (f"posix: {NO_METAL}",)
-        assert report.of(Substrate.POSIX).tests[SelfTest.RELEASE].passed
-        assert report.of(Substrate.SPARSE).missing == NO_METAL
+        assert report.of(KVBackend.POSIX).tests[SelfTest.RELEASE].passed
+        assert report.of(KVBackend.SPARSE).missing == NO_METAL
 
 
 def test_a_machine_with_a_gpu_serves_from_it(machine: Machine) -> None:
     report = check_machine(WISHES, quiet)
-    assert report.chosen is Substrate.SPARSE
+    assert report.chosen is KVBackend.SPARSE
     assert report.memory.max_buffer_bytes == 1 << 30
     assert report.memory.total_bytes <= 1 << 32
     assert report.headroom_bytes == GPU_HEADROOM_BYTES
     assert report.usable_bytes == report.memory.total_bytes - GPU_HEADROOM_BYTES
-    tried = [(what, substrate) for what, substrate, _ in machine.tried]
+    tried = [(what, kv_backend) for what, kv_backend, _ in machine.tried]
     assert tried == [
-        (SelfTest.SUBSTRATE, Substrate.SPARSE),
-        (SelfTest.KERNELS, Substrate.SPARSE),
-        (SelfTest.SUBSTRATE, Substrate.PAGED),
-        (SelfTest.KERNELS, Substrate.PAGED),
-        (SelfTest.SUBSTRATE, Substrate.METAL_DENSE),
-        (SelfTest.KERNELS, Substrate.METAL_DENSE),
-        (SelfTest.SUBSTRATE, Substrate.POSIX),
-        (SelfTest.KERNELS, Substrate.POSIX),
+        (SelfTest.KV_BACKEND, KVBackend.SPARSE),
+        (SelfTest.KERNELS, KVBackend.SPARSE),
+        (SelfTest.KV_BACKEND, KVBackend.PAGED),
+        (SelfTest.KERNELS, KVBackend.PAGED),
+        (SelfTest.KV_BACKEND, KVBackend.METAL_DENSE),
+        (SelfTest.KERNELS, KVBackend.METAL_DENSE),
+        (SelfTest.KV_BACKEND, KVBackend.POSIX),
+        (SelfTest.KERNELS, KVBackend.POSIX),
     ]
 
 
@@ -122,26 +122,26 @@ def test_a_wheel_that_does_not_suit_the_chip_is_warned_of(
 
 
 def test_what_fails_its_canary_is_not_chosen_and_tried_no_further(machine: Machine) -> None:
-    machine.reports[SelfTest.SUBSTRATE, Substrate.SPARSE] = FAILED
+    machine.reports[SelfTest.KV_BACKEND, KVBackend.SPARSE] = FAILED
     report = check_machine(WISHES, quiet)
-    assert report.chosen is Substrate.PAGED
+    assert report.chosen is KVBackend.PAGED
     assert report.reasons[0] == "not sparse on Metal: map: refused"
-    assert (SelfTest.KERNELS, Substrate.SPARSE, None) not in machine.tried
+    assert (SelfTest.KERNELS, KVBackend.SPARSE, None) not in machine.tried
 
 
 def test_what_the_device_lacks_is_not_tried(machine: Machine) -> None:
     machine.facts["metal"]["missing_for_sparse"] = ["no queue", "no heaps"]
     report = check_machine(WISHES, quiet)
-    assert report.of(Substrate.SPARSE).missing == "no queue; no heaps"
-    assert (SelfTest.SUBSTRATE, Substrate.SPARSE, None) not in machine.tried
+    assert report.of(KVBackend.SPARSE).missing == "no queue; no heaps"
+    assert (SelfTest.KV_BACKEND, KVBackend.SPARSE, None) not in machine.tried
 
 
 def test_a_build_with_metal_may_find_no_device(machine: Machine) -> None:
     machine.facts["metal"] = {}
     report = check_machine(WISHES, quiet)
     assert report.device is None
-    assert report.of(Substrate.SPARSE).missing == NO_DEVICE
-    assert report.chosen is Substrate.POSIX
+    assert report.of(KVBackend.SPARSE).missing == NO_DEVICE
+    assert report.chosen is KVBackend.POSIX
 
 
 def test_an_extension_that_cannot_be_loaded_is_what_is_wrong_with_everything(
@@ -150,7 +150,7 @@ def test_an_extension_that_cannot_be_loaded_is_what_is_wrong_with_everything(
     machine.outcome = Outcome("it ended with exit code 1: ImportError: no", "", 0.1)
     report = check_machine(WISHES, quiet)
     assert "ImportError" in report.extension.fault
-    assert all("ImportError" in its.missing for its in report.substrates)
+    assert all("ImportError" in its.missing for its in report.kv_backends)
     assert machine.tried == []
     assert not report.serves
 
@@ -161,8 +161,8 @@ def test_an_extension_that_talks_nonsense_is_none(machine: Machine) -> None:
 
 
 def test_what_was_asked_for_and_is_not_there_is_refused(machine: Machine) -> None:
-    machine.reports[SelfTest.SUBSTRATE, Substrate.PAGED] = FAILED
-    report = check_machine(SelfTestOptions(EngineConfig(substrate="paged")), quiet)
+    machine.reports[SelfTest.KV_BACKEND, KVBackend.PAGED] = FAILED
+    report = check_machine(SelfTestOptions(EngineConfig(kv_backend="paged")), quiet)
     assert (report.chosen, report.serves) == (None, False)
     assert report.reasons == ("paged on Metal does not work on this machine: map: refused",)
 
@@ -173,36 +173,36 @@ def test_pages_and_headroom_are_those_of_the_settings(machine: Machine) -> None:
         quiet,
     )
     assert report.headroom_bytes == 1 << 20
-    assert (SelfTest.SUBSTRATE, Substrate.SPARSE, 16384) in machine.tried
-    assert (SelfTest.RELEASE, Substrate.SPARSE, 16384) in machine.tried
-    assert (SelfTest.SUBSTRATE, Substrate.METAL_DENSE, None) in machine.tried
+    assert (SelfTest.KV_BACKEND, KVBackend.SPARSE, 16384) in machine.tried
+    assert (SelfTest.RELEASE, KVBackend.SPARSE, 16384) in machine.tried
+    assert (SelfTest.KV_BACKEND, KVBackend.METAL_DENSE, None) in machine.tried
 
 
 def test_a_passed_release_test_is_written_down_for_a_gpu_alone(machine: Machine) -> None:
-    assert not has_passed(SelfTest.RELEASE, Substrate.SPARSE)
-    machine.reports[SelfTest.RELEASE, Substrate.PAGED] = FAILED
+    assert not has_passed(SelfTest.RELEASE, KVBackend.SPARSE)
+    machine.reports[SelfTest.RELEASE, KVBackend.PAGED] = FAILED
     report = check_machine(SelfTestOptions(EngineConfig(), release_test=True), quiet)
     sparse, paged, posix = (
-        report.of(s) for s in (Substrate.SPARSE, Substrate.PAGED, Substrate.POSIX)
+        report.of(s) for s in (KVBackend.SPARSE, KVBackend.PAGED, KVBackend.POSIX)
     )
     assert sparse.releases_heaps
     assert Path(sparse.remembered).is_file()
-    assert has_passed(SelfTest.RELEASE, Substrate.SPARSE)
+    assert has_passed(SelfTest.RELEASE, KVBackend.SPARSE)
     assert (paged.releases_heaps, paged.remembered) == (False, "")
     assert (posix.releases_heaps, posix.remembered) == (True, "")
-    assert not has_passed(SelfTest.RELEASE, Substrate.PAGED)
-    assert SelfTest.RELEASE not in report.of(Substrate.METAL_DENSE).tests, (
+    assert not has_passed(SelfTest.RELEASE, KVBackend.PAGED)
+    assert SelfTest.RELEASE not in report.of(KVBackend.METAL_DENSE).tests, (
         "an arena is never released"
     )
 
 
 def test_a_release_test_that_fails_takes_back_the_one_that_passed(machine: Machine) -> None:
     wishes = SelfTestOptions(EngineConfig(), release_test=True)
-    assert check_machine(wishes, quiet).of(Substrate.SPARSE).releases_heaps
-    machine.reports[SelfTest.RELEASE, Substrate.SPARSE] = FAILED
-    sparse = check_machine(wishes, quiet).of(Substrate.SPARSE)
+    assert check_machine(wishes, quiet).of(KVBackend.SPARSE).releases_heaps
+    machine.reports[SelfTest.RELEASE, KVBackend.SPARSE] = FAILED
+    sparse = check_machine(wishes, quiet).of(KVBackend.SPARSE)
     assert (sparse.releases_heaps, sparse.remembered) == (False, "")
-    assert not has_passed(SelfTest.RELEASE, Substrate.SPARSE)
+    assert not has_passed(SelfTest.RELEASE, KVBackend.SPARSE)
 
 
 def test_memory_is_mapped_while_steps_run_where_the_stress_test_has_passed(
@@ -217,14 +217,14 @@ def test_memory_is_mapped_while_steps_run_where_the_stress_test_has_passed(
     report = check_machine(stressed, quiet)
     assert report.maps_while_running is True
     assert report.reasons[-1] == "memory is mapped while steps run: its stress test has passed here"
-    both = report.of(Substrate.SPARSE).remembered.split("; ")
+    both = report.of(KVBackend.SPARSE).remembered.split("; ")
     assert [Path(its).is_file() for its in both] == [True, True]
     assert check_machine(WISHES, quiet).maps_while_running is True
     by_hand = SelfTestOptions(EngineConfig(map_while_running=False))
     assert check_machine(by_hand, quiet).maps_while_running is False
-    machine.reports[SelfTest.STRESS, Substrate.SPARSE] = FAILED
-    assert check_machine(stressed, quiet).chosen is Substrate.PAGED
-    assert not has_passed(SelfTest.STRESS, Substrate.SPARSE)
+    machine.reports[SelfTest.STRESS, KVBackend.SPARSE] = FAILED
+    assert check_machine(stressed, quiet).chosen is KVBackend.PAGED
+    assert not has_passed(SelfTest.STRESS, KVBackend.SPARSE)
     machine.reports.clear()
     assert check_machine(WISHES, quiet).maps_while_running is False
 
@@ -244,82 +244,82 @@ def test_nothing_is_written_unless_it_is_asked_for(machine: Machine, tmp_path: P
 def test_what_cannot_be_written_down_is_said(machine: Machine, tmp_path: Path) -> None:
     (tmp_path / "caches").write_text("a file")
     report = check_machine(SelfTestOptions(EngineConfig(), release_test=True), quiet)
-    sparse = report.of(Substrate.SPARSE)
+    sparse = report.of(KVBackend.SPARSE)
     assert "it could not be written down" in sparse.remembered
     assert not sparse.releases_heaps
 
 
 def test_what_computes_wrong_is_not_asked_to_release(machine: Machine) -> None:
-    machine.reports[SelfTest.KERNELS, Substrate.SPARSE] = FAILED
+    machine.reports[SelfTest.KERNELS, KVBackend.SPARSE] = FAILED
     report = check_machine(SelfTestOptions(EngineConfig(), release_test=True), quiet)
-    assert SelfTest.RELEASE not in report.of(Substrate.SPARSE).tests
-    assert report.chosen is Substrate.SPARSE, "serving does not ask for more than the canary"
+    assert SelfTest.RELEASE not in report.of(KVBackend.SPARSE).tests
+    assert report.chosen is KVBackend.SPARSE, "serving does not ask for more than the canary"
     assert not report.serves
 
 
 def test_what_has_failed_here_is_forgotten_where_it_works_now(machine: Machine) -> None:
-    FaultMemory(Substrate.SPARSE).record("it hung")
-    write_stamp(SelfTest.RELEASE, Substrate.SPARSE)
+    FaultMemory(KVBackend.SPARSE).record("it hung")
+    write_stamp(SelfTest.RELEASE, KVBackend.SPARSE)
     report = check_machine(WISHES, quiet)
-    sparse = report.of(Substrate.SPARSE)
+    sparse = report.of(KVBackend.SPARSE)
     assert "it hung" in sparse.faults[0]
     assert sparse.standing_faults == ()
-    assert report.chosen is Substrate.SPARSE
-    assert not has_passed(SelfTest.RELEASE, Substrate.SPARSE), (
+    assert report.chosen is KVBackend.SPARSE
+    assert not has_passed(SelfTest.RELEASE, KVBackend.SPARSE), (
         "its release test was passed before the fault"
     )
-    assert check_machine(WISHES, quiet).of(Substrate.SPARSE).faults == ()
+    assert check_machine(WISHES, quiet).of(KVBackend.SPARSE).faults == ()
 
 
-@pytest.mark.parametrize("what", [SelfTest.SUBSTRATE, SelfTest.KERNELS])
+@pytest.mark.parametrize("what", [SelfTest.KV_BACKEND, SelfTest.KERNELS])
 def test_what_has_failed_here_and_still_fails_is_not(machine: Machine, what: str) -> None:
-    FaultMemory(Substrate.SPARSE).record("it hung")
-    machine.reports[what, Substrate.SPARSE] = FAILED
+    FaultMemory(KVBackend.SPARSE).record("it hung")
+    machine.reports[what, KVBackend.SPARSE] = FAILED
     report = check_machine(WISHES, quiet)
-    assert report.of(Substrate.SPARSE).standing_faults == report.of(Substrate.SPARSE).faults
-    assert report.chosen is Substrate.PAGED
+    assert report.of(KVBackend.SPARSE).standing_faults == report.of(KVBackend.SPARSE).faults
+    assert report.chosen is KVBackend.PAGED
     assert "it hung" in report.reasons[0]
-    report = check_machine(SelfTestOptions(EngineConfig(substrate="sparse")), quiet)
+    report = check_machine(SelfTestOptions(EngineConfig(kv_backend="sparse")), quiet)
     assert (report.chosen, report.serves) == (None, False)
     by_hand = SelfTestOptions(EngineConfig(), forget_faults=True)
-    assert check_machine(by_hand, quiet).of(Substrate.SPARSE).standing_faults == ()
+    assert check_machine(by_hand, quiet).of(KVBackend.SPARSE).standing_faults == ()
 
 
 def test_what_cannot_be_forgotten_still_stands(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    FaultMemory(Substrate.SPARSE).record("it hung")
+    FaultMemory(KVBackend.SPARSE).record("it hung")
 
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError
 
     monkeypatch.setattr(Path, "unlink", refuse)
     report = check_machine(WISHES, quiet)
-    assert len(report.of(Substrate.SPARSE).standing_faults) == 1
-    assert report.chosen is Substrate.PAGED
+    assert len(report.of(KVBackend.SPARSE).standing_faults) == 1
+    assert report.chosen is KVBackend.PAGED
 
 
 def test_what_fails_under_running_commands_is_remembered_and_not_chosen(machine: Machine) -> None:
-    machine.reports[SelfTest.STRESS, Substrate.SPARSE] = FAILED
+    machine.reports[SelfTest.STRESS, KVBackend.SPARSE] = FAILED
     stressed = SelfTestOptions(EngineConfig(), release_test=True, stress=True)
     report = check_machine(stressed, quiet)
-    sparse = report.of(Substrate.SPARSE)
+    sparse = report.of(KVBackend.SPARSE)
     assert sparse.tests[SelfTest.STRESS] is FAILED
     assert SelfTest.RELEASE not in sparse.tests
     assert "the stress test failed: map: refused" in sparse.standing_faults[0]
-    assert report.chosen is Substrate.PAGED
-    assert report.of(Substrate.PAGED).tests[SelfTest.STRESS] is PASSED
-    assert SelfTest.STRESS not in report.of(Substrate.METAL_DENSE).tests
+    assert report.chosen is KVBackend.PAGED
+    assert report.of(KVBackend.PAGED).tests[SelfTest.STRESS] is PASSED
+    assert SelfTest.STRESS not in report.of(KVBackend.METAL_DENSE).tests
     machine.reports.clear()
-    assert check_machine(stressed, quiet).chosen is Substrate.SPARSE
+    assert check_machine(stressed, quiet).chosen is KVBackend.SPARSE
 
 
 def test_the_pages_of_a_cpu_are_stressed_too_and_not_remembered(machine: Machine) -> None:
-    machine.reports[SelfTest.STRESS, Substrate.POSIX] = FAILED
-    wishes = SelfTestOptions(EngineConfig(substrate="posix"), stress=True)
+    machine.reports[SelfTest.STRESS, KVBackend.POSIX] = FAILED
+    wishes = SelfTestOptions(EngineConfig(kv_backend="posix"), stress=True)
     report = check_machine(wishes, quiet)
-    assert (report.chosen, report.serves) == (Substrate.POSIX, False)
-    assert report.of(Substrate.POSIX).standing_faults == ()
+    assert (report.chosen, report.serves) == (KVBackend.POSIX, False)
+    assert report.of(KVBackend.POSIX).standing_faults == ()
 
 
 def test_the_extension_says_what_it_is() -> None:
@@ -366,15 +366,15 @@ def test_the_limits_of_open_files_are_told_and_what_becomes_of_them(
 def test_a_machine_serves_where_what_was_chosen_works() -> None:
     assert MAC.serves
     assert not replace(MAC, chosen=None).serves
-    assert not replace(MAC, chosen=Substrate.PAGED).serves
-    assert not replace(MAC, chosen=Substrate.METAL_DENSE).serves
-    assert replace(MAC, chosen=Substrate.POSIX).serves
+    assert not replace(MAC, chosen=KVBackend.PAGED).serves
+    assert not replace(MAC, chosen=KVBackend.METAL_DENSE).serves
+    assert replace(MAC, chosen=KVBackend.POSIX).serves
 
 
 def test_wrong_arithmetic_does_not_change_the_choice_but_the_verdict() -> None:
     report = with_sparse({SelfTest.KERNELS: FAILED})
-    assert report.of(Substrate.SPARSE).refusal == ""
-    assert report.of(Substrate.SPARSE).fault == "map: refused"
+    assert report.of(KVBackend.SPARSE).refusal == ""
+    assert report.of(KVBackend.SPARSE).fault == "map: refused"
     assert not report.serves
 
 
@@ -401,13 +401,13 @@ def test_a_report_is_one_json_object_with_a_version() -> None:
     said = json.loads(json.dumps(MAC.as_json()))
     assert said["schema"] == SCHEMA == 1
     assert set(said) == {
-        "schema", "serves", "machine", "python", "extension", "metal", "substrates", "wheel",
+        "schema", "serves", "machine", "python", "extension", "metal", "kv_backends", "wheel",
         "pace", "pressure", "memory", "choice",
     }  # fmt: skip
     assert said["machine"]["model"] == "Mac15,6"
     assert said["extension"]["matches"]
     assert said["metal"] == DEVICE.said
-    sparse, paged, dense, posix = said["substrates"]
+    sparse, paged, dense, posix = said["kv_backends"]
     assert (sparse["works"], paged["works"], dense["works"]) == (True, False, False)
     assert (dense["name"], dense["on_gpu"]) == ("dense", True)
     assert dense["canary"] is dense["kernels"] is dense["release_test"] is None
@@ -431,7 +431,7 @@ def test_a_machine_without_a_choice_is_json_too() -> None:
 
 def test_metal_md_names_the_places_of_what_only_a_mac_can_say() -> None:
     said = replace(MAC, pace=PASSED).as_json()
-    facts = {"extension": extension_facts().keys(), "substrates": said["substrates"][0]}
+    facts = {"extension": extension_facts().keys(), "kv_backends": said["kv_backends"][0]}
     text = (Path(__file__).parents[2] / "metal_ext/README.md").read_text()
     places = re.findall(r"^\| F\d+ \| `([\w.]+)` \|", text, re.MULTILINE)
     assert len(places) == 10

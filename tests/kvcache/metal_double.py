@@ -47,7 +47,7 @@ class Device:
     """Nothing completes any more."""
     failure: str = ""
     mapper_failure: str = ""
-    substrates: list["Substrate"] = field(default_factory=list)
+    kv_backends: list["KVBackend"] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)
     """The operations of kernels."""
 
@@ -135,26 +135,26 @@ class Rows:
 
 
 @dataclass
-class Cells:
-    """Cells of a CPU, whose kernel advances them in float32, with twice the room."""
+class Slots:
+    """Slots of a CPU, whose kernel advances them in float32, with twice the room."""
 
     count: int
-    cell_bytes: int
+    slot_bytes: int
     memory: StateMemory = field(init=False)
     workers: CpuWorkers = field(init=False)
 
     def __post_init__(self) -> None:
-        self.memory = StateMemory(2 * self.count * self.cell_bytes)
+        self.memory = StateMemory(2 * self.count * self.slot_bytes)
         self.workers = CpuWorkers(1)
 
-    def address(self, cell: int) -> int:
-        if not 0 <= cell < self.count:
-            raise MistakeError(f"cell {cell} of {self.count}")
-        return self.memory.address + 2 * cell * self.cell_bytes
+    def address(self, slot: int) -> int:
+        if not 0 <= slot < self.count:
+            raise MistakeError(f"slot {slot} of {self.count}")
+        return self.memory.address + 2 * slot * self.slot_bytes
 
 
 @dataclass(frozen=True)
-class CellRows:
+class SlotRows:
     rows: Rows
     native: StateRows
 
@@ -174,12 +174,12 @@ class Mapper:
         if self._device.refuses:
             self._refused.add(ticket)
             return ticket
-        substrate = self._device.substrates[-1]
-        substrate.check_point("mapped")
+        backend = self._device.kv_backends[-1]
+        backend.check_point("mapped")
         if heap.blocks is None:
             heap.commit()
         assert heap.blocks is not None
-        if not substrate.maps_beside_steps:
+        if not backend.maps_beside_steps:
             its.begun.update(range(block, block + count))
         for i in range(count):
             place = heap.places.setdefault(heap_block + i, [])
@@ -192,7 +192,7 @@ class Mapper:
                 for array in heap.blocks[heap_block + i]:
                     array[:] = 0
             else:
-                if heap.written.get(heap_block + i, 0) > substrate.completed_epoch:
+                if heap.written.get(heap_block + i, 0) > backend.completed_epoch:
                     raise MistakeError("a block is shared before its writer has completed")
                 heap.sealed.add(heap_block + i)
             place.append((its, block + i))
@@ -200,8 +200,8 @@ class Mapper:
         return ticket
 
     def unmap(self, its: Range, block: int, count: int) -> int:
-        substrate = self._device.substrates[-1]
-        if substrate.open_epochs:
+        backend = self._device.kv_backends[-1]
+        if backend.open_epochs:
             raise MistakeError("unmapped while a step may use it")
         its.begun.difference_update(range(block, block + count))
         for number in range(block, block + count):
@@ -212,7 +212,7 @@ class Mapper:
     def release(self, heap: Heap, block: int, count: int) -> int:
         if count != heap.geometry.blocks_per_heap or any(heap.places.values()):
             raise MistakeError("a heap is released while it is mapped, or in part")
-        self._device.substrates[-1].check_point("released")
+        self._device.kv_backends[-1].check_point("released")
         heap.blocks = None
         return self.next_ticket()
 
@@ -246,7 +246,7 @@ class Mapper:
         return ticket <= self.completed
 
 
-class Substrate:
+class KVBackend:
     def __init__(
         self,
         device: Device,
@@ -265,12 +265,12 @@ class Substrate:
         self.held: list[mx.array] = []
         self.ranges: list[Range] = []
         self.heaps: list[Heap] = []
-        self.cells: Cells | None = None
+        self.slots: Slots | None = None
         self.open_epochs: set[int] = set()
         self.completed_epoch = 0
         self.ended = False
         self._device = device
-        device.substrates.append(self)
+        device.kv_backends.append(self)
 
     @property
     def failure(self) -> str:
@@ -279,25 +279,25 @@ class Substrate:
     def hold(self, arrays: list[mx.array]) -> None:
         self.held += arrays
 
-    def make_cells(self, count: int, cell_bytes: int) -> None:
+    def make_slots(self, count: int, slot_bytes: int) -> None:
         if self._device.refuses:
             raise NO_MEMORY
-        if self.cells is not None or self.completed_epoch or self.open_epochs:
-            raise MistakeError("cells are made once, before the first step")
-        self.cells = Cells(count, cell_bytes)
+        if self.slots is not None or self.completed_epoch or self.open_epochs:
+            raise MistakeError("slots are made once, before the first step")
+        self.slots = Slots(count, slot_bytes)
 
     def state_rows(
         self, rows: Rows, segments: list[tuple[int, int | None, list[tuple[int, int]]]]
-    ) -> CellRows:
+    ) -> SlotRows:
         if rows.closed or [count for count, _, _ in segments] != [n for _, _, n in rows.segments]:
             raise MistakeError("states of other rows than the step's")
-        assert self.cells is not None
-        at = self.cells.address
+        assert self.slots is not None
+        at = self.slots.address
         native = [
-            (count, 0 if read is None else at(read), [(n, at(cell)) for n, cell in writes])
+            (count, 0 if read is None else at(read), [(n, at(slot)) for n, slot in writes])
             for count, read, writes in segments
         ]
-        return CellRows(rows, StateRows(native, [self.cells.memory]))
+        return SlotRows(rows, StateRows(native, [self.slots.memory]))
 
     def new_heap(self) -> Heap:
         if self._device.refuses:
@@ -395,7 +395,7 @@ class Operations:
     def make_mapper(self) -> Mapper:
         return Mapper(self.device)
 
-    def make_substrate(
+    def make_kv_backend(
         self,
         kind: str,
         geometry: Geometry,
@@ -403,11 +403,11 @@ class Operations:
         timeout_s: float = 30.0,
         residency_keep_s: float = 0.0,
         maps_beside_steps: bool = False,
-    ) -> Substrate:
+    ) -> KVBackend:
         missing = self.device.said[f"missing_for_{kind}"]
         if missing:
             raise RuntimeError("; ".join(missing))
-        return Substrate(
+        return KVBackend(
             self.device, kind, geometry, max_ranges, timeout_s, residency_keep_s, maps_beside_steps
         )
 
@@ -421,10 +421,10 @@ class Operations:
         values: mx.array,
         rows: Rows,
         layer: Layer,
-        substrate: Substrate,
+        backend: KVBackend,
     ) -> mx.array:
         self.device.calls.append("append")
-        self._write(rows, layer, keys, values, substrate)
+        self._write(rows, layer, keys, values, backend)
         return mx.zeros((1,))
 
     def project_append(
@@ -437,7 +437,7 @@ class Operations:
         rope: RopeTable | None,
         rows: Rows,
         layer: Layer,
-        substrate: Substrate,
+        backend: KVBackend,
     ) -> tuple[mx.array, mx.array]:
         self.device.calls.append("project_append")
         assert queries.dtype == keys.dtype == values.dtype
@@ -464,7 +464,7 @@ class Operations:
                 wide = mx.concatenate([rope.magnitude * turned, wide[..., turning:]], axis=-1)
             return wide.astype(x.dtype)
 
-        self._write(rows, layer, changed(keys, 1), values, substrate)
+        self._write(rows, layer, changed(keys, 1), values, backend)
         return mx.zeros((1,)), changed(queries, 0)
 
     def decode_attention(
@@ -476,13 +476,13 @@ class Operations:
         layer: Layer,
         kv_heads: int,
         scale: float,
-        substrate: Substrate,
+        backend: KVBackend,
     ) -> mx.array:
         self.device.calls.append("decode_attention")
         out = []
         for row, (its, position) in enumerate(rows.places()[first_row:][: len(queries)]):
             keys, values = (
-                self._read(its, region, position + 1, kv_heads, queries.shape[-1], layer, substrate)
+                self._read(its, region, position + 1, kv_heads, queries.shape[-1], layer, backend)
                 .transpose(1, 0, 2)[None]
                 .astype(mx.float32)
                 for region in (layer.key_region, layer.value_region)
@@ -501,13 +501,13 @@ class Operations:
         kv_heads: int,
         head_dim: int,
         dtype: mx.Dtype,
-        substrate: Substrate,
+        backend: KVBackend,
     ) -> mx.array:
-        if substrate.kind == "paged":
+        if backend.kind == "paged":
             raise ValueError("rows of a paged range lie in no one array")
         self.device.calls.append("region_view")
         layer = Layer(region, region, dtype)
-        return self._read(its, region, tokens, kv_heads, head_dim, layer, substrate)
+        return self._read(its, region, tokens, kv_heads, head_dim, layer, backend)
 
     def gather(
         self,
@@ -518,12 +518,12 @@ class Operations:
         layer: Layer,
         kv_heads: int,
         head_dim: int,
-        substrate: Substrate,
+        backend: KVBackend,
     ) -> tuple[mx.array, mx.array]:
         self.device.calls.append("gather")
         its = rows.segments[segment][0]
         keys, values = (
-            self._read(its, region, tokens, kv_heads, head_dim, layer, substrate)
+            self._read(its, region, tokens, kv_heads, head_dim, layer, backend)
             for region in (layer.key_region, layer.value_region)
         )
         return keys, values
@@ -536,15 +536,15 @@ class Operations:
         a: mx.array,
         b: mx.array,
         delta: GatedDelta,
-        rows: CellRows,
+        rows: SlotRows,
         offset: int,
-        substrate: Substrate,
+        backend: KVBackend,
     ) -> tuple[mx.array, mx.array]:
         self.device.calls.append("gated_delta")
         if rows.rows.closed:
             raise MistakeError("a state is advanced behind the end of its step")
-        assert substrate.cells is not None
-        dtype, workers = z.dtype, substrate.cells.workers
+        assert backend.slots is not None
+        dtype, workers = z.dtype, backend.slots.workers
         qkv, z, a, b = (x.astype(mx.float32) for x in (qkv, z, a, b))
         token, made = gated_delta(token, qkv, z, a, b, delta, rows.native, 2 * offset, workers)
         return token, made.astype(dtype)
@@ -555,17 +555,17 @@ class Operations:
         wide = gate.astype(mx.float32)
         return (wide * mx.sigmoid(wide) * up.astype(mx.float32)).astype(gate.dtype)
 
-    def step_end(self, arrays: list[mx.array], rows: Rows, substrate: Substrate) -> mx.array:
+    def step_end(self, arrays: list[mx.array], rows: Rows, backend: KVBackend) -> mx.array:
         if rows.closed:
             raise RuntimeError("the rows' epoch has been closed already")
         mx.eval(arrays)
-        substrate.close(rows)
+        backend.close(rows)
         return mx.zeros((1,))
 
     def _write(
-        self, rows: Rows, layer: Layer, keys: mx.array, values: mx.array, substrate: Substrate
+        self, rows: Rows, layer: Layer, keys: mx.array, values: mx.array, backend: KVBackend
     ) -> None:
-        size = substrate.geometry.tokens_per_block
+        size = backend.geometry.tokens_per_block
         for array, region in ((keys, layer.key_region), (values, layer.value_region)):
             kept = np.array(array.astype(layer.dtype).view(mx.uint8)).reshape(len(array), -1)
             for row, (its, position) in enumerate(rows.places()):
@@ -584,9 +584,9 @@ class Operations:
         kv_heads: int,
         head_dim: int,
         layer: Layer,
-        substrate: Substrate,
+        backend: KVBackend,
     ) -> mx.array:
-        rows = its.rows(region, tokens, substrate.geometry.tokens_per_block)
+        rows = its.rows(region, tokens, backend.geometry.tokens_per_block)
         return mx.array(rows).view(layer.dtype).reshape(tokens, kv_heads, head_dim)
 
 
@@ -601,7 +601,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Device:
         "RopeTable": RopeTable,
         "Mapper": operations.make_mapper,
         "CopyCounter": CopyCounter,
-        "MetalSubstrate": operations.make_substrate,
+        "MetalKVBackend": operations.make_kv_backend,
         "metal_capabilities": operations.capabilities,
         "append": operations.append,
         "project_append": operations.project_append,

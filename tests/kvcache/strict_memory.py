@@ -1,4 +1,4 @@
-"""The one stand-in for memory below the cache, with every rule that a substrate relies on.
+"""The one stand-in for memory below the cache, with every rule that a backend relies on.
 
 Reading or writing what is not mapped, writing what others read, mapping over a mapping, handing out
 memory that something still points to: on a device these are wrong answers or a panic. Here each one

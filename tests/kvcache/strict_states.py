@@ -1,12 +1,12 @@
-"""Cells that hold numbers instead of states, and find every use that a device would not forgive."""
+"""Slots that hold numbers instead of states, and find every use that a device would not forgive."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from struct import Struct
 from typing import Any, NamedTuple
 
-from kvcache.cell_pool import StateSegment
-from kvcache.layout import CellLayout, KVShape, StateSpec
+from kvcache.layout import KVShape, SlotLayout, StateSpec
+from kvcache.slot_pool import StateSegment
 from tests.kvcache.blocks import MistakeError
 
 # Two recurrent layers, so that what lies behind the first state is the second one.
@@ -23,39 +23,39 @@ class _Use(NamedTuple):
 
 @dataclass(slots=True)
 class StrictStates:
-    """A cell holds, for each layer, where its matrix lies: how many tokens the state has seen, and
+    """A slot holds, for each layer, where its matrix lies: how many tokens the state has seen, and
     what came of them; where the rows of its convolution lie: what came of the newest tokens."""
 
-    num_cells: int
-    layout: CellLayout = field(default_factory=lambda: _layout(STATES))
+    num_slots: int
+    layout: SlotLayout = field(default_factory=lambda: _layout(STATES))
     completed_epoch: int = 0
     released: int = 0
     written: set[int] = field(default_factory=set)
-    """Cells with memory."""
+    """Slots with memory."""
     _memory: bytearray = field(init=False)
     _uses: dict[int, list[_Use]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._memory = bytearray(self.num_cells * self.layout.cell_bytes)
+        self._memory = bytearray(self.num_slots * self.layout.slot_bytes)
 
     @property
-    def cell_bytes(self) -> int:
-        return self.layout.cell_bytes
+    def slot_bytes(self) -> int:
+        return self.layout.slot_bytes
 
     def rows(self, segments: Sequence[StateSegment], step: object) -> Any:
         """The segments themselves: who plays the device goes through them."""
         return segments
 
-    def committed_bytes(self, cells: Sequence[int]) -> int:
-        if missing := self.written - set(cells):
-            raise MistakeError(f"nobody knows that cells {missing} hold memory")
-        return len(self.written) * self.cell_bytes
+    def committed_bytes(self, slots: Sequence[int]) -> int:
+        if missing := self.written - set(slots):
+            raise MistakeError(f"nobody knows that slots {missing} hold memory")
+        return len(self.written) * self.slot_bytes
 
-    def release(self, cells: Sequence[int]) -> None:
-        size = self.layout.cell_bytes
-        for cell in cells:
-            self._memory[cell * size : (cell + 1) * size] = bytes(size)
-            self.written.discard(cell)
+    def release(self, slots: Sequence[int]) -> None:
+        size = self.layout.slot_bytes
+        for slot in slots:
+            self._memory[slot * size : (slot + 1) * size] = bytes(size)
+            self.written.discard(slot)
             self.released += 1
 
     def advance(
@@ -69,23 +69,23 @@ class StrictStates:
             self._use(segment.read, _Use(life, epoch, False))
             for at, image in self._images(segment.read, start, after, 0):
                 if self._memory[at : at + len(image)] != image:
-                    raise MistakeError(f"cell {segment.read} holds no state after {start} tokens")
+                    raise MistakeError(f"slot {segment.read} holds no state after {start} tokens")
         if not segment.writes or segment.writes[-1][0] != segment.count:
             raise MistakeError(f"the state after the last row is lost: {segment}")
-        for rows, cell in segment.writes:
-            self._use(cell, _Use(life, epoch, True))
-            self.written.add(cell)
-            for at, image in self._images(cell, start, after, rows):
+        for rows, slot in segment.writes:
+            self._use(slot, _Use(life, epoch, True))
+            self.written.add(slot)
+            for at, image in self._images(slot, start, after, rows):
                 self._memory[at : at + len(image)] = image
 
     def _images(
-        self, cell: int, start: int, after: Callable[[int], int], rows: int
+        self, slot: int, start: int, after: Callable[[int], int], rows: int
     ) -> list[tuple[int, bytes]]:
-        """The contents of a cell after a number of rows, and their places."""
+        """The contents of a slot after a number of rows, and their places."""
         end = start + rows
         found = []
         for offset, spec in zip(self.layout.offsets, self.layout.states, strict=True):
-            at = cell * self.layout.cell_bytes + offset
+            at = slot * self.layout.slot_bytes + offset
             found.append((at, _filled(spec.matrix_bytes, end, after(rows))))
             row_bytes = spec.tail_width * spec.format.itemsize
             at += spec.matrix_bytes
@@ -94,21 +94,21 @@ class StrictStates:
                 found.append((at + row * row_bytes, _filled(row_bytes, row, seen)))
         return found
 
-    def _use(self, cell: int, use: _Use) -> None:
-        """A sequence that takes the cell of another one waits until none of the other's steps
+    def _use(self, slot: int, use: _Use) -> None:
+        """A sequence that takes the slot of another one waits until none of the other's steps
         runs."""
-        running = [its for its in self._uses.get(cell, []) if its.epoch > self.completed_epoch]
+        running = [its for its in self._uses.get(slot, []) if its.epoch > self.completed_epoch]
         for other in running:
             if other.life != use.life and (other.writes or use.writes):
-                raise MistakeError(f"cell {cell}: {use}, and {other} may still run")
-        self._uses[cell] = [*running, use]
+                raise MistakeError(f"slot {slot}: {use}, and {other} may still run")
+        self._uses[slot] = [*running, use]
 
 
 def _filled(size: int, number: int, other: int) -> bytes:
     return (_NUMBERS.pack(number, other & _MASK) * (size // _NUMBERS.size + 1))[:size]
 
 
-def _layout(states: tuple[StateSpec, ...]) -> CellLayout:
-    cell = KVShape((), states).cell
-    assert cell is not None
-    return cell
+def _layout(states: tuple[StateSpec, ...]) -> SlotLayout:
+    slot = KVShape((), states).slot
+    assert slot is not None
+    return slot

@@ -1,9 +1,9 @@
 import pytest
 
 from kvcache.backend import PageBackend, Segment, StateMemory
-from kvcache.cell_pool import StateSegment
 from kvcache.counting import CountingBackend, CountingStates
 from kvcache.layout import Group, KVFormat, KVShape, KVSpec, paged_layout
+from kvcache.slot_pool import StateSegment
 
 SHAPE = KVShape.uniform(2, KVSpec(2, 32, KVFormat.FLOAT32))
 
@@ -69,11 +69,11 @@ def test_there_is_nothing_to_shut_down(group: Group) -> None:
     assert CountingBackend(group).shut_down()
 
 
-def test_a_cell_is_committed_from_its_first_write_to_its_release(group: Group) -> None:
-    states = CountingStates(num_cells=4, cell_bytes=1000)
+def test_a_slot_is_committed_from_its_first_write_to_its_release(group: Group) -> None:
+    states = CountingStates(num_slots=4, slot_bytes=1000)
     counted: StateMemory = states
     step = CountingBackend(group).rows([Segment(0, 0, 1)])
-    assert counted.num_cells == 4
+    assert counted.num_slots == 4
     segments = [StateSegment(5, None, ((3, 1), (5, 2))), StateSegment(1, 2, ((1, 2),))]
     counted.rows(segments, step)
     assert states.committed_bytes(range(4)) == 2000

@@ -13,16 +13,16 @@ import pytest
 
 from kvcache import fault_memory
 from kvcache.fault_memory import Act, FaultMemory
+from kvcache.kv_backends import KVBackend
 from kvcache.selftest.machine import this_machine
-from kvcache.substrates import Substrate
 from kvcache.user_folders import cache_folder
 
 # Says that it is within the act, and waits for its end.
 WITHIN = """
 import sys
 from kvcache.fault_memory import Act, FaultMemory
-from kvcache.substrates import Substrate
-with FaultMemory(Substrate.SPARSE).intent(Act.MAP):
+from kvcache.kv_backends import KVBackend
+with FaultMemory(KVBackend.SPARSE).intent(Act.MAP):
     print("within", flush=True)
     sys.stdin.readline()
 print("after", flush=True)
@@ -42,7 +42,7 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def memory() -> FaultMemory:
-    return FaultMemory(Substrate.SPARSE)
+    return FaultMemory(KVBackend.SPARSE)
 
 
 class Other:
@@ -79,7 +79,7 @@ def is_remembered(memory: FaultMemory) -> bool:
 
 def test_a_process_that_was_killed_within_its_act_is_remembered(memory: FaultMemory) -> None:
     assert is_remembered(memory)
-    assert FaultMemory(Substrate.PAGED).found() == ()
+    assert FaultMemory(KVBackend.PAGED).found() == ()
 
 
 def test_that_test_fails_where_a_stale_intent_is_ignored(
@@ -135,7 +135,7 @@ def test_another_machine_system_or_mlx_is_not_to_blame(
     memory.record("it hung")
     other = replace(this_machine(), **{changed: "another"})
     monkeypatch.setattr(fault_memory, "this_machine", lambda: other)
-    assert FaultMemory(Substrate.SPARSE).found() == ()
+    assert FaultMemory(KVBackend.SPARSE).found() == ()
 
 
 @pytest.mark.parametrize("contents", [b"", b"[]", b"{", b"\xff", b'{"what": 3, "at": ""}'])
@@ -225,5 +225,5 @@ def test_what_is_written_names_the_machine_for_people(memory: FaultMemory, folde
     assert path.parent == cache_folder()
     said = json.loads(path.read_text())
     assert said["what"] == "it hung"
-    assert said["substrate"] == "sparse on Metal"
+    assert said["kv_backend"] == "sparse on Metal"
     assert said["system"] == this_machine().system

@@ -6,11 +6,11 @@ import pytest
 
 import metal_ext
 from kvcache.backend import PageBackend
+from kvcache.kv_backends import KVBackend
 from kvcache.layout import paged_layout
 from kvcache.manager import KVCacheManager
 from kvcache.native_backends import system_heap_limit, system_mapping_limit
 from kvcache.new_backend import new_backends
-from kvcache.substrates import Substrate
 from tests.kvcache.managers import TOKENS, complete_steps, grow, join, manager, two_groups
 from tests.kvcache.memory_faults import MemoryFaults
 from tests.kvcache.strict_memory import StrictMemory
@@ -156,7 +156,7 @@ def test_groups_share_what_the_system_allows_a_process() -> None:
         LAYOUT.shape, max_tokens=320, heap_bytes=64 * page, system_page_bytes=page
     )
     backends = new_backends(
-        Substrate.POSIX, layout.groups, max_sequences=2, release_heaps=False, workers=workers
+        KVBackend.POSIX, layout.groups, max_sequences=2, release_heaps=False, workers=workers
     )
     for of_one, whole in (
         ([backend.mapping_limit for backend in backends], system_mapping_limit()),

@@ -155,16 +155,16 @@ def test_layers_that_keep_rows_of_their_own_shape_are_a_group_with_pages_of_its_
     assert (layout.blocks_for(33), layout.max_tokens) == (2, 1024)
 
 
-def test_states_of_recurrent_layers_lie_in_a_cell_of_whole_pages() -> None:
+def test_states_of_recurrent_layers_lie_in_a_slot_of_whole_pages() -> None:
     narrow = StateSpec(1, 2, 16, 16, tail_rows=3)
     wide = StateSpec(2, 4, 128, 128, tail_rows=3, format=KVFormat.BFLOAT16)
-    cell = KVShape((), (narrow, wide, narrow)).cell
-    assert cell is not None
+    slot = KVShape((), (narrow, wide, narrow)).slot
+    assert slot is not None
     assert narrow.state_bytes == 4 * 2 * 16 * 16 + 3 * 64 * 4
     assert wide.state_bytes == 4 * 4 * 128 * 128 + 3 * 1024 * 2
-    ends = [at + its.state_bytes for at, its in zip(cell.offsets, cell.states, strict=True)]
-    assert all(end <= start for end, start in zip(ends, cell.offsets[1:], strict=False))
-    assert all(start % 128 == 0 for start in cell.offsets)
-    assert cell.cell_bytes % 16384 == 0
-    assert ends[-1] <= cell.cell_bytes < ends[-1] + 16384
-    assert KVShape((KVSpec(1, 64),)).cell is None
+    ends = [at + its.state_bytes for at, its in zip(slot.offsets, slot.states, strict=True)]
+    assert all(end <= start for end, start in zip(ends, slot.offsets[1:], strict=False))
+    assert all(start % 128 == 0 for start in slot.offsets)
+    assert slot.slot_bytes % 16384 == 0
+    assert ends[-1] <= slot.slot_bytes < ends[-1] + 16384
+    assert KVShape((KVSpec(1, 64),)).slot is None

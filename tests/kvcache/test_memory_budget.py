@@ -4,6 +4,7 @@ from typing import Any
 import pytest
 
 from kvcache.config import CacheSettings
+from kvcache.kv_backends import KVBackend
 from kvcache.layout import KVShape, KVSpec, LayoutError, StateSpec
 from kvcache.memory_budget import (
     GIB,
@@ -16,7 +17,6 @@ from kvcache.memory_budget import (
     fit,
     gib,
 )
-from kvcache.substrates import Substrate
 
 SHAPE = KVShape.uniform(28, KVSpec(8, 128))  # 112 KiB per token
 DEMAND = MemoryDemand(
@@ -28,7 +28,7 @@ DEMAND = MemoryDemand(
     mlx_cache_bytes=256 * MIB,
 )
 REQUEST = CacheRequest(
-    substrate=Substrate.POSIX, settings=CacheSettings(), max_num_seqs=32, max_model_len=None
+    kv_backend=KVBackend.POSIX, settings=CacheSettings(), max_num_seqs=32, max_model_len=None
 )
 
 
@@ -157,19 +157,19 @@ def test_threat_21_a_cache_too_small_for_one_short_sequence_is_refused_with_what
 
 
 def test_a_dense_context_is_shortened_so_that_every_sequence_gets_a_buffer() -> None:
-    found = plan(request=replace(REQUEST, substrate=Substrate.METAL_DENSE, max_num_seqs=8))
+    found = plan(request=replace(REQUEST, kv_backend=KVBackend.METAL_DENSE, max_num_seqs=8))
     assert 4096 <= found.max_model_len < 40960
     assert found.max_num_seqs == 8
     assert found.layout.groups[0].blocks_per_buffer == 1
 
 
 def test_a_dense_context_is_not_shortened_below_a_usable_one() -> None:
-    found = plan(request=replace(REQUEST, substrate=Substrate.METAL_DENSE, max_num_seqs=64))
+    found = plan(request=replace(REQUEST, kv_backend=KVBackend.METAL_DENSE, max_num_seqs=64))
     assert found.max_model_len == 4096
     assert found.max_num_seqs < 64
 
 
-ARENA = replace(REQUEST, substrate=Substrate.METAL_DENSE, max_num_seqs=8)
+ARENA = replace(REQUEST, kv_backend=KVBackend.METAL_DENSE, max_num_seqs=8)
 
 
 def test_an_arena_gives_every_sequence_a_slice_and_makes_no_other() -> None:
@@ -210,9 +210,9 @@ def test_a_context_that_no_allocation_of_the_device_can_hold_is_refused() -> Non
         plan(request=request)
 
 
-@pytest.mark.parametrize("substrate", [Substrate.SPARSE, Substrate.PAGED])
-def test_metal_pages_are_of_the_sizes_that_the_device_maps(substrate: Substrate) -> None:
-    request = replace(REQUEST, substrate=substrate, max_buffer_bytes=MIB)
+@pytest.mark.parametrize("kv_backend", [KVBackend.SPARSE, KVBackend.PAGED])
+def test_metal_pages_are_of_the_sizes_that_the_device_maps(kv_backend: KVBackend) -> None:
+    request = replace(REQUEST, kv_backend=kv_backend, max_buffer_bytes=MIB)
     found = plan(request=request)
     assert found.layout.groups[0].page_bytes == 65536
     assert found.kv_budget_bytes > GIB, "only an arena must be one allocation"
@@ -239,24 +239,24 @@ def test_sizes_are_written_for_people(amount: int, text: str) -> None:
     assert gib(amount) == text
 
 
-def test_states_take_a_third_and_leave_room_for_as_many_sequences_as_have_cells() -> None:
+def test_states_take_a_third_and_leave_room_for_as_many_sequences_as_have_slots() -> None:
     hybrid = replace(SHAPE, states=(StateSpec(16, 32, 128, 128, tail_rows=3),) * 24)
-    assert hybrid.cell is not None
+    assert hybrid.slot is not None
 
     def planned(**settings: Any) -> MemoryPlan:
         return fit(DEMAND, asked(**settings), hybrid, model_max_len=40960, system_page_bytes=4096)
 
     found, without = planned(), plan()
-    states = found.num_cells * hybrid.cell.cell_bytes
+    states = found.num_slots * hybrid.slot.slot_bytes
     assert (found.state_bytes, without.state_bytes) == (states, 0)
     assert states == pytest.approx(without.kv_budget_bytes / 3, rel=0.05)
     assert found.kv_budget_bytes + states <= 9.5 * GIB
-    assert found.max_num_seqs == found.num_cells // 3 < 32
+    assert found.max_num_seqs == found.num_slots // 3 < 32
     assert any(line.startswith("states, at most") for line in found.lines())
-    few = planned(kv_budget_bytes=5 * hybrid.cell.cell_bytes)
-    assert (few.num_cells, few.max_num_seqs) == (4, 1)
-    with pytest.raises(BudgetError, match="the states of one sequence need 4 cells of"):
-        planned(kv_budget_bytes=4 * hybrid.cell.cell_bytes)
+    few = planned(kv_budget_bytes=5 * hybrid.slot.slot_bytes)
+    assert (few.num_slots, few.max_num_seqs) == (4, 1)
+    with pytest.raises(BudgetError, match="the states of one sequence need 4 slots of"):
+        planned(kv_budget_bytes=4 * hybrid.slot.slot_bytes)
 
 
 def test_a_short_context_takes_no_memory_from_states() -> None:
@@ -267,25 +267,25 @@ def test_a_short_context_takes_no_memory_from_states() -> None:
         return fit(DEMAND, request, hybrid, model_max_len=40960, system_page_bytes=4096)
 
     short, long = planned(512), planned(40960)
-    assert short.num_cells == long.num_cells
+    assert short.num_slots == long.num_slots
     assert short.kv_budget_bytes < long.kv_budget_bytes
 
 
 def test_states_of_a_gpu_are_there_from_the_start_and_of_a_dense_one_in_one_buffer() -> None:
     hybrid = replace(SHAPE, states=(StateSpec(16, 32, 128, 128, tail_rows=3),) * 24)
-    assert hybrid.cell is not None
-    most = 20 * hybrid.cell.cell_bytes
+    assert hybrid.slot is not None
+    most = 20 * hybrid.slot.slot_bytes
 
-    def planned(substrate: Substrate, demand: MemoryDemand = DEMAND) -> MemoryPlan:
-        request = replace(asked(), substrate=substrate, max_buffer_bytes=most)
+    def planned(kv_backend: KVBackend, demand: MemoryDemand = DEMAND) -> MemoryPlan:
+        request = replace(asked(), kv_backend=kv_backend, max_buffer_bytes=most)
         return fit(demand, request, hybrid, model_max_len=4096, system_page_bytes=4096)
 
-    sparse, dense = planned(Substrate.SPARSE), planned(Substrate.METAL_DENSE)
-    assert dense.num_cells == 20 < sparse.num_cells
+    sparse, dense = planned(KVBackend.SPARSE), planned(KVBackend.METAL_DENSE)
+    assert dense.num_slots == 20 < sparse.num_slots
     assert dense.state_bytes == most
     assert plan().state_bytes == 0
     from_start = sparse.demand.fixed_bytes + sparse.layout.heap_bytes
     tight = replace(DEMAND, on_gpu=True, available_bytes=from_start + sparse.state_bytes - 1)
-    assert "a tight fit" in (planned(Substrate.SPARSE, tight).warning or "")
+    assert "a tight fit" in (planned(KVBackend.SPARSE, tight).warning or "")
     roomy = replace(tight, available_bytes=from_start + sparse.state_bytes)
-    assert planned(Substrate.SPARSE, roomy).warning is None
+    assert planned(KVBackend.SPARSE, roomy).warning is None

@@ -11,10 +11,10 @@ import pytest
 import metal_ext
 from kvcache.backend import BackendFailedError, Charge, PageBackend, Releases, Segment
 from kvcache.fault_memory import Act, FaultMemory
+from kvcache.kv_backends import KVBackend
 from kvcache.layout import KVLayout, KVShape, KVSpec, dense_layout, paged_layout
 from kvcache.manager import KVCacheManager
 from kvcache.metal_backend import MetalBackend
-from kvcache.substrates import Substrate
 from kvcache.views import layer_regions
 from tests.kvcache.managers import join, manager
 from tests.kvcache.metal_double import Device, MistakeError, install
@@ -159,16 +159,16 @@ def test_the_first_act_of_each_kind_is_guarded_and_no_other(
         assert backend.wait(backend.unmap(0, 0, 2), WAIT_S)
         assert backend.wait(backend.release(0, 0, 4), WAIT_S)
     assert guarded == [Act.MAP, Act.UNMAP, Act.RELEASE]
-    assert FaultMemory(Substrate.SPARSE).found() == ()
+    assert FaultMemory(KVBackend.SPARSE).found() == ()
 
 
-def test_a_first_act_that_fails_is_remembered_of_its_substrate(device: Device) -> None:
+def test_a_first_act_that_fails_is_remembered_of_its_kv_backend(device: Device) -> None:
     device.silent = True
     with pytest.raises(BackendFailedError, match="the first mapping took over"):
         ready("paged").map_ahead(0, 0, 0, 0, 1)
-    (said,) = FaultMemory(Substrate.PAGED).found()
+    (said,) = FaultMemory(KVBackend.PAGED).found()
     assert "the first mapping failed: the first mapping took over 20 s" in said
-    assert FaultMemory(Substrate.SPARSE).found() == ()
+    assert FaultMemory(KVBackend.SPARSE).found() == ()
 
 
 def test_a_heap_is_charged_in_full_from_when_it_is_made_and_kept(device: Device) -> None:
@@ -217,30 +217,30 @@ def at_points(*, release_heaps: bool = False) -> PageBackend:
 def test_only_sparse_buffers_wait_for_mapping_points(device: Device, kind: str, bold: bool) -> None:
     backend = ready(kind, maps_while_running=bold)
     assert backend.maps_while_running == (bold or kind != "sparse")
-    assert device.substrates[0].maps_beside_steps == backend.maps_while_running
+    assert device.kv_backends[0].maps_beside_steps == backend.maps_while_running
     assert backend.map(0, 0, 0, 0, 1, writable=True)
     backend.finish_mappings()
     write(backend, 0, 5.0)
-    assert device.substrates[0].finished == (0 if backend.maps_while_running else 2)
+    assert device.kv_backends[0].finished == (0 if backend.maps_while_running else 2)
 
 
 def test_all_of_a_mapping_point_is_waited_for_at_once(device: Device) -> None:
     backend = at_points()
-    (substrate,) = device.substrates
-    before = substrate.finished
+    (kv_backend,) = device.kv_backends
+    before = kv_backend.finished
     for block in range(3):
         assert backend.map(0, block, 0, block, 1, writable=True)
     assert backend.map(1, 0, 0, 3, 1, writable=True)
     with pytest.raises(MistakeError, match="before mappings are finished"):
         write(backend, 0, 5.0)
     backend.finish_mappings()
-    assert substrate.finished == before + 1
+    assert kv_backend.finished == before + 1
     write(backend, 0, 5.0)
     backend.copy_block(0, 0, 1, 0, tokens=3)
     write(backend, 1, 6.0)
     backend.finish_mappings()  # of the copy
     backend.finish_mappings()
-    assert substrate.finished == before + 2
+    assert kv_backend.finished == before + 2
     with pytest.raises(AssertionError, match="nothing is mapped while steps run"):
         backend.map_ahead(0, 3, 0, 3, 1)
 
@@ -289,15 +289,15 @@ def test_the_first_mapping_is_guarded_until_it_is_finished(
     device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend = ready(maps_while_running=False)
-    (substrate,) = device.substrates
+    (kv_backend,) = device.kv_backends
     found: list[int] = []
-    real = substrate.finish_mappings
+    real = kv_backend.finish_mappings
 
     def finish(mapper: Any) -> int:
-        found.append(len(FaultMemory(Substrate.SPARSE)._files()))
+        found.append(len(FaultMemory(KVBackend.SPARSE)._files()))
         return int(real(mapper))
 
-    monkeypatch.setattr(substrate, "finish_mappings", finish)
+    monkeypatch.setattr(kv_backend, "finish_mappings", finish)
     assert backend.map(0, 0, 0, 0, 1, writable=True)
     assert backend.map(0, 1, 0, 1, 1, writable=True)
     backend.finish_mappings()
@@ -352,19 +352,19 @@ def test_a_device_that_lacks_something_is_refused_by_name(device: Device) -> Non
 # --- the end ------------------------------------------------------------------------------------
 
 
-def test_the_end_waits_for_the_mapper_and_then_ends_the_substrate(device: Device) -> None:
+def test_the_end_waits_for_the_mapper_and_then_ends_the_kv_backend(device: Device) -> None:
     backend = ready()
     assert backend.map(0, 0, 0, 0, 1, writable=True)
     assert backend.shut_down()
-    assert device.substrates[0].ended
+    assert device.kv_backends[0].ended
 
 
-def test_a_mapper_that_does_not_answer_leaves_the_substrate_alone(device: Device) -> None:
+def test_a_mapper_that_does_not_answer_leaves_the_kv_backend_alone(device: Device) -> None:
     backend = ready()
     backend.map_ahead(0, 0, 0, 0, 1)
     device.silent = True
     assert not backend.shut_down()
-    assert not device.substrates[0].ended
+    assert not device.kv_backends[0].ended
 
 
 def test_a_step_that_was_never_ended_is_no_ordered_end(device: Device) -> None:
@@ -385,7 +385,7 @@ def test_a_gpu_that_failed_is_not_asked_any_more(
     backend = ready()
     monkeypatch.setattr(mx, "synchronize", fail)
     assert not backend.shut_down()
-    assert not device.substrates[0].ended
+    assert not device.kv_backends[0].ended
 
 
 # --- the views ----------------------------------------------------------------------------------
@@ -492,4 +492,4 @@ def test_a_step_that_failed_is_given_up_on_the_device(device: Device) -> None:
     views = kv.views([(1, 0, 4)])
     views.cancel()
     assert device.calls == ["abandon"]
-    assert not device.substrates[0].open_epochs
+    assert not device.kv_backends[0].open_epochs

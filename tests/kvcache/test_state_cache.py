@@ -10,28 +10,28 @@ import pytest
 from kvcache import block_hashes
 from kvcache.block import Retention
 from kvcache.block_hashes import PrefixSalt
-from kvcache.cell_pool import CellPool, StateSegment
 from kvcache.config import CacheSettings
 from kvcache.manager import KVCacheManager
 from kvcache.memory_budget import CacheLimits
-from kvcache.memory_map import SealedCell
+from kvcache.memory_map import SealedSlot
 from kvcache.prefix_index import MissReason
+from kvcache.slot_pool import SlotPool, StateSegment
 from kvcache.state_cache import WAYPOINT_TOKENS, PromptBoundaries
 from kvcache.views import KVViews, OrderingHandles
 from tests.kvcache.managers import TOKENS, paged, settle
 from tests.kvcache.strict_memory import StrictMemory
 from tests.kvcache.strict_states import STATES, StrictStates
 
-CELL_BYTES = 16384
+SLOT_BYTES = 16384
 SYSTEM = list(range(1000, 1000 + 2 * TOKENS))
 QUESTION = list(range(2000, 2000 + TOKENS + 5))
 
 
 @dataclass
 class Stage:
-    """A cache with some cells, and a device that is done with a step at once."""
+    """A cache with some slots, and a device that is done with a step at once."""
 
-    num_cells: int = 12
+    num_slots: int = 12
     max_tokens: int = 320
     kv: KVCacheManager = field(init=False)
     memory: StrictMemory = field(init=False)
@@ -45,7 +45,7 @@ class Stage:
         shape = replace(layout.shape, states=STATES)
         layout = replace(layout, shape=shape)
         group = layout.groups[0]
-        self.states = StrictStates(self.num_cells)
+        self.states = StrictStates(self.num_slots)
         budget = 4 * self.max_tokens * group.bytes_per_token
         limits = CacheLimits(budget, 8, CacheSettings(free_slack_bytes=0))
         self.memory = StrictMemory(group)
@@ -54,7 +54,7 @@ class Stage:
         )
 
     @property
-    def pool(self) -> CellPool:
+    def pool(self) -> SlotPool:
         assert self.kv._states is not None
         return self.kv._states.pool
 
@@ -136,7 +136,7 @@ def test_where_two_prompts_part_the_second_one_leaves_a_state_for_the_third() ->
 
 
 def test_prompts_go_on_exactly_where_a_state_is_kept() -> None:
-    stage = Stage(num_cells=8, max_tokens=320)
+    stage = Stage(num_slots=8, max_tokens=320)
     rng = Random(1)
     talks = [SYSTEM + [talk] * 3 for talk in range(4)]
     seen = set[int]()
@@ -147,7 +147,7 @@ def test_prompts_go_on_exactly_where_a_state_is_kept() -> None:
             del talk[len(SYSTEM) + rng.randint(0, 2 * TOKENS) :]
             talk.append(rng.randrange(100))
         settle(stage.kv, stage.memory)
-        states = {cell.prefix.digest for cell in stage.pool.cells if cell.prefix is not None}
+        states = {slot.prefix.digest for slot in stage.pool.slots if slot.prefix is not None}
         hashes = stage.kv.block_hashes(PrefixSalt())
         hashes.extend(talk, 0)
         kept = [n for n, its in enumerate(hashes.digests, 1) if its in states]
@@ -245,14 +245,14 @@ def test_a_sequence_that_fails_where_it_began_makes_no_end_of_that_state(failed:
     ids = SYSTEM + QUESTION
     stage.live(ids)
     seq_id = stage.open([*ids, 1])
-    (cell,) = (cell for cell in stage.pool.cells if cell.holders)
-    cell.retention = Retention.WAYPOINT
+    (slot,) = (slot for slot in stage.pool.slots if slot.holders)
+    slot.retention = Retention.WAYPOINT
     stage.leave(seq_id, keep_prefix=not failed)
-    assert cell.retention is (Retention.WAYPOINT if failed else Retention.END)
+    assert slot.retention is (Retention.WAYPOINT if failed else Retention.END)
 
 
 def test_a_long_prompt_leaves_waypoints_and_they_are_evicted_first() -> None:
-    stage = Stage(num_cells=6, max_tokens=2 * WAYPOINT_TOKENS + 320)
+    stage = Stage(num_slots=6, max_tokens=2 * WAYPOINT_TOKENS + 320)
     long = SYSTEM + list(range(WAYPOINT_TOKENS))
     stage.live(long, system=len(SYSTEM))
     other = long[: WAYPOINT_TOKENS + 8] + [9] * TOKENS
@@ -263,7 +263,7 @@ def test_a_long_prompt_leaves_waypoints_and_they_are_evicted_first() -> None:
 
 
 def test_the_oldest_ends_of_a_conversation_become_waypoints() -> None:
-    stage = Stage(num_cells=7)
+    stage = Stage(num_slots=7)
     ids = SYSTEM + QUESTION
     for _ in range(3):
         stage.live(ids, system=len(SYSTEM))
@@ -275,7 +275,7 @@ def test_the_oldest_ends_of_a_conversation_become_waypoints() -> None:
 
 
 def test_what_saves_many_tokens_stays_longer_than_what_was_used_later() -> None:
-    stage = Stage(num_cells=7)
+    stage = Stage(num_slots=7)
     system = list(range(3000, 3000 + 12 * TOKENS))
     stage.live([*system, 1], system=len(system))
     for number in range(6):
@@ -284,7 +284,7 @@ def test_what_saves_many_tokens_stays_longer_than_what_was_used_later() -> None:
 
 
 def test_what_has_not_been_used_for_long_goes_although_it_saves_more() -> None:
-    stage = Stage(num_cells=5)
+    stage = Stage(num_slots=5)
     system = list(range(3000, 3000 + 4 * TOKENS))
     stage.live([*system, 1], system=len(system))
     for number in range(24):
@@ -293,7 +293,7 @@ def test_what_has_not_been_used_for_long_goes_although_it_saves_more() -> None:
 
 
 def test_an_answer_of_few_tokens_leaves_an_end_as_well() -> None:
-    stage = Stage(num_cells=6)
+    stage = Stage(num_slots=6)
     question = [*QUESTION, 1]
     stage.live(question)
     for number in range(4):
@@ -302,7 +302,7 @@ def test_an_answer_of_few_tokens_leaves_an_end_as_well() -> None:
 
 
 def test_answers_that_a_conversation_has_left_go_before_what_it_goes_on_from() -> None:
-    stage = Stage(num_cells=8)
+    stage = Stage(num_slots=8)
     question = SYSTEM + QUESTION
     asked = {"system": len(SYSTEM), "turns": (len(question), len(question))}
     left, right = ([*question, *[number] * 8 * TOKENS] for number in (5, 6))
@@ -315,7 +315,7 @@ def test_answers_that_a_conversation_has_left_go_before_what_it_goes_on_from() -
 
 
 def test_a_waypoint_is_not_written_where_something_better_would_have_to_go() -> None:
-    stage = Stage(num_cells=5, max_tokens=2 * WAYPOINT_TOKENS + 320)
+    stage = Stage(num_slots=5, max_tokens=2 * WAYPOINT_TOKENS + 320)
     for number in range(5):
         stage.live([number] * TOKENS)
     long = list(range(WAYPOINT_TOKENS + 2 * TOKENS + 1))
@@ -325,14 +325,14 @@ def test_a_waypoint_is_not_written_where_something_better_would_have_to_go() -> 
     assert stage.live([*long[: WAYPOINT_TOKENS + 8], 9]) == 0
 
 
-def test_where_cells_are_few_a_step_waits_for_the_one_before_it_and_evicts_nothing() -> None:
-    stage = Stage(num_cells=3)
+def test_where_slots_are_few_a_step_waits_for_the_one_before_it_and_evicts_nothing() -> None:
+    stage = Stage(num_slots=3)
     ids = SYSTEM + QUESTION
     stage.live([7] * TOKENS)
     seq_id = stage.open(ids)
     stage.run(seq_id, ids, TOKENS + 3)
     stage.run(seq_id, ids, 2 * TOKENS, read=False)
-    assert not stage.kv.reserve(seq_id, 2 * TOKENS + 1), "a cell comes back with that step"
+    assert not stage.kv.reserve(seq_id, 2 * TOKENS + 1), "a slot comes back with that step"
     stage.kv.commit(seq_id, ids[TOKENS + 3 : 2 * TOKENS])
     stage.done(stage.kv._issued_epoch)
     assert stage.kv.reserve(seq_id, 2 * TOKENS + 1)
@@ -353,59 +353,59 @@ def test_a_dropped_step_counts_for_nothing() -> None:
     stage.leave(seq_id)
 
 
-def test_cells_that_were_reserved_and_not_written_are_free_again() -> None:
-    stage = Stage(num_cells=3)
+def test_slots_that_were_reserved_and_not_written_are_free_again() -> None:
+    stage = Stage(num_slots=3)
     for number in range(2):
         seq_id = stage.open([number] * TOKENS)
         assert stage.kv.reserve(seq_id, TOKENS)
         stage.leave(seq_id)
 
 
-def test_a_sequence_without_room_for_its_cells_is_not_opened() -> None:
-    stage = Stage(num_cells=5)
+def test_a_sequence_without_room_for_its_slots_is_not_opened() -> None:
+    stage = Stage(num_slots=5)
     stage.open(SYSTEM)
     hashes = stage.kv.block_hashes(PrefixSalt())
     hashes.extend(QUESTION, 0)
     assert stage.kv.open(9, hashes, len(QUESTION), final_tokens=320) is None
 
 
-def test_idle_memory_of_cells_goes_back() -> None:
+def test_idle_memory_of_slots_goes_back() -> None:
     stage = Stage()
     stage.live(SYSTEM + QUESTION)
     while stage.pool.evict():
         pass
     stage.kv.release_idle_memory()
-    assert stage.states.released == len({0, 1}), "the boundary's cell, and the one beyond it"
+    assert stage.states.released == len({0, 1}), "the boundary's slot, and the one beyond it"
     assert not stage.states.written
 
 
-def test_all_cells_are_counted_once_by_what_they_are_for() -> None:
-    stage = Stage(num_cells=12)
+def test_all_slots_are_counted_once_by_what_they_are_for() -> None:
+    stage = Stage(num_slots=12)
     ids = SYSTEM + QUESTION
     first = stage.open(ids, system=len(SYSTEM), turns=(0, 3 * TOKENS))
     stage.run(first, ids, len(ids) - 1)
-    size = stage.states.cell_bytes
+    size = stage.states.slot_bytes
     stats = stage.kv.stats()
-    cells = stats.cells
-    assert (cells.cells, cells.free, cells.held, cells.waiting) == (12, 9, 2, 0)
-    assert dict(cells.cached) == {"waypoint": 0, "end": 0, "user": 0, "system": 1}
-    assert (cells.cell_bytes, cells.committed_bytes) == (CELL_BYTES, 3 * size)
+    slots = stats.slots
+    assert (slots.slots, slots.free, slots.held, slots.waiting) == (12, 9, 2, 0)
+    assert dict(slots.cached) == {"waypoint": 0, "end": 0, "user": 0, "system": 1}
+    assert (slots.slot_bytes, slots.committed_bytes) == (SLOT_BYTES, 3 * size)
     assert stats.committed_bytes == stage.memory.committed_bytes() + 3 * size
     stage.run(first, ids, len(ids), read=False)
     stage.kv.close(first)
-    cells = stage.kv.stats().cells
-    assert (cells.free, cells.held, cells.waiting) == (9, 0, 1), "a step may touch what it wrote"
-    assert dict(cells.cached) == {"waypoint": 0, "end": 1, "user": 0, "system": 1}
+    slots = stage.kv.stats().slots
+    assert (slots.free, slots.held, slots.waiting) == (9, 0, 1), "a step may touch what it wrote"
+    assert dict(slots.cached) == {"waypoint": 0, "end": 1, "user": 0, "system": 1}
     stage.done(stage.kv._issued_epoch)
-    assert stage.kv.stats().cells.free == 10
+    assert stage.kv.stats().slots.free == 10
     while stage.pool.evict():
         pass
     stage.kv.release_idle_memory()
-    cells = stage.kv.stats().cells
-    assert (cells.free, cells.evicted, cells.committed_bytes) == (12, 2, 0)
+    slots = stage.kv.stats().slots
+    assert (slots.free, slots.evicted, slots.committed_bytes) == (12, 2, 0)
 
 
-def test_the_memory_map_shows_where_the_cells_of_a_conversation_stand() -> None:
+def test_the_memory_map_shows_where_the_slots_of_a_conversation_stand() -> None:
     stage = Stage()
     ids = SYSTEM + QUESTION
     stage.live(ids, system=len(SYSTEM))
@@ -413,14 +413,14 @@ def test_the_memory_map_shows_where_the_cells_of_a_conversation_stand() -> None:
     stage.live(SYSTEM + [5] * 2 * TOKENS, system=len(SYSTEM))
     holders = [stage.open(SYSTEM + [5] * 2 * TOKENS, system=len(SYSTEM)) for _ in range(2)]
     stage.kv.check_invariants()
-    assert stage.kv.stats().cells.held == 1
-    found = sorted(stage.kv.memory_map().cells)
+    assert stage.kv.stats().slots.held == 1
+    found = sorted(stage.kv.memory_map().slots)
     assert found == [
-        SealedCell(1, len(SYSTEM), "system", 0),
-        SealedCell(1, 3 * TOKENS, "end", 0),
-        SealedCell(1, 5 * TOKENS, "end", 0),
-        SealedCell(3, 3 * TOKENS, "waypoint", 2),
-        SealedCell(3, 4 * TOKENS, "end", 0),
+        SealedSlot(1, len(SYSTEM), "system", 0),
+        SealedSlot(1, 3 * TOKENS, "end", 0),
+        SealedSlot(1, 5 * TOKENS, "end", 0),
+        SealedSlot(3, 3 * TOKENS, "waypoint", 2),
+        SealedSlot(3, 4 * TOKENS, "end", 0),
     ]
     for holder in holders:
         stage.leave(holder)
@@ -448,8 +448,8 @@ def test_a_layers_states_are_advanced_in_the_order_of_its_tokens() -> None:
     assert [token.item() for token in tokens.newest_states] == [0, 0]
 
 
-def test_cells_are_named_in_what_is_said_of_them() -> None:
+def test_slots_are_named_in_what_is_said_of_them() -> None:
     stage = Stage()
     stage.live(SYSTEM)
-    with pytest.raises(AssertionError, match="cell 0 has no holder"):
-        stage.pool.let_go(stage.pool.cells[0])
+    with pytest.raises(AssertionError, match="slot 0 has no holder"):
+        stage.pool.let_go(stage.pool.slots[0])

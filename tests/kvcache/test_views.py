@@ -1,4 +1,4 @@
-"""Views over the real substrates: what is appended is what is attended to."""
+"""Views over the real backends: what is appended is what is attended to."""
 
 import mlx.core as mx
 import numpy as np

@@ -44,12 +44,12 @@ from metal_ext import (
     rms_norm,
     rope_angles,
 )
-from tests.metal_ext.deltas import Cells, DeltaLayer, DeltaShape
+from tests.metal_ext.deltas import DeltaLayer, DeltaShape, Slots
 from tests.metal_ext.shapes import PAGE, Shape
 
 STUB = Path(metal_ext.__file__).with_name("_ext.pyi")
 # Of the stub: what only a build with Metal has; functions that take none of these types by name.
-METAL_TYPES = {"MetalRows", "MetalSubstrate"}
+METAL_TYPES = {"MetalRows", "MetalKVBackend"}
 METAL_FUNCTIONS = {"swiglu"}
 
 # Rows of two heads of 32 float32.
@@ -59,7 +59,7 @@ MAPPED_TOKENS = MAPPED_BLOCKS * SHAPE.tokens_per_block
 BLOCKS = SHAPE.blocks_per_range
 OUTPUTS, INPUTS, VOCABULARY, EXPERTS = 64, 32, 100, 3
 DELTA = DeltaLayer(DeltaShape(key_heads=1, value_heads=2, key_dim=16))
-CELL_BYTES = 4 * DELTA.shape.numbers
+SLOT_BYTES = 4 * DELTA.shape.numbers
 
 BEYOND = [-1, -(2**63), -(2**63) - 1, -(10**40)]
 BEYOND += [2**31, 2**32, 2**32 + 1, 2**62, 2**63 - 1, 2**63, 2**64, 2**64 + 1, 10**40]
@@ -98,7 +98,7 @@ class Setting:
         self.words, self.scales, self.biases = mx.quantize(mx.ones((OUTPUTS, INPUTS)), 32, 4)
         self.logits = mx.zeros((2, VOCABULARY))
         self.choices = mx.array([[1.0, 0, 1, 0, 0.5]] * 2)
-        self.cells = Cells(DELTA.shape, count=1, offset=0)
+        self.slots = Slots(DELTA.shape, count=1, offset=0)
 
     def map(self, heap_block: int = 0, block: int = 4, count: int = 1) -> None:
         self.range.map(self.heap, heap_block, block, count, writable=True)
@@ -233,10 +233,10 @@ class Setting:
     def states(
         self, count: int = 2, read: int = 0, rows: int = 1, write: int | EllipsisType = ...
     ) -> StateRows:
-        cell = self.cells.address(0)
-        on_the_way = [(rows, cell)] if count == 2 else []
-        last = cell if isinstance(write, EllipsisType) else write
-        return StateRows([(count, read, [*on_the_way, (count, last)])], [self.cells.memory])
+        slot = self.slots.address(0)
+        on_the_way = [(rows, slot)] if count == 2 else []
+        last = slot if isinstance(write, EllipsisType) else write
+        return StateRows([(count, read, [*on_the_way, (count, last)])], [self.slots.memory])
 
     def recur(self, offset: int = 0, **arrays: mx.array) -> tuple[mx.array, mx.array]:
         inputs = DELTA.inputs(2)
@@ -408,16 +408,16 @@ INTERVALS = {
     ),
     "StateMemory.bytes": Argument("bytes", 1, 2**46, lambda s, n: StateMemory(n)),
     "StateMemory.release.offset": Argument(
-        "bytes of the memory", 0, 0, lambda s, n: s.cells.memory.release(n, PAGE)
+        "bytes of the memory", 0, 0, lambda s, n: s.slots.memory.release(n, PAGE)
     ),
     "StateMemory.release.bytes": Argument(
-        "bytes of the memory", 1, PAGE, lambda s, n: s.cells.memory.release(0, n)
+        "bytes of the memory", 1, PAGE, lambda s, n: s.slots.memory.release(0, n)
     ),
     "StateMemory.committed.offset": Argument(
-        "bytes of the memory", 0, 0, lambda s, n: s.cells.memory.committed(n, PAGE)
+        "bytes of the memory", 0, 0, lambda s, n: s.slots.memory.committed(n, PAGE)
     ),
     "StateMemory.committed.bytes": Argument(
-        "bytes of the memory", 1, PAGE, lambda s, n: s.cells.memory.committed(0, n)
+        "bytes of the memory", 1, PAGE, lambda s, n: s.slots.memory.committed(0, n)
     ),
     "StateRows.segments.0": Argument("count", 1, 2**24, lambda s, n: s.states(count=n)),
     # Right ones are where memory happens to lie; 0 is none.
@@ -429,7 +429,7 @@ INTERVALS = {
     "GatedDelta.key_dim": Argument("key_dim", 16, 256, lambda s, n: s.delta(key_dim=n)),
     "GatedDelta.value_dim": Argument("value_dim", 16, 256, lambda s, n: s.delta(value_dim=n)),
     "gated_delta.offset": Argument(
-        "bytes of a cell", 0, PAGE - CELL_BYTES, lambda s, n: s.recur(offset=n)
+        "bytes of a slot", 0, PAGE - SLOT_BYTES, lambda s, n: s.recur(offset=n)
     ),
 }
 # Integers of which few are right: others are a ValueError.

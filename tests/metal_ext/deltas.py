@@ -1,4 +1,4 @@
-"""Gated delta nets of random numbers, their cells, and in float64 what they must give."""
+"""Gated delta nets of random numbers, their slots, and in float64 what they must give."""
 
 import ctypes
 from collections.abc import Sequence
@@ -48,7 +48,7 @@ class DeltaShape:
 
 @dataclass(frozen=True)
 class State:
-    """What a cell holds of a layer."""
+    """What a slot holds of a layer."""
 
     matrices: Floats
     tail: Floats
@@ -183,12 +183,12 @@ def _unit(x: Floats, mistakes: Mistakes) -> Floats:
 
 
 Write = tuple[int, int]
-"""After so many rows, to that cell."""
+"""After so many rows, to that slot."""
 
 
 @dataclass
-class Cells:
-    """Cells of one layer in one memory, with room before each."""
+class Slots:
+    """Slots of one layer in one memory, with room before each."""
 
     shape: DeltaShape
     count: int = 8
@@ -196,33 +196,33 @@ class Cells:
     memory: StateMemory = field(init=False)
 
     def __post_init__(self) -> None:
-        self.cell_bytes = self.offset + 4 * self.shape.numbers
-        self.memory = StateMemory(self.count * self.cell_bytes)
+        self.slot_bytes = self.offset + 4 * self.shape.numbers
+        self.memory = StateMemory(self.count * self.slot_bytes)
 
-    def address(self, cell: int) -> int:
-        return self.memory.address + cell * self.cell_bytes
+    def address(self, slot: int) -> int:
+        return self.memory.address + slot * self.slot_bytes
 
-    def raw(self, cell: int) -> Floats:
-        """All numbers of a cell, to read and to write."""
-        numbers = (ctypes.c_float * (self.cell_bytes // 4)).from_address(self.address(cell))
+    def raw(self, slot: int) -> Floats:
+        """All numbers of a slot, to read and to write."""
+        numbers = (ctypes.c_float * (self.slot_bytes // 4)).from_address(self.address(slot))
         return np.ctypeslib.as_array(numbers)
 
-    def put(self, cell: int, state: State) -> None:
+    def put(self, slot: int, state: State) -> None:
         flat = np.concatenate([state.matrices.ravel(), state.tail.ravel()])
-        self.raw(cell)[self.offset // 4 :] = flat
+        self.raw(slot)[self.offset // 4 :] = flat
 
-    def state(self, cell: int) -> State:
-        its, flat = self.shape, self.raw(cell)[self.offset // 4 :].copy()
+    def state(self, slot: int) -> State:
+        its, flat = self.shape, self.raw(slot)[self.offset // 4 :].copy()
         matrices, tail = np.split(flat, [int(np.prod(its.matrices))])
         return State(matrices.reshape(its.matrices), tail.reshape(its.tail_rows, its.width))
 
     def rows(self, segments: Sequence[tuple[int, int | None, list[Write]]]) -> StateRows:
-        """segments: of one sequence each, how many rows, the cell that is read, what is written."""
+        """segments: of one sequence each, how many rows, the slot that is read, what is written."""
         native = [
             (
                 count,
                 0 if read is None else self.address(read),
-                [(n, self.address(cell)) for n, cell in writes],
+                [(n, self.address(slot)) for n, slot in writes],
             )
             for count, read, writes in segments
         ]
@@ -245,7 +245,7 @@ def step(
 
 def run(
     layer: DeltaLayer,
-    cells: Cells,
+    slots: Slots,
     segments: Sequence[tuple[Inputs, int | None, list[Write]]],
     workers: CpuWorkers,
 ) -> list[Floats]:
@@ -254,8 +254,8 @@ def run(
         mx.array(np.concatenate([getattr(inputs, name) for inputs, _, _ in segments]))
         for name in ("qkv", "z", "a", "b")
     ]
-    rows = cells.rows([(len(inputs), read, writes) for inputs, read, writes in segments])
-    token, made = step(layer, joined, rows, cells.offset, workers)
+    rows = slots.rows([(len(inputs), read, writes) for inputs, read, writes in segments])
+    token, made = step(layer, joined, rows, slots.offset, workers)
     mx.eval(token, made)
     ends = np.cumsum([len(inputs) for inputs, _, _ in segments])[:-1]
     return np.split(np.array(made), ends)

@@ -11,11 +11,11 @@ from mlx_lm.models.gated_delta import gated_delta_update, normalize_qk
 from metal_ext import CpuWorkers, GatedDelta, StateRows, gated_delta, instruction_sets
 from tests.metal_ext.deltas import (
     RIGHT,
-    Cells,
     DeltaLayer,
     DeltaShape,
     Inputs,
     Mistakes,
+    Slots,
     State,
     run,
     step,
@@ -56,29 +56,29 @@ def test_rows_and_states_equal_those_of_float64(
     instruction_set: str, shape: DeltaShape, tokens: int
 ) -> None:
     layer, workers = DeltaLayer(shape), CpuWorkers(2, instruction_set)
-    cells, inputs, begun = Cells(shape), layer.inputs(tokens), layer.state()
-    cells.put(0, begun)
+    slots, inputs, begun = Slots(shape), layer.inputs(tokens), layer.state()
+    slots.put(0, begun)
     new, later = run(
-        layer, cells, [(inputs, None, [(tokens, 1)]), (inputs, 0, [(tokens, 2)])], workers
+        layer, slots, [(inputs, None, [(tokens, 1)]), (inputs, 0, [(tokens, 2)])], workers
     )
-    for got, before, cell in ((new, layer.zeros(), 1), (later, begun, 2)):
+    for got, before, slot in ((new, layer.zeros(), 1), (later, begun, 2)):
         want, behind = layer.expected(inputs, before)
         assert distance(got, want) < TOLERANCE
-        assert distance_of_states(cells.state(cell), behind) < TOLERANCE
-    assert distance_of_states(cells.state(0), begun) < 1e-7, "what is only read stays"
+        assert distance_of_states(slots.state(slot), behind) < TOLERANCE
+    assert distance_of_states(slots.state(0), begun) < 1e-7, "what is only read stays"
 
 
 @pytest.mark.parametrize("mistake", [field.name for field in fields(Mistakes)])
 def test_a_planted_mistake_is_far_from_what_comes_out(mistake: str) -> None:
     shape = DeltaShape(key_heads=2, value_heads=4)
-    layer, cells = DeltaLayer(shape), Cells(shape)
+    layer, slots = DeltaLayer(shape), Slots(shape)
     inputs, begun = layer.inputs(5), layer.state()
-    cells.put(0, begun)
-    (got,) = run(layer, cells, [(inputs, 0, [(5, 1)])], WORKERS)
+    slots.put(0, begun)
+    (got,) = run(layer, slots, [(inputs, 0, [(5, 1)])], WORKERS)
 
     def off(mistakes: Mistakes) -> float:
         want, behind = layer.expected(inputs, begun, mistakes)
-        return max(distance(got, want), distance_of_states(cells.state(1), behind))
+        return max(distance(got, want), distance_of_states(slots.state(1), behind))
 
     assert off(RIGHT) < TOLERANCE
     assert off(Mistakes(**{mistake: True})) > 1000 * TOLERANCE
@@ -86,8 +86,8 @@ def test_a_planted_mistake_is_far_from_what_comes_out(mistake: str) -> None:
 
 def test_the_recurrence_is_mlx_lms() -> None:
     shape = DeltaShape()
-    layer, cells, inputs = DeltaLayer(shape), Cells(shape), DeltaLayer(shape).inputs(40)
-    run(layer, cells, [(inputs, None, [(40, 0)])], WORKERS)
+    layer, slots, inputs = DeltaLayer(shape), Slots(shape), DeltaLayer(shape).inputs(40)
+    run(layer, slots, [(inputs, None, [(40, 0)])], WORKERS)
     conv, a_log, dt_bias = (layer.arguments[name] for name in ("conv", "a_log", "dt_bias"))
     padded = mx.concatenate([mx.zeros((shape.tail_rows, shape.width)), mx.array(inputs.qkv)])
     mixed = mx.conv1d(padded[None], conv.T[:, :, None], groups=shape.width)
@@ -99,7 +99,7 @@ def test_the_recurrence_is_mlx_lms() -> None:
     v = v.reshape(1, 40, shape.value_heads, shape.value_dim)
     a, b = (mx.array(x)[None] for x in (inputs.a, inputs.b))
     _, state = gated_delta_update(q, k, v, a, b, a_log, dt_bias, None, None, use_kernel=False)
-    assert distance(cells.state(0).matrices, np.array(state[0])) < TOLERANCE
+    assert distance(slots.state(0).matrices, np.array(state[0])) < TOLERANCE
 
 
 # --- bits ----------------------------------------------------------------------------------------
@@ -108,10 +108,10 @@ def test_the_recurrence_is_mlx_lms() -> None:
 def whole(
     layer: DeltaLayer, inputs: Inputs, begun: State, workers: CpuWorkers
 ) -> tuple[Floats, State]:
-    cells = Cells(layer.shape)
-    cells.put(0, begun)
-    (made,) = run(layer, cells, [(inputs, 0, [(len(inputs), 0)])], workers)
-    return made, cells.state(0)
+    slots = Slots(layer.shape)
+    slots.put(0, begun)
+    (made,) = run(layer, slots, [(inputs, 0, [(len(inputs), 0)])], workers)
+    return made, slots.state(0)
 
 
 @EVERY_SET
@@ -125,14 +125,14 @@ def test_no_bit_depends_on_how_tokens_are_cut_into_steps(
     layer, workers = DeltaLayer(shape), CpuWorkers(2, instruction_set)
     inputs, begun = layer.inputs(LONG), layer.state()
     want, behind = whole(layer, inputs, begun, CpuWorkers(1, instruction_set))
-    cells, made, cell = Cells(shape), [], 0
-    cells.put(0, begun)
+    slots, made, slot = Slots(shape), [], 0
+    slots.put(0, begun)
     for number, (first, end) in enumerate(zip([0, *cuts], [*cuts, LONG], strict=True)):
-        to = cell if number % 2 else 1 - cell  # in place and elsewhere, in turn
-        made += run(layer, cells, [(inputs.part(first, end), cell, [(end - first, to)])], workers)
-        cell = to
+        to = slot if number % 2 else 1 - slot  # in place and elsewhere, in turn
+        made += run(layer, slots, [(inputs.part(first, end), slot, [(end - first, to)])], workers)
+        slot = to
     assert np.array_equal(np.concatenate(made), want)
-    assert same(cells.state(cell), behind)
+    assert same(slots.state(slot), behind)
 
 
 @EVERY_SET
@@ -141,31 +141,31 @@ def test_no_bit_depends_on_company_or_on_what_is_written_on_the_way(instruction_
     inputs, begun = layer.inputs(LONG), layer.state()
     want, behind = whole(layer, inputs, begun, CpuWorkers(1, instruction_set))
     for threads in (1, 2, 5):
-        cells, workers = Cells(layer.shape, count=12), CpuWorkers(threads, instruction_set)
-        cells.put(0, begun)
+        slots, workers = Slots(layer.shape, count=12), CpuWorkers(threads, instruction_set)
+        slots.put(0, begun)
         ends = {1: 1, 2: 2, 40: 3, 64: 4, 100: 5, 101: 6, LONG: 0}
         others = [(layer.inputs(n, seed=n), None, [(n, 6 + i)]) for i, n in ((1, 1), (2, 90))]
-        made = run(layer, cells, [others[0], (inputs, 0, list(ends.items())), others[1]], workers)
+        made = run(layer, slots, [others[0], (inputs, 0, list(ends.items())), others[1]], workers)
         assert np.array_equal(made[1], want)
-        assert same(cells.state(0), behind)
-        for end, cell in ends.items():
-            assert same(cells.state(cell), whole(layer, inputs.part(0, end), begun, workers)[1])
-        for (own, _, _), got, cell in zip(others, made[::2], (7, 8), strict=True):
+        assert same(slots.state(0), behind)
+        for end, slot in ends.items():
+            assert same(slots.state(slot), whole(layer, inputs.part(0, end), begun, workers)[1])
+        for (own, _, _), got, slot in zip(others, made[::2], (7, 8), strict=True):
             alone, state = whole(layer, own, layer.zeros(), workers)
             assert np.array_equal(got, alone)
-            assert same(cells.state(cell), state)
+            assert same(slots.state(slot), state)
 
 
-def test_many_read_the_same_cell() -> None:
+def test_many_read_the_same_slot() -> None:
     layer = DeltaLayer(DeltaShape())
-    cells, begun = Cells(layer.shape), layer.state()
-    cells.put(0, begun)
+    slots, begun = Slots(layer.shape), layer.state()
+    slots.put(0, begun)
     parts = [layer.inputs(1, seed) for seed in range(5)]
-    made = run(layer, cells, [(its, 0, [(1, 1 + i)]) for i, its in enumerate(parts)], WORKERS)
+    made = run(layer, slots, [(its, 0, [(1, 1 + i)]) for i, its in enumerate(parts)], WORKERS)
     for i, its in enumerate(parts):
         want, behind = whole(layer, its, begun, WORKERS)
         assert np.array_equal(made[i], want)
-        assert same(cells.state(1 + i), behind)
+        assert same(slots.state(1 + i), behind)
 
 
 # --- memory --------------------------------------------------------------------------------------
@@ -173,63 +173,63 @@ def test_many_read_the_same_cell() -> None:
 
 def test_nothing_is_written_beside_a_state() -> None:
     layer = DeltaLayer(DeltaShape())
-    cells = Cells(layer.shape, count=3)
-    for cell in range(3):
-        cells.raw(cell)[:] = 7.0
-    run(layer, cells, [(layer.inputs(70), None, [(70, 1)])], WORKERS)
-    assert (cells.raw(0) == 7.0).all()
-    assert (cells.raw(2) == 7.0).all()
-    assert (cells.raw(1)[: cells.offset // 4] == 7.0).all()
-    assert not (cells.raw(1)[cells.offset // 4 :] == 7.0).any()
+    slots = Slots(layer.shape, count=3)
+    for slot in range(3):
+        slots.raw(slot)[:] = 7.0
+    run(layer, slots, [(layer.inputs(70), None, [(70, 1)])], WORKERS)
+    assert (slots.raw(0) == 7.0).all()
+    assert (slots.raw(2) == 7.0).all()
+    assert (slots.raw(1)[: slots.offset // 4] == 7.0).all()
+    assert not (slots.raw(1)[slots.offset // 4 :] == 7.0).any()
 
 
 def test_arrays_may_lie_in_any_way() -> None:
     layer = DeltaLayer(DeltaShape())
-    cells, inputs = Cells(layer.shape), layer.inputs(20)
-    (want,) = run(layer, cells, [(inputs, None, [(20, 0)])], WORKERS)
+    slots, inputs = Slots(layer.shape), layer.inputs(20)
+    (want,) = run(layer, slots, [(inputs, None, [(20, 0)])], WORKERS)
     widths = np.cumsum([x.shape[1] for x in inputs.arrays])[:-1].tolist()
     parts = list(mx.split(mx.array(np.concatenate(inputs.arrays, axis=1)), widths, axis=1))
     turned = [mx.contiguous(mx.array(x).T).T for x in inputs.arrays]
     backwards = [mx.array(x[::-1].copy())[::-1] for x in inputs.arrays]
     for arrays in (parts, turned, backwards):
-        rows = cells.rows([(20, None, [(20, 1)])])
-        _, made = step(layer, arrays, rows, cells.offset, WORKERS)
+        rows = slots.rows([(20, None, [(20, 1)])])
+        _, made = step(layer, arrays, rows, slots.offset, WORKERS)
         assert np.array_equal(np.array(made), want)
-        assert same(cells.state(0), cells.state(1))
+        assert same(slots.state(0), slots.state(1))
 
 
 def test_the_token_orders_a_step_behind_the_one_before() -> None:
     layer = DeltaLayer(DeltaShape())
-    cells, inputs = Cells(layer.shape), layer.inputs(30)
+    slots, inputs = Slots(layer.shape), layer.inputs(30)
     want, behind = whole(layer, inputs, layer.zeros(), WORKERS)
     token, made = mx.zeros((1,)), []
     for t in range(30):
         arrays = [mx.array(x) for x in inputs.part(t, t + 1).arrays]
-        rows = cells.rows([(1, 0 if t else None, [(1, 0)])])
-        token, row = step(layer, arrays, rows, cells.offset, WORKERS, token)
+        rows = slots.rows([(1, 0 if t else None, [(1, 0)])])
+        token, row = step(layer, arrays, rows, slots.offset, WORKERS, token)
         made.append(row)
     mx.eval(token)
     assert np.array_equal(np.concatenate([np.array(row) for row in made]), want)
-    assert same(cells.state(0), behind)
+    assert same(slots.state(0), behind)
 
 
 # --- refusals ------------------------------------------------------------------------------------
 
 
 def test_rows_are_refused_where_writes_do_not_end_with_the_segment() -> None:
-    cells = Cells(DeltaShape())
+    slots = Slots(DeltaShape())
     with pytest.raises(ValueError, match="at least one segment"):
-        StateRows([], [cells.memory])
+        StateRows([], [slots.memory])
     for writes in ([], [(2, 0)]):
         with pytest.raises(ValueError, match="must be after all of its 3 rows"):
-            cells.rows([(3, None, writes)])
+            slots.rows([(3, None, writes)])
     with pytest.raises(IndexError, match="rows is 2; it must lie between 3 and 3"):
-        cells.rows([(3, None, [(2, 0), (2, 1), (3, 2)])])
-    assert len(cells.rows([(3, None, [(1, 0), (3, 1)]), (2, None, [(2, 2)])])) == 5
+        slots.rows([(3, None, [(2, 0), (2, 1), (3, 2)])])
+    assert len(slots.rows([(3, None, [(1, 0), (3, 1)]), (2, None, [(2, 2)])])) == 5
 
 
 def test_an_address_outside_of_the_memories_is_refused() -> None:
-    one, other = Cells(DeltaShape()), Cells(DeltaShape())
+    one, other = Slots(DeltaShape()), Slots(DeltaShape())
     end = other.memory.address + other.memory.bytes
     for address in (end, other.memory.address - 4, other.address(1) + 2, 4):
         with pytest.raises(IndexError, match=f"address is {address}; it must be a multiple of 4"):
@@ -239,17 +239,17 @@ def test_an_address_outside_of_the_memories_is_refused() -> None:
 
 def test_a_state_that_does_not_fit_behind_the_offset_is_refused() -> None:
     layer = DeltaLayer(DeltaShape())
-    cells, inputs = Cells(layer.shape, count=2), layer.inputs(1)
-    room = cells.memory.address + cells.memory.bytes - cells.address(1)
+    slots, inputs = Slots(layer.shape, count=2), layer.inputs(1)
+    room = slots.memory.address + slots.memory.bytes - slots.address(1)
     last = room - 4 * layer.shape.numbers
     arrays = [mx.array(x) for x in inputs.arrays]
 
     def take(offset: int) -> None:
-        rows = cells.rows([(1, None, [(1, 1)])])
+        rows = slots.rows([(1, None, [(1, 1)])])
         mx.eval(step(layer, arrays, rows, offset, WORKERS))
 
     take(last)
-    with pytest.raises(IndexError, match="bytes of a cell"):
+    with pytest.raises(IndexError, match="bytes of a slot"):
         take(last + 4)
     with pytest.raises(ValueError, match="offset is 6; it must be a multiple of 4"):
         take(6)
@@ -258,9 +258,9 @@ def test_a_state_that_does_not_fit_behind_the_offset_is_refused() -> None:
 @pytest.mark.parametrize("name", ["qkv", "z", "a", "b"])
 def test_arrays_of_other_shapes_and_types_are_refused(name: str) -> None:
     layer = DeltaLayer(DeltaShape())
-    cells, inputs = Cells(layer.shape), layer.inputs(2)
+    slots, inputs = Slots(layer.shape), layer.inputs(2)
     arrays = {field.name: mx.array(getattr(inputs, field.name)) for field in fields(Inputs)}
-    rows = cells.rows([(2, None, [(2, 0)])])
+    rows = slots.rows([(2, None, [(2, 0)])])
 
     def take(x: mx.array) -> None:
         gated_delta(

@@ -1,4 +1,4 @@
-"""Memory for cells: zeros at one address, that goes back to the system in whole pages."""
+"""Memory for slots: zeros at one address, that goes back to the system in whole pages."""
 
 import ctypes
 import sys

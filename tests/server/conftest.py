@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from huggingface_hub import close_session, constants
 from typer.testing import CliRunner, Result
 
-from engine import substrate
+from engine import kv_backend
 from engine.machine import MachineMemory
 from kvcache.selftest.run import SelfTestReport
 from server.catalogue import folder_reader
@@ -104,8 +104,8 @@ def small_mac(monkeypatch: pytest.MonkeyPatch) -> Device:
     """This machine is a Mac with 8 GiB, of which other programs leave an eighth of one."""
     device = install(monkeypatch)
     device.said["recommended_working_set_bytes"] = 8 * GIB * 2 // 3
-    monkeypatch.setattr(substrate, "run_selftest", lambda *_: SelfTestReport((), "", 1.0))
-    monkeypatch.setattr(substrate, "machine_memory", lambda: MachineMemory(8 * GIB, GIB // 8))
+    monkeypatch.setattr(kv_backend, "run_selftest", lambda *_: SelfTestReport((), "", 1.0))
+    monkeypatch.setattr(kv_backend, "machine_memory", lambda: MachineMemory(8 * GIB, GIB // 8))
     return device
 
 

@@ -63,7 +63,7 @@ def test_sizes_take_units(size: Any, in_bytes: int) -> None:
         ("engine", "max_model_len", 1),
         ("engine", "step_time_target_ms", 0),
         ("engine", "threads", 0),
-        ("cache", "substrate", "papyrus"),
+        ("cache", "kv_backend", "papyrus"),
         ("cache", "kv_budget", -1),
         ("cache", "dtype", "float64"),
         ("log", "level", "loud"),

@@ -13,8 +13,8 @@ from engine.machine import MachineMemory, PressureLevel, gpu_memory
 from engine.models.checkpoint import promised_checkpoint
 from engine.planning.memory import Q4, read_shape, weights_bytes
 from engine.types import EngineLimits, PrefixSalt
+from kvcache.kv_backends import KVBackend, KVBackendChoice
 from kvcache.memory_budget import MemoryPlan
-from kvcache.substrates import Substrate, SubstrateChoice
 from server.config import Config, engine_config
 from tests.kvcache.strict_memory import Manners
 from tests.models import QWEN3_8B, write_config
@@ -40,7 +40,7 @@ def mac_plan() -> MemoryPlan:
         folder = write_config(Path(name), QWEN3_8B, quantization=quantization)
         checkpoint = promised_checkpoint(folder, weights_bytes(read_shape(folder), Q4))
     machine = gpu_memory(MachineMemory(MEMORY_BYTES, AVAILABLE_BYTES), WORKING_SET_BYTES)
-    return plan_engine(CONFIG, checkpoint, machine, SubstrateChoice(Substrate.SPARSE, ())).memory
+    return plan_engine(CONFIG, checkpoint, machine, KVBackendChoice(KVBackend.SPARSE, ())).memory
 
 
 def mac_world(memory: MemoryPlan) -> World:

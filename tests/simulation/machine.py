@@ -51,8 +51,8 @@ class Machine:
             grammar_bytes=0,
         )
         limits = CacheLimits(engine.budget_bytes, engine.limits.max_num_seqs, config)
-        cell = engine.layout.shape.cell
-        self.states = None if cell is None else StrictStates(engine.num_cells, cell)
+        slot = engine.layout.shape.slot
+        self.states = None if slot is None else StrictStates(engine.num_slots, slot)
         self.kv = KVCacheManager(
             engine.layout, self.memories, limits, identity=b"simulated", states=self.states
         )

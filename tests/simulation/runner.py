@@ -29,8 +29,8 @@ from engine.step.plan import (
     Vector,
 )
 from engine.types import PrefixSalt
-from kvcache.cell_pool import StateSegment
 from kvcache.manager import KVCacheManager
+from kvcache.slot_pool import StateSegment
 from tests.kvcache.blocks import SLOT_BYTES, Block, MistakeError
 from tests.kvcache.strict_memory import StrictMemory
 from tests.kvcache.strict_states import StrictStates

@@ -14,7 +14,7 @@ from engine.types import (
     SamplingParams,
 )
 from kvcache.layout import KVFormat, KVLayout, KVShape, KVSpec, grouped_layout
-from kvcache.state_cache import CELLS_PER_SEQUENCE
+from kvcache.state_cache import SLOTS_PER_SEQUENCE
 from tests.kvcache.strict_memory import Manners
 from tests.kvcache.strict_states import STATES
 from tests.simulation.recall import ruled
@@ -39,8 +39,8 @@ class EngineTraits:
     step_target_s: float
     idle_release_s: float
     prefix_keep_s: float
-    num_cells: int = 0
-    """Cells of a model with recurrent layers; 0: it has none."""
+    num_slots: int = 0
+    """Slots of a model with recurrent layers; 0: it has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ def draw_world(rng: Random, groups: int = 1, *, states: bool = False) -> World:
     model. states: whether it has recurrent layers as well."""
     engine = _draw_engine(rng, groups)
     if states:
-        engine = _with_cells(engine, Random(engine.budget_bytes))
+        engine = _with_slots(engine, Random(engine.budget_bytes))
     device = DeviceTraits(
         vocab_size=VOCAB,
         longest_lag=rng.choice((0, 1, 1, 2, 4)),
@@ -175,14 +175,14 @@ def _draw_engine(rng: Random, groups: int) -> EngineTraits:
     )
 
 
-def _with_cells(engine: EngineTraits, rng: Random) -> EngineTraits:
-    """Add a recurrent layer, and cells for one sequence at least."""
+def _with_slots(engine: EngineTraits, rng: Random) -> EngineTraits:
+    """Add a recurrent layer, and slots for one sequence at least."""
     shape = replace(engine.layout.shape, states=STATES)
-    most = CELLS_PER_SEQUENCE * engine.limits.max_num_seqs
-    few = CELLS_PER_SEQUENCE + rng.randrange(3)
+    most = SLOTS_PER_SEQUENCE * engine.limits.max_num_seqs
+    few = SLOTS_PER_SEQUENCE + rng.randrange(3)
     many = max(few, most) + rng.randrange(20)
-    num_cells = rng.choice((few, rng.randint(few, many), many))
-    return replace(engine, layout=replace(engine.layout, shape=shape), num_cells=num_cells)
+    num_slots = rng.choice((few, rng.randint(few, many), many))
+    return replace(engine, layout=replace(engine.layout, shape=shape), num_slots=num_slots)
 
 
 def _draw_memory(rng: Random, engine: EngineTraits) -> MemoryTraits:

@@ -67,10 +67,10 @@ StateRows::StateRows(
 }
 
 void StateRows::require_room(int64_t offset, size_t bytes) const {
-  checked_run("bytes of a cell", offset, narrowed<int64_t>("bytes of a state", bytes), room_);
+  checked_run("bytes of a slot", offset, narrowed<int64_t>("bytes of a state", bytes), room_);
 }
 
-std::byte* StateRows::cell(int64_t address) {
+std::byte* StateRows::slot(int64_t address) {
   for (const auto& memory : memories_) {
     const auto base = reinterpret_cast<uintptr_t>(memory->address());
     const auto at = static_cast<uintptr_t>(address);
@@ -91,12 +91,12 @@ void StateRows::add(const StateSegment& segment) {
         " rows");
   }
   const size_t segment_first = rows_;
-  const std::byte* const read = segment.read == 0 ? nullptr : cell(segment.read);
+  const std::byte* const read = segment.read == 0 ? nullptr : slot(segment.read);
   const std::byte* from = read;
   int64_t done = 0;
   for (const StateWrite& write : segment.writes) {
     checked_between("rows", write.rows, done + 1, segment.count);
-    std::byte* const to = cell(write.address);
+    std::byte* const to = slot(write.address);
     while (done < write.rows) {
       const auto left = static_cast<size_t>(write.rows - done);
       const size_t count = std::min(left, kTileRows - rows_ % kTileRows);

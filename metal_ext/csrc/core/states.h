@@ -5,11 +5,11 @@
 #include <memory>
 #include <vector>
 
-// A cell holds the states of all recurrent layers of one sequence at one position. This file has
-// the memory of cells and a step's rows, which are cut where a state is read or written.
+// A slot holds the states of all recurrent layers of one sequence at one position. This file has
+// the memory of slots and a step's rows, which are cut where a state is read or written.
 namespace quire {
 
-// The memory of cells: zeros at first, and committed by the first write.
+// The memory of slots: zeros at first, and committed by the first write.
 class StateMemory {
  public:
   static constexpr int64_t kMaxBytes = int64_t{1} << 46;
@@ -34,20 +34,20 @@ class StateMemory {
   std::byte* address_;
 };
 
-// Asks for the state after a segment's first `rows` rows to be written to the cell at `address`.
+// Asks for the state after a segment's first `rows` rows to be written to the slot at `address`.
 struct StateWrite {
   int64_t rows;
   int64_t address;
 };
 
-// Consecutive rows of one sequence. read: the address of the cell before these rows; 0 for zeros.
+// Consecutive rows of one sequence. read: the address of the slot before these rows; 0 for zeros.
 struct StateSegment {
   int64_t count;
   int64_t read;
   std::vector<StateWrite> writes;  // ascending by rows; the last follows all rows
 };
 
-// A step's rows with the cells that they read and write, made once for all recurrent layers. Layers
+// A step's rows with the slots that they read and write, made once for all recurrent layers. Layers
 // compute tile after tile. A run ends where a segment or a tile ends, or at a write:
 //   rows      | segment 0              | segment 1 ........................ |
 //   tiles     | tile 0 ................ | tile 1 ......... | tile 2 ....... |
@@ -58,7 +58,7 @@ class StateRows {
   static constexpr size_t kTileRows = 64;
   static constexpr int64_t kMaxRows = int64_t{1} << 24;
 
-  // Rows of one part. The state comes from one cell, and goes to another after the last row.
+  // Rows of one part. The state comes from one slot, and goes to another after the last row.
   struct Run {
     size_t first;  // index among all rows
     size_t count;
@@ -69,7 +69,7 @@ class StateRows {
   // The rows of one segment in a tile.
   struct Part {
     size_t segment_first;  // index of the segment's first row among all rows
-    const std::byte* read;  // the cell that the segment reads; null for zeros
+    const std::byte* read;  // the slot that the segment reads; null for zeros
     size_t first;
     size_t count;
     std::vector<Run> runs;
@@ -80,7 +80,7 @@ class StateRows {
     std::vector<Part> parts;
   };
 
-  // memories: of all cells, kept alive by this object. Throws std::out_of_range for a cell
+  // memories: of all slots, kept alive by this object. Throws std::out_of_range for a slot
   // elsewhere, std::invalid_argument unless a segment's writes ascend to its count.
   StateRows(
       const std::vector<StateSegment>& segments,
@@ -89,16 +89,16 @@ class StateRows {
   size_t size() const { return rows_; }
   const std::vector<Tile>& tiles() const { return tiles_; }
 
-  // Throws std::out_of_range unless every cell has `bytes` bytes after the offset.
+  // Throws std::out_of_range unless every slot has `bytes` bytes after the offset.
   void require_room(int64_t offset, size_t bytes) const;
 
  private:
-  std::byte* cell(int64_t address);
+  std::byte* slot(int64_t address);
   void add(const StateSegment& segment);
   void add_run(size_t segment_first, const std::byte* read, const Run& run);
 
   std::vector<std::shared_ptr<StateMemory>> memories_;
-  size_t room_;  // the least number of bytes from a cell to the end of its memory
+  size_t room_;  // the least number of bytes from a slot to the end of its memory
   size_t rows_ = 0;
   std::vector<Tile> tiles_;
 };

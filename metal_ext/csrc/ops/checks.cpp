@@ -23,7 +23,7 @@ cpu::KVType kv_type_of(mx::Dtype type) {
   if (type == mx::float32) {
     return cpu::KVType::float32;
   }
-  throw std::invalid_argument("the CPU substrate keeps K and V as bfloat16 or float32");
+  throw std::invalid_argument("the CPU backend keeps K and V as bfloat16 or float32");
 }
 
 }  // namespace
@@ -150,7 +150,7 @@ void check_norms(const std::optional<QKNorms>& norms, int head_dim) {
 void check_on_host(const AddressRange& range) {
   if (dynamic_cast<const HostRange*>(&range) == nullptr) {
     throw std::invalid_argument(
-        "the range's memory is a device's: rows of it are made by its MetalSubstrate");
+        "the range's memory is a device's: rows of it are made by its MetalKVBackend");
   }
 }
 

@@ -165,13 +165,13 @@ class LayerStep {
     return out_ + row * shape_.values_width() + head * static_cast<size_t>(shape_.value_dim);
   }
 
-  const float* state(const std::byte* cell, size_t head) const {
-    return cell == nullptr ? nullptr
-                           : reinterpret_cast<const float*>(cell + offset_) +
+  const float* state(const std::byte* slot, size_t head) const {
+    return slot == nullptr ? nullptr
+                           : reinterpret_cast<const float*>(slot + offset_) +
                                  head * shape_.head_numbers();
   }
-  float* state(std::byte* cell, size_t head) const {
-    return reinterpret_cast<float*>(cell + offset_) + head * shape_.head_numbers();
+  float* state(std::byte* slot, size_t head) const {
+    return reinterpret_cast<float*>(slot + offset_) + head * shape_.head_numbers();
   }
 
   // Returns input row `place` of the convolution, the tail's rows first; null for a row of zeros.
@@ -221,7 +221,7 @@ class LayerStep {
 struct GatedDeltaStep {
   static constexpr Results kResults = Results::token;
   Delta delta;
-  CellRows rows;
+  SlotRows rows;
   size_t offset;
   Workers workers;
 
@@ -298,7 +298,7 @@ void check_delta(
 
 std::pair<mx::array, mx::array> gated_delta(
     const mx::array& token, const mx::array& qkv, const mx::array& z, const mx::array& a,
-    const mx::array& b, const Delta& delta, const CellRows& rows, int64_t offset,
+    const mx::array& b, const Delta& delta, const SlotRows& rows, int64_t offset,
     const Workers& workers) {
   const DeltaShape& shape = delta->shape;
   rows->require_room(offset, shape.state_bytes() + shape.tail_bytes(sizeof(float)));

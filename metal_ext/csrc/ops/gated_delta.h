@@ -9,7 +9,7 @@
 #include "core/states.h"
 #include "ops/ops.h"
 
-// Gated delta nets: layers that keep a sequence's state, of constant size, in a cell (states.h).
+// Gated delta nets: layers that keep a sequence's state, of constant size, in a slot (states.h).
 namespace quire::ops {
 
 // A layer's heads and its convolution. value_heads / key_heads value heads share a key head.
@@ -33,7 +33,7 @@ struct DeltaShape {
     return static_cast<size_t>(value_heads) * head_numbers() * sizeof(float);
   }
   // Returns the bytes of the convolution's tail, [tail_rows][conv_width], which follows S in a
-  // cell.
+  // slot.
   size_t tail_bytes(size_t itemsize) const {
     return static_cast<size_t>(tail_rows) * conv_width() * itemsize;
   }
@@ -56,11 +56,11 @@ struct GatedDelta {
 };
 
 using Delta = std::shared_ptr<const GatedDelta>;
-using CellRows = std::shared_ptr<const StateRows>;
+using SlotRows = std::shared_ptr<const StateRows>;
 
 std::pair<mx::array, mx::array> gated_delta(
     const mx::array& token, const mx::array& qkv, const mx::array& z, const mx::array& a,
-    const mx::array& b, const Delta& delta, const CellRows& rows, int64_t offset,
+    const mx::array& b, const Delta& delta, const SlotRows& rows, int64_t offset,
     const Workers& workers);
 
 // arrays: qkv, z, a, b. Throws std::invalid_argument unless all have `rows` rows as wide as their

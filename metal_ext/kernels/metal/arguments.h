@@ -94,25 +94,25 @@ struct GatherArguments {
   uint32_t unused;
 };
 
-// Consecutive rows of one sequence, which start from a cell (the states of recurrent layers). A
-// cell is given by its GPU address, or on dense by its offset in the arena.
+// Consecutive rows of one sequence, which start from a slot (the states of recurrent layers). A
+// slot is given by its GPU address, or on dense by its offset in the arena.
 struct DeltaSegment {
   uint64_t read;
-  uint32_t reads;        // 1 to start from the cell, 0 to start from zeros
+  uint32_t reads;        // 1 to start from the slot, 0 to start from zeros
   uint32_t first;        // index of the segment's first row in the step
   uint32_t count;
   uint32_t first_write;  // index of the segment's first write; the last write is after all rows
 };
 
-// Writes the state to the cell after the segment's first `rows` rows.
+// Writes the state to the slot after the segment's first `rows` rows.
 struct DeltaWrite {
-  uint64_t cell;
+  uint64_t slot;
   uint32_t rows;
   uint32_t unused;
 };
 
 struct DeltaArguments {
-  uint64_t offset;  // bytes before the layer's part of every cell
+  uint64_t offset;  // bytes before the layer's part of every slot
   uint32_t key_heads;
   uint32_t value_heads;
   uint32_t tail_rows;  // earlier rows that the convolution reads

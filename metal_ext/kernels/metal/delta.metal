@@ -1,7 +1,7 @@
 // Gated delta nets (Yang, Kautz, Hatamizadeh, arXiv 2412.06464): convolution, unit vectors,
 // recurrence, norm and gate in one kernel; the convolution's tails in another. Tokens are computed
 // one by one, with S in registers, so that cutting a sequence changes no bit. A layer's part of a
-// cell: S [value_heads][D][D] float32, then the newest rows of qkv, [tail_rows][conv_width] of T.
+// slot: S [value_heads][D][D] float32, then the newest rows of qkv, [tail_rows][conv_width] of T.
 //   S = decay S + (v - decay S k) beta k^T,   y = S q
 #include "rows.h"
 
@@ -9,19 +9,19 @@ constant constexpr uint kDeltaSimdgroups = kDeltaThreads / 32;
 // Is added to the sum of squares of a head's queries or keys, and is the same in all models.
 constant constexpr float kUnitEps = 1e-6f;
 
-// Returns the layer's part of a cell (the states of a sequence's recurrent layers).
+// Returns the layer's part of a slot (the states of a sequence's recurrent layers).
 template <Rows kind>
-inline device uchar* cell_at(device uchar* arena, ulong cell, constant DeltaArguments& arguments) {
+inline device uchar* slot_at(device uchar* arena, ulong slot, constant DeltaArguments& arguments) {
   if (kind == Rows::dense) {
-    return arena + cell + arguments.offset;
+    return arena + slot + arguments.offset;
   }
-  return reinterpret_cast<device uchar*>(cell + arguments.offset);
+  return reinterpret_cast<device uchar*>(slot + arguments.offset);
 }
 
 template <typename T, int D>
-inline const device T* tail_of(const device uchar* cell, constant DeltaArguments& arguments) {
+inline const device T* tail_of(const device uchar* slot, constant DeltaArguments& arguments) {
   return reinterpret_cast<const device T*>(
-      cell + ulong(arguments.value_heads) * uint(D * D) * sizeof(float));
+      slot + ulong(arguments.value_heads) * uint(D * D) * sizeof(float));
 }
 
 inline uint conv_width(uint dims, constant DeltaArguments& arguments) {
@@ -99,10 +99,10 @@ template <typename T, int D, Rows kind>
   const uint width = conv_width(D, arguments);
   const uint key_head = head / (arguments.value_heads / arguments.key_heads);
   const bool reads = segment.reads != 0;
-  // Without a cell to start from, `cell` is only a valid address: nothing is read there.
-  const ulong begun = reads ? segment.read : writes[segment.first_write].cell;
-  const device uchar* cell = cell_at<kind>(arena, begun, arguments);
-  const device T* tail = tail_of<T, D>(cell, arguments);
+  // Without a slot to start from, `slot` is only a valid address: nothing is read there.
+  const ulong begun = reads ? segment.read : writes[segment.first_write].slot;
+  const device uchar* slot = slot_at<kind>(arena, begun, arguments);
+  const device T* tail = tail_of<T, D>(slot, arguments);
   const ulong own = (ulong(head) * D + simdgroup * kStateRows) * D + lane * kNumbers;
 
   float state[kStateRows][kNumbers];
@@ -111,7 +111,7 @@ template <typename T, int D, Rows kind>
     QUIRE_UNROLL
     for (uint i = 0; i < kNumbers; ++i) {
       state[r][i] =
-          reads ? reinterpret_cast<const device float*>(cell)[own + r * uint(D) + i] : 0.0f;
+          reads ? reinterpret_cast<const device float*>(slot)[own + r * uint(D) + i] : 0.0f;
     }
   }
 
@@ -174,7 +174,7 @@ template <typename T, int D, Rows kind>
 
     if (token + 1 == writes[next_write].rows) {
       device float* target = reinterpret_cast<device float*>(
-          cell_at<kind>(arena, writes[next_write].cell, arguments));
+          slot_at<kind>(arena, writes[next_write].slot, arguments));
       QUIRE_UNROLL
       for (uint r = 0; r < kStateRows; ++r) {
         QUIRE_UNROLL
@@ -204,16 +204,16 @@ template <typename T, int D, Rows kind>
   const DeltaSegment segment = segments[at.y];
   const bool reads = segment.reads != 0;
   const uint kept = arguments.tail_rows;
-  // Without a cell to start from, `cell` is only a valid address: nothing is read there.
-  const ulong begun = reads ? segment.read : writes[segment.first_write].cell;
-  const device uchar* cell = cell_at<kind>(arena, begun, arguments);
-  const device T* tail = tail_of<T, D>(cell, arguments);
+  // Without a slot to start from, `slot` is only a valid address: nothing is read there.
+  const ulong begun = reads ? segment.read : writes[segment.first_write].slot;
+  const device uchar* slot = slot_at<kind>(arena, begun, arguments);
+  const device T* tail = tail_of<T, D>(slot, arguments);
   uint next_write = segment.first_write;
   uint rows = 0;
   while (rows < segment.count) {
     rows = writes[next_write].rows;
     device T* target = const_cast<device T*>(tail_of<T, D>(
-        cell_at<kind>(arena, writes[next_write].cell, arguments), arguments));
+        slot_at<kind>(arena, writes[next_write].slot, arguments), arguments));
     for (uint i = 0; i < kept; ++i) {  // this order lets a tail shift in place
       const uint place = rows + i;
       T x = static_cast<T>(0.0f);

@@ -28,7 +28,7 @@ SPEC = ModelSpec(
     intermediate_size=256,
     vocab_size=512,
 )
-NUM_CELLS = 24
+NUM_SLOTS = 24
 
 
 def cache_for(checkpoint: Checkpoint, format: KVFormat) -> KVCacheManager:
@@ -38,13 +38,13 @@ def cache_for(checkpoint: Checkpoint, format: KVFormat) -> KVCacheManager:
         heap_bytes=1 << 20,
         system_page_bytes=4096,
     )
-    workers, cell = metal_ext.CpuWorkers(2), layout.shape.cell
+    workers, slot = metal_ext.CpuWorkers(2), layout.shape.slot
     return manager(
         layout,
         [PosixBackend(group, workers) for group in layout.groups],
         budget_bytes=1 << 28,
         max_sequences=8,
-        states=None if cell is None else NativeStates(cell, NUM_CELLS, workers),
+        states=None if slot is None else NativeStates(slot, NUM_SLOTS, workers),
     )
 
 

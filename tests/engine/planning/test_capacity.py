@@ -23,8 +23,8 @@ from engine.planning.capacity import (
 from engine.planning.devices import CPU, Device, find_device
 from engine.planning.memory import ModelShape, read_shape
 from kvcache.block import Block, PageTable, SparseBuffer
+from kvcache.kv_backends import KVBackend, KVBackendChoice
 from kvcache.layout import KVShape, KVSpec, LayoutError, paged_layout
-from kvcache.substrates import Substrate, SubstrateChoice
 from tests.engines import CONFIG
 from tests.families import PUBLISHED
 from tests.models import QWEN3_4B, write_config
@@ -71,7 +71,7 @@ def test_what_is_left_to_the_cache_is_what_serving_would_leave(
     machine = gpu_memory(MachineMemory(18 * GIB, 18 * GIB), 12 * GIB)
     folder = write_config(tmp_path, QWEN3_4B)
     config = replace(SERVER, max_model_len=CONTEXT, kv_budget_bytes=None)
-    choice = SubstrateChoice(Substrate.SPARSE, ())
+    choice = KVBackendChoice(KVBackend.SPARSE, ())
     checkpoint = promised_checkpoint(folder, 2 * qwen3_4b.parameters)
     served = plan_engine(config, checkpoint, machine, choice).memory.demand
     assert served.usable_bytes == 10.5 * GIB
@@ -104,7 +104,7 @@ def test_what_quire_would_start_with_is_told_in_tokens(
     checkpoint = promised_checkpoint(folder, report.steps[-1].resident.weights_bytes)
     machine = gpu_memory(MachineMemory(8 * GIB, GIB), 8 * GIB * 2 // 3)
     config = replace(SERVER, max_model_len=CONTEXT, kv_budget_bytes=None)
-    memory = plan_engine(config, checkpoint, machine, SubstrateChoice(Substrate.SPARSE, ())).memory
+    memory = plan_engine(config, checkpoint, machine, KVBackendChoice(KVBackend.SPARSE, ())).memory
     served = memory.kv_budget_bytes // memory.layout.groups[0].bytes_per_token
     assert [fit.tokens for fit in report.fits] == [0, 0, served]
     assert served > CONTEXT
@@ -176,13 +176,13 @@ def test_states_are_planned_as_serving_would_have_them(
     checkpoint = promised_checkpoint(hybrid, report.steps[-1].resident.weights_bytes)
     machine = gpu_memory(MachineMemory(memory * GIB, memory * GIB), memory * GIB * 2 // 3)
     config = replace(SERVER, max_model_len=CONTEXT, kv_budget_bytes=None)
-    served = plan_memory(config, checkpoint, machine, Substrate.SPARSE)
-    assert fit.room.num_cells == served.num_cells
+    served = plan_memory(config, checkpoint, machine, KVBackend.SPARSE)
+    assert fit.room.num_slots == served.num_slots
     assert fit.room.total_bytes - fit.room.kv_bytes == served.state_bytes > 0
     # More than all sequences at full length can use serving leaves to others.
     most = (SERVER.max_num_seqs * CONTEXT + served.layout.heap_tokens) * 32 * KIB
     assert served.kv_budget_bytes == pytest.approx(min(fit.room.kv_bytes, most), abs=64 * MIB)
-    assert fit.mean_length[-1] <= served.max_num_seqs == served.num_cells // 3
+    assert fit.mean_length[-1] <= served.max_num_seqs == served.num_slots // 3
     assert report.crowd is not None
     ours = report.crowd.reports[-1]
     assert ours.peak_running == fit.mean_length[-1] or ours.peak_running == capacity.REQUESTS

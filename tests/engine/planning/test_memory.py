@@ -37,7 +37,7 @@ from engine.planning.memory import (
     weights_bytes,
 )
 from engine.step.sampler import SCORED_ROWS_AT_ONCE
-from kvcache.substrates import Substrate, SubstrateChoice
+from kvcache.kv_backends import KVBackend, KVBackendChoice
 from tests.engines import CONFIG, SHAPE
 from tests.models import QWEN3_4B, TINY, write_config
 
@@ -211,22 +211,22 @@ def test_attention_has_its_scratch_memory_counted(checkpoint: Checkpoint) -> Non
     spec = replace(spec, layers=(replace(layer, mixer=heads),) * 2)
     wide = replace(checkpoint, spec=replace(spec, max_position_embeddings=40960))
 
-    def scratch(substrate: Substrate, **changes: int) -> int:
-        shape = kv_shape(config, wide, substrate)
-        return attention_scratch_bytes(wide.spec, replace(config, **changes), shape, substrate)  # type: ignore[arg-type]
+    def scratch(kv_backend: KVBackend, **changes: int) -> int:
+        shape = kv_shape(config, wide, kv_backend)
+        return attention_scratch_bytes(wide.spec, replace(config, **changes), shape, kv_backend)  # type: ignore[arg-type]
 
     partials = 32 * 160 * 32 * (128 + 2) * 4
-    for substrate in set(Substrate) - {Substrate.PAGED}:
-        assert scratch(substrate) == partials, substrate
+    for kv_backend in set(KVBackend) - {KVBackend.PAGED}:
+        assert scratch(kv_backend) == partials, kv_backend
     gathered = 2 * 2 * 40960 * 8 * 128 * 4
-    assert scratch(Substrate.PAGED) == partials + gathered
+    assert scratch(KVBackend.PAGED) == partials + gathered
     for longest, splits in ((1025, 9), (2049, 16), (4097, 17)):
-        assert scratch(Substrate.SPARSE, max_model_len=longest) == 32 * splits * 32 * 130 * 4
+        assert scratch(KVBackend.SPARSE, max_model_len=longest) == 32 * splits * 32 * 130 * 4
     config = replace(config, kv_budget_bytes=None)
     machine = MachineMemory(1 << 36, 1 << 36, 1 << 33, on_gpu=True)
     for dtype, itemsize in (("BF16", 2), ("F16", 2), ("F32", 4)):
         stored = replace(wide, dtype=dtype)
-        plan = plan_engine(config, stored, machine, SubstrateChoice(Substrate.SPARSE, ()))
+        plan = plan_engine(config, stored, machine, KVBackendChoice(KVBackend.SPARSE, ()))
         bound = activation_bytes(wide.spec, config, itemsize)
         assert plan.memory.demand.activation_bytes == bound + partials, dtype
 
@@ -246,10 +246,10 @@ def test_the_kernels_sum_as_many_positions_at_a_time_as_the_plan_thinks() -> Non
 def test_a_demand_is_all_but_the_weights(tmp_path: Path) -> None:
     spec = read_shape(write_config(tmp_path, TINY)).spec
     config = replace(CONFIG, headroom_bytes=None)
-    found = memory_demand(spec, config, MachineMemory(10 * GIB, 9 * GIB), SHAPE, Substrate.POSIX, 4)
+    found = memory_demand(spec, config, MachineMemory(10 * GIB, 9 * GIB), SHAPE, KVBackend.POSIX, 4)
     assert (found.machine_bytes, found.available_bytes) == (10 * GIB, 9 * GIB)
     assert (found.headroom_bytes, found.usable_bytes) == (2 * GIB, 8 * GIB)
-    attention = attention_scratch_bytes(spec, config, SHAPE, Substrate.POSIX)
+    attention = attention_scratch_bytes(spec, config, SHAPE, KVBackend.POSIX)
     assert found.activation_bytes == activation_bytes(spec, config, 4) + attention
     assert found.fixed_bytes == found.activation_bytes + config.mlx_cache_bytes
 

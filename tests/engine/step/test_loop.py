@@ -12,7 +12,7 @@ from engine.figures import MlxMemory
 from engine.machine import MachineMemory
 from engine.messages import Abort, SetMemoryPressure, Stop
 from engine.models.checkpoint import read_checkpoint
-from engine.step.loop import EngineLoop, SubstrateFaults
+from engine.step.loop import EngineLoop, KVBackendFaults
 from engine.step.pipeline import FAILURE_WINDOW_S
 from engine.step.plan import NO_STEP, InFlightStep, StepPlan
 from engine.step.scheduler import Scheduler
@@ -373,7 +373,7 @@ def test_fault_10_who_waits_for_memory_that_never_comes_back_counts_as_a_step_th
     assert loop.busy_since is None
 
 
-def test_fault_09_a_substrate_that_fails_is_no_fault_of_a_step(
+def test_fault_09_a_kv_backend_that_fails_is_no_fault_of_a_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     loop = recall_loop(Answers.empty())
@@ -460,16 +460,16 @@ def fail() -> None:
 
 def test_a_fault_is_remembered_where_it_ends_the_engine_and_where_it_is_looked_for() -> None:
     told: list[str] = []
-    faults = SubstrateFaults(fail, told.append)
+    faults = KVBackendFaults(fail, told.append)
     with pytest.raises(BackendFailedError), faults.recording():
         fail()
     assert isinstance(faults.find(), BackendFailedError)
     assert told == ["serving failed: no answer"] * 2
 
 
-def test_other_failures_are_none_of_the_substrates() -> None:
+def test_other_failures_are_none_of_the_kv_backends() -> None:
     told: list[str] = []
-    with pytest.raises(ValueError, match="own"), SubstrateFaults(fail, told.append).recording():
+    with pytest.raises(ValueError, match="own"), KVBackendFaults(fail, told.append).recording():
         raise ValueError("a request's own")
-    assert SubstrateFaults().find() is None
+    assert KVBackendFaults().find() is None
     assert told == []

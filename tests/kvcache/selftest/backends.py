@@ -7,12 +7,12 @@ import mlx.core as mx
 
 import metal_ext
 from kvcache.backend import PageBackend
+from kvcache.kv_backends import KVBackend
 from kvcache.native_backends import PosixBackend
-from kvcache.selftest.substrate import MAX_TOKENS, SHAPE, small_layout
-from kvcache.substrates import Substrate
+from kvcache.selftest.kv_backend import MAX_TOKENS, SHAPE, small_layout
 
 LAYOUT = small_layout(
-    Substrate.POSIX, SHAPE, max_tokens=MAX_TOKENS, system_page_bytes=metal_ext.SYSTEM_PAGE_BYTES
+    KVBackend.POSIX, SHAPE, max_tokens=MAX_TOKENS, system_page_bytes=metal_ext.SYSTEM_PAGE_BYTES
 )
 
 

@@ -8,14 +8,14 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from kvcache.kv_backends import KVBackend
 from kvcache.layout import KVSpec
 from kvcache.selftest import __main__ as pace
+from kvcache.selftest import kv_backend as pages
 from kvcache.selftest import stress
-from kvcache.selftest import substrate as pages
 from kvcache.selftest.__main__ import checks_of, main
+from kvcache.selftest.kv_backend import run_checks
 from kvcache.selftest.run import BEGINS, CacheSize, Result, SelfTest, from_line
-from kvcache.selftest.substrate import run_checks
-from kvcache.substrates import Substrate
 from tests.kvcache.metal_double import install
 
 
@@ -35,7 +35,7 @@ def run(*arguments: Any) -> list[Result]:
 def test_a_task_ends_with_one_line_and_no_cleaning_up(
     ended: list[int], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    main([SelfTest.SUBSTRATE, "POSIX", "16384"])
+    main([SelfTest.KV_BACKEND, "POSIX", "16384"])
     said = capsys.readouterr()
     (line,) = said.out.splitlines()
     results = from_line(line)
@@ -48,7 +48,7 @@ def test_a_task_ends_with_one_line_and_no_cleaning_up(
 def test_it_is_a_program(
     ended: list[int], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["selftest", SelfTest.SUBSTRATE, "POSIX"])
+    monkeypatch.setattr(sys, "argv", ["selftest", SelfTest.KV_BACKEND, "POSIX"])
     monkeypatch.delitem(sys.modules, "kvcache.selftest.__main__")
     runpy.run_module("kvcache.selftest", run_name="__main__")
     assert from_line(capsys.readouterr().out.splitlines()[-1])[-1].name == "multiply 64"
@@ -60,12 +60,12 @@ def test_heaps_are_released_only_where_that_is_the_task(monkeypatch: pytest.Monk
     monkeypatch.setattr(
         pages,
         "process_footprint",
-        lambda: sum(heap.committed_bytes for heap in device.substrates[-1].heaps),
+        lambda: sum(heap.committed_bytes for heap in device.kv_backends[-1].heaps),
     )
-    names = [result.name for result in run(SelfTest.SUBSTRATE, Substrate.SPARSE, None)]
+    names = [result.name for result in run(SelfTest.KV_BACKEND, KVBackend.SPARSE, None)]
     assert "release" not in names
     assert names[-4:] == ["end", "multiply 1", "multiply 8", "multiply 64"]
-    results = run(SelfTest.RELEASE, Substrate.SPARSE, None)
+    results = run(SelfTest.RELEASE, KVBackend.SPARSE, None)
     assert all(result.passed for result in results), results[-1]
     assert results[2].name == "round 1"
 
@@ -73,7 +73,7 @@ def test_heaps_are_released_only_where_that_is_the_task(monkeypatch: pytest.Monk
 def test_a_real_cache_is_tried_behind_the_small_one(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch)
     size = CacheSize(2, KVSpec(2, 64), max_tokens=4096, heap_bytes=1 << 20, buffers=5)
-    results = run(SelfTest.SUBSTRATE, Substrate.SPARSE, 16384, size)
+    results = run(SelfTest.KV_BACKEND, KVBackend.SPARSE, 16384, size)
     assert all(result.passed for result in results), results[-1]
     assert [result.name for result in results][-4:] == [
         "open",
@@ -84,15 +84,15 @@ def test_a_real_cache_is_tried_behind_the_small_one(monkeypatch: pytest.MonkeyPa
     assert results[-3].figures["buffers"] == 5
 
 
-def test_a_substrate_that_cannot_be_opened_is_a_step_that_failed(
+def test_a_kv_backend_that_cannot_be_opened_is_a_step_that_failed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     device = install(monkeypatch)
     device.said["missing_for_paged"] = ["no residency sets"]
-    (result,) = run(SelfTest.SUBSTRATE, Substrate.PAGED, None)
+    (result,) = run(SelfTest.KV_BACKEND, KVBackend.PAGED, None)
     assert (result.name, result.passed) == ("open", False)
     assert "no residency sets" in result.text
-    (result,) = run(SelfTest.KERNELS, Substrate.PAGED, None)
+    (result,) = run(SelfTest.KERNELS, KVBackend.PAGED, None)
     assert (result.name, result.passed) == ("bfloat16 x 64: open", False)
 
 
@@ -100,12 +100,12 @@ def test_commands_are_stressed_and_timed_where_that_is_the_task(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(stress, "LONG_S", 0.001)
-    results = run(SelfTest.STRESS, Substrate.POSIX, None)
+    results = run(SelfTest.STRESS, KVBackend.POSIX, None)
     assert all(result.passed for result in results), results[-1]
     assert results[-2].name == f"round {stress.ROUNDS}"
     monkeypatch.setattr(pace, "SIZE", 64)
     monkeypatch.setattr(pace, "PAUSE_S", 0.01)
-    pause, submit = run(SelfTest.PACE, Substrate.POSIX, None)
+    pause, submit = run(SelfTest.PACE, KVBackend.POSIX, None)
     assert pause.passed
     assert submit.passed
     assert pause.figures["after_pause_s"] > 0
@@ -115,7 +115,7 @@ def test_commands_are_stressed_and_timed_where_that_is_the_task(
 
 def test_all_kernels_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch)
-    results = run(SelfTest.KERNELS, Substrate.SPARSE, None)
+    results = run(SelfTest.KERNELS, KVBackend.SPARSE, None)
     assert all(result.passed for result in results), results[-1]
     assert {result.name.partition(":")[0] for result in results} == {
         f"{kind} x {width}"

@@ -7,22 +7,22 @@ import mlx.core as mx
 import pytest
 
 import metal_ext
+from kvcache.kv_backends import KVBackend
 from kvcache.layout import KVFormat, KVShape, KVSpec
 from kvcache.metal_backend import MetalBackend
 from kvcache.native_backends import PosixBackend
 from kvcache.selftest.kernels import KernelChecks, kernel_specs, name_of, product_checks
+from kvcache.selftest.kv_backend import MAX_TOKENS, run_checks, small_layout
 from kvcache.selftest.run import Result
-from kvcache.selftest.substrate import MAX_TOKENS, run_checks, small_layout
-from kvcache.substrates import Substrate
 from tests.kvcache.metal_double import RopeTable, install
 from tests.kvcache.selftest.backends import Liar, RowsLiar
 
 SHAPE = KVShape.uniform(1, KVSpec(2, 64))
 
 
-def tried(substrate: Substrate, shape: KVShape, backend: Callable[[Any], Any]) -> list[Result]:
-    layout = small_layout(substrate, shape, max_tokens=MAX_TOKENS, system_page_bytes=4096)
-    checks = KernelChecks(backend(layout.groups[0]), layout, on_gpu=substrate.on_gpu)
+def tried(kv_backend: KVBackend, shape: KVShape, backend: Callable[[Any], Any]) -> list[Result]:
+    layout = small_layout(kv_backend, shape, max_tokens=MAX_TOKENS, system_page_bytes=4096)
+    checks = KernelChecks(backend(layout.groups[0]), layout, on_gpu=kv_backend.on_gpu)
     return run_checks(checks.checks(), lambda _: None)
 
 
@@ -39,7 +39,7 @@ def test_every_width_and_every_kind_of_number_is_tried() -> None:
 
 @pytest.mark.parametrize("shape", [SHAPE, KVShape.uniform(1, KVSpec(2, 128, KVFormat.FLOAT32))])
 def test_the_cpus_kernels_are_right(shape: KVShape) -> None:
-    results = tried(Substrate.POSIX, shape, on_cpu)
+    results = tried(KVBackend.POSIX, shape, on_cpu)
     assert [step.name for step in results] == ["map", "chunk", "decode", "project", "end"]
     assert all(step.passed for step in results), results[-1]
 
@@ -52,16 +52,16 @@ def test_the_cpus_kernels_are_right(shape: KVShape) -> None:
         KVShape.uniform(1, KVSpec(2, 64, KVFormat.FLOAT16)),
     ],
 )
-@pytest.mark.parametrize("substrate", [Substrate.SPARSE, Substrate.PAGED, Substrate.METAL_DENSE])
+@pytest.mark.parametrize("kv_backend", [KVBackend.SPARSE, KVBackend.PAGED, KVBackend.METAL_DENSE])
 def test_a_gpus_kernels_are_tried_with_norm_and_rope_in_one(
-    monkeypatch: pytest.MonkeyPatch, shape: KVShape, substrate: Substrate
+    monkeypatch: pytest.MonkeyPatch, shape: KVShape, kv_backend: KVBackend
 ) -> None:
     device = install(monkeypatch)
 
     def make(group: Any) -> Any:
-        return MetalBackend(substrate.setting, group, max_buffers=3, release_heaps=False)
+        return MetalBackend(kv_backend.setting, group, max_buffers=3, release_heaps=False)
 
-    results = tried(substrate, shape, make)
+    results = tried(kv_backend, shape, make)
     assert all(step.passed for step in results), results[-1]
     assert {"project_append", "swiglu"} < set(device.calls)
 
@@ -79,7 +79,7 @@ def test_attention_that_is_off_is_noticed(operation: str, step: str) -> None:
             ),
         )
 
-    results = tried(Substrate.POSIX, SHAPE, make)
+    results = tried(KVBackend.POSIX, SHAPE, make)
     assert (results[-1].name, results[-1].passed) == (step, False)
     assert "at most; 0.06 is allowed" in results[-1].text
 
@@ -95,7 +95,7 @@ def test_a_number_that_is_kept_wrong_by_one_bit_is_noticed() -> None:
             backend, rows=lambda segments: RowsLiar(backend.rows(segments), "region", nudge)
         )
 
-    results = tried(Substrate.POSIX, SHAPE, make)
+    results = tried(KVBackend.POSIX, SHAPE, make)
     assert (results[-1].name, results[-1].passed) == ("chunk", False)
     assert "what is kept is not what was given" in results[-1].text
 
@@ -114,23 +114,23 @@ def test_a_projection_that_is_off_is_noticed(monkeypatch: pytest.MonkeyPatch) ->
     def make(group: Any) -> Any:
         return MetalBackend("sparse", group, max_buffers=3, release_heaps=False)
 
-    results = tried(Substrate.SPARSE, KVShape.uniform(1, KVSpec(2, 64, KVFormat.FLOAT32)), make)
+    results = tried(KVBackend.SPARSE, KVShape.uniform(1, KVSpec(2, 64, KVFormat.FLOAT32)), make)
     assert (results[-1].name, results[-1].passed) == ("project", False)
 
 
 WIDE = KVShape.uniform(1, KVSpec(2, 128, KVFormat.FLOAT32))
 
 
-@pytest.mark.parametrize("substrate", [Substrate.SPARSE, Substrate.PAGED, Substrate.METAL_DENSE])
+@pytest.mark.parametrize("kv_backend", [KVBackend.SPARSE, KVBackend.PAGED, KVBackend.METAL_DENSE])
 def test_states_are_tried_where_heads_have_the_width_of_a_gpus_kernels(
-    monkeypatch: pytest.MonkeyPatch, substrate: Substrate
+    monkeypatch: pytest.MonkeyPatch, kv_backend: KVBackend
 ) -> None:
     device = install(monkeypatch)
 
     def make(group: Any) -> Any:
-        return MetalBackend(substrate.setting, group, max_buffers=3, release_heaps=False)
+        return MetalBackend(kv_backend.setting, group, max_buffers=3, release_heaps=False)
 
-    results = tried(substrate, WIDE, make)
+    results = tried(kv_backend, WIDE, make)
     assert all(step.passed for step in results), results[-1]
     assert [step.name for step in results][:3] == ["map", "states", "chunk"]
     assert device.calls.count("gated_delta") == 3
@@ -153,7 +153,7 @@ def test_a_recurrence_that_is_off_is_noticed(monkeypatch: pytest.MonkeyPatch, wh
     def make(group: Any) -> Any:
         return MetalBackend("sparse", group, max_buffers=3, release_heaps=False)
 
-    results = tried(Substrate.SPARSE, WIDE, make)
+    results = tried(KVBackend.SPARSE, WIDE, make)
     assert (results[-1].name, results[-1].passed) == ("states", False)
 
 
@@ -165,7 +165,7 @@ def test_a_gate_that_is_off_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     def make(group: Any) -> Any:
         return MetalBackend("sparse", group, max_buffers=3, release_heaps=False)
 
-    results = tried(Substrate.SPARSE, SHAPE, make)
+    results = tried(KVBackend.SPARSE, SHAPE, make)
     assert (results[-1].name, results[-1].passed) == ("gate", False)
 
 
@@ -177,7 +177,7 @@ def test_a_system_that_refuses_is_noticed(name: str, answer: bool, step: str) ->
     def make(group: Any) -> Any:
         return Liar(on_cpu(group), **{name: lambda *_, **__: answer})
 
-    results = tried(Substrate.POSIX, SHAPE, make)
+    results = tried(KVBackend.POSIX, SHAPE, make)
     assert (results[-1].name, results[-1].passed) == (step, False)
 
 

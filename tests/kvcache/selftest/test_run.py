@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from kvcache.kv_backends import KVBackend
 from kvcache.selftest import run
 from kvcache.selftest.machine import this_machine
 from kvcache.selftest.run import (
@@ -25,7 +26,6 @@ from kvcache.selftest.run import (
     withdraw_stamp,
     write_stamp,
 )
-from kvcache.substrates import Substrate
 from tests.metal_ext.programs import output_of
 
 LIMIT_S = 60.0
@@ -103,8 +103,8 @@ def test_garbage_and_exit_codes_are_results(program: str, fault: str) -> None:
 
 
 @pytest.mark.parametrize("page_bytes", [None, 16384])
-def test_the_substrate_of_this_machine_passes_its_canary(page_bytes: int | None) -> None:
-    report = run_selftest(SelfTest.SUBSTRATE, Substrate.POSIX, page_bytes)
+def test_the_kv_backend_of_this_machine_passes_its_canary(page_bytes: int | None) -> None:
+    report = run_selftest(SelfTest.KV_BACKEND, KVBackend.POSIX, page_bytes)
     assert report.fault == ""
     names = [step.name for step in report.results]
     assert names[0] == "open"
@@ -115,14 +115,14 @@ def test_the_substrate_of_this_machine_passes_its_canary(page_bytes: int | None)
 
 
 def test_the_kernels_of_this_machine_are_right() -> None:
-    report = run_selftest(SelfTest.KERNELS, Substrate.POSIX)
+    report = run_selftest(SelfTest.KERNELS, KVBackend.POSIX)
     assert report.fault == ""
     assert any(step.name == "bfloat16 x 128: decode" for step in report.results)
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="a Mac has a GPU")
 def test_a_gpu_that_is_not_there_is_a_result() -> None:
-    report = run_selftest(SelfTest.SUBSTRATE, Substrate.SPARSE)
+    report = run_selftest(SelfTest.KV_BACKEND, KVBackend.SPARSE)
     assert "exit code 1" in report.fault
     assert "gpu" in report.fault
 
@@ -131,7 +131,7 @@ def test_the_parent_loads_neither_mlx_nor_the_extension() -> None:
     assert (
         output_of("""
         import sys
-        import kvcache.selftest.run, kvcache.substrates, kvcache.substrates
+        import kvcache.selftest.run, kvcache.kv_backends, kvcache.kv_backends
         print({"mlx.core", "metal_ext"} & set(sys.modules))
     """)
         == "set()"
@@ -181,31 +181,31 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_what_has_passed_is_remembered_for_its_test_and_its_substrate_alone(folder: Path) -> None:
-    assert not has_passed(SelfTest.RELEASE, Substrate.SPARSE)
-    path = write_stamp(SelfTest.RELEASE, Substrate.SPARSE)
+def test_what_has_passed_is_remembered_for_its_test_and_its_kv_backend_alone(folder: Path) -> None:
+    assert not has_passed(SelfTest.RELEASE, KVBackend.SPARSE)
+    path = write_stamp(SelfTest.RELEASE, KVBackend.SPARSE)
     assert path.parent == folder / "quire"
-    assert has_passed(SelfTest.RELEASE, Substrate.SPARSE)
-    assert not has_passed(SelfTest.RELEASE, Substrate.PAGED)
-    assert not has_passed(SelfTest.STRESS, Substrate.SPARSE)
-    write_stamp(SelfTest.STRESS, Substrate.SPARSE)
-    withdraw_stamp(SelfTest.RELEASE, Substrate.SPARSE)
-    withdraw_stamp(SelfTest.RELEASE, Substrate.SPARSE)
-    assert not has_passed(SelfTest.RELEASE, Substrate.SPARSE)
-    assert has_passed(SelfTest.STRESS, Substrate.SPARSE)
+    assert has_passed(SelfTest.RELEASE, KVBackend.SPARSE)
+    assert not has_passed(SelfTest.RELEASE, KVBackend.PAGED)
+    assert not has_passed(SelfTest.STRESS, KVBackend.SPARSE)
+    write_stamp(SelfTest.STRESS, KVBackend.SPARSE)
+    withdraw_stamp(SelfTest.RELEASE, KVBackend.SPARSE)
+    withdraw_stamp(SelfTest.RELEASE, KVBackend.SPARSE)
+    assert not has_passed(SelfTest.RELEASE, KVBackend.SPARSE)
+    assert has_passed(SelfTest.STRESS, KVBackend.SPARSE)
 
 
 @pytest.mark.parametrize("changed", ["model", "processor", "system", "mlx"])
 def test_another_machine_system_or_mlx_must_pass_again(
     folder: Path, changed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_stamp(SelfTest.RELEASE, Substrate.SPARSE)
+    write_stamp(SelfTest.RELEASE, KVBackend.SPARSE)
     other = replace(this_machine(), **{changed: "another"})
     monkeypatch.setattr(run, "this_machine", lambda: other)
-    assert not has_passed(SelfTest.RELEASE, Substrate.SPARSE)
+    assert not has_passed(SelfTest.RELEASE, KVBackend.SPARSE)
 
 
 @pytest.mark.parametrize("contents", ["", "{}", "[", '{"passed": "something else"}'])
 def test_a_file_that_says_something_else_is_no_stamp(folder: Path, contents: str) -> None:
-    write_stamp(SelfTest.RELEASE, Substrate.SPARSE).write_text(contents)
-    assert not has_passed(SelfTest.RELEASE, Substrate.SPARSE)
+    write_stamp(SelfTest.RELEASE, KVBackend.SPARSE).write_text(contents)
+    assert not has_passed(SelfTest.RELEASE, KVBackend.SPARSE)

@@ -9,9 +9,9 @@ import metal_ext
 from kvcache.backend import Releases
 from kvcache.native_backends import PosixBackend
 from kvcache.selftest import stress
+from kvcache.selftest.kv_backend import run_checks
 from kvcache.selftest.run import Result
 from kvcache.selftest.stress import RELEASE_ROUNDS, ReleaseChecks, StressChecks
-from kvcache.selftest.substrate import run_checks
 from tests.kvcache.selftest.backends import LAYOUT, Liar, RowsLiar, posix
 
 ROUNDS = 5
@@ -90,9 +90,9 @@ def test_a_heap_comes_and_goes_while_another_is_used() -> None:
     ]
 
 
-def test_a_substrate_that_keeps_its_heaps_is_not_tried() -> None:
+def test_a_kv_backend_that_keeps_its_heaps_is_not_tried() -> None:
     (step,) = released(posix(releases=Releases.NOTHING))
-    assert (step.passed, step.text) == (False, "NotAsPromisedError: this substrate keeps its heaps")
+    assert (step.passed, step.text) == (False, "NotAsPromisedError: this backend keeps its heaps")
 
 
 def test_a_heap_that_goes_only_once_is_noticed() -> None:

@@ -29,7 +29,7 @@ std::vector<fake::Access> copied(void* const* buffers) {
   return accesses;
 }
 
-fake::Options machine_for(fake::Options machine, const Substrate::Options& shape) {
+fake::Options machine_for(fake::Options machine, const KVBackend::Options& shape) {
   machine.maps_beside_commands = shape.maps_beside_steps;
   return machine;
 }
@@ -42,7 +42,7 @@ Geometry small_geometry(Kind kind, std::vector<int64_t> row_bytes) {
                              : Geometry(kPage, 16, 4, 6, row_bytes);
 }
 
-Substrate::Options Bench::default_shape() {
+KVBackend::Options Bench::default_shape() {
   return {.kind = Kind::sparse,
           .geometry = small_geometry(Kind::sparse),
           .max_ranges = 0,  // the kind's own
@@ -50,13 +50,13 @@ Substrate::Options Bench::default_shape() {
           .timeout = std::chrono::seconds(20)};
 }
 
-Substrate::Options Bench::quiet_shape() {
+KVBackend::Options Bench::quiet_shape() {
   auto shape = default_shape();
   shape.maps_beside_steps = false;
   return shape;
 }
 
-Bench::Bench(Kind kind, fake::Options options, Substrate::Options shape)
+Bench::Bench(Kind kind, fake::Options options, KVBackend::Options shape)
     : machine(machine_for(std::move(options), shape)), device(fake::new_device()) {
   if (shape.max_ranges == 0) {
     shape.kind = kind;
@@ -66,7 +66,7 @@ Bench::Bench(Kind kind, fake::Options options, Substrate::Options shape)
   shape.residency.now = [this] { return machine.time(); };
   machine.describe_kernel("zero_blocks", &zeroed);
   machine.describe_kernel("copy_blocks", &copied);
-  substrate = Substrate::make(device, shape);
+  kv_backend = KVBackend::make(device, shape);
   queue = NS::TransferPtr(device->newCommandQueue());
 }
 
@@ -80,32 +80,32 @@ Bench::~Bench() noexcept(false) {
 
 Bench::Step Bench::step(const std::vector<Segment>& segments) {
   const auto pool = NS::TransferPtr(NS::AutoreleasePool::alloc()->init());
-  const uint64_t epoch = substrate->epochs().start();
+  const uint64_t epoch = kv_backend->epochs().start();
   try {
     for (const Segment& segment : segments) {
-      substrate->own(*segment.range).use(epoch, segment.start, segment.stamps.size());
+      kv_backend->own(*segment.range).use(epoch, segment.start, segment.stamps.size());
     }
   } catch (const std::exception&) {
-    substrate->epochs().abandon(epoch);
+    kv_backend->epochs().abandon(epoch);
     throw;
   }
-  substrate->residency().attach(queue.get());
-  std::vector<MTL::Resource*> used = substrate->residency().unattached();
-  if (substrate->kind() == Kind::dense) {
-    used.push_back(substrate->own(*segments.at(0).range).view(0).buffer);
+  kv_backend->residency().attach(queue.get());
+  std::vector<MTL::Resource*> used = kv_backend->residency().unattached();
+  if (kv_backend->kind() == Kind::dense) {
+    used.push_back(kv_backend->own(*segments.at(0).range).view(0).buffer);
   }
   auto commands = NS::RetainPtr(queue->commandBufferWithUnretainedReferences());
   for (const Segment& segment : segments) {
     const size_t end = segment.start + segment.stamps.size();
-    const RowPlaces places(*substrate, *segment.range, end);
+    const RowPlaces places(*kv_backend, *segment.range, end);
     fake::encode(
-        commands.get(), "a step", accesses_of(*substrate, segment),
-        [mistakes = mistakes_, places, segment, geometry = substrate->geometry()] {
+        commands.get(), "a step", accesses_of(*kv_backend, segment),
+        [mistakes = mistakes_, places, segment, geometry = kv_backend->geometry()] {
           run_segment(places, geometry, segment, *mistakes);
         },
         used);
   }
-  commands->encodeSignalEvent(substrate->epochs().event(), epoch);
+  commands->encodeSignalEvent(kv_backend->epochs().event(), epoch);
   commands->commit();
   return {epoch, commands};
 }
@@ -125,8 +125,8 @@ void Bench::require_no_mistakes() {
 
 void Bench::end() {
   given_up_ = true;  // what follows may fail the test
-  CHECK_CASE(substrate->shutdown(), substrate->failure());
-  substrate.reset();
+  CHECK_CASE(kv_backend->shutdown(), kv_backend->failure());
+  kv_backend.reset();
   queue.reset();
   device.reset();
   machine.run();

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "core/metal/substrate.h"
+#include "core/metal/kv_backend.h"
 #include "fake/fake_metal.h"
 #include "rows.h"
 
@@ -13,18 +13,18 @@ namespace quire::metal {
 // Small blocks: 16 tokens, one page per region and kilobyte of row.
 Geometry small_geometry(Kind kind, std::vector<int64_t> row_bytes = {1024, 1024, 1024, 1024});
 
-// A machine, a substrate on it, and a queue on which steps run as MLX's do.
+// A machine, a backend on it, and a queue on which steps run as MLX's do.
 class Bench {
  public:
   explicit Bench(
-      Kind kind, fake::Options options = {}, Substrate::Options shape = default_shape());
+      Kind kind, fake::Options options = {}, KVBackend::Options shape = default_shape());
   // Shuts down what is left, and fails the test where the machine found something.
   ~Bench() noexcept(false);
 
   // Mappings change beside steps, and the machine lets them.
-  static Substrate::Options default_shape();
+  static KVBackend::Options default_shape();
   // They do not, and the machine reports where they do.
-  static Substrate::Options quiet_shape();
+  static KVBackend::Options quiet_shape();
 
   struct Step {
     uint64_t epoch;
@@ -34,7 +34,7 @@ class Bench {
   // abandoned.
   Step step(const std::vector<Segment>& segments);
 
-  Substrate& metal() { return *substrate; }
+  KVBackend& metal() { return *kv_backend; }
   // Everything that steps and machine found wrong, and forgets it.
   std::vector<std::string> take_mistakes();
   void require_no_mistakes();
@@ -45,7 +45,7 @@ class Bench {
 
   fake::Machine machine;
   NS::SharedPtr<MTL::Device> device;
-  std::shared_ptr<Substrate> substrate;
+  std::shared_ptr<KVBackend> kv_backend;
   NS::SharedPtr<MTL::CommandQueue> queue;
 
  private:

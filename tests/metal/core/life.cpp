@@ -21,7 +21,7 @@ fake::Options machine_of(const Life::Options& options) {
   return machine;
 }
 
-Substrate::Options shape_of(const Life::Options& options, size_t ranges) {
+KVBackend::Options shape_of(const Life::Options& options, size_t ranges) {
   return {.kind = options.kind,
           .geometry = small_geometry(options.kind, options.row_bytes),
           .max_ranges = ranges,
@@ -101,13 +101,13 @@ void Life::live_until_silence() {
       act();
     }
   } catch (const std::runtime_error&) {
-    CHECK(!bench_.substrate->failure().empty());  // what a failed substrate is asked for
+    CHECK(!bench_.kv_backend->failure().empty());  // what a failed backend is asked for
   }
   bench_.machine.while_waiting(nullptr);
-  const bool ended = bench_.substrate->shutdown();
-  CHECK(ended == bench_.substrate->failure().empty());
+  const bool ended = bench_.kv_backend->shutdown();
+  CHECK(ended == bench_.kv_backend->failure().empty());
   let_go();
-  bench_.substrate.reset();
+  bench_.kv_backend.reset();
   for (const char* kept : {"MTLHeap", "MTLBuffer", "MTL4CommandQueue", "MTLResidencySet"}) {
     CHECK_CASE(ended || bench_.machine.alive()[kept] >= before[kept], kept);
   }
@@ -190,7 +190,7 @@ void Life::add_heap() {
     return;
   }
   try {
-    const auto heap = bench_.substrate->new_heap();
+    const auto heap = bench_.kv_backend->new_heap();
     heaps_.push_back({heap, std::vector<BlockState>(heap->geometry().blocks_per_heap())});
   } catch (const std::system_error&) {  // refused: another time
   }

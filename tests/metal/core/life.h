@@ -13,7 +13,7 @@
 
 namespace quire::metal {
 
-// One life of an engine and its cache over a substrate, by a seed: sequences come, grow, are
+// One life of an engine and its cache over a backend, by a seed: sequences come, grow, are
 // forked, share prefixes and leave; steps overlap; the device refuses memory and fails steps; heaps
 // are released and made again. The engine keeps to the rules; whether the core does is seen by what
 // steps read, and by what the machine reports.
@@ -55,7 +55,7 @@ class Life {
   explicit Life(const Options& options);
   // Lives it, ends it, and checks that nothing is left. Throws what went wrong.
   Deeds live();
-  // The same until the device falls silent at some moment. Checks that the substrate says so in the
+  // The same until the device falls silent at some moment. Checks that the backend says so in the
   // end, and that nothing is released from then on, whoever lets go of what.
   void live_until_silence();
 
@@ -129,7 +129,7 @@ class Life {
   void drop(const std::vector<Place>& blocks);
   size_t full_blocks(const Sequence& sequence) const;  // sealed, or could be
   uint64_t random(uint64_t below) { return random_() % below; }
-  size_t per_block() const { return bench_.substrate->geometry().tokens_per_block(); }
+  size_t per_block() const { return bench_.kv_backend->geometry().tokens_per_block(); }
 
   const Options options_;
   const bool quiet_;

@@ -64,7 +64,7 @@ void Life::submit(std::function<void()> operation, std::function<void(bool refus
 
 bool Life::at_point() {
   for (int looks = 0; quiet_ && !steps_.empty() && looks < 20 && random(6) > 0; ++looks) {
-    const auto& epochs = bench_.substrate->epochs();
+    const auto& epochs = bench_.kv_backend->epochs();
     epochs.wait(epochs.newest(), std::chrono::milliseconds(5));
     notice();
   }
@@ -73,8 +73,8 @@ bool Life::at_point() {
 
 void Life::finish_mappings() {
   if (quiet_) {
-    const auto substrate = bench_.substrate;
-    finishes_.push_back(hands_->attempt([substrate] { substrate->finish_mappings(); }));
+    const auto kv_backend = bench_.kv_backend;
+    finishes_.push_back(hands_->attempt([kv_backend] { kv_backend->finish_mappings(); }));
     deeds_.bundles += begun_maps_ > 1 ? 1 : 0;
     begun_maps_ = 0;
   }
@@ -99,7 +99,7 @@ void Life::lose(uint64_t epoch) {
       sequence->worthless |= sequence->epochs.contains(epoch);
     }
   }
-  bench_.substrate->epochs().abandon(epoch);
+  bench_.kv_backend->epochs().abandon(epoch);
 }
 
 // What a ticket waited for has ended before it: whether a step failed is known when the ticket's
@@ -113,7 +113,7 @@ void Life::notice() {
   if (quiet_) {
     completed = finished_;  // what comes behind it does not count yet
   }
-  const uint64_t epoch = bench_.substrate->epochs().completed();
+  const uint64_t epoch = bench_.kv_backend->epochs().completed();
   std::vector<Bench::Step> running;
   for (const Bench::Step& step : steps_) {
     const auto status = step.commands->status();
@@ -160,12 +160,12 @@ std::shared_ptr<AddressRange> Life::idle_range() {
     const auto range = idle_.back();
     idle_.pop_back();
     if (random(8) == 0) {
-      return nullptr;  // the handle goes, and the substrate keeps what it stood for
+      return nullptr;  // the handle goes, and the backend keeps what it stood for
     }
     return range;
   }
   try {
-    return bench_.substrate->new_range();
+    return bench_.kv_backend->new_range();
   } catch (const std::system_error&) {
     return nullptr;
   }
@@ -233,10 +233,10 @@ void Life::map_run(const SequencePtr& sequence, const std::vector<Place>& run, b
   const auto heap = heaps_[run[0].heap].heap;
   deeds_.remade_heaps += heap->committed_bytes() == 0 ? 1 : 0;
   ++begun_maps_;
-  const auto substrate = bench_.substrate;
+  const auto kv_backend = bench_.kv_backend;
   submit(
       [=] {
-        substrate->commit(*heap);
+        kv_backend->commit(*heap);
         sequence->range->map(
             heap, static_cast<int64_t>(run[0].block), static_cast<int64_t>(block),
             static_cast<int64_t>(run.size()), writable);
@@ -313,16 +313,16 @@ void Life::release_heap() {
 }
 
 void Life::check_at_rest(const SequencePtr& sequence) {
-  const uint64_t newest = bench_.substrate->epochs().newest();
+  const uint64_t newest = bench_.kv_backend->epochs().newest();
   if (sequence->pending > 0 || sequence->pinned > 0 || sequence->failing ||
-      bench_.substrate->epochs().completed() < newest || sequence->mapped == 0) {
+      bench_.kv_backend->epochs().completed() < newest || sequence->mapped == 0) {
     return;
   }
   const size_t mapped = sequence->mapped * per_block();
   CHECK(sequence->range->mapped_tokens() == mapped);
   const RowPlaces places(bench_.metal(), *sequence->range, mapped);
   std::vector<std::string> mistakes;
-  check_rows(places, bench_.substrate->geometry(), sequence->stamps, mapped, mistakes);
+  check_rows(places, bench_.kv_backend->geometry(), sequence->stamps, mapped, mistakes);
   CHECK_CASE(mistakes.empty(), mistakes.front());
 }
 

@@ -36,7 +36,7 @@ void Life::step() {
   if (segments.empty()) {
     return;
   }
-  // The mapper's own commands must not come first: their fault would be the substrate's.
+  // The mapper's own commands must not come first: their fault would be the backend's.
   const bool alone = !options_.threads || !hands_->working();
   if (random(24) == 0 && alone) {
     bench_.machine.fail_next_commands("a fault of the GPU");
@@ -85,13 +85,13 @@ void Life::fork(const SequencePtr& parent) {
   finish_mappings();
   ++parent->pinned;
   ++child->pinned;
-  const auto substrate = bench_.substrate;
+  const auto kv_backend = bench_.kv_backend;
   const auto mapped = std::make_shared<bool>(true);
   submit(
       [=] {
         // A refused target is no failure: then there is nothing to copy into.
         if (child->range->mapped_tokens() > full * range->geometry().tokens_per_block()) {
-          substrate->copy_block(*parent->range, full, *child->range, full, tokens);
+          kv_backend->copy_block(*parent->range, full, *child->range, full, tokens);
         } else {
           *mapped = false;
         }

@@ -3,7 +3,7 @@
 #include "bench.h"
 #include "check.h"
 
-// Substrates that map, unmap and release only while no step is in flight: the machine reports what
+// Backends that map, unmap and release only while no step is in flight: the machine reports what
 // a command in flight may touch.
 namespace quire::metal {
 namespace {
@@ -25,16 +25,16 @@ Asked take_asked(Bench& bench) {
 }
 
 struct Quiet {
-  explicit Quiet(fake::Options machine = {}, Substrate::Options shape = Bench::quiet_shape())
+  explicit Quiet(fake::Options machine = {}, KVBackend::Options shape = Bench::quiet_shape())
       : bench(Kind::sparse, std::move(machine), shape),
-        heap(bench.substrate->new_heap()),
-        one(bench.substrate->new_range()),
-        other(bench.substrate->new_range()) {}
+        heap(bench.kv_backend->new_heap()),
+        one(bench.kv_backend->new_range()),
+        other(bench.kv_backend->new_range()) {}
 
   void map(AddressRange& range, int64_t heap_block, int64_t block, int64_t count = 1) {
     range.map(heap, heap_block, block, count, true);
   }
-  void finish() { bench.substrate->finish_mappings(); }
+  void finish() { bench.kv_backend->finish_mappings(); }
   // One mapped block, and a step over it that is in flight.
   Bench::Step begin() {
     map(*one, 0, 0);
@@ -42,7 +42,7 @@ struct Quiet {
     return bench.step({{one.get(), 0, {}, {1}}});
   }
   void finish(const Bench::Step& step) {
-    CHECK(bench.substrate->epochs().wait(step.epoch, std::chrono::seconds(10)));
+    CHECK(bench.kv_backend->epochs().wait(step.epoch, std::chrono::seconds(10)));
   }
 
   Bench bench;
@@ -64,9 +64,9 @@ TEST("all maps of a bundle are waited for once, and filled by one command") {
   CHECK(take_asked(quiet.bench) == (Asked{.batches = 3, .commands = 1, .waits = 2}));
   CHECK(quiet.one->mapped_tokens() == 48 && quiet.other->mapped_tokens() == 16);
   std::vector<std::string> mistakes;
-  const auto& substrate = quiet.bench.metal();
-  check_rows(RowPlaces(substrate, *quiet.one, 48), substrate.geometry(), {}, 48, mistakes);
-  check_rows(RowPlaces(substrate, *quiet.other, 16), substrate.geometry(), {}, 16, mistakes);
+  const auto& kv_backend = quiet.bench.metal();
+  check_rows(RowPlaces(kv_backend, *quiet.one, 48), kv_backend.geometry(), {}, 48, mistakes);
+  check_rows(RowPlaces(kv_backend, *quiet.other, 16), kv_backend.geometry(), {}, 16, mistakes);
   CHECK_CASE(mistakes.empty(), mistakes.front());
   quiet.finish();
   CHECK(take_asked(quiet.bench) == Asked{});  // there was nothing to finish
@@ -114,7 +114,7 @@ TEST("blocks count as mapped when the bundle is finished, and no step begins bef
   CHECK(quiet.one->mapped_tokens() == 0);
   CHECK(throws<std::logic_error>("about to be mapped already", [&] { quiet.map(*quiet.one, 1, 0); }));
   CHECK(throws<std::logic_error>("without memory", [&] {
-    quiet.bench.substrate->copy_block(*quiet.one, 0, *quiet.one, 0, 1);
+    quiet.bench.kv_backend->copy_block(*quiet.one, 0, *quiet.one, 0, 1);
   }));
   CHECK(throws<std::logic_error>("a step cannot begin before mappings are finished", [&] {
     quiet.bench.step({{quiet.one.get(), 0, {}, {1}}});
@@ -136,13 +136,13 @@ TEST("what is unmapped again at the same point was mapped first") {
 
 TEST("where mappings change beside steps each is done when it returns") {
   Bench bench(Kind::sparse);
-  const auto heap = bench.substrate->new_heap();
-  const auto range = bench.substrate->new_range();
+  const auto heap = bench.kv_backend->new_heap();
+  const auto range = bench.kv_backend->new_range();
   take_asked(bench);
   range->map(heap, 0, 0, 2, true);
   CHECK(take_asked(bench) == (Asked{.batches = 1, .commands = 1, .waits = 2}));
   CHECK(range->mapped_tokens() == 32);
-  bench.substrate->finish_mappings();
+  bench.kv_backend->finish_mappings();
   CHECK(take_asked(bench) == Asked{});
 }
 
@@ -150,7 +150,7 @@ TEST("where mappings change beside steps each is done when it returns") {
 
 TEST("nothing is mapped, unmapped or released while a step is in flight, whatever it uses") {
   Quiet quiet({.slowness = 20});
-  const auto idle = quiet.bench.substrate->new_heap();
+  const auto idle = quiet.bench.kv_backend->new_heap();
   quiet.map(*quiet.other, 1, 0);
   const auto step = quiet.begin();
   const std::string in_flight = "while epoch 1 is in flight";
@@ -191,7 +191,7 @@ TEST("no step begins while the device maps or unmaps") {
   quiet.bench.machine.while_waiting([&] {
     ++tried;
     CHECK(throws<std::logic_error>("a step cannot begin", [&] {
-      quiet.bench.substrate->epochs().start();
+      quiet.bench.kv_backend->epochs().start();
     }));
   });
   quiet.map(*quiet.one, 0, 0);
@@ -204,9 +204,9 @@ TEST("no step begins while the device maps or unmaps") {
 
 TEST("an epoch that was given up is not in flight") {
   Quiet quiet;
-  const uint64_t epoch = quiet.bench.substrate->epochs().start();
+  const uint64_t epoch = quiet.bench.kv_backend->epochs().start();
   CHECK(throws<std::logic_error>("while epoch 1", [&] { quiet.map(*quiet.one, 0, 0); }));
-  quiet.bench.substrate->epochs().abandon(epoch);
+  quiet.bench.kv_backend->epochs().abandon(epoch);
   quiet.map(*quiet.one, 0, 0);
   quiet.finish();
 }
@@ -214,14 +214,14 @@ TEST("an epoch that was given up is not in flight") {
 TEST("kinds that change no mapping of the device take memory and give it beside steps") {
   for (const Kind kind : {Kind::paged, Kind::dense}) {
     Bench bench(kind, {.slowness = 20}, Bench::quiet_shape());
-    const auto range = bench.substrate->new_range();
-    const auto other = bench.substrate->new_range();
-    range->map(bench.substrate->new_heap(), 0, 0, 1, true);
+    const auto range = bench.kv_backend->new_range();
+    const auto other = bench.kv_backend->new_range();
+    range->map(bench.kv_backend->new_heap(), 0, 0, 1, true);
     const auto step = bench.step({{range.get(), 0, {}, {1}}});
-    other->map(bench.substrate->new_heap(), 0, 0, 1, true);
-    CHECK(bench.substrate->epochs().completed() < step.epoch);
+    other->map(bench.kv_backend->new_heap(), 0, 0, 1, true);
+    CHECK(bench.kv_backend->epochs().completed() < step.epoch);
     CHECK(other->mapped_tokens() > 0);
-    bench.substrate->finish_mappings();
+    bench.kv_backend->finish_mappings();
     range->unmap(0, 1);
   }
 }
@@ -241,11 +241,11 @@ TEST("a heap is given back between two steps without a wait, and made again befo
   CHECK(quiet.heap->committed_bytes() == 0);
   quiet.bench.machine.refuse("newHeapWithDescriptor:", 1);
   CHECK(throws<std::system_error>("262144 bytes", [&] {
-    quiet.bench.substrate->commit(*quiet.heap);
+    quiet.bench.kv_backend->commit(*quiet.heap);
   }));
-  quiet.bench.substrate->commit(*quiet.heap);
+  quiet.bench.kv_backend->commit(*quiet.heap);
   quiet.bench.machine.refuse("newHeapWithDescriptor:", 1);
-  quiet.bench.substrate->commit(*quiet.heap);  // which it has
+  quiet.bench.kv_backend->commit(*quiet.heap);  // which it has
   quiet.map(*quiet.one, 0, 0);
   quiet.finish();
   quiet.bench.machine.refuse("newHeapWithDescriptor:", 0);
@@ -263,18 +263,18 @@ TEST("a heap of which the bundle is to map something is not released") {
 
 TEST("memory for a heap is made while steps run, for the sets that the next step closes") {
   Quiet quiet({.slowness = 20});
-  const auto heap = quiet.bench.substrate->new_heap();
+  const auto heap = quiet.bench.kv_backend->new_heap();
   heap->release(0, 4);
   const auto step = quiet.begin();
-  quiet.bench.substrate->commit(*heap);  // the machine reports a set that changes
-  CHECK(quiet.bench.substrate->epochs().completed() < step.epoch);
+  quiet.bench.kv_backend->commit(*heap);  // the machine reports a set that changes
+  CHECK(quiet.bench.kv_backend->epochs().completed() < step.epoch);
   quiet.finish(step);
   quiet.other->map(heap, 0, 0, 1, true);
   quiet.finish();
   quiet.bench.step({{quiet.other.get(), 0, {}, {1}}});
-  CHECK(throws<std::invalid_argument>("not of this substrate", [&] {
-    SharedHeap foreign(quiet.bench.substrate->geometry());
-    quiet.bench.substrate->commit(foreign);
+  CHECK(throws<std::invalid_argument>("not of this backend", [&] {
+    SharedHeap foreign(quiet.bench.kv_backend->geometry());
+    quiet.bench.kv_backend->commit(foreign);
   }));
 }
 
@@ -287,7 +287,7 @@ TEST("the end leaves out what a bundle was to map") {
   quiet.map(*quiet.one, 1, 1);
   quiet.map(*quiet.other, 2, 0);
   take_asked(quiet.bench);
-  CHECK(quiet.bench.substrate->shutdown());
+  CHECK(quiet.bench.kv_backend->shutdown());
   CHECK(take_asked(quiet.bench).batches == 1);  // of the one that was there
 }
 

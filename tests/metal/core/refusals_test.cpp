@@ -108,17 +108,17 @@ TEST("a device that makes no queue or set lacks them, whatever it answers") {
   CHECK(words[1] == "the device makes no Metal 4 command queue");
 }
 
-TEST("a substrate that the device cannot run names everything that is missing") {
+TEST("a backend that the device cannot run names everything that is missing") {
   fake::Machine machine({.placement_sparse = false, .lacks = {"MTLDevice newMTL4CommandQueue"}});
   auto shape = Bench::default_shape();
   CHECK(throws<std::runtime_error>(
       "the GPU Fake M1 cannot run the sparse backend: the device does not answer "
       "newMTL4CommandQueue; the device says that it has no placement sparse resources",
-      [&] { Substrate::make(fake::new_device(), shape); }));
+      [&] { KVBackend::make(fake::new_device(), shape); }));
   CHECK(machine.alive().empty());
 }
 
-TEST("whatever a device refuses while a substrate is made is an error that leaves nothing behind") {
+TEST("whatever a device refuses while a backend is made is an error that leaves nothing behind") {
   for (const char* selector :
        {"newMTL4CommandQueue", "newCommandQueue", "newSharedEvent",
         "newResidencySetWithDescriptor:error:", "newLibraryWithSource:options:error:",
@@ -128,7 +128,7 @@ TEST("whatever a device refuses while a substrate is made is an error that leave
       fake::Machine machine;
       machine.refuse_after(selector, answered, 1);
       try {
-        Substrate::make(fake::new_device(), Bench::default_shape());
+        KVBackend::make(fake::new_device(), Bench::default_shape());
       } catch (const std::runtime_error&) {  // std::system_error is one
         ++refusals;
       }
@@ -145,13 +145,13 @@ TEST("a heap or range that the device refuses is weather, and the next one may c
     Bench bench(kind);
     bench.machine.refuse("newHeapWithDescriptor:", 1);
     bench.machine.refuse("newBufferWithLength:options:", 1);
-    CHECK(throws<std::system_error>("262144 bytes", [&] { bench.substrate->new_heap(); }));
-    CHECK(bench.substrate->new_heap() != nullptr);
+    CHECK(throws<std::system_error>("262144 bytes", [&] { bench.kv_backend->new_heap(); }));
+    CHECK(bench.kv_backend->new_heap() != nullptr);
   }
   Bench bench(Kind::sparse);
   bench.machine.refuse("newBufferWithLength:options:placementSparsePageSize:", 1);
-  CHECK(throws<std::system_error>("393216 bytes", [&] { bench.substrate->new_range(); }));
-  CHECK(bench.substrate->new_range() != nullptr);
+  CHECK(throws<std::system_error>("393216 bytes", [&] { bench.kv_backend->new_range(); }));
+  CHECK(bench.kv_backend->new_range() != nullptr);
 }
 
 TEST("of several buffers of a range that come about in part, none is left") {
@@ -159,10 +159,10 @@ TEST("of several buffers of a range that come about in part, none is left") {
   shape.max_ranges = 1;
   shape.max_buffer_bytes = size_t{192} << 10;
   Bench bench(Kind::sparse, {}, shape);
-  CHECK(bench.substrate->buffers_per_range() == 2);
+  CHECK(bench.kv_backend->buffers_per_range() == 2);
   bench.machine.refuse_after("newBufferWithLength:options:placementSparsePageSize:", 1, 1);
   const auto before = bench.machine.alive()["MTLBuffer"];
-  CHECK(throws<std::system_error>("196608 bytes", [&] { bench.substrate->new_range(); }));
+  CHECK(throws<std::system_error>("196608 bytes", [&] { bench.kv_backend->new_range(); }));
   CHECK(bench.machine.alive()["MTLBuffer"] == before);
 }
 
@@ -174,30 +174,30 @@ TEST("an arena is as long as a buffer may be, and has so many slices") {
   const size_t slice = shape.geometry.range_bytes();
   Bench bench(Kind::dense, {.max_buffer_bytes = 3 * slice}, shape);
   for (int i = 0; i < 3; ++i) {
-    bench.substrate->new_heap();
+    bench.kv_backend->new_heap();
   }
-  CHECK(throws<std::system_error>("no more than 3 slices", [&] { bench.substrate->new_heap(); }));
+  CHECK(throws<std::system_error>("no more than 3 slices", [&] { bench.kv_backend->new_heap(); }));
   shape.max_ranges = 4;
   const std::string figures = "4 sequences of " + std::to_string(slice) +
                               " bytes, but a buffer has " + std::to_string(3 * slice);
-  CHECK(throws<std::runtime_error>(figures, [&] { Substrate::make(bench.device, shape); }));
+  CHECK(throws<std::runtime_error>(figures, [&] { KVBackend::make(bench.device, shape); }));
   shape.max_ranges = 0;
-  CHECK(throws<std::runtime_error>("0 sequences", [&] { Substrate::make(bench.device, shape); }));
+  CHECK(throws<std::runtime_error>("0 sequences", [&] { KVBackend::make(bench.device, shape); }));
 }
 
-TEST("a substrate that came about in part goes without a trace") {
+TEST("a backend that came about in part goes without a trace") {
   fake::Machine machine({.memory_bytes = 1 << 20});
   auto shape = Bench::default_shape();
   shape.max_buffer_bytes = 65536;
   CHECK(throws<std::runtime_error>("a layer's keys and values", [&] {
-    Substrate::make(fake::new_device(), shape);
+    KVBackend::make(fake::new_device(), shape);
   }));
   shape.kind = Kind::dense;
   shape.geometry = Geometry(16384, 1024, 1, 1, {1024, 1024});
   shape.max_buffer_bytes = 0;
   shape.max_ranges = 1;
   CHECK(throws<std::system_error>("2097152 bytes", [&] {
-    Substrate::make(fake::new_device(), shape);
+    KVBackend::make(fake::new_device(), shape);
   }));
   CHECK(machine.errors().empty());
   CHECK(machine.alive().empty());
@@ -206,65 +206,65 @@ TEST("a substrate that came about in part goes without a trace") {
 TEST("geometries that a kind cannot have are refused with the figure") {
   fake::Machine machine;
   const auto refused = [](Kind kind, const Geometry& geometry, const std::string& words) {
-    const Substrate::Options options{.kind = kind, .geometry = geometry, .max_ranges = 1};
+    const KVBackend::Options options{.kind = kind, .geometry = geometry, .max_ranges = 1};
     return throws<std::invalid_argument>(
-        words, [&] { Substrate::make(fake::new_device(), options); });
+        words, [&] { KVBackend::make(fake::new_device(), options); });
   };
   CHECK(refused(Kind::sparse, Geometry(32768, 32, 2, 2, {1024}), "page_bytes is 32768"));
   CHECK(refused(Kind::paged, Geometry(16384, 16, 2, 2, {1024, 2048}), "region 1 has 2048"));
   CHECK(refused(Kind::dense, Geometry(16384, 16, 1, 2, {1024}), "a dense range is one block"));
   CHECK(refused(Kind::dense, Geometry(16384, 16, 2, 1, {1024}), "a dense range is one block"));
-  const Substrate::Options options{.kind = Kind::paged,
+  const KVBackend::Options options{.kind = Kind::paged,
                                    .geometry = Geometry(16384, 16, 2, 2, {1024}),
                                    .max_ranges = 1,
                                    .max_buffer_bytes = 32767};
   CHECK(throws<std::runtime_error>("a heap has 32768 bytes, but a buffer has 32767", [&] {
-    Substrate::make(fake::new_device(), options);
+    KVBackend::make(fake::new_device(), options);
   }));
 }
 
-TEST("heaps and ranges of different substrates do not mix") {
+TEST("heaps and ranges of different backends do not mix") {
   Bench bench(Kind::sparse);
-  const auto other = Substrate::make(
+  const auto other = KVBackend::make(
       bench.device,
       {.kind = Kind::sparse, .geometry = small_geometry(Kind::sparse), .max_ranges = 1});
-  const auto range = bench.substrate->new_range();
+  const auto range = bench.kv_backend->new_range();
   const auto foreign_heap = other->new_heap();
   SparseRange host_range(small_geometry(Kind::sparse));
-  CHECK(throws<std::invalid_argument>("not of one substrate", [&] {
+  CHECK(throws<std::invalid_argument>("not of one backend", [&] {
     range->map(foreign_heap, 0, 0, 1, true);
   }));
-  CHECK(throws<std::invalid_argument>("not of one substrate", [&] {
+  CHECK(throws<std::invalid_argument>("not of one backend", [&] {
     range->map(std::make_shared<SharedHeap>(small_geometry(Kind::sparse)), 0, 0, 1, true);
   }));
-  CHECK(throws<std::invalid_argument>("not of this substrate", [&] { other->own(*range); }));
-  CHECK(throws<std::invalid_argument>("not of this substrate", [&] {
-    bench.substrate->own(host_range);
+  CHECK(throws<std::invalid_argument>("not of this backend", [&] { other->own(*range); }));
+  CHECK(throws<std::invalid_argument>("not of this backend", [&] {
+    bench.kv_backend->own(host_range);
   }));
-  CHECK(throws<std::out_of_range>("region 4 of 4", [&] { bench.substrate->place(4); }));
+  CHECK(throws<std::out_of_range>("region 4 of 4", [&] { bench.kv_backend->place(4); }));
 }
 
 TEST("questions that a kind has no answer to are bugs") {
   {
     Bench bench(Kind::sparse);
-    const auto range = bench.substrate->new_range();
+    const auto range = bench.kv_backend->new_range();
     CHECK(throws<std::logic_error>("page table", [&] {
-      bench.substrate->own(*range).page_addresses(0);
+      bench.kv_backend->own(*range).page_addresses(0);
     }));
   }
   {
     Bench bench(Kind::paged);
-    const auto range = bench.substrate->new_range();
-    CHECK(throws<std::logic_error>("not contiguous", [&] { bench.substrate->own(*range).view(0); }));
+    const auto range = bench.kv_backend->new_range();
+    CHECK(throws<std::logic_error>("not contiguous", [&] { bench.kv_backend->own(*range).view(0); }));
     CHECK(throws<std::logic_error>("1 blocks was asked for; 0 are mapped", [&] {
-      bench.substrate->own(*range).page_addresses(1);
+      bench.kv_backend->own(*range).page_addresses(1);
     }));
     CHECK(range->region(0) == nullptr);
   }
   Bench bench(Kind::dense);
-  const auto range = bench.substrate->new_range();
+  const auto range = bench.kv_backend->new_range();
   CHECK(range->region(0) == nullptr);
-  CHECK(throws<std::logic_error>("without a slice", [&] { bench.substrate->own(*range).row_base(0); }));
+  CHECK(throws<std::logic_error>("without a slice", [&] { bench.kv_backend->own(*range).row_base(0); }));
 }
 
 }  // namespace

@@ -26,13 +26,13 @@ uint64_t requests(Bench& bench) {
 }
 
 void finish(Bench& bench, const Bench::Step& step) {
-  CHECK(bench.substrate->epochs().wait(step.epoch, 10s));
+  CHECK(bench.kv_backend->epochs().wait(step.epoch, 10s));
 }
 
 // A range with one block of a heap of its own, of which a step may use the first row.
 std::shared_ptr<AddressRange> new_rows(Bench& bench) {
-  const auto range = bench.substrate->new_range();
-  range->map(bench.substrate->new_heap(), 0, 0, 1, true);
+  const auto range = bench.kv_backend->new_range();
+  range->map(bench.kv_backend->new_heap(), 0, 0, 1, true);
   return range;
 }
 
@@ -49,7 +49,7 @@ void read(Bench& bench, uint64_t address) {
   commands->waitUntilCompleted();
 }
 
-Substrate::Options shape_with(Residency::Options residency) {
+KVBackend::Options shape_with(Residency::Options residency) {
   auto shape = Bench::default_shape();
   shape.max_ranges = 2;
   shape.residency = residency;
@@ -66,7 +66,7 @@ TEST("memory that is made between two steps shares a set, and a step closes it")
   const auto step = bench.step({{first.get(), 0, {}, {1}}, {second.get(), 0, {}, {2}}});
   const auto third = new_rows(bench);  // the machine reports a set that changes under the step
   const auto fourth = new_rows(bench);
-  CHECK(bench.substrate->epochs().completed() < step.epoch || sets(bench) == 2);
+  CHECK(bench.kv_backend->epochs().completed() < step.epoch || sets(bench) == 2);
   bench.step({{first.get(), 1, {1}, {3}}, {third.get(), 0, {}, {4}}, {fourth.get(), 0, {}, {5}}});
   new_rows(bench);
   CHECK(sets(bench) == 3);
@@ -77,9 +77,9 @@ TEST("a set holds five percent of the working set, but one heap at least") {
     Bench bench(Kind::sparse, {.working_set_bytes = working_set});
     std::vector<std::shared_ptr<Heap>> heaps;
     for (int i = 0; i < 5; ++i) {
-      heaps.push_back(bench.substrate->new_heap());
+      heaps.push_back(bench.kv_backend->new_heap());
     }
-    const auto range = bench.substrate->new_range();
+    const auto range = bench.kv_backend->new_range();
     range->map(heaps[4], 0, 0, 1, true);
     CHECK(sets(bench) == (working_set > 20 * kHeap ? 3 : 5));
     bench.step({{range.get(), 0, {}, {1}}});
@@ -108,15 +108,15 @@ TEST("one set more than there may be is refused where steps follow each other wi
   shape.timeout = 50ms;
   Bench bench(Kind::sparse, {}, shape);
   const auto used = new_rows(bench);
-  const auto heap = bench.substrate->new_heap();
-  const auto range = bench.substrate->new_range();
+  const auto heap = bench.kv_backend->new_heap();
+  const auto range = bench.kv_backend->new_range();
   bench.step({{used.get(), 0, {}, {1}}});
   bench.machine.while_waiting([&] { bench.step({{used.get(), 1, {1}, {}}}); });
   CHECK(throws<std::system_error>("always a step in flight", [&] {
     range->map(heap, 0, 0, 1, true);
   }));
   bench.machine.while_waiting(nullptr);
-  CHECK(range->mapped_tokens() == 0 && bench.substrate->failure().empty());
+  CHECK(range->mapped_tokens() == 0 && bench.kv_backend->failure().empty());
   range->map(heap, 0, 0, 1, true);
   CHECK(sets(bench) == 1);
   bench.step({{range.get(), 0, {}, {1}}, {used.get(), 1, {1}, {}}});
@@ -125,8 +125,8 @@ TEST("one set more than there may be is refused where steps follow each other wi
 TEST("a set that the device refuses is a mapping refused, with nothing changed") {
   for (const Kind kind : kAll) {
     Bench bench(kind);
-    const auto heap = bench.substrate->new_heap();
-    const auto range = bench.substrate->new_range();
+    const auto heap = bench.kv_backend->new_heap();
+    const auto range = bench.kv_backend->new_range();
     bench.machine.refuse("newResidencySetWithDescriptor:error:", 1);
     CHECK(throws<std::system_error>("no residency set", [&] { range->map(heap, 0, 0, 1, true); }));
     CHECK(range->mapped_tokens() == 0);
@@ -138,8 +138,8 @@ TEST("a set that the device refuses is a mapping refused, with nothing changed")
 TEST("with a heap that is released its whole set goes, and comes back without it") {
   Bench bench(Kind::sparse, kTwoHeapsPerSet);
   const auto used = new_rows(bench);
-  const auto other = bench.substrate->new_heap();
-  const auto range = bench.substrate->new_range();
+  const auto other = bench.kv_backend->new_heap();
+  const auto range = bench.kv_backend->new_range();
   range->map(other, 0, 0, 1, true);
   bench.step({{used.get(), 0, {}, {1}}, {range.get(), 0, {}, {2}}});
   range->unmap(0, 1);
@@ -160,11 +160,11 @@ TEST("weights are in sets of their own from the start, and stay there") {
     weights.push_back(new_weights(bench, kHeap / 4 * (1 + i)));
     addresses.push_back(weights.back()->gpuAddress());
   }
-  bench.substrate->residency().hold(std::move(weights));
+  bench.kv_backend->residency().hold(std::move(weights));
   const size_t held = sets(bench);
   CHECK(5 <= held && held <= 7);
   CHECK(throws<std::logic_error>("resident already", [&] {
-    bench.substrate->residency().hold({new_weights(bench, 1)});
+    bench.kv_backend->residency().hold({new_weights(bench, 1)});
   }));
   std::vector<std::shared_ptr<AddressRange>> ranges;
   for (uint64_t i = 0; i < 40; ++i) {
@@ -183,7 +183,7 @@ TEST("weights leave room for the sets of heaps, however large they are") {
   for (int i = 0; i < 60; ++i) {
     weights.push_back(new_weights(bench, 2 * kHeap));
   }
-  bench.substrate->residency().hold(std::move(weights));
+  bench.kv_backend->residency().hold(std::move(weights));
   CHECK(sets(bench) == Residency::kMostSets - Residency::kLeftByWeights);
   for (uint64_t i = 0; i < 10; ++i) {
     bench.step({{new_rows(bench).get(), 0, {}, {i}}});
@@ -213,14 +213,14 @@ TEST("after a pause the sets are asked for before the first commit, and not betw
 TEST("after a pause the sets are asked for before new memory is filled, and before a copy") {
   for (const Kind kind : {Kind::sparse, Kind::paged}) {
     Bench bench(kind);
-    const auto heap = bench.substrate->new_heap();
-    const auto range = bench.substrate->new_range();
+    const auto heap = bench.kv_backend->new_heap();
+    const auto range = bench.kv_backend->new_range();
     range->map(heap, 0, 0, 1, true);
     finish(bench, bench.step({{range.get(), 0, {}, {1}}}));
     bench.machine.pass(2s);
     range->map(heap, 1, 1, 1, true);
     bench.machine.pass(2s);
-    bench.substrate->copy_block(*range, 0, *range, 1, 1);
+    bench.kv_backend->copy_block(*range, 0, *range, 1, 1);
     bench.machine.pass(2s);
     range->unmap(0, 2);
   }
@@ -300,11 +300,11 @@ TEST("where there are no residency sets, none is asked for") {
                 shape.residency.keep = 10s;
                 return shape;
               }());
-  bench.substrate->residency().hold({new_weights(bench, 16)});
+  bench.kv_backend->residency().hold({new_weights(bench, 16)});
   const auto range = new_rows(bench);
   bench.machine.pass(2s);
   bench.step({{range.get(), 0, {}, {1}}});
-  CHECK(requests(bench) == 0 && bench.substrate->residency().unattached().size() == 1);
+  CHECK(requests(bench) == 0 && bench.kv_backend->residency().unattached().size() == 1);
 }
 
 }  // namespace

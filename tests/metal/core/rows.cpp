@@ -32,18 +32,18 @@ void check_row(
 
 }  // namespace
 
-RowPlaces::RowPlaces(const Substrate& substrate, AddressRange& range, size_t tokens)
-    : geometry_(substrate.geometry()) {
+RowPlaces::RowPlaces(const KVBackend& kv_backend, AddressRange& range, size_t tokens)
+    : geometry_(kv_backend.geometry()) {
   const size_t per_block = geometry_.tokens_per_block();
-  if (substrate.kind() == Kind::paged) {
-    pages_ = substrate.own(range).page_addresses((tokens + per_block - 1) / per_block);
+  if (kv_backend.kind() == Kind::paged) {
+    pages_ = kv_backend.own(range).page_addresses((tokens + per_block - 1) / per_block);
   }
   for (size_t region = 0; region < geometry_.regions(); ++region) {
-    const RegionPlace place = substrate.place(region);
+    const RegionPlace place = kv_backend.place(region);
     offsets_.push_back(place.offset);
-    uint64_t base = substrate.own(range).row_base(place.buffer);
-    if (substrate.kind() == Kind::dense) {
-      base += substrate.own(range).view(region).buffer->gpuAddress();
+    uint64_t base = kv_backend.own(range).row_base(place.buffer);
+    if (kv_backend.kind() == Kind::dense) {
+      base += kv_backend.own(range).view(region).buffer->gpuAddress();
     }
     regions_.push_back(base + place.offset);
   }
@@ -71,9 +71,9 @@ void RowPlaces::add_accesses(
   }
 }
 
-std::vector<fake::Access> accesses_of(const Substrate& substrate, const Segment& segment) {
+std::vector<fake::Access> accesses_of(const KVBackend& kv_backend, const Segment& segment) {
   const size_t end = segment.start + segment.stamps.size();
-  const RowPlaces places(substrate, *segment.range, end);
+  const RowPlaces places(kv_backend, *segment.range, end);
   std::vector<fake::Access> accesses;
   places.add_accesses(0, segment.start, false, accesses);
   places.add_accesses(segment.start, end, true, accesses);

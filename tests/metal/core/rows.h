@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "core/metal/substrate.h"
+#include "core/metal/kv_backend.h"
 #include "fake/machine.h"
 
 namespace quire::metal {
@@ -23,7 +23,7 @@ struct Segment {
 // Where the rows of a sequence stand at the time when a step is encoded, as kernels would be told.
 class RowPlaces {
  public:
-  RowPlaces(const Substrate& substrate, AddressRange& range, size_t tokens);
+  RowPlaces(const KVBackend& kv_backend, AddressRange& range, size_t tokens);
 
   uint64_t address(size_t region, size_t position) const;
   // Parts of the device's memory that hold rows [first, end) in all regions.
@@ -38,7 +38,7 @@ class RowPlaces {
 };
 
 // What a step touches.
-std::vector<fake::Access> accesses_of(const Substrate& substrate, const Segment& segment);
+std::vector<fake::Access> accesses_of(const KVBackend& kv_backend, const Segment& segment);
 
 // Runs in the device: checks what is read and that what is written was zero, and writes. Mistakes
 // are added in words.

@@ -29,19 +29,19 @@ struct Full {
 };
 
 Full full_block(Bench& bench) {
-  const size_t tokens = bench.substrate->geometry().tokens_per_block();
-  Full full{bench.substrate->new_heap(), bench.substrate->new_range(), stamps(100, tokens), {}};
+  const size_t tokens = bench.kv_backend->geometry().tokens_per_block();
+  Full full{bench.kv_backend->new_heap(), bench.kv_backend->new_range(), stamps(100, tokens), {}};
   full.range->map(full.heap, 0, 0, 1, true);
   full.step = bench.step({{full.range.get(), 0, {}, full.rows}});
   return full;
 }
 
 bool completed(Bench& bench, const Bench::Step& step) {
-  return bench.substrate->epochs().completed() >= step.epoch;
+  return bench.kv_backend->epochs().completed() >= step.epoch;
 }
 
 void finish(Bench& bench, const Bench::Step& step) {
-  CHECK(bench.substrate->epochs().wait(step.epoch, std::chrono::seconds(10)));
+  CHECK(bench.kv_backend->epochs().wait(step.epoch, std::chrono::seconds(10)));
 }
 
 // --- rows need a mapping that was observed -----------------------------------------------------
@@ -49,9 +49,9 @@ void finish(Bench& bench, const Bench::Step& step) {
 TEST("a step cannot use rows that have no memory") {
   for (const Kind kind : kAll) {
     Bench bench(kind);
-    const auto range = bench.substrate->new_range();
-    const auto heap = bench.substrate->new_heap();
-    const size_t tokens = bench.substrate->geometry().tokens_per_block();
+    const auto range = bench.kv_backend->new_range();
+    const auto heap = bench.kv_backend->new_heap();
+    const size_t tokens = bench.kv_backend->geometry().tokens_per_block();
     const std::string refusal = "a step cannot use tokens up to 1: 0 are mapped";
     CHECK(throws<std::logic_error>(refusal, [&] { bench.step({{range.get(), 0, {}, {1}}}); }));
     range->map(heap, 0, 0, 1, true);
@@ -68,10 +68,10 @@ TEST("a step uses rows in its own epoch, while that is in flight") {
   AddressRange& range = *full.range;
   finish(bench, full.step);
   CHECK(throws<std::logic_error>("epoch 1 is not in flight", [&] {
-    bench.substrate->own(range).use(full.step.epoch, 0, 1);
+    bench.kv_backend->own(range).use(full.step.epoch, 0, 1);
   }));
   CHECK(throws<std::logic_error>("epoch 2 is not in flight", [&] {
-    bench.substrate->own(range).use(full.step.epoch + 1, 0, 1);
+    bench.kv_backend->own(range).use(full.step.epoch + 1, 0, 1);
   }));
 }
 
@@ -103,7 +103,7 @@ TEST("a block that something maps gets no writable mapping") {
   for (const Kind kind : kSharing) {
     Bench bench(kind);
     const Full full = full_block(bench);
-    const auto other = bench.substrate->new_range();
+    const auto other = bench.kv_backend->new_range();
     const std::string refusal = "heap block 0 is mapped already";
     CHECK(throws<std::logic_error>(refusal, [&] { other->map(full.heap, 0, 0, 1, true); }));
     finish(bench, full.step);
@@ -121,7 +121,7 @@ TEST("a block is shared only when the step that writes it has completed") {
   for (const Kind kind : kSharing) {
     Bench bench(kind, {.slowness = 20});
     const Full full = full_block(bench);
-    const auto other = bench.substrate->new_range();
+    const auto other = bench.kv_backend->new_range();
     CHECK(throws<std::logic_error>("epoch 1, which writes it, is not complete", [&] {
       other->map(full.heap, 0, 0, 1, false);
     }));
@@ -135,9 +135,9 @@ TEST("a block is shared only when the step that writes it has completed") {
 TEST("a shared block is never written again, by its writer or by a copy") {
   for (const Kind kind : kSharing) {
     Bench bench(kind);
-    const auto heap = bench.substrate->new_heap();
-    const auto writer = bench.substrate->new_range();
-    const auto reader = bench.substrate->new_range();
+    const auto heap = bench.kv_backend->new_heap();
+    const auto writer = bench.kv_backend->new_range();
+    const auto reader = bench.kv_backend->new_range();
     writer->map(heap, 0, 0, 2, true);
     finish(bench, bench.step({{writer.get(), 0, {}, stamps(1, 3)}}));
     reader->map(heap, 0, 0, 1, false);
@@ -149,7 +149,7 @@ TEST("a shared block is never written again, by its writer or by a copy") {
       bench.step({{reader.get(), 3, stamps(1, 3), {4}}});
     }));
     CHECK(throws<std::logic_error>(refusal, [&] {
-      bench.substrate->copy_block(*writer, 1, *writer, 0, 1);
+      bench.kv_backend->copy_block(*writer, 1, *writer, 0, 1);
     }));
     reader->unmap(0, 1);  // and it stays so while the content is kept
     CHECK(throws<std::logic_error>(refusal, [&] {
@@ -163,7 +163,7 @@ TEST("a block outlives its writer, for whoever shares it next") {
     Bench bench(kind);
     const Full full = full_block(bench);
     full.range->unmap(0, 1);
-    const auto other = bench.substrate->new_range();
+    const auto other = bench.kv_backend->new_range();
     other->map(full.heap, 0, 0, 1, false);
     bench.step({{other.get(), full.rows.size(), full.rows, {}}});
   }
@@ -174,8 +174,8 @@ TEST("a block that nobody has written since its heap was made cannot be shared")
     Bench bench(kind);
     const std::string refusal = "heap block 0 holds nothing that could be shared";
     const Full full = full_block(bench);
-    const auto fresh = bench.substrate->new_heap();
-    const auto other = bench.substrate->new_range();
+    const auto fresh = bench.kv_backend->new_heap();
+    const auto other = bench.kv_backend->new_range();
     CHECK(throws<std::logic_error>(refusal, [&] { other->map(fresh, 0, 0, 1, false); }));
     full.range->unmap(0, 1);
     full.heap->release(0, 4);
@@ -185,8 +185,8 @@ TEST("a block that nobody has written since its heap was made cannot be shared")
 
 TEST("dense ranges share nothing") {
   Bench bench(Kind::dense);
-  const auto range = bench.substrate->new_range();
-  const auto heap = bench.substrate->new_heap();
+  const auto range = bench.kv_backend->new_range();
+  const auto heap = bench.kv_backend->new_heap();
   CHECK(throws<std::invalid_argument>("shares nothing", [&] { range->map(heap, 0, 0, 1, false); }));
 }
 
@@ -195,14 +195,14 @@ TEST("dense ranges share nothing") {
 TEST("a new owner of a block finds zeros, whoever had it before") {
   for (const Kind kind : kAll) {
     Bench bench(kind);
-    const size_t tokens = bench.substrate->geometry().tokens_per_block();
+    const size_t tokens = bench.kv_backend->geometry().tokens_per_block();
     const Full full = full_block(bench);
     for (int round = 0; round < 2; ++round) {
       full.range->unmap(0, 1);
       full.range->map(full.heap, 0, 0, 1, true);
       std::vector<std::string> mistakes;
       const RowPlaces places(bench.metal(), *full.range, tokens);
-      check_rows(places, bench.substrate->geometry(), {}, tokens, mistakes);
+      check_rows(places, bench.kv_backend->geometry(), {}, tokens, mistakes);
       CHECK_CASE(mistakes.empty(), mistakes.front());
       finish(bench, bench.step({{full.range.get(), 0, {}, full.rows}}));
     }
@@ -214,16 +214,16 @@ TEST("a new owner of a block finds zeros, whoever had it before") {
 TEST("a copy waits for the step that writes the source, and takes those rows alone") {
   for (const Kind kind : kAll) {
     Bench bench(kind, {.slowness = 20});
-    const size_t tokens = bench.substrate->geometry().tokens_per_block();
+    const size_t tokens = bench.kv_backend->geometry().tokens_per_block();
     const Full full = full_block(bench);
-    const auto target = bench.substrate->new_range();
-    const auto other_heap = bench.substrate->new_heap();
+    const auto target = bench.kv_backend->new_range();
+    const auto other_heap = bench.kv_backend->new_heap();
     target->map(other_heap, 0, 0, 1, true);
     const auto next = bench.step({{full.range.get(), tokens, full.rows, {}}});
-    bench.substrate->copy_block(*full.range, 0, *target, 0, 5);
+    bench.kv_backend->copy_block(*full.range, 0, *target, 0, 5);
     CHECK(completed(bench, full.step));
     std::vector<std::string> mistakes;
-    check_rows(RowPlaces(bench.metal(), *target, tokens), bench.substrate->geometry(),
+    check_rows(RowPlaces(bench.metal(), *target, tokens), bench.kv_backend->geometry(),
                stamps(100, 5), tokens, mistakes);
     CHECK_CASE(mistakes.empty(), mistakes.front());
     finish(bench, next);
@@ -233,9 +233,9 @@ TEST("a copy waits for the step that writes the source, and takes those rows alo
 TEST("what cannot be copied is refused before anything is touched") {
   Bench bench(Kind::sparse);
   const Full full = full_block(bench);
-  const auto empty = bench.substrate->new_range();
+  const auto empty = bench.kv_backend->new_range();
   const auto copy = [&](AddressRange& source, AddressRange& target, size_t tokens) {
-    bench.substrate->copy_block(source, 0, target, 0, tokens);
+    bench.kv_backend->copy_block(source, 0, target, 0, tokens);
   };
   CHECK(throws<std::logic_error>("without memory", [&] { copy(*full.range, *empty, 1); }));
   CHECK(throws<std::logic_error>("without memory", [&] { copy(*empty, *full.range, 1); }));

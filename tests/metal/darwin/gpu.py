@@ -74,7 +74,7 @@ def guard(metal_ext: ModuleType) -> None:
     """quire's extension is there: its operations look at the device."""
     for name, operation in list(vars(metal_ext).items()):
         if type(operation).__name__ == "nb_func" and name not in WITHOUT_STREAM:
-            setattr(metal_ext, name, on_its_device(name, operation, metal_ext.MetalSubstrate))
+            setattr(metal_ext, name, on_its_device(name, operation, metal_ext.MetalKVBackend))
     said = metal_ext.metal_capabilities
 
     def metal_capabilities() -> dict[str, Any]:
@@ -95,13 +95,13 @@ def begin(_: ModuleType | None = None) -> None:
         os.register_at_fork(after_in_child=forget_device)  # a forked child has no thread of its
 
 
-def on_its_device(name: str, operation: Callable[..., Any], substrate: type) -> Callable[..., Any]:
+def on_its_device(name: str, operation: Callable[..., Any], kv_backend: type) -> Callable[..., Any]:
     """The operation, which MLX runs on its default device."""
 
     @functools.wraps(operation)
     def checked(*arguments: Any, **named: Any) -> Any:
         given = (*arguments, *named.values())
-        on_gpu = name in OF_A_GPU or any(isinstance(each, substrate) for each in given)
+        on_gpu = name in OF_A_GPU or any(isinstance(each, kv_backend) for each in given)
         if on_gpu != ("gpu" in str(Gpu.default)):
             raise RuntimeError((WRONG_ON_CPU if on_gpu else WRONG_ON_GPU).format(name))
         return operation(*arguments, **named)

@@ -68,10 +68,10 @@ uint64_t number_bytes(const std::string& kernel) {
   return kernel.find("_float_") != kernel.npos ? 4 : 2;
 }
 
-// The parts of cells that a command over states touches: matrices, or the tails behind them.
-class Cells {
+// The parts of slots that a command over states touches: matrices, or the tails behind them.
+class Slots {
  public:
-  Cells(const std::string& kernel, void* const* buffers, int first, const DeltaArguments& its)
+  Slots(const std::string& kernel, void* const* buffers, int first, const DeltaArguments& its)
       : begun_(static_cast<const DeltaSegment*>(buffers[first])),
         written_(static_cast<const DeltaWrite*>(buffers[first + 1])),
         arena_(kernel.ends_with("_dense") ? reinterpret_cast<uint64_t>(buffers[first + 2]) : 0),
@@ -93,10 +93,10 @@ class Cells {
       for (uint32_t w = segment.first_write; rows < segment.count; ++w) {
         rows = written_[w].rows;
         if (writes_matrices) {
-          add(written_[w].cell, 0, matrices_, true);
+          add(written_[w].slot, 0, matrices_, true);
         }
         if (writes_tails) {
-          add(written_[w].cell, matrices_, tails_, true);
+          add(written_[w].slot, matrices_, tails_, true);
         }
       }
     }
@@ -107,8 +107,8 @@ class Cells {
  private:
   static constexpr uint64_t kDim = 128;
 
-  void add(uint64_t cell, uint64_t first, uint64_t bytes, bool write) {
-    touched.push_back({arena_ + cell + its_.offset + first, bytes, write});
+  void add(uint64_t slot, uint64_t first, uint64_t bytes, bool write) {
+    touched.push_back({arena_ + slot + its_.offset + first, bytes, write});
   }
 
   const DeltaSegment* const begun_;
@@ -187,11 +187,11 @@ std::vector<Touch> rows_touched(
   }
   const bool is_delta = begins(kernel, "gated_delta_");
   if (is_delta || begins(kernel, "delta_tails_")) {
-    Cells cells(
+    Slots slots(
         kernel, buffers, is_delta ? 8 : 1,
         arguments_at<DeltaArguments>(buffers, is_delta ? 12 : 4));
-    cells.touch(is_delta, !is_delta);
-    return cells.touched;
+    slots.touch(is_delta, !is_delta);
+    return slots.touched;
   }
   return {};
 }

@@ -20,7 +20,7 @@ struct Bindings {
 };
 const Bindings& bindings_of(const std::string& kernel);
 
-// Rows of K and V that the kernel touches, in the memory of a substrate. buffers: the address that is
+// Rows of K and V that the kernel touches, in the memory of a backend. buffers: the address that is
 // bound at each index. grid: the threadgroups, or threads, that run.
 std::vector<Touch> rows_touched(
     const std::string& kernel, void* const* buffers, const uint64_t grid[3]);

@@ -25,9 +25,9 @@ from engine.models.mlx_ops import MlxOps
 from engine.models.spec import ModelSpec
 from engine.models.stored import StoredWeights
 from kvcache.backend import Segment
-from kvcache.cell_pool import StateSegment
 from kvcache.layout import KVFormat, paged_layout
 from kvcache.metal_backend import MetalBackend
+from kvcache.slot_pool import StateSegment
 from kvcache.views import KVViews, OrderingHandles, layer_regions
 from tests.engine.models.hybrids import FIELDS
 from tests.metal.graph import _standin
@@ -114,10 +114,10 @@ def views_of(spec: ModelSpec, tokens: int) -> Iterator[KVViews]:
     kept = OrderingHandles(len(shape.layers), len(shape.states))
     mx.eval(kept.newest, kept.newest_states)  # as after any step
     rows = backend.rows(segments)
-    if shape.cell is not None:
+    if shape.slot is not None:
         assert isinstance(backend, MetalBackend)
-        cells = backend.new_states(shape.cell, 1)
-        states = cells.rows([StateSegment(1, None, ((1, 0),))], rows)
+        slots = backend.new_states(shape.slot, 1)
+        states = slots.rows([StateSegment(1, None, ((1, 0),))], rows)
     views = KVViews(layer_regions(layout), kept, [rows], segments, 1, states)
     yield views
     views.cancel()

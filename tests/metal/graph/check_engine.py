@@ -1,4 +1,4 @@
-"""The whole engine on each kind of substrate: the tokens that it says on the CPU's own."""
+"""The whole engine on each kind of backend: the tokens that it says on the CPU's own."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,7 +16,7 @@ from engine.models.forward import Forward
 from engine.step.loop import EngineLoop
 from engine.step.runner import ModelRunner
 from engine.types import Request, SamplingParams
-from kvcache.substrates import Substrate, SubstrateChoice
+from kvcache.kv_backends import KVBackend, KVBackendChoice
 from tests.engine.models.hybrids import write_hybrid
 from tests.engine.models.test_forward import YARN
 from tests.engines import CONFIG, Answers, steps
@@ -35,7 +35,7 @@ SPEC = ModelSpec(
 )
 MIB = 1 << 20
 ROOMY, TIGHT = 64 * MIB, 2 * MIB
-TWO_AT_ONCE = 6 * MIB  # for whose states there are cells
+TWO_AT_ONCE = 6 * MIB  # for whose states there are slots
 CONFIGURED = replace(
     CONFIG,
     page_bytes=None,
@@ -46,12 +46,12 @@ CONFIGURED = replace(
     prefix_keep_s=1000.0,
     residency_keep_s=60.0,
 )
-# What each substrate can be: whether memory is mapped while steps run.
+# What each backend can be: whether memory is mapped while steps run.
 MODES = [
-    (Substrate.SPARSE, False),
-    (Substrate.SPARSE, True),
-    (Substrate.PAGED, True),
-    (Substrate.METAL_DENSE, True),
+    (KVBackend.SPARSE, False),
+    (KVBackend.SPARSE, True),
+    (KVBackend.PAGED, True),
+    (KVBackend.METAL_DENSE, True),
 ]
 # Of gated delta nets, as the GPU's kernels know them.
 HEADS: dict[str, Any] = {
@@ -71,7 +71,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def said(
     folder: Path,
-    substrate: Substrate,
+    kv_backend: KVBackend,
     budget: int,
     monkeypatch: pytest.MonkeyPatch,
     *,
@@ -87,18 +87,18 @@ def said(
     # On the CPU that is asked first, steps do not overlap.
     config = replace(
         CONFIGURED,
-        substrate=substrate.setting,  # type: ignore[arg-type]
+        kv_backend=kv_backend.setting,  # type: ignore[arg-type]
         kv_budget_bytes=budget,
-        overlap=substrate.on_gpu,
+        overlap=kv_backend.on_gpu,
     )
     machine = MachineMemory(8 << 30, 4 << 30, 1 << 30)
-    choice = SubstrateChoice(substrate, ("as the check wants it",), maps_while_running=bold)
-    _standin.allow_maps_beside_commands(bold and substrate is Substrate.SPARSE)
+    choice = KVBackendChoice(kv_backend, ("as the check wants it",), maps_while_running=bold)
+    _standin.allow_maps_beside_commands(bold and kv_backend is KVBackend.SPARSE)
     plan = plan_engine(config, read_checkpoint(folder), machine, choice)
     answers = Answers.empty()
     resident = _standin.residency()["buffers"]
     loop = build_engine(plan, config, lambda *_: None, answers)
-    if substrate.on_gpu:
+    if kv_backend.on_gpu:
         read = read_by(loop)
         assert _standin.residency()["buffers"] - resident >= len(read) > 10 * SPEC.num_hidden_layers
     for number, length in enumerate(LENGTHS):
@@ -130,13 +130,13 @@ def read_by(loop: EngineLoop) -> Sequence[mx.array]:
 @pytest.mark.parametrize(("kind", "bold"), MODES)
 def test_greedy_answers_are_those_of_the_cpu(
     folder: Path,
-    kind: Substrate,
+    kind: KVBackend,
     bold: bool,
     budget: int,
     monkeypatch: pytest.MonkeyPatch,
     report: list[str],
 ) -> None:
-    right, _, _ = said(folder, Substrate.POSIX, ROOMY, monkeypatch)
+    right, _, _ = said(folder, KVBackend.POSIX, ROOMY, monkeypatch)
     before = _standin.counts()
     tokens, found, preempted = said(folder, kind, budget, monkeypatch, bold=bold)
     assert tokens == right
@@ -154,12 +154,12 @@ def test_greedy_answers_are_those_of_the_cpu(
 
 @pytest.mark.parametrize(("kind", "bold"), MODES)
 def test_so_are_those_of_heads_with_biases_without_norms_and_of_another_rope(
-    tmp_path: Path, kind: Substrate, bold: bool, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, kind: KVBackend, bold: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fields: dict[str, Any] = {"model_type": "qwen2", "architectures": [], "rope_scaling": YARN}
     spec = replace(SPEC, num_attention_heads=2, num_key_value_heads=1)
     folder = write_model(tmp_path, spec, seed=5, **fields)
-    right, _, _ = said(folder, Substrate.POSIX, ROOMY, monkeypatch)
+    right, _, _ = said(folder, KVBackend.POSIX, ROOMY, monkeypatch)
     assert said(folder, kind, ROOMY, monkeypatch, bold=bold)[0] == right
     assert take_mistakes() == []
 
@@ -168,14 +168,14 @@ def test_so_are_those_of_heads_with_biases_without_norms_and_of_another_rope(
 @pytest.mark.parametrize(("kind", "bold"), MODES)
 def test_so_are_those_of_a_model_with_recurrent_layers(
     tmp_path: Path,
-    kind: Substrate,
+    kind: KVBackend,
     bold: bool,
     budget: int,
     monkeypatch: pytest.MonkeyPatch,
     report: list[str],
 ) -> None:
     folder = write_hybrid(tmp_path, SPEC, gain=3.0, **HEADS)
-    right, _, _ = said(folder, Substrate.POSIX, ROOMY, monkeypatch, system=True)
+    right, _, _ = said(folder, KVBackend.POSIX, ROOMY, monkeypatch, system=True)
     before = _standin.counts()["commands"]
     tokens, found, preempted = said(folder, kind, budget, monkeypatch, bold=bold, system=True)
     assert tokens == right

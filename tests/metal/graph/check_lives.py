@@ -13,7 +13,7 @@ STEPS = 25
 
 
 class Life:
-    """One random life of a substrate."""
+    """One random life of a backend."""
 
     def __init__(self, kind: str, seed: int) -> None:
         _standin.seed(seed)
@@ -24,7 +24,7 @@ class Life:
         self.stage = Stage(
             kind, shape, heaps=6, max_buffer_bytes=shape.blocks_per_range * 2 * 16384 * splits
         )
-        assert self.stage.substrate.buffers_per_range == (2 if splits else 1)
+        assert self.stage.kv_backend.buffers_per_range == (2 if splits else 1)
         self.alive: list[Sequence] = []
 
     @property
@@ -98,7 +98,7 @@ def test_rows_in_a_shared_block_are_refused_before_anything_is_queued(kind: str)
     sharer = stage.borrow(lender, 1)
     for writer in (sharer, lender):
         with pytest.raises(RuntimeError, match="block 0"):
-            stage.substrate.rows([(writer.range, 3, 1)])
+            stage.kv_backend.rows([(writer.range, 3, 1)])
     stage.grow(lender, stage.block_tokens + 1)
     stage.step((lender, 1))
     stage.end()

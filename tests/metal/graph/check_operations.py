@@ -1,4 +1,4 @@
-"""Each operation, on each kind of substrate, against MLX."""
+"""Each operation, on each kind of backend, against MLX."""
 
 from itertools import product
 
@@ -41,7 +41,7 @@ def test_decoding_rows_may_begin_anywhere_in_the_table(kind: str) -> None:
     out = mx.concatenate(
         [stage.decode(rows, 0, 0, queries[:1]), stage.decode(rows, 0, 1, queries[1:])]
     )
-    mx.eval(metal_ext.step_end([out], rows, stage.substrate), out)
+    mx.eval(metal_ext.step_end([out], rows, stage.kv_backend), out)
     stage.measure(out, stage.expected(0, [(one, 2), (other, 3)], queries, keys, values))
     stage.end()
 
@@ -74,11 +74,11 @@ def test_projecting_is_norm_then_rope_then_append(
     rope = metal_ext.RopeTable(frequencies, magnitude) if turning else None
     stage.tokens[1], projected = metal_ext.project_append(
         stage.tokens[1], queries, keys, values, (q_weight, k_weight, eps) if normed else None,
-        rope, rows, stage.layers[1], stage.substrate,
+        rope, rows, stage.layers[1], stage.kv_backend,
     )  # fmt: skip
     kept = [stage.past(rows, 1, n, s, c) for n, (s, c) in enumerate([(one, 1), (other, 6)])]
     copies = [x + 0 for pair in kept for x in pair]
-    mx.eval(metal_ext.step_end([projected, *copies], rows, stage.substrate), projected, copies)
+    mx.eval(metal_ext.step_end([projected, *copies], rows, stage.kv_backend), projected, copies)
 
     def right(x: mx.array, weight: mx.array) -> mx.array:
         heads = x.astype(mx.float32)
@@ -110,15 +110,15 @@ def test_what_is_gathered_are_the_rows_themselves(kind: str) -> None:
     one, other = stage.open(140), stage.open(140)
     stage.step((one, 130), (other, 77))
     rows = stage.rows((one, 1), (other, 1))
-    shape, token = stage.shape, stage.tokens[1]
+    size, token = (stage.shape.kv_heads, stage.shape.head_dim), stage.tokens[1]
     for tokens in (1, 64, 65, 77):
         keys, values = metal_ext.gather(
-            token, rows, 1, tokens, stage.layers[1], shape.kv_heads, shape.head_dim, stage.substrate
+            token, rows, 1, tokens, stage.layers[1], *size, stage.kv_backend
         )
         assert mx.array_equal(keys, other.keys[1][:tokens])
         assert mx.array_equal(values, other.values[1][:tokens])
-        assert keys.dtype == values.dtype == shape.kept
-    mx.eval(metal_ext.step_end([token], rows, stage.substrate))
+        assert keys.dtype == values.dtype == stage.shape.kept
+    mx.eval(metal_ext.step_end([token], rows, stage.kv_backend))
     stage.end()
 
 
@@ -127,7 +127,7 @@ def test_a_range_may_need_several_buffers(kind: str) -> None:
     shape = Shape(layers=3)
     layer = 2 * shape.blocks_per_range * 16384
     stage = Stage(kind, shape, max_buffer_bytes=max(layer, stage_heap_bytes(kind, shape)))
-    assert stage.substrate.buffers_per_range == (3 if kind == "sparse" else 1)
+    assert stage.kv_backend.buffers_per_range == (3 if kind == "sparse" else 1)
     one, other = stage.open(70), stage.open(70)
     stage.step((one, 60), (other, 3))
     stage.step((one, 1), (other, 4))
@@ -165,7 +165,7 @@ def test_a_row_has_the_same_bits_in_any_company(kind: str) -> None:
     stage.append(rows, 0, *(stage.shape.numbers(3, 1) for _ in "kv"))
     alone = [stage.decode(rows, 0, n, queries[n : n + 1]) for n in range(3)]
     pair, together = stage.decode(rows, 0, 0, queries[:2]), stage.decode(rows, 0, 0, queries)
-    mx.eval(metal_ext.step_end([*alone, pair, together], rows, stage.substrate))
+    mx.eval(metal_ext.step_end([*alone, pair, together], rows, stage.kv_backend))
     assert mx.array_equal(mx.concatenate(alone), together)
     assert mx.array_equal(pair, together[:2])
     stage.end()
@@ -207,9 +207,9 @@ def test_arrays_may_have_any_strides() -> None:
     weight = mx.random.uniform(0.5, 1.5, (2 * shape.head_dim,))[::2]
     stage.tokens[1], projected = metal_ext.project_append(
         stage.tokens[1], queries, keys, values, (weight, weight, 1e-6), None, rows,
-        stage.layers[1], stage.substrate,
+        stage.layers[1], stage.kv_backend,
     )  # fmt: skip
-    mx.eval(metal_ext.step_end([out, projected], rows, stage.substrate), out, projected)
+    mx.eval(metal_ext.step_end([out, projected], rows, stage.kv_backend), out, projected)
     for operation, copies in (("append", 2), ("decode_attention", 1), ("project_append", 5)):
         assert _standin.calls(operation).count("ordered_copy") == copies
     stage.measure(out, stage.expected(0, [(one, 5)], queries, keys, values))
@@ -227,7 +227,7 @@ def test_handles_may_go_as_soon_as_the_graph_is_made() -> None:
         stage.append(rows, 0, keys, values)
         past = stage.past(rows, 0, 0, one, 5)
         out = [stage.decode(rows, 0, 0, queries), stage.chunk(queries, *past)]
-        end = metal_ext.step_end([*out, stage.tokens[0]], rows, stage.substrate)
+        end = metal_ext.step_end([*out, stage.tokens[0]], rows, stage.kv_backend)
         expected = stage.expected(0, [(one, 5)], queries, keys, values)
         del rows, past, stage, one
         mx.eval(end, out)

@@ -16,7 +16,7 @@ from engine.machine import MachineMemory
 from engine.models.checkpoint import read_checkpoint
 from engine.step.runner import ModelRunner
 from engine.types import Request, SamplingParams
-from kvcache.substrates import Substrate, SubstrateChoice
+from kvcache.kv_backends import KVBackend, KVBackendChoice
 from tests.engines import Answers, steps
 from tests.metal.graph import _standin
 from tests.metal.graph.check_engine import CONFIGURED, ROOMY, SPEC
@@ -63,9 +63,9 @@ def test_of_the_next_step_the_device_has(
 ) -> None:
     """ahead: commands. graphs: that are handed over for a step."""
     monkeypatch.setattr("engine.build.compute_device", lambda _: mx.Device(mx.cpu))
-    config = replace(CONFIGURED, substrate="paged", kv_budget_bytes=ROOMY, overlap=True)
+    config = replace(CONFIGURED, kv_backend="paged", kv_budget_bytes=ROOMY, overlap=True)
     checkpoint = read_checkpoint(write_model(tmp_path, SPEC, seed=5))
-    choice = SubstrateChoice(Substrate.PAGED, (), maps_while_running=True)
+    choice = KVBackendChoice(KVBackend.PAGED, (), maps_while_running=True)
     plan = plan_engine(config, checkpoint, MachineMemory(8 << 30, 4 << 30, 1 << 30), choice)
     loop, watch = build_engine(plan, config, lambda *_: None, Answers.empty()), Watch()
     assert isinstance(loop._runner, ModelRunner)

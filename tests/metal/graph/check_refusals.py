@@ -14,7 +14,7 @@ from metal_ext import (
     Heap,
     Layer,
     Mapper,
-    MetalSubstrate,
+    MetalKVBackend,
     RopeTable,
     RowTable,
 )
@@ -38,14 +38,14 @@ class Set:
     def append(self, **changes: object) -> object:
         arguments = {
             "token": self.token, "keys": self.keys, "values": self.keys, "rows": self.rows,
-            "layer": self.layer, "workers": self.stage.substrate,
+            "layer": self.layer, "workers": self.stage.kv_backend,
         }  # fmt: skip
         return metal_ext.append(**(arguments | changes))  # type: ignore[call-overload]
 
     def decode(self, **changes: object) -> object:
         arguments = {
             "token": self.token, "queries": self.queries, "rows": self.rows, "first_row": 0,
-            "layer": self.layer, "kv_heads": 2, "scale": 0.1, "workers": self.stage.substrate,
+            "layer": self.layer, "kv_heads": 2, "scale": 0.1, "workers": self.stage.kv_backend,
         }  # fmt: skip
         return metal_ext.decode_attention(**(arguments | changes))  # type: ignore[call-overload]
 
@@ -53,29 +53,29 @@ class Set:
         arguments = {
             "token": self.token, "queries": self.queries, "keys": self.keys, "values": self.keys,
             "norms": (ONES, ONES, 1e-6), "rope": RopeTable([1.0] * 32), "rows": self.rows,
-            "layer": self.layer, "substrate": self.stage.substrate,
+            "layer": self.layer, "kv_backend": self.stage.kv_backend,
         }  # fmt: skip
         return metal_ext.project_append(**(arguments | changes))  # type: ignore[call-overload]
 
     def gather(self, **changes: object) -> object:
         arguments = {
             "token": self.token, "rows": self.rows, "segment": 0, "tokens": 7,
-            "layer": self.layer, "kv_heads": 2, "head_dim": 64, "substrate": self.stage.substrate,
+            "layer": self.layer, "kv_heads": 2, "head_dim": 64, "kv_backend": self.stage.kv_backend,
         }  # fmt: skip
         return metal_ext.gather(**(arguments | changes))  # type: ignore[arg-type]
 
     def view(self, **changes: object) -> object:
         arguments = {
             "token": self.token, "range": self.one.range, "region": 0, "tokens": 7, "kv_heads": 2,
-            "head_dim": 64, "dtype": mx.float32, "substrate": self.stage.substrate,
+            "head_dim": 64, "dtype": mx.float32, "kv_backend": self.stage.kv_backend,
         }  # fmt: skip
         return metal_ext.region_view(**(arguments | changes))  # type: ignore[arg-type]
 
     def copy(self, source: AddressRange, target: AddressRange) -> object:
-        return self.stage.substrate.copy_block(Mapper(), source, 0, target, 1, 1, CopyCounter())
+        return self.stage.kv_backend.copy_block(Mapper(), source, 0, target, 1, 1, CopyCounter())
 
     def end(self) -> None:
-        self.stage.substrate.abandon(self.rows)
+        self.stage.kv_backend.abandon(self.rows)
         self.stage.end()
 
 
@@ -104,8 +104,8 @@ WRONG: dict[str, tuple[Callable[[Set], object], type[Exception], str]] = {
                  "value_region is 4"),
     "integers kept": (lambda s: s.append(layer=Layer(0, 1, mx.int32)), ValueError, "K and V must"),
     "the CPU's rows": (lambda s: s.append(workers=CpuWorkers(1)), TypeError, "incompatible"),
-    "another substrate": (lambda s: s.append(workers=Stage("paged").substrate), ValueError,
-                          "the rows are of another substrate"),
+    "another backend": (lambda s: s.append(workers=Stage("paged").kv_backend), ValueError,
+                          "the rows are of another backend"),
     "no two shapes": (lambda s: metal_ext.swiglu(s.keys, s.queries), ValueError,
                       "gate and up have different shapes"),
     "no two types": (lambda s: metal_ext.swiglu(s.keys, s.keys.astype(mx.float16)), ValueError,
@@ -130,17 +130,17 @@ WRONG: dict[str, tuple[Callable[[Set], object], type[Exception], str]] = {
     "gathered heads": (lambda s: s.gather(kv_heads=0), IndexError, "kv_heads is 0"),
     "tokens to view": (lambda s: s.view(tokens=10**6), IndexError, "mapped tokens"),
     "a view's shape": (lambda s: s.view(kv_heads=1), ValueError, "do not fill them"),
-    "a view on the CPU": (lambda s: s.view(substrate=None), ValueError, "memory is a device's"),
-    "a step of nothing": (lambda s: metal_ext.step_end([], s.rows, s.stage.substrate), ValueError,
+    "a view on the CPU": (lambda s: s.view(kv_backend=None), ValueError, "memory is a device's"),
+    "a step of nothing": (lambda s: metal_ext.step_end([], s.rows, s.stage.kv_backend), ValueError,
                           "step_end needs the arrays"),
-    "no rows": (lambda s: s.stage.substrate.rows([]), ValueError, "at least one segment"),
-    "unmapped rows": (lambda s: s.stage.substrate.rows([(s.one.range, 64, 1)]), IndexError,
+    "no rows": (lambda s: s.stage.kv_backend.rows([]), ValueError, "at least one segment"),
+    "unmapped rows": (lambda s: s.stage.kv_backend.rows([(s.one.range, 64, 1)]), IndexError,
                       "segment of mapped tokens"),
     "the CPU's table": (lambda s: RowTable([(s.one.range, 0, 1)]), ValueError, "a device's"),
     "a copy out of the CPU's memory": (lambda s: s.copy(on_host(), s.one.range), ValueError,
-                                       "the range is not of this substrate"),
+                                       "the range is not of this backend"),
     "a copy into the CPU's memory": (lambda s: s.copy(s.one.range, on_host()), ValueError,
-                                     "the range is not of this substrate"),
+                                     "the range is not of this backend"),
     "a map without a mapper": (lambda s: s.one.range.map(s.stage.heaps[0], 0, 1, 1, True),
                                ValueError, "a device's"),
 }  # fmt: skip
@@ -162,13 +162,13 @@ def test_a_row_that_is_decoded_is_not_seen_in_a_view_before_its_step_is_complete
     rows, shape = stage.rows((one, 1), (other, 2)), stage.shape
 
     def view(of: AddressRange) -> mx.array:
-        heads = (shape.kv_heads, shape.head_dim)
-        return metal_ext.region_view(stage.tokens[0], of, 0, 6, *heads, shape.kept, stage.substrate)
+        form = (shape.kv_heads, shape.head_dim, shape.kept)
+        return metal_ext.region_view(stage.tokens[0], of, 0, 6, *form, stage.kv_backend)
 
     view(other.range)
     with pytest.raises(RuntimeError, match=r"of which epoch 2 has one row: metal_ext\.gather"):
         view(one.range)
-    stage.substrate.abandon(rows)
+    stage.kv_backend.abandon(rows)
     view(one.range)
     stage.end()
 
@@ -184,10 +184,10 @@ def test_a_paged_region_has_no_view() -> None:
 def test_after_its_end_a_step_takes_nothing_more(kind: str) -> None:
     made = Set(kind)
     late = made.decode()
-    mx.eval(metal_ext.step_end([made.token], made.rows, made.stage.substrate))
+    mx.eval(metal_ext.step_end([made.token], made.rows, made.stage.kv_backend))
     for again in (
         made.append, made.decode, made.gather, made.project,
-        lambda: metal_ext.step_end([made.token], made.rows, made.stage.substrate),
+        lambda: metal_ext.step_end([made.token], made.rows, made.stage.kv_backend),
     ):  # fmt: skip
         with pytest.raises(RuntimeError, match="of epoch 2, which has ended"):
             again()
@@ -199,46 +199,46 @@ def test_after_its_end_a_step_takes_nothing_more(kind: str) -> None:
 def test_steps_end_in_the_order_in_which_they_began() -> None:
     made = Set()
     later = made.stage.rows((made.one, 3))
-    token, substrate = made.token, made.stage.substrate
+    token, backend = made.token, made.stage.kv_backend
     with pytest.raises(RuntimeError, match="epoch 3 cannot end before epoch 2"):
-        metal_ext.step_end([token], later, substrate)
-    first = metal_ext.step_end([token], made.rows, substrate)
-    second = metal_ext.step_end([token], later, substrate)
+        metal_ext.step_end([token], later, backend)
+    first = metal_ext.step_end([token], made.rows, backend)
+    second = metal_ext.step_end([token], later, backend)
     mx.eval(second)
-    assert (first.item(), second.item(), substrate.completed_epoch) == (2, 3, 3)
+    assert (first.item(), second.item(), backend.completed_epoch) == (2, 3, 3)
     made.stage.end()
 
 
 def test_a_step_that_failed_can_be_given_up() -> None:
     made = Set()
     made.append()
-    made.stage.substrate.abandon(made.rows)
-    assert made.stage.substrate.completed_epoch == made.rows.epoch == 2
+    made.stage.kv_backend.abandon(made.rows)
+    assert made.stage.kv_backend.completed_epoch == made.rows.epoch == 2
     made.stage.step((made.one, 2))
-    assert made.stage.substrate.completed_epoch == 3
+    assert made.stage.kv_backend.completed_epoch == 3
     made.stage.end()
 
 
 def test_a_step_whose_end_was_made_can_be_given_up() -> None:
     made = Set()
-    end = metal_ext.step_end([made.token], made.rows, made.stage.substrate)
-    made.stage.substrate.abandon(made.rows)
+    end = metal_ext.step_end([made.token], made.rows, made.stage.kv_backend)
+    made.stage.kv_backend.abandon(made.rows)
     made.stage.step((made.one, 2))
     with pytest.raises(RuntimeError, match="step_end runs after the end of its step"):
         mx.eval(end)
     made.stage.end()
 
 
-def test_a_substrate_says_what_it_cannot_be() -> None:
+def test_a_kv_backend_says_what_it_cannot_be() -> None:
     geometry = Shape().geometry("sparse")
     with pytest.raises(ValueError, match="must be sparse, paged or dense"):
-        MetalSubstrate("flat", geometry, 1)
+        MetalKVBackend("flat", geometry, 1)
     with pytest.raises(IndexError, match="max_ranges is 0"):
-        MetalSubstrate("sparse", geometry, 0)
+        MetalKVBackend("sparse", geometry, 0)
     with pytest.raises(IndexError, match="timeout_s must be greater than 0"):
-        MetalSubstrate("sparse", geometry, 1, 0.0)
+        MetalKVBackend("sparse", geometry, 1, 0.0)
     with pytest.raises(ValueError, match="a dense range is one block"):
-        MetalSubstrate("dense", geometry, 1)
+        MetalKVBackend("dense", geometry, 1)
     row = Shape().row_bytes
     uneven = Geometry(
         page_bytes=PAGE,
@@ -248,12 +248,12 @@ def test_a_substrate_says_what_it_cannot_be() -> None:
         region_row_bytes=[row, row],
     )
     with pytest.raises(ValueError, match=r"a paged block has 192 tokens; .* a power of two"):
-        MetalSubstrate("paged", uneven, 1)
+        MetalKVBackend("paged", uneven, 1)
 
 
 def test_memory_is_mapped_between_steps_and_steps_begin_when_it_is_there() -> None:
     made, mapper = Set(), Mapper()
-    stage, range_ = made.stage, made.stage.substrate.new_range()
+    stage, range_ = made.stage, made.stage.kv_backend.new_range()
     for ticket in (
         mapper.map(range_, stage.heaps[0], 7, 0, 1, True),
         mapper.unmap(made.one.range, 0, 1),
@@ -261,16 +261,16 @@ def test_memory_is_mapped_between_steps_and_steps_begin_when_it_is_there() -> No
     ):
         assert mapper.wait(ticket, WAIT_S)
     assert mapper.failure == "blocks cannot be mapped while epoch 2 is in flight"
-    stage.substrate.abandon(made.rows)
+    stage.kv_backend.abandon(made.rows)
     stage.done(stage.mapper.map(range_, stage.heaps[0], 7, 0, 1, True))
     with pytest.raises(RuntimeError, match="cannot begin before mappings are finished"):
         stage.rows((made.one, 2))
     stage.finish_mappings()
     stage.done(stage.mapper.release(stage.heaps[1], 0, 8))
     assert stage.heaps[1].committed_bytes == 0
-    stage.done(stage.substrate.commit_heap(stage.mapper, stage.heaps[1]))
+    stage.done(stage.kv_backend.commit_heap(stage.mapper, stage.heaps[1]))
     assert stage.heaps[1].committed_bytes > 0
-    assert stage.substrate.completed_epoch == 2
+    assert stage.kv_backend.completed_epoch == 2
     made.rows = stage.rows((made.one, 2))
     made.end()
 
@@ -278,7 +278,7 @@ def test_memory_is_mapped_between_steps_and_steps_begin_when_it_is_there() -> No
 def test_memory_of_one_kind_is_no_other_kinds() -> None:
     geometry = Shape().geometry("sparse")
     stage, mapper = Stage("sparse"), Mapper()
-    ticket = mapper.map(stage.substrate.new_range(), Heap.shared(geometry), 0, 0, 1, True)
+    ticket = mapper.map(stage.kv_backend.new_range(), Heap.shared(geometry), 0, 0, 1, True)
     assert mapper.wait(ticket, WAIT_S)
     assert mapper.failure != ""
     mapper = Mapper()

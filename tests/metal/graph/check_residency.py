@@ -17,11 +17,11 @@ def test_weights_are_held_once_each_wherever_they_lie(kind: str) -> None:
     mx.eval(weights)
     stage = Stage(kind)
     before = _standin.residency()["buffers"]
-    stage.substrate.hold([*weights, weights[0], mx.zeros((0,))])
+    stage.kv_backend.hold([*weights, weights[0], mx.zeros((0,))])
     heaps = {"sparse": 0, "paged": 2, "dense": 1}[kind]  # that are buffers, or slices of one
     assert _standin.residency()["buffers"] == before + len(weights) + heaps
     with pytest.raises(RuntimeError, match="resident already"):
-        stage.substrate.hold(weights)
+        stage.kv_backend.hold(weights)
     stage.step((stage.open(64), 5))
     stage.end()
     assert _standin.residency()["buffers"] == before
@@ -30,7 +30,7 @@ def test_weights_are_held_once_each_wherever_they_lie(kind: str) -> None:
 def test_what_is_not_evaluated_cannot_be_held() -> None:
     stage = Stage("sparse")
     with pytest.raises(ValueError, match="evaluated"):
-        stage.substrate.hold([mx.zeros((4,)) + 1])
+        stage.kv_backend.hold([mx.zeros((4,)) + 1])
     stage.end()
 
 
@@ -39,7 +39,7 @@ def test_after_a_pause_everything_is_asked_for_before_a_step_has_a_command(kind:
     weights = mx.ones((64, 64))
     mx.eval(weights)
     stage = Stage(kind)
-    stage.substrate.hold([weights])
+    stage.kv_backend.hold([weights])
     one = stage.open(64)
     stage.step((one, 5))
     time.sleep(1.5 * LAPSES_S)
@@ -48,7 +48,7 @@ def test_after_a_pause_everything_is_asked_for_before_a_step_has_a_command(kind:
     assert _standin.counts()["commands"] == commands
     sets = 2  # of weights, and of rows
     assert _standin.residency()["requests"] >= before + sets
-    stage.substrate.abandon(rows)
+    stage.kv_backend.abandon(rows)
     stage.end()
 
 

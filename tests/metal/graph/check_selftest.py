@@ -6,14 +6,14 @@ import mlx.core as mx
 import pytest
 
 import metal_ext
+from kvcache.kv_backends import KVBackend
 from kvcache.layout import KVLayout
 from kvcache.metal_backend import MetalBackend
+from kvcache.selftest import kv_backend as pages
 from kvcache.selftest import stress
-from kvcache.selftest import substrate as pages
+from kvcache.selftest.kv_backend import KVBackendChecks, run_checks, small_layout
 from kvcache.selftest.run import Result
 from kvcache.selftest.stress import ReleaseChecks, StressChecks
-from kvcache.selftest.substrate import SubstrateChecks, run_checks, small_layout
-from kvcache.substrates import Substrate
 from tests.metal.graph import _standin
 from tests.metal.graph.stage import take_mistakes
 
@@ -33,9 +33,9 @@ def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     _standin.allow_maps_beside_commands(False)
 
 
-def layout(substrate: Substrate) -> KVLayout:
+def layout(kv_backend: KVBackend) -> KVLayout:
     return small_layout(
-        substrate,
+        kv_backend,
         pages.SHAPE,
         max_tokens=MAX_TOKENS,
         system_page_bytes=metal_ext.SYSTEM_PAGE_BYTES,
@@ -43,7 +43,7 @@ def layout(substrate: Substrate) -> KVLayout:
     )
 
 
-def tried(kind: Substrate, what: type[SubstrateChecks | ReleaseChecks]) -> list[Result]:
+def tried(kind: KVBackend, what: type[KVBackendChecks | ReleaseChecks]) -> list[Result]:
     its = layout(kind)
     backend = MetalBackend(
         kind.setting, its.groups[0], max_buffers=3, release_heaps=what is ReleaseChecks
@@ -51,10 +51,10 @@ def tried(kind: Substrate, what: type[SubstrateChecks | ReleaseChecks]) -> list[
     return run_checks(what(backend, its).checks(), lambda _: None)
 
 
-@pytest.mark.parametrize("kind", [Substrate.SPARSE, Substrate.PAGED])
-@pytest.mark.parametrize("what", [SubstrateChecks, ReleaseChecks])
+@pytest.mark.parametrize("kind", [KVBackend.SPARSE, KVBackend.PAGED])
+@pytest.mark.parametrize("what", [KVBackendChecks, ReleaseChecks])
 def test_a_self_test_maps_and_releases_only_while_nothing_runs(
-    kind: Substrate, what: type[SubstrateChecks | ReleaseChecks]
+    kind: KVBackend, what: type[KVBackendChecks | ReleaseChecks]
 ) -> None:
     results = tried(kind, what)
     assert all(step.passed for step in results), results[-1]
@@ -63,7 +63,7 @@ def test_a_self_test_maps_and_releases_only_while_nothing_runs(
 def stressed(*, allowed: bool) -> list[str]:
     """What is reported of a stress test."""
     _standin.allow_maps_beside_commands(allowed)
-    its = layout(Substrate.SPARSE)
+    its = layout(KVBackend.SPARSE)
     backend = MetalBackend(
         "sparse", its.groups[0], max_buffers=3, release_heaps=False, maps_while_running=True
     )

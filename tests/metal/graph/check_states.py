@@ -1,4 +1,4 @@
-"""States of recurrent layers in cells of a device, on each kind of substrate, against the CPU's."""
+"""States of recurrent layers in slots of a device, on each kind of backend, against the CPU's."""
 
 from collections.abc import Callable, Sequence
 from random import Random
@@ -11,14 +11,14 @@ import metal_ext
 from metal_ext import CpuWorkers, MetalStateRows
 from tests.metal.graph import _standin
 from tests.metal.graph.stage import KINDS, Stage
-from tests.metal_ext.deltas import Cells, DeltaLayer, DeltaShape, Inputs, run
+from tests.metal_ext.deltas import DeltaLayer, DeltaShape, Inputs, Slots, run
 from tests.metal_ext.layers import Floats
 
 DTYPES = (mx.float32, mx.float16, mx.bfloat16)
 SHAPE = DeltaShape(key_heads=1, value_heads=2, key_dim=128, value_dim=128)
 LAYER = DeltaLayer(SHAPE)
 OFFSET = 256
-NUM_CELLS = 8
+NUM_SLOTS = 8
 # Of the largest number: float32 over some tokens; else some units in the last place.
 ROUNDING = {mx.float32: 2e-5, mx.float16: 2.0**-9, mx.bfloat16: 2.0**-6}
 WORKERS = CpuWorkers(1)
@@ -26,20 +26,20 @@ Segment = tuple[Inputs, int | None, list[tuple[int, int]]]
 
 
 class Device:
-    """Cells of one layer on a stage, and steps over them."""
+    """Slots of one layer on a stage, and steps over them."""
 
     def __init__(self, kind: str, dtype: mx.Dtype = mx.float32, sequences: int = 3) -> None:
         self.stage, self.dtype = Stage(kind, heaps=sequences), dtype
         self.ranges = [self.stage.open(1) for _ in range(sequences)]
-        self.cell_bytes = -(-(OFFSET + 4 * SHAPE.numbers) // 256) * 256
-        self.stage.substrate.make_cells(NUM_CELLS, self.cell_bytes)
+        self.slot_bytes = -(-(OFFSET + 4 * SHAPE.numbers) // 256) * 256
+        self.stage.kv_backend.make_slots(NUM_SLOTS, self.slot_bytes)
         self.token = mx.zeros((1,))
 
     def begin(self, segments: Sequence[Segment]) -> tuple[metal_ext.MetalRows, MetalStateRows]:
         """A step of these, whose rows of K and V are nobody's business."""
         rows = self.stage.rows(*((self.ranges[n], len(its[0])) for n, its in enumerate(segments)))
-        cells = [(len(its), read, writes) for its, read, writes in segments]
-        return rows, self.stage.substrate.state_rows(rows, cells)
+        slots = [(len(its), read, writes) for its, read, writes in segments]
+        return rows, self.stage.kv_backend.state_rows(rows, slots)
 
     def given(self, segments: Sequence[Segment]) -> list[mx.array]:
         joined = (np.concatenate([its.arrays[i] for its, _, _ in segments]) for i in range(4))
@@ -50,9 +50,9 @@ class Device:
         rows, states = self.begin(segments)
         qkv, z, a, b = self.given(segments)
         self.token, made = metal_ext.gated_delta(
-            self.token, qkv, z, a, b, LAYER.native, states, OFFSET, self.stage.substrate
+            self.token, qkv, z, a, b, LAYER.native, states, OFFSET, self.stage.kv_backend
         )
-        mx.eval(metal_ext.step_end([made, self.token], rows, self.stage.substrate), made)
+        mx.eval(metal_ext.step_end([made, self.token], rows, self.stage.kv_backend), made)
         ends = np.cumsum([len(its) for its, _, _ in segments])[:-1]
         return np.split(np.array(made.astype(mx.float32)), ends)
 
@@ -64,7 +64,7 @@ def near(got: Floats, want: Floats, dtype: mx.Dtype) -> bool:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_steps_of_ragged_rows_are_the_cpus(kind: str, dtype: mx.Dtype) -> None:
-    device, cells = Device(kind, dtype), Cells(SHAPE)
+    device, slots = Device(kind, dtype), Slots(SHAPE)
     one, other, third = (LAYER.inputs(12, seed) for seed in (5, 6, 7))
     plan: list[list[Segment]] = [
         [(one.part(0, 5), None, [(2, 0), (5, 1)]), (other.part(0, 1), None, [(1, 2)])],
@@ -75,7 +75,7 @@ def test_steps_of_ragged_rows_are_the_cpus(kind: str, dtype: mx.Dtype) -> None:
     ]
     for segments in plan:
         given = [(rounded(its, dtype), read, writes) for its, read, writes in segments]
-        right = run(LAYER, cells, given, WORKERS)
+        right = run(LAYER, slots, given, WORKERS)
         for got, want in zip(device.step(*segments), right, strict=True):
             assert near(got, want, dtype)
     device.stage.end()
@@ -104,7 +104,7 @@ class Life:
     CPU's kernel does the same."""
 
     def __init__(self, kind: str, seed: int) -> None:
-        self.rng, self.device, self.cells = Random(seed), Device(kind), Cells(SHAPE)
+        self.rng, self.device, self.slots = Random(seed), Device(kind), Slots(SHAPE)
         self.texts = [LAYER.inputs(60, 10 * seed + n) for n in range(3)]
         # Of each sequence: whose text it computes, from which token, and where its state is.
         self.running: list[tuple[int, int, int | None]] = [(n, 0, None) for n in range(3)]
@@ -117,7 +117,7 @@ class Life:
         for _ in range(steps):
             self.read.clear()
             segments = [self.advance(number) for number in range(len(self.running))]
-            right = run(LAYER, self.cells, segments, WORKERS)
+            right = run(LAYER, self.slots, segments, WORKERS)
             for got, want in zip(self.device.step(*segments), right, strict=True):
                 assert near(got, want, mx.float32)
             self.kept |= self.keeping
@@ -125,32 +125,32 @@ class Life:
         self.device.stage.end()
 
     def advance(self, number: int) -> Segment:
-        text, first, cell = self.running[number]
+        text, first, slot = self.running[number]
         if self.rng.random() < 0.2 or first == len(self.texts[text]):
-            text, first, cell = self.chosen()
-            if cell is not None:
-                self.read.add(cell)
+            text, first, slot = self.chosen()
+            if slot is not None:
+                self.read.add(slot)
                 self.resumed += 1
         inputs = self.texts[text].part(first, first + self.rng.randint(1, 4))
-        writes = [(len(inputs), self.free() if cell is None or cell in self.kept else cell)]
+        writes = [(len(inputs), self.free() if slot is None or slot in self.kept else slot)]
         self.running[number] = (text, first + len(inputs), writes[0][1])
         if len(inputs) > 1 and self.rng.random() < 0.3:
             kept = self.free()
             writes.insert(0, (1, kept))
             self.keeping[kept] = (text, first + 1)
-        return inputs, cell, writes
+        return inputs, slot, writes
 
     def chosen(self) -> tuple[int, int, int | None]:
         """Where somebody goes on who has given way: at the beginning, or at what was kept."""
         if not self.kept or self.rng.random() < 0.2:
             return self.rng.randrange(len(self.texts)), 0, None
-        cell = self.rng.choice(list(self.kept))
-        return *self.kept[cell], cell
+        slot = self.rng.choice(list(self.kept))
+        return *self.kept[slot], slot
 
     def free(self) -> int:
-        """A cell that nobody needs; what was kept for longest goes first."""
-        needed = {*self.read, *self.keeping, *(cell for _, _, cell in self.running)}
-        while not (free := [n for n in range(NUM_CELLS) if n not in needed and n not in self.kept]):
+        """A slot that nobody needs; what was kept for longest goes first."""
+        needed = {*self.read, *self.keeping, *(slot for _, _, slot in self.running)}
+        while not (free := [n for n in range(NUM_SLOTS) if n not in needed and n not in self.kept]):
             del self.kept[next(its for its in self.kept if its not in needed)]
         return self.rng.choice(free)
 
@@ -164,7 +164,7 @@ def test_random_lives_are_the_cpus(kind: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_sequence_that_begins_sees_nothing_of_what_its_cell_held(kind: str) -> None:
+def test_a_sequence_that_begins_sees_nothing_of_what_its_slot_held(kind: str) -> None:
     device, inputs = Device(kind), LAYER.inputs(4)
     nothing = Inputs(*(np.full_like(x, np.nan) for x in inputs.arrays))
     (fresh,) = device.step((inputs, None, [(4, 0)]))
@@ -173,7 +173,7 @@ def test_a_sequence_that_begins_sees_nothing_of_what_its_cell_held(kind: str) ->
     device.stage.end()
 
 
-def test_a_layer_is_two_commands_and_names_no_buffer_of_cells_but_the_arena() -> None:
+def test_a_layer_is_two_commands_and_names_no_buffer_of_slots_but_the_arena() -> None:
     for kind in KINDS:
         device, inputs = Device(kind), LAYER.inputs(2)
         before = _standin.counts()["commands"]
@@ -195,14 +195,14 @@ class Step:
         self.rows, self.states = self.device.begin([segment])
         self.given = self.device.given([segment])
 
-    def cells(self, *segments: tuple[int, int | None, list[tuple[int, int]]]) -> object:
-        return self.device.stage.substrate.state_rows(self.rows, list(segments))
+    def slots(self, *segments: tuple[int, int | None, list[tuple[int, int]]]) -> object:
+        return self.device.stage.kv_backend.state_rows(self.rows, list(segments))
 
     def call(self, **changes: object) -> tuple[mx.array, mx.array]:
         names = ("qkv", "z", "a", "b")
         arguments = {
             "token": self.device.token, "delta": LAYER.native, "rows": self.states,
-            "offset": OFFSET, "workers": self.device.stage.substrate,
+            "offset": OFFSET, "workers": self.device.stage.kv_backend,
         } | dict(zip(names, self.given, strict=True))  # fmt: skip
         result: tuple[mx.array, mx.array]
         result = metal_ext.gated_delta(**(arguments | changes))  # type: ignore[call-overload]
@@ -220,25 +220,25 @@ WRONG: dict[str, tuple[Callable[[Step], object], type[Exception], str]] = {
                  ValueError, "qkv must be float32, float16 or bfloat16"),
     "dimensions": (lambda s: s.call(delta=SMALL.native, qkv=mx.zeros((2, 512)),
                                     z=mx.zeros((2, 384))), ValueError, "built for 128"),
-    "an offset": (lambda s: s.call(offset=3 * OFFSET), IndexError, "bytes of a cell"),
+    "an offset": (lambda s: s.call(offset=3 * OFFSET), IndexError, "bytes of a slot"),
     "half a number": (lambda s: s.call(offset=2), ValueError, "a multiple of 4"),
-    "another substrate": (lambda s: s.call(workers=Stage("paged").substrate), ValueError,
-                          "the rows are of another substrate"),
+    "another backend": (lambda s: s.call(workers=Stage("paged").kv_backend), ValueError,
+                          "the rows are of another backend"),
     "the CPU's workers": (lambda s: s.call(workers=WORKERS), TypeError, "incompatible"),
-    "a cell that is not there": (lambda s: s.cells((2, NUM_CELLS, [(2, 3)])), IndexError,
-                                 "cell 8 of 8"),
-    "a negative cell": (lambda s: s.cells((2, 0, [(2, -1)])), IndexError, "cell is -1"),
-    "no rows": (lambda s: s.cells((0, 0, [(0, 3)])), IndexError, "count is 0"),
-    "rows of the step": (lambda s: s.cells((1, 0, [(1, 3)])), ValueError,
+    "a slot that is not there": (lambda s: s.slots((2, NUM_SLOTS, [(2, 3)])), IndexError,
+                                 "slot 8 of 8"),
+    "a negative slot": (lambda s: s.slots((2, 0, [(2, -1)])), IndexError, "slot is -1"),
+    "no rows": (lambda s: s.slots((0, 0, [(0, 3)])), IndexError, "count is 0"),
+    "rows of the step": (lambda s: s.slots((1, 0, [(1, 3)])), ValueError,
                          "the segments have 1 rows, and the step has 2"),
-    "no last write": (lambda s: s.cells((2, 0, [(1, 3)])), ValueError, "after all of its 2 rows"),
-    "a state that nothing has written": (lambda s: s.cells((2, 3, [(2, 4)])), RuntimeError,
+    "no last write": (lambda s: s.slots((2, 0, [(1, 3)])), ValueError, "after all of its 2 rows"),
+    "a state that nothing has written": (lambda s: s.slots((2, 3, [(2, 4)])), RuntimeError,
                                          "nothing has written it"),
-    "a cell of a step in flight": (lambda s: s.cells((2, None, [(2, 2)])), RuntimeError,
+    "a slot of a step in flight": (lambda s: s.slots((2, None, [(2, 2)])), RuntimeError,
                                    "while epoch 2 may touch it"),
-    "cells twice": (lambda s: s.device.stage.substrate.make_cells(1, 256), RuntimeError,
-                    "has cells already"),
-    "no cells": (lambda s: Stage("paged").substrate.make_cells(0, 256), IndexError, "count is 0"),
+    "slots twice": (lambda s: s.device.stage.kv_backend.make_slots(1, 256), RuntimeError,
+                    "has slots already"),
+    "no slots": (lambda s: Stage("paged").kv_backend.make_slots(0, 256), IndexError, "count is 0"),
 }  # fmt: skip
 
 
@@ -248,28 +248,28 @@ def test_it_is_refused_by_name(case: str) -> None:
     made = Step()
     with pytest.raises(error, match=words):
         call(made)
-    made.device.stage.substrate.abandon(made.rows)
+    made.device.stage.kv_backend.abandon(made.rows)
     made.device.stage.end()
 
 
-def test_without_cells_there_are_no_states() -> None:
+def test_without_slots_there_are_no_states() -> None:
     stage = Stage("sparse")
     rows = stage.rows((stage.open(1), 1))
-    with pytest.raises(ValueError, match="the substrate has no cells"):
-        stage.substrate.state_rows(rows, [(1, None, [(1, 0)])])
-    stage.substrate.abandon(rows)
+    with pytest.raises(ValueError, match="the backend has no slots"):
+        stage.kv_backend.state_rows(rows, [(1, None, [(1, 0)])])
+    stage.kv_backend.abandon(rows)
     stage.end()
 
 
 def test_after_its_end_a_step_advances_no_state() -> None:
     made = Step()
-    substrate = made.device.stage.substrate
+    kv_backend = made.device.stage.kv_backend
     late, _ = made.call()
-    mx.eval(metal_ext.step_end([made.device.token], made.rows, substrate))
+    mx.eval(metal_ext.step_end([made.device.token], made.rows, kv_backend))
     with pytest.raises(RuntimeError, match="gated_delta runs after the end of its step, epoch 2"):
         mx.eval(late)
     with pytest.raises(RuntimeError, match="gated_delta of epoch 2, which has ended"):
         made.call()
     with pytest.raises(RuntimeError, match="state_rows of epoch 2, which has ended"):
-        made.cells((2, 0, [(2, 3)]))
+        made.slots((2, 0, [(2, 3)]))
     made.device.stage.end()

@@ -109,7 +109,7 @@ class Program:
             results.append(self.check(result, right))
             if self.uneven:  # what reads a result comes right behind what has made it
                 mx.eval(self.seen[-1][0])
-        end = metal_ext.step_end([*results, *stage.tokens], rows, stage.substrate)
+        end = metal_ext.step_end([*results, *stage.tokens], rows, stage.kv_backend)
         self.ends.append(_standin.observed(end + 0, [end]))
         self.rows.append(rows)
 
@@ -125,7 +125,7 @@ class Program:
         # Without turning: what comes out can be said without a model.
         stage.tokens[layer], projected = metal_ext.project_append(
             stage.tokens[layer], queries, keys, values, (ones, ones, EPS), None, rows,
-            stage.layers[layer], stage.substrate,
+            stage.layers[layer], stage.kv_backend,
         )  # fmt: skip
         self.check(projected, mx.fast.rms_norm(queries, ones, EPS))
         return mx.fast.rms_norm(keys, ones, EPS), values
@@ -134,16 +134,16 @@ class Program:
         self, rows: MetalRows, layer: int, queries: mx.array, chunk: Sequence, tokens: int
     ) -> mx.array:
         stage, heads = self.stage, (SHAPE.kv_heads, SHAPE.head_dim)
-        token, substrate = stage.tokens[layer], stage.substrate
+        token, kv_backend = stage.tokens[layer], stage.kv_backend
         if self.reader == "decode_attention":
             return stage.decode(rows, layer, 0, queries)
         if self.reader == "gather":
             at = stage.layers[layer]
-            past = [*metal_ext.gather(token, rows, 1, tokens, at, *heads, substrate)]
+            past = [*metal_ext.gather(token, rows, 1, tokens, at, *heads, kv_backend)]
         else:
             past = [
                 metal_ext.region_view(
-                    token, chunk.range, region, tokens, *heads, SHAPE.kept, substrate
+                    token, chunk.range, region, tokens, *heads, SHAPE.kept, kv_backend
                 )
                 for region in (2 * layer, 2 * layer + 1)
             ]
@@ -164,10 +164,10 @@ class Program:
             found.append("a result is wrong")
         if [end.item() for end in self.ends] != [rows.epoch for rows in self.rows]:
             found.append("the end of a step has not run")
-        if self.stage.substrate.completed_epoch != self.rows[-1].epoch:
+        if self.stage.kv_backend.completed_epoch != self.rows[-1].epoch:
             found.append("an epoch was never signalled")
-        if not self.stage.substrate.shutdown():
-            found.append("the substrate cannot be shut down")
+        if not self.stage.kv_backend.shutdown():
+            found.append("the backend cannot be shut down")
             self.broken.append(self)
         return found + _standin.take_mistakes()
 

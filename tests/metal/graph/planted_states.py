@@ -16,30 +16,30 @@ from tests.metal_ext.deltas import DeltaLayer, DeltaShape, Inputs, State
 OPERATION = "gated_delta"
 SHAPE = DeltaShape(key_heads=1, value_heads=2, key_dim=128, value_dim=128)
 OFFSETS = (64, 64 + 4 * SHAPE.numbers)
-"""Of each layer, in a cell."""
-CELL_BYTES = 1 << 19
-NUM_CELLS = 12
+"""Of each layer, in a slot."""
+SLOT_BYTES = 1 << 19
+NUM_SLOTS = 12
 Segment = tuple[int, int | None, list[tuple[int, int]]]
 """Of ``state_rows``."""
 
 
 class StateProgram(Program):
     """Two steps of two sequences, in layers that do not need each other, over states that go on in
-    the cell that is read, come to one of their own on the way, or begin."""
+    the slot that is read, come to one of their own on the way, or begin."""
 
     def __init__(self, kind: str, uneven: bool = False) -> None:
         """uneven: arrays have gaps."""
         super().__init__(kind, "append", "decode_attention")
         self.gaps = uneven
-        self.stage.substrate.make_cells(NUM_CELLS, CELL_BYTES)
+        self.stage.kv_backend.make_slots(NUM_SLOTS, SLOT_BYTES)
         self.layers = [DeltaLayer(SHAPE, seed) for seed in (3, 4)]
         self.states: dict[tuple[int, Sequence], State] = {}
         self.state_tokens = [mx.zeros((1,)) for _ in self.layers]
         self.working: dict[Sequence, int] = {}
-        self.free = list(range(NUM_CELLS))
+        self.free = list(range(NUM_SLOTS))
 
     def segment(self, sequence: Sequence, count: int) -> Segment:
-        """Of the next rows: the first half of several is written to a cell of its own, too."""
+        """Of the next rows: the first half of several is written to a slot of its own, too."""
         read = self.working.get(sequence)
         self.working[sequence] = self.free.pop() if read is None else read
         halves = [(count // 2, self.free.pop())] if count > 1 else []
@@ -48,18 +48,18 @@ class StateProgram(Program):
     def step(self) -> None:
         stage, parts, results = self.stage, self.parts, []
         rows = stage.rows(*parts)
-        states = stage.substrate.state_rows(rows, [self.segment(*part) for part in parts])
+        states = stage.kv_backend.state_rows(rows, [self.segment(*part) for part in parts])
         for number, layer in enumerate(self.layers):
             inputs = self.inputs(len(rows), number)
             qkv, z, a, b = self.arrays(inputs)
             self.state_tokens[number], made = metal_ext.gated_delta(
                 self.state_tokens[number], qkv, z, a, b, layer.native, states,
-                OFFSETS[number], stage.substrate,
+                OFFSETS[number], stage.kv_backend,
             )  # fmt: skip
             results.append(self.check(made, self.expected_rows(number, inputs)))
             if self.gaps:
                 mx.eval(self.seen[-1][0])
-        end = metal_ext.step_end([*results, *self.state_tokens], rows, stage.substrate)
+        end = metal_ext.step_end([*results, *self.state_tokens], rows, stage.kv_backend)
         self.ends.append(_standin.observed(end + 0, [end]))
         self.rows.append(rows)
 

@@ -1,4 +1,4 @@
-"""Sequences in the memory of a MetalSubstrate, and what attention over them must be."""
+"""Sequences in the memory of a MetalKVBackend, and what attention over them must be."""
 
 import os
 from collections.abc import Sequence as Rows
@@ -9,7 +9,7 @@ import mlx.core as mx
 
 import metal_ext
 from metal_ext import AddressRange, CopyCounter, Geometry, Heap, Layer, Mapper, MetalRows
-from metal_ext import MetalSubstrate as Substrate
+from metal_ext import MetalKVBackend as KVBackend
 from tests.metal.graph import _standin
 
 KINDS = ("sparse", "paged", "dense")
@@ -75,7 +75,7 @@ class Sequence:
 
 
 class Stage:
-    """A substrate with sequences that come, grow and go. Memory is reused as soon as it may be."""
+    """A backend with sequences that come, grow and go. Memory is reused as soon as it may be."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class Stage:
     ) -> None:
         self.kind, self.shape = kind, shape or Shape()
         self.geometry = self.shape.geometry(kind)
-        self.substrate = Substrate(kind, self.geometry, 8, timeout_s, max_buffer_bytes, keep_s)
+        self.kv_backend = KVBackend(kind, self.geometry, 8, timeout_s, max_buffer_bytes, keep_s)
         self.mapper, self.counter = Mapper(), CopyCounter()
         self.heaps: list[Heap] = []
         self.free: list[tuple[int, int]] = []
@@ -107,7 +107,7 @@ class Stage:
         return per_range if self.kind == "dense" else self.shape.block_tokens
 
     def add_heap(self) -> None:
-        self.heaps.append(self.substrate.new_heap())
+        self.heaps.append(self.kv_backend.new_heap())
         count = 1 if self.kind == "dense" else 8
         self.free += [(len(self.heaps) - 1, block) for block in range(count)]
 
@@ -117,10 +117,10 @@ class Stage:
         assert not self.mapper.refused(ticket)
 
     def finish_mappings(self) -> None:
-        self.done(self.substrate.finish_mappings(self.mapper))
+        self.done(self.kv_backend.finish_mappings(self.mapper))
 
     def open(self, tokens: int = 0) -> Sequence:
-        sequence = Sequence(self.idle.pop() if self.idle else self.substrate.new_range())
+        sequence = Sequence(self.idle.pop() if self.idle else self.kv_backend.new_range())
         self.grow(sequence, tokens)
         return sequence
 
@@ -149,7 +149,7 @@ class Stage:
         """The rows of the lender's partial block, copied behind what was borrowed."""
         at, rest = divmod(lender.tokens, self.block_tokens)
         self.grow(sequence, lender.tokens)
-        copied = self.substrate.copy_block(
+        copied = self.kv_backend.copy_block(
             self.mapper, lender.range, at, sequence.range, at, rest, self.counter
         )
         self.done(copied)
@@ -164,11 +164,11 @@ class Stage:
 
     def rows(self, *parts: tuple[Sequence, int]) -> MetalRows:
         """The next rows of sequences: (sequence, count)."""
-        return self.substrate.rows([(s.range, s.tokens, count) for s, count in parts])
+        return self.kv_backend.rows([(s.range, s.tokens, count) for s, count in parts])
 
     def append(self, rows: MetalRows, layer: int, keys: mx.array, values: mx.array) -> None:
         self.tokens[layer] = metal_ext.append(
-            self.tokens[layer], keys, values, rows, self.layers[layer], self.substrate
+            self.tokens[layer], keys, values, rows, self.layers[layer], self.kv_backend
         )
 
     def step(self, *parts: tuple[Sequence, int]) -> int:
@@ -183,10 +183,10 @@ class Stage:
             self.append(rows, layer, keys, values)
             results.append(self.attend(rows, layer, parts, queries))
             made.append((queries, keys, values))
-        mx.eval(metal_ext.step_end([*results, *self.tokens], rows, self.substrate), results)
+        mx.eval(metal_ext.step_end([*results, *self.tokens], rows, self.kv_backend), results)
         for layer, (result, (queries, keys, values)) in enumerate(zip(results, made, strict=True)):
             self.measure(result, self.expected(layer, parts, queries, keys, values))
-        assert self.substrate.completed_epoch == rows.epoch
+        assert self.kv_backend.completed_epoch == rows.epoch
         return rows.epoch
 
     def attend(
@@ -212,7 +212,7 @@ class Stage:
         token, heads = self.tokens[layer], self.shape.kv_heads
         scale = self.shape.head_dim**-0.5
         return metal_ext.decode_attention(
-            token, queries, rows, first, self.layers[layer], heads, scale, self.substrate
+            token, queries, rows, first, self.layers[layer], heads, scale, self.kv_backend
         )
 
     def past(
@@ -224,11 +224,11 @@ class Stage:
         token, heads = self.tokens[layer], (shape.kv_heads, shape.head_dim)
         if self.kind == "paged" or count == 1:
             return metal_ext.gather(
-                token, rows, number, tokens, self.layers[layer], *heads, self.substrate
+                token, rows, number, tokens, self.layers[layer], *heads, self.kv_backend
             )
         keys, values = (
             metal_ext.region_view(
-                token, sequence.range, region, tokens, *heads, shape.kept, self.substrate
+                token, sequence.range, region, tokens, *heads, shape.kept, self.kv_backend
             )
             for region in (2 * layer, 2 * layer + 1)
         )
@@ -269,8 +269,8 @@ class Stage:
 
     def end(self) -> None:
         assert self.worst <= 1.0, "of the tolerance"
-        assert self.substrate.shutdown()
-        assert self.substrate.failure == ""
+        assert self.kv_backend.shutdown()
+        assert self.kv_backend.failure == ""
 
 
 def attention(queries: mx.array, keys: mx.array, values: mx.array) -> mx.array:

@@ -1,4 +1,4 @@
-"""The Metal operations on buffers of the dense substrate, against float64.
+"""The Metal operations on buffers of the dense backend, against float64.
 
     python -m tests.metal.hosted.check_kernels
 
@@ -47,14 +47,14 @@ class Case:
 
 
 class Layer:
-    """One layer's K and V for some sequences on the dense substrate."""
+    """One layer's K and V for some sequences on the dense backend."""
 
     def __init__(self, case: Case) -> None:
         kept = DTYPES[case.kept]
         row_bytes = KV_HEADS * case.head_dim * kept.size
         self.kept = kept
         self.regions = metal_ext.Layer(0, 1, kept)
-        self.substrate = metal_ext.MetalSubstrate(
+        self.kv_backend = metal_ext.MetalKVBackend(
             "dense",
             metal_ext.Geometry(
                 page_bytes=PAGE_BYTES,
@@ -66,8 +66,8 @@ class Layer:
             len(LENGTHS),
         )
         self.mapper = metal_ext.Mapper()
-        self.ranges = [self.substrate.new_range() for _ in LENGTHS]
-        self.heaps = [self.substrate.new_heap() for _ in LENGTHS]
+        self.ranges = [self.kv_backend.new_range() for _ in LENGTHS]
+        self.heaps = [self.kv_backend.new_heap() for _ in LENGTHS]
         tickets = [
             self.mapper.map(range_, heap, 0, 0, 1, True)
             for range_, heap in zip(self.ranges, self.heaps, strict=True)
@@ -88,18 +88,18 @@ def check(case: Case, seed: int) -> float:
         _random(random, case, sum(LENGTHS), KV_HEADS),
         _random(random, case, sum(LENGTHS), KV_HEADS),
     )
-    rows = layer.substrate.rows([(range_, 0, length) for range_, length in sequences if length])
+    rows = layer.kv_backend.rows([(range_, 0, length) for range_, length in sequences if length])
     try:
-        token = metal_ext.append(mx.zeros((1,)), *past, rows, layer.regions, layer.substrate)
-        mx.eval(metal_ext.step_end([token], rows, layer.substrate))
+        token = metal_ext.append(mx.zeros((1,)), *past, rows, layer.regions, layer.kv_backend)
+        mx.eval(metal_ext.step_end([token], rows, layer.kv_backend))
         worst = _stored(layer, case, past, token)
-        rows = layer.substrate.rows([(range_, length, 1) for range_, length in sequences])
+        rows = layer.kv_backend.rows([(range_, length, 1) for range_, length in sequences])
         return max(worst, _step(layer, case, rows, token, random))
     finally:
-        if layer.substrate.completed_epoch < rows.epoch:
-            layer.substrate.abandon(rows)
-        if not layer.substrate.shutdown():
-            raise RuntimeError(f"the device did not end: {layer.substrate.failure}")
+        if layer.kv_backend.completed_epoch < rows.epoch:
+            layer.kv_backend.abandon(rows)
+        if not layer.kv_backend.shutdown():
+            raise RuntimeError(f"the device did not end: {layer.kv_backend.failure}")
 
 
 def _stored(layer: Layer, case: Case, past: tuple[mx.array, mx.array], token: mx.array) -> float:
@@ -132,13 +132,13 @@ def _step(
     rope = metal_ext.RopeTable(frequencies(case.head_dim).tolist())
     token, projected = metal_ext.project_append(
         token, queries, keys, values, (of_queries, of_keys, EPS), rope, rows, layer.regions,
-        layer.substrate,
+        layer.kv_backend,
     )  # fmt: skip
     scale = SPREAD * case.head_dim**-0.5
     attended = metal_ext.decode_attention(
-        token, projected, rows, 0, layer.regions, KV_HEADS, scale, layer.substrate
+        token, projected, rows, 0, layer.regions, KV_HEADS, scale, layer.kv_backend
     )
-    mx.eval(metal_ext.step_end([attended, projected, token], rows, layer.substrate))
+    mx.eval(metal_ext.step_end([attended, projected, token], rows, layer.kv_backend))
     of_activations, of_kept = TOLERANCE[queries.dtype], TOLERANCE[layer.kept]
     worst = 0.0
     for sequence, length in enumerate(LENGTHS):
@@ -171,7 +171,7 @@ def _region(
 ) -> mx.array:
     return metal_ext.region_view(
         token, layer.ranges[sequence], region, tokens, KV_HEADS, case.head_dim, layer.kept,
-        layer.substrate,
+        layer.kv_backend,
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ report older ones, and refuse kernels that do it."""
 
 
 def lacks(kind: str) -> list[str]:
-    """What a substrate needs and this machine has not, in words; empty where it can be tried."""
+    """What a backend needs and this machine has not, in words; empty where it can be tried."""
     if not metal_ext.HAS_METAL:
         return ["this build has no Metal"]
     missing = metal_ext.metal_capabilities().get(f"missing_for_{kind}", ["there is no device"])

@@ -3,7 +3,7 @@
     python -m tests.metal.hosted.serve_and_ask [KIND] -- COMMAND...
 
 COMMAND starts the server without its port, e.g. ``.venv/bin/quire serve configs/demo/model``. KIND
-is the Metal substrate that it asks for, if it does: a device that lacks what it needs is no fault.
+is the Metal backend that it asks for, if it does: a device that lacks what it needs is no fault.
 The exit code is 0 when the server became ready, answered twice the same, and ended cleanly.
 """
 
@@ -22,7 +22,7 @@ from tests.ports import HeldPort
 READY_S = 180.0
 ANSWER_S = 120.0
 END_S = 60.0
-# Of the server, for settings that cannot work; a substrate that fails its trial is one.
+# Of the server, for settings that cannot work; a backend that fails its trial is one.
 BAD_SETTINGS = 2
 Judge = Callable[[str], None]
 """Asks the server at an address. Raises RuntimeError where it is not as it should be."""
@@ -69,7 +69,7 @@ def ask(url: str) -> str:
 
 
 def excuse(kind: str) -> str:
-    """Why the device need not serve from a substrate; "" where it must."""
+    """Why the device need not serve from a backend; "" where it must."""
     missing = lacks(kind)
     if missing:
         return "; ".join(missing)

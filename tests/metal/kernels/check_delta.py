@@ -20,8 +20,8 @@ KINDS = ("sparse", "dense")
 
 
 @dataclass
-class Cells:
-    """Cells of one layer in one arena, as the kernel of that type reads them."""
+class Slots:
+    """Slots of one layer in one arena, as the kernel of that type reads them."""
 
     name: str
     count: int = 6
@@ -30,49 +30,49 @@ class Cells:
         self.number = FORMATS[self.name]
         self.numbers = int(np.prod(SHAPE.matrices))
         self.tail_bytes = SHAPE.tail_rows * SHAPE.width * self.number.bytes
-        self.cell_bytes = OFFSET + 4 * self.numbers + self.tail_bytes
+        self.slot_bytes = OFFSET + 4 * self.numbers + self.tail_bytes
         self.arena: NDArray[np.uint8] = np.full(
-            self.count * self.cell_bytes, 0xFF, np.uint8
+            self.count * self.slot_bytes, 0xFF, np.uint8
         )  # NaN in any format
 
-    def place(self, cell: int, kind: str) -> int:
+    def place(self, slot: int, kind: str) -> int:
         start = self.arena.ctypes.data if kind == "sparse" else 0
-        return start + cell * self.cell_bytes
+        return start + slot * self.slot_bytes
 
-    def parts(self, cell: int) -> tuple[NDArray[np.float32], Stored]:
-        own = self.arena[cell * self.cell_bytes : (cell + 1) * self.cell_bytes]
+    def parts(self, slot: int) -> tuple[NDArray[np.float32], Stored]:
+        own = self.arena[slot * self.slot_bytes : (slot + 1) * self.slot_bytes]
         matrices, tail = np.split(own[OFFSET:], [4 * self.numbers])
         return matrices.view(np.float32), tail.view(self.number.dtype)
 
-    def put(self, cell: int, state: State) -> None:
-        matrices, tail = self.parts(cell)
+    def put(self, slot: int, state: State) -> None:
+        matrices, tail = self.parts(slot)
         matrices[:] = state.matrices.ravel()
         tail[:] = self.number.encode(state.tail.ravel())
 
-    def state(self, cell: int) -> State:
-        matrices, tail = self.parts(cell)
+    def state(self, slot: int) -> State:
+        matrices, tail = self.parts(slot)
         decoded = self.number.decode(tail).reshape(SHAPE.tail_rows, SHAPE.width)
         return State(matrices.reshape(SHAPE.matrices).astype(np.float64), decoded)
 
-    def bits(self, cell: int) -> bytes:
-        return self.arena[cell * self.cell_bytes : (cell + 1) * self.cell_bytes].tobytes()
+    def bits(self, slot: int) -> bytes:
+        return self.arena[slot * self.slot_bytes : (slot + 1) * self.slot_bytes].tobytes()
 
 
 Segment = tuple[Inputs, int | None, list[tuple[int, int]]]
 
 
-def run(device: Device, cells: Cells, segments: list[Segment], kind: str) -> list[Stored]:
+def run(device: Device, slots: Slots, segments: list[Segment], kind: str) -> list[Stored]:
     """Both kernels, one behind the other; what comes out of each segment."""
     number, first, begun, written = (
-        cells.number,
+        slots.number,
         0,
         list[tuple[int, ...]](),
         list[tuple[int, ...]](),
     )
     for inputs, read, writes in segments:
-        cell = 0 if read is None else cells.place(read, kind)
-        begun.append((cell, read is not None, first, len(inputs), len(written)))
-        written += [(cells.place(to, kind), rows, 0) for rows, to in writes]
+        slot = 0 if read is None else slots.place(read, kind)
+        begun.append((slot, read is not None, first, len(inputs), len(written)))
+        written += [(slots.place(to, kind), rows, 0) for rows, to in writes]
         first += len(inputs)
     rows = np.array(begun, DELTA_SEGMENT), np.array(written, DELTA_WRITE)
     qkv, z, a, b = (
@@ -85,16 +85,16 @@ def run(device: Device, cells: Cells, segments: list[Segment], kind: str) -> lis
         NORM_EPS, 0,
     )  # fmt: skip
     constants = [np.array(LAYER.arguments[name]) for name in ("conv", "a_log", "dt_bias", "norm")]
-    suffix = f"{cells.name}_128_{kind}"
+    suffix = f"{slots.name}_128_{kind}"
     device.threadgroups(
         f"gated_delta_{suffix}",
-        [qkv, z, a, b, *constants, *rows, cells.arena, out, arguments],
+        [qkv, z, a, b, *constants, *rows, slots.arena, out, arguments],
         (SHAPE.value_heads, len(segments)),
         (THREADS,),
     )
     device.threads(
         f"delta_tails_{suffix}",
-        [qkv, *rows, cells.arena, arguments],
+        [qkv, *rows, slots.arena, arguments],
         (SHAPE.width, len(segments)),
         (96,),
     )
@@ -115,37 +115,37 @@ def near(got: Floats, want: Floats, rounding: float) -> bool:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", FORMATS)
 def test_rows_and_states_are_those_of_float64(device: Device, name: str, kind: str) -> None:
-    cells, inputs, begun = Cells(name), LAYER.inputs(6), LAYER.state()
-    cells.put(0, begun)
-    before = cells.bits(0)
-    new, later = run(device, cells, [(inputs, None, [(6, 1)]), (inputs, 0, [(2, 2), (6, 3)])], kind)
-    exact, read = rounded(name, inputs), cells.state(0)
-    assert cells.bits(0) == before, "what is only read stays"
-    for got, state, cell in ((new, LAYER.zeros(), 1), (later, read, 3)):
+    slots, inputs, begun = Slots(name), LAYER.inputs(6), LAYER.state()
+    slots.put(0, begun)
+    before = slots.bits(0)
+    new, later = run(device, slots, [(inputs, None, [(6, 1)]), (inputs, 0, [(2, 2), (6, 3)])], kind)
+    exact, read = rounded(name, inputs), slots.state(0)
+    assert slots.bits(0) == before, "what is only read stays"
+    for got, state, slot in ((new, LAYER.zeros(), 1), (later, read, 3)):
         want, behind = LAYER.expected(exact, state)
-        assert near(cells.number.decode(got), want, ROUNDING[name])
-        assert near(cells.state(cell).matrices, behind.matrices, ROUNDING["float"])
-        assert np.array_equal(cells.state(cell).tail, behind.tail)
+        assert near(slots.number.decode(got), want, ROUNDING[name])
+        assert near(slots.state(slot).matrices, behind.matrices, ROUNDING["float"])
+        assert np.array_equal(slots.state(slot).tail, behind.tail)
     _, on_the_way = LAYER.expected(exact.part(0, 2), read)
-    assert near(cells.state(2).matrices, on_the_way.matrices, ROUNDING["float"])
-    assert np.array_equal(cells.state(2).tail, on_the_way.tail)
+    assert near(slots.state(2).matrices, on_the_way.matrices, ROUNDING["float"])
+    assert np.array_equal(slots.state(2).tail, on_the_way.tail)
 
 
 @pytest.mark.small
 @pytest.mark.parametrize("name", FORMATS)
 def test_no_bit_depends_on_how_tokens_are_cut_or_on_company(device: Device, name: str) -> None:
     inputs, begun, other = LAYER.inputs(7), LAYER.state(), LAYER.inputs(3, seed=9)
-    whole = Cells(name)
+    whole = Slots(name)
     whole.put(0, begun)
     (want,) = run(device, whole, [(inputs, 0, [(7, 0)])], "dense")
-    cells, made = Cells(name), []
-    cells.put(0, begun)
+    slots, made = Slots(name), []
+    slots.put(0, begun)
     for first, end in ((0, 1), (1, 2), (2, 4), (4, 7)):  # in place
         device.set_order(first)
         segments: list[Segment] = [(other, None, [(3, 1)])] if first else []
         segments.append((inputs.part(first, end), 0, [(end - first, 0)]))
-        made.append(run(device, cells, segments, "dense")[-1])
+        made.append(run(device, slots, segments, "dense")[-1])
     device.set_order(0)
     assert np.array_equal(np.concatenate(made), want)
-    assert cells.bits(0) == whole.bits(0)
-    assert cells.bits(2) == whole.bits(2), "nothing is written beside the cells"
+    assert slots.bits(0) == whole.bits(0)
+    assert slots.bits(2) == whole.bits(2), "nothing is written beside the slots"

@@ -41,7 +41,7 @@ DELTA_SEGMENT = np.dtype(
         ("first_write", "u4"),
     ]
 )
-DELTA_WRITE = np.dtype([("cell", "u8"), ("rows", "u4"), ("unused", "u4")])
+DELTA_WRITE = np.dtype([("slot", "u8"), ("rows", "u4"), ("unused", "u4")])
 DELTA = np.dtype(
     [
         *(("offset", "u8"), ("key_heads", "u4"), ("value_heads", "u4"), ("tail_rows", "u4")),

@@ -1,4 +1,4 @@
-"""Sequences' K and V as each kind of substrate keeps them, with nothing behind their last block."""
+"""Sequences' K and V as each kind of backend keeps them, with nothing behind their last block."""
 
 import random
 from collections.abc import Sequence

@@ -199,12 +199,12 @@ def a_pool_of_many_blocks_is_drawn_while_nobody_waits(browser: Browser) -> None:
 def states_are_shown_by_their_conversations(browser: Browser) -> None:
     with browser.page(browser.demo) as page:
         expect(page.locator("#state")).to_have_text("Idle")
-        expect(page.locator("#cells-part")).to_be_hidden()
+        expect(page.locator("#slots-part")).to_be_hidden()
         told = get(browser.demo, "/memory")
         cached = {"waypoint": 1, "end": 1, "user": 0, "system": 1}
-        counts = {"cells": 7, "free": 2, "held": 1, "cached": cached, "waiting": 1}
-        told["map"]["pool"]["cells"] = {**counts, "evicted": 0, "cell_bytes": 48 << 20}
-        told["map"]["cells"] = [
+        counts = {"slots": 7, "free": 2, "held": 1, "cached": cached, "waiting": 1}
+        told["map"]["pool"]["slots"] = {**counts, "evicted": 0, "slot_bytes": 48 << 20}
+        told["map"]["slots"] = [
             {"conversation": number, "position": position, "keep": keep, "holders": holders}
             for number, position, keep, holders in (
                 (3, 4096, "waypoint", 0),
@@ -214,15 +214,15 @@ def states_are_shown_by_their_conversations(browser: Browser) -> None:
             )
         ]
         page.route("**/memory", lambda route: route.fulfill(json=told))
-        expect(page.locator("#cells-sum")).to_have_text(
-            "7 cells · 1 held · 3 cached · 1 waiting · 2 free · 48 MiB each"
+        expect(page.locator("#slots-sum")).to_have_text(
+            "7 slots · 1 held · 3 cached · 1 waiting · 2 free · 48 MiB each"
         )
-        rows = page.locator("#cells li .facts")
+        rows = page.locator("#slots li .facts")
         expect(rows).to_have_text(
             ["2,500 question", "64 system prompt · 4,096 on the way · 5,000 end of a turn"]
         )
-        expect(page.locator("#cells .tick.held")).to_have_count(1)
-        page.locator("#cells-part").scroll_into_view_if_needed()
+        expect(page.locator("#slots .tick.held")).to_have_count(1)
+        page.locator("#slots-part").scroll_into_view_if_needed()
         shot(page, "states")
 
 

@@ -113,7 +113,7 @@ def test_a_model_that_nobody_knows_is_named(quire: Run) -> None:
     ("flag", "value", "setting"),
     [
         ("--port", "99999", "server.port"),
-        ("--kv-backend", "papyrus", "cache.substrate"),
+        ("--kv-backend", "papyrus", "cache.kv_backend"),
         ("--kv-budget", "3parsecs", "cache.kv_budget"),
         ("--max-num-seqs", "0", "engine.max_num_seqs"),
         ("--kv-dtype", "float64", "cache.dtype"),
@@ -208,7 +208,7 @@ def test_a_plan_is_printed_and_nothing_is_loaded(
     monkeypatch.setattr(capacity, "REQUESTS", 1)
     result = quire("plan", tiny_model)
     assert result.exit_code == 0
-    assert "substrate: posix" in result.stdout
+    assert "kv_backend: posix" in result.stdout
     assert "How many sequences fit" in result.stdout
     assert result.stderr == ""
 
@@ -229,7 +229,7 @@ def test_a_plan_takes_its_flags(
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="a Mac has a GPU")
-def test_a_substrate_that_this_machine_lacks_is_refused_with_what_is_missing(
+def test_a_kv_backend_that_this_machine_lacks_is_refused_with_what_is_missing(
     quire: Run, tiny_model: Path
 ) -> None:
     line = one_sentence(quire("serve", tiny_model, "--kv-backend", "sparse"), SETTINGS)
@@ -261,14 +261,14 @@ def test_the_doctor_ends_with_0_if_something_can_serve(
     result = quire("doctor", "--release-test")
     assert (result.exit_code, result.stdout) == (1, "the report\n")
     (_, flags, first), (_, _, second) = examined
-    assert flags == {"cache": {"substrate": "posix"}}
+    assert flags == {"cache": {"kv_backend": "posix"}}
     assert (first["as_json"], first["release_test"]) == (True, False)
     assert (second["as_json"], second["release_test"]) == (False, True)
 
 
 def test_the_doctor_refuses_a_wrong_setting_in_one_sentence(quire: Run) -> None:
     line = one_sentence(quire("doctor", "--kv-backend", "papyrus"), SETTINGS)
-    assert line.startswith("quire: setting cache.substrate: ")
+    assert line.startswith("quire: setting cache.kv_backend: ")
 
 
 def test_the_doctor_starts_where_the_extension_cannot_be_loaded(tmp_path: Path) -> None:
@@ -473,7 +473,7 @@ def test_a_server_says_what_it_serves_where_and_how(served: Server) -> None:
     assert f"OPENAI_BASE_URL={served.url}/v1\n" in text
     assert f"ANTHROPIC_BASE_URL={served.url}\n" in text
     assert "K and V up to " in text
-    assert "substrate: posix" in text
+    assert "kv_backend: posix" in text
     assert "context " in text
     assert len(served.log) < 15
 

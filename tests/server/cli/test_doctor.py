@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from engine.selftest import Extension, MachineReport, SelfTestOptions
+from kvcache.kv_backends import KVBackend
 from kvcache.selftest.run import SelfTest
-from kvcache.substrates import Substrate
 from server.cli import doctor
 from server.cli.doctor import report_lines, run_doctor
 from server.config import Config, SettingError, engine_config
@@ -32,18 +32,18 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[SelfTestOptions]:
 def test_the_settings_say_what_is_examined(asked: list[SelfTestOptions], tmp_path: Path) -> None:
     file = tmp_path / "quire.toml"
     file.write_text(
-        "[cache]\npage_size = '16KiB'\nheadroom = '1MiB'\nsubstrate = 'posix'\n"
+        "[cache]\npage_size = '16KiB'\nheadroom = '1MiB'\nkv_backend = 'posix'\n"
         "map_while_running = false\n"
     )
     told: list[str] = []
     text, serves = run_doctor(
-        file, {"cache": {"substrate": "paged"}}, told.append, release_test=True
+        file, {"cache": {"kv_backend": "paged"}}, told.append, release_test=True
     )
     (wishes,) = asked
     assert (wishes.release_test, wishes.stress, wishes.forget_faults) == (True, False, False)
     config = wishes.config
-    assert (config.substrate, config.page_bytes, config.headroom_bytes) == ("paged", 16384, 1 << 20)
-    assert config.map_while_running is False
+    assert (config.kv_backend, config.page_bytes) == ("paged", 16384)
+    assert (config.headroom_bytes, config.map_while_running) == (1 << 20, False)
     assert told == ["everything"]
     assert text.endswith("sparse on Metal can serve.")
     assert serves
@@ -57,8 +57,8 @@ def test_json_is_one_object(asked: list[SelfTestOptions]) -> None:
 
 
 def test_a_wrong_setting_is_named(asked: list[SelfTestOptions]) -> None:
-    with pytest.raises(SettingError, match=r"setting cache\.substrate: "):
-        run_doctor(None, {"cache": {"substrate": "papyrus"}}, lambda _: None)
+    with pytest.raises(SettingError, match=r"setting cache\.kv_backend: "):
+        run_doctor(None, {"cache": {"kv_backend": "papyrus"}}, lambda _: None)
     assert asked == []
 
 
@@ -115,7 +115,7 @@ def test_the_reasons_of_a_choice_have_their_name() -> None:
             with_sparse({SelfTest.KERNELS: FAILED}),
             "sparse on Metal would serve, and it does not work here: map: refused.",
         ),
-        (replace(MAC, chosen=Substrate.POSIX), "posix can serve."),
+        (replace(MAC, chosen=KVBackend.POSIX), "posix can serve."),
     ],
 )
 def test_the_last_line_is_the_verdict(report: MachineReport, words: str) -> None:
@@ -155,7 +155,7 @@ def test_what_should_be_done_is_told_before_the_verdict() -> None:
     assert "passed its canary\nwarning    the wheel is old\nsparse on Metal can serve." in said
 
 
-def test_what_a_substrate_has_done_here_is_told_with_what_became_of_it() -> None:
+def test_what_a_kv_backend_has_done_here_is_told_with_what_became_of_it() -> None:
     said = text(with_sparse(faults=("it hung", "it crashed"), standing_faults=("it hung",)))
     assert "works\n  has failed here: it hung\n" in said
     assert "  had failed here, which is forgotten now: it crashed\n" in said

@@ -51,13 +51,13 @@ def test_every_setting_of_engine_and_cache_reaches_the_engine() -> None:
         None,
         {
             "engine": numbers | {"check_every_step": True, "threads": 3},
-            "cache": {"dtype": "bfloat16", "kv_budget": "1GiB", "substrate": "posix"},
+            "cache": {"dtype": "bfloat16", "kv_budget": "1GiB", "kv_backend": "posix"},
         },
     )
     config = engine_config(settings)
     assert (config.max_num_seqs, config.max_model_len) == (1000, 1001)
     assert config.kv_dtype == "bfloat16"
-    assert (config.kv_budget_bytes, config.substrate) == (1024 * MIB, "posix")
+    assert (config.kv_budget_bytes, config.kv_backend) == (1024 * MIB, "posix")
     assert (config.check_every_step, config.threads) == (True, 3)
     assert engine_config(Config()).kv_dtype == "auto"
 

@@ -18,7 +18,7 @@ from engine.build import EnginePlan
 from engine.machine import PressureSource, pressure_source
 from engine.models.checkpoint import read_checkpoint
 from kvcache.backend import BackendFailedError
-from kvcache.substrates import Substrate, SubstrateChoice
+from kvcache.kv_backends import KVBackend, KVBackendChoice
 from server.cli import serve
 from server.cli.model_files import (
     ModelError,
@@ -26,7 +26,7 @@ from server.cli.model_files import (
 )
 from server.cli.serve import (
     EngineError,
-    SubstrateFailedError,
+    KVBackendFailedError,
     keep_awake,
     serve_model,
     start_engine,
@@ -209,7 +209,7 @@ def test_everything_is_put_together(
     assert service.model.facts.weights_bytes > 0
     ends = set(service.tokenizer.end_ids)
     assert ends < service.model.stop_token_ids
-    assert "substrate: posix" in capsys.readouterr().err
+    assert "kv_backend: posix" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("vllm_names", [False, True])
@@ -219,7 +219,7 @@ def test_metrics_name_what_is_served(
     serve_model(str(tiny_model), None, SMALL | {"metrics": {"vllm_names": vllm_names}})
     (service,) = served
     text = service.metrics.render().decode()
-    assert 'arithmetic="packed",model="tiny",substrate="posix"' in text
+    assert 'arithmetic="packed",kv_backend="posix",model="tiny"' in text
     assert ('vllm:num_requests_running{engine="0",model_name="tiny"}' in text) == vllm_names
     (footprint,) = re.findall(r"^quire_process_footprint_bytes (\S+)$", text, re.MULTILINE)
     assert float(footprint) > 1024**2
@@ -265,7 +265,7 @@ def test_the_engine_is_looked_at_while_it_serves(
         told.append("engine")
         return True
 
-    idle = SimpleNamespace(alive=True, substrate_failed=False, stop=stop)
+    idle = SimpleNamespace(alive=True, kv_backend_failed=False, stop=stop)
     monkeypatch.setattr(serve, "start_engine", lambda *_: idle)
     monkeypatch.setattr(serve, "listen", lambda *_: told.append("listen"))
     flags = SMALL | {"engine": SMALL["engine"] | {"watchdog_s": 7.0}}
@@ -303,7 +303,7 @@ def test_an_engine_that_fails_while_it_serves_is_told(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch, own_log: None
 ) -> None:
     stopped: list[float] = []
-    dead = SimpleNamespace(alive=False, substrate_failed=False, stop=stopped.append)
+    dead = SimpleNamespace(alive=False, kv_backend_failed=False, stop=stopped.append)
     monkeypatch.setattr(serve, "start_engine", lambda *_: dead)
     monkeypatch.setattr(serve, "listen", lambda *_: None)
     with pytest.raises(EngineError, match="the engine has failed"):
@@ -319,12 +319,12 @@ def test_a_gpu_whose_memory_of_k_and_v_fails_is_told_with_what_comes_next(
 
     monkeypatch.setattr(serve, "build_engine", fail)
     settings = read_settings(None, SMALL)
-    sparse = replace(plan, substrate=SubstrateChoice(Substrate.SPARSE, ()))
-    with pytest.raises(SubstrateFailedError, match=r"took over 20 s; .* something else serves"):
+    sparse = replace(plan, kv_backend=KVBackendChoice(KVBackend.SPARSE, ()))
+    with pytest.raises(KVBackendFailedError, match=r"took over 20 s; .* something else serves"):
         start_engine(settings, sparse)
     with pytest.raises(EngineError, match=r"took over 20 s$") as of_a_cpu:
         start_engine(settings, plan)
-    assert not isinstance(of_a_cpu.value, SubstrateFailedError)
+    assert not isinstance(of_a_cpu.value, KVBackendFailedError)
 
 
 def test_fault_16_no_port_is_left_open_by_a_model_that_is_refused(

@@ -78,16 +78,16 @@ def test_a_variable_that_nests_too_deep_is_said(
 
 
 def test_a_wrong_flag_is_named() -> None:
-    with pytest.raises(SettingError, match=r"setting cache\.substrate: "):
-        read_settings(None, {"cache": {"substrate": "papyrus"}})
+    with pytest.raises(SettingError, match=r"setting cache\.kv_backend: "):
+        read_settings(None, {"cache": {"kv_backend": "papyrus"}})
 
 
 @pytest.mark.parametrize("value", ["sparse", "paged", "dense", "posix", "auto"])
-def test_a_variable_forces_the_substrate(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("QUIRE_CACHE__SUBSTRATE", value)
-    assert engine_config(read_settings(None, {})).substrate == value
-    posix = read_settings(None, {"cache": {"substrate": "posix"}})
-    assert engine_config(posix).substrate == "posix"
+def test_a_variable_forces_the_kv_backend(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUIRE_CACHE__KV_BACKEND", value)
+    assert engine_config(read_settings(None, {})).kv_backend == value
+    posix = read_settings(None, {"cache": {"kv_backend": "posix"}})
+    assert engine_config(posix).kv_backend == "posix"
 
 
 def test_any_setting_may_be_set_by_its_name() -> None:

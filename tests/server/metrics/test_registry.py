@@ -35,7 +35,7 @@ OTHER_UNITS = {"milliseconds", "microseconds", "minutes", "hours", "kilobytes", 
 def test_what_is_served_is_named() -> None:
     metrics = Metrics(client_with(), About("org/model", "posix", "float32", 100))
     samples = samples_of(metrics.render().decode())
-    labels = {"model": "org/model", "substrate": "posix", "arithmetic": "float32"}
+    labels = {"model": "org/model", "kv_backend": "posix", "arithmetic": "float32"}
     assert value(samples, "quire_info", version=version("quire"), **labels) == 1
     assert value(samples, "quire_request_prompt_tokens_bucket", le="100.0") == 0
     assert ("quire_request_prompt_tokens_bucket", (("le", "200.0"),)) not in samples

@@ -6,21 +6,21 @@ from prometheus_client import CollectorRegistry
 
 from engine.figures import Histogram
 from engine.types import (
-    CellStats,
     Distributions,
     EngineLimits,
     EngineStats,
     KVStats,
     MissReason,
     MlxMemory,
+    SlotStats,
 )
 from server.ray.membership import Membership, ReplicasCollector, counters_of, merge_stats
 from server.ray.replica_calls import ReplicaReport
 from server.routes.service import ReplicaFigures
 
 POOL = KVStats(
-    **{name: 2 for name in KVStats.__dataclass_fields__ if name != "cells"},
-    cells=CellStats(4, 1, 1, (("kept", 2),), 0, 3, 100, 400),
+    **{name: 2 for name in KVStats.__dataclass_fields__ if name != "slots"},
+    slots=SlotStats(4, 1, 1, (("kept", 2),), 0, 3, 100, 400),
 )
 
 
@@ -52,7 +52,7 @@ def test_counts_are_added_and_what_is_no_sum_is_the_largest() -> None:
     assert both.mlx == MlxMemory(2, 4, 6)
     assert both.kv is not None
     assert (both.kv.free_bytes, both.kv.block_bytes) == (4, 2)
-    assert both.kv.cells == CellStats(8, 2, 2, (("kept", 4),), 0, 6, 100, 800)
+    assert both.kv.slots == SlotStats(8, 2, 2, (("kept", 4),), 0, 6, 100, 800)
 
 
 def test_of_an_engine_that_is_gone_its_counters_are_left() -> None:
@@ -66,7 +66,7 @@ LIMITS = EngineLimits(100, 4, 10)
 
 
 def pool(block_bytes: int, free: int, cached: int, total: int) -> KVStats:
-    figures = {field.name: 0 for field in fields(KVStats) if field.name != "cells"}
+    figures = {field.name: 0 for field in fields(KVStats) if field.name != "slots"}
     sizes = {"free": free, "cached": cached, "capacity": total}
     figures |= {f"{name}_bytes": blocks * block_bytes for name, blocks in sizes.items()}
     return KVStats(**figures | {"block_bytes": block_bytes})  # type: ignore[arg-type]

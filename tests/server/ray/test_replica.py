@@ -31,7 +31,7 @@ PROMPT = tuple(range(64))
 SETTINGS = plain_settings(
     Config.model_validate(
         {
-            "cache": {"kv_budget": "16MiB", "substrate": "posix"},
+            "cache": {"kv_budget": "16MiB", "kv_backend": "posix"},
             "engine": {"threads": 1},
             "log": {"level": "error"},
         }

@@ -74,13 +74,13 @@ async def test_a_miss_for_want_of_a_state_says_so(http: httpx2.AsyncClient) -> N
         for reason in ("no_state", "state_evicted", "evicted")
     }
     assert counted == {"no_state": 1, "state_evicted": 1, "evicted": 0}
-    assert value(samples, "quire_state_cells_evicted_total") > 0
+    assert value(samples, "quire_state_slots_evicted_total") > 0
 
 
 def parts(samples: Samples) -> float:
-    kept = [value(samples, "quire_state_cells_cached", keep=keep) for keep in KEEPS]
+    kept = [value(samples, "quire_state_slots_cached", keep=keep) for keep in KEEPS]
     names = ("free", "held", "waiting")
-    return sum(kept) + sum(value(samples, f"quire_state_cells_{name}") for name in names)
+    return sum(kept) + sum(value(samples, f"quire_state_slots_{name}") for name in names)
 
 
 async def test_a_conversation_keeps_states_that_the_figures_and_the_map_show(
@@ -94,21 +94,21 @@ async def test_a_conversation_keeps_states_that_the_figures_and_the_map_show(
         found = (await http.post(CHAT, json=body)).json()
         messages.append(found["choices"][0]["message"])
         samples = await scrape(http)
-        assert parts(samples) == value(samples, "quire_state_cells") > 0
+        assert parts(samples) == value(samples, "quire_state_slots") > 0
     usage = found["usage"]
     assert usage["prompt_tokens_details"]["cached_tokens"] > usage["prompt_tokens"] // 2
-    await eventually(lambda: client.stats.kv is not None and client.stats.kv.cells.held == 0)
-    await eventually(lambda: bool(client.stats.kv and client.stats.kv.cells.committed_bytes))
+    await eventually(lambda: client.stats.kv is not None and client.stats.kv.slots.held == 0)
+    await eventually(lambda: bool(client.stats.kv and client.stats.kv.slots.committed_bytes))
     samples = await scrape(http)
-    assert parts(samples) == value(samples, "quire_state_cells")
+    assert parts(samples) == value(samples, "quire_state_slots")
     assert value(samples, "quire_kv_copied_bytes_total") == 0
     charged = value(samples, "quire_state_committed_bytes")
-    assert charged <= value(samples, "quire_state_cells") * value(samples, "quire_state_cell_bytes")
+    assert charged <= value(samples, "quire_state_slots") * value(samples, "quire_state_slot_bytes")
     assert charged < value(samples, "quire_kv_committed_bytes")
     told = (await http.get("/memory")).json()["map"]
-    cells = told["cells"]
-    assert told["pool"]["cells"]["cells"] == value(samples, "quire_state_cells")
-    assert len(cells) == sum(told["pool"]["cells"]["cached"].values())
-    assert {cell["keep"] for cell in cells} >= {"system", "user", "end"}
-    assert len({cell["conversation"] for cell in cells}) == 1
-    assert all(cell["position"] % BLOCK == 0 < cell["position"] for cell in cells)
+    slots = told["slots"]
+    assert told["pool"]["slots"]["slots"] == value(samples, "quire_state_slots")
+    assert len(slots) == sum(told["pool"]["slots"]["cached"].values())
+    assert {slot["keep"] for slot in slots} >= {"system", "user", "end"}
+    assert len({slot["conversation"] for slot in slots}) == 1
+    assert all(slot["position"] % BLOCK == 0 < slot["position"] for slot in slots)

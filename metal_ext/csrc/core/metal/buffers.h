@@ -64,7 +64,7 @@ class Arena {
   NS::SharedPtr<MTL::Buffer> buffer_;
 };
 
-// One slice of the arena, for a whole context. The memory is in use until the substrate ends.
+// One slice of the arena, for a whole context. The memory is in use until the backend ends.
 class ArenaHeap final : public DeviceHeap {
  public:
   ArenaHeap(std::shared_ptr<Context> context, std::shared_ptr<Arena> arena, size_t slice)

@@ -67,7 +67,7 @@ Epochs::Pause Context::mapping_point(const char* what) {
 
 void Context::require_running() const {
   if (ended) {
-    throw std::logic_error("the substrate has been shut down");
+    throw std::logic_error("the backend has been shut down");
   }
 }
 

@@ -16,7 +16,7 @@ namespace quire::metal {
 
 class Bundle;
 
-// Objects that all heaps and ranges of one substrate (a device's memory) share and keep alive.
+// Objects that all heaps and ranges of one backend (a device's memory) share and keep alive.
 struct Context {
   // Throws std::runtime_error that names everything that the device lacks for the kind.
   Context(
@@ -48,7 +48,7 @@ struct Context {
   // Rule: without maps_beside_steps, blocks are mapped and unmapped, and heaps released, only while
   // no step is in flight (else std::logic_error). No step starts during the pause.
   Epochs::Pause mapping_point(const char* what);
-  // Throws std::logic_error after the substrate's end. The caller holds books.
+  // Throws std::logic_error after the backend's end. The caller holds books.
   void require_running() const;
 };
 

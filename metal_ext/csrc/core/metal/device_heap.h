@@ -65,7 +65,7 @@ class DeviceHeap : public Heap {
 
   // Makes the memory if it is missing. Throws std::system_error(ENOMEM) when the device refuses.
   void commit();
-  // Releases the memory of an unmapped heap for good, at the substrate's end.
+  // Releases the memory of an unmapped heap for good, at the backend's end.
   void drop();
 
   // The caller holds Context::books while it uses the result.
@@ -81,7 +81,7 @@ class DeviceHeap : public Heap {
   // unmake() releases the memory.
   virtual void make() = 0;
   virtual void unmake() = 0;
-  // Returns false if the memory stays until the substrate ends.
+  // Returns false if the memory stays until the backend ends.
   virtual bool releases() const { return true; }
 
  private:

@@ -66,7 +66,7 @@ bool DeviceRange::map_memory(
     bool writable) {
   const auto device_heap = std::dynamic_pointer_cast<DeviceHeap>(heap);
   if (device_heap == nullptr || device_heap->context() != context_) {
-    throw std::invalid_argument("the heap and the range are not of one substrate");
+    throw std::invalid_argument("the heap and the range are not of one backend");
   }
   check_writable(writable);
   context_->health.require();
@@ -174,11 +174,11 @@ void DeviceRange::unmap_all() {
 }
 
 BufferPlace DeviceRange::view(size_t) const {
-  throw std::logic_error("a region of this kind of substrate is not contiguous");
+  throw std::logic_error("a region of this kind of backend is not contiguous");
 }
 
 std::vector<uint64_t> DeviceRange::page_addresses(size_t) const {
-  throw std::logic_error("only the paged substrate has a page table");
+  throw std::logic_error("only the paged backend has a page table");
 }
 
 }  // namespace quire::metal

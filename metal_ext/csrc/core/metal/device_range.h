@@ -46,9 +46,9 @@ class DeviceRange : public AddressRange {
   // Bundle calls observe() when the run's mapping is complete, or withdraw() to drop the run.
   void observe(const Run& run);
   void withdraw(const Run& run);
-  // Unmaps everything, in order, at the substrate's end.
+  // Unmaps everything, in order, at the backend's end.
   void unmap_all();
-  // Releases the device objects of an unmapped range at the substrate's end.
+  // Releases the device objects of an unmapped range at the backend's end.
   virtual void drop() {}
 
   // --- The places of rows. A method for another kind of range throws std::logic_error ---

@@ -37,7 +37,7 @@ constexpr Kind kAll[] = {Kind::sparse, Kind::paged, Kind::dense};
 constexpr Kind kAddressed[] = {Kind::sparse, Kind::paged};
 constexpr Kind kSparse[] = {Kind::sparse};
 
-// The messages that the substrates send, by receiver and kind. A message that makes an object
+// The messages that the backends send, by receiver and kind. A message that makes an object
 // stands before the messages to that object.
 constexpr const char* kDeviceAll[] = {
     "newBufferWithLength:options:", "newSharedEvent", "maxBufferLength"};
@@ -182,7 +182,7 @@ Kind kind_named(const std::string& name) {
     }
   }
   throw std::invalid_argument(
-      "the kind of a substrate is \"" + name + "\"; it must be sparse, paged or dense");
+      "the kind of a backend is \"" + name + "\"; it must be sparse, paged or dense");
 }
 
 Capabilities Capabilities::probe(MTL::Device* device) {

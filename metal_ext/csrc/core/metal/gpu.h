@@ -37,7 +37,7 @@ struct Capabilities {
   };
   std::vector<Missing> missing;
 
-  // Returns everything that a substrate of this kind needs and the device lacks.
+  // Returns everything that a backend of this kind needs and the device lacks.
   std::vector<std::string> missing_for(Kind kind) const;
 };
 

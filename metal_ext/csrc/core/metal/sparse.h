@@ -95,12 +95,12 @@ class Bundle {
  public:
   explicit Bundle(Context& context) : context_(context) {}
 
-  // The substrate keeps the range alive.
+  // The backend keeps the range alive.
   void add(SparseBufferRange& range, const Run& run);
   bool has(const SparseBufferRange& range) const;
   // Throws std::runtime_error when the device fails; the mappings are unknown then.
   void finish();
-  // Drops all maps at the substrate's end.
+  // Drops all maps at the backend's end.
   void withdraw();
 
  private:

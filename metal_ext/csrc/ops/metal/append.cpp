@@ -80,8 +80,8 @@ metal::ProjectArguments arguments_of(
 
 mx::array device::append(
     const mx::array& token, const mx::array& keys, const mx::array& values,
-    const DeviceRows& rows, const Layer& layer, const DeviceMemory& substrate) {
-  check_rows_of("append", *rows, substrate);
+    const DeviceRows& rows, const Layer& layer, const DeviceMemory& kv_backend) {
+  check_rows_of("append", *rows, kv_backend);
   check_device_rows("keys", keys);
   check_device_rows("values", values);
   check_same_shape(keys, values);
@@ -89,7 +89,7 @@ mx::array device::append(
   check_row_count("keys", keys, rows->table());
   rows->table().require_writable();
   const Heads heads{keys.shape(1), keys.shape(1), keys.shape(2)};
-  const LayerRows place(*substrate->memory, layer, heads);
+  const LayerRows place(*kv_backend->memory, layer, heads);
   auto kernel = metal::append_kernel(number_of("keys", keys.dtype()), place.kv, place.kind);
   return mx::array(
       token.shape(), token.dtype(),
@@ -101,8 +101,8 @@ std::pair<mx::array, mx::array> device::project_append(
     const mx::array& token, const mx::array& queries, const mx::array& keys,
     const mx::array& values, const std::optional<QKNorms>& norms,
     const std::optional<Rope>& rope,
-    const DeviceRows& rows, const Layer& layer, const DeviceMemory& substrate) {
-  check_rows_of("project_append", *rows, substrate);
+    const DeviceRows& rows, const Layer& layer, const DeviceMemory& kv_backend) {
+  check_rows_of("project_append", *rows, kv_backend);
   check_device_rows("queries", queries);
   check_device_rows("keys", keys);
   check_device_rows("values", values);
@@ -115,7 +115,7 @@ std::pair<mx::array, mx::array> device::project_append(
   }
   rows->table().require_writable();
   const Heads heads{queries.shape(1), keys.shape(1), keys.shape(2)};
-  const LayerRows place(*substrate->memory, layer, heads);
+  const LayerRows place(*kv_backend->memory, layer, heads);
   auto kernel = metal::project_append_kernel(
       number_of("keys", keys.dtype()), place.kv, keys.shape(2), place.kind);
   // The kernel has bindings for norms' weights even without norms, and then does not read them.

@@ -71,12 +71,12 @@ struct Decode {
 
 mx::array device::decode_attention(
     const mx::array& token, const mx::array& queries, const DeviceRows& rows, int64_t first_row,
-    const Layer& layer, int64_t kv_heads, double scale, const DeviceMemory& substrate) {
-  check_rows_of("decode_attention", *rows, substrate);
+    const Layer& layer, int64_t kv_heads, double scale, const DeviceMemory& kv_backend) {
+  check_rows_of("decode_attention", *rows, kv_backend);
   check_device_rows("queries", queries);
   checked_run("rows of the table", first_row, queries.shape(0), rows->size());
   const Heads heads{queries.shape(1), kv_heads, queries.shape(2)};
-  const LayerRows place(*substrate->memory, layer, heads);
+  const LayerRows place(*kv_backend->memory, layer, heads);
   const auto first = static_cast<size_t>(first_row);
   const metal::Number type = number_of("queries", queries.dtype());
   const int head_dim = queries.shape(2);

@@ -33,18 +33,18 @@ mx::metal::CommandEncoder& checked_encoder(const mx::Stream& stream, const char*
 Encoder::Encoder(const mx::Stream& stream, const char* operation)
     : stream_(stream), encoder_(checked_encoder(stream, operation)) {}
 
-void Encoder::use(MetalSubstrate& substrate) {
-  substrate.memory->residency().attach(encoder_.get_command_buffer()->commandQueue());
-  const auto resources = substrate.memory->residency().unattached();
+void Encoder::use(MetalKVBackend& kv_backend) {
+  kv_backend.memory->residency().attach(encoder_.get_command_buffer()->commandQueue());
+  const auto resources = kv_backend.memory->residency().unattached();
   if (resources.empty()) {
     return;
   }
   auto* const encoder = (encoder_.*reach(ComputeEncoder{}))();
-  if (substrate.told.get() != encoder || substrate.told_resources != resources.size()) {
+  if (kv_backend.told.get() != encoder || kv_backend.told_resources != resources.size()) {
     encoder->useResources(
         resources.data(), resources.size(), MTL::ResourceUsageRead | MTL::ResourceUsageWrite);
-    substrate.told = NS::RetainPtr(encoder);
-    substrate.told_resources = resources.size();
+    kv_backend.told = NS::RetainPtr(encoder);
+    kv_backend.told_resources = resources.size();
   }
 }
 

@@ -14,7 +14,7 @@
 #include "core/address_range.h"
 #include "core/checked.h"
 #include "core/metal/kernel_text.h"
-#include "core/metal/substrate.h"
+#include "core/metal/kv_backend.h"
 #include "mlx/allocator.h"
 #include "mlx/array.h"
 #include "mlx/device.h"
@@ -31,8 +31,8 @@ namespace quire::ops {
 namespace mx = mlx::core;
 
 // The device memory, and the state of its steps in MLX's graph. For the engine's thread only.
-struct MetalSubstrate {
-  std::shared_ptr<metal::Substrate> memory;
+struct MetalKVBackend {
+  std::shared_ptr<metal::KVBackend> memory;
   // The epochs (numbers) of steps that have begun and have no end in the graph yet.
   std::set<uint64_t> open_epochs;
   // The result of the newest step's step_end(), an input of the next one. This orders the ends,
@@ -48,7 +48,7 @@ struct MetalSubstrate {
   size_t told_resources = 0;
 };
 
-using DeviceMemory = std::shared_ptr<MetalSubstrate>;
+using DeviceMemory = std::shared_ptr<MetalKVBackend>;
 
 // Encodes one operation's commands into MLX's command encoder, inside eval_gpu. MLX keeps the
 // command buffer: nothing is committed here.
@@ -63,8 +63,8 @@ class Encoder {
   // Throws std::runtime_error unless the stream is the device's.
   Encoder(const mx::Stream& stream, const char* operation);
 
-  // Declares that the next commands use the substrate's memory.
-  void use(MetalSubstrate& substrate);
+  // Declares that the next commands use the backend's memory.
+  void use(MetalKVBackend& kv_backend);
 
   // Returns the array, or a copy by a command of MLX's if elements are not in order without gaps.
   // Must come before other calls for the next command.
@@ -114,7 +114,7 @@ class Encoder {
 };
 
 // An operation on Metal: work.encode(encoder, in, out) encodes its commands. The step of work.rows,
-// if any, must not have ended. Work with `rows` or a `substrate` uses the substrate's memory.
+// if any, must not have ended. Work with `rows` or a `kv_backend` uses the backend's memory.
 template <class Work>
 class DeviceOperation final : public mx::Primitive {
  public:
@@ -129,9 +129,9 @@ class DeviceOperation final : public mx::Primitive {
     }
     Encoder encoder(stream(), name_);
     if constexpr (requires { work_.rows; }) {
-      encoder.use(*work_.rows->substrate());
-    } else if constexpr (requires { work_.substrate; }) {
-      encoder.use(*work_.substrate);
+      encoder.use(*work_.rows->kv_backend());
+    } else if constexpr (requires { work_.kv_backend; }) {
+      encoder.use(*work_.kv_backend);
     }
     work_.encode(encoder, in, out);
   }

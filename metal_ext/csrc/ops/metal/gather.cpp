@@ -33,15 +33,15 @@ struct Gather {
 // A view needs no command. By the buffer, MLX orders the view's readers after an append of several
 // rows (bind_rows). The ordering handle (ops.h) puts the view after earlier appends in the graph.
 struct RegionView {
-  DeviceMemory substrate;
+  DeviceMemory kv_backend;
   std::shared_ptr<AddressRange> range;
   size_t region;
 
   void encode(Encoder&, const std::vector<mx::array>&, std::vector<mx::array>& out) const {
-    const metal::BufferPlace place = substrate->memory->own(*range).view(region);
+    const metal::BufferPlace place = kv_backend->memory->own(*range).view(region);
     mx::allocator::Data memory(
         as_mlx_buffer(place.buffer),
-        [range = range, substrate = substrate](mx::allocator::Buffer) {});
+        [range = range, kv_backend = kv_backend](mx::allocator::Buffer) {});
     show(out[0], std::move(memory), place.offset);
   }
 };
@@ -50,19 +50,19 @@ struct RegionView {
 
 std::pair<mx::array, mx::array> device::gather(
     const mx::array& token, const DeviceRows& rows, int64_t segment, int64_t tokens,
-    const Layer& layer, int64_t kv_heads, int64_t head_dim, const DeviceMemory& substrate) {
-  check_rows_of("gather", *rows, substrate);
+    const Layer& layer, int64_t kv_heads, int64_t head_dim, const DeviceMemory& kv_backend) {
+  check_rows_of("gather", *rows, kv_backend);
   const std::vector<Segment>& segments = rows->table().segments();
   checked_run("segments of the table", segment, 1, segments.size());
   const auto number = static_cast<size_t>(segment);
   const int64_t shown = segments[number].start + segments[number].count;
   checked_run("tokens of the segment's range", 0, tokens, static_cast<uint64_t>(shown));
   const auto most = static_cast<int64_t>(
-      rows->substrate()->memory->geometry().row_bytes(0));  // the most head_dim and kv_heads
+      rows->kv_backend()->memory->geometry().row_bytes(0));  // the most head_dim and kv_heads
   checked_between("head_dim", head_dim, 1, most);
   checked_between("kv_heads", kv_heads, 1, most);
   const Heads heads{kv_heads, kv_heads, head_dim};
-  const LayerRows place(*substrate->memory, layer, heads);
+  const LayerRows place(*kv_backend->memory, layer, heads);
   const metal::GatherArguments arguments{
       place.place, heads.row_elements(), narrowed<uint32_t>("tokens", tokens),
       narrowed<uint32_t>("rows", rows->first_row(number)), 0};
@@ -79,23 +79,23 @@ std::pair<mx::array, mx::array> device::gather(
 mx::array device::region_view(
     const mx::array& token, const std::shared_ptr<AddressRange>& range, int64_t region,
     int64_t tokens, int64_t kv_heads, int64_t head_dim, mx::Dtype type,
-    const DeviceMemory& substrate) {
-  if (substrate->memory->kind() == metal::Kind::paged) {
+    const DeviceMemory& kv_backend) {
+  if (kv_backend->memory->kind() == metal::Kind::paged) {
     throw std::invalid_argument(
         "a paged region lies in no one array: metal_ext.gather copies its rows into one");
   }
   const mx::Shape shape = check_view(*range, region, tokens, kv_heads, head_dim, type);
-  const auto row = substrate->by_address.find(range.get());
-  if (row != substrate->by_address.end() &&
-      row->second > substrate->memory->epochs().completed()) {
+  const auto row = kv_backend->by_address.find(range.get());
+  if (row != kv_backend->by_address.end() &&
+      row->second > kv_backend->memory->epochs().completed()) {
     throw std::logic_error(
         "region_view of a range of which epoch " + std::to_string(row->second) +
         " has one row: metal_ext.gather copies its rows in order");
   }
-  substrate->memory->own(*range);
+  kv_backend->memory->own(*range);
   return mx::array(
       shape, type,
-      device_operation("region_view", RegionView{substrate, range, static_cast<size_t>(region)}),
+      device_operation("region_view", RegionView{kv_backend, range, static_cast<size_t>(region)}),
       {token});
 }
 

@@ -23,7 +23,7 @@ metal::Number number_of(const char* name, mx::Dtype type) {
 }
 
 LayerRows::LayerRows(
-    const metal::Substrate& memory, const Layer& layer, const Heads& heads)
+    const metal::KVBackend& memory, const Layer& layer, const Heads& heads)
     : kv(number_of("K and V", layer.type)), kind(memory.kind()) {
   const Geometry& geometry = memory.geometry();
   check_heads(geometry, layer, heads.query_heads, heads.kv_heads);

@@ -26,11 +26,11 @@ struct Heads {
   }
 };
 
-// The place of a layer's K and V on a substrate.
+// The place of a layer's K and V on a backend.
 struct LayerRows {
   // Throws an error that names the cause unless both regions exist, hold such rows and lie in one
   // buffer.
-  LayerRows(const metal::Substrate& memory, const Layer& layer, const Heads& heads);
+  LayerRows(const metal::KVBackend& memory, const Layer& layer, const Heads& heads);
 
   metal::LayerPlace place;
   size_t buffer;  // index among the sequence's buffers

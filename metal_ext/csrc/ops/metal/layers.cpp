@@ -30,7 +30,7 @@ struct GatedDeltaStep {
     encoder.kernel(delta);
     encoder.output(out[0], 0);  // for MLX's ordering alone: qkv takes index 0 next
     encoder.inputs(read);
-    bind_cells(encoder, kRead);
+    bind_slots(encoder, kRead);
     encoder.output(out[1], 11);
     encoder.bytes(arguments, 12);
     encoder.run_groups(MTL::Size(arguments.value_heads, arguments.segments, 1));
@@ -38,14 +38,14 @@ struct GatedDeltaStep {
     encoder.kernel(tails);
     encoder.output(out[0], 0);
     encoder.input(read[0], 0);
-    bind_cells(encoder, 1);
+    bind_slots(encoder, 1);
     encoder.bytes(arguments, 4);
     encoder.run_threads(MTL::Size(conv_width, arguments.segments, 1));
   }
 
-  // Binds segments, writes and the arena at three indices from `first` on. Cells found by address
+  // Binds segments, writes and the arena at three indices from `first` on. Slots found by address
   // are ordered by the ordering handle alone.
-  void bind_cells(Encoder& encoder, int first) const {
+  void bind_slots(Encoder& encoder, int first) const {
     encoder.input(states->begun(), first);
     encoder.input(states->written(), first + 1);
     if (states->arena()) {
@@ -104,15 +104,15 @@ struct Swiglu {
 std::pair<mx::array, mx::array> device::gated_delta(
     const mx::array& token, const mx::array& qkv, const mx::array& z, const mx::array& a,
     const mx::array& b, const Delta& delta, const DeviceStateRows& states, int64_t offset,
-    const DeviceMemory& substrate) {
+    const DeviceMemory& kv_backend) {
   const MetalRows& rows = *states->rows();
-  check_rows_of("gated_delta", rows, substrate);
+  check_rows_of("gated_delta", rows, kv_backend);
   states->require_room(
       offset, delta->shape.state_bytes() + delta->shape.tail_bytes(qkv.itemsize()));
   check_delta(delta->shape, {qkv, z, a, b}, rows.size(), offset);
   check_arrays(delta->shape, {qkv, z, a, b});
   const metal::Number type = number_of("qkv", qkv.dtype());
-  // Cells have no page tables: paged finds them by address, like sparse.
+  // Slots have no page tables: paged finds them by address, like sparse.
   const metal::Kind kind = states->arena() ? metal::Kind::dense : metal::Kind::sparse;
   GatedDeltaStep step{
       states->rows(), states, arguments_of(*delta, *states, offset), delta->shape.conv_width(),

@@ -21,42 +21,42 @@ namespace quire::ops::device {
 
 mx::array append(
     const mx::array& token, const mx::array& keys, const mx::array& values,
-    const DeviceRows& rows, const Layer& layer, const DeviceMemory& substrate);
+    const DeviceRows& rows, const Layer& layer, const DeviceMemory& kv_backend);
 
 mx::array decode_attention(
     const mx::array& token, const mx::array& queries, const DeviceRows& rows, int64_t first_row,
-    const Layer& layer, int64_t kv_heads, double scale, const DeviceMemory& substrate);
+    const Layer& layer, int64_t kv_heads, double scale, const DeviceMemory& kv_backend);
 
 std::pair<mx::array, mx::array> project_append(
     const mx::array& token, const mx::array& queries, const mx::array& keys,
     const mx::array& values, const std::optional<QKNorms>& norms,
     const std::optional<Rope>& rope,
-    const DeviceRows& rows, const Layer& layer, const DeviceMemory& substrate);
+    const DeviceRows& rows, const Layer& layer, const DeviceMemory& kv_backend);
 
 std::pair<mx::array, mx::array> gather(
     const mx::array& token, const DeviceRows& rows, int64_t segment, int64_t tokens,
-    const Layer& layer, int64_t kv_heads, int64_t head_dim, const DeviceMemory& substrate);
+    const Layer& layer, int64_t kv_heads, int64_t head_dim, const DeviceMemory& kv_backend);
 
-// Returns a view of a region's first `tokens` rows, valid while mapped. Keeps the substrate alive.
+// Returns a view of a region's first `tokens` rows, valid while mapped. Keeps the backend alive.
 // Throws std::invalid_argument on paged; std::logic_error while the range's newest step has a
 // single row in flight, after which only gather() is ordered.
 mx::array region_view(
     const mx::array& token, const std::shared_ptr<AddressRange>& range, int64_t region,
     int64_t tokens, int64_t kv_heads, int64_t head_dim, mx::Dtype type,
-    const DeviceMemory& substrate);
+    const DeviceMemory& kv_backend);
 
 std::pair<mx::array, mx::array> gated_delta(
     const mx::array& token, const mx::array& qkv, const mx::array& z, const mx::array& a,
     const mx::array& b, const Delta& delta, const DeviceStateRows& states, int64_t offset,
-    const DeviceMemory& substrate);
+    const DeviceMemory& kv_backend);
 
 mx::array swiglu(const mx::array& gate, const mx::array& up);
 
 mx::array step_end(
-    const std::vector<mx::array>& arrays, const DeviceRows& rows, const DeviceMemory& substrate);
+    const std::vector<mx::array>& arrays, const DeviceRows& rows, const DeviceMemory& kv_backend);
 
 uint64_t copy_block(
-    const DeviceMemory& substrate, const std::shared_ptr<Mapper>& mapper,
+    const DeviceMemory& kv_backend, const std::shared_ptr<Mapper>& mapper,
     const std::shared_ptr<AddressRange>& source, int64_t source_block,
     const std::shared_ptr<AddressRange>& target, int64_t target_block, int64_t tokens,
     const std::shared_ptr<CopyCounter>& counter);

@@ -17,9 +17,9 @@
 namespace quire::ops {
 namespace {
 
-// The substrate, and the arrays that stand for its buffers. Commands over rows keep both alive.
+// The backend, and the arrays that stand for its buffers. Commands over rows keep both alive.
 struct Kept {
-  std::shared_ptr<MetalSubstrate> substrate;
+  std::shared_ptr<MetalKVBackend> kv_backend;
   std::vector<std::vector<mx::array>> stand_ins;
 };
 
@@ -46,13 +46,13 @@ mx::array stand_in(MTL::Buffer* buffer) {
 
 }  // namespace
 
-MetalRows::MetalRows(std::shared_ptr<MetalSubstrate> substrate, std::vector<Segment> segments)
-    : substrate_(std::move(substrate)),
+MetalRows::MetalRows(std::shared_ptr<MetalKVBackend> kv_backend, std::vector<Segment> segments)
+    : kv_backend_(std::move(kv_backend)),
       table_(std::move(segments)),
-      epoch_(substrate_->memory->epochs().start()),
+      epoch_(kv_backend_->memory->epochs().start()),
       entries_(words_of(std::vector<uint32_t>{0})),
       pages_(entries_) {
-  substrate_->open_epochs.insert(epoch_);
+  kv_backend_->open_epochs.insert(epoch_);
   try {
     use_ranges();
     find_written();
@@ -67,7 +67,7 @@ void MetalRows::use_ranges() {
   size_t row = 0;
   for (const Segment& segment : table_.segments()) {
     const auto count = static_cast<size_t>(segment.count);
-    substrate_->memory->own(*segment.range)
+    kv_backend_->memory->own(*segment.range)
         .use(epoch_, static_cast<size_t>(segment.start), count);
     first_rows_.push_back(row);
     row += count;
@@ -75,7 +75,7 @@ void MetalRows::use_ranges() {
 }
 
 void MetalRows::find_entries() {
-  const metal::Substrate& memory = *substrate_->memory;
+  const metal::KVBackend& memory = *kv_backend_->memory;
   const size_t tokens = memory.geometry().tokens_per_block();
   std::vector<metal::RowEntry> entries;
   std::vector<uint64_t> pages;
@@ -96,12 +96,12 @@ void MetalRows::find_entries() {
       }
     }
   }
-  entries_ = words_of(entries, std::make_shared<const Kept>(substrate_, written_));
+  entries_ = words_of(entries, std::make_shared<const Kept>(kv_backend_, written_));
   pages_ = pages.empty() ? entries_ : words_of(pages);
 }
 
 void MetalRows::find_written() {
-  const metal::Substrate& memory = *substrate_->memory;
+  const metal::KVBackend& memory = *kv_backend_->memory;
   written_.resize(memory.buffers_per_range());
   if (memory.kind() == metal::Kind::paged) {
     return;
@@ -109,9 +109,9 @@ void MetalRows::find_written() {
   const bool sparse = memory.kind() == metal::Kind::sparse;
   for (const Segment& segment : table_.segments()) {
     if (sparse && segment.count == 1) {
-      substrate_->by_address[segment.range.get()] = epoch_;
+      kv_backend_->by_address[segment.range.get()] = epoch_;
     } else {
-      substrate_->by_address.erase(segment.range.get());
+      kv_backend_->by_address.erase(segment.range.get());
     }
   }
   std::vector<MTL::Buffer*> seen;
@@ -164,13 +164,13 @@ void MetalRows::require_open(const char* operation) const {
 
 void MetalRows::close() {
   require_open("step_end");
-  if (const uint64_t oldest = *substrate_->open_epochs.begin(); oldest != epoch_) {
+  if (const uint64_t oldest = *kv_backend_->open_epochs.begin(); oldest != epoch_) {
     throw std::logic_error(
         "epoch " + std::to_string(epoch_) + " cannot end before epoch " +
         std::to_string(oldest));
   }
   closed_ = true;
-  substrate_->open_epochs.erase(epoch_);
+  kv_backend_->open_epochs.erase(epoch_);
 }
 
 void MetalRows::require_not_ended(const char* operation) const {
@@ -184,37 +184,37 @@ void MetalRows::require_not_ended(const char* operation) const {
 void MetalRows::abandon() {
   closed_ = true;
   ended_ = true;
-  substrate_->open_epochs.erase(epoch_);
-  if (substrate_->newest_ended == epoch_) {
-    substrate_->newest_end.reset();  // the array newest_end may never be evaluated
+  kv_backend_->open_epochs.erase(epoch_);
+  if (kv_backend_->newest_ended == epoch_) {
+    kv_backend_->newest_end.reset();  // the array newest_end may never be evaluated
   }
-  substrate_->memory->epochs().abandon(epoch_);
+  kv_backend_->memory->epochs().abandon(epoch_);
 }
 
-void check_substrate_of(
-    const MetalRows& rows, const std::shared_ptr<MetalSubstrate>& substrate) {
-  if (rows.substrate() != substrate) {
-    throw std::invalid_argument("the rows are of another substrate");
+void check_kv_backend_of(
+    const MetalRows& rows, const std::shared_ptr<MetalKVBackend>& kv_backend) {
+  if (rows.kv_backend() != kv_backend) {
+    throw std::invalid_argument("the rows are of another backend");
   }
 }
 
 void check_rows_of(
     const char* operation, const MetalRows& rows,
-    const std::shared_ptr<MetalSubstrate>& substrate) {
-  check_substrate_of(rows, substrate);
+    const std::shared_ptr<MetalKVBackend>& kv_backend) {
+  check_kv_backend_of(rows, kv_backend);
   rows.require_open(operation);
 }
 
 MetalStateRows::MetalStateRows(
-    std::shared_ptr<MetalRows> rows, const std::vector<metal::CellSegment>& segments)
+    std::shared_ptr<MetalRows> rows, const std::vector<metal::SlotSegment>& segments)
     : rows_(std::move(rows)), begun_(rows_->entries()), written_(begun_) {
   rows_->require_open("state_rows");
-  metal::Cells* const cells = rows_->substrate()->memory->cells();
-  if (cells == nullptr) {
-    throw std::invalid_argument("the substrate has no cells");
+  metal::Slots* const slots = rows_->kv_backend()->memory->slots();
+  if (slots == nullptr) {
+    throw std::invalid_argument("the backend has no slots");
   }
   size_t count = 0;
-  for (const metal::CellSegment& segment : segments) {
+  for (const metal::SlotSegment& segment : segments) {
     count += segment.count;
   }
   if (count != rows_->size()) {
@@ -222,34 +222,34 @@ MetalStateRows::MetalStateRows(
         "the segments have " + std::to_string(count) + " rows, and the step has " +
         std::to_string(rows_->size()));
   }
-  cells->use(rows_->epoch(), segments);
+  slots->use(rows_->epoch(), segments);
   std::vector<metal::DeltaSegment> begun;
   std::vector<metal::DeltaWrite> written;
   size_t first = 0;
-  for (const metal::CellSegment& segment : segments) {
+  for (const metal::SlotSegment& segment : segments) {
     begun.push_back(
-        {segment.read ? cells->place(*segment.read) : 0, segment.read ? 1u : 0u,
+        {segment.read ? slots->place(*segment.read) : 0, segment.read ? 1u : 0u,
          narrowed<uint32_t>("rows", first), narrowed<uint32_t>("rows", segment.count),
          narrowed<uint32_t>("writes", written.size())});
-    for (const metal::CellSegment::Write& write : segment.writes) {
-      written.push_back({cells->place(write.cell), narrowed<uint32_t>("rows", write.rows), 0});
+    for (const metal::SlotSegment::Write& write : segment.writes) {
+      written.push_back({slots->place(write.slot), narrowed<uint32_t>("rows", write.rows), 0});
     }
     first += segment.count;
   }
   segments_ = narrowed<uint32_t>("segments", segments.size());
   std::vector<std::vector<mx::array>> stand_ins;
-  if (MTL::Buffer* const arena = cells->arena(); arena != nullptr) {
+  if (MTL::Buffer* const arena = slots->arena(); arena != nullptr) {
     arena_ = stand_in(arena);
     stand_ins.push_back({*arena_});
   }
-  begun_ = words_of(begun, std::make_shared<const Kept>(rows_->substrate(), std::move(stand_ins)));
+  begun_ = words_of(begun, std::make_shared<const Kept>(rows_->kv_backend(), std::move(stand_ins)));
   written_ = words_of(written);
 }
 
 void MetalStateRows::require_room(int64_t offset, size_t bytes) const {
   checked_run(
-      "bytes of a cell", offset, narrowed<int64_t>("bytes of a state", bytes),
-      cells().cell_bytes());
+      "bytes of a slot", offset, narrowed<int64_t>("bytes of a state", bytes),
+      slots().slot_bytes());
 }
 
 namespace {
@@ -270,7 +270,7 @@ struct StepEnd {
     encoder.output(out[0], 0);
     encoder.bytes(epoch, 1);
     encoder.run_groups(MTL::Size(1, 1, 1));
-    encoder.signal(rows->substrate()->memory->epochs().event(), epoch);
+    encoder.signal(rows->kv_backend()->memory->epochs().event(), epoch);
     rows->end();
   }
 };
@@ -278,35 +278,35 @@ struct StepEnd {
 }  // namespace
 
 mx::array device::step_end(
-    const std::vector<mx::array>& arrays, const DeviceRows& rows, const DeviceMemory& substrate) {
+    const std::vector<mx::array>& arrays, const DeviceRows& rows, const DeviceMemory& kv_backend) {
   if (arrays.empty()) {
     throw std::invalid_argument("step_end needs the arrays that the step computes");
   }
-  check_rows_of("step_end", *rows, substrate);
+  check_rows_of("step_end", *rows, kv_backend);
   rows->close();
   std::vector<mx::array> inputs(arrays);
   inputs.push_back(rows->entries());
-  if (substrate->newest_end) {
-    inputs.push_back(*substrate->newest_end);
+  if (kv_backend->newest_end) {
+    inputs.push_back(*kv_backend->newest_end);
   }
   const mx::array end(
       {1}, mx::uint64, device_operation("step_end", StepEnd{rows}), std::move(inputs));
-  substrate->newest_end = end;
-  substrate->newest_ended = rows->epoch();
+  kv_backend->newest_end = end;
+  kv_backend->newest_ended = rows->epoch();
   return end;
 }
 
 uint64_t device::copy_block(
-    const DeviceMemory& substrate, const std::shared_ptr<Mapper>& mapper,
+    const DeviceMemory& kv_backend, const std::shared_ptr<Mapper>& mapper,
     const std::shared_ptr<AddressRange>& source, int64_t source_block,
     const std::shared_ptr<AddressRange>& target, int64_t target_block, int64_t tokens,
     const std::shared_ptr<CopyCounter>& counter) {
-  substrate->memory->own(*source);
-  substrate->memory->own(*target);
+  kv_backend->memory->own(*source);
+  kv_backend->memory->own(*target);
   const size_t bytes =
       check_block_copy(*source, source_block, *target, target_block, tokens);
   return mapper->submit([=] {
-    substrate->memory->copy_block(
+    kv_backend->memory->copy_block(
         *source, static_cast<size_t>(source_block), *target, static_cast<size_t>(target_block),
         static_cast<size_t>(tokens));
     counter->add(bytes);

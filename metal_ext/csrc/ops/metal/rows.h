@@ -8,12 +8,12 @@
 #include <utility>
 #include <vector>
 
-#include "core/metal/cells.h"
+#include "core/metal/slots.h"
 #include "core/row_table.h"
 #include "mlx/array.h"
 #include "ops/metal/encoder.h"
 
-// The rows (tokens) of a step on the device, and the cells (states of recurrent layers) they use.
+// The rows (tokens) of a step on the device, and the slots (states of recurrent layers) they use.
 namespace quire::ops {
 
 // How decode_attention() divides rows into tasks for the kernels.
@@ -29,11 +29,11 @@ struct DecodeCut {
 class MetalRows {
  public:
   // Throws as RowTable does, and std::logic_error when a row would be written in a sealed block.
-  MetalRows(std::shared_ptr<MetalSubstrate> substrate, std::vector<Segment> segments);
+  MetalRows(std::shared_ptr<MetalKVBackend> kv_backend, std::vector<Segment> segments);
 
   const RowTable& table() const { return table_; }
   size_t size() const { return table_.rows().size(); }
-  const std::shared_ptr<MetalSubstrate>& substrate() const { return substrate_; }
+  const std::shared_ptr<MetalKVBackend>& kv_backend() const { return kv_backend_; }
   // Returns the index of a segment's first row in the table.
   size_t first_row(size_t segment) const { return first_rows_[segment]; }
 
@@ -66,7 +66,7 @@ class MetalRows {
   void find_written();
   void find_entries();
 
-  const std::shared_ptr<MetalSubstrate> substrate_;
+  const std::shared_ptr<MetalKVBackend> kv_backend_;
   const RowTable table_;
   const uint64_t epoch_;
   bool closed_ = false;
@@ -78,35 +78,35 @@ class MetalRows {
   std::map<std::pair<size_t, size_t>, DecodeCut> cuts_;
 };
 
-// Throws std::invalid_argument unless the rows are this substrate's.
-void check_substrate_of(
-    const MetalRows& rows, const std::shared_ptr<MetalSubstrate>& substrate);
-// Calls check_substrate_of(), and throws std::logic_error if the rows' step has ended.
+// Throws std::invalid_argument unless the rows are this backend's.
+void check_kv_backend_of(
+    const MetalRows& rows, const std::shared_ptr<MetalKVBackend>& kv_backend);
+// Calls check_kv_backend_of(), and throws std::logic_error if the rows' step has ended.
 void check_rows_of(
     const char* operation, const MetalRows& rows,
-    const std::shared_ptr<MetalSubstrate>& substrate);
+    const std::shared_ptr<MetalKVBackend>& kv_backend);
 
-// The cells that a step's rows start from and write, on the device, for all recurrent layers.
+// The slots that a step's rows start from and write, on the device, for all recurrent layers.
 class MetalStateRows {
  public:
-  // segments: of all rows, in order (else std::invalid_argument). Throws as Cells::use() does.
+  // segments: of all rows, in order (else std::invalid_argument). Throws as Slots::use() does.
   MetalStateRows(
-      std::shared_ptr<MetalRows> rows, const std::vector<metal::CellSegment>& segments);
+      std::shared_ptr<MetalRows> rows, const std::vector<metal::SlotSegment>& segments);
 
   const std::shared_ptr<MetalRows>& rows() const { return rows_; }
   uint32_t segments() const { return segments_; }
-  // Throws std::out_of_range unless a cell has `bytes` bytes after the offset.
+  // Throws std::out_of_range unless a slot has `bytes` bytes after the offset.
   void require_room(int64_t offset, size_t bytes) const;
 
   // begun() has DeltaSegment [segments], written() has DeltaWrite of all segments. begun() is an
   // input of every operation over the rows: MLX keeps inputs alive, and begun() keeps the memory.
   const mx::array& begun() const { return begun_; }
   const mx::array& written() const { return written_; }
-  // On dense, an array that stands for the cells' buffer, which kernels bind.
+  // On dense, an array that stands for the slots' buffer, which kernels bind.
   const std::optional<mx::array>& arena() const { return arena_; }
 
  private:
-  const metal::Cells& cells() const { return *rows_->substrate()->memory->cells(); }
+  const metal::Slots& slots() const { return *rows_->kv_backend()->memory->slots(); }
 
   const std::shared_ptr<MetalRows> rows_;
   uint32_t segments_ = 0;

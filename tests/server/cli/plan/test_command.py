@@ -7,7 +7,7 @@ import pytest
 from engine.machine import MachineMemory
 from engine.planning import capacity
 from engine.planning.devices import find_device
-from kvcache.substrates import MetalDevice
+from kvcache.kv_backends import MetalDevice
 from server.cli import plan as command
 from server.cli.model_files import ModelError
 from server.cli.plan import plan_model
@@ -24,7 +24,7 @@ def test_a_plan_needs_no_more_than_a_name(
 ) -> None:
     monkeypatch.setattr(command, "machine_memory", lambda: MachineMemory(3 * GIB, 2 * GIB))
     text = plan_model(str(tiny_model), None)
-    assert "substrate: " in text, "how it would lie in this machine's memory comes first"
+    assert "kv_backend: " in text, "how it would lie in this machine's memory comes first"
     assert "Capacity on cpu with 3.00 GiB" in text
     assert "at 32768 tokens" in text
     assert "--out FOLDER" in text

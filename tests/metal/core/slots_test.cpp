@@ -11,59 +11,59 @@ namespace {
 using test::throws;
 
 constexpr Kind kAll[] = {Kind::sparse, Kind::paged, Kind::dense};
-constexpr size_t kCell = 64 << 10;
-constexpr size_t kCells = 6;
+constexpr size_t kSlot = 64 << 10;
+constexpr size_t kSlots = 6;
 
-// What a cell has seen: a word that every step of its sequence changes.
+// What a slot has seen: a word that every step of its sequence changes.
 uint64_t& word(uint64_t address) { return *reinterpret_cast<uint64_t*>(address); }
 
-// A bench with cells, and one sequence whose rows give steps something to do.
+// A bench with slots, and one sequence whose rows give steps something to do.
 class States {
  public:
   explicit States(Kind kind, fake::Options options = {.slowness = 20},
-                  Substrate::Options shape = Bench::default_shape())
+                  KVBackend::Options shape = Bench::default_shape())
       : bench(kind, std::move(options), std::move(shape)),
-        range_(bench.substrate->new_range()) {
-    range_->map(bench.substrate->new_heap(), 0, 0, 1, true);
-    bench.substrate->make_cells(kCells, kCell);
+        range_(bench.kv_backend->new_range()) {
+    range_->map(bench.kv_backend->new_heap(), 0, 0, 1, true);
+    bench.kv_backend->make_slots(kSlots, kSlot);
   }
 
-  Cells& cells() { return *bench.substrate->cells(); }
+  Slots& slots() { return *bench.kv_backend->slots(); }
 
-  uint64_t address(size_t cell) {
-    MTL::Buffer* const arena = cells().arena();
-    return (arena == nullptr ? 0 : arena->gpuAddress()) + cells().place(cell);
+  uint64_t address(size_t slot) {
+    MTL::Buffer* const arena = slots().arena();
+    return (arena == nullptr ? 0 : arena->gpuAddress()) + slots().place(slot);
   }
 
-  // A step of segments, as the engine makes it: rows, cells, commands, the epoch's signal. In each
+  // A step of segments, as the engine makes it: rows, slots, commands, the epoch's signal. In each
   // segment the state is what was read, or zero, plus one for each row.
-  Bench::Step step(const std::vector<CellSegment>& segments) {
+  Bench::Step step(const std::vector<SlotSegment>& segments) {
     const auto pool = NS::TransferPtr(NS::AutoreleasePool::alloc()->init());
-    Substrate& metal = *bench.substrate;
+    KVBackend& metal = *bench.kv_backend;
     const uint64_t epoch = metal.epochs().start();
     try {
       metal.own(*range_).use(epoch, 0, 1);
-      cells().use(epoch, segments);
+      slots().use(epoch, segments);
     } catch (const std::exception&) {
       metal.epochs().abandon(epoch);
       throw;
     }
     metal.residency().attach(bench.queue.get());
     std::vector<MTL::Resource*> used = metal.residency().unattached();
-    if (cells().arena() != nullptr) {
-      used.push_back(cells().arena());
+    if (slots().arena() != nullptr) {
+      used.push_back(slots().arena());
     }
     auto commands = NS::RetainPtr(bench.queue->commandBufferWithUnretainedReferences());
-    for (const CellSegment& segment : segments) {
+    for (const SlotSegment& segment : segments) {
       std::vector<fake::Access> accesses;
       const uint64_t read = segment.read ? address(*segment.read) : 0;
       if (segment.read) {
-        accesses.push_back({read, kCell, false});
+        accesses.push_back({read, kSlot, false});
       }
       std::vector<std::pair<size_t, uint64_t>> writes;
       for (const auto& write : segment.writes) {
-        writes.emplace_back(write.rows, address(write.cell));
-        accesses.push_back({writes.back().second, kCell, true});
+        writes.emplace_back(write.rows, address(write.slot));
+        accesses.push_back({writes.back().second, kSlot, true});
       }
       fake::encode(commands.get(), "a step", accesses, [read, writes] {
         const uint64_t begun = read == 0 ? 0 : word(read);
@@ -78,7 +78,7 @@ class States {
   }
 
   void finish(const Bench::Step& step) {
-    CHECK(bench.substrate->epochs().wait(step.epoch, std::chrono::seconds(10)));
+    CHECK(bench.kv_backend->epochs().wait(step.epoch, std::chrono::seconds(10)));
   }
 
   Bench bench;
@@ -87,16 +87,16 @@ class States {
   std::shared_ptr<AddressRange> range_;
 };
 
-TEST("a state goes from cell to cell, and its cells stay where they are") {
+TEST("a state goes from slot to slot, and its slots stay where they are") {
   for (const Kind kind : kAll) {
     States states(kind);
     std::set<uint64_t> places;
-    for (size_t cell = 0; cell < kCells; ++cell) {
-      places.insert(states.address(cell));
+    for (size_t slot = 0; slot < kSlots; ++slot) {
+      places.insert(states.address(slot));
     }
-    CHECK(places.size() == kCells);
+    CHECK(places.size() == kSlots);
     for (auto place = places.begin(); std::next(place) != places.end(); ++place) {
-      CHECK(*std::next(place) - *place >= kCell);
+      CHECK(*std::next(place) - *place >= kSlot);
     }
     states.step({{5, {}, {{3, 0}, {5, 1}}}});
     states.step({{1, 1, {{1, 1}}}});  // in place, behind the step that is in flight
@@ -107,42 +107,42 @@ TEST("a state goes from cell to cell, and its cells stay where they are") {
   }
 }
 
-TEST("cells are resident before the first step, without a mapping") {
+TEST("slots are resident before the first step, without a mapping") {
   for (const Kind kind : kAll) {
-    States states(kind, {.slowness = 20, .working_set_bytes = 20 * 2 * kCell});
-    states.finish(states.step({{1, {}, {{1, 0}}}, {1, {}, {{1, kCells - 1}}}}));
+    States states(kind, {.slowness = 20, .working_set_bytes = 20 * 2 * kSlot});
+    states.finish(states.step({{1, {}, {{1, 0}}}, {1, {}, {{1, kSlots - 1}}}}));
     states.bench.require_no_mistakes();
   }
 }
 
-TEST("a buffer of cells is no longer than a residency set, but for dense kernels") {
+TEST("a buffer of slots is no longer than a residency set, but for dense kernels") {
   for (const auto& [kind, buffers] : {std::pair(Kind::sparse, 3), {Kind::dense, 1}}) {
-    Bench bench(kind, {.working_set_bytes = 20 * 2 * kCell});
+    Bench bench(kind, {.working_set_bytes = 20 * 2 * kSlot});
     const auto before = bench.machine.alive()["MTLBuffer"];
-    bench.substrate->make_cells(kCells, kCell);
+    bench.kv_backend->make_slots(kSlots, kSlot);
     CHECK(bench.machine.alive()["MTLBuffer"] - before == static_cast<size_t>(buffers));
   }
 }
 
-TEST("where there are no residency sets, encoders are told of cells") {
+TEST("where there are no residency sets, encoders are told of slots") {
   States states(Kind::paged, {.lacks = {"MTLDevice newResidencySetWithDescriptor:error:"}});
-  CHECK(states.bench.substrate->residency().unattached().size() == 2);
+  CHECK(states.bench.kv_backend->residency().unattached().size() == 2);
   states.finish(states.step({{1, {}, {{1, 0}}}}));
 }
 
-TEST("a cell is written anew when every step that may touch it has completed") {
+TEST("a slot is written anew when every step that may touch it has completed") {
   for (const Kind kind : kAll) {
     States states(kind);
     states.finish(states.step({{1, {}, {{1, 0}}}}));
     const auto reading = states.step({{1, 0, {{1, 1}}}});
-    const auto touched = [&](const char* what, const CellSegment& segment) {
-      if (states.bench.substrate->epochs().completed() < reading.epoch) {
+    const auto touched = [&](const char* what, const SlotSegment& segment) {
+      if (states.bench.kv_backend->epochs().completed() < reading.epoch) {
         CHECK(throws<std::logic_error>(what, [&] { states.step({segment}); }));
       }
     };
-    touched("cell 0 is written by epoch 3, while epoch 2 may touch it", {1, {}, {{1, 0}}});
-    touched("cell 1 is written by epoch 4, while epoch 2 may touch it", {1, 0, {{1, 1}}});
-    touched("cell 0 is written by epoch 5, while epoch 2 may touch it", {1, 0, {{1, 0}}});
+    touched("slot 0 is written by epoch 3, while epoch 2 may touch it", {1, {}, {{1, 0}}});
+    touched("slot 1 is written by epoch 4, while epoch 2 may touch it", {1, 0, {{1, 1}}});
+    touched("slot 0 is written by epoch 5, while epoch 2 may touch it", {1, 0, {{1, 0}}});
     states.finish(reading);
     states.finish(states.step({{1, {}, {{1, 0}}}}));
     CHECK(word(states.address(0)) == 1);
@@ -150,7 +150,7 @@ TEST("a cell is written anew when every step that may touch it has completed") {
   }
 }
 
-TEST("the end waits for the steps that use cells") {
+TEST("the end waits for the steps that use slots") {
   for (const Kind kind : kAll) {
     for (uint64_t seed = 1; seed <= 5; ++seed) {
       States states(kind, {.seed = seed, .slowness = 60});
@@ -160,31 +160,31 @@ TEST("the end waits for the steps that use cells") {
   }
 }
 
-TEST("a step that fails counts as complete for its cells, too") {
+TEST("a step that fails counts as complete for its slots, too") {
   States states(Kind::sparse);
-  Substrate& metal = *states.bench.substrate;
+  KVBackend& metal = *states.bench.kv_backend;
   const uint64_t epoch = metal.epochs().start();
-  states.cells().use(epoch, {{1, {}, {{1, 3}}}});
+  states.slots().use(epoch, {{1, {}, {{1, 3}}}});
   metal.epochs().abandon(epoch);
   states.finish(states.step({{1, {}, {{1, 3}}}}));
   CHECK(word(states.address(3)) == 1);
 }
 
-TEST("what no step may do with cells is refused, and changes nothing") {
+TEST("what no step may do with slots is refused, and changes nothing") {
   States states(Kind::sparse);
-  const auto refused = [&](const char* what, const std::vector<CellSegment>& segments) {
+  const auto refused = [&](const char* what, const std::vector<SlotSegment>& segments) {
     CHECK_CASE(throws<std::logic_error>(what, [&] { states.step(segments); }), what);
   };
   states.finish(states.step({{1, {}, {{1, 0}}}}));
-  refused("cell 1 is read by epoch 2, and nothing has written it", {{1, 1, {{1, 2}}}});
-  refused("cell 2 is written twice", {{1, {}, {{1, 2}}}, {1, 0, {{1, 2}}}});
-  refused("cell 2 is written twice", {{2, {}, {{1, 2}, {2, 2}}}});
-  refused("cell 0 is written by epoch 5, in which others read it",
+  refused("slot 1 is read by epoch 2, and nothing has written it", {{1, 1, {{1, 2}}}});
+  refused("slot 2 is written twice", {{1, {}, {{1, 2}}}, {1, 0, {{1, 2}}}});
+  refused("slot 2 is written twice", {{2, {}, {{1, 2}, {2, 2}}}});
+  refused("slot 0 is written by epoch 5, in which others read it",
           {{1, 0, {{1, 0}}}, {1, 0, {{1, 2}}}});
-  refused("cell 0 is written by epoch 6, in which others read it",
+  refused("slot 0 is written by epoch 6, in which others read it",
           {{1, {}, {{1, 0}}}, {1, 0, {{1, 2}}}});
-  refused("cell 6 of 6", {{1, 6, {{1, 0}}}});
-  refused("cell 7 of 6", {{1, {}, {{1, 7}}}});
+  refused("slot 6 of 6", {{1, 6, {{1, 0}}}});
+  refused("slot 7 of 6", {{1, {}, {{1, 7}}}});
   refused("after all of its 2 rows", {{2, {}, {{1, 1}}}});
   refused("after all of its 2 rows", {{2, {}, {}}});
   refused("ascend to all of its 2 rows", {{2, {}, {{2, 1}, {1, 2}}}});
@@ -192,31 +192,31 @@ TEST("what no step may do with cells is refused, and changes nothing") {
   refused("nothing has written it", {{1, 2, {{1, 3}}}});
 }
 
-TEST("cells are made once, as the device can have them") {
+TEST("slots are made once, as the device can have them") {
   for (const Kind kind : kAll) {
     auto shape = Bench::default_shape();
     shape.kind = kind;
     shape.geometry = small_geometry(kind);
     shape.max_ranges = 2;
     shape.max_buffer_bytes = 2 * shape.geometry.range_bytes();
-    const size_t most = shape.max_buffer_bytes / kCell;
+    const size_t most = shape.max_buffer_bytes / kSlot;
     Bench bench(kind, {}, shape);
-    Substrate& metal = *bench.substrate;
-    CHECK(metal.cells() == nullptr);
+    KVBackend& metal = *bench.kv_backend;
+    CHECK(metal.slots() == nullptr);
     CHECK(throws<std::invalid_argument>("24 bytes; it must be a multiple of 16", [&] {
-      metal.make_cells(1, 24);
+      metal.make_slots(1, 24);
     }));
     CHECK(throws<std::runtime_error>("fewer sequences are needed", [&] {
-      metal.make_cells(1, shape.max_buffer_bytes + 16);
+      metal.make_slots(1, shape.max_buffer_bytes + 16);
     }));
-    const auto many = [&] { metal.make_cells(most + 1, kCell); };
+    const auto many = [&] { metal.make_slots(most + 1, kSlot); };
     if (kind == Kind::dense) {
       CHECK(throws<std::runtime_error>("lie in one buffer, but a buffer has", many));
-      metal.make_cells(most, kCell);
+      metal.make_slots(most, kSlot);
     } else {
       many();
     }
-    CHECK(throws<std::logic_error>("has cells already", [&] { metal.make_cells(1, kCell); }));
+    CHECK(throws<std::logic_error>("has slots already", [&] { metal.make_slots(1, kSlot); }));
   }
 }
 

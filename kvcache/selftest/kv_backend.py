@@ -1,4 +1,4 @@
-"""The self-test of a substrate's mappings: maps, writes, reads, shares, copies, unmaps and releases
+"""The self-test of a backend's mappings: maps, writes, reads, shares, copies, unmaps and releases
 blocks of a small cache, then opens a cache of the real size."""
 
 import time
@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcache.backend import MAPPING_LIMIT_S, PageBackend, Releases, Segment
+from kvcache.kv_backends import KVBackend
 from kvcache.layout import METAL_PAGES, KVLayout, KVShape, KVSpec, dense_layout, paged_layout
 from kvcache.selftest.machine import process_footprint
 from kvcache.selftest.reference import attention, sample_rows
 from kvcache.selftest.run import Result
-from kvcache.substrates import Substrate
 from kvcache.views import layer_regions
 
 QUERIES_PER_HEAD = 3
@@ -37,7 +37,7 @@ NamedCheck = tuple[str, Check]
 
 
 class NotAsPromisedError(Exception):
-    """The substrate breaks a promise of PageBackend."""
+    """The backend breaks a promise of PageBackend."""
 
 
 def run_checks(checks: Iterable[NamedCheck], begin: Callable[[str], None]) -> list[Result]:
@@ -63,7 +63,7 @@ def require(condition: bool, otherwise: str) -> None:
 
 
 def small_layout(
-    substrate: Substrate,
+    kv_backend: KVBackend,
     shape: KVShape,
     *,
     max_tokens: int,
@@ -73,11 +73,11 @@ def small_layout(
 ) -> KVLayout:
     """Return a layout for ``max_tokens``. page_bytes: None for the GPU's preferred size or the
     system's size. heap_bytes: None for one heap that holds all tokens."""
-    if substrate.is_dense:
-        smallest = min(METAL_PAGES) if substrate.on_gpu else system_page_bytes
+    if kv_backend.is_dense:
+        smallest = min(METAL_PAGES) if kv_backend.on_gpu else system_page_bytes
         return dense_layout(shape, max_tokens=max_tokens, system_page_bytes=smallest)
     usual = (
-        METAL_PAGES[0] if substrate.on_gpu else max(system_page_bytes, shape.layers[0].row_bytes)
+        METAL_PAGES[0] if kv_backend.on_gpu else max(system_page_bytes, shape.layers[0].row_bytes)
     )
     return paged_layout(
         shape,
@@ -85,7 +85,7 @@ def small_layout(
         heap_bytes=heap_bytes or max_tokens * shape.bytes_per_token,
         system_page_bytes=system_page_bytes,
         page_bytes=page_bytes or usual,
-        device_pages=METAL_PAGES if substrate.on_gpu else None,
+        device_pages=METAL_PAGES if kv_backend.on_gpu else None,
     )
 
 
@@ -151,7 +151,7 @@ def shut_down(backend: PageBackend) -> Result:
 # --- checks of mappings ---------------------------------------------------------------------------
 
 
-class SubstrateChecks:
+class KVBackendChecks:
     """Checks two buffers over one heap. Values are exact in bfloat16; a query looks for one row."""
 
     def __init__(
@@ -328,7 +328,7 @@ class RealSizeChecks:
         self._backend = backend
         (self._group,) = layout.groups
         self._buffers = buffers
-        self._cache = SubstrateChecks(backend, layout)
+        self._cache = KVBackendChecks(backend, layout)
 
     def checks(self) -> list[NamedCheck]:
         return [

@@ -1,4 +1,4 @@
-"""Chooses a substrate (a way to map memory for K and V), and plans an engine in its memory."""
+"""Chooses a backend (a way to map memory for K and V), and plans an engine in its memory."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -11,34 +11,34 @@ from engine.config import EngineConfig
 from engine.machine import MachineMemory, gpu_memory, machine_memory
 from engine.models.checkpoint import Checkpoint
 from kvcache.fault_memory import FaultMemory
+from kvcache.kv_backends import (
+    NO_DEVICE,
+    NO_METAL,
+    KVBackend,
+    KVBackendChoice,
+    MetalDevice,
+    choose_kv_backend,
+    choose_mapping,
+    choose_release,
+)
 from kvcache.layout import METAL_PAGES, choose_page
 from kvcache.memory_budget import BudgetError, gib
 from kvcache.native_backends import system_file_limit
 from kvcache.selftest.machine import this_machine, wheel_warning
 from kvcache.selftest.run import CacheSize, SelfTest, has_passed, run_selftest
-from kvcache.substrates import (
-    NO_DEVICE,
-    NO_METAL,
-    MetalDevice,
-    Substrate,
-    SubstrateChoice,
-    choose_mapping,
-    choose_release,
-    choose_substrate,
-)
 
 
 def plan_for_this_machine(
     config: EngineConfig, checkpoint: Checkpoint, budget_bytes: int | None = None
 ) -> EnginePlan:
-    """Choose the substrate, and plan the model and its cache in the substrate's memory.
+    """Choose the backend, and plan the model and its cache in the backend's memory.
 
     budget_bytes: all memory that the engine may use, even if other programs use it now; None for
-    the machine's free memory. Raises SubstrateError, BudgetError or LayoutError.
+    the machine's free memory. Raises KVBackendError, BudgetError or LayoutError.
     """
 
-    def sizes_of(substrate: Substrate) -> list[tuple[int, CacheSize]]:
-        layers = kv_shape(config, checkpoint, substrate).layers
+    def sizes_of(kv_backend: KVBackend) -> list[tuple[int, CacheSize]]:
+        layers = kv_shape(config, checkpoint, kv_backend).layers
         longest = config.max_model_len or checkpoint.spec.max_position_embeddings
         buffers = 2 * config.max_num_seqs
         return [
@@ -49,8 +49,8 @@ def plan_for_this_machine(
             for spec, count in Counter(layers).items()
         ]
 
-    choice = machine_substrate(
-        config.substrate,
+    choice = machine_kv_backend(
+        config.kv_backend,
         sizes_of,
         release_heaps=config.release_heaps,
         map_while_running=config.map_while_running,
@@ -59,18 +59,18 @@ def plan_for_this_machine(
 
 
 def plan_on(
-    choice: SubstrateChoice,
+    choice: KVBackendChoice,
     config: EngineConfig,
     checkpoint: Checkpoint,
     budget_bytes: int | None = None,
 ) -> EnginePlan:
-    """Do as ``plan_for_this_machine`` with a substrate that has been chosen already."""
-    machine = memory_for(choice.substrate)
+    """Do as ``plan_for_this_machine`` with a backend that has been chosen already."""
+    machine = memory_for(choice.kv_backend)
     if budget_bytes is not None:
         machine = replace(machine, total_bytes=budget_bytes, available_bytes=budget_bytes)
         config = replace(config, headroom_bytes=0)
     plan = plan_engine(config, checkpoint, machine, choice)
-    if choice.substrate is Substrate.POSIX:
+    if choice.kv_backend is KVBackend.POSIX:
         largest = max(group.heap_bytes for group in plan.memory.layout.groups)
         check_heap_file(largest, system_file_limit())
     return plan
@@ -84,42 +84,42 @@ def check_heap_file(heap_bytes: int, limit_bytes: int | None) -> None:
         )
 
 
-def machine_substrate(
+def machine_kv_backend(
     setting: str,
-    sizes_of: Callable[[Substrate], list[tuple[int, CacheSize]]],
+    sizes_of: Callable[[KVBackend], list[tuple[int, CacheSize]]],
     *,
     release_heaps: bool | None = None,
     map_while_running: bool | None = None,
-) -> SubstrateChoice:
-    """Choose a substrate. A GPU's substrate is tested first with the sizes of the model's cache.
+) -> KVBackendChoice:
+    """Choose a backend. A GPU's backend is tested first with the sizes of the model's cache.
 
-    setting: "auto" or a substrate's name. sizes_of: returns the bytes of a page and the size of the
+    setting: "auto" or a backend's name. sizes_of: returns the bytes of a page and the size of the
     cache for each kind of layer. release_heaps, map_while_running: whether a GPU frees heaps, and
-    maps memory while steps run; None allows each after its self-test. Raises SubstrateError.
+    maps memory while steps run; None allows each after its self-test. Raises KVBackendError.
     """
     device = metal_device()
 
-    def test(substrate: Substrate) -> str:
+    def test(kv_backend: KVBackend) -> str:
         assert device is not None
-        if missing := device.missing[substrate.setting]:
+        if missing := device.missing[kv_backend.setting]:
             return "; ".join(missing)
-        for page_bytes, size in sizes_of(substrate):
+        for page_bytes, size in sizes_of(kv_backend):
             # A dense cache is allocated in full: do not allocate its whole size for a test.
-            real_size = None if substrate.is_dense else size
-            report = run_selftest(SelfTest.SUBSTRATE, substrate, page_bytes, real_size)
+            real_size = None if kv_backend.is_dense else size
+            report = run_selftest(SelfTest.KV_BACKEND, kv_backend, page_bytes, real_size)
             if report.fault:
                 return report.fault
         return ""
 
-    choice = choose_substrate(
+    choice = choose_kv_backend(
         setting,
         no_metal=why_no_metal(device),
         trial=test,
-        remembered=lambda substrate: FaultMemory(substrate).found(),
+        remembered=lambda kv_backend: FaultMemory(kv_backend).found(),
     )
     choice = choose_release(choice, release_heaps, partial(has_passed, SelfTest.RELEASE))
     choice = choose_mapping(choice, map_while_running, partial(has_passed, SelfTest.STRESS))
-    if choice.substrate.on_gpu and (warning := wheel_warning(this_machine().processor)):
+    if choice.kv_backend.on_gpu and (warning := wheel_warning(this_machine().processor)):
         return replace(choice, warnings=(*choice.warnings, warning))
     return choice
 
@@ -138,15 +138,15 @@ def why_no_metal(device: MetalDevice | None) -> str:
 
 def memory_of_all_models(config: EngineConfig) -> int:
     """Return the bytes that all models may use together: as many as a single model may."""
-    on_cpu = config.substrate == Substrate.POSIX.setting or bool(why_no_metal(metal_device()))
-    machine = memory_for(Substrate.POSIX if on_cpu else Substrate.SPARSE)
+    on_cpu = config.kv_backend == KVBackend.POSIX.setting or bool(why_no_metal(metal_device()))
+    machine = memory_for(KVBackend.POSIX if on_cpu else KVBackend.SPARSE)
     return machine.usable_bytes(machine.headroom_bytes(config.headroom_bytes))
 
 
-def memory_for(substrate: Substrate) -> MachineMemory:
-    """Return the GPU's memory for a substrate on the GPU, else the machine's memory."""
+def memory_for(kv_backend: KVBackend) -> MachineMemory:
+    """Return the GPU's memory for a backend on the GPU, else the machine's memory."""
     machine = machine_memory()
-    if not substrate.on_gpu:
+    if not kv_backend.on_gpu:
         return machine
     device = metal_device()
     assert device is not None

@@ -11,7 +11,7 @@
 #include "core/address_range.h"
 #include "core/heap.h"
 #include "core/metal/buffers.h"
-#include "core/metal/cells.h"
+#include "core/metal/slots.h"
 #include "core/metal/device_range.h"
 #include "core/metal/epochs.h"
 #include "core/metal/sparse.h"
@@ -21,11 +21,11 @@ namespace quire::metal {
 
 // All heaps and ranges of one kind and geometry on one device, with their queues, events and
 // residency. The mapper's thread maps; the engine's thread does everything else. Rule: a sparse
-// substrate without Options::maps_beside_steps maps, unmaps and releases only while no step is in
+// backend without Options::maps_beside_steps maps, unmaps and releases only while no step is in
 // flight, and no step starts before finish_mappings(). A violation throws a std::logic_error. Rule:
-// the substrate owns all device objects that command buffers use, because MLX's command buffers do
+// the backend owns all device objects that command buffers use, because MLX's command buffers do
 // not retain them. Only shutdown() releases them, even if Python drops heaps and ranges before.
-class Substrate {
+class KVBackend {
  public:
   struct Options {
     Kind kind;
@@ -39,26 +39,26 @@ class Substrate {
   };
   // Throws std::runtime_error that names missing abilities or a wrong option; std::invalid_argument
   // for a geometry that the kind cannot have; std::system_error(ENOMEM) if memory is refused.
-  static std::shared_ptr<Substrate> make(
+  static std::shared_ptr<KVBackend> make(
       NS::SharedPtr<MTL::Device> device, const Options& options);
   // Calls shutdown(). If that fails, the device objects are never released.
-  ~Substrate();
+  ~KVBackend();
 
   // Both throw std::system_error(ENOMEM) when the device refuses or the arena has no slice left.
   std::shared_ptr<Heap> new_heap();
   std::shared_ptr<AddressRange> new_range();
-  // Makes the memory of recurrent states. Throws as Cells does, or std::logic_error a second time.
-  void make_cells(size_t count, size_t cell_bytes);
+  // Makes the memory of recurrent states. Throws as Slots does, or std::logic_error a second time.
+  void make_slots(size_t count, size_t slot_bytes);
 
-  // Returns a range that this substrate made. Throws std::invalid_argument for another range.
+  // Returns a range that this backend made. Throws std::invalid_argument for another range.
   DeviceRange& own(AddressRange& range) const;
 
   Kind kind() const { return context_->kind; }
   const Geometry& geometry() const { return context_->geometry; }
   Epochs& epochs() const { return context_->epochs; }
   Residency& residency() const { return context_->residency; }
-  // Returns null before make_cells().
-  Cells* cells() const { return cells_.get(); }
+  // Returns null before make_slots().
+  Slots* slots() const { return slots_.get(); }
   // Returns the buffers per range. A row table has a RowEntry per buffer and row, [buffer][row].
   size_t buffers_per_range() const;
   RegionPlace place(size_t region) const;
@@ -84,7 +84,7 @@ class Substrate {
   std::string failure() const { return context_->health.failure(); }
 
  private:
-  Substrate(NS::SharedPtr<MTL::Device> device, const Options& options);
+  KVBackend(NS::SharedPtr<MTL::Device> device, const Options& options);
 
   void require_running() const;
   bool quiesce();  // returns false if steps may still run
@@ -93,7 +93,7 @@ class Substrate {
   std::shared_ptr<const BufferPlan> plan_;  // sparse only
   std::shared_ptr<Arena> arena_;            // dense only
   size_t most_bytes_;                       // the bytes of the longest buffer
-  std::shared_ptr<Cells> cells_;
+  std::shared_ptr<Slots> slots_;
   mutable std::mutex mutex_;                // guards the two lists below
   std::vector<std::shared_ptr<DeviceHeap>> heaps_;
   std::vector<std::shared_ptr<DeviceRange>> ranges_;

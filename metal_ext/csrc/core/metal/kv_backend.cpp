@@ -1,4 +1,4 @@
-#include "core/metal/substrate.h"
+#include "core/metal/kv_backend.h"
 
 #include <algorithm>
 #include <exception>
@@ -9,23 +9,23 @@
 namespace quire::metal {
 namespace {
 
-// The objects of a substrate that could not end. These objects are never released.
+// The objects of a backend that could not end. These objects are never released.
 struct Kept {
   std::shared_ptr<Context> context;
   std::shared_ptr<Arena> arena;
-  std::shared_ptr<Cells> cells;
+  std::shared_ptr<Slots> slots;
   std::vector<std::shared_ptr<DeviceHeap>> heaps;
   std::vector<std::shared_ptr<DeviceRange>> ranges;
 };
 
 }  // namespace
 
-std::shared_ptr<Substrate> Substrate::make(
+std::shared_ptr<KVBackend> KVBackend::make(
     NS::SharedPtr<MTL::Device> device, const Options& options) {
-  return std::shared_ptr<Substrate>(new Substrate(std::move(device), options));
+  return std::shared_ptr<KVBackend>(new KVBackend(std::move(device), options));
 }
 
-Substrate::Substrate(NS::SharedPtr<MTL::Device> device, const Options& options) {
+KVBackend::KVBackend(NS::SharedPtr<MTL::Device> device, const Options& options) {
   switch (options.kind) {  // checks that depend on no device come first
     case Kind::sparse:
       sparse_page_size(options.geometry.page_bytes());
@@ -61,7 +61,7 @@ Substrate::Substrate(NS::SharedPtr<MTL::Device> device, const Options& options) 
   }
 }
 
-std::shared_ptr<Heap> Substrate::new_heap() {
+std::shared_ptr<Heap> KVBackend::new_heap() {
   const std::lock_guard lock(mutex_);
   require_running();
   std::shared_ptr<DeviceHeap> heap;
@@ -85,7 +85,7 @@ std::shared_ptr<Heap> Substrate::new_heap() {
   return heap;
 }
 
-std::shared_ptr<AddressRange> Substrate::new_range() {
+std::shared_ptr<AddressRange> KVBackend::new_range() {
   const std::lock_guard lock(mutex_);
   require_running();
   std::shared_ptr<DeviceRange> range;
@@ -104,35 +104,35 @@ std::shared_ptr<AddressRange> Substrate::new_range() {
   return range;
 }
 
-void Substrate::make_cells(size_t count, size_t cell_bytes) {
+void KVBackend::make_slots(size_t count, size_t slot_bytes) {
   const std::lock_guard lock(mutex_);
   require_running();
-  if (cells_ != nullptr) {
-    throw std::logic_error("the substrate has cells already");
+  if (slots_ != nullptr) {
+    throw std::logic_error("the backend has slots already");
   }
-  cells_ = std::make_shared<Cells>(*context_, count, cell_bytes, most_bytes_);
+  slots_ = std::make_shared<Slots>(*context_, count, slot_bytes, most_bytes_);
   context_->settle();
 }
 
-void Substrate::require_running() const {
+void KVBackend::require_running() const {
   context_->health.require();
   const std::lock_guard books(context_->books);
   context_->require_running();
 }
 
-DeviceRange& Substrate::own(AddressRange& range) const {
+DeviceRange& KVBackend::own(AddressRange& range) const {
   auto* const device_range = dynamic_cast<DeviceRange*>(&range);
   if (device_range == nullptr || device_range->context() != context_) {
-    throw std::invalid_argument("the range is not of this substrate");
+    throw std::invalid_argument("the range is not of this backend");
   }
   return *device_range;
 }
 
-size_t Substrate::buffers_per_range() const {
+size_t KVBackend::buffers_per_range() const {
   return plan_ == nullptr ? 1 : plan_->bytes.size();
 }
 
-RegionPlace Substrate::place(size_t region) const {
+RegionPlace KVBackend::place(size_t region) const {
   if (region >= geometry().regions()) {
     throw std::out_of_range(
         "region " + std::to_string(region) + " of " + std::to_string(geometry().regions()));
@@ -145,25 +145,25 @@ RegionPlace Substrate::place(size_t region) const {
     case Kind::dense:
       return {0, geometry().range_region_offset(region)};
   }
-  throw std::logic_error("no such kind of substrate");
+  throw std::logic_error("no such kind of backend");
 }
 
-void Substrate::finish_mappings() {
+void KVBackend::finish_mappings() {
   if (context_->bundle != nullptr) {
     context_->bundle->finish();
   }
 }
 
-void Substrate::commit(Heap& heap) {
+void KVBackend::commit(Heap& heap) {
   auto* const device_heap = dynamic_cast<DeviceHeap*>(&heap);
   if (device_heap == nullptr || device_heap->context() != context_) {
-    throw std::invalid_argument("the heap is not of this substrate");
+    throw std::invalid_argument("the heap is not of this backend");
   }
   require_running();
   device_heap->commit();
 }
 
-void Substrate::copy_block(
+void KVBackend::copy_block(
     AddressRange& source, size_t source_block, AddressRange& target, size_t target_block,
     size_t tokens) {
   own(target).copy_from(own(source), source_block, target_block, tokens);
@@ -171,7 +171,7 @@ void Substrate::copy_block(
 
 // Rule: the end has an order: steps, mappings, residency, buffers, heaps. If the device does not
 // answer, nothing is released.
-bool Substrate::shutdown() {
+bool KVBackend::shutdown() {
   const std::lock_guard lock(mutex_);
   if (released_) {
     return true;
@@ -190,8 +190,8 @@ bool Substrate::shutdown() {
   if (arena_ != nullptr) {
     arena_->drop();
   }
-  if (cells_ != nullptr) {
-    cells_->drop();
+  if (slots_ != nullptr) {
+    slots_->drop();
   }
   for (const auto& heap : heaps_) {
     heap->drop();
@@ -202,7 +202,7 @@ bool Substrate::shutdown() {
   return true;
 }
 
-bool Substrate::quiesce() {
+bool KVBackend::quiesce() {
   try {
     context_->health.require();
     const uint64_t newest = context_->epochs.newest();
@@ -221,7 +221,7 @@ bool Substrate::quiesce() {
   }
 }
 
-Substrate::~Substrate() {
+KVBackend::~KVBackend() {
   bool ended = false;
   try {
     ended = shutdown();
@@ -229,7 +229,7 @@ Substrate::~Substrate() {
   }
   if (!ended) {
     // Commands may still use this memory, so it is never released.
-    new Kept{context_, arena_, cells_, std::move(heaps_), std::move(ranges_)};
+    new Kept{context_, arena_, slots_, std::move(heaps_), std::move(ranges_)};
   }
 }
 

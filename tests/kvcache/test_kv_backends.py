@@ -1,4 +1,4 @@
-"""The choice of a substrate: the configured one, or the first of the GPU's that works, or the
+"""The choice of a backend: the configured one, or the first of the GPU's that works, or the
 CPU's."""
 
 from collections.abc import Callable
@@ -6,44 +6,44 @@ from typing import Any
 
 import pytest
 
-from kvcache.substrates import MetalDevice, Substrate, SubstrateError, choose_substrate
+from kvcache.kv_backends import KVBackend, KVBackendError, MetalDevice, choose_kv_backend
 
 NOWHERE = "this machine has no Metal device"
 
 
-def broken(*substrates: Substrate) -> Callable[[Substrate], str]:
+def broken(*kv_backends: KVBackend) -> Callable[[KVBackend], str]:
     """A trial that these do not pass."""
-    return lambda substrate: f"{substrate.name} is broken" if substrate in substrates else ""
+    return lambda kv_backend: f"{kv_backend.name} is broken" if kv_backend in kv_backends else ""
 
 
-def nothing(_: Substrate) -> tuple[str, ...]:
-    """No substrate has failed here."""
+def nothing(_: KVBackend) -> tuple[str, ...]:
+    """No backend has failed here."""
     return ()
 
 
-def once(substrate: Substrate) -> tuple[str, ...]:
+def once(kv_backend: KVBackend) -> tuple[str, ...]:
     """The sparse one has."""
-    return ("it hung",) if substrate is Substrate.SPARSE else ()
+    return ("it hung",) if kv_backend is KVBackend.SPARSE else ()
 
 
-def never(substrate: Substrate) -> str:
-    raise AssertionError(f"{substrate} is tried")
+def never(kv_backend: KVBackend) -> str:
+    raise AssertionError(f"{kv_backend} is tried")
 
 
 @pytest.mark.parametrize(
     ("faults", "chosen"),
     [
-        ((), Substrate.SPARSE),
-        ((Substrate.SPARSE,), Substrate.PAGED),
-        ((Substrate.SPARSE, Substrate.PAGED), Substrate.METAL_DENSE),
-        ((Substrate.SPARSE, Substrate.PAGED, Substrate.METAL_DENSE), Substrate.POSIX),
+        ((), KVBackend.SPARSE),
+        ((KVBackend.SPARSE,), KVBackend.PAGED),
+        ((KVBackend.SPARSE, KVBackend.PAGED), KVBackend.METAL_DENSE),
+        ((KVBackend.SPARSE, KVBackend.PAGED, KVBackend.METAL_DENSE), KVBackend.POSIX),
     ],
 )
 def test_the_first_one_that_passes_serves_and_the_others_are_explained(
-    faults: tuple[Substrate, ...], chosen: Substrate
+    faults: tuple[KVBackend, ...], chosen: KVBackend
 ) -> None:
-    choice = choose_substrate("auto", no_metal="", trial=broken(*faults), remembered=nothing)
-    assert choice.substrate is chosen
+    choice = choose_kv_backend("auto", no_metal="", trial=broken(*faults), remembered=nothing)
+    assert choice.kv_backend is chosen
     assert len(choice.reasons) == len(faults) + 1
     for fault, reason in zip(faults, choice.reasons, strict=False):
         assert reason == f"not {fault}: {fault.name} is broken"
@@ -51,64 +51,64 @@ def test_the_first_one_that_passes_serves_and_the_others_are_explained(
 
 
 def test_only_the_cpu_beside_a_gpu_is_worth_a_warning() -> None:
-    every = broken(Substrate.SPARSE, Substrate.PAGED, Substrate.METAL_DENSE)
-    choice = choose_substrate("auto", no_metal="", trial=every, remembered=nothing)
+    every = broken(KVBackend.SPARSE, KVBackend.PAGED, KVBackend.METAL_DENSE)
+    choice = choose_kv_backend("auto", no_metal="", trial=every, remembered=nothing)
     assert choice.warnings == choice.reasons[-1:]
     assert "its CPU is many times slower" in choice.warnings[0]
-    one = choose_substrate("auto", no_metal="", trial=broken(Substrate.SPARSE), remembered=nothing)
+    one = choose_kv_backend("auto", no_metal="", trial=broken(KVBackend.SPARSE), remembered=nothing)
     assert one.warnings == ()
-    assert choose_substrate("auto", no_metal=NOWHERE, trial=never, remembered=once).warnings == ()
+    assert choose_kv_backend("auto", no_metal=NOWHERE, trial=never, remembered=once).warnings == ()
 
 
 def test_what_has_failed_here_before_is_neither_tried_nor_taken() -> None:
-    def trial(substrate: Substrate) -> str:
-        assert substrate is Substrate.PAGED
+    def trial(kv_backend: KVBackend) -> str:
+        assert kv_backend is KVBackend.PAGED
         return ""
 
-    choice = choose_substrate("auto", no_metal="", trial=trial, remembered=once)
-    assert choice.substrate is Substrate.PAGED
+    choice = choose_kv_backend("auto", no_metal="", trial=trial, remembered=once)
+    assert choice.kv_backend is KVBackend.PAGED
     assert choice.warnings == choice.reasons[:1]
     assert "not sparse on Metal: it has failed on this machine" in choice.warnings[0]
     assert "it hung. `quire doctor` tries it again" in choice.warnings[0]
 
 
 def test_what_has_failed_here_before_is_refused_to_who_asks_for_it() -> None:
-    with pytest.raises(SubstrateError) as caught:
-        choose_substrate("sparse", no_metal="", trial=never, remembered=once)
+    with pytest.raises(KVBackendError) as caught:
+        choose_kv_backend("sparse", no_metal="", trial=never, remembered=once)
     for words in ("it hung", "`quire doctor`", "--kv-backend auto"):
         assert words in str(caught.value)
-    taken = choose_substrate("paged", no_metal="", trial=broken(), remembered=once)
-    assert taken.substrate is Substrate.PAGED
+    taken = choose_kv_backend("paged", no_metal="", trial=broken(), remembered=once)
+    assert taken.kv_backend is KVBackend.PAGED
 
 
 def test_without_metal_nothing_is_tried() -> None:
-    choice = choose_substrate("auto", no_metal=NOWHERE, trial=never, remembered=nothing)
-    assert choice.substrate is Substrate.POSIX
+    choice = choose_kv_backend("auto", no_metal=NOWHERE, trial=never, remembered=nothing)
+    assert choice.kv_backend is KVBackend.POSIX
     assert choice.reasons == (f"posix: {NOWHERE}",)
 
 
 @pytest.mark.parametrize(
     ("asked", "no_metal", "chosen"),
     [
-        ("posix", "", Substrate.POSIX),
-        ("posix", NOWHERE, Substrate.POSIX),
-        ("dense", "", Substrate.METAL_DENSE),
-        ("sparse", "", Substrate.SPARSE),
-        ("paged", "", Substrate.PAGED),
+        ("posix", "", KVBackend.POSIX),
+        ("posix", NOWHERE, KVBackend.POSIX),
+        ("dense", "", KVBackend.METAL_DENSE),
+        ("sparse", "", KVBackend.SPARSE),
+        ("paged", "", KVBackend.PAGED),
     ],
 )
 def test_what_is_asked_for_serves_on_the_gpu_where_there_is_one(
-    asked: str, no_metal: str, chosen: Substrate
+    asked: str, no_metal: str, chosen: KVBackend
 ) -> None:
-    choice = choose_substrate(asked, no_metal=no_metal, trial=broken(), remembered=nothing)
-    assert choice.substrate is chosen
+    choice = choose_kv_backend(asked, no_metal=no_metal, trial=broken(), remembered=nothing)
+    assert choice.kv_backend is chosen
     assert choice.reasons == (f"{chosen}: as configured",)
 
 
-def test_substrates_of_a_cpu_are_not_tried() -> None:
+def test_kv_backends_of_a_cpu_are_not_tried() -> None:
     assert (
-        choose_substrate("posix", no_metal="", trial=never, remembered=nothing).substrate
-        is Substrate.POSIX
+        choose_kv_backend("posix", no_metal="", trial=never, remembered=nothing).kv_backend
+        is KVBackend.POSIX
     )
 
 
@@ -119,15 +119,15 @@ def test_substrates_of_a_cpu_are_not_tried() -> None:
         ("sparse", NOWHERE, "sparse is memory of a GPU: this machine has no Metal device"),
         ("sparse", "", "sparse on Metal does not work on this machine: SPARSE is broken"),
         ("dense", "", "dense on Metal does not work on this machine: METAL_DENSE is broken"),
-        ("papyrus", "", "no substrate 'papyrus'; there are auto, sparse, paged, dense, posix"),
+        ("papyrus", "", "no backend 'papyrus'; there are auto, sparse, paged, dense, posix"),
     ],
 )
 def test_what_this_machine_lacks_is_refused_by_name(
     asked: str, no_metal: str, message: str
 ) -> None:
-    trial = broken(Substrate.SPARSE, Substrate.METAL_DENSE)
-    with pytest.raises(SubstrateError) as caught:
-        choose_substrate(asked, no_metal=no_metal, trial=trial, remembered=nothing)
+    trial = broken(KVBackend.SPARSE, KVBackend.METAL_DENSE)
+    with pytest.raises(KVBackendError) as caught:
+        choose_kv_backend(asked, no_metal=no_metal, trial=trial, remembered=nothing)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 

@@ -6,7 +6,7 @@ from enum import Enum
 from typing import Any
 
 
-class Substrate(Enum):
+class KVBackend(Enum):
     """A kind of memory for K and V: its name in settings, and whether it is a GPU's memory."""
 
     SPARSE = ("sparse", True)
@@ -39,24 +39,24 @@ AUTO = "auto"
 NO_METAL = "this build of quire has no Metal"
 NO_DEVICE = "this machine has no Metal device"
 NOTHING_WORKS = "nothing works on this machine's GPU, and its CPU is many times slower"
-# In order of preference: the substrate that shares most memory comes first.
-ON_METAL = (Substrate.SPARSE, Substrate.PAGED, Substrate.METAL_DENSE)
+# In order of preference: the backend that shares most memory comes first.
+ON_METAL = (KVBackend.SPARSE, KVBackend.PAGED, KVBackend.METAL_DENSE)
 
-Trial = Callable[[Substrate], str]
-"""Tests a GPU's substrate on this machine; returns its fault, or "" if it works."""
-Remembered = Callable[[Substrate], tuple[str, ...]]
-"""Returns the faults that kvcache/fault_memory.py remembers of a GPU's substrate."""
+Trial = Callable[[KVBackend], str]
+"""Tests a GPU's backend on this machine; returns its fault, or "" if it works."""
+Remembered = Callable[[KVBackend], tuple[str, ...]]
+"""Returns the faults that kvcache/fault_memory.py remembers of a GPU's backend."""
 
 
-class SubstrateError(ValueError):
-    """The settings name a substrate that this machine lacks; the message names the reason."""
+class KVBackendError(ValueError):
+    """The settings name a backend that this machine lacks; the message names the reason."""
 
 
 @dataclass(frozen=True, slots=True)
-class SubstrateChoice:
-    """The chosen substrate, and a sentence about each substrate that was considered."""
+class KVBackendChoice:
+    """The chosen backend, and a sentence about each backend that was considered."""
 
-    substrate: Substrate
+    kv_backend: KVBackend
     reasons: tuple[str, ...]
     warnings: tuple[str, ...] = ()
     """The sentences that a person should act on."""
@@ -66,42 +66,42 @@ class SubstrateChoice:
     """Whether a GPU's heaps are released before the process ends."""
 
 
-def choose_substrate(
+def choose_kv_backend(
     setting: str, *, no_metal: str, trial: Trial, remembered: Remembered
-) -> SubstrateChoice:
-    """Choose the substrate. setting: "auto" or a name. no_metal: why no GPU can compute, or "".
+) -> KVBackendChoice:
+    """Choose the backend. setting: "auto" or a name. no_metal: why no GPU can compute, or "".
 
-    A substrate with remembered faults is never tried, so that a server started at boot does not
-    crash the machine again and again. Raises SubstrateError if the setting cannot be followed."""
+    A backend with remembered faults is never tried, so that a server started at boot does not
+    crash the machine again and again. Raises KVBackendError if the setting cannot be followed."""
     if setting != AUTO:
         return _configured(setting, no_metal, trial, remembered)
     if no_metal:
-        return SubstrateChoice(Substrate.POSIX, (f"{Substrate.POSIX}: {no_metal}",))
+        return KVBackendChoice(KVBackend.POSIX, (f"{KVBackend.POSIX}: {no_metal}",))
     reasons: list[str] = []
     warnings: list[str] = []
-    for substrate in ON_METAL:
-        if faults := remembered(substrate):
-            warnings.append(f"not {substrate}: {_in_doubt(faults)}")
+    for backend in ON_METAL:
+        if faults := remembered(backend):
+            warnings.append(f"not {backend}: {_in_doubt(faults)}")
             reasons.append(warnings[-1])
-        elif fault := trial(substrate):
-            reasons.append(f"not {substrate}: {fault}")
+        elif fault := trial(backend):
+            reasons.append(f"not {backend}: {fault}")
         else:
-            reasons.append(f"{substrate}: it passed its canary")
-            return SubstrateChoice(substrate, tuple(reasons), tuple(warnings))
-    warnings.append(f"{Substrate.POSIX}: {NOTHING_WORKS}")
-    return SubstrateChoice(Substrate.POSIX, (*reasons, warnings[-1]), tuple(warnings))
+            reasons.append(f"{backend}: it passed its canary")
+            return KVBackendChoice(backend, tuple(reasons), tuple(warnings))
+    warnings.append(f"{KVBackend.POSIX}: {NOTHING_WORKS}")
+    return KVBackendChoice(KVBackend.POSIX, (*reasons, warnings[-1]), tuple(warnings))
 
 
 def choose_mapping(
-    choice: SubstrateChoice, setting: bool | None, stress_passed: Callable[[Substrate], bool]
-) -> SubstrateChoice:
+    choice: KVBackendChoice, setting: bool | None, stress_passed: Callable[[KVBackend], bool]
+) -> KVBackendChoice:
     """Decide when mappings of sparse buffers change: while steps run only if the stress test has
-    passed on this machine. setting: ``cache.map_while_running``. Raises SubstrateError."""
-    substrate = choice.substrate
-    if substrate is not Substrate.SPARSE:
+    passed on this machine. setting: ``cache.map_while_running``. Raises KVBackendError."""
+    backend = choice.kv_backend
+    if backend is not KVBackend.SPARSE:
         return choice
-    passed = stress_passed(substrate)
-    bold = _is_trusted(substrate, "map_while_running", setting, "stress", "--stress", passed)
+    passed = stress_passed(backend)
+    bold = _is_trusted(backend, "map_while_running", setting, "stress", "--stress", passed)
     if setting is False:
         why = "as configured"
     else:
@@ -112,26 +112,26 @@ def choose_mapping(
 
 
 def choose_release(
-    choice: SubstrateChoice, setting: bool | None, release_passed: Callable[[Substrate], bool]
-) -> SubstrateChoice:
+    choice: KVBackendChoice, setting: bool | None, release_passed: Callable[[KVBackend], bool]
+) -> KVBackendChoice:
     """Decide whether a GPU's heaps are released: only if the release test has passed on this
-    machine. setting: ``cache.release_heaps``. Raises SubstrateError."""
-    substrate = choice.substrate
-    if not substrate.on_gpu:
+    machine. setting: ``cache.release_heaps``. Raises KVBackendError."""
+    backend = choice.kv_backend
+    if not backend.on_gpu:
         return choice
-    passed = release_passed(substrate)
-    released = _is_trusted(substrate, "release_heaps", setting, "release", "--release-test", passed)
+    passed = release_passed(backend)
+    released = _is_trusted(backend, "release_heaps", setting, "release", "--release-test", passed)
     return replace(choice, releases_heaps=released)
 
 
 def _is_trusted(
-    substrate: Substrate, name: str, setting: bool | None, test: str, flag: str, passed: bool
+    backend: KVBackend, name: str, setting: bool | None, test: str, flag: str, passed: bool
 ) -> bool:
     """Return whether a GPU may do what needs a passed self-test. flag: the doctor's option for the
-    test. Raises SubstrateError if the setting is true but the test has not passed."""
+    test. Raises KVBackendError if the setting is true but the test has not passed."""
     if setting and not passed:
-        raise SubstrateError(
-            f"cache.{name} is set, but the {test} test of {substrate} has not passed on this "
+        raise KVBackendError(
+            f"cache.{name} is set, but the {test} test of {backend} has not passed on this "
             f"machine with this system: run `quire doctor {flag}`, or leave it out"
         )
     return passed and setting is not False
@@ -146,20 +146,20 @@ def _in_doubt(faults: tuple[str, ...]) -> str:
 
 def _configured(
     setting: str, no_metal: str, trial: Trial, remembered: Remembered
-) -> SubstrateChoice:
-    substrate = next((s for s in Substrate if s.setting == setting), None)
-    if substrate is None:
-        names = ", ".join([AUTO, *(s.setting for s in Substrate)])
-        raise SubstrateError(f"there is no substrate {setting!r}; there are {names}")
-    if substrate.on_gpu and no_metal:
-        raise SubstrateError(f"{setting} is memory of a GPU: {no_metal}")
-    if substrate.on_gpu and (faults := remembered(substrate)):
-        raise SubstrateError(
-            f"{substrate} is asked for, but {_in_doubt(faults)}; --kv-backend auto takes another"
+) -> KVBackendChoice:
+    backend = next((s for s in KVBackend if s.setting == setting), None)
+    if backend is None:
+        names = ", ".join([AUTO, *(s.setting for s in KVBackend)])
+        raise KVBackendError(f"there is no backend {setting!r}; there are {names}")
+    if backend.on_gpu and no_metal:
+        raise KVBackendError(f"{setting} is memory of a GPU: {no_metal}")
+    if backend.on_gpu and (faults := remembered(backend)):
+        raise KVBackendError(
+            f"{backend} is asked for, but {_in_doubt(faults)}; --kv-backend auto takes another"
         )
-    if substrate.on_gpu and (fault := trial(substrate)):
-        raise SubstrateError(f"{substrate} does not work on this machine: {fault}")
-    return SubstrateChoice(substrate, (f"{substrate}: as configured",))
+    if backend.on_gpu and (fault := trial(backend)):
+        raise KVBackendError(f"{backend} does not work on this machine: {fault}")
+    return KVBackendChoice(backend, (f"{backend}: as configured",))
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +173,7 @@ class MetalDevice:
     """The size of the largest allocation."""
     said: dict[str, Any] = field(default_factory=dict)
     missing: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """The features that the device lacks, by the name of the substrate that needs them."""
+    """The features that the device lacks, by the name of the backend that needs them."""
 
     @classmethod
     def of(cls, capabilities: dict[str, Any]) -> "MetalDevice":

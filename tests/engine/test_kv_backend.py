@@ -6,26 +6,26 @@ from pathlib import Path
 
 import pytest
 
-from engine import substrate as engine_substrate
-from engine.machine import machine_memory
-from engine.models.checkpoint import Checkpoint, read_checkpoint
-from engine.substrate import (
-    machine_substrate,
+from engine import kv_backend as engine_kv_backend
+from engine.kv_backend import (
+    machine_kv_backend,
     memory_for,
     memory_of_all_models,
     metal_device,
     plan_for_this_machine,
     why_no_metal,
 )
+from engine.machine import machine_memory
+from engine.models.checkpoint import Checkpoint, read_checkpoint
 from kvcache.fault_memory import FaultMemory
+from kvcache.kv_backends import NO_DEVICE, NO_METAL, KVBackend, KVBackendError
 from kvcache.layout import LayoutError
 from kvcache.selftest.run import USUAL, CacheSize, SelfTest, SelfTestReport, write_stamp
-from kvcache.substrates import NO_DEVICE, NO_METAL, Substrate, SubstrateError
 from tests.engines import CONFIG
 from tests.kvcache.metal_double import Device, install
 from tests.models import ModelSpec, write_model
 
-Tried = list[tuple[str, Substrate, int | None]]
+Tried = list[tuple[str, KVBackend, int | None]]
 
 
 @pytest.fixture
@@ -42,33 +42,33 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> Tried:
     seen: Tried = []
 
     def run(
-        what: str, substrate: Substrate, page_bytes: int | None, size: object
+        what: str, kv_backend: KVBackend, page_bytes: int | None, size: object
     ) -> SelfTestReport:
-        seen.append((what, substrate, page_bytes))
-        return SelfTestReport((), "it hung" if substrate is Substrate.SPARSE else "", 1.0)
+        seen.append((what, kv_backend, page_bytes))
+        return SelfTestReport((), "it hung" if kv_backend is KVBackend.SPARSE else "", 1.0)
 
-    monkeypatch.setattr(engine_substrate, "run_selftest", run)
+    monkeypatch.setattr(engine_kv_backend, "run_selftest", run)
     return seen
 
 
-def page(_: Substrate) -> list[tuple[int, CacheSize]]:
+def page(_: KVBackend) -> list[tuple[int, CacheSize]]:
     return [(16384, USUAL)]
 
 
-def choose(asked: str, *, release_heaps: bool = False) -> Substrate:
-    return machine_substrate(asked, page, release_heaps=release_heaps).substrate
+def choose(asked: str, *, release_heaps: bool = False) -> KVBackend:
+    return machine_kv_backend(asked, page, release_heaps=release_heaps).kv_backend
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="a Mac has a GPU")
 def test_without_metal_the_cpu_serves_and_nothing_is_tried(tried: Tried) -> None:
     assert metal_device() is None
     assert why_no_metal(None) == NO_METAL
-    choice = machine_substrate("auto", page, release_heaps=True)
-    assert (choice.substrate, choice.reasons) == (Substrate.POSIX, (f"posix: {NO_METAL}",))
+    choice = machine_kv_backend("auto", page, release_heaps=True)
+    assert (choice.kv_backend, choice.reasons) == (KVBackend.POSIX, (f"posix: {NO_METAL}",))
     assert tried == []
-    assert memory_for(Substrate.POSIX).max_buffer_bytes is None
-    assert memory_for(Substrate.POSIX).total_bytes == machine_memory().total_bytes
-    with pytest.raises(SubstrateError, match="sparse is memory of a GPU: this build"):
+    assert memory_for(KVBackend.POSIX).max_buffer_bytes is None
+    assert memory_for(KVBackend.POSIX).total_bytes == machine_memory().total_bytes
+    with pytest.raises(KVBackendError, match="sparse is memory of a GPU: this build"):
         choose("sparse")
 
 
@@ -78,19 +78,19 @@ def test_a_build_with_metal_on_a_machine_without_a_device_serves_from_the_cpu(
     device.said.clear()
     assert metal_device() is None
     assert why_no_metal(None) == NO_DEVICE
-    assert choose("auto") is Substrate.POSIX
+    assert choose("auto") is KVBackend.POSIX
     assert tried == []
 
 
 def test_the_canary_decides_with_the_pages_that_the_cache_will_have(
     device: Device, tried: Tried
 ) -> None:
-    choice = machine_substrate("auto", page, release_heaps=False)
-    assert choice.substrate is Substrate.PAGED
+    choice = machine_kv_backend("auto", page, release_heaps=False)
+    assert choice.kv_backend is KVBackend.PAGED
     assert choice.reasons[0] == "not sparse on Metal: it hung"
-    assert [(what, substrate) for what, substrate, _ in tried] == [
-        ("substrate", Substrate.SPARSE),
-        ("substrate", Substrate.PAGED),
+    assert [(what, kv_backend) for what, kv_backend, _ in tried] == [
+        ("kv_backend", KVBackend.SPARSE),
+        ("kv_backend", KVBackend.PAGED),
     ]
     assert {page_bytes for _, _, page_bytes in tried} == {16384}
 
@@ -98,78 +98,78 @@ def test_the_canary_decides_with_the_pages_that_the_cache_will_have(
 def test_a_wheel_that_does_not_suit_the_chip_is_warned_of(
     device: Device, tried: Tried, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_substrate, "wheel_warning", lambda _: "the wheel is old")
-    assert machine_substrate("auto", page, release_heaps=False).warnings == ("the wheel is old",)
-    assert machine_substrate("posix", page, release_heaps=False).warnings == ()
+    monkeypatch.setattr(engine_kv_backend, "wheel_warning", lambda _: "the wheel is old")
+    assert machine_kv_backend("auto", page, release_heaps=False).warnings == ("the wheel is old",)
+    assert machine_kv_backend("posix", page, release_heaps=False).warnings == ()
 
 
 def test_what_the_device_lacks_is_not_tried(device: Device, tried: Tried) -> None:
     device.said["missing_for_sparse"] = ["no queue", "no heaps"]
-    with pytest.raises(SubstrateError, match="does not work on this machine: no queue; no heaps"):
+    with pytest.raises(KVBackendError, match="does not work on this machine: no queue; no heaps"):
         choose("sparse")
     assert tried == []
-    assert choose("paged") is Substrate.PAGED
+    assert choose("paged") is KVBackend.PAGED
 
 
 def test_what_has_failed_here_before_is_passed_by_until_it_is_forgotten(
     device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tried: list[Substrate] = []
+    tried: list[KVBackend] = []
 
     def run(
-        what: str, substrate: Substrate, page_bytes: int | None, size: object
+        what: str, kv_backend: KVBackend, page_bytes: int | None, size: object
     ) -> SelfTestReport:
-        tried.append(substrate)
+        tried.append(kv_backend)
         return SelfTestReport((), "", 1.0)
 
-    monkeypatch.setattr(engine_substrate, "run_selftest", run)
-    FaultMemory(Substrate.SPARSE).record("a mapping never came back")
-    choice = machine_substrate("auto", page, release_heaps=False)
-    assert (choice.substrate, tried) == (Substrate.PAGED, [Substrate.PAGED])
+    monkeypatch.setattr(engine_kv_backend, "run_selftest", run)
+    FaultMemory(KVBackend.SPARSE).record("a mapping never came back")
+    choice = machine_kv_backend("auto", page, release_heaps=False)
+    assert (choice.kv_backend, tried) == (KVBackend.PAGED, [KVBackend.PAGED])
     assert "a mapping never came back" in choice.warnings[0]
-    with pytest.raises(SubstrateError, match="a mapping never came back"):
+    with pytest.raises(KVBackendError, match="a mapping never came back"):
         choose("sparse")
-    assert FaultMemory(Substrate.SPARSE).forget()
-    assert choose("auto") is Substrate.SPARSE
+    assert FaultMemory(KVBackend.SPARSE).forget()
+    assert choose("auto") is KVBackend.SPARSE
 
 
 def test_heaps_are_released_only_where_the_release_test_has_passed(
     device: Device, tried: Tried
 ) -> None:
-    with pytest.raises(SubstrateError, match=r"release test of paged on Metal has not .*--release"):
+    with pytest.raises(KVBackendError, match=r"release test of paged on Metal has not .*--release"):
         choose("paged", release_heaps=True)
-    assert not machine_substrate("paged", page).releases_heaps
-    write_stamp(SelfTest.RELEASE, Substrate.PAGED)
-    assert machine_substrate("paged", page, release_heaps=True).releases_heaps
-    assert machine_substrate("paged", page).releases_heaps, "it is known to bear that"
-    assert not machine_substrate("paged", page, release_heaps=False).releases_heaps
-    assert not machine_substrate("posix", page, release_heaps=True).releases_heaps, "no heaps"
+    assert not machine_kv_backend("paged", page).releases_heaps
+    write_stamp(SelfTest.RELEASE, KVBackend.PAGED)
+    assert machine_kv_backend("paged", page, release_heaps=True).releases_heaps
+    assert machine_kv_backend("paged", page).releases_heaps, "it is known to bear that"
+    assert not machine_kv_backend("paged", page, release_heaps=False).releases_heaps
+    assert not machine_kv_backend("posix", page, release_heaps=True).releases_heaps, "no heaps"
 
 
 def test_sparse_memory_is_mapped_between_steps_where_the_stress_test_has_not_passed(
     device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     passed = SelfTestReport((), "", 1.0)
-    monkeypatch.setattr(engine_substrate, "run_selftest", lambda *_: passed)
+    monkeypatch.setattr(engine_kv_backend, "run_selftest", lambda *_: passed)
 
     def bold(asked: str, wanted: bool | None) -> bool:
-        choice = machine_substrate(asked, page, release_heaps=False, map_while_running=wanted)
+        choice = machine_kv_backend(asked, page, release_heaps=False, map_while_running=wanted)
         return choice.maps_while_running
 
     assert not bold("sparse", None)
     assert not bold("sparse", False)
-    with pytest.raises(SubstrateError, match=r"stress test of sparse on Metal has not .*--stress"):
+    with pytest.raises(KVBackendError, match=r"stress test of sparse on Metal has not .*--stress"):
         bold("sparse", True)
     assert bold("paged", True), "nothing is mapped there"
     assert bold("posix", None)
-    write_stamp(SelfTest.STRESS, Substrate.SPARSE)
+    write_stamp(SelfTest.STRESS, KVBackend.SPARSE)
     assert bold("sparse", None)
     assert bold("sparse", True)
     assert not bold("sparse", False)
 
 
 def test_a_gpu_has_its_own_figures(device: Device) -> None:
-    memory = memory_for(Substrate.SPARSE)
+    memory = memory_for(KVBackend.SPARSE)
     assert memory.max_buffer_bytes == 1 << 30
     assert memory.total_bytes == min(1 << 32, machine_memory().total_bytes)
 
@@ -186,9 +186,9 @@ def checkpoint(tmp_path: Path) -> Checkpoint:
 def test_a_plan_for_a_gpu_has_its_pages_and_its_budget(
     device: Device, tried: Tried, checkpoint: Checkpoint
 ) -> None:
-    config = replace(CONFIG, substrate="auto", page_bytes=None, kv_budget_bytes=None)
+    config = replace(CONFIG, kv_backend="auto", page_bytes=None, kv_budget_bytes=None)
     plan = plan_for_this_machine(config, checkpoint)
-    assert plan.substrate.substrate is Substrate.PAGED
+    assert plan.kv_backend.kv_backend is KVBackend.PAGED
     # A row of two heads of 64 float32: 512 bytes.
     assert plan.memory.layout.groups[0].page_bytes == 16384
     assert tried[0][2] == 16384
@@ -202,21 +202,21 @@ def test_a_plan_for_a_gpu_has_its_pages_and_its_budget(
 def test_a_page_that_the_gpu_cannot_map_is_refused(
     device: Device, tried: Tried, checkpoint: Checkpoint
 ) -> None:
-    config = replace(CONFIG, substrate="paged", page_bytes=4096)
+    config = replace(CONFIG, kv_backend="paged", page_bytes=4096)
     with pytest.raises(LayoutError, match="none that the device maps: 16384, 65536, 262144"):
         plan_for_this_machine(config, checkpoint)
 
 
 def test_a_plan_for_a_cpu_is_as_it_was(tiny_model: Path) -> None:
-    plan = plan_for_this_machine(replace(CONFIG, substrate="posix"), read_checkpoint(tiny_model))
-    assert plan.substrate.substrate is Substrate.POSIX
+    plan = plan_for_this_machine(replace(CONFIG, kv_backend="posix"), read_checkpoint(tiny_model))
+    assert plan.kv_backend.kv_backend is KVBackend.POSIX
 
 
 def test_several_models_may_use_what_one_alone_may(device: Device) -> None:
     del device
-    auto = replace(CONFIG, substrate="auto", headroom_bytes=None)
-    gpu = memory_for(Substrate.SPARSE)
+    auto = replace(CONFIG, kv_backend="auto", headroom_bytes=None)
+    gpu = memory_for(KVBackend.SPARSE)
     assert memory_of_all_models(auto) == gpu.usable_bytes(gpu.headroom_bytes(None))
     machine = machine_memory()
-    on_cpu = memory_of_all_models(replace(auto, substrate="posix"))
+    on_cpu = memory_of_all_models(replace(auto, kv_backend="posix"))
     assert 0 < on_cpu <= machine.total_bytes - machine.headroom_bytes(None)

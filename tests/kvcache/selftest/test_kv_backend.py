@@ -1,4 +1,4 @@
-"""A substrate that works passes; one that breaks a promise fails in the result that asks for it."""
+"""A backend that works passes; one that breaks a promise fails in the result that asks for it."""
 
 from typing import Any
 
@@ -7,25 +7,25 @@ import numpy as np
 import pytest
 
 import metal_ext
+from kvcache.kv_backends import KVBackend
 from kvcache.layout import METAL_PAGES, KVShape, KVSpec
 from kvcache.metal_backend import MetalBackend
 from kvcache.native_backends import PosixBackend
-from kvcache.selftest import substrate as pages
-from kvcache.selftest.run import Result
-from kvcache.selftest.substrate import (
+from kvcache.selftest import kv_backend as pages
+from kvcache.selftest.kv_backend import (
     QUERIES_PER_HEAD,
+    KVBackendChecks,
     RealSizeChecks,
-    SubstrateChecks,
     run_checks,
     small_layout,
 )
-from kvcache.substrates import Substrate
+from kvcache.selftest.run import Result
 from tests.kvcache.metal_double import Device, install
 from tests.kvcache.selftest.backends import LAYOUT, Liar, posix, with_wrong
 
 
 def tried(backend: Any) -> list[Result]:
-    return run_checks(SubstrateChecks(backend, LAYOUT).checks(), lambda _: None)
+    return run_checks(KVBackendChecks(backend, LAYOUT).checks(), lambda _: None)
 
 
 def fault(backend: Any) -> tuple[str, str]:
@@ -50,7 +50,7 @@ def test_checks_are_told_of_and_end_with_the_first_that_fails() -> None:
     ]
 
 
-def test_a_substrate_that_works_passes_every_step() -> None:
+def test_a_kv_backend_that_works_passes_every_step() -> None:
     results = tried(posix())
     assert all(result.passed for result in results), results[-1]
     assert [result.name for result in results][-1] == "end"
@@ -58,32 +58,32 @@ def test_a_substrate_that_works_passes_every_step() -> None:
     assert release.figures["returned"] >= 0.9 * release.figures["heap"]
 
 
-@pytest.mark.parametrize("substrate", [Substrate.SPARSE, Substrate.PAGED, Substrate.METAL_DENSE])
+@pytest.mark.parametrize("kv_backend", [KVBackend.SPARSE, KVBackend.PAGED, KVBackend.METAL_DENSE])
 @pytest.mark.parametrize("release_heaps", [False, True])
 def test_a_metal_device_passes_too(
-    monkeypatch: pytest.MonkeyPatch, substrate: Substrate, release_heaps: bool
+    monkeypatch: pytest.MonkeyPatch, kv_backend: KVBackend, release_heaps: bool
 ) -> None:
     device = install(monkeypatch)
     monkeypatch.setattr(pages, "process_footprint", lambda: footprint(device))
     layout = small_layout(
-        substrate, pages.SHAPE, max_tokens=pages.MAX_TOKENS, system_page_bytes=4096
+        kv_backend, pages.SHAPE, max_tokens=pages.MAX_TOKENS, system_page_bytes=4096
     )
     assert layout.groups[0].page_bytes in METAL_PAGES
     backend = MetalBackend(
-        substrate.setting, layout.groups[0], max_buffers=2, release_heaps=release_heaps
+        kv_backend.setting, layout.groups[0], max_buffers=2, release_heaps=release_heaps
     )
-    results = run_checks(SubstrateChecks(backend, layout).checks(), lambda _: None)
+    results = run_checks(KVBackendChecks(backend, layout).checks(), lambda _: None)
     assert all(result.passed for result in results), results[-1]
     said = {result.name: result.text for result in results}
     assert "zeros" in said["map"]
-    assert ("share" in said) == (not substrate.is_dense)
-    assert ("release" in said) == (release_heaps and not substrate.is_dense)
-    assert device.substrates[0].ended
+    assert ("share" in said) == (not kv_backend.is_dense)
+    assert ("release" in said) == (release_heaps and not kv_backend.is_dense)
+    assert device.kv_backends[0].ended
 
 
 def footprint(device: Device) -> int:
     """What the process would be charged for its heaps."""
-    return sum(heap.committed_bytes for heap in device.substrates[0].heaps)
+    return sum(heap.committed_bytes for heap in device.kv_backends[0].heaps)
 
 
 # --- what the checks must notice ------------------------------------------------------------------
@@ -179,7 +179,7 @@ def posix_with(backend: Any, **lies: Any) -> Any:
 
 
 def test_numbers_are_those_of_eight_bits_and_queries_are_keys_up_to_their_own() -> None:
-    pattern = SubstrateChecks(posix(), LAYOUT, 10)
+    pattern = KVBackendChecks(posix(), LAYOUT, 10)
     assert pattern.written.shape == (4, 10, 2, 64)
     assert (pattern.written * 64 == np.round(pattern.written * 64)).all()
     queries = pattern.queries(1, 4, 3)
@@ -193,7 +193,7 @@ def test_numbers_are_those_of_eight_bits_and_queries_are_keys_up_to_their_own() 
 BUFFERS = 8
 # Heaps of three blocks, and buffers of seventeen.
 REAL_LAYOUT = small_layout(
-    Substrate.POSIX,
+    KVBackend.POSIX,
     KVShape.uniform(3, KVSpec(4, 64)),
     max_tokens=136,
     system_page_bytes=metal_ext.SYSTEM_PAGE_BYTES,

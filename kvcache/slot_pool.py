@@ -1,0 +1,216 @@
+"""Allocates slots, each with the states of all recurrent layers of one sequence at one position.
+
+::
+
+    free -> held: one sequence writes the slot -> waiting for the last step to end -> free
+              |                                        ^
+              v                                        | (no sequence has it or can find it)
+            sealed: found by a prefix, held by all sequences that continue from it
+              |
+              v
+            cached: found by a prefix, held by no sequence -> evicted -> free
+
+A sealed slot is never written again. A slot is reused only after the newest step that may touch it.
+
+Waypoints (states within long prompts) are evicted first, then the slot of the least worth: the
+number of tokens it saves, times the likelihood that a prompt continues from the slot, divided by
+the number of uses of slots since its last use. Using a slot uses all earlier slots of its chain."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from kvcache.block import Prefix, Retention, Slot
+from kvcache.block_hashes import Evictions
+from kvcache.stats import SlotStats
+
+# Rough relative likelihoods that a later prompt continues from a slot. It continues from a user
+# message's end if reasoning is dropped or later ends were evicted, but from an earlier end of a
+# turn only if the client sends back another answer than it got.
+LIKELIHOOD = {
+    Retention.WAYPOINT: 1.0,
+    Retention.END: 1.0,
+    Retention.USER: 2.0,
+    Retention.SYSTEM: 1.0,
+}
+EARLIER_END_LIKELIHOOD = 0.1
+
+
+class StateSegment(NamedTuple):
+    """The slots (recurrent states) of one sequence in a step: one is read, others are written."""
+
+    count: int  # type: ignore[assignment]  # not the method of tuples
+    read: int | None
+    """The number of the slot with the state before the step's rows; None stands for zeros."""
+    writes: tuple[tuple[int, int], ...]
+    """``(rows, slot)``, ascending: this slot gets the state after this number of rows. The last
+    pair has ``count`` rows; its slot may be the one that was read."""
+
+
+class SlotPool:
+    """All slots of a model, and the choice of slots to evict."""
+
+    def __init__(self, capacity: int) -> None:
+        self.slots = [Slot(number) for number in range(capacity)]
+        self._free = list(reversed(self.slots))
+        self._waiting: list[Slot] = []
+        """Slots that no sequence uses any more, but that a step in flight may still touch."""
+        self._completed_epoch = 0
+        self._uses = 0
+        self.evicted = Evictions()
+        """Digests of prefixes whose slot was evicted."""
+        self.num_evicted = 0
+
+    @property
+    def expendable(self) -> int:
+        """The number of slots available without evicting other slots than waypoints."""
+        return len(self._free) + sum(
+            slot.retention is Retention.WAYPOINT for slot in self._evictable()
+        )
+
+    @property
+    def recovering(self) -> bool:
+        """Whether more slots become available when the steps in flight end."""
+        done = self._completed_epoch
+        return bool(self._waiting) or any(c.is_cached and c.epoch > done for c in self.slots)
+
+    def stats(self, slot_bytes: int, committed_bytes: int) -> SlotStats:
+        cached = dict.fromkeys(Retention, 0)
+        for slot in self.slots:
+            if slot.is_cached:
+                cached[slot.retention] += 1
+        return SlotStats(
+            slots=len(self.slots),
+            free=len(self._free),
+            held=sum(slot.holders > 0 for slot in self.slots),
+            cached=tuple((retention.name.lower(), count) for retention, count in cached.items()),
+            waiting=len(self._waiting),
+            evicted=self.num_evicted,
+            slot_bytes=slot_bytes,
+            committed_bytes=committed_bytes,
+        )
+
+    def take_for(self, retention: Retention, saves: int) -> Slot | None:
+        """Take a slot for a state worth keeping, or return None if only slots worth more could be
+        evicted. saves: the number of tokens that need not be computed again with this state."""
+        worth = retention is not Retention.WAYPOINT, LIKELIHOOD[retention] * saves
+        evictable = self._evictable()
+        if not self._free and (not evictable or min(map(self._worth, evictable)) > worth):
+            return None
+        return self.take()
+
+    def take(self) -> Slot | None:
+        """Take a free slot, or evict a slot and take it; return None if neither is possible."""
+        if not self._free and not self.evict():
+            return None
+        slot = self._free.pop()
+        assert not slot.holders, f"{slot} is held"
+        assert slot.prefix is None, f"{slot} can be found"
+        slot.holders, slot.dirty, slot.retention = 1, True, Retention.WAYPOINT
+        return slot
+
+    def hold(self, slot: Slot) -> None:
+        slot.holders += 1
+
+    def let_go(self, slot: Slot) -> None:
+        """Remove one user of a slot; free the slot if it has no user and cannot be found."""
+        assert slot.holders > 0, f"{slot} has no holder"
+        slot.holders -= 1
+        self._free_if_lost(slot)
+
+    def seal(self, slot: Slot, prefix: Prefix, retention: Retention, position: int) -> None:
+        """Let sequences find a slot by its prefix, after the step that wrote it has completed."""
+        assert prefix.slot is None, f"a slot stands where {slot} is to stand"
+        assert slot.prefix is None, f"{slot} is sealed"
+        slot.prefix, slot.retention, prefix.slot = prefix, retention, slot
+        slot.position = position
+        self.evicted.discard(prefix.digest)
+
+    def use(self, chain: Iterable[Slot]) -> None:
+        """Note that a sequence uses slots of a conversation. chain: these slots in order."""
+        self._uses += 1
+        before = newest_end = None
+        for slot in chain:
+            slot.before, slot.last_use, slot.is_earlier_end = before, self._uses, False
+            if slot.retention is Retention.END:
+                if newest_end is not None:
+                    newest_end.is_earlier_end = True
+                newest_end = slot
+            before = slot
+
+    def leave(self, slot: Slot) -> None:
+        """Note that a conversation differs from here on: slots after this slot become waypoints."""
+        for other in self.slots:
+            before = other.before
+            while before is not None and before is not slot:
+                before = before.before
+            if before is not None:
+                other.retention = Retention.WAYPOINT
+
+    def forget(self, slot: Slot, *, evicted: bool) -> None:
+        """Remove a slot from its prefix. evicted: whether to count an eviction, which is False if
+        the contents of the prefix's block are in doubt."""
+        assert slot.prefix is not None, f"{slot} cannot be found"
+        if evicted:
+            self.evicted.add(slot.prefix.digest)
+            self.num_evicted += 1
+        slot.prefix.slot = None
+        slot.prefix = None
+        for other in self.slots:
+            if other.before is slot:
+                other.before = slot.before
+        slot.before = None
+        self._free_if_lost(slot)
+
+    def evict(self) -> bool:
+        """Evict the least worthy cached slot that no step touches; return False if none is left."""
+        evictable = self._evictable()
+        if not evictable:
+            return False
+        self.forget(min(evictable, key=self._worth), evicted=True)
+        return True
+
+    def _evictable(self) -> list[Slot]:
+        done = self._completed_epoch
+        return [slot for slot in self.slots if slot.is_cached and slot.epoch <= done]
+
+    def _worth(self, slot: Slot) -> tuple[bool, float]:
+        likelihood = EARLIER_END_LIKELIHOOD if slot.is_earlier_end else LIKELIHOOD[slot.retention]
+        uses = self._uses - slot.last_use + 1
+        return slot.retention is not Retention.WAYPOINT, likelihood * slot.saves / uses
+
+    def advance(self, completed_epoch: int) -> None:
+        self._completed_epoch = completed_epoch
+        waiting, self._waiting = self._waiting, []
+        for slot in waiting:
+            (self._free if slot.epoch <= completed_epoch else self._waiting).append(slot)
+
+    @property
+    def dirty_slots(self) -> list[Slot]:
+        return [slot for slot in self.slots if slot.dirty]
+
+    def clean(self) -> list[Slot]:
+        """Return the free slots that may occupy physical memory, for the caller to release."""
+        slots = [slot for slot in self._free if slot.dirty]
+        for slot in slots:
+            slot.dirty = False
+        return slots
+
+    def _free_if_lost(self, slot: Slot) -> None:
+        if not slot.holders and slot.prefix is None:
+            done = slot.epoch <= self._completed_epoch
+            (self._free if done else self._waiting).append(slot)
+
+    def check_invariants(self, holders: Iterable[Slot]) -> None:
+        """holders: each slot as often as it has users (``Slot.holders``)."""
+        counted = dict.fromkeys(self.slots, 0)
+        for slot in holders:
+            counted[slot] += 1
+        lost = {*self._free, *self._waiting}
+        assert len(lost) == len(self._free) + len(self._waiting), "a slot is free twice"
+        stats = self.stats(0, 0)
+        parts = stats.free + stats.held + sum(dict(stats.cached).values()) + stats.waiting
+        assert parts == stats.slots, f"{stats}: the parts are not the whole"
+        for slot, count in counted.items():
+            assert slot.holders == count, f"{slot} has {slot.holders} holders, not {count}"
+            assert (slot in lost) == (not count and slot.prefix is None), f"{slot} has leaked"
+            assert slot.prefix is None or slot.prefix.slot is slot, f"{slot} is found elsewhere"

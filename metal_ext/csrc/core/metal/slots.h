@@ -1,0 +1,70 @@
+#pragma once
+
+#include <Metal/Metal.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <vector>
+
+#include "core/metal/context.h"
+
+namespace quire::metal {
+
+// Consecutive rows of one sequence in a step, and the slots (states) that these rows use.
+struct SlotSegment {
+  struct Write {
+    size_t rows;  // the write follows the first `rows` rows
+    size_t slot;
+  };
+  size_t count;
+  std::optional<size_t> read;  // empty for a state of zeros
+  std::vector<Write> writes;   // ascending by rows; the last follows all rows
+};
+
+// A fixed number of slots, in buffers that stay until the backend ends. A slot holds the states
+// of all recurrent layers of one sequence at one position. Only the engine's thread may use it.
+//   buffer 0 | slot 0 | slot 1 | slot 2 |   buffer 1 | slot 3 | slot 4 | ...
+// Rule: a slot is overwritten only after every step that may touch the slot has completed. A
+// sequence may overwrite the slot that it reads, because the ordering handle (ops/ops.h) orders the
+// sequence's steps. A violation throws std::logic_error before a command is encoded.
+class Slots {
+ public:
+  // most: the most bytes of a buffer. Throws std::invalid_argument unless slot_bytes is a multiple
+  // of 16, std::runtime_error if slots do not fit, std::system_error(ENOMEM) if the device refuses.
+  Slots(Context& context, size_t count, size_t slot_bytes, size_t most);
+
+  size_t count() const { return uses_.size(); }
+  size_t slot_bytes() const { return slot_bytes_; }
+  // Returns the slot's GPU address, or on the dense kind the slot's offset in the one buffer.
+  uint64_t place(size_t slot) const;
+  // Returns the one buffer of the dense kind, which kernels bind, or null on other kinds.
+  MTL::Buffer* arena() const;
+
+  // Records the slots that a step uses, and enforces the rule. Throws std::out_of_range for an
+  // unknown slot, std::invalid_argument unless writes ascend to the segment's count.
+  void use(uint64_t epoch, const std::vector<SlotSegment>& segments);
+
+  void drop() { buffers_.clear(); }
+
+ private:
+  // The epochs (numbers) of the newest steps that touched a slot; 0 before any step did.
+  struct Use {
+    uint64_t written = 0;
+    uint64_t read = 0;  // by sequences that do not write the slot
+  };
+
+  void check(const SlotSegment& segment) const;
+  // readers: how many of the step's segments read each slot.
+  void check_use(
+      uint64_t epoch, const SlotSegment& segment, const std::map<size_t, size_t>& readers) const;
+
+  Context& context_;
+  const size_t slot_bytes_;
+  size_t slots_per_buffer_;
+  std::vector<NS::SharedPtr<MTL::Buffer>> buffers_;
+  std::vector<Use> uses_;
+};
+
+}  // namespace quire::metal
