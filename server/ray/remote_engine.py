@@ -38,7 +38,8 @@ from server.ray.replica_calls import (
 # A replica counts as lost after this silence: during an answer it sends something every second.
 SILENCE_S = 5.0
 REPORT_PERIOD_S = 1.0
-MAX_ATTEMPTS = 3
+MAX_LOSSES = 3
+FULL_PAUSE_S = 0.05
 # 20 bits of a hash become a character from here on: UTF-8 cannot encode the surrogates below.
 BEHIND_SURROGATES = 0xE000
 
@@ -206,28 +207,33 @@ class RemoteEngine:
         return call.streams
 
     async def _answer(self, call: _Call) -> None:
-        """Get a prompt's answers; if a replica is lost before its first event, try another one."""
-        tried: set[str] = set()
-        message = REPLICA_LOST
+        """Get a prompt's answers. Before their first event a lost or full replica gives way to
+        another one; a prompt waits ``silence_s`` for a slot if all replicas are full."""
+        tried, losses, message = set[str](), 0, ""
+        deadline = time.monotonic() + self._silence_s
         # In a thread, as hashing a long prompt takes milliseconds and would delay other answers.
         text = await asyncio.to_thread(routed_text, call.submission, self.limits)
-        for attempt in range(MAX_ATTEMPTS):
+        while losses < MAX_LOSSES and not call.has_begun:
             without = frozenset(tried | self.members.silent)
-            if attempt and without.issuperset(self.members.names):
-                break
-            self.members.retries += attempt > 0
+            if message and without.issuperset(self.members.names):
+                if message == REPLICA_LOST or time.monotonic() > deadline:
+                    break
+                # The front counts slots of all replicas together: one of them will soon be free.
+                tried.clear()
+                await asyncio.sleep(FULL_PAUSE_S)
+                continue
+            self.members.retries += bool(message)
             route = Route(text, without)
             try:
                 await self._follow(call, route)
                 return
             except ReplicaError as error:
                 message = str(error)
+            losses += message == REPLICA_LOST
             if route.replica is not None:
                 tried.add(route.replica)
                 if message == REPLICA_LOST:
                     self.members.lose(route.replica)
-            if call.has_begun:
-                break
         self._fail(call, message)
 
     async def _follow(self, call: _Call, route: Route) -> None:

@@ -159,15 +159,28 @@ async def test_a_replica_whose_engine_has_ended_is_left_out() -> None:
             assert tokens(events) == want(PROMPT, 10)
 
 
-async def test_a_full_replica_gives_way_to_another_until_all_are_full() -> None:
-    replicas = LocalReplicas(2)
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5])
+async def test_a_full_replica_gives_way_to_another_until_all_stay_full(count: int) -> None:
+    replicas = LocalReplicas(count)
     async with engine_of(replicas) as engine:
+        await eventually(lambda: len(engine.members.alive) == count)
         replicas.grammars.failure = WorkerBusyError()
-        constraint = sent_form("begun")
-        events = await read(engine.submit(PROMPT, params(), constraint=constraint))
+        events = await read(engine.submit(PROMPT, params(), constraint=sent_form("begun")))
         assert [event.message for event in events] == [REPLICAS_FULL]
-        assert sorted(set(replicas.chosen)) == ["r0", "r1"]
+        assert len(set(replicas.chosen[:count])) == len(set(replicas.chosen)) == count
         assert replicas.grammars.asked[0] == "begun"
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5])
+async def test_a_prompt_waits_for_a_slot_while_all_replicas_are_full(count: int) -> None:
+    replicas = LocalReplicas(count)
+    async with engine_of(replicas) as engine:
+        await eventually(lambda: len(engine.members.alive) == count)
+        replicas.grammars.failure = WorkerBusyError()
+        stream = engine.submit(PROMPT, params(), constraint=sent_form("begun"))
+        await eventually(lambda: len(replicas.chosen) > 2 * count)
+        replicas.grammars.failure = None
+        assert (await read(stream))[-1].finish is FinishReason.LENGTH
 
 
 async def test_a_form_that_cannot_be_enforced_there_ends_the_request() -> None:
@@ -257,14 +270,13 @@ async def test_where_none_can_be_chosen_a_request_ends() -> None:
         assert replicas.chosen == []
 
 
-async def test_a_prompt_is_given_to_three_replicas_at_most() -> None:
+async def test_a_prompt_is_given_to_three_lost_replicas_at_most() -> None:
     replicas = LocalReplicas(4)
     async with engine_of(replicas) as engine:
         await eventually(lambda: len(engine.members.alive) == 4)
-        replicas.grammars.failure = WorkerBusyError()
-        constraint = sent_form("")
-        events = await read(engine.submit(PROMPT, params(), constraint=constraint))
-        assert [event.message for event in events] == [REPLICAS_FULL]
+        assert all(client.stop(WAIT_S) for client in replicas.clients)
+        events = await read(engine.submit(PROMPT, params()))
+        assert [event.message for event in events] == [REPLICA_LOST]
         assert len(set(replicas.chosen)) == len(replicas.chosen) == 3
 
 
