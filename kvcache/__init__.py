@@ -1,1 +1,1 @@
-"""The memory of K and V: finds blocks of memory for the tokens of sequences, and shares them."""
+"""Finds memory blocks for the keys and values (K and V) of sequences, and shares equal blocks."""

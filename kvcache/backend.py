@@ -1,4 +1,5 @@
-"""The protocol between the cache and device memory, by numbers of heaps, buffers and blocks."""
+"""The interfaces of memory that the cache calls: for K and V, and for the states of recurrent
+layers."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -13,14 +14,15 @@ from kvcache.layout import Group, SlotLayout
 from kvcache.slot_pool import StateSegment
 from metal_ext import GatedDelta, QKTransform
 
-# A mapping operation that takes longer than this has failed. The limit is below the engine
-# watchdog's (server/config.py), which cannot name the reason for a hanging step.
+# A mapping operation that takes longer than this counts as failed. The limit is shorter than the
+# watchdog's for a hanging step (server/config.py), so that the error can name the mapping.
 MAPPING_LIMIT_S = 20.0
 
 
 @dataclass(slots=True)
 class Segment:
-    """Tokens [start, start + count) of one sequence, whose memory is the buffer."""
+    """The tokens [start, start + count) that a step computes for the sequence in buffer
+    ``buffer``."""
 
     buffer: int
     start: int
@@ -29,7 +31,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class LayerRegions:
-    """Where a layer's K and V lie in a buffer (their regions), and the shape of their rows."""
+    """The place of one layer's K and V within each buffer, and the shape of one token's row."""
 
     group: int
     keys: int
@@ -41,7 +43,7 @@ class LayerRegions:
 
 
 class Releases(Enum):
-    """The memory that can go back to the system before the process ends."""
+    """Which memory a backend can give back to the system before the process ends."""
 
     BLOCKS = "any blocks, at any time"
     HEAPS = "whole heaps, at any time"
@@ -50,7 +52,7 @@ class Releases(Enum):
 
 
 class Charge(Enum):
-    """The moment from which the system charges the process for memory of heaps."""
+    """The moment from which the system counts a heap's memory as used by this process."""
 
     BLOCKS = "each block from its first mapping"
     HEAPS = "each heap, in full, from when it is made, or mapped again after a release"
@@ -58,15 +60,16 @@ class Charge(Enum):
 
 
 class BackendFailedError(RuntimeError):
-    """The mapping thread or the device failed: mappings are in doubt, and serving must end."""
+    """The mapping thread or the device failed. Serving must end, because mappings may be wrong."""
 
 
 class StepRows(ABC):
-    """The rows (tokens) of one step, and the backend's kernels over them. ``order`` is the
-    layer's ordering handle: a one-element array that makes reads of K and V wait for writes."""
+    """Runs a backend's kernels over the rows of one step; a row is one token. The argument
+    ``order`` is a layer's ordering handle: a one-element array that makes reads of K and V wait for
+    writes."""
 
     def __init__(self, native: Any, executor: Any) -> None:
-        """native, executor: RowTable and CpuWorkers, or on a GPU MetalRows and MetalKVBackend."""
+        """On a CPU, pass a RowTable and CpuWorkers; on a GPU, a MetalRows and a MetalKVBackend."""
         self.native = native
         self._executor = executor
 
@@ -79,9 +82,9 @@ class StepRows(ABC):
         values: mx.array,
         transform: QKTransform | None,
     ) -> tuple[mx.array, mx.array]:
-        """Apply ``transform`` (unless None) to queries and keys, and write keys and values; return
-        the next ordering handle and the queries. queries: ``[T, query_heads, head_dim]``; keys,
-        values: ``[T, kv_heads, head_dim]``; all three have one dtype and may have any strides."""
+        """Write keys and values; return the layer's next ordering handle and the queries.
+        ``transform`` is applied to queries and keys first, unless it is None. Queries are
+        ``[T, query_heads, head_dim]``; keys and values are ``[T, kv_heads, head_dim]``."""
         where = self.native, layer.native, self._executor
         if transform is None:
             return metal_ext.append(order, keys, values, *where), queries
@@ -91,121 +94,131 @@ class StepRows(ABC):
     def decode_attention(
         self, order: mx.array, layer: LayerRegions, queries: mx.array, scale: float
     ) -> mx.array:
-        """Return the attention of the step's first R rows, each over its sequence's tokens up to
-        itself: ``[R, query_heads, head_dim]``."""
+        """Return the attention ``[R, query_heads, head_dim]`` of the step's first R rows, where R
+        is the number of query rows. Each row attends to its own sequence's tokens up to the row
+        itself."""
         return metal_ext.decode_attention(
             order, queries, self.native, 0, layer.native, layer.kv_heads, scale, self._executor
         )
 
     @abstractmethod
     def _rope(self, rope: metal_ext.RopeTable) -> Any:
-        """Return what the backend's kernels take for this rotation."""
+        """Return the rotation in the form that this backend's kernels take."""
 
     @abstractmethod
     def chunk_attention(
         self, order: mx.array, layer: LayerRegions, queries: mx.array, segment: int, scale: float
     ) -> mx.array:
-        """Return the attention of all rows of one segment: ``[count, query_heads, head_dim]``."""
+        """Return the attention of all rows of segment number ``segment``,
+        ``[count, query_heads, head_dim]``. Each row attends to the tokens of its sequence up to the
+        row itself."""
 
     @abstractmethod
     def region(self, order: mx.array, layer: LayerRegions, kind: str, segment: int) -> mx.array:
-        """Return the "keys" or "values" of a segment and of all tokens before it: ``[start + count,
-        kv_heads, head_dim]``, valid until the sequence closes."""
+        """Return a sequence's keys or values (by ``kind``) from its first token to the end of
+        segment number ``segment``: ``[tokens, kv_heads, head_dim]``. They are valid until the
+        sequence closes."""
 
     def end(self, arrays: list[mx.array]) -> list[mx.array]:
-        """Return the arrays whose evaluation also tells the device that the step is done. arrays:
-        the step's results and the newest ordering handle of every layer."""
+        """Return the arrays to evaluate instead of ``arrays``, so that the device also learns of
+        the step's end. ``arrays`` are the step's results and the newest ordering handle of every
+        layer."""
         return arrays
 
     def cancel(self) -> None:  # noqa: B027  # a CPU has nothing to cancel
-        """Cancel a failed step, whose operations have all ended."""
+        """Cancel a failed step. All operations of the step must have ended."""
 
 
 class PageBackend(Protocol):
-    """Memory of a backend: its heaps of blocks, and buffers that map them. Only the engine thread
-    may call, except for ``committed_bytes``, and for ``completed_ticket`` while that thread hangs.
+    """The memory for the K and V of one group of layers. Heaps are large pieces of memory, divided
+    into blocks. Buffers are address ranges in which blocks are mapped, each writable in at most one
+    buffer.
 
-    At most one buffer may write a block. Operations on other threads get rising numbers (tickets);
-    an operation is done when ``completed_ticket`` has reached its ticket."""
+    Only the engine thread may call methods, except ``committed_bytes``, and ``completed_ticket``
+    while the engine thread hangs. An operation on another thread returns a ticket, a rising
+    number."""
 
     name: str
     releases: Releases
     charge: Charge
     zeroes_blocks: bool
-    """Whether a block holds zeros after it was mapped writable. Only self-tests read this."""
+    """True if a block holds zeros after it was mapped writable. Only self-tests read this."""
     mapping_limit: int | None
-    """The most mappings that all buffers may have, or None without a limit."""
+    """The most mappings that all buffers together may have, or None without a limit."""
     heap_limit: int | None
     shares_blocks: bool
     maps_while_running: bool
-    """Whether mappings may change while steps are in flight. If not, they change only at mapping
-    points, from the end of the last step in flight to ``finish_mappings``."""
+    """True if mappings may change while steps run. If False, mappings may change only at a mapping
+    point: from the end of the last running step until ``finish_mappings`` returns."""
 
     @property
     def copied_bytes(self) -> int:
-        """Bytes of K and V that ``copy_block`` has copied since the start."""
+        """The bytes of K and V that ``copy_block`` has copied since the start."""
 
     def add_heap(self) -> bool:
-        """Make the next heap (0, 1, ...); return False if the system refuses."""
+        """Make a heap with the next number (0, 1, ...). Return False if the system refuses."""
 
     def add_buffer(self) -> bool:
-        """Make the next buffer (0, 1, ...); return False if the system refuses."""
+        """Make a buffer with the next number (0, 1, ...). Return False if the system refuses."""
 
     def commit_heap(self, heap: int) -> bool:
-        """Give a heap its memory again after a release, so that mappings cannot fail for lack of
-        memory. Return False if the system refuses. No effect where mapping allocates memory."""
+        """Give a released heap its memory again, before blocks of the heap are mapped. Return False
+        if the system refuses. Do nothing in a backend whose ``map`` allocates memory."""
 
     def map(
         self, buffer: int, block: int, heap: int, heap_block: int, count: int, writable: bool
     ) -> bool:
-        """Map ``count`` blocks of a heap in a buffer. Return False and change nothing if the system
-        refuses. Read-only mappings need ``shares_blocks``. Without ``maps_while_running``, mappings
-        take effect when ``finish_mappings`` returns."""
+        """Map ``count`` blocks of a heap, from ``heap_block`` on, in a buffer from its block
+        ``block`` on. Return False and change nothing if the system refuses. Only a backend with
+        ``shares_blocks`` maps read-only. Without ``maps_while_running``, call ``finish_mappings``
+        before using the blocks."""
 
     def map_ahead(self, buffer: int, block: int, heap: int, heap_block: int, count: int) -> int:
-        """Start mapping blocks writable on another thread, memory included; return the ticket. The
-        blocks are mapped when the ticket has completed and was not ``refused``. Needs
+        """Start mapping blocks writable on another thread, and return the ticket. The blocks can be
+        used once the ticket has completed and ``refused`` returned False. Needs
         ``maps_while_running``."""
 
     def refused(self, ticket: int) -> bool:
-        """Return whether the system refused a completed ``map_ahead``, which then changed nothing.
+        """Return True if the system refused a completed ``map_ahead``, which then changed nothing.
         May be called once per ticket."""
 
     def unmap(self, buffer: int, block: int, count: int) -> int:
-        """Start unmapping blocks of a buffer; return the operation's ticket."""
+        """Start unmapping blocks of a buffer, and return the ticket of the operation."""
 
     def release(self, heap: int, block: int, count: int) -> int:
-        """Start releasing the memory of unmapped blocks to the system; return the ticket."""
+        """Start giving the memory of unmapped blocks back to the system, and return the ticket."""
 
     def finish_mappings(self) -> None:
-        """Wait for all changes of mappings since the last step, before ``copy_block`` and ``rows``.
-        No effect with ``maps_while_running``. Raises BackendFailedError."""
+        """Wait until all changes of mappings since the last step are in effect. Must be called
+        before ``copy_block`` and ``rows``. Does nothing with ``maps_while_running``. Raises
+        BackendFailedError."""
 
     def copy_block(
         self, source: int, source_block: int, target: int, target_block: int, tokens: int
     ) -> None:
-        """Copy K and V of the first ``tokens`` tokens of a block to a writable block of another
-        buffer: after all steps that were started, and before this call returns."""
+        """Copy the K and V of a block's first ``tokens`` tokens to a writable block of another
+        buffer. Wait for all earlier steps before the copy, and for the copy before returning."""
 
     def completed_ticket(self) -> int:
-        """Return the newest ticket with no earlier one pending. Raises BackendFailedError."""
+        """Return the newest ticket up to which all operations are done. Raises
+        BackendFailedError."""
 
     def wait(self, ticket: int, timeout_s: float) -> bool:
-        """Wait for a ticket; return False if the time passed first."""
+        """Wait until a ticket's operation is done. Return False if ``timeout_s`` passes first."""
 
     def committed_bytes(self) -> int:
-        """Return the bytes that the system charges for all heaps. Any thread may call this."""
+        """Return the bytes that the system counts as used by heaps. Any thread may call this."""
 
     def rows(self, segments: Sequence[Segment]) -> StepRows:
-        """Return the rows of a step, which the caller must end or cancel."""
+        """Return the rows of a step. The caller must call ``end`` or ``cancel`` of the result."""
 
     def shut_down(self) -> bool:
-        """Wait for the device and unmap everything; no call may follow. Return False if the device
-        did not answer: then the process must end without releasing memory."""
+        """Wait for the device and unmap everything. No other call may follow. Return False if the
+        device did not answer; the process must then end without releasing memory."""
 
 
 class StateRows:
-    """The rows of one step, and the kernel over the recurrent states of their sequences."""
+    """Runs the kernel that advances the recurrent states of a step's sequences."""
 
     def __init__(self, layout: SlotLayout, native: Any, executor: Any) -> None:
         self._layout = layout
@@ -222,11 +235,12 @@ class StateRows:
         b: mx.array,
         delta: GatedDelta,
     ) -> tuple[mx.array, mx.array]:
-        """Advance a recurrent layer's states by all rows; return the layer's next ordering handle
-        and the output ``[T, value_heads * value_dim]``.
+        """Advance the states of recurrent layer ``number`` (counted without other layers) by all
+        rows of the step. Return the layer's next ordering handle and output
+        ``[T, value_heads * value_dim]``.
 
-        number: the index among recurrent layers. qkv: the ``[T, tail_width]`` convolution input; z:
-        ``[T, value_heads * value_dim]``; a, b: ``[T, value_heads]``. delta: the weights."""
+        ``qkv`` is the input of the layer's convolution, ``[T, tail_width]``. ``z`` has the output's
+        shape; ``a`` and ``b`` are ``[T, value_heads]``. ``delta`` holds the layer's weights."""
         offset = self._layout.offsets[number]
         return metal_ext.gated_delta(
             order, qkv, z, a, b, delta, self._native, offset, self._executor
@@ -234,21 +248,22 @@ class StateRows:
 
 
 class StateMemory(Protocol):
-    """Memory for slots (recurrent states of one sequence at one position) at fixed addresses."""
+    """Memory at fixed addresses for state slots, each the recurrent states of one sequence."""
 
     @property
     def num_slots(self) -> int: ...
 
     def rows(self, segments: Sequence[StateSegment], step: StepRows) -> StateRows:
-        """Return the rows of a step. segments: one per sequence, in the order of the step's rows.
-        step: the step's rows in any group of layers; its end also ends the use of the slots."""
+        """Return the rows of a step. ``segments`` has one item per sequence, in the order of
+        ``step``. ``step`` holds the K and V rows of the same step; ending them also ends the use of
+        the slots."""
 
     def committed_bytes(self, slots: Sequence[int]) -> int:
-        """Return the bytes that the system charges for slots; the figure may be slightly old.
-        slots: all slots that may hold memory."""
+        """Return the bytes that the system counts as used by ``slots``, possibly slightly outdated.
+        ``slots`` must be all slots that may hold memory."""
 
     def release(self, slots: Sequence[int]) -> None:
-        """Release the memory of slots, if the system takes it. The slots may be used again."""
+        """Give the memory of slots back to the system if it accepts that. The slots stay usable."""
 
 
 def native_geometry(group: Group) -> metal_ext.Geometry:

@@ -1,4 +1,4 @@
-"""Records of the cache's memory: blocks of K and V, heaps, sparse buffers, and recurrent states."""
+"""Records of the cache's memory: blocks of K and V, heaps, sparse buffers and state slots."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from itertools import takewhile
 
 
 class BlockState(IntEnum):
-    """The state of a block of K and V. The head of heap_pool.py draws the transitions."""
+    """The state of a block of K and V. The docstring of heap_pool.py explains every state."""
 
     FREE = 0
     OWNED = 1
@@ -19,7 +19,8 @@ class BlockState(IntEnum):
 
 @dataclass(slots=True, eq=False)
 class Prefix:
-    """The key of a sealed block: the block's token ids, and the digest of all earlier tokens."""
+    """The key by which a sealed block is found: the block's tokens and a hash of all tokens
+    before."""
 
     digest: bytes
     parent: bytes
@@ -32,24 +33,27 @@ class Prefix:
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """A physical block. HeapPool changes its state and its counts, PrefixIndex its prefix."""
+    """A block of memory in a heap. HeapPool changes its state and counts, PrefixIndex its
+    prefix."""
 
     heap: int
     place: int
     """The block's index in its heap."""
     state: BlockState = BlockState.FREE
     dirty: bool = False
-    """Whether the block may occupy physical memory."""
+    """True if the block may occupy physical memory."""
     buffers: int = 0
-    """The number of buffers whose page tables list the block, even of closed sequences."""
+    """The number of buffers whose page tables list the block, including buffers of closed
+    sequences."""
     sequences: int = 0
     """The number of open sequences that use the block."""
     prefix: Prefix | None = None
-    """The key by which other sequences find the block. With None, no sequence can."""
+    """The key by which other sequences find the block, or None if they cannot find it."""
     premapped_by: "list[SparseBuffer]" = field(default_factory=list)
-    """Buffers that keep the block mapped behind the end of their page tables (SparseBuffer)."""
+    """The buffers in which the block is mapped without being in the buffer's page table."""
     is_sealed: bool = False
-    """Whether the block was sealed since its allocation; all mappings are then read-only."""
+    """True if the block was sealed since its last allocation. All its mappings are then
+    read-only."""
 
     @property
     def can_be_taken(self) -> bool:
@@ -65,45 +69,48 @@ class Block:
 
 
 class Retention(IntEnum):
-    """Reasons for keeping the states of a position (a sealed slot), the weakest reason first."""
+    """The reason for keeping a sealed state slot. A slot with a higher value is kept longer."""
 
     WAYPOINT = 0
-    """A position within a long prompt, from which prompts with the same beginning can continue."""
+    """The slot is at a position within a long prompt. Prompts with the same beginning can continue
+    there."""
     END = 1
-    """The position at the end of a turn, or where two conversations began to differ."""
+    """The slot is at the end of a turn, or where two conversations begin to differ."""
     USER = 2
-    """The position after the newest user message: later prompts may drop reasoning after it."""
+    """The slot follows the newest user message. Later prompts may omit the reasoning after it."""
     SYSTEM = 3
-    """The position after the system prompt and the tools."""
+    """The slot follows the system prompt and the tools."""
 
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """The states of all recurrent layers of one sequence at one position."""
+    """A state slot: the states of all recurrent layers of one sequence at one position."""
 
     number: int
     holders: int = 0
-    """The number of open sequences that use the slot, plus queued requests to seal it."""
+    """The number of open sequences that use the slot, plus the number of queued requests to seal
+    it."""
     epoch: int = 0
     """The number of the newest step that may read or write the slot."""
     prefix: Prefix | None = None
-    """The tokens at whose end the slot's states stand; None while the slot is not sealed."""
+    """The tokens at whose end the slot's states stand, or None while the slot is not sealed."""
     position: int = 0
-    """The number of tokens before the states. Set when the slot is sealed."""
+    """The number of tokens that the states have read. Set when the slot is sealed."""
     conversation: int = 0
-    """The id of the conversation's first sequence that sealed a slot. Set with ``position``."""
+    """The id of the first sequence of the conversation that sealed a slot. Set with
+    ``position``."""
     retention: Retention = Retention.WAYPOINT
     before: "Slot | None" = None
     """The previous slot of the same conversation, or None for the first slot."""
     is_earlier_end: bool = False
-    """Whether the conversation has kept the states of a later end of a turn."""
+    """True if the conversation has a slot at a later end of a turn."""
     last_use: int = 0
     dirty: bool = False
-    """Whether the slot may occupy physical memory."""
+    """True if the slot may occupy physical memory."""
 
     @property
     def is_cached(self) -> bool:
-        """Whether new sequences can find the slot and no sequence uses it."""
+        """True if new sequences can find the slot and no open sequence uses it."""
         return self.prefix is not None and not self.holders
 
     @property
@@ -117,7 +124,7 @@ class Slot:
 
 @dataclass(slots=True)
 class MappedRun:
-    """Blocks adjacent both in a buffer and in one heap, so that each region takes one mapping."""
+    """Blocks that are adjacent both in a buffer and in a heap, so that they are mapped at once."""
 
     block: int
     heap: int
@@ -132,9 +139,9 @@ class MappedRun:
 
 @dataclass(slots=True)
 class PageTable:
-    """The blocks of one buffer: entry i is mapped at the i-th block of the buffer's addresses.
+    """The blocks of one buffer: block i of the table is mapped at the buffer's i-th place.
 
-    The table exists on the host only. Kernels use plain addresses, which the MMU translates."""
+    Only the host reads the table. Kernels use the buffer's addresses."""
 
     blocks: list[Block] = field(default_factory=list)
     runs: list[MappedRun] = field(default_factory=list)
@@ -143,7 +150,8 @@ class PageTable:
         return len(self.blocks)
 
     def append(self, blocks: Iterable[Block], writable: bool) -> list[MappedRun]:
-        """Add blocks at the end. Return the runs of blocks to map; one may extend the last run."""
+        """Add blocks at the end. Return the new blocks grouped into runs, each to be mapped at
+        once."""
         pieces: list[MappedRun] = []
         for block in blocks:
             place = len(self.blocks)
@@ -167,7 +175,7 @@ class PageTable:
 
 @dataclass(slots=True)
 class Pending:
-    """Blocks at the end of a page table whose mapping has been queued but not confirmed."""
+    """Blocks at the end of a page table whose mapping is queued but not confirmed."""
 
     ticket: int
     count: int
@@ -175,7 +183,7 @@ class Pending:
 
 @dataclass(slots=True, eq=False)
 class SparseBuffer:
-    """A sequence's addresses and the blocks mapped there. Buffers are reused, never destroyed::
+    """A sequence's address range and the blocks mapped in it. Buffers are reused, never destroyed::
 
     table: blocks of the sequence .............. | premapped before needed | nothing
     mapped_blocks ................ | pending (queued)
@@ -184,9 +192,10 @@ class SparseBuffer:
     number: int
     table: PageTable = field(default_factory=PageTable)
     pending: list[Pending] = field(default_factory=list)
-    """The queued mappings, the oldest first. The table already lists the blocks of all of these."""
+    """The queued mappings, the oldest first. The table already lists the blocks of these
+    mappings."""
     premapped: list[Block] = field(default_factory=list)
-    """Blocks that stay mapped behind the table's end, for the buffer's next sequence."""
+    """The blocks that are mapped behind the end of the table, for a later use of this buffer."""
     free_premapped: int = 0
 
     @property
@@ -194,12 +203,14 @@ class SparseBuffer:
         return len(self.table) - sum(item.count for item in self.pending)
 
     def count_premapped(self, blocks: Iterable[Block]) -> int:
-        """Return how many of the leading ``blocks`` are premapped in the same order."""
+        """Return how many of the first ``blocks`` are premapped, in the same order and from the
+        start."""
         same = takewhile(lambda pair: pair[0] is pair[1], zip(self.premapped, blocks, strict=False))
         return sum(1 for _ in same)
 
     def usable_premapped(self, limit: int) -> list[Block]:
-        """Return up to ``limit`` of the first premapped blocks, each free and writable."""
+        """Return the leading premapped blocks, at most ``limit``, that a sequence can take for
+        writing."""
         usable = takewhile(
             lambda b: b.state is BlockState.FREE and len(b.premapped_by) == 1 and not b.is_sealed,
             self.premapped[:limit],
@@ -207,26 +218,28 @@ class SparseBuffer:
         return list(usable)
 
     def mappings(self, regions: int) -> int:
-        """Return the number of mappings that the system counts: in every region, one for each run
-        of blocks and one for the unmapped rest."""
+        """Return the number of mappings that the system counts for this buffer. Each of the
+        ``regions`` has one per run of adjacent blocks, and one for the addresses without memory."""
         return regions * (len(self.table.runs) + 1) if self.table.blocks else 0
 
 
 class SparseHeap:
-    """The blocks of one heap (a large piece of memory), and a map of the free ones."""
+    """The blocks of one heap (a large piece of memory), and a map of its free blocks."""
 
     def __init__(self, number: int, blocks: int) -> None:
         self.blocks = [Block(number, place) for place in range(blocks)]
         self.free = blocks
         self.free_map = bytearray(b"\1") * blocks
-        """Holds 1 for each block that can be taken, else 0: ``bytes.find`` finds runs quickly."""
+        """The byte of each block is 1 if the block can be taken, else 0. ``bytes.find`` then finds
+        gaps."""
 
     def note_free(self, block: Block, is_free: bool) -> None:
         self.free_map[block.place] = is_free
         self.free += 1 if is_free else -1
 
     def find_free(self, count: int = 1) -> int:
-        """Return the index of the first of ``count`` adjacent free blocks; -1 if there are none."""
+        """Return the index of the first of ``count`` adjacent free blocks, or -1 if there are
+        none."""
         return self.free_map.find(b"\1" * count)
 
     def states(self) -> bytes:

@@ -1,4 +1,4 @@
-"""Maps blocks of memory for the tokens of sequences: reserved, shared, new, or ahead of need."""
+"""Gives memory blocks to open sequences and maps the blocks in the sequences' buffers."""
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -10,24 +10,24 @@ from kvcache.layout import Group
 from kvcache.prefix_cache import PrefixCache
 from kvcache.sequences import CachedSequence
 
-# A decoding sequence's next block is mapped this many tokens early. The blocks for a prompt's next
-# chunk are mapped while the current chunk is computed.
+# A decoding sequence's next block is mapped this many tokens before it is needed. For a prompt, the
+# blocks of the next chunk are mapped while a chunk is computed.
 MAP_AHEAD_TOKENS = 8
 # At a mapping point (a moment without a step in flight) each sequence with less than half of this
 # many tokens mapped ahead gets the full number, so that sequences need the next point together.
 MAP_AHEAD_AT_POINT_TOKENS = 128
-# Blocks mapped ahead may displace cached prefixes up to this share of all blocks.
+# The share of all blocks that may be mapped ahead even if cached prefixes are evicted for them.
 MAPPED_AHEAD_RATIO = 1 / 8
-# The limit of bytes released at once: releasing delays mappings on the same thread by 40 ms.
+# The most bytes to release at once. Releasing this many delays mappings by 40 ms.
 BYTES_RELEASED_AT_ONCE = 256 * 1024**2
 BLOCKS_EVICTED_AT_ONCE = 4096  # this many take 30 ms
-# With ``spares_heaps``, heaps beyond this share of the budget are made only when evicting cached
-# prefixes does not suffice.
+# If ``spares_heaps`` is True and the heaps hold this share of the budget, cached prefixes are
+# evicted before another heap is made.
 SPARED_HEAPS_RATIO = 0.5
 
 
 class BlockAllocator:
-    """Maps blocks into the buffers of open sequences, and reserves no block twice."""
+    """Maps blocks in the buffers of open sequences, and keeps enough blocks for reservations."""
 
     def __init__(
         self,
@@ -47,13 +47,14 @@ class BlockAllocator:
         self._maps_while_running = maps_while_running
         self.is_at_mapping_point = True
         self.wants_mapping_point = False
-        """Whether a refused request for blocks could succeed while no step is in flight."""
+        """True if blocks were refused only because mappings may not change while a step runs."""
         self.has_waited = False
-        """Whether a step had to wait for a mapping. KVCacheManager clears the flag."""
+        """True if a step had to wait for a mapping. KVCacheManager resets the flag."""
         self.keeps_slack = True
-        """Whether free blocks beyond one heap keep their memory for the next sequences."""
+        """True if free blocks keep their memory (up to a limit) for the next sequences."""
         self.spares_heaps = False
-        """Whether only running sequences may add heaps, because heaps cannot be released."""
+        """True if cached prefixes are evicted before a heap is added, because heaps cannot be
+        released."""
 
     @property
     def available_blocks(self) -> int:
@@ -66,7 +67,7 @@ class BlockAllocator:
         self._reserved_blocks += sequence.reserved_blocks
 
     def remove(self, sequence: CachedSequence) -> None:
-        """Remove a sequence and its reservation, after waiting for its pending mappings."""
+        """Remove a sequence and its reservation, after waiting for the mappings queued for it."""
         self._settle(sequence)
         self._num_sequences -= 1
         self._reserved_blocks -= sequence.reserved_blocks
@@ -76,8 +77,8 @@ class BlockAllocator:
         return self._maps_while_running or self.is_at_mapping_point
 
     def map_shared(self, sequence: CachedSequence, blocks: list[Block]) -> bool:
-        """Map sealed blocks of other sequences read-only. Return False if the system refuses, or if
-        no mapping may change while steps are in flight."""
+        """Map other sequences' sealed blocks read-only for a sequence. Return False if the system
+        refuses, or if mappings may not change now because a step runs."""
         if not self.may_map and sequence.buffer.count_premapped(blocks) < len(blocks):
             self.wants_mapping_point = True
             return False
@@ -91,7 +92,8 @@ class BlockAllocator:
     def grow(self, sequence: CachedSequence, num_tokens: int) -> int | None:
         """Map the missing blocks for tokens [0, num_tokens). Return the number of new blocks.
 
-        Return None and map nothing if no blocks are free or mappings may not change yet."""
+        Return None and map nothing if too few blocks are available, or if mappings may not change
+        now."""
         buffer, needed = sequence.buffer, self._group.blocks_for(num_tokens)
         if num_tokens > self._group.max_tokens:
             return None
@@ -119,9 +121,9 @@ class BlockAllocator:
         self._pool.free_unmapped(self.cut(sequence, count))
 
     def map_ahead(self, sequence: CachedSequence, end: int, count: int) -> None:
-        """Start mapping blocks for the steps after the current one, which computes ``count`` tokens
-        up to ``end``. Exceed the reservation only while one block per open sequence stays
-        available."""
+        """Start mapping blocks for the steps after the current one, which computes the ``count``
+        tokens before ``end``. Beyond the sequence's reservation, take blocks only while one
+        available block remains per open sequence."""
         buffer = sequence.buffer
         ahead = min(end + max(count, MAP_AHEAD_TOKENS), sequence.final_tokens)
         missing = self._group.blocks_for(ahead) - len(buffer.table)
@@ -138,8 +140,8 @@ class BlockAllocator:
         self._pool.free_unmapped(blocks)
 
     def top_up(self, sequence: CachedSequence, end: int) -> None:
-        """While no step is in flight, map the whole reservation, then free blocks for many steps
-        beyond token ``end``. Other sequences may still take the latter (premapped) blocks."""
+        """While no step runs, map all reserved blocks of the sequence, and premap free blocks for
+        many tokens after token ``end``. Other sequences may still take the premapped blocks."""
         aside = sequence.reservation * self._group.tokens_per_block
         self.grow(sequence, min(aside, self._group.max_tokens))
         spare = self._spare_blocks(sequence, end)
@@ -150,7 +152,7 @@ class BlockAllocator:
             self.shrink(sequence, spare)
 
     def _spare_blocks(self, sequence: CachedSequence, end: int) -> int:
-        """Return the number of free blocks to map ahead of need; 0 if enough are mapped already."""
+        """Return the number of blocks to premap after token ``end``, or 0 if enough are mapped."""
         buffer, size = sequence.buffer, self._group.tokens_per_block
         ahead = min(end + MAP_AHEAD_AT_POINT_TOKENS, sequence.final_tokens)
         wanted = self._group.blocks_for(ahead) - len(buffer.table)
@@ -166,9 +168,9 @@ class BlockAllocator:
         return premapped + room if room > 0 else 0
 
     def set_limit(self, blocks: int) -> int:
-        """Set the limit of used blocks; evict cached prefixes to meet it. Return the limit in
-        effect, which is never below the blocks in use, one sequence's need, or memory that must be
-        kept."""
+        """Set the limit of used blocks, and evict cached prefixes to meet it. Return the limit in
+        effect. The limit is never below the blocks in use, the blocks of one full sequence, and
+        memory that the backend cannot release."""
         cached = self._pool.count(BlockState.CACHED)
         held = self._pool.used_blocks - cached + self._reserved_blocks
         least = max(blocks, held, self._group.blocks_for(self._group.max_tokens))
@@ -176,7 +178,8 @@ class BlockAllocator:
         return self._pool.set_limit(least)
 
     def release_memory(self, slack_bytes: int) -> None:
-        """Release free memory beyond the slack (at least one heap) and beyond all reservations."""
+        """Release free memory, except ``slack_bytes`` (at least one heap) and all reserved
+        blocks."""
         kept_bytes = max(slack_bytes if self.keeps_slack else 0, self._group.heap_bytes)
         kept_bytes += self._reserved_blocks * self._group.block_bytes
         if not self._pool.has_more_than(kept_bytes):
@@ -189,13 +192,15 @@ class BlockAllocator:
         self._pool.release_memory(kept_bytes, min(unreserved, at_once))
 
     def _settle(self, sequence: CachedSequence) -> None:
-        """Wait for a sequence's pending mappings; free blocks that the system refused to map."""
+        """Wait for a sequence's queued mappings, and free the blocks that the system refused to
+        map."""
         with self._updating_counts(sequence):
             self._pool.free_unmapped(self._buffers.settle(sequence.buffer))
 
     def _take(self, sequence: CachedSequence, count: int) -> list[Block] | None:
-        """Take free blocks: first the premapped blocks of the sequence's buffer, then if possible
-        blocks next to the sequence's last block. Evict cached blocks when too few are free."""
+        """Take ``count`` blocks: first those premapped in the sequence's buffer, then blocks
+        adjacent to the sequence's last block if possible. Evict cached blocks if too few are
+        free."""
         while self._pool.free_blocks < count:
             evicted = self._prefixes.evict()
             assert evicted, "more blocks are promised than there are"
@@ -220,15 +225,15 @@ class BlockAllocator:
         return taken
 
     def _make_room(self, count: int) -> bool:
-        """Make blocks available: unmap free blocks of idle buffers, else evict cached blocks, else
-        unmap free blocks of buffers in use. Return False if no block can be unmapped or evicted."""
+        """Make blocks available: first unmap free blocks of idle buffers, then evict cached blocks,
+        then unmap free blocks of buffers in use. Return False if none of this is possible."""
         if self._buffers.unmap_free(idle=True):
             return True
         missing = max(1, count - self._pool.takeable_blocks)
         return self._prefixes.evict(missing) > 0 or self._buffers.unmap_free(idle=False)
 
     def _spare_a_heap(self, count: int) -> None:
-        """Evict cached prefixes and unmap free blocks, if that makes another heap unnecessary."""
+        """Evict cached prefixes and unmap free blocks, if that makes a further heap unnecessary."""
         blocks = len(self._pool.heaps) * self._group.blocks_per_heap
         missing = count - self._pool.count(BlockState.FREE)
         is_large = blocks >= SPARED_HEAPS_RATIO * self._pool.capacity_blocks

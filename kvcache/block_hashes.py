@@ -1,7 +1,7 @@
-"""Hashes of a sequence's full blocks: equal hashes mean equal tokens up to the block's end.
+"""Hashes of a sequence's full blocks. Equal hashes mean equal tokens up to the block's end.
 
-A block's digest is SHA-256(digest of the block before, the block's token ids). Before the first
-block stands a digest of the model, the layout and the salt."""
+The hash of a block is SHA-256(hash of the block before, token ids of the block). The first block
+takes a hash of the model, the layout and the salt as the hash before it."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -10,37 +10,39 @@ from hashlib import sha256
 from struct import Struct
 
 TOKEN_BYTES = 4
-# The number of digests that one ``Evictions`` remembers.
+# The number of hashes that one ``Evictions`` stores.
 REMEMBERED_EVICTIONS = 65536
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixSalt:
-    """Sequences share blocks only when their salts are equal."""
+    """The salt of a request's block hashes: requests share blocks only if their salts are equal."""
 
     tenant: bytes = b""
-    """Bytes that the server derives from the API key, never from the request's body."""
+    """Bytes that the server derives from the API key, and never from the request's body."""
     client: bytes = b""
     """The salt that the request itself names."""
 
 
 class BlockHashes:
-    """The hashes of one sequence's full blocks; new tokens extend the list.
+    """The hashes of one sequence's full blocks. Adding tokens extends the list.
 
-    ``tokens[i]`` are block i's token ids as big-endian uint32: bytes sort in the order of ids."""
+    ``tokens[i]`` holds the token ids of block i as big-endian uint32, so that bytes sort as ids
+    do."""
 
     def __init__(self, identity: bytes, salt: PrefixSalt, tokens_per_block: int) -> None:
-        """identity: bytes that name the model and the layout, and enter every hash."""
+        """``identity`` names the model and the layout; every hash depends on it."""
         self.tokens_per_block = tokens_per_block
         self.num_tokens = 0
-        """The number of tokens so far, including tokens after the last full block."""
+        """The number of tokens so far, including the tokens after the last full block."""
         self.max_cached_tokens: int | None = None
-        """How many leading tokens may come from the cache. With None, all but the last one may."""
+        """The number of leading tokens that may come from the cache, or None for all but the last
+        token."""
         self.tokens: list[bytes] = []
         self.digests: list[bytes] = []
         self._packed = Struct(f">{tokens_per_block}I")
         self._tail: list[int] = []
-        # Each part is hashed first, so that different parts cannot join to the same bytes.
+        # Hash each part before joining, because different parts could join to the same bytes.
         parts = (identity, salt.tenant, salt.client)
         self._root = sha256(b"".join(sha256(part).digest() for part in parts)).digest()
 
@@ -60,7 +62,8 @@ class BlockHashes:
         return self.digests[block - 1] if block else self._root
 
     def extend(self, token_ids: Sequence[int], start: int) -> None:
-        """Add token ids from position ``start`` on, but skip positions that were added before."""
+        """Add the token ids of positions from ``start`` on. Positions that were added before are
+        skipped."""
         known = self.num_tokens
         assert start <= known, f"tokens {known} to {start} are missing"
         new = token_ids[known - start :]
@@ -79,7 +82,8 @@ class BlockHashes:
 
 
 class Evictions:
-    """The digests of the newest evicted prefixes, to tell "evicted" from "never cached"."""
+    """The hashes of the prefixes evicted last. They tell whether a missing prefix was ever
+    cached."""
 
     def __init__(self) -> None:
         self._digests: OrderedDict[bytes, None] = OrderedDict()

@@ -1,4 +1,4 @@
-"""Hands out sparse buffers (address ranges of sequences), maps blocks in them, counts mappings."""
+"""Gives buffers (address ranges) to sequences, maps blocks in the buffers, and counts mappings."""
 
 from collections.abc import Sequence
 
@@ -9,13 +9,13 @@ from kvcache.layout import Group
 
 
 class BufferPool:
-    """All buffers of a group of layers. Keeps the number of mappings within the system's limit."""
+    """All buffers of a group of layers. The number of mappings stays within the system's limit."""
 
     def __init__(
         self, group: Group, pool: HeapPool, backend: PageBackend, max_buffers: int, max_sharers: int
     ) -> None:
-        # Premapped blocks (mapped before they are needed) are not counted as mappings: they exist
-        # only on a GPU, which has no limit of mappings.
+        # The count of mappings leaves out premapped blocks (mapped before a sequence needs them).
+        # They exist only on a GPU, which has no limit of mappings.
         assert backend.maps_while_running or backend.mapping_limit is None
         self._regions = len(group.regions)
         self._blocks_per_heap = group.blocks_per_heap
@@ -25,17 +25,19 @@ class BufferPool:
         self._max_sharers = max_sharers
         self._buffers: list[SparseBuffer] = []
         self._idle: list[SparseBuffer] = []
-        """Buffers without a sequence, the one that has been idle longest first."""
+        """The buffers without a sequence. The buffer that has been idle longest comes first."""
         self._mappings = 0
         self.mapped_blocks = 0
-        """Blocks mapped since the start; a block with mappings in several regions counts once."""
+        """The number of blocks mapped since the start. A block counts once per buffer, not per
+        mapping."""
         self.unmapped_blocks = 0
 
     def take(self, prefix: Sequence[Block]) -> SparseBuffer | None:
-        """Return a buffer with an empty table for a sequence that begins with these blocks, or None
-        if no buffer is idle and none can be made.
+        """Return a buffer for a sequence that begins with the blocks ``prefix``; the page table is
+        empty. Return None if no buffer is idle and no further one can be made.
 
-        Prefer an idle buffer that still maps most of these blocks, and no other used block."""
+        Prefer the idle buffer that still maps most of ``prefix``, and otherwise only free
+        blocks."""
         fitting = [
             buffer
             for buffer in self._idle
@@ -58,19 +60,21 @@ class BufferPool:
         return buffer
 
     def free(self, buffer: SparseBuffer) -> None:
-        """Make a buffer idle after its blocks have been unmapped."""
+        """Make a buffer idle. Its blocks must have been unmapped."""
         self.unmapped_blocks += len(buffer.table)
         self._cut(buffer, 0)
         self._idle.append(buffer)
 
     def leave_mapped(self, buffer: SparseBuffer) -> list[Block]:
-        """Make a buffer idle but leave its blocks mapped (premapped). Return these blocks."""
+        """Make a buffer idle, but keep its blocks mapped as premapped blocks. Return these
+        blocks."""
         self._idle.append(buffer)
         return self._cut_premapped(buffer, 0)
 
     def unmap_free(self, *, idle: bool) -> bool:
-        """Unmap the first free premapped block of one buffer and all blocks after it in that
-        buffer; return False if no buffer has such a block. idle: look only in idle buffers."""
+        """Choose a buffer with a free premapped block; unmap the buffer's first such block and all
+        premapped blocks after that block. Return False if there is none. Search only idle buffers
+        if ``idle`` is True."""
         buffers = self._idle if idle else self._buffers
         buffer = next((buffer for buffer in buffers if buffer.free_premapped), None)
         if buffer is None:
@@ -85,8 +89,9 @@ class BufferPool:
         self._backend.finish_mappings()
 
     def has_room_for(self, new_blocks: int, shared: list[Block]) -> bool:
-        """Estimate whether mapping these blocks in another buffer stays within the limit of
-        mappings, assuming that a whole heap of new blocks takes one mapping per region."""
+        """Return True if mapping these blocks in a further buffer probably stays within the limit
+        of mappings. The estimate assumes one mapping per region (a layer's K or V) for each
+        heap."""
         limit = self._backend.mapping_limit
         if limit is None:
             return True
@@ -96,8 +101,8 @@ class BufferPool:
         return self._mappings + self._regions * runs <= limit
 
     def map(self, buffer: SparseBuffer, blocks: list[Block], *, writable: bool) -> bool:
-        """Map blocks at the end of the table, except blocks that are premapped there. Return False
-        and change nothing if the limit of mappings or the system forbids it."""
+        """Map blocks at the end of the page table, except blocks that are premapped there. Return
+        False and change nothing if the limit of mappings is reached or the system refuses."""
         assert not buffer.pending
         first, done = len(buffer.table), self._use_premapped(buffer, blocks, writable)
         if done == len(blocks):
@@ -121,13 +126,14 @@ class BufferPool:
         return False
 
     def unmap_last(self, buffer: SparseBuffer, count: int) -> list[Block]:
-        """Unmap and return the last ``count`` blocks, which no step has used. If mappings may not
-        change while steps run, make the blocks premapped instead."""
+        """Remove and return the last ``count`` blocks, which no step has used. Unmap the blocks, or
+        make them premapped if mappings may not change while steps run."""
         assert not buffer.pending
         return self._unmap_from(buffer, len(buffer.table) - count, count)
 
     def map_ahead(self, buffer: SparseBuffer, blocks: list[Block]) -> bool:
-        """Start mapping blocks at the table's end; return False if too many mappings forbid it."""
+        """Start mapping blocks at the table's end. Return False if the limit of mappings is
+        reached."""
         pieces = self._append(buffer, blocks, writable=True)
         if pieces is None:
             return False
@@ -139,11 +145,11 @@ class BufferPool:
         return True
 
     def is_settled(self, buffer: SparseBuffer) -> bool:
-        """Return whether ``settle`` would return without waiting."""
+        """Return True if all queued mappings of the buffer have completed."""
         return all(p.ticket <= self._backend.completed_ticket() for p in buffer.pending)
 
     def settle(self, buffer: SparseBuffer) -> list[Block]:
-        """Wait for pending mappings. Unmap and return blocks from the first refused one on."""
+        """Wait for queued mappings. If one was refused, unmap and return all blocks from it on."""
         place = length = buffer.mapped_blocks
         for item in buffer.pending:
             self._wait(item.ticket)
@@ -165,7 +171,8 @@ class BufferPool:
     # --- premapped blocks: mapped before a sequence needs them ------------------------------------
 
     def _use_premapped(self, buffer: SparseBuffer, blocks: list[Block], writable: bool) -> int:
-        """Move leading premapped blocks that equal ``blocks`` to the table; return their number."""
+        """Move the premapped blocks that equal the first ``blocks`` to the table; return their
+        number."""
         count = buffer.count_premapped(blocks)
         for block in blocks[:count]:
             self._pool.drop_premapped(block, buffer)
@@ -174,7 +181,8 @@ class BufferPool:
         return count
 
     def _cut_premapped(self, buffer: SparseBuffer, length: int) -> list[Block]:
-        """Cut the table to ``length`` blocks; premap and return the blocks after it."""
+        """Cut the table to ``length`` blocks. Make the removed blocks premapped, and return
+        them."""
         blocks = self._cut(buffer, length)
         for block in blocks:
             self._pool.add_premapped(block, buffer)
@@ -192,7 +200,8 @@ class BufferPool:
             self._pool.drop_premapped(block, buffer)
 
     def _make_sharable(self, blocks: list[Block]) -> None:
-        """Unmap premapped blocks in other buffers whose limit of sharing buffers is reached."""
+        """Unmap premapped blocks of buffers until each of ``blocks`` may be mapped in one more
+        buffer."""
         for block in blocks:
             while (
                 block.premapped_by and block.buffers + len(block.premapped_by) >= self._max_sharers
@@ -201,8 +210,8 @@ class BufferPool:
                 self._unmap_premapped(buffer, buffer.premapped.index(block))
 
     def _unmap_from(self, buffer: SparseBuffer, length: int, mapped: int) -> list[Block]:
-        """Cut the table to ``length`` blocks, unmap the first ``mapped`` ones after it, and return
-        all cut blocks. If mappings may not change while steps run, premap these blocks instead."""
+        """Cut the table to ``length`` blocks and return the removed blocks. Unmap the first
+        ``mapped`` of them, or make all premapped if mappings may not change while steps run."""
         if not self._backend.maps_while_running:
             return self._cut_premapped(buffer, length)
         if mapped:
@@ -213,7 +222,8 @@ class BufferPool:
     def _append(
         self, buffer: SparseBuffer, blocks: list[Block], writable: bool
     ) -> list[MappedRun] | None:
-        """Add blocks to the table; return the runs to map, or None if mappings run out."""
+        """Add blocks to the table. Return the runs to map, or None if too many mappings are in
+        use."""
         first, before = len(buffer.table), buffer.mappings(self._regions)
         pieces = buffer.table.append(blocks, writable)
         self._mappings += buffer.mappings(self._regions) - before
@@ -224,7 +234,7 @@ class BufferPool:
         return pieces
 
     def _cut(self, buffer: SparseBuffer, length: int) -> list[Block]:
-        """Remove blocks from index ``length`` on from the table, and return them."""
+        """Remove the blocks from index ``length`` on from the table, and return them."""
         before = buffer.mappings(self._regions)
         gone = buffer.table.cut(length)
         self._mappings += buffer.mappings(self._regions) - before
@@ -235,7 +245,7 @@ class BufferPool:
             raise BackendFailedError(f"a mapping operation took over {MAPPING_LIMIT_S:.0f} s")
 
     def check_invariants(self, taken: list[SparseBuffer]) -> None:
-        """taken: all buffers that belong to sequences."""
+        """``taken`` must be all buffers that belong to open or closed sequences."""
         buffers = taken + self._idle
         assert {b.number for b in buffers} == {b.number for b in self._buffers}
         assert len(buffers) == len(self._buffers)

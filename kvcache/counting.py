@@ -1,4 +1,4 @@
-"""A backend and slots for simulations, which hold no memory and only count committed bytes."""
+"""Memory for simulations of the cache, which counts committed bytes but stores no data."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -11,8 +11,8 @@ from kvcache.slot_pool import StateSegment
 
 @dataclass
 class CountingBackend:
-    """A backend that grants every request at once. As on Linux, a block counts as committed from
-    its first mapping until its release."""
+    """A PageBackend that grants every request at once. As on Linux, a block counts as committed
+    from its first mapping until its release."""
 
     group: Group
     name: str = "counting"
@@ -73,7 +73,7 @@ class CountingBackend:
         return len(self._committed) * self.group.block_bytes
 
     def rows(self, segments: Sequence[Segment]) -> StepRows:
-        """Return the segments in place of rows: simulations read no memory."""
+        """Return the segments in place of rows, because simulations run no kernels."""
         return cast(StepRows, tuple(segments))
 
     def shut_down(self) -> bool:
@@ -86,14 +86,14 @@ class CountingBackend:
 
 @dataclass
 class CountingStates:
-    """Slots (recurrent states), each committed from its first write until its release."""
+    """State slots for simulations. A slot is committed from its first write until its release."""
 
     num_slots: int
     slot_bytes: int
     _committed: set[int] = field(default_factory=set)
 
     def rows(self, segments: Sequence[StateSegment], step: StepRows) -> StateRows:
-        """Count the written slots as committed; return the segments in place of rows."""
+        """Count the written slots as committed. Return the segments in place of rows."""
         self._committed.update(slot for segment in segments for _, slot in segment.writes)
         return cast(StateRows, tuple(segments))
 

@@ -1,9 +1,9 @@
-"""Remembers in the user's cache folder which GPU backends (kinds of memory) harmed this machine.
+"""Records which kinds of GPU memory (KV backends) have crashed or failed on this machine.
 
-An *intent* file is written before an act that may crash the process or the machine, and removed
-after the act. If no living process locks an intent, its act never returned. A *fault* file is
-written after harm that the process survived. A backend with either is avoided until ``quire
-doctor`` has passed."""
+An *intent* file is written before an act that may crash the machine, and removed after the act. If
+no living process locks an intent file, the act has crashed. A *fault* file is written after a
+failure that the process survived. Either file, kept in the user's cache folder, makes quire avoid
+the backend until ``quire doctor`` has passed."""
 
 import fcntl
 import json
@@ -23,9 +23,9 @@ from kvcache.user_folders import cache_folder
 
 log = logging.getLogger(__name__)
 
-# The limit of characters quoted from a file of this folder.
+# The most characters quoted from a fault or intent file.
 MAX_QUOTE = 300
-# fsync leaves a file in a Mac's drive cache; only F_FULLFSYNC makes the file survive a panic.
+# On a Mac, only F_FULLFSYNC makes a file survive a crash; fsync leaves it in the drive's cache.
 FULL_SYNC = getattr(fcntl, "F_FULLFSYNC", None)
 
 
@@ -40,7 +40,7 @@ class Act(StrEnum):
 
 
 class FaultMemory:
-    """The faults of one backend on this model of machine, system and MLX version."""
+    """The fault and intent files of one backend for this machine model, system and MLX version."""
 
     def __init__(self, kv_backend: KVBackend) -> None:
         self._kv_backend = kv_backend
@@ -50,7 +50,7 @@ class FaultMemory:
         self._intents = f"intent-{key}-"
 
     def found(self) -> tuple[str, ...]:
-        """Return the faults of the backend, each as half a sentence."""
+        """Return a half sentence about each fault of the backend."""
         faults = []
         for path in self._files():
             if path.name == self._fault:
@@ -61,7 +61,8 @@ class FaultMemory:
 
     @contextmanager
     def intent(self, act: Act) -> Iterator[None]:
-        """Write an intent file while the act runs in this context. An exception becomes a fault."""
+        """Keep an intent file while the act runs in this context. Record an exception as a
+        fault."""
         intent = self._write_intent(act)
         try:
             yield
@@ -75,7 +76,8 @@ class FaultMemory:
                 os.close(file)  # releases the lock, once the file is gone
 
     def record(self, what: str) -> None:
-        """Write a fault file, replacing an older one. what: half a sentence about the harm."""
+        """Write a fault file in place of an older one. ``what`` is half a sentence about the
+        failure."""
         try:
             _, file = self._write(what, self._fault)
             os.close(file)
@@ -83,14 +85,15 @@ class FaultMemory:
             log.warning("a fault of %s cannot be remembered: %s", self._kv_backend, error)
 
     def forget(self) -> bool:
-        """Remove faults and abandoned intents; return whether any were found. Raises OSError."""
+        """Remove the fault file and intent files of crashed acts. Return True if there were any.
+        Raises OSError."""
         known = [p for p in self._files() if p.name == self._fault or _is_left_behind(p)]
         for path in known:
             path.unlink(missing_ok=True)
         return bool(known)
 
     def _files(self) -> list[Path]:
-        """Return the paths of the fault file and of all intent files, whatever their contents."""
+        """Return the paths of the fault file and of all intent files of the backend."""
         folder = cache_folder()
         try:
             names = sorted(os.listdir(folder))
@@ -108,15 +111,17 @@ class FaultMemory:
             return None
 
     def _write(self, what: str, name: str | None) -> tuple[Path, int]:
-        """Write a file that survives a crash of the machine; return its path and its open, locked
-        descriptor. name: None gives an intent's file a unique name. Raises OSError."""
+        """Write a file that survives a crash of the machine. Return its path and its open, locked
+        descriptor. With ``name`` None, the file gets the unique name of an intent file. Raises
+        OSError."""
         folder = cache_folder()
         folder.mkdir(parents=True, exist_ok=True)
         file, temporary = mkstemp(dir=folder, prefix=".new-")
         path = folder / (name or self._intents + Path(temporary).name.removeprefix(".new-"))
         at = datetime.now(UTC).isoformat(timespec="seconds")
         try:
-            # The file is locked before it gets its name: no process must see it unlocked.
+            # Lock the file before it gets its final name: an unlocked intent file counts as a
+            # crash.
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.write(file, (json.dumps({"what": what, "at": at, **self._about}) + "\n").encode())
             os.fsync(file)
@@ -132,7 +137,7 @@ class FaultMemory:
 
 
 def _is_left_behind(path: Path) -> bool:
-    """Return whether the process that wrote an intent died within the act and so lost the lock."""
+    """Return True if no process locks an intent file, so that its writer died during the act."""
     try:
         with path.open() as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -152,7 +157,8 @@ def _words(path: Path) -> str:
 
 
 def _shown(path: Path) -> str:
-    """Return the path without the user's name, because users share reports."""
+    """Return the path with "~" for the home folder. People publish reports, and it names the
+    user."""
     return str(path).replace(str(Path.home()), "~")
 
 

@@ -1,4 +1,4 @@
-"""One layer group's part of the cache: its blocks, buffers and prefixes, and their statistics."""
+"""The cache of one group of layers: its blocks, buffers and prefixes, and their statistics."""
 
 from collections import Counter
 from collections.abc import Collection
@@ -16,7 +16,7 @@ from kvcache.stats import KVStats
 
 
 class GroupCache:
-    """The cache of the layers whose K and V rows have one shape (a group)."""
+    """The cache of a group: the layers whose K and V rows have the same shape."""
 
     def __init__(
         self, group: Group, backend: PageBackend, limits: CacheLimits, max_heaps: int
@@ -24,7 +24,8 @@ class GroupCache:
         self.group = group
         self.backend = backend
         self.pool = HeapPool(group, backend, max_heaps * group.heap_bytes)
-        # With twice as many buffers as sequences, a new sequence need not wait for an unmapping.
+        # With twice as many buffers as sequences, a new sequence need not wait for an old one's
+        # unmapping.
         max_sharers = limits.settings.max_sharers
         self.buffers = BufferPool(group, self.pool, backend, 2 * limits.max_sequences, max_sharers)
         self.prefixes = PrefixCache(
@@ -43,13 +44,15 @@ class GroupCache:
         self.closed: list[ClosedSequence] = []
 
     def take_buffer(self, needed: int, prefix: list[Block], *, alone: bool) -> SparseBuffer | None:
-        """Take a buffer for a sequence with this cached prefix; return None if blocks, mappings or
-        buffers are missing. needed: the sequence's blocks. alone: no other sequence is open."""
+        """Take a buffer for a sequence of ``needed`` blocks that begins with the cached blocks
+        ``prefix``. Return None if blocks, mappings or buffers are missing. ``alone`` is True if no
+        sequence is open."""
         own = needed - len(prefix)
         cached = sum(block.state is BlockState.CACHED for block in prefix)
         if own + cached > self.allocator.available_blocks:
             return None
-        # The estimated number of mappings does not stop a lone sequence: the system itself decides.
+        # If no other sequence is open, the estimate is ignored, and the system decides when
+        # mapping.
         if not alone and not self.buffers.has_room_for(own, prefix):
             return None
         return self.buffers.take(prefix)
@@ -57,31 +60,33 @@ class GroupCache:
     def blocks_to_fork(
         self, parent: CachedSequence, child: CachedSequence, whole: int
     ) -> list[Block] | None:
-        """Return the blocks among the parent's first ``whole`` ones that its child still lacks, or
-        None if some are not sealed yet or the child's own blocks differ."""
+        """Return the blocks that the child lacks of the parent's first ``whole`` blocks. Return
+        None if some of these are not sealed, or if the child's own blocks differ from the
+        parent's."""
         if parent.sealed_blocks < whole or not child.all_sealed:
             return None
         own, parents = child.buffer.table.blocks, parent.buffer.table.blocks[:whole]
         blocks = parents[len(own) :]
-        # The child may share blocks of a third sequence, which has failed since.
+        # The child may have shared equal blocks of a third sequence, which has failed since.
         if blocks and parents[: len(own)] != own:
             return None
         return None if any(map(self.prefixes.has_max_sharers, blocks)) else blocks
 
     def close(self, sequence: CachedSequence, epoch: int) -> None:
-        """Close a sequence; its blocks are freed once the step of this epoch has completed."""
+        """Close a sequence. Its blocks can be freed after the step with the number ``epoch``."""
         self.allocator.remove(sequence)
         self.prefixes.close(sequence)
         self.closed.append(ClosedSequence(sequence, epoch))
 
     @property
     def recovering(self) -> bool:
-        """Whether blocks or mappings of closed sequences will still become free."""
+        """True if blocks or mappings of closed sequences will still become free."""
         return bool(self.closed) or self.pool.count(BlockState.RELEASING) > 0
 
     def advance(self, completed_epoch: int) -> None:
-        """Seal full blocks, and free the buffers of closed sequences whose last step has completed:
-        unmap their blocks first, or keep them mapped if mappings may not change while steps run."""
+        """Seal full blocks, and free the buffers of closed sequences whose last step has completed.
+        The blocks of such a buffer are unmapped first, or stay premapped if mappings may not change
+        while steps run."""
         self.prefixes.seal(completed_epoch)
         done = self.backend.completed_ticket()
         still_closed = []
@@ -105,13 +110,14 @@ class GroupCache:
 
     @property
     def may_release(self) -> bool:
-        """Whether memory may be released while sequences are open."""
+        """True if memory may be released now although sequences are open."""
         if self._keeps_mappings:
             return self.allocator.is_at_mapping_point
         return self.backend.releases is not Releases.IDLE
 
     def stats(self, sequences: Collection[CachedSequence]) -> KVStats:
-        """Return statistics in which a shared block counts once. sequences: all open sequences."""
+        """Return statistics that count each shared block once. ``sequences`` are all open
+        sequences."""
         group, pool = self.group, self.pool
         size = group.tokens_per_block
         sealed = pool.count(BlockState.SEALED)

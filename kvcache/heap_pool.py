@@ -8,13 +8,13 @@
               +---------------------+
     free -> releasing (memory goes to the system) -> free
 
-An *owned* block is written by one sequence. A *sealed* block is full, never written again, and
-mapped in any number of buffers. A *quarantined* block waits until the device cannot touch it and no
-buffer maps it; then it is *cached* if later prompts can find it, else free. A *releasing* block
-waits until the system has its memory back.
+One sequence writes an *owned* block. A *sealed* block is full, is never written again, and may be
+mapped in many buffers. A *quarantined* block was used by closed sequences; the device may still
+read it, or a buffer may map it. Afterwards the block is *cached* if prompts can find it, else
+*free*. A *releasing* block's memory is on its way back to the system.
 
-A *premapped* block is mapped in a buffer before a sequence needs it. While the block is free, only
-that buffer's sequence can take it; other sequences can take it once it is unmapped."""
+A *premapped* block is mapped in a buffer but not in use by the buffer's sequence. A free premapped
+block can be taken by that sequence only, until it is unmapped."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -23,22 +23,24 @@ from kvcache.backend import Charge, PageBackend, Releases
 from kvcache.block import Block, BlockState, SparseBuffer, SparseHeap, runs_of
 from kvcache.layout import Group
 
-# Sizes of free gaps to look for when placing adjacent blocks, the largest first: the blocks'
-# sequence should be able to take adjacent blocks later.
+# Sizes of free gaps in which new adjacent blocks may begin, the largest first. A large gap lets the
+# blocks' sequence take further adjacent blocks later.
 ROOM_FOR_A_RUN = (64, 16, 4, 1)
 
 
 class HeapPool:
-    """All heaps (large pieces of memory) of a group, within one budget of bytes."""
+    """All heaps (large pieces of memory) of one group of layers, within a budget of bytes."""
 
     def __init__(self, group: Group, backend: PageBackend, budget_bytes: int) -> None:
         self._group = group
         self._backend = backend
         self.heaps: list[SparseHeap] = []
         self._by_free: defaultdict[int, dict[int, None]] = defaultdict(dict)
-        """The heaps that have this number of free, unmapped blocks; 0 is left out."""
+        """The indices of heaps, by the number of blocks that can be taken in the heap. 0 has no
+        entry."""
         self._releases: list[tuple[int, list[Block]]] = []
-        """``(ticket, blocks)`` of operations that release the blocks' memory."""
+        """``(ticket, blocks)`` of running operations that give the blocks' memory back to the
+        system."""
         self._max_heaps = budget_bytes // group.heap_bytes
         if backend.heap_limit is not None:
             self._max_heaps = min(self._max_heaps, backend.heap_limit)
@@ -46,24 +48,26 @@ class HeapPool:
         self._counts = [0] * len(BlockState)
         self._dirty_free = 0
         self.saved_blocks = 0
-        """The number of further blocks that open sequences would need without sharing."""
+        """The number of further blocks that open sequences would need if they shared none."""
         if backend.charge is Charge.ALL:
             while self._make_heap():
                 self._commit(self.heaps[-1].blocks[0])
 
     @property
     def capacity_blocks(self) -> int:
-        """The number of blocks within the limit, plus those whose memory is being released."""
+        """The number of blocks within the limit, plus the number of RELEASING blocks."""
         return self.free_blocks + self.used_blocks + self._counts[BlockState.RELEASING]
 
     @property
     def free_blocks(self) -> int:
-        """The number of blocks that may be allocated now, even of heaps not made yet."""
+        """The number of blocks that may be allocated now, including blocks of heaps not made
+        yet."""
         return min(self._limit_blocks - self.used_blocks, self.unused_blocks)
 
     @property
     def takeable_blocks(self) -> int:
-        """The number of free blocks of existing heaps that no buffer maps."""
+        """The number of free blocks that are mapped in no buffer. Heaps not made yet do not
+        count."""
         return sum(free * len(heaps) for free, heaps in self._by_free.items())
 
     @property
@@ -72,23 +76,24 @@ class HeapPool:
 
     @property
     def unused_blocks(self) -> int:
-        """The number of free blocks regardless of the limit, even of heaps not made yet."""
+        """The number of blocks that are free or in heaps not made yet, regardless of the limit."""
         unmade = self._max_heaps - len(self.heaps)
         return self._counts[BlockState.FREE] + unmade * self._group.blocks_per_heap
 
     @property
     def used_blocks(self) -> int:
-        """The number of blocks that hold tokens or that the device may read."""
+        """The number of blocks that hold tokens or that the device may still read."""
         unused = self._counts[BlockState.FREE] + self._counts[BlockState.RELEASING]
         return len(self.heaps) * self._group.blocks_per_heap - unused
 
     @property
     def free_committed_bytes(self) -> int:
-        """The slack: bytes of free blocks that may still occupy physical memory."""
+        """The bytes of free blocks that may still occupy physical memory."""
         return self._dirty_free * self._group.block_bytes
 
     def has_more_than(self, slack_bytes: int) -> bool:
-        """Return whether memory of free blocks beyond the slack or the limit can be released."""
+        """Return True if free blocks occupy more memory than ``slack_bytes``, or than the limit
+        lets sequences use, and the backend can release memory."""
         kept_bytes = min(slack_bytes, self.free_blocks * self._group.block_bytes)
         releases_any = self._backend.releases is not Releases.NOTHING
         return releases_any and self.free_committed_bytes > kept_bytes
@@ -97,9 +102,8 @@ class HeapPool:
         return self._counts[state]
 
     def set_limit(self, blocks: int) -> int:
-        """Set the limit of used blocks, within the budget; return the limit in effect.
-
-        Blocks in use stay allowed, and so do heaps that are in use or can never be released."""
+        """Set the limit of used blocks, and return the limit in effect. The new limit is at most
+        the budget, and at least the blocks in use and the heaps that cannot be released now."""
         size = self._group.blocks_per_heap
         kept = self.used_blocks
         if self._backend.releases is Releases.NOTHING:
@@ -112,10 +116,10 @@ class HeapPool:
     # --- changing the states of blocks ------------------------------------------------------------
 
     def allocate(self, count: int, after: Block | None = None) -> list[Block] | None:
-        """Take ``count`` free blocks; return None and take none if too few are free.
+        """Take ``count`` free blocks. Return None and take none if too few are free.
 
-        Prefer the block next to ``after``: adjacent blocks merge into one mapping. Else begin in a
-        wide gap, but in the fullest heap if only whole heaps can be released."""
+        The block next to ``after`` is preferred, because adjacent blocks need one mapping only. The
+        other choice is a wide gap, or the fullest heap if the backend releases only whole heaps."""
         if count > self.free_blocks:
             return None
         taken: list[Block] = []
@@ -131,7 +135,8 @@ class HeapPool:
         return taken
 
     def seal(self, block: Block) -> None:
-        """Seal a full block that no step writes any more. Its sequence may be closed."""
+        """Seal a full block that no step writes any more. The block's sequence may be closed
+        already."""
         block.is_sealed = True
         if block.state is not BlockState.QUARANTINED:
             self._move(block, BlockState.SEALED, BlockState.OWNED)
@@ -144,7 +149,7 @@ class HeapPool:
             self._move(block, BlockState.SEALED, BlockState.QUARANTINED, BlockState.CACHED)
 
     def detach(self, blocks: Iterable[Block]) -> None:
-        """Remove a closing sequence from blocks that its buffer still maps and steps may read."""
+        """Remove a closing sequence from the counts of its blocks, which its buffer still maps."""
         for block in blocks:
             block.sequences -= 1
             if block.sequences:
@@ -153,23 +158,25 @@ class HeapPool:
                 self._move(block, BlockState.QUARANTINED, BlockState.OWNED, BlockState.SEALED)
 
     def remove_buffer(self, block: Block) -> bool:
-        """Remove one buffer from a block's buffers; return whether it was the last buffer."""
+        """Count one buffer less for a block. Return True if that was the last buffer."""
         block.buffers -= 1
         return not block.buffers
 
     def cache(self, block: Block) -> None:
-        """Cache a block that the prefix index has and no buffer's page table lists."""
+        """Make a block CACHED. No page table may list the block, and prompts must be able to find
+        it."""
         assert not block.buffers, f"{block} is mapped"
         self._move(block, BlockState.CACHED, BlockState.QUARANTINED)
 
     def free(self, block: Block) -> None:
-        """Free a block that the prefix index lacks and no buffer's page table lists."""
+        """Make a block FREE. No page table may list the block, and no prompt may be able to find
+        it."""
         assert not block.buffers, f"{block} is mapped"
         assert block.prefix is None, f"{block} can be found"
         self._move(block, BlockState.FREE, BlockState.QUARANTINED, BlockState.CACHED)
 
     def free_unmapped(self, blocks: Iterable[Block]) -> None:
-        """Free allocated blocks that were not mapped. Premapped blocks stay premapped."""
+        """Free blocks that were allocated but not mapped. Premapped blocks stay premapped."""
         for block in blocks:
             block.buffers = block.sequences = 0
             self._move(block, BlockState.FREE, BlockState.OWNED)
@@ -181,13 +188,14 @@ class HeapPool:
         block.premapped_by.append(buffer)
 
     def take_premapped(self, block: Block) -> None:
-        """Take a free block for the sequence whose buffer already maps it."""
+        """Take a free block that the sequence's own buffer already maps."""
         assert len(block.premapped_by) == 1, f"{block} is mapped elsewhere"
         assert not block.is_sealed, f"{block} may only be read"
         self._own(block)
 
     def drop_premapped(self, block: Block, buffer: SparseBuffer) -> None:
-        """Note that a buffer's premapped block was unmapped, or taken by the buffer's sequence."""
+        """Note that a buffer's premapped block was unmapped, or taken by the buffer's own
+        sequence."""
         block.premapped_by.remove(buffer)
         if block.state is BlockState.FREE:
             buffer.free_premapped -= 1
@@ -197,10 +205,10 @@ class HeapPool:
     # --- releasing memory -------------------------------------------------------------------------
 
     def release_memory(self, slack_bytes: int, max_blocks: int) -> None:
-        """Start releasing the memory of free blocks, down to the slack or the limit.
+        """Start releasing memory of free blocks while free blocks occupy more than ``slack_bytes``.
 
-        Whole heaps go first, the emptiest heap before others; then single blocks, if the backend
-        can release blocks. max_blocks: the most to release, as these cannot be allocated now."""
+        Whole heaps go first, the emptiest before others, then single blocks if the backend can
+        release them. At most ``max_blocks`` go, because sequences cannot take them meanwhile."""
         for whole in (True, False) if self._backend.releases is Releases.BLOCKS else (True,):
             for number in sorted(range(len(self.heaps)), key=lambda n: -self.heaps[n].free):
                 if not self.has_more_than(slack_bytes):
@@ -244,7 +252,8 @@ class HeapPool:
         return following if following.can_be_taken else None
 
     def _start(self, count: int) -> Block | None:
-        """Return the first of new adjacent blocks, or None if all blocks are in use."""
+        """Return the first block of a new row of adjacent blocks, or None if no block can be
+        taken."""
         if not self._by_free and not self._make_heap():
             return None
         if self._backend.releases in (Releases.HEAPS, Releases.IDLE):
@@ -254,7 +263,7 @@ class HeapPool:
         rooms = (count + ROOM_FOR_A_RUN[0], *ROOM_FOR_A_RUN)
         places = ((heap.find_free(room), room) for room in rooms)
         place, room = next((place, room) for place, room in places if place >= 0)
-        # Begin in the middle of the gap, so that the blocks before the gap can grow, too.
+        # Begin in the middle of the gap: the blocks before the gap can then be continued as well.
         return heap.blocks[place + (room - 1) // 2 if place else 0]
 
     def _make_heap(self) -> bool:
@@ -267,7 +276,8 @@ class HeapPool:
         return True
 
     def _has_memory(self, block: Block) -> bool:
-        """Return whether the block's heap has its memory, or gets it now."""
+        """Return True if the block's heap has memory now, after committing the heap if
+        necessary."""
         whole = self._backend.charge is not Charge.BLOCKS
         return block.dirty or not whole or self._backend.commit_heap(block.heap)
 
@@ -276,7 +286,7 @@ class HeapPool:
         block.buffers = block.sequences = 1
 
     def _move(self, block: Block, new: BlockState, *old: BlockState) -> None:
-        """Move a block to a new state. old: the states it may be in now; by default FREE."""
+        """Move a block from one of the states ``old`` (FREE by default) to the state ``new``."""
         state = block.state
         assert state in (old or (BlockState.FREE,)), f"{block} is {state.name}"
         block.state = new
@@ -292,7 +302,7 @@ class HeapPool:
             self._dirty_free += block.dirty
 
     def _commit(self, block: Block) -> None:
-        """Mark the block, or its whole heap, as occupying physical memory."""
+        """Mark the block, or its whole heap if charged in full, as occupying physical memory."""
         if block.dirty:  # or its whole heap: marked already
             return
         whole = self._backend.charge is not Charge.BLOCKS
