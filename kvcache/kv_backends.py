@@ -1,4 +1,4 @@
-"""The kinds of memory for K and V, and the choice of one for this machine."""
+"""KV backends, which are kinds of memory for K and V, and the choice of one for this machine."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -7,16 +7,17 @@ from typing import Any
 
 
 class KVBackend(Enum):
-    """A kind of memory for K and V: its name in settings, and whether it is a GPU's memory."""
+    """A KV backend (kind of memory for K and V): its name in settings, and True if a GPU uses
+    it."""
 
     SPARSE = ("sparse", True)
-    """Placement sparse buffers: pages mapped at addresses of the GPU."""
+    """Sparse buffers of Metal: memory pages are mapped in address ranges of the GPU."""
     PAGED = ("paged", True)
-    """Ordinary buffers, and a page table that the kernels read."""
+    """Ordinary buffers of Metal, with a page table that the GPU's kernels read."""
     METAL_DENSE = ("dense", True)
-    """One buffer of the GPU with a slice for every sequence."""
+    """One buffer of Metal, of which every sequence gets a slice."""
     POSIX = ("posix", False)
-    """Pages of shared memory mapped at reserved addresses."""
+    """Shared memory of the system, whose pages are mapped at reserved addresses of the CPU."""
 
     @property
     def setting(self) -> str:
@@ -28,7 +29,8 @@ class KVBackend(Enum):
 
     @property
     def is_dense(self) -> bool:
-        """Whether one block is a whole context, so that sequences cannot share blocks."""
+        """True if one block holds a sequence's whole context, so that sequences cannot share
+        blocks."""
         return self.setting == "dense"
 
     def __str__(self) -> str:
@@ -39,17 +41,18 @@ AUTO = "auto"
 NO_METAL = "this build of quire has no Metal"
 NO_DEVICE = "this machine has no Metal device"
 NOTHING_WORKS = "nothing works on this machine's GPU, and its CPU is many times slower"
-# In order of preference: the backend that shares most memory comes first.
+# In order of preference: a backend that lets sequences share more memory comes earlier.
 ON_METAL = (KVBackend.SPARSE, KVBackend.PAGED, KVBackend.METAL_DENSE)
 
 Trial = Callable[[KVBackend], str]
-"""Tests a GPU's backend on this machine; returns its fault, or "" if it works."""
+"""Tests a GPU's KV backend on this machine. Returns a description of its fault, or ""."""
 Remembered = Callable[[KVBackend], tuple[str, ...]]
-"""Returns the faults that kvcache/fault_memory.py remembers of a GPU's backend."""
+"""Returns the faults of a GPU's KV backend that kvcache/fault_memory.py has stored."""
 
 
 class KVBackendError(ValueError):
-    """The settings name a backend that this machine lacks; the message names the reason."""
+    """The settings name a KV backend that this machine cannot use. The message contains the
+    reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,20 +62,21 @@ class KVBackendChoice:
     kv_backend: KVBackend
     reasons: tuple[str, ...]
     warnings: tuple[str, ...] = ()
-    """The sentences that a person should act on."""
+    """The sentences about which the user should do something."""
     maps_while_running: bool = True
-    """Whether mappings change while steps run, or only between steps."""
+    """True if mappings may change while steps run, False if only between steps."""
     releases_heaps: bool = False
-    """Whether a GPU's heaps are released before the process ends."""
+    """True if a GPU's heaps may be released before the process ends."""
 
 
 def choose_kv_backend(
     setting: str, *, no_metal: str, trial: Trial, remembered: Remembered
 ) -> KVBackendChoice:
-    """Choose the backend. setting: "auto" or a name. no_metal: why no GPU can compute, or "".
+    """Choose the KV backend by ``setting``, which is "auto" or the name of a backend. ``no_metal``
+    is the reason that no GPU can be used, or "".
 
-    A backend with remembered faults is never tried, so that a server started at boot does not
-    crash the machine again and again. Raises KVBackendError if the setting cannot be followed."""
+    A backend with stored faults is never tried: a server that starts at boot would crash the
+    machine again and again. Raises KVBackendError if the setting cannot be followed."""
     if setting != AUTO:
         return _configured(setting, no_metal, trial, remembered)
     if no_metal:
@@ -95,8 +99,9 @@ def choose_kv_backend(
 def choose_mapping(
     choice: KVBackendChoice, setting: bool | None, stress_passed: Callable[[KVBackend], bool]
 ) -> KVBackendChoice:
-    """Decide when mappings of sparse buffers change: while steps run only if the stress test has
-    passed on this machine. setting: ``cache.map_while_running``. Raises KVBackendError."""
+    """Choose when mappings of sparse buffers change: while steps run if the stress test has passed
+    on this machine, else between steps. ``setting`` is ``cache.map_while_running``. Raises
+    KVBackendError."""
     backend = choice.kv_backend
     if backend is not KVBackend.SPARSE:
         return choice
@@ -114,8 +119,8 @@ def choose_mapping(
 def choose_release(
     choice: KVBackendChoice, setting: bool | None, release_passed: Callable[[KVBackend], bool]
 ) -> KVBackendChoice:
-    """Decide whether a GPU's heaps are released: only if the release test has passed on this
-    machine. setting: ``cache.release_heaps``. Raises KVBackendError."""
+    """Choose whether a GPU's heaps may be released, which the release test must have shown to work.
+    ``setting`` is ``cache.release_heaps``. Raises KVBackendError."""
     backend = choice.kv_backend
     if not backend.on_gpu:
         return choice
@@ -127,8 +132,9 @@ def choose_release(
 def _is_trusted(
     backend: KVBackend, name: str, setting: bool | None, test: str, flag: str, passed: bool
 ) -> bool:
-    """Return whether a GPU may do what needs a passed self-test. flag: the doctor's option for the
-    test. Raises KVBackendError if the setting is true but the test has not passed."""
+    """Return True if a feature that needs a self-test may be used. ``flag`` is the option of
+    ``quire doctor`` that runs the test. Raises KVBackendError if the setting is True and the test
+    has not passed."""
     if setting and not passed:
         raise KVBackendError(
             f"cache.{name} is set, but the {test} test of {backend} has not passed on this "
@@ -164,16 +170,16 @@ def _configured(
 
 @dataclass(frozen=True, slots=True)
 class MetalDevice:
-    """The default Metal device, from ``metal_ext.metal_capabilities``."""
+    """The default Metal device, as ``metal_ext.metal_capabilities`` describes it."""
 
     name: str
     working_set_bytes: int
-    """The most memory that the driver recommends for a process."""
+    """The most memory that the driver recommends for one process."""
     max_buffer_bytes: int
     """The size of the largest allocation."""
     said: dict[str, Any] = field(default_factory=dict)
     missing: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """The features that the device lacks, by the name of the backend that needs them."""
+    """The features that the device lacks, by the name of the KV backend that needs them."""
 
     @classmethod
     def of(cls, capabilities: dict[str, Any]) -> "MetalDevice":

@@ -1,7 +1,7 @@
-"""Conversions between tokens, bytes and pages: the only file that knows the shape of K and V.
+"""Sizes and places of K, V and recurrent states in memory, and the choice of page sizes.
 
-A *region* is the K or the V of one layer, ``[token][kv_head][head_dim]``. Regions of layers with
-equal KVSpecs form a *group*. A *block* is the memory of the same ``tokens_per_block`` tokens in all
+A *region* is the K or the V of one layer, ``[token][kv_head][head_dim]``. Layers whose K and V have
+equal shapes form a *group*. A *block* is the memory of the same ``tokens_per_block`` tokens in all
 regions of a group. Groups differ in their page sizes, but not in the number of tokens per block::
 
     group 0, rows of 1024 bytes   | 32 tokens: 2 pages of 16 KiB | 32 tokens: 2 pages | ...
@@ -17,21 +17,21 @@ from itertools import accumulate
 from math import gcd, lcm
 
 KIB = 1024
-# Page sizes by preference: the first size that holds 16 to 64 tokens is used. With more tokens in a
-# block, sequences could not share short prefixes.
+# Page sizes by preference. The first size that holds 16 to 64 tokens is used: sequences share whole
+# blocks only, so that larger blocks would waste short common prefixes.
 PREFERRED_PAGES = (64 * KIB, 4 * KIB, 8 * KIB, 16 * KIB, 32 * KIB, 128 * KIB, 256 * KIB)
-# Page sizes of a Metal device's placement sparse buffers, by preference.
+# The page sizes of sparse buffers on a Metal device, by preference.
 METAL_PAGES = (64 * KIB, 16 * KIB, 256 * KIB)
 MIN_TOKENS_PER_BLOCK = 16
 MAX_TOKENS_PER_BLOCK = 64
 FLOAT32_BYTES = 4
-# A slot fills whole pages on any system; each state in it begins at a cache line.
+# The size of a slot is a multiple of this, so that a slot fills whole pages on every system.
 SLOT_ALIGNMENT = 16 * KIB
 STATE_ALIGNMENT = 128
 
 
 class LayoutError(ValueError):
-    """A shape and a page size that cannot work together; the message names both figures."""
+    """A shape of K and V does not fit the page size. The message names both figures."""
 
 
 class KVFormat(Enum):
@@ -48,7 +48,7 @@ class KVFormat(Enum):
 
 @dataclass(frozen=True, slots=True)
 class KVSpec:
-    """The rows that one layer keeps for every token: one row of keys and one of values."""
+    """The shape of the rows that a layer keeps for each token: one of keys and one of values."""
 
     kv_heads: int
     head_dim: int
@@ -67,8 +67,9 @@ class KVSpec:
 
 @dataclass(frozen=True, slots=True)
 class StateSpec:
-    """A recurrent layer's state at one position: ``[value_heads][value_dim][key_dim]`` float32,
-    then the newest input rows of the layer's convolution, ``[tail_rows][tail_width]``."""
+    """The shape of a recurrent layer's state at one position. The state is a float32 matrix
+    ``[value_heads][value_dim][key_dim]``, followed by the last input rows of the layer's
+    convolution, ``[tail_rows][tail_width]``."""
 
     key_heads: int
     value_heads: int
@@ -79,7 +80,7 @@ class StateSpec:
 
     @property
     def tail_width(self) -> int:
-        """The length of one input row of the convolution, which joins queries, keys and values."""
+        """The length of an input row of the convolution, which holds queries, keys and values."""
         return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
 
     @property
@@ -93,20 +94,20 @@ class StateSpec:
 
 @dataclass(frozen=True, slots=True)
 class SlotLayout:
-    """The places of the states of all recurrent layers within a slot."""
+    """The place of each recurrent layer's state within a slot."""
 
     states: tuple[StateSpec, ...]
     offsets: tuple[int, ...]
-    """The byte offset of each recurrent layer's state."""
+    """The offset of each recurrent layer's state from the start of the slot, in bytes."""
     slot_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class KVShape:
-    """The K, V and recurrent states that a model keeps for one sequence."""
+    """The shapes of the K, V and recurrent states that a model keeps for one sequence."""
 
     layers: tuple[KVSpec, ...]
-    """The layers that keep K and V."""
+    """One KVSpec per layer that keeps K and V. Recurrent layers are left out."""
     states: tuple[StateSpec, ...] = ()
 
     @classmethod
@@ -115,7 +116,7 @@ class KVShape:
 
     @property
     def specs(self) -> tuple[KVSpec, ...]:
-        """The distinct kinds of layers, in the order of each kind's first layer."""
+        """The distinct shapes among ``layers``, in the order of their first layers."""
         return tuple(dict.fromkeys(self.layers))
 
     @property
@@ -124,7 +125,7 @@ class KVShape:
 
     @property
     def slot(self) -> SlotLayout | None:
-        """The layout of a slot, or None if the model has no recurrent layers."""
+        """The layout of a state slot, or None if the model has no recurrent layers."""
         if not self.states:
             return None
         sizes = [-(-s.state_bytes // STATE_ALIGNMENT) * STATE_ALIGNMENT for s in self.states]
@@ -134,17 +135,16 @@ class KVShape:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """The K or the V of one layer."""
+    """The K or the V of one layer. ``kind`` is "keys" or "values"."""
 
     layer: int
     kind: str
-    """"keys" or "values"."""
     row_bytes: int
 
 
 @dataclass(frozen=True)
 class Group:
-    """The K and V of layers with rows of one shape: their regions get and lose memory together."""
+    """The K and V of all layers whose rows have the same shape. They are mapped together."""
 
     regions: tuple[Region, ...]
     page_bytes: int
@@ -166,7 +166,7 @@ class Group:
 
     @cached_property
     def max_tokens(self) -> int:
-        """The number of tokens for which one sparse buffer has addresses."""
+        """The number of tokens that fit into the addresses of one sparse buffer."""
         return self.tokens_per_block * self.blocks_per_buffer
 
     def blocks_for(self, tokens: int) -> int:
@@ -175,7 +175,7 @@ class Group:
 
 @dataclass(frozen=True)
 class KVLayout:
-    """The layout of a model's K and V. Heaps of all groups hold the same number of tokens."""
+    """The layout of a model's K and V. The heaps of all groups hold the same number of tokens."""
 
     shape: KVShape
     groups: tuple[Group, ...]
@@ -194,12 +194,12 @@ class KVLayout:
 
     @cached_property
     def heap_bytes(self) -> int:
-        """The bytes of one heap from every group together."""
+        """The size of one heap of every group together."""
         return sum(group.heap_bytes for group in self.groups)
 
     @cached_property
     def block_bytes(self) -> int:
-        """The bytes of one block from every group together."""
+        """The size of one block of every group together."""
         return sum(group.block_bytes for group in self.groups)
 
     @property
@@ -210,7 +210,8 @@ class KVLayout:
         return self.groups[0].blocks_for(tokens)
 
     def place(self, layer: int) -> tuple[int, int]:
-        """Return the indices of a layer's group and keys' region; the values' region follows."""
+        """Return the index of a layer's group, and the index of its keys' region. The values'
+        region has the next index."""
         return self._places[layer]
 
     @cached_property
@@ -232,12 +233,12 @@ def paged_layout(
     page_bytes: int | None = None,
     device_pages: tuple[int, ...] | None = None,
 ) -> KVLayout:
-    """Return the layout of a backend with pages.
+    """Return the layout of a KV backend with pages. Raises LayoutError if no page size fits.
 
-    heap_bytes: the limit for one heap of all groups together; a heap holds at least one block.
-    page_bytes: the page size for all regions, or None to choose it. device_pages: page sizes that
-    the device can map, the preferred size first, or None for all multiples of the system's. Raises
-    LayoutError if rows do not fill a page or the page size does not fit the system."""
+    ``heap_bytes`` limits the size of one heap of all groups together, but a heap holds at least one
+    block. ``page_bytes`` is the page size of all regions, or None to choose sizes. ``device_pages``
+    are the page sizes that the device can map, by preference, or None if it can map all multiples
+    of the system's page size."""
     pages = {
         spec: checked_page(spec, page_bytes, system_page_bytes, device_pages)
         if page_bytes is not None
@@ -255,7 +256,8 @@ def paged_layout(
 
 
 def dense_layout(shape: KVShape, *, max_tokens: int, system_page_bytes: int) -> KVLayout:
-    """Return the layout of a backend without pages: one block holds the whole context."""
+    """Return the layout of a KV backend without pages: each block holds one sequence's whole
+    context."""
     unit = tokens_of_whole_pages(shape, system_page_bytes)
     return grouped_layout(
         shape,
@@ -269,8 +271,8 @@ def dense_layout(shape: KVShape, *, max_tokens: int, system_page_bytes: int) -> 
 def choose_page(
     spec: KVSpec, system_page_bytes: int, preferred: tuple[int, ...] = PREFERRED_PAGES
 ) -> int:
-    """Return the first preferred page size that holds 16 to 64 whole rows, else the size nearest to
-    this range. Raises LayoutError if no page holds whole rows."""
+    """Return the first preferred page size that holds 16 to 64 whole rows, or else the size that is
+    closest to this range. Raises LayoutError if no page size holds whole rows."""
     pages = [
         page for page in preferred if page % system_page_bytes == 0 and page % spec.row_bytes == 0
     ]
@@ -296,7 +298,8 @@ def tokens_of_whole_pages(shape: KVShape, system_page_bytes: int) -> int:
 def checked_page(
     spec: KVSpec, page: int, system_page_bytes: int, device_pages: tuple[int, ...] | None
 ) -> int:
-    """Return a page size from the settings. Raises LayoutError if the size does not fit."""
+    """Return the page size ``page``, a user's setting. Raises LayoutError if the size does not
+    fit."""
     if device_pages is not None and page not in device_pages:
         sizes = ", ".join(str(size) for size in sorted(device_pages))
         raise LayoutError(f"a page of {page} bytes is none that the device maps: {sizes} bytes")
@@ -317,7 +320,7 @@ def grouped_layout(
     blocks_per_heap: int,
     blocks_per_buffer: int,
 ) -> KVLayout:
-    """Return the layout with one group for every kind of layer. pages: the page bytes by kind."""
+    """Return a layout with one group per KVSpec. ``pages`` holds the page size of each."""
     groups = (
         Group(
             tuple(

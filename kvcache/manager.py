@@ -1,7 +1,8 @@
-"""The KV cache's interface for the scheduler and the runner, by sequence ids and token counts.
+"""The interface of the KV cache for the scheduler and the runner, by sequence ids and token counts.
 
-A sequence that begins like another one maps the other's sealed blocks instead of computing K and V
-again. A sequence has the same number of blocks in every group of layers."""
+If two sequences begin with the same tokens, the second maps the sealed (full, read-only) blocks of
+the first instead of computing K and V again. A sequence has equally many blocks in each group of
+layers."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,7 +24,7 @@ from kvcache.views import KVViews, OrderingHandles, layer_regions
 
 
 class KVCacheManager:
-    """All sequences, buffers and blocks of one engine. Only the engine thread may call it."""
+    """All sequences, buffers and blocks of one engine. Only the engine thread may call methods."""
 
     def __init__(
         self,
@@ -34,18 +35,18 @@ class KVCacheManager:
         identity: bytes,
         states: StateMemory | None = None,
     ) -> None:
-        """backends: one per group of layers. identity: bytes that name the model's content. states:
-        memory for recurrent states, None for a model without recurrent layers."""
+        """Pass one backend per group of layers. ``identity`` identifies the model's content.
+        ``states`` is memory for recurrent states, or None if the model has no recurrent layers."""
         self._layout = layout
         self._limits = limits
-        # Leave out the size of heaps: hashes must not depend on the machine's memory.
+        # The size of heaps is left out: block hashes must not depend on the memory of the machine.
         self.identity = identity + repr((layout.shape, layout.tokens_per_block)).encode()
         max_heaps = limits.budget_bytes // layout.heap_bytes
         self._groups = [
             GroupCache(group, backend, limits, max_heaps)
             for group, backend in zip(layout.groups, backends, strict=True)
         ]
-        # The first group stands for all groups where all are in the same state.
+        # The first group is read where the groups cannot differ.
         self._first = self._groups[0]
         self._layers = layer_regions(layout)
         self._order = OrderingHandles(len(self._layers), len(layout.shape.states))
@@ -56,7 +57,7 @@ class KVCacheManager:
             self._states = StateCache(pool, index, layout.tokens_per_block)
         self._open: dict[int, OpenSequence] = {}
         self.releases_memory = self._first.backend.releases is not Releases.NOTHING
-        """Whether memory can go back to the system before the process ends."""
+        """True if memory can go back to the system before the process ends."""
         self.mapping_waits = 0
         """The number of steps that had to wait for a mapping of memory."""
         self._issued_epoch = self._completed_epoch = 0
@@ -66,7 +67,7 @@ class KVCacheManager:
 
     @property
     def max_tokens(self) -> int:
-        """The most tokens of one sequence, which its address range and the pool's size limit."""
+        """The most tokens of a sequence that fit into an address range and into the cache."""
         blocks = min(group.pool.capacity_blocks for group in self._groups)
         return min(self._layout.max_tokens, blocks * self._layout.tokens_per_block)
 
@@ -83,11 +84,13 @@ class KVCacheManager:
         system_tokens: int = 0,
         boundaries: PromptBoundaries = NO_BOUNDARIES,
     ) -> Progress | None:
-        """Open a sequence: take buffers, map cached blocks of its prefix, and reserve blocks for
-        ``num_tokens``. Return its progress, which the cache updates; None if it does not fit now.
+        """Open a sequence: take buffers, map the cached blocks of its prefix, and reserve blocks
+        for ``num_tokens``. Return the progress, which the cache updates, or None if memory is short
+        now.
 
-        final_tokens: the most tokens it may reach. system_tokens: length of the system prompt.
-        boundaries: positions at which other prompts may differ from this one."""
+        ``final_tokens`` is the most tokens that the sequence may reach, ``system_tokens`` the
+        length of the system prompt. ``boundaries`` are positions at which other prompts may begin
+        to differ."""
         assert seq_id not in self._open, f"sequence {seq_id} is open"
         if len(self._open) == self._limits.max_sequences or num_tokens > self._layout.max_tokens:
             return None
@@ -100,7 +103,7 @@ class KVCacheManager:
         system = system_tokens // self._layout.tokens_per_block
         longest, cached = self._match(block_hashes, 0)
         nothing: list[list[Block]] = [[] for _ in longest]
-        # If the cached prefix needs too many mappings, its K and V are computed again.
+        # If mapping the cached prefix needs too many mappings, open the sequence without it.
         for prefixes in (longest, nothing) if longest[0] else (nothing,):
             buffers = self._take_buffers(needed, prefixes)
             if buffers is None:
@@ -126,8 +129,8 @@ class KVCacheManager:
         return None
 
     def attach_cached(self, seq_id: int) -> int:
-        """Map blocks that other sequences have sealed meanwhile; return the number of the
-        sequence's tokens with valid K and V."""
+        """Map blocks that other sequences have sealed since this sequence was opened. Return the
+        number of the sequence's tokens with valid K and V."""
         sequence = self._open[seq_id]
         parts = sequence.parts
         if all(g.prefixes.can_share_next(p) for g, p in zip(self._groups, parts, strict=True)):
@@ -138,9 +141,10 @@ class KVCacheManager:
         return sequence.progress.computed
 
     def fork(self, seq_id: int, child_id: int) -> int:
-        """Give a child with the same prompt the parent's K and V of all prompt tokens but the last:
-        share sealed blocks, copy the partial block. Return the number of the child's tokens with
-        valid K and V, which does not rise while the parent's blocks are not sealed."""
+        """Give a child sequence with the same prompt the parent's K and V of all prompt tokens but
+        the last. Sealed blocks are shared, and the last, partial block is copied. Return the number
+        of the child's tokens with valid K and V. It stays the same until the parent's blocks are
+        sealed."""
         parent, child = self._open[seq_id], self._open[child_id]
         num_tokens = child.block_hashes.num_tokens - 1
         whole, partial = divmod(num_tokens, self._layout.tokens_per_block)
@@ -169,12 +173,13 @@ class KVCacheManager:
         self._first.prefixes.add_pending_prefix(self._open[seq_id].parts[0], ends)
 
     def pending_owner(self, seq_id: int) -> int | None:
-        """Return the id of the sequence that is going to compute this one's next blocks, if any."""
+        """Return the id of the sequence that is going to compute this sequence's next blocks, or
+        None."""
         return self._first.prefixes.pending_owner(self._open[seq_id].parts[0])
 
     def explain(self, seq_id: int) -> tuple[int, MissReason | None]:
-        """Return the length of the longest cached prefix in tokens, and the reason that the
-        sequence shares no more of it, or None if it shares all that it may."""
+        """Return the number of the prompt's leading tokens that are cached. Return also the reason
+        that the sequence shares fewer of them than it may, or None."""
         parts = self._open[seq_id].parts
         reasons = [g.prefixes.explain(part) for g, part in zip(self._groups, parts, strict=True)]
         left_at, miss = min(reasons, key=lambda reason: reason[0])
@@ -184,8 +189,8 @@ class KVCacheManager:
     # --- for the scheduler: growing and closing sequences -----------------------------------------
 
     def reserve(self, seq_id: int, num_tokens: int) -> bool:
-        """Map memory for tokens [0, num_tokens). Return False, with nothing mapped, if too few
-        blocks are free."""
+        """Map memory for tokens [0, num_tokens). Return False and map nothing if memory is short or
+        if mappings may not change now."""
         parts = self._open[seq_id].parts
         for part in parts:
             if num_tokens > part.mapped_tokens and not self._grow(parts, num_tokens):
@@ -193,7 +198,8 @@ class KVCacheManager:
         return self._states is None or self._states.reserve(seq_id, num_tokens)
 
     def _grow(self, parts: Sequence[CachedSequence], num_tokens: int) -> bool:
-        """Map the missing blocks in all groups of layers, or in none."""
+        """Map the missing blocks in all groups of layers. Return False and map none if one group
+        fails."""
         grown: list[tuple[GroupCache, CachedSequence, int]] = []
         for group, part in zip(self._groups, parts, strict=True):
             if num_tokens <= part.mapped_tokens:
@@ -227,8 +233,8 @@ class KVCacheManager:
             sequence.progress.restart_at(self._states.cancel_steps(seq_id))
 
     def close(self, seq_id: int, *, keep_prefix: bool = True) -> None:
-        """Close the sequence; its blocks are kept until the newest step has completed. keep_prefix:
-        whether other sequences may share the sequence's own blocks from now on."""
+        """Close a sequence. Its blocks are kept until the newest step has completed. With
+        ``keep_prefix``, other sequences may share the blocks that this sequence wrote."""
         parts = self._open.pop(seq_id).parts
         for part in parts:
             part.keeps_prefix = keep_prefix
@@ -239,14 +245,14 @@ class KVCacheManager:
 
     @property
     def wants_mapping_point(self) -> bool:
-        """Whether a refused request for memory could succeed when no step is in flight."""
+        """True if memory was refused only because mappings may not change while a step runs."""
         if self._maps_while_running:
             return False  # saves time in every step
         return any(group.allocator.wants_mapping_point for group in self._groups)
 
     @property
     def recovering(self) -> bool:
-        """Whether blocks or mappings of closed sequences will still become free."""
+        """True if blocks or mappings of closed sequences will still become free."""
         if self._states is not None and self._states.recovering:
             return True
         return any(group.recovering for group in self._groups)
@@ -254,8 +260,9 @@ class KVCacheManager:
     # --- for the runner: the steps ----------------------------------------------------------------
 
     def views(self, plan: Sequence[tuple[int, int, int]]) -> KVViews:
-        """Return the views of a step's rows, and open its epoch: no mapping may change until it
-        completes. plan: ``(seq_id, start, count)`` of the rows; segments of one row come first."""
+        """Return the views (access to K and V) of the next step, and give the step the next epoch.
+        ``plan`` holds ``(seq_id, start, count)`` for each sequence; sequences with one row come
+        first."""
         segments: list[list[Segment]] = [[] for _ in self._groups]
         growing: list[tuple[GroupCache, CachedSequence, int, int]] = []
         epoch = self._issued_epoch + 1
@@ -282,7 +289,8 @@ class KVCacheManager:
         return views
 
     def _end_mapping_point(self, plan: Sequence[tuple[int, int, int]]) -> None:
-        """Map blocks that sequences will need soon, then wait for all mappings: a step follows."""
+        """Map blocks that sequences will need soon, then wait for all mappings, before a step
+        begins."""
         if not self._first.allocator.is_at_mapping_point:
             return
         for seq_id, start, count in plan:
@@ -297,7 +305,7 @@ class KVCacheManager:
             group.backend.finish_mappings()
 
     def step_completed(self, completed_epoch: int) -> None:
-        """Note that the device has finished all steps up to the epoch, and free memory that
+        """Note that the device has completed all steps up to the epoch, and free the memory that
         waited for these steps."""
         assert completed_epoch <= self._issued_epoch
         before = self._completed_epoch
@@ -308,8 +316,9 @@ class KVCacheManager:
             group.allocator.wants_mapping_point &= not is_quiet
             closed = len(group.closed)
             group.advance(self._completed_epoch)
-            # Nothing is released after mere failed attempts to map: while the system refuses to map
-            # the released blocks, the cache would seem to recover for ever.
+            # Release nothing if no step completed and no sequence's buffer became free. Otherwise a
+            # system that refuses to map released memory would keep the cache in an endless
+            # recovery.
             changed = (self._completed_epoch, len(group.closed)) != (before, closed)
             if changed and group.may_release:
                 group.allocator.release_memory(self._limits.settings.free_slack_bytes)
@@ -317,8 +326,8 @@ class KVCacheManager:
             self._states.advance(self._completed_epoch)
 
     def release_idle_memory(self) -> None:
-        """Release the memory of all free blocks except one heap's, and of free slots of states. The
-        caller ensures that no sequence is open."""
+        """Release the memory of free state slots and of all free blocks except one heap's. No
+        sequence may be open."""
         if self._states is not None and self._state_memory is not None:
             self._states.advance(self._completed_epoch)
             self._state_memory.release([slot.number for slot in self._states.pool.clean()])
@@ -327,7 +336,7 @@ class KVCacheManager:
             group.allocator.release_memory(0)
 
     def evict_prefixes(self) -> None:
-        """Evict some cached prefixes, few enough not to delay a step."""
+        """Evict some cached prefixes: few enough that no step is delayed."""
         for group in self._groups:
             group.prefixes.evict(BLOCKS_EVICTED_AT_ONCE)
         if self._states is not None:
@@ -335,8 +344,8 @@ class KVCacheManager:
         self._release_slack()
 
     def set_limit(self, limit_bytes: int) -> int:
-        """Set the limit of used bytes. Return the limit in effect, which covers blocks in use, the
-        need of one sequence, and memory that cannot be released."""
+        """Set the limit of used bytes, and return the limit in effect. That limit is never below
+        the blocks in use, the need of one full sequence, and memory that cannot be released."""
         blocks = limit_bytes // sum(group.group.block_bytes for group in self._groups)
         allowed = 0
         for group in self._groups:
@@ -350,8 +359,8 @@ class KVCacheManager:
             group.allocator.spares_heaps = short and not self.releases_memory
 
     def shut_down(self) -> bool:
-        """Shut all backends down; no call may follow. Return False if the device did not answer:
-        then the process must end without releasing memory."""
+        """Shut all backends down. No other call may follow. Return False if the device did not
+        answer; the process must then end without releasing memory."""
         ended = [group.backend.shut_down() for group in self._groups]
         return all(ended)
 
@@ -360,7 +369,7 @@ class KVCacheManager:
         return sum(group.backend.copied_bytes for group in self._groups)
 
     def stats(self) -> KVStats:
-        """Return statistics whose parts add up to the capacity."""
+        """Return the statistics of all groups together."""
         stats = total([group.stats(self._parts(n)) for n, group in enumerate(self._groups)])
         layout = self._layout.shape.slot
         if self._states is None or self._state_memory is None or layout is None:
@@ -381,7 +390,7 @@ class KVCacheManager:
             self._states.check_invariants()
 
     def _release_slack(self) -> None:
-        """Release the memory of free blocks beyond the slack, if that is possible now."""
+        """Release free memory beyond the configured amount, if memory may be released now."""
         runs = self._open or self._completed_epoch < self._issued_epoch
         for group in self._groups:
             if group.may_release or not runs:
@@ -392,8 +401,8 @@ class KVCacheManager:
 
     def _match(self, hashes: BlockHashes, start: int) -> tuple[list[list[Block]], int]:
         """Return, for every group, the sealed blocks with these hashes from block ``start`` on, and
-        the index of the block at which all groups' matches end. All groups' lists have equal
-        lengths; with recurrent layers they end at a block with states."""
+        the index at which the common matches of all groups end. All lists have one length. With
+        recurrent layers they are shorter: their last block has a state."""
         matches = [group.prefixes.match(hashes, start) for group in self._groups]
         count = longest = min(len(blocks) for blocks in matches)
         if self._states is not None:
@@ -401,8 +410,8 @@ class KVCacheManager:
         return [blocks[:count] for blocks in matches], start + longest
 
     def _take_buffers(self, needed: int, prefixes: list[list[Block]]) -> list[SparseBuffer] | None:
-        """Take a buffer of each group for ``needed`` blocks; return None and take none if a
-        group has too few blocks."""
+        """Take a buffer for ``needed`` blocks in each group. Return None and take none if a group
+        cannot give one."""
         taken: list[SparseBuffer] = []
         for group, prefix in zip(self._groups, prefixes, strict=True):
             buffer = group.take_buffer(needed, prefix, alone=not self._open)
@@ -414,7 +423,8 @@ class KVCacheManager:
         return taken
 
     def _attach(self, parts: Sequence[CachedSequence], blocks: Sequence[list[Block]]) -> bool:
-        """Map sealed blocks (a list per group) in all groups or, if one refuses, in none."""
+        """Map sealed blocks (one list per group) in all groups. Return False and map none if one
+        group refuses."""
         for number, (group, part) in enumerate(zip(self._groups, parts, strict=True)):
             if not group.allocator.map_shared(part, blocks[number]):
                 for other, mapped, shared in zip(

@@ -1,11 +1,11 @@
-"""Plans the memory of K and V, and the limits that follow from it, once at start::
+"""Plans the memory of K and V once at start, and the limits that follow from the plan::
 
     machine - headroom (for other programs) - weights - activations - MLX's cache - grammars
         = K and V
 
-On a CPU the available memory is a further limit, because a container that exceeds it is killed. On
-a GPU, "machine" is the GPU's working set. The available memory is then no limit, because macOS
-compresses other programs' memory to make room for the working set."""
+On a CPU the memory that is available at start is a further limit, because a container that exceeds
+it is killed. On a GPU, "machine" is the GPU's working set, the memory that a GPU may use. Available
+memory is then no limit, because macOS compresses other programs' memory to make room."""
 
 from dataclasses import asdict, dataclass
 
@@ -23,35 +23,35 @@ from kvcache.state_cache import SLOTS_PER_CONVERSATION, SLOTS_PER_SEQUENCE
 
 GIB = 1024**3
 MIB = 1024**2
-# With dense buffers, all charged in full, the context is shortened until every sequence fits, but
-# not below this many tokens: then fewer sequences are served.
+# Dense buffers take all their memory at start. The context is shortened until all sequences fit,
+# but not below this many tokens. If the context is still too long, fewer sequences are served.
 DENSE_MIN_CONTEXT_TOKENS = 4096
-# A cache for fewer tokens is refused, unless the settings ask for such a cache.
+# A cache for fewer tokens than this is refused, unless the settings ask for one.
 SMALLEST_CONTEXT_TOKENS = 2048
 # The share that recurrent states may take of the memory for K, V and states.
 STATE_SHARE = 1 / 3
 
 
 class BudgetError(ValueError):
-    """Limits that cannot work together; the message names the figure that does not fit."""
+    """Limits do not fit together. The message names the figure that does not fit."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryDemand:
-    """Memory that is known before the cache is allocated, in bytes."""
+    """The memory of the machine and of everything but the cache, in bytes."""
 
     machine_bytes: int
     """The memory of the machine or its container, or the working set of its GPU."""
     available_bytes: int
-    """Machine memory that no program uses at start."""
+    """Memory of the machine that no program uses when the server starts."""
     headroom_bytes: int
-    """Machine memory left to other programs."""
+    """Memory of the machine that is left to other programs."""
     weights_bytes: int
     activation_bytes: int
     mlx_cache_bytes: int
     grammar_bytes: int = 0
     on_gpu: bool = False
-    """Whether ``machine_bytes`` is a GPU's working set, the memory that a GPU may use."""
+    """True if ``machine_bytes`` is the working set of a GPU: the memory that it may use."""
 
     @property
     def fixed_bytes(self) -> int:
@@ -67,14 +67,14 @@ class MemoryDemand:
 
 @dataclass(frozen=True, slots=True)
 class CacheRequest:
-    """The user's settings of the cache and the limits of serving; quire chooses what is None."""
+    """The user's settings of the cache and limits of serving. quire chooses those that are None."""
 
     kv_backend: KVBackend
     settings: CacheSettings
     max_num_seqs: int
     max_model_len: int | None
     max_buffer_bytes: int | None = None
-    """The largest allocation of the device, or None if it has no limit."""
+    """The size of the largest allocation that the device allows, or None without a limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +84,11 @@ class MemoryPlan:
     demand: MemoryDemand
     layout: KVLayout
     kv_budget_bytes: int
-    """The limit of K and V, a multiple of a heap's size."""
+    """The most memory of K and V, a multiple of a heap's size."""
     max_model_len: int
     max_num_seqs: int
     note: str | None = None
-    """A sentence with a further reason for the limits."""
+    """A sentence with a further reason for the limits, or None."""
     num_slots: int = 0
 
     @property
@@ -98,8 +98,8 @@ class MemoryPlan:
 
     @property
     def warning(self) -> str | None:
-        """A sentence about a tight fit, or None if there is room. Counts the memory taken at start:
-        the first heap of K and V, and on a GPU all recurrent states."""
+        """A sentence if the memory needed at start exceeds the available memory, else None. Needed
+        are weights, working memory and one heap, and on a GPU also all state slots."""
         needed = self.demand.fixed_bytes + self.layout.heap_bytes
         if self.demand.on_gpu:
             needed += self.state_bytes
@@ -113,7 +113,7 @@ class MemoryPlan:
         )
 
     def figures(self) -> dict[str, int]:
-        """Return the planned bytes and the limits by name, for programs."""
+        """Return the planned bytes and limits by name, for a JSON report."""
         demand = asdict(self.demand)
         del demand["on_gpu"]
         return demand | {
@@ -186,10 +186,10 @@ def fit(
     model_max_len: int,
     system_page_bytes: int,
 ) -> MemoryPlan:
-    """Return the largest limits that fit, or the user's own limits if they fit.
+    """Return the largest limits that fit into memory, or the user's limits if they fit.
 
-    model_max_len: the number of positions the model knows. Raises BudgetError with the figure that
-    does not fit, LayoutError if the settings' page size does not suit the shape of K and V."""
+    ``model_max_len`` is the most positions that the model supports. Raises BudgetError with the
+    figure that does not fit, and LayoutError if the configured page size does not fit the shape."""
     set_len = request.max_model_len
     if set_len is not None and set_len > model_max_len:
         raise BudgetError(
@@ -199,14 +199,14 @@ def fit(
     if set_len is None and request.settings.kv_budget_bytes is not None:
         smallest = 1  # the user may set any budget, however small
     budget = _budget(demand, request, shape.bytes_per_token, smallest)
-    # The limit of K and V if all sequences share one allocation (an arena).
+    # The limit of K and V if one allocation (an arena) holds all sequences' K and V.
     arena = request.max_buffer_bytes if request.kv_backend is KVBackend.METAL_DENSE else None
     num_slots, slot_bytes = 0, 0 if shape.slot is None else shape.slot.slot_bytes
     if slot_bytes:
         num_slots = slots_within(budget, slot_bytes, request.max_num_seqs, arena)
         budget -= num_slots * slot_bytes
     if request.settings.kv_budget_bytes is None:
-        # More than all sequences at full length is never used; one more heap covers rounding.
+        # More than all sequences at full length cannot be used. One further heap covers rounding.
         useful = request.max_num_seqs * (set_len or model_max_len) * shape.bytes_per_token
         budget = min(budget, useful + request.settings.heap_bytes)
     clamped = arena is not None and budget > arena
@@ -245,10 +245,10 @@ def fit(
 
 
 def slots_within(budget: int, slot_bytes: int, max_sequences: int, arena: int | None = None) -> int:
-    """Return how many slots (recurrent states of one sequence at one position) fit into a third of
-    the budget: at least those of one running sequence and one end of a turn, at most as many as all
-    sequences can use. arena: the limit in bytes, if all slots are one allocation. Raises
-    BudgetError if the fewest slots leave no room for K and V."""
+    """Return the number of state slots that fit into a third of the budget: at least one running
+    sequence's slots and one more, and at most the slots that all sequences can use. ``arena`` is
+    the limit in bytes if one allocation holds all slots, else None. Raises BudgetError if the
+    fewest slots leave no memory for K and V."""
     fewest = SLOTS_PER_SEQUENCE + 1
     if fewest * slot_bytes >= budget:
         raise BudgetError(
@@ -262,7 +262,8 @@ def slots_within(budget: int, slot_bytes: int, max_sequences: int, arena: int | 
 
 
 def smallest_context(setting: int | None, model_max_len: int) -> int:
-    """Return the context in tokens that must fit for at least one sequence."""
+    """Return the length in tokens of a sequence that must fit into memory, else quire refuses to
+    start."""
     return setting or min(SMALLEST_CONTEXT_TOKENS, model_max_len)
 
 

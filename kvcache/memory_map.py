@@ -1,6 +1,6 @@
-"""A snapshot of every block, for GET /memory: copied on the engine's thread, encoded elsewhere.
+"""A snapshot of every block for GET /memory. The engine thread makes it, another encodes it.
 
-Block b of heap h has the number ``h * blocks_per_heap + b``."""
+Block b of heap h has the number ``h * blocks_per_heap + b`` in the snapshot."""
 
 from array import array
 from collections.abc import Iterable
@@ -14,7 +14,8 @@ from kvcache.heap_pool import HeapPool
 from kvcache.layout import KVLayout
 from kvcache.sequences import CachedSequence
 
-# One letter per BlockState in the order of its values, and one for a free block with memory.
+# One letter for each BlockState, in the order of their values. A further letter stands for a free
+# block that occupies memory.
 LETTERS = "fosqcr"
 FREE_WITH_MEMORY = "d"
 NO_SEQUENCE = -1
@@ -25,15 +26,17 @@ class MappedSequence(NamedTuple):
 
     seq_id: int
     runs: tuple[tuple[int, int], ...]
-    """``(first block, number of blocks)`` in the order of the tokens; includes queued mappings."""
+    """``(first block, number of blocks)`` of adjacent blocks, in the order of their tokens. Blocks
+    whose mapping is queued are included."""
     mapped_blocks: int
     sealed_blocks: int
     borrowed_blocks: int
-    """The number of leading blocks that other sequences wrote."""
+    """The number of leading blocks that other sequences wrote and this sequence shares."""
 
 
 class SealedSlot(NamedTuple):
-    """A sealed slot (recurrent states kept for reuse), with the field names of GET /memory."""
+    """A sealed state slot (recurrent states kept for reuse), with the field names of GET
+    /memory."""
 
     conversation: int
     position: int
@@ -43,20 +46,20 @@ class SealedSlot(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class KVMap:
-    """The states of all blocks, sequences and sealed slots at one moment."""
+    """All blocks, open sequences and sealed state slots at one moment."""
 
     geometry: dict[str, int]
     heaps: tuple[str, ...]
-    """A string per heap with a letter per block: f free, d free with memory of the system, o owned,
-    s sealed, q quarantined, c cached, r releasing."""
+    """One string per heap with a letter per block: f free, d free but occupying memory, o owned, s
+    sealed, q quarantined, c cached, r releasing."""
     sharers: "array[int]"
-    """The number of open sequences that use each block, by block number."""
+    """The number of open sequences that use each block, by the number of the block."""
     sequences: tuple[MappedSequence, ...]
     """The open sequences, the oldest one first."""
     slots: tuple[SealedSlot, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """Return the snapshot as GET /memory sends it, in a few milliseconds for 100 000 blocks."""
+        """Return the snapshot as GET /memory sends it. 100 000 blocks take a few milliseconds."""
         return {
             "geometry": self.geometry,
             "heaps": self.heaps,
@@ -68,8 +71,9 @@ class KVMap:
         }
 
     def owner_runs(self) -> list[int]:
-        """Return the oldest sequence of each block as ``[owner, count, owner, count, ...]``, a pair
-        per run of blocks. An owner is an index of ``sequences``, or -1 without open sequence."""
+        """Return the owner of each block as ``[owner, count, owner, count, ...]``, one pair per run
+        of equal owners. The owner is the oldest open sequence that uses the block, as an index of
+        ``sequences``, or -1 if no open sequence uses the block."""
         owners = np.full(len(self.sharers), NO_SEQUENCE, np.int32)
         for number in reversed(range(len(self.sequences))):
             for first, count in self.sequences[number].runs:
@@ -78,8 +82,9 @@ class KVMap:
         return _rows(owners[starts], counts)
 
     def sharer_runs(self) -> list[int]:
-        """Return the shared blocks as ``[gap, count, sequences, gap, ...]``: after ``gap`` other
-        blocks, ``count`` blocks are each shared by this number of sequences."""
+        """Return the blocks that several sequences use, as ``[gap, count, sequences, gap, ...]``.
+        Each triple means: skip ``gap`` blocks, then ``count`` blocks have ``sequences`` users
+        each."""
         sharers = np.asarray(self.sharers, np.int32)
         starts, counts = _equal_runs(sharers)
         shared = sharers[starts] > 1
@@ -91,9 +96,10 @@ class KVMap:
 def take_map(
     layout: KVLayout, pool: HeapPool, sequences: Iterable[CachedSequence], slots: Iterable[Slot]
 ) -> KVMap:
-    """Return a copy of all blocks' states, small enough not to delay the engine.
+    """Return a copy of all blocks' states. The copy takes little of the engine thread's time.
 
-    pool: the first group's. Block states are equal in all groups unless a mapping was refused."""
+    ``pool`` belongs to the first group. The states of blocks are the same in all groups, unless a
+    mapping was refused."""
     group = layout.groups[0]
     size = group.blocks_per_heap
     return KVMap(
@@ -139,6 +145,6 @@ def _equal_runs(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _rows(*columns: np.ndarray) -> list[int]:
-    """Return the rows of a table, one after the other."""
+    """Return the numbers of a table row by row, given its columns."""
     numbers: list[int] = np.stack(columns, axis=1).ravel().tolist()
     return numbers

@@ -1,8 +1,8 @@
-"""The backends of a Metal device: sparse buffers, paged buffers, or one dense allocation.
+"""The memory of K and V on a Metal device: sparse, paged or dense buffers.
 
-The mapper's thread makes every mapping, which is valid once the device has confirmed it. Unless
-this machine has passed the tests of ``kvcache/selftest``, mappings of sparse buffers change only
-while no step is in flight, and heaps are kept until the process ends."""
+All mappings are made by the mapper, a thread of its own. Mappings of sparse buffers change while
+steps run, and heaps are released, only if tests of ``kvcache/selftest`` have passed on this
+machine."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -28,14 +28,14 @@ from kvcache.layout import Group, SlotLayout
 from kvcache.native_backends import NativeMemory
 from kvcache.slot_pool import StateSegment
 
-# The attention of longer chunks with wide heads needs MLX's fused kernel, which must be forced:
-# MLX's default kernel keeps all attention scores in memory.
+# Chunks that are longer, with heads this wide, need MLX's fused attention kernel. It must be
+# forced, because MLX's default kernel stores all attention scores in memory.
 SHORT_CHUNK = 8
 WIDE_HEAD = 256
 
 
 class MetalStepRows(StepRows):
-    """The GPU's kernels over a step's rows. The constructor opens the step's epoch."""
+    """Runs the GPU's kernels over a step's rows. The constructor begins the step's epoch."""
 
     def __init__(
         self,
@@ -45,8 +45,8 @@ class MetalStepRows(StepRows):
         *,
         contiguous: bool,
     ) -> None:
-        """ranges: the address ranges, by buffer number. contiguous: whether each region of a
-        range is one array."""
+        """``ranges`` are the address ranges of all buffers, by buffer number. ``contiguous`` is
+        True if the K of a layer in one range is one array, and so is the V."""
         rows = kv_backend.rows([(ranges[s.buffer], s.start, s.count) for s in segments])
         super().__init__(rows, kv_backend)
         self._segments = segments
@@ -81,8 +81,9 @@ class MetalStepRows(StepRows):
     def _past(
         self, order: mx.array, layer: LayerRegions, segment: int
     ) -> tuple[mx.array, mx.array]:
-        """Return the keys and values of a segment and all tokens before it, ``[tokens, kv_heads,
-        head_dim]``: as a copy for paged buffers and single rows, else as a view."""
+        """Return the keys and values of a segment and of all tokens before it, each
+        ``[tokens, kv_heads, head_dim]``. They are copies for paged buffers and for segments of one
+        row, else views."""
         rows = self._segments[segment]
         tokens = rows.start + rows.count
         if not self._contiguous or rows.count == 1:
@@ -119,7 +120,7 @@ class MetalStepRows(StepRows):
 
 
 class MetalStates:
-    """Slots (recurrent states) in ordinary buffers, which keep all their memory until the end."""
+    """State slots in ordinary Metal buffers, which keep their memory until the process ends."""
 
     def __init__(
         self, layout: SlotLayout, num_slots: int, kv_backend: "metal_ext.MetalKVBackend"
@@ -131,7 +132,8 @@ class MetalStates:
         kv_backend.make_slots(num_slots, layout.slot_bytes)
 
     def rows(self, segments: Sequence[StateSegment], step: StepRows) -> StateRows:
-        """step: the rows of the step, which uses the slots until its epoch has completed."""
+        """``step`` holds the rows of the step, which uses the slots until the step has
+        completed."""
         assert isinstance(step, MetalStepRows), "slots of a GPU are used by its own steps"
         native = [(s.count, s.read, list(s.writes)) for s in segments]
         rows = self._kv_backend.state_rows(step.native, native)
@@ -147,7 +149,7 @@ log = logging.getLogger(__name__)
 
 
 class MetalBackend(NativeMemory):
-    """Heaps and address ranges of a Metal backend, mapped by the mapper's thread alone."""
+    """Heaps and address ranges of a Metal backend. Only the mapper thread changes mappings."""
 
     zeroes_blocks = True
     mapping_limit: int | None = None
@@ -164,9 +166,9 @@ class MetalBackend(NativeMemory):
         residency_keep_s: float = 0.0,
         weights: Sequence[mx.array] = (),
     ) -> None:
-        """kind: "sparse", "paged" or "dense". max_buffers: the number of buffers, which are slices
-        of one allocation if dense. ``new_backends`` explains the other parameters. Raises
-        RuntimeError that names what the device lacks, OSError if it refuses memory."""
+        """``kind`` is "sparse", "paged" or "dense". ``max_buffers`` is the number of buffers; if
+        dense, they are slices of one allocation. ``new_backends`` explains the other parameters.
+        Raises RuntimeError if the device lacks a feature, OSError if memory is refused."""
         self._kv_backend = metal_ext.MetalKVBackend(
             kind,
             native_geometry(group),
@@ -187,9 +189,9 @@ class MetalBackend(NativeMemory):
         self._contiguous = kind != "paged"
         self._newest_ticket = 0
         self._finished_ticket = 0
-        """The newest operation (ticket) for which ``finish_mappings`` has waited."""
+        """The ticket of the newest operation for which ``finish_mappings`` has waited."""
         self._begun: list[int] = []
-        """Tickets of the mappings queued since the last ``finish_mappings``."""
+        """The tickets of the mappings queued since the last ``finish_mappings``."""
         self._released: set[int] = set()
         """The numbers of released heaps, which may have no memory."""
         self._faults = FaultMemory(KVBackend((kind, True)))
@@ -198,7 +200,7 @@ class MetalBackend(NativeMemory):
     def commit_heap(self, heap: int) -> bool:
         if heap not in self._released:
             return True
-        # The queue keeps operations in order: this one runs after the heap's release.
+        # The mapper runs operations in order, so that the heap is released before it is committed.
         ticket = self._queued(self._kv_backend.commit_heap(self._mapper, self._heaps[heap]))
         self._finish(ticket, "making a heap")
         if self.refused(ticket):
@@ -272,7 +274,8 @@ class MetalBackend(NativeMemory):
         return MetalStepRows(segments, self._ranges, self._kv_backend, contiguous=self._contiguous)
 
     def new_states(self, layout: SlotLayout, num_slots: int) -> MetalStates:
-        """Make the slots, once, before the first step. Raises errors as ``new_states`` does."""
+        """Make all state slots. May be called once, before the first step. Raises what
+        ``new_states`` does."""
         return MetalStates(layout, num_slots, self._kv_backend)
 
     def shut_down(self) -> bool:
@@ -291,8 +294,8 @@ class MetalBackend(NativeMemory):
         return self._guarded(Act.MAP, partial(super()._map_queued, *blocks, writable=writable))
 
     def _guarded(self, act: Act, queue: Callable[[], int]) -> int:
-        """Queue an operation. Wait for the first one of each kind, so that FaultMemory can name the
-        act that crashed a machine."""
+        """Queue an operation and return its ticket. For the first operation of each kind, wait
+        until it is done, so that an intent file names the act if the machine crashes."""
         if act in self._survived:
             return self._queued(queue())
         with self._faults.intent(act):

@@ -1,4 +1,4 @@
-"""The backend of a CPU in shared memory, and a base class for it and for Metal's backends."""
+"""Memory of K and V on a CPU, and a base class that Metal's backends share."""
 
 import resource
 import sys
@@ -24,14 +24,14 @@ from kvcache.slot_pool import StateSegment
 
 
 class NativeMemory:
-    """Numbered heaps and address ranges of the extension, and the thread that maps them."""
+    """Numbered heaps and address ranges of the native extension, and the thread that maps them."""
 
     def __init__(
         self,
         new_heap: Callable[[], metal_ext.Heap],
         new_range: Callable[[], metal_ext.AddressRange],
     ) -> None:
-        """Both functions raise OSError if the system has no memory."""
+        """Both functions raise OSError if the system refuses memory."""
         self._new_heap = new_heap
         self._new_range = new_range
         self._heaps: list[metal_ext.Heap] = []
@@ -76,12 +76,13 @@ class NativeMemory:
         return self._mapper.map(range_, memory, heap_block, block, count, writable)
 
 
-# Time between measurements, each of which takes half a millisecond for a gigabyte.
+# The time between measurements of committed bytes. One takes half a millisecond per gigabyte.
 MEASURED_EVERY_S = 0.5
 
 
 class NativeStates:
-    """Adjacent slots (recurrent states). The system gives a slot memory at its first write."""
+    """State slots, one after the other in memory. A slot occupies memory from its first write
+    on."""
 
     def __init__(
         self,
@@ -91,7 +92,7 @@ class NativeStates:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Raises OSError if the system has too few addresses."""
+        """Raises OSError if the system refuses the addresses."""
         self.num_slots = num_slots
         self._layout = layout
         self._workers = workers
@@ -101,7 +102,7 @@ class NativeStates:
         self._measured_at = float("-inf")
 
     def rows(self, segments: Sequence[StateSegment], step: StepRows) -> StateRows:
-        """step: not used, because MLX's stream keeps the order of operations on a CPU."""
+        """``step`` is not used: on a CPU, MLX's stream runs the operations in order."""
         native = [
             (
                 segment.count,
@@ -121,7 +122,7 @@ class NativeStates:
         return self._committed_bytes
 
     def release(self, slots: Sequence[int]) -> None:
-        """Release the memory of slots, which then hold zeros."""
+        """Give the memory of slots back to the system. The slots hold zeros afterwards."""
         size = self._layout.slot_bytes
         for slot in slots:
             self._memory.release(slot * size, size)
@@ -131,15 +132,15 @@ class NativeStates:
         return self._memory.address + slot * self._layout.slot_bytes
 
 
-# The number of mappings that buffers leave to the rest of the process.
+# The number of mappings that buffers leave to other parts of the process.
 SPARE_MAPPINGS = 4096
 MAX_MAP_COUNT_FILE = Path("/proc/sys/vm/max_map_count")
-# Heaps may use half of the files a process may open; clients' sockets need the rest.
+# One heap is allowed per this many files that the process may open. Sockets need the rest.
 FILES_PER_HEAP = 2
 
 
 class NativeStepRows(StepRows):
-    """The CPU's kernels over the rows of a step."""
+    """Runs the CPU's kernels over the rows of a step."""
 
     def __init__(
         self,
@@ -147,13 +148,13 @@ class NativeStepRows(StepRows):
         ranges: list[metal_ext.AddressRange],
         workers: metal_ext.CpuWorkers,
     ) -> None:
-        """ranges: the address ranges of all buffers, by buffer number."""
+        """``ranges`` are the address ranges of all buffers, by buffer number."""
         rows = metal_ext.RowTable([(ranges[s.buffer], s.start, s.count) for s in segments])
         super().__init__(rows, workers)
         self._segments = segments
         self._ranges = ranges
         self._angles: dict[metal_ext.RopeTable, mx.array] = {}
-        """The rotation angles (RoPE) of the step's rows, which all layers share."""
+        """The rotation angles (RoPE) of the step's rows. All layers use the same angles."""
 
     def _rope(self, rope: metal_ext.RopeTable) -> mx.array:
         if rope not in self._angles:
@@ -188,8 +189,8 @@ class NativeStepRows(StepRows):
 
 
 class PosixBackend(NativeMemory):
-    """Shared-memory heaps mapped at reserved addresses: by the calling thread, or ahead of need by
-    the mapper's thread."""
+    """Heaps in shared memory, mapped at reserved addresses. The calling thread makes mappings, or
+    the mapper's thread does if they are made ahead of need."""
 
     name = "posix"
     shares_blocks = True
@@ -197,12 +198,13 @@ class PosixBackend(NativeMemory):
     maps_while_running = True
 
     def __init__(self, group: Group, workers: metal_ext.CpuWorkers, *, num_groups: int = 1) -> None:
-        """num_groups: the number of layer groups, which share the process's limits equally."""
+        """``num_groups`` is the number of groups of layers, among which the process's limits are
+        divided."""
         geometry = native_geometry(group)
         super().__init__(
             lambda: metal_ext.Heap.shared(geometry), lambda: metal_ext.AddressRange.sparse(geometry)
         )
-        # A Mac charges and releases a shared-memory object only as a whole.
+        # macOS charges and releases an object of shared memory only as a whole.
         self.charge = Charge.BLOCKS if sys.platform == "linux" else Charge.HEAPS
         self.releases = Releases.BLOCKS if sys.platform == "linux" else Releases.HEAPS
         mappings, heaps = system_mapping_limit(), system_heap_limit()
@@ -230,7 +232,7 @@ class PosixBackend(NativeMemory):
     def copy_block(
         self, source: int, source_block: int, target: int, target_block: int, tokens: int
     ) -> None:
-        # MLX's stream runs this copy after earlier steps, so no ordering handle is needed.
+        # MLX's stream runs the copy after earlier steps, so that no ordering handle is needed.
         from_, to = self._ranges[source], self._ranges[target]
         order = mx.zeros((1,))
         mx.eval(
@@ -253,7 +255,8 @@ class PosixBackend(NativeMemory):
 
 
 def system_mapping_limit() -> int | None:
-    """Return the most mappings for buffers: ``vm.max_map_count`` less a reserve, None on a Mac."""
+    """Return the most mappings that buffers may have: ``vm.max_map_count`` less a reserve. Return
+    None on a Mac."""
     try:
         return max(0, int(MAX_MAP_COUNT_FILE.read_text()) - SPARE_MAPPINGS)
     except OSError:
@@ -261,12 +264,13 @@ def system_mapping_limit() -> int | None:
 
 
 def system_heap_limit() -> int | None:
-    """Return the most heaps: half of the files a process may open, or None without a limit."""
+    """Return the most heaps: half of the files that the process may open, or None without a
+    limit."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return None if soft == resource.RLIM_INFINITY else soft // FILES_PER_HEAP
 
 
 def system_file_limit() -> int | None:
-    """Return the most bytes of a heap, which is a file on Linux, or None without a limit."""
+    """Return the most bytes of a heap, which is a file on Linux. Return None without a limit."""
     soft, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     return None if sys.platform != "linux" or soft == resource.RLIM_INFINITY else soft

@@ -1,4 +1,4 @@
-"""Makes the backends of a backend, and its memory for the states of recurrent layers."""
+"""Makes the objects that manage memory of a KV backend: for K and V, and for recurrent states."""
 
 from collections.abc import Sequence
 
@@ -23,16 +23,18 @@ def new_backends(
     residency_keep_s: float = 0.0,
     weights: Sequence[mx.array] = (),
 ) -> list[PageBackend]:
-    """Return a backend for each group of layers. workers: the threads of a CPU's kernels.
+    """Return a PageBackend for each group of layers. ``workers`` are the threads of a CPU's
+    kernels.
 
-    The other parameters are for a Metal device. release_heaps: whether heaps may be released before
-    the process ends. maps_while_running: whether mappings may change while steps run.
-    residency_keep_s: the time for which heaps and weights stay resident after a step. weights:
-    evaluated arrays that steps read.
+    The other parameters matter on a Metal device only. ``release_heaps`` is True if heaps may be
+    released before the process ends, ``maps_while_running`` if mappings may change while steps run.
+    Heaps and weights stay resident for ``residency_keep_s`` after a step. ``weights`` are evaluated
+    arrays that steps read.
 
-    Raises RuntimeError that names what a Metal device lacks, OSError if it refuses memory."""
+    Raises RuntimeError if a Metal device lacks a feature, OSError if it refuses memory."""
     if kv_backend.on_gpu:
-        # Spare buffers let a sequence start before old ones are unmapped; dense ones cost memory.
+        # Twice as many buffers let a sequence start before old ones are unmapped. Dense buffers
+        # cost memory.
         max_buffers = max_sequences if kv_backend.is_dense else 2 * max_sequences
         return [
             MetalBackend(
@@ -53,8 +55,9 @@ def new_backends(
 def new_states(
     layout: SlotLayout, num_slots: int, backend: PageBackend, workers: metal_ext.CpuWorkers | None
 ) -> StateMemory:
-    """Return memory for slots (recurrent states). backend: the first group's. workers: a CPU's
-    threads. Raises RuntimeError if no buffer can hold all slots, OSError if memory is short."""
+    """Return memory for state slots. ``backend`` belongs to the first group of layers. ``workers``
+    are the threads of a CPU's kernels. Raises RuntimeError if no buffer can hold all slots, OSError
+    if memory is refused."""
     if isinstance(backend, MetalBackend):
         return backend.new_states(layout, num_slots)
     assert workers is not None, "the kernels of a CPU run on workers"
