@@ -1,6 +1,7 @@
-"""Shares sealed blocks between sequences, from the moment a block is full until it is evicted.
+"""Shares sealed (full, read-only) blocks between sequences until the blocks are evicted.
 
-Sequences take blocks from the index in order: mapping one block needs all blocks before it."""
+Sequences map blocks in order from the first on, so that a block is shared with all blocks before
+it."""
 
 from collections import deque
 from collections.abc import Collection, Iterable
@@ -13,19 +14,20 @@ from kvcache.sequences import CachedSequence
 
 
 class PrefixCache:
-    """Seals full blocks of one HeapPool, lets other sequences find them, and evicts them."""
+    """Seals full blocks of one HeapPool, lets other sequences find the blocks, and evicts them."""
 
     def __init__(self, pool: HeapPool, *, max_sharers: int, enabled: bool) -> None:
-        """max_sharers: the most buffers that may map one block. enabled: whether sequences can find
-        blocks; a forked answer to the same prompt shares blocks in any case."""
+        """``max_sharers`` is the most buffers that may map one block. If ``enabled`` is False,
+        prompts find no blocks, and only the answers to one prompt share them."""
         self.index = PrefixIndex()
         self._pool = pool
         self._max_sharers = max_sharers
         self._enabled = enabled
         self._full: deque[tuple[int, CachedSequence, int]] = deque()
-        """``(epoch, sequence, block index)`` of full blocks to seal once the step has completed."""
+        """``(epoch, sequence, block index)`` of full blocks. Each is sealed after step
+        ``epoch``."""
         self._pending_owners: dict[bytes, CachedSequence] = {}
-        """The sequence that is going to compute a block, by the digest of the block."""
+        """The sequences that are going to compute blocks, by the hashes of the blocks."""
         self.evicted_blocks = 0
 
     def match(self, hashes: BlockHashes, start: int) -> list[Block]:
@@ -41,11 +43,12 @@ class PrefixCache:
         return block.buffers >= self._max_sharers
 
     def can_share_next(self, sequence: CachedSequence) -> bool:
-        """Return whether all the sequence's blocks are sealed and the index has the last one."""
+        """Return True if the sequence's blocks are all sealed and the index holds the last one."""
         return sequence.all_sealed and self._is_indexed(sequence, len(sequence.buffer.table))
 
     def note_attached(self, sequence: CachedSequence, blocks: list[Block]) -> None:
-        """Count a sequence as a user of the last blocks of its table, which it has just mapped."""
+        """Count a sequence as a user of ``blocks``, which were just mapped at the end of its
+        table."""
         first = len(sequence.buffer.table) - len(blocks)
         for number, block in enumerate(blocks, first):
             if block.prefix is not None:
@@ -55,7 +58,8 @@ class PrefixCache:
         sequence.progress.restart_at(tokens)
 
     def explain(self, sequence: CachedSequence) -> tuple[int, MissReason | None]:
-        """Return what PrefixIndex.explain does, but no reason if sharing prefixes is disabled."""
+        """Return the result of PrefixIndex.explain, but without a reason if prefixes are not
+        shared."""
         left_at, miss = self.index.explain(sequence.block_hashes, sequence.sealed_blocks)
         return left_at, miss if self._enabled else None
 
@@ -64,11 +68,11 @@ class PrefixCache:
     def add_pending_prefix(
         self, sequence: CachedSequence, ends: Collection[int] | None = None
     ) -> None:
-        """Let other sequences wait for the blocks that this one is going to compute and publish,
-        unless it may not use cached blocks: the index may already have equal blocks.
+        """Let other sequences wait for the blocks that this sequence is going to compute. Do
+        nothing if it may not use all cached blocks: equal blocks may then be in the index already.
 
-        ends: numbers of leading blocks after which other sequences can continue, or None if
-        they can continue after any block."""
+        Other sequences can continue only after the first n blocks for n in ``ends``, or after any
+        block if ``ends`` is None."""
         hashes = sequence.block_hashes
         if sequence.has_pending_prefix or not self._enabled or hashes.max_cached_tokens is not None:
             return
@@ -80,9 +84,9 @@ class PrefixCache:
                     self._pending_owners[digest] = sequence
 
     def pending_owner(self, sequence: CachedSequence) -> int | None:
-        """Return the id of the sequence to wait for, because it computes blocks that this one can
-        share, or None. The answer stays the same until the last such block is sealed, so that this
-        sequence maps all of them at once."""
+        """Return the id of the sequence that is going to compute blocks that this sequence can
+        share, or None. The result stays the same until the last of these blocks is sealed, so that
+        this sequence maps all of them together."""
         hashes = sequence.block_hashes
         digests = hashes.digests
         if sequence.pending_block is not None:
@@ -92,7 +96,7 @@ class PrefixCache:
             sequence.pending_block = None
         if not self._pending_owners or not self.can_share_next(sequence):
             return None
-        # Search from the end: with recurrent layers few blocks have owners.
+        # Search from the end, because with recurrent layers only few blocks have owners.
         for number in reversed(range(len(sequence.buffer.table), hashes.shareable_blocks)):
             owner = self._pending_owners.get(digests[number])
             if owner is not None and owner is not sequence:
@@ -111,7 +115,8 @@ class PrefixCache:
         self._full.append((epoch, sequence, number))
 
     def seal(self, completed_epoch: int) -> None:
-        """Seal the blocks filled by steps up to the epoch, so that sequences can share them."""
+        """Seal the blocks that steps up to ``completed_epoch`` filled, so that sequences can share
+        them."""
         while self._full and self._full[0][0] <= completed_epoch:
             _, sequence, number = self._full.popleft()
             if sequence.keeps_prefix:
@@ -121,8 +126,9 @@ class PrefixCache:
                 self._publish(sequence, number)
 
     def _publish(self, sequence: CachedSequence, number: int) -> None:
-        """Put a sealed block in the index, unless the block before is missing there or other
-        sequences use an equal block; no later block of the sequence is indexed then either."""
+        """Put a sealed block in the index, replacing an equal cached block. Do nothing if the index
+        lacks the block before, or if an equal block is in use: later blocks are not indexed then
+        either."""
         blocks, hashes = sequence.buffer.table.blocks, sequence.block_hashes
         if not self._enabled or not self._is_indexed(sequence, number):
             return
@@ -137,15 +143,15 @@ class PrefixCache:
         self._pending_owners.pop(hashes.digests[number], None)
 
     def _is_indexed(self, sequence: CachedSequence, length: int) -> bool:
-        """Return whether the index has the first ``length`` blocks of the sequence's table."""
+        """Return True if the index has the first ``length`` blocks of the sequence's table."""
         if length == 0:
             return True
         prefix = sequence.buffer.table.blocks[length - 1].prefix
         return prefix is not None and prefix.digest == sequence.block_hashes.digests[length - 1]
 
     def close(self, sequence: CachedSequence) -> None:
-        """Detach a sequence's blocks. If its prefix is not kept, remove the blocks that it wrote
-        from the index."""
+        """Remove a closing sequence from the counts of its blocks. If other sequences may not share
+        its prefix, remove the blocks that it wrote from the index."""
         self._remove_pending_prefix(sequence)
         blocks = sequence.buffer.table.blocks
         if not sequence.keeps_prefix and len(blocks) > sequence.shared_blocks:
@@ -158,8 +164,8 @@ class PrefixCache:
         self._pool.detach(blocks)
 
     def cache_or_free(self, blocks: Iterable[Block]) -> None:
-        """Remove a closed sequence's buffer from blocks. Of the blocks without another buffer,
-        cache those that the index has, and free the rest."""
+        """Remove a closed sequence's buffer from the counts of blocks. A block without another
+        buffer is cached if the index has it, and freed otherwise."""
         self.index.tick()
         for block in blocks:
             if self._pool.remove_buffer(block):
@@ -170,7 +176,8 @@ class PrefixCache:
                     self.index.note_cached(block)
 
     def evict(self, limit: int = 1) -> int:
-        """Evict up to ``limit`` cached blocks, the least useful first; return their number."""
+        """Evict up to ``limit`` cached blocks, the least useful first. Return the number
+        evicted."""
         evicted = 0
         while evicted < limit and (block := self.index.evict()) is not None:
             self._pool.free(block)

@@ -1,4 +1,4 @@
-"""Finds sealed blocks by hash, compares their token ids, and chooses the next block to evict."""
+"""The index that finds sealed blocks by the hash of their tokens, and chooses blocks to evict."""
 
 from bisect import bisect_left, insort
 from collections import Counter
@@ -10,7 +10,7 @@ from kvcache.block import Block, BlockState, Prefix
 from kvcache.block_hashes import TOKEN_BYTES, BlockHashes, Evictions
 from kvcache.slot_pool import SlotPool
 
-# An eviction queue is rebuilt when half of its entries, and at least this many, are outdated.
+# An eviction queue is rebuilt if over half of its entries, and at least this many, are outdated.
 STALE_QUEUE_ENTRIES = 64
 
 
@@ -20,31 +20,32 @@ class MissReason(Enum):
     NEVER_CACHED = "never_cached"
     EVICTED = "evicted"
     STATE_EVICTED = "state_evicted"
-    """K and V are cached, but the recurrent layers' state was evicted."""
+    """K and V are cached, but the recurrent layers' states there were evicted."""
     NO_STATE = "no_state"
-    """K and V are cached, but no recurrent state was kept where the prompt could continue."""
+    """K and V are cached, but no states of recurrent layers were kept there."""
 
 
 class PrefixIndex:
-    """The index of sealed blocks, by digest.
+    """The index of sealed blocks, by the hash of all tokens up to the block's end.
 
-    A sequence that maps a block maps all blocks before it, so a cached block has only cached
-    children. Blocks without children are evicted first, the longest unused before others. Blocks of
-    system prompts are spared while they are at most half of the cached blocks."""
+    The child of a block continues the block's prefix. All children of a cached block are cached, as
+    sequences map blocks from the first on. Blocks without children are evicted, the longest unused
+    first. Blocks of system prompts are spared while they are at most half of the cached blocks."""
 
     def __init__(self) -> None:
         self._blocks: dict[bytes, Block] = {}
         self._children: dict[bytes, list[bytes]] = {}
-        """The token ids of the blocks that follow a block, sorted, by the digest of that block."""
+        """For each block's hash, the token ids of the blocks that follow the block, in sorted
+        order."""
         self._evicted = Evictions()
         self._queues: dict[bool, list[tuple[int, bytes]]] = {False: [], True: []}
-        """``(last use, digest)`` of cached blocks without children, by ``Prefix.system``. Entries
-        may be outdated."""
+        """``(last use, hash)`` of cached blocks without children, separately for system prompts
+        (True) and others (False). Entries may be outdated."""
         self._cached = {False: 0, True: 0}
-        """The number of cached blocks, by ``Prefix.system``."""
+        """The number of cached blocks of system prompts (True) and of others (False)."""
         self._uses = 0
         self.slots: SlotPool | None = None
-        """The recurrent states that prefixes refer to, if the model has recurrent layers."""
+        """The pool of the state slots that prefixes refer to, or None without recurrent layers."""
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -56,12 +57,12 @@ class PrefixIndex:
         return block
 
     def has(self, prefix: Prefix) -> bool:
-        """Return whether the index holds this very object."""
+        """Return True if a block of the index has this very object as its prefix."""
         block = self._blocks.get(prefix.digest)
         return block is not None and block.prefix is prefix
 
     def insert(self, hashes: BlockHashes, number: int, block: Block, system: bool) -> None:
-        """Insert a sealed block that is in use and whose parent is in the index."""
+        """Add a sealed block that is in use. The block before must be in the index."""
         digest, parent = hashes.digests[number], hashes.parent(number)
         assert digest not in self._blocks
         assert number == 0 or parent in self._blocks
@@ -72,14 +73,16 @@ class PrefixIndex:
         insort(self._children.setdefault(parent, []), tokens)
 
     def replace(self, cached: Block, block: Block, system: bool) -> None:
-        """Put a block in use in the place of a cached block, which can then be freed."""
+        """Put a block that is in use in the place of an equal cached block, which can then be
+        freed."""
         assert cached.state is BlockState.CACHED
         self.use(cached, system)
         block.prefix, cached.prefix = cached.found_by, None
         self._blocks[block.prefix.digest] = block
 
     def use(self, block: Block, system: bool = False) -> None:
-        """Note that a buffer is going to map the block. system: the block is of a system prompt."""
+        """Note that a buffer is going to map the block, for a system prompt if ``system`` is
+        True."""
         prefix = block.found_by
         if block.state is BlockState.CACHED:
             self._cached[prefix.system] -= 1
@@ -89,7 +92,7 @@ class PrefixIndex:
         self._uses += 1
 
     def note_cached(self, block: Block) -> None:
-        """Note that no buffer maps the block any more, so that the block may be evicted."""
+        """Note that no buffer maps the block any more, so that it may be evicted."""
         assert block.state is BlockState.CACHED
         prefix = block.found_by
         prefix.last_use = self._uses
@@ -97,7 +100,7 @@ class PrefixIndex:
         self._queue_for_eviction(block)
 
     def evict(self) -> Block | None:
-        """Remove and return the least useful cached block; return None if no block is cached."""
+        """Remove and return the least useful cached block, or return None if no block is cached."""
         spared = self._cached[True] <= self._cached[False]
         for system in (False, True) if spared else (True, False):
             queue = self._queues[system]
@@ -109,7 +112,8 @@ class PrefixIndex:
         return None
 
     def invalidate(self, block: Block) -> list[Block]:
-        """Remove a block with doubtful contents and all blocks after it; return the cached ones."""
+        """Remove a block with possibly wrong contents and all that follow. Return the cached
+        ones."""
         following = [block]
         for parent in following:
             digest = parent.found_by.digest
@@ -120,9 +124,9 @@ class PrefixIndex:
         return [gone for gone in following if gone.state is BlockState.CACHED]
 
     def explain(self, hashes: BlockHashes, matched: int) -> tuple[int, MissReason | None]:
-        """Return the length of the longest cached prefix in tokens, and the reason for sharing no
-        more than ``matched`` blocks, or None if no more may be shared. Blocks of other salts do not
-        count."""
+        """Return the number of a prompt's leading tokens that are cached for its salt. Return also
+        the reason that the prompt shares only ``matched`` blocks, or None if it may share no
+        more."""
         size = hashes.tokens_per_block
         while matched < hashes.shareable_blocks and self.find(hashes, matched) is not None:
             matched += 1
@@ -188,8 +192,8 @@ class PrefixIndex:
 
 
 def _common(sorted_ids: list[bytes], ids: bytes) -> int:
-    """Return the length, in tokens, of the longest prefix that ``ids`` has in common with any of
-    the sorted ids: one of the two neighbours in the sort order has it."""
+    """Return the greatest number of leading tokens that ``ids`` has in common with an element of
+    ``sorted_ids``. Only the neighbours of ``ids`` in the order are compared."""
     place = bisect_left(sorted_ids, ids)
     return max(
         (_common_tokens(other, ids) for other in sorted_ids[max(0, place - 1) : place + 1]),

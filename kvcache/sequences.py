@@ -1,4 +1,4 @@
-"""Records that the cache keeps for a sequence, from opening until its buffer is free."""
+"""The cache's records of a sequence, from its opening until its buffer can be reused."""
 
 from bisect import bisect_left
 from collections import deque
@@ -11,7 +11,7 @@ from kvcache.block_hashes import BlockHashes
 
 @dataclass(slots=True)
 class Progress:
-    """The number of computed tokens of a sequence, which the cache and the scheduler share."""
+    """The progress of a sequence, which the cache writes and the scheduler reads."""
 
     computed: int = 0
     """The number of leading tokens whose K and V are valid."""
@@ -36,30 +36,30 @@ class CachedSequence:
     buffer: SparseBuffer
     block_hashes: BlockHashes
     reservation: int
-    """The number of blocks set aside at admission, mapped or not."""
+    """The number of blocks reserved when the sequence was opened, mapped or not."""
     final_tokens: int
     system_blocks: int
     progress: Progress
-    """The sequence's progress, the same object in all groups."""
+    """The sequence's progress. All groups of layers share this object."""
     mapped_tokens: int = 0
     """The number of tokens for which the buffer has mapped memory."""
     table_tokens: int = 0
     """``mapped_tokens`` plus the tokens of blocks whose mapping is queued."""
     keeps_prefix: bool = True
-    """Whether other sequences may share the blocks that this sequence writes."""
+    """True if other sequences may share the blocks that this sequence writes."""
     has_pending_prefix: bool = False
-    """Whether other sequences may wait for blocks of this one."""
+    """True if other sequences may wait for blocks of this sequence."""
     pending_block: int | None = None
-    """The index of the last block that this sequence waits for while another one computes it."""
+    """The index of the last block for which this sequence waits while another computes it."""
 
     @property
     def reserved_blocks(self) -> int:
-        """The number of blocks that are set aside but not mapped yet."""
+        """The number of reserved blocks that are not mapped yet."""
         return max(0, self.reservation - len(self.buffer.table))
 
     @property
     def all_sealed(self) -> bool:
-        """Whether all mapped blocks are sealed, so that the next block may be shared."""
+        """True if all mapped blocks are sealed, so that the next block may be shared."""
         blocks = self.buffer.table.blocks
         return not blocks or blocks[-1].state is BlockState.SEALED
 
@@ -71,7 +71,7 @@ class CachedSequence:
 
     @property
     def shared_blocks(self) -> int:
-        """The number of leading blocks that other sequences wrote."""
+        """The number of leading blocks that other sequences wrote and this sequence shares."""
         runs = takewhile(lambda run: not run.writable, self.buffer.table.runs)
         return sum(run.count for run in runs)
 
@@ -84,7 +84,7 @@ class OpenSequence:
     progress: Progress
     parts: tuple[CachedSequence, ...]
     steps: deque[tuple[int, int]] = field(default_factory=deque)
-    """``(end token, epoch)`` of planned steps that are not committed."""
+    """``(end token, epoch)`` of planned steps whose results have not been committed."""
 
     def schedule(self, end: int, epoch: int) -> None:
         self.progress.scheduled = end
@@ -95,7 +95,7 @@ class OpenSequence:
         return self.steps[-1][0] if self.steps else self.progress.computed
 
     def commit(self, end: int) -> int:
-        """Commit the oldest planned step, which ends at token ``end``; return the step's epoch."""
+        """Commit the oldest planned step, which ends at token ``end``. Return the step's epoch."""
         assert self.steps, "committed tokens were never scheduled"
         scheduled, epoch = self.steps.popleft()
         assert end == scheduled, "committed tokens were never scheduled"

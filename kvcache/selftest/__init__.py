@@ -1,1 +1,1 @@
-"""Self-tests of a kind of device memory, each in its own process, which may crash or hang."""
+"""Self-tests of device memory. Each test runs in its own process, because it may crash or hang."""

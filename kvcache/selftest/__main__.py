@@ -1,6 +1,6 @@
-"""The process of a self-test: ``python -m kvcache.selftest TEST KV_BACKEND [PAGE_BYTES [SIZE]]``.
+"""The program of a self-test: ``python -m kvcache.selftest TEST KV_BACKEND [PAGE_BYTES [SIZE]]``.
 
-Prints the results as a line of JSON, then exits without cleaning up: the system frees memory."""
+It prints the results as a line of JSON, and exits without freeing memory."""
 
 import os
 import sys
@@ -30,25 +30,25 @@ from kvcache.selftest.kv_backend import (
 from kvcache.selftest.run import BEGINS, CacheSize, Result, SelfTest, to_line
 from kvcache.selftest.stress import ReleaseChecks, StressChecks
 
-# Some systems reclaim memory that the GPU has not used for a second.
+# The pause after which speed is measured. Some systems reclaim GPU memory unused for a second.
 PAUSE_S = 2.0
 WARM_UPS = 3
-# 256 MiB of 16-bit weights, enough to measure the time for fetching reclaimed weights again.
+# The measured weights are 256 MiB: enough to measure how long it takes to fetch reclaimed ones.
 MATRICES, SIZE = 8, 4096
-# About as many commands as one step of a 36-layer model has.
+# The number of commands to submit. One step of a 36-layer model has about as many.
 COMMANDS = 600
 # The number of buffers (address ranges of sequences) of a small cache.
 MAX_BUFFERS = 3
 
 
 class Checks(Protocol):
-    """A class with the checks of one backend."""
+    """An object with checks of one KV backend."""
 
     def checks(self) -> list[NamedCheck]: ...
 
 
 def main(arguments: list[str]) -> None:
-    """arguments: the four in the module's docstring; an empty PAGE_BYTES means the default."""
+    """``arguments`` are those in the module's docstring. An empty PAGE_BYTES means the default."""
     test, kv_backend = SelfTest(arguments[0]), KVBackend[arguments[1]]
     page_bytes = int(arguments[2]) if arguments[2:] and arguments[2] else None
     size = CacheSize.from_argument(arguments[3]) if arguments[3:] else None
@@ -68,7 +68,7 @@ def _report_begin(name: str) -> None:
 def checks_of(
     test: SelfTest, kv_backend: KVBackend, page_bytes: int | None, size: CacheSize | None = None
 ) -> Iterator[NamedCheck]:
-    """Yield the checks of a self-test. size: the size of a real cache, to be checked as well."""
+    """Yield the checks of a self-test. If ``size`` is given, also check a cache of this size."""
     match test:
         case SelfTest.KV_BACKEND:
             yield from _on_backend(KVBackendChecks, kv_backend, page_bytes=page_bytes)
@@ -100,7 +100,8 @@ def _on_backend(
     page_bytes: int | None = None,
     size: CacheSize | None = None,
 ) -> Iterator[NamedCheck]:
-    """Yield a check that opens a backend, then the checks on it. size: None for a small cache."""
+    """Yield a check that makes a cache, then the checks on it. ``size`` is None for a small
+    cache."""
     checks: Checks
 
     def open_backend() -> Result:

@@ -1,4 +1,4 @@
-"""The self-test of arithmetic: compares kernels and MLX's products of packed weights to float64."""
+"""The self-test that compares the results of kernels and of MLX's products with float64."""
 
 from functools import partial
 
@@ -24,8 +24,8 @@ from kvcache.selftest.run import Result
 from kvcache.slot_pool import StateSegment
 from kvcache.views import layer_regions
 
-# Numbers of rows of the test's sequences: a single row, and sequences that the decode kernel reads
-# in two or more splits (of at most 256 rows each).
+# The numbers of rows of the test's sequences. The decode kernel divides the longer sequences into
+# two or more parts of at most 256 rows.
 LENGTHS = (1, 257, 600)
 MAX_TOKENS = 1024
 GATED_ROWS = 33
@@ -38,21 +38,21 @@ KV_HEADS = 2
 QUERY_HEADS = 8
 ROPE_BASE = 1e6
 EPS = 1e-6
-# The allowed difference for results around 1. Some GPUs multiply even float32 with 11 bits.
+# The allowed error of results around 1. Some GPUs multiply even float32 with 11 bits.
 TOLERANCE = {mx.float32: 0.01, mx.float16: 0.02, mx.bfloat16: 0.06}
-# The numbers of rows in a product: one, a few, and enough for matrix units.
+# The numbers of rows in a product: one row, a few rows, and enough rows for matrix units.
 PRODUCT_ROWS = (1, 8, 64)
 INPUTS, OUTPUTS = 1024, 512
 BITS, GROUP = 4, 64
-# The allowed difference, relative to the greatest result. A GPU rounds inputs and results to 8
-# bits, but not sums; on a CPU MLX sums in the inputs' precision, float32.
+# The allowed error, divided by the greatest result. A GPU rounds inputs and results to 8 bits, but
+# not sums. On a CPU, MLX computes in float32.
 PRODUCT_TOLERANCE = 0.02
 
 Rows = NDArray[np.float64]
 
 
 def kernel_specs(on_gpu: bool) -> list[KVSpec]:
-    """Return the shape of a layer's K and V for every head width and number format."""
+    """Return the shapes of K and V to test: every head width with every number format."""
     formats = [kind for kind in KVFormat if on_gpu or kind is not KVFormat.FLOAT16]
     return [KVSpec(KV_HEADS, head_dim, kind) for head_dim in (64, 128, 256) for kind in formats]
 
@@ -62,10 +62,10 @@ def name_of(spec: KVSpec) -> str:
 
 
 class KernelChecks:
-    """Checks on one layer, with a heap and a buffer for each sequence of ``LENGTHS``."""
+    """Checks of one layer's kernels, with one heap and one buffer per sequence of ``LENGTHS``."""
 
     def __init__(self, backend: PageBackend, layout: KVLayout, *, on_gpu: bool = False) -> None:
-        """on_gpu: whether to check also operations that only a GPU's models use."""
+        """If ``on_gpu`` is True, operations that only models on a GPU use are checked as well."""
         self._backend = backend
         self._on_gpu = on_gpu
         (self._group,) = layout.groups
@@ -78,7 +78,7 @@ class KernelChecks:
         self._random = np.random.default_rng(11)
         empty = np.zeros((0, KV_HEADS, self._width))
         self._keys: list[Rows] = [empty] * len(LENGTHS)
-        """The keys that the cache should hold, by sequence."""
+        """The keys that the cache should hold, for each sequence."""
         self._values: list[Rows] = [empty] * len(LENGTHS)
 
     def checks(self) -> list[NamedCheck]:
@@ -101,8 +101,8 @@ class KernelChecks:
         return Result(f"{len(LENGTHS)} buffers of {blocks} blocks")
 
     def _states(self) -> Result:
-        """Run a gated delta net over one sequence's tokens, step by step. A second sequence
-        continues from a state that the first step writes on the way."""
+        """Run a gated delta net over one sequence in several steps. The first step also writes the
+        state after two tokens, and a second sequence continues from that state."""
         assert isinstance(self._backend, MetalBackend)
         tail_format = KVFormat(str(self._dtype).removeprefix("mlx.core."))
         spec = StateSpec(1, DELTA_HEADS, self._width, self._width, 3, tail_format)
@@ -141,7 +141,7 @@ class KernelChecks:
         return DeltaConstants(*(self._random.normal(size=shape) / 2 for shape in shapes))
 
     def _chunk(self) -> Result:
-        """Check all but the last row of the longer sequences, each sequence as one chunk."""
+        """Check attention over all but the last row of each longer sequence, as one chunk."""
         worst = 0.0
         for number, length in enumerate(LENGTHS):
             if length > 1:
@@ -149,11 +149,11 @@ class KernelChecks:
         return self._compared(worst)
 
     def _decode(self) -> Result:
-        """Check the last row of all sequences in one call."""
+        """Check attention over the last row of all sequences in one call."""
         return self._compared(self._attend([(number, 1) for number in range(len(LENGTHS))]))
 
     def _project(self) -> Result:
-        """Check a further row of every sequence, with norm, RoPE and append in one call."""
+        """Check one further row of each sequence: norm, RoPE and append in one call."""
         plan = [(number, 1) for number in range(len(LENGTHS))]
         rows = self._rows(plan)
         queries, keys, values = (self._draw(heads, plan) for heads in (QUERY_HEADS, KV_HEADS, 2))
@@ -190,7 +190,8 @@ class KernelChecks:
     # --- running steps and comparing results ------------------------------------------------------
 
     def _attend(self, plan: list[tuple[int, int]]) -> float:
-        """Append rows and attend; compare K and V bit by bit; return attention's largest error."""
+        """Append rows and attend. Require that K and V are exact; return attention's largest
+        error."""
         queries, keys, values = (self._draw(heads, plan) for heads in (QUERY_HEADS, KV_HEADS, 2))
         rows = self._rows(plan)
         token, turned = rows.append(
@@ -256,7 +257,7 @@ class KernelChecks:
 
 
 def _copied(region: mx.array) -> mx.array:
-    """Copy a region into MLX's own memory: the host cannot read memory of the GPU alone."""
+    """Copy a region into MLX's memory, because the host cannot read memory that only a GPU has."""
     return region.astype(mx.float32) + 0
 
 
@@ -272,8 +273,8 @@ def _difference(array: mx.array, want: Rows) -> float:
 
 
 def product_checks() -> list[NamedCheck]:
-    """Return a check for each number of rows in ``PRODUCT_ROWS``: MLX chooses a kernel by this
-    number, and some systems miscompile a kernel."""
+    """Return a check for each number of rows in ``PRODUCT_ROWS``. MLX chooses the kernel by the
+    number of rows, and on some systems a kernel is compiled wrongly."""
     return [(f"multiply {rows}", partial(_multiply, rows)) for rows in PRODUCT_ROWS]
 
 
@@ -296,7 +297,7 @@ def _multiply(rows: int) -> Result:
 
 
 def _unpacked(codes: mx.array, scales: mx.array, biases: mx.array) -> Rows:
-    """Return the weights by definition: code * scale + bias, the lowest bits' code first."""
+    """Return the weights ``code * scale + bias``. A word's lowest bits hold its first code."""
     words = np.array(codes)[..., None] >> np.arange(0, 32, BITS, dtype=np.uint32)
     plain = (words & ((1 << BITS) - 1)).reshape(OUTPUTS, INPUTS // GROUP, GROUP)
     scale, bias = (_numbers(array)[..., None] for array in (scales, biases))

@@ -1,5 +1,5 @@
-"""The self-test of a backend's mappings: maps, writes, reads, shares, copies, unmaps and releases
-blocks of a small cache, then opens a cache of the real size."""
+"""The self-test of a KV backend's mappings: blocks of a small cache are mapped, written, read,
+shared, copied, unmapped and released, and then a cache of the real size is made."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -18,18 +18,19 @@ from kvcache.views import layer_regions
 
 QUERIES_PER_HEAD = 3
 SHAPE = KVShape.uniform(2, KVSpec(kv_heads=2, head_dim=64))
-# The scale of attention: so large that nearly only the row that a query looks for counts.
+# The scale of attention. With this scale nearly all weight is on the row equal to the query.
 SCALE = 0.5
 MAX_TOKENS = 16384  # 16 MiB of K and V
 # The number of rows that are written after the first block.
 TAIL_ROWS = 64
-# The allowed difference for values between -1 and 1 stored with 8 bits.
+# The allowed error of values between -1 and 1 that are stored with 8 bits.
 TOLERANCE = 0.02
-# The share of a released heap that must come back; meanwhile the process allocates other memory.
+# The share of a released heap by which the process must shrink. The rest is for other memory that
+# the process may allocate meanwhile.
 RETURNED_SHARE = 0.9
-# With fewer buffers of the real size than this the test fails; the system may refuse more.
+# The test fails if the system makes fewer buffers of the real size than this.
 NEEDED_BUFFERS = 3
-# The number of rows written in a block of the real size; a step's memory grows with the rows.
+# The most rows written in a block of the real size. A step's memory grows with its rows.
 MAX_ROWS = 32
 
 Check = Callable[[], Result]
@@ -37,11 +38,11 @@ NamedCheck = tuple[str, Check]
 
 
 class NotAsPromisedError(Exception):
-    """The backend breaks a promise of PageBackend."""
+    """The backend does not do what PageBackend specifies."""
 
 
 def run_checks(checks: Iterable[NamedCheck], begin: Callable[[str], None]) -> list[Result]:
-    """Run checks up to the first that fails. begin: called with each check's name before it."""
+    """Run checks until one fails. ``begin`` is called with each check's name before the check."""
     results: list[Result] = []
     for name, check in checks:
         begin(name)
@@ -71,8 +72,8 @@ def small_layout(
     page_bytes: int | None = None,
     heap_bytes: int | None = None,
 ) -> KVLayout:
-    """Return a layout for ``max_tokens``. page_bytes: None for the GPU's preferred size or the
-    system's size. heap_bytes: None for one heap that holds all tokens."""
+    """Return a layout for ``max_tokens``. Without ``page_bytes``, pages have the size that a GPU
+    prefers or a CPU's system uses. Without ``heap_bytes``, one heap holds all tokens."""
     if kv_backend.is_dense:
         smallest = min(METAL_PAGES) if kv_backend.on_gpu else system_page_bytes
         return dense_layout(shape, max_tokens=max_tokens, system_page_bytes=smallest)
@@ -119,7 +120,7 @@ def unmap_blocks(backend: PageBackend, buffer: int, count: int) -> Result:
 
 
 def release_heap(backend: PageBackend, blocks: int, heap_bytes: int) -> Result:
-    """Map, unmap and release heap 0; require that the process's memory shrinks."""
+    """Map, unmap and release heap 0. Require that the process's memory then shrinks."""
     if backend.maps_while_running:
         ticket = backend.map_ahead(0, 0, 0, 0, blocks)
         finish(backend, ticket)
@@ -152,17 +153,18 @@ def shut_down(backend: PageBackend) -> Result:
 
 
 class KVBackendChecks:
-    """Checks two buffers over one heap. Values are exact in bfloat16; a query looks for one row."""
+    """Checks two buffers that map blocks of one heap. All values are exact in bfloat16."""
 
     def __init__(
         self, backend: PageBackend, layout: KVLayout, num_tokens: int | None = None
     ) -> None:
-        """num_tokens: the limit of tokens per buffer; None for as many as these checks need."""
+        """``num_tokens`` is the most tokens per buffer, or None for as many as these checks
+        need."""
         self._backend = backend
         (self._group,) = layout.groups
         self.layers = layer_regions(layout)
         self.tokens = [mx.zeros((1,)) for _ in self.layers]
-        # The tokens of the first block, or an assumed number if a block is a whole context.
+        # The number of tokens in the first block, or 64 if one block holds a whole context.
         self._edge = self._group.tokens_per_block if backend.shares_blocks else 64
         self._footprint = 0
         (spec,) = layout.shape.specs
@@ -170,7 +172,7 @@ class KVBackendChecks:
         rows = num_tokens or self._edge + TAIL_ROWS
         size = (2 * len(self.layers), rows, spec.kv_heads, spec.head_dim)
         self.written = np.random.default_rng(7).integers(-63, 64, size).astype(np.float32) / 64
-        """The keys and values of every layer in turn, which the cache should hold."""
+        """What the cache should hold: the keys and then the values of each layer."""
 
     def checks(self) -> list[NamedCheck]:
         shares = self._backend.shares_blocks
@@ -207,7 +209,7 @@ class KVBackendChecks:
         return Result(f"the process grew by {taken} bytes; {zeros}", figures)
 
     def _write(self) -> Result:
-        """Write a chunk of rows, a chunk that crosses a block's end, and a single row."""
+        """Write a chunk of rows, a chunk that crosses the end of a block, and a single row."""
         steps = ((0, self._edge - 1), (self._edge - 1, 4), (self._edge + 3, 1))
         worst = max(self.compute(0, start, count) for start, count in steps)
         return Result(f"attention differs by {worst:.1e}", {"greatest_difference": worst})
@@ -248,7 +250,7 @@ class KVBackendChecks:
     # --- running steps and comparing contents -----------------------------------------------------
 
     def compute(self, buffer: int, start: int, count: int) -> float:
-        """Run a step over rows whose past is written; return the greatest error of attention."""
+        """Run a step over new rows of a buffer. Return the greatest error of attention."""
         rows = self._backend.rows([Segment(buffer, start, count)])
         attended, wanted, samples = [], [], sample_rows(count)
         for number, layer in enumerate(self.layers):
@@ -284,8 +286,8 @@ class KVBackendChecks:
         return keys, values
 
     def queries(self, layer: int, start: int, count: int) -> NDArray[np.float32]:
-        """Return ``[count, query_heads, head_dim]``, where each query equals the key of a position
-        that the query may attend to."""
+        """Return ``[count, query_heads, head_dim]``. Each query equals the key of a position that
+        the query may attend to."""
         positions = start + np.arange(count)[:, None]
         sought = (positions * 7919 + self._query_heads * 104729) % (positions + 1)
         keys = self.written[2 * layer]
@@ -293,15 +295,16 @@ class KVBackendChecks:
         return queries
 
     def read(self, buffer: int, tokens: int, last: int | None = None) -> Result:
-        """Compare a buffer's leading tokens with the written rows. last: the buffer's number of
-        tokens, needed if the compared tokens end in a read-only block."""
+        """Compare a buffer's first ``tokens`` tokens with the written rows. ``last`` is the number
+        of tokens in the buffer. It must be given if the compared tokens end in a read-only
+        block."""
         for number, region in enumerate(self._regions(buffer, last or tokens)):
             wrong = (region[:tokens] != self.written[number][:tokens]).any(axis=(1, 2))
             require(not wrong.any(), f"{wrong.sum()} rows of region {number} are wrong")
         return Result(f"{tokens} rows of every region are right")
 
     def _check_fresh(self, buffer: int, tokens: int) -> str:
-        """Check that blocks just mapped writable hold zeros, if the backend promises zeros."""
+        """Check that newly mapped writable blocks hold zeros, if the backend guarantees that."""
         if not self._backend.zeroes_blocks:
             return "what it holds is not promised"
         for number, region in enumerate(self._regions(buffer, tokens)):
@@ -312,7 +315,8 @@ class KVBackendChecks:
         """Return the K and V of every layer. The last token must be in a writable block."""
         rows = self._backend.rows([Segment(buffer, tokens - 1, 1)])
         regions = [
-            # Copies to MLX's own memory: the host cannot read memory of the GPU alone.
+            # Adding astype copies to MLX's own memory: the host cannot read memory that only a GPU
+            # has.
             rows.region(token, layer, kind, 0).astype(mx.float32)
             for layer, token in zip(self.layers, self.tokens, strict=True)
             for kind in ("keys", "values")
@@ -322,7 +326,7 @@ class KVBackendChecks:
 
 
 class RealSizeChecks:
-    """Checks a cache of the size that serving makes, using three of its buffers."""
+    """Checks a cache of the size that serving uses, with three of its buffers."""
 
     def __init__(self, backend: PageBackend, layout: KVLayout, buffers: int) -> None:
         self._backend = backend
@@ -348,8 +352,8 @@ class RealSizeChecks:
         return Result(text, {"buffers": count, "buffer_bytes": size})
 
     def _reach_last_block(self) -> Result:
-        """Copy from one buffer's first block to another's last block, and from there to a third
-        buffer. The second buffer's other blocks repeat the first heap's, which costs no memory."""
+        """Copy a block from buffer 0 to the last block of buffer 1, and from there to buffer 2. The
+        other blocks of buffer 1 map the first heap's blocks again, which needs no memory."""
         backend, last = self._backend, self._group.blocks_per_buffer - 1
         shared = min(self._group.blocks_per_heap, self._group.blocks_per_buffer)
         rows = min(self._group.tokens_per_block, MAX_ROWS)

@@ -1,5 +1,5 @@
-"""Facts that a self-test's result depends on: machine model, system, MLX, and the memory charged to
-this process. This file imports neither MLX nor the extension, which may fail to load."""
+"""Facts on which a self-test's result depends: model of machine, system, MLX version, and memory
+charged to this process. Neither MLX nor the extension is imported, as both may fail to load."""
 
 import ctypes
 import importlib.metadata
@@ -18,27 +18,27 @@ STATUS = Path("/proc/self/status")
 ROLLUP = Path("/proc/self/smaps_rollup")
 OWN_FILES = Path("/proc/self/fd")
 BLOCK_BYTES = 512  # the unit of os.stat's st_blocks
-# rusage_info_v0 of sys/resource.h: a UUID, then 64-bit numbers; the eighth is what macOS charges.
+# rusage_info_v0 of sys/resource.h has a UUID and then 64-bit numbers. macOS charges the eighth.
 RUSAGE_INFO_V0 = 0
 FOOTPRINT_FIELD = 7
 
-# From this macOS on, MLX's wheels have kernels for neural accelerators, which chips have since M5.
+# From this macOS on, MLX's wheels have kernels for neural accelerators. Chips have them since M5.
 ACCELERATED = 26
 FIRST_WITH_ACCELERATORS = 5
-# The version that macOS 26 reports to programs that were built for an older system.
+# The version that macOS 26 reports to programs built for an older system.
 OLD_NAME_OF_26 = 16
-# The first system on which kernels for neural accelerators run, by MLX's own minimum.
+# The first system on which MLX runs its kernels for neural accelerators.
 NEEDED_SYSTEM = (26, 2)
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Names that identify the model of a machine, its system and MLX, for display and as a key."""
+    """Names of the machine's model, its system and MLX's version, for reports and as a key."""
 
     model: str
     processor: str
     system: str
-    """The system's name and version; on a Mac also its build."""
+    """The system's name and version. On a Mac, the build is included."""
     mlx: str
 
     def as_json(self) -> dict[str, str]:
@@ -83,7 +83,8 @@ def _linux_processor() -> str:
 
 
 def wheel_tag() -> str:
-    """Return mlx-metal's wheel tag, like "py3-none-macosx_15_0_arm64", or "" if not installed."""
+    """Return mlx-metal's wheel tag, such as "py3-none-macosx_15_0_arm64", or "" if not
+    installed."""
     try:
         text = importlib.metadata.distribution("mlx-metal").read_text("WHEEL")
     except importlib.metadata.PackageNotFoundError:
@@ -94,9 +95,10 @@ def wheel_tag() -> str:
 
 def wheel_warning(processor: str, tag: str | None = None, system: str | None = None) -> str:
     """Return the reason that the installed MLX wheel does not suit this machine, or "". pip chooses
-    the wheel for the system that Python was built for, which may be older than the running system.
+    a wheel for the system that Python was built for. That system may be older than the running one.
 
-    processor: its name by the system. tag, system: None for the installed and the running ones."""
+    ``processor`` is the name that the system reports. ``tag`` and ``system`` are None for the
+    installed wheel and the running system."""
     tag = wheel_tag() if tag is None else tag
     system = platform.mac_ver()[0] if system is None else system
     of_wheel, here = re.search(r"macosx_(\d+)_", tag), re.match(r"(\d+)(?:\.(\d+))?", system)
@@ -130,8 +132,9 @@ class RusageInfo(ctypes.Structure):
 
 
 def process_footprint() -> int:
-    """Return the bytes charged to this process: on a Mac its physical footprint, memory of the GPU
-    included; on Linux anonymous memory and memfd blocks, mapped or not. Raises OSError."""
+    """Return the bytes that the system charges to this process. On a Mac that is the physical
+    footprint, including memory of the GPU. On Linux it is anonymous memory and blocks of memfd
+    files, even unmapped ones. Raises OSError."""
     if sys.platform == "darwin":
         return _mac_footprint()
     lines = ROLLUP.read_text().splitlines()
@@ -147,8 +150,9 @@ def process_footprint() -> int:
 
 
 def footprint_with(heap_bytes: int) -> int:
-    """Return nearly process_footprint, without its walk through all pages, which delays mappings on
-    Linux: a few pages may be missing. heap_bytes: bytes charged for memfd files. Raises OSError."""
+    """Return about the result of process_footprint, but faster: on Linux that function walks
+    through all pages, which delays mappings. ``heap_bytes`` are the bytes charged for memfd files.
+    Raises OSError."""
     if sys.platform == "darwin":
         return _mac_footprint()
     wanted = ("RssAnon:", "VmSwap:")

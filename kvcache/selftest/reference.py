@@ -1,4 +1,4 @@
-"""The results of the kernels in float64, computed by their definitions."""
+"""The results that kernels should give, computed in float64 by definition."""
 
 from typing import NamedTuple
 
@@ -14,8 +14,8 @@ UNIT_EPS = 1e-6
 def attention(
     queries: Numbers, keys: Numbers, values: Numbers, places: NDArray[np.intp], scale: float
 ) -> NDArray[np.float64]:
-    """Causal softmax attention: row i of the queries ``[rows, query_heads, head_dim]`` attends to
-    positions up to ``places[i]`` of the keys and values ``[tokens, kv_heads, head_dim]``."""
+    """Compute causal softmax attention. Row i of the queries ``[rows, query_heads, head_dim]``
+    attends to positions up to ``places[i]`` of keys and values ``[tokens, kv_heads, head_dim]``."""
     group = queries.shape[1] // keys.shape[1]
     wide = [np.repeat(array.astype(np.float64), group, axis=1) for array in (keys, values)]
     by_head = [array.swapaxes(0, 1) for array in (queries.astype(np.float64), *wide)]
@@ -50,7 +50,8 @@ def rope(rows: Numbers, positions: Numbers, base: float, scale: float = 1.0) -> 
 
 
 class DeltaInputs(NamedTuple):
-    """The inputs of a gated delta net with one key head, a row per token."""
+    """The inputs of a gated delta net (a recurrent layer) with one key head. Each row is a
+    token."""
 
     qkv: Numbers
     z: Numbers
@@ -59,18 +60,19 @@ class DeltaInputs(NamedTuple):
 
 
 class DeltaConstants(NamedTuple):
-    """A gated delta net's weights except its projections."""
+    """The weights of a gated delta net, without those of its projections."""
 
     conv: Numbers
-    """The convolution's weights ``[taps, (2 + heads) * dim]``; the last are the newest row's."""
+    """The convolution's weights ``[taps, (2 + heads) * dim]``. The last row weighs the newest
+    token."""
     a_log: Numbers
     dt_bias: Numbers
     norm: Numbers
 
 
 def gated_delta(inputs: DeltaInputs, constants: DeltaConstants, eps: float) -> NDArray[np.float64]:
-    """Return a gated delta net's output ``[tokens, heads * dim]`` from a zero state, by the
-    formulas of arXiv 2412.06464. eps: the epsilon of the RMS norm."""
+    """Return a gated delta net's output ``[tokens, heads * dim]``, starting from a zero state, by
+    the formulas of arXiv 2412.06464. ``eps`` is the epsilon of the RMS norm."""
     inputs = DeltaInputs(*(array.astype(np.float64) for array in inputs))
     constants = DeltaConstants(*(array.astype(np.float64) for array in constants))
     heads, dim = len(constants.a_log), len(constants.norm)

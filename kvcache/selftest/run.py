@@ -1,6 +1,6 @@
-"""Runs self-tests in processes of their own, and remembers the tests that passed.
+"""Runs self-tests in processes of their own, and records which tests have passed.
 
-Imports neither the native extension nor MLX, which may fail to load."""
+Neither the native extension nor MLX is imported, because they may fail to load."""
 
 import json
 import os
@@ -25,15 +25,15 @@ from kvcache.user_folders import cache_folder
 # The time limit of a whole self-test, including the first compilation of kernels.
 LIMIT_S = 120.0
 STRESS_LIMIT_S = 600.0
-# The time to wait for a killed process: a process that hangs in the driver may never end.
+# The time to wait for a killed process. A process that hangs in the driver may never end.
 LAST_WORDS_S = 5.0
-# Precedes a check's name on the child's standard error. After a crash the last such line names the
-# check that crashed.
+# The child process writes this and a check's name to standard error before each check. After a
+# crash, the last such line names the check that crashed.
 BEGINS = "self-test begins: "
 
 
 class SelfTest(StrEnum):
-    """The name of a self-test, for the child's command line and for files of passed tests."""
+    """The name of a self-test, for the child's command line and for files about passed tests."""
 
     KV_BACKEND = "kv_backend"
     """Tests mappings, matrix products, and a cache of the real size."""
@@ -43,29 +43,29 @@ class SelfTest(StrEnum):
     STRESS = "stress test"
     """Tests mappings that change while commands run."""
     PACE = "pace"
-    """Measures the device's speed, also after a pause."""
+    """Measures the speed of the device, also after a pause."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The result of one check. A check sets text and figures, ``run_checks`` the other fields."""
+    """The result of one check. The check sets text and figures, ``run_checks`` the other fields."""
 
     text: str
     figures: dict[str, int | float] = field(default_factory=dict)
-    """Measured numbers, in bytes unless the name of a number says otherwise."""
+    """Measured numbers by name. The unit is bytes unless the name says otherwise."""
     name: str = ""
     passed: bool = True
     seconds: float = 0.0
 
     def as_json(self) -> dict[str, Any]:
-        """Return the result under the names that ``quire doctor --json`` uses."""
+        """Return the result with the field names of ``quire doctor --json``."""
         numbers = {"seconds": self.seconds, "figures": self.figures}
         return {"name": self.name, "passed": self.passed, "said": self.text, **numbers}
 
 
 @dataclass(frozen=True, slots=True)
 class SelfTestReport:
-    """The results of the checks in order, up to the first check that failed."""
+    """The results of a self-test's checks, in order, up to the first check that failed."""
 
     results: tuple[Result, ...]
     fault: str
@@ -104,7 +104,7 @@ class CacheSize:
     num_layers: int
     spec: KVSpec
     max_tokens: int
-    """The number of tokens of one sequence."""
+    """The most tokens of one sequence."""
     heap_bytes: int
     buffers: int
     """The number of address ranges, one per sequence."""
@@ -123,7 +123,7 @@ class CacheSize:
         return KVShape.uniform(self.num_layers, self.spec)
 
 
-# Used if no model is named: Qwen3-4B with its whole context, 5.6 GiB of addresses per buffer.
+# The size if no model is given: Qwen3-4B with its whole context, 5.6 GiB of addresses per buffer.
 USUAL = CacheSize(36, KVSpec(8, 128), max_tokens=40960, heap_bytes=64 << 20, buffers=64)
 
 
@@ -135,8 +135,8 @@ def run_selftest(
     *,
     limit_s: float = LIMIT_S,
 ) -> SelfTestReport:
-    """Run a self-test in a process of its own. page_bytes: None means the default. size: the size
-    of a real cache to test as well, or None to test no such cache."""
+    """Run a self-test in a process of its own. ``page_bytes`` is None for the default. If ``size``
+    is given, the test also makes a cache of this size."""
     command = [sys.executable, "-m", "kvcache.selftest", test, kv_backend.name]
     arguments = [str(page_bytes or ""), *([size.to_argument()] if size else [])]
     return run_program([*command, *arguments], limit_s)
@@ -147,13 +147,13 @@ class Outcome:
     """The way in which a process ended."""
 
     fault: str
-    """Half a sentence, or "" if the process ended by itself with exit code 0."""
+    """Half a sentence about the failure, or "" if the process ended with exit code 0."""
     last_line: str
     seconds: float
 
 
 def run_program(command: Sequence[str], limit_s: float) -> SelfTestReport:
-    """Run a program whose last line is written by ``to_line``; return its report."""
+    """Run a program that ends with a line of results, and return the results as a report."""
     outcome = run_child(command, limit_s)
     if outcome.fault:
         return SelfTestReport((), outcome.fault, outcome.seconds)
@@ -168,7 +168,7 @@ def run_program(command: Sequence[str], limit_s: float) -> SelfTestReport:
 def run_child(command: Sequence[str], limit_s: float) -> Outcome:
     """Run a program that may crash, hang, or write any output."""
     started = time.monotonic()
-    # With files instead of pipes, nothing waits for a process that cannot be ended.
+    # Files are used instead of pipes: reading a pipe would wait for a process that cannot be ended.
     with TemporaryFile() as out, TemporaryFile() as err:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
         code = _wait(process, limit_s)
@@ -190,7 +190,7 @@ def run_child(command: Sequence[str], limit_s: float) -> Outcome:
 
 
 def _wait(process: "subprocess.Popen[bytes]", limit_s: float) -> int | None:
-    """Return the process's exit code, or None if the process had to be killed."""
+    """Return the process's exit code, or None if the process exceeded the limit and was killed."""
     try:
         return process.wait(limit_s)
     except subprocess.TimeoutExpired:
@@ -210,7 +210,7 @@ def _lines(file: int) -> list[str]:
 
 
 def has_passed(test: SelfTest, kv_backend: KVBackend) -> bool:
-    """Return whether the test has passed on this machine with the present system and MLX."""
+    """Return True if the test has passed on this machine with the current system and MLX."""
     try:
         stamp = json.loads(_stamp_path(test, kv_backend).read_text())
     except (OSError, ValueError):
@@ -219,7 +219,7 @@ def has_passed(test: SelfTest, kv_backend: KVBackend) -> bool:
 
 
 def write_stamp(test: SelfTest, kv_backend: KVBackend) -> Path:
-    """Write a file that says that the test has passed; return its path. Raises OSError."""
+    """Write the file that records that the test has passed. Return its path. Raises OSError."""
     path = _stamp_path(test, kv_backend)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(_stamp(test, kv_backend), indent=2) + "\n")
@@ -227,7 +227,7 @@ def write_stamp(test: SelfTest, kv_backend: KVBackend) -> Path:
 
 
 def withdraw_stamp(test: SelfTest, kv_backend: KVBackend) -> None:
-    """Remove the file that says that the test has passed. Raises OSError."""
+    """Remove the file that records that the test has passed. Raises OSError."""
     _stamp_path(test, kv_backend).unlink(missing_ok=True)
 
 

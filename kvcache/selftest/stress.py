@@ -1,4 +1,4 @@
-"""The self-tests that run only on demand, because they have crashed some Macs: mappings that change
+"""Self-tests that run only on request because they have crashed some Macs: mappings that change
 while commands run, and the release of heaps."""
 
 import time
@@ -27,17 +27,17 @@ from kvcache.selftest.run import Result
 
 ROUNDS = 50
 RELEASE_ROUNDS = 8
-# The wanted duration of a round's GPU commands, far longer than the round's mappings take.
+# The wanted duration of a round's GPU commands, much longer than the round's mappings take.
 LONG_S = 0.2
-# The limit of attention operations per layer that a round submits.
+# The most attention operations per layer that a round submits.
 MAX_REPEATS = 2000
 GROWING, SHARING = 0, 1
 
 
 class StressChecks:
-    """In each round, buffer 0 gets a further block and buffer 1 maps all earlier blocks of buffer
-    0. While attention over buffer 0 runs many times, the next block is mapped, and buffer 1's
-    blocks are unmapped and mapped again. Then all contents are compared."""
+    """Each round gives buffer 0 one more block, and maps all earlier blocks of buffer 0 in buffer
+    1. While many attention operations read buffer 0, the next block is mapped in buffer 0, and
+    buffer 1's blocks are unmapped and mapped again. Then the round compares all contents."""
 
     def __init__(self, backend: PageBackend, layout: KVLayout, rounds: int = ROUNDS) -> None:
         self._backend = backend
@@ -62,7 +62,7 @@ class StressChecks:
         return Result(f"{self._rounds} rounds, blocks of {self._block} tokens")
 
     def _round(self, number: int) -> Check:
-        """number: the index of the block that buffer 0 fills; earlier blocks are shared."""
+        """``number`` is the index of the block that buffer 0 fills. Earlier blocks are shared."""
 
         def check() -> Result:
             end = (number + 1) * self._block
@@ -79,7 +79,8 @@ class StressChecks:
             ran_s = time.monotonic() - started
             worst = self._compare(end - 1, results)
             self._cache.read(SHARING, number * self._block, last=number * self._block + 1)
-            # A step over the block mapped during the round reads all rows before that block.
+            # A step over the block that was mapped during this round reads all rows before that
+            # block.
             self._cache.read(GROWING, end, last=end + 1)
             unmap_blocks(self._backend, SHARING, number + 1)
             self._share(number + 1)
@@ -100,12 +101,12 @@ class StressChecks:
     # --- sharing blocks and running attention in a round ------------------------------------------
 
     def _share(self, blocks: int) -> None:
-        """Map the first blocks of buffer 0 in buffer 1, then one that buffer 1 can write to."""
+        """Map the first blocks of buffer 0 in buffer 1, then a block that buffer 1 can write."""
         map_blocks(self._backend, SHARING, 0, 0, blocks, writable=False)
         map_blocks(self._backend, SHARING, blocks, self._last_heap_block)
 
     def _begin(self, position: int) -> list[mx.array]:
-        """Append one row to buffer 0, and submit its attention many times in every layer."""
+        """Append one row to buffer 0, and submit the row's attention many times in every layer."""
         rows = self._backend.rows([Segment(GROWING, position, 1)])
         results: list[mx.array] = []
         for number, layer in enumerate(self._cache.layers):
@@ -139,7 +140,7 @@ class StressChecks:
 
 
 class ReleaseChecks:
-    """Maps heap 0 in buffer 0 and releases it, again and again, while buffer 1 uses heap 1."""
+    """Maps and releases heap 0 again and again in buffer 0, while buffer 1 uses heap 1."""
 
     def __init__(self, backend: PageBackend, layout: KVLayout) -> None:
         self._backend = backend
@@ -162,7 +163,7 @@ class ReleaseChecks:
 
     def _round(self, number: int) -> Check:
         def check() -> Result:
-            # Earlier rows of buffer 1 were written while heap 0 had memory.
+            # The earlier rows of buffer 1 were written before heap 0 was released.
             self._cache.compute(1, number - 1, 1)
             blocks, heap_bytes = self._group.blocks_per_heap, self._group.heap_bytes
             result = release_heap(self._backend, blocks, heap_bytes)
