@@ -69,7 +69,7 @@ class Block:
 
 
 class Retention(IntEnum):
-    """The reason for keeping a sealed state slot. A slot with a higher value is kept longer."""
+    """The reason for keeping a sealed state slot. If several apply, the highest one counts."""
 
     WAYPOINT = 0
     """The slot is at a position within a long prompt. Prompts with the same beginning can continue

@@ -25,7 +25,7 @@ class Progress:
 
 @dataclass(slots=True, eq=False)
 class CachedSequence:
-    """A sequence in one group of layers. Its tokens, from the first to the last one possible::
+    """A sequence's records in one group of layers. Its tokens, from the first to the last::
 
     0 .... sealed blocks .... computed .... scheduled .... mapped .... final
     never written again       | valid K/V   | written     | ahead of  | the limit
@@ -78,7 +78,7 @@ class CachedSequence:
 
 @dataclass(slots=True, eq=False)
 class OpenSequence:
-    """A sequence in all groups of layers."""
+    """An open sequence: its records in all groups of layers, and its planned steps."""
 
     block_hashes: BlockHashes
     progress: Progress
@@ -109,7 +109,7 @@ class OpenSequence:
 
 @dataclass(slots=True)
 class ClosedSequence:
-    """A closed sequence whose buffer is unmapped and freed once the epoch's step has completed."""
+    """A closed sequence. Its buffer is unmapped and freed after step ``epoch`` has completed."""
 
     sequence: CachedSequence
     epoch: int

@@ -1,4 +1,4 @@
-"""Allocates slots, each with the states of all recurrent layers of one sequence at one position.
+"""Allocates state slots: the states of all recurrent layers of one sequence at one position.
 
 ::
 
@@ -10,11 +10,12 @@
               v
             cached: found by a prefix, held by no sequence -> evicted -> free
 
-A sealed slot is never written again. A slot is reused only after the newest step that may touch it.
+A sealed slot is never written again. A slot is reused only after the last step that may use it.
 
-Waypoints (states within long prompts) are evicted first, then the slot of the least worth: the
-number of tokens it saves, times the likelihood that a prompt continues from the slot, divided by
-the number of uses of slots since its last use. Using a slot uses all earlier slots of its chain."""
+Waypoints (slots at positions within long prompts) are evicted first, then the slot of least worth.
+The worth of a slot is the number of tokens that it saves from being computed again, times the
+likelihood that a prompt continues from the slot, divided by the number of uses of slots since the
+slot's last use. Using a slot uses all earlier slots of the same conversation."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -23,9 +24,8 @@ from kvcache.block import Prefix, Retention, Slot
 from kvcache.block_hashes import Evictions
 from kvcache.stats import SlotStats
 
-# Rough relative likelihoods that a later prompt continues from a slot. It continues from a user
-# message's end if reasoning is dropped or later ends were evicted, but from an earlier end of a
-# turn only if the client sends back another answer than it got.
+# Rough relative likelihoods that a later prompt continues from a slot. A prompt continues after the
+# newest user message if clients drop reasoning or the states of later ends are evicted.
 LIKELIHOOD = {
     Retention.WAYPOINT: 1.0,
     Retention.END: 1.0,
@@ -36,40 +36,41 @@ EARLIER_END_LIKELIHOOD = 0.1
 
 
 class StateSegment(NamedTuple):
-    """The slots (recurrent states) of one sequence in a step: one is read, others are written."""
+    """The state slots of one sequence in a step: one slot is read, others are written."""
 
     count: int  # type: ignore[assignment]  # not the method of tuples
     read: int | None
-    """The number of the slot with the state before the step's rows; None stands for zeros."""
+    """The number of the slot that holds the states before the step's rows, or None for zeros."""
     writes: tuple[tuple[int, int], ...]
-    """``(rows, slot)``, ascending: this slot gets the state after this number of rows. The last
-    pair has ``count`` rows; its slot may be the one that was read."""
+    """``(rows, slot)``, ascending by rows. The slot gets the states after this number of rows. The
+    last pair has ``count`` rows, and its slot may be the slot that is read."""
 
 
 class SlotPool:
-    """All slots of a model, and the choice of slots to evict."""
+    """All state slots of a model, and the choice of slots to evict."""
 
     def __init__(self, capacity: int) -> None:
         self.slots = [Slot(number) for number in range(capacity)]
         self._free = list(reversed(self.slots))
         self._waiting: list[Slot] = []
-        """Slots that no sequence uses any more, but that a step in flight may still touch."""
+        """Slots that no sequence uses any more, but that a step in flight may still read or
+        write."""
         self._completed_epoch = 0
         self._uses = 0
         self.evicted = Evictions()
-        """Digests of prefixes whose slot was evicted."""
+        """The hashes of the prefixes whose slots were evicted."""
         self.num_evicted = 0
 
     @property
     def expendable(self) -> int:
-        """The number of slots available without evicting other slots than waypoints."""
+        """The number of slots that can be taken without evicting any slot but waypoints."""
         return len(self._free) + sum(
             slot.retention is Retention.WAYPOINT for slot in self._evictable()
         )
 
     @property
     def recovering(self) -> bool:
-        """Whether more slots become available when the steps in flight end."""
+        """True if more slots can be taken after the steps in flight have completed."""
         done = self._completed_epoch
         return bool(self._waiting) or any(c.is_cached and c.epoch > done for c in self.slots)
 
@@ -90,8 +91,9 @@ class SlotPool:
         )
 
     def take_for(self, retention: Retention, saves: int) -> Slot | None:
-        """Take a slot for a state worth keeping, or return None if only slots worth more could be
-        evicted. saves: the number of tokens that need not be computed again with this state."""
+        """Take a slot for states that may be kept. Return None if that would evict a slot that is
+        worth more. ``saves`` is the number of tokens that the states save from being computed
+        again."""
         worth = retention is not Retention.WAYPOINT, LIKELIHOOD[retention] * saves
         evictable = self._evictable()
         if not self._free and (not evictable or min(map(self._worth, evictable)) > worth):
@@ -99,7 +101,7 @@ class SlotPool:
         return self.take()
 
     def take(self) -> Slot | None:
-        """Take a free slot, or evict a slot and take it; return None if neither is possible."""
+        """Take a free slot, or evict one and take it. Return None if neither is possible."""
         if not self._free and not self.evict():
             return None
         slot = self._free.pop()
@@ -112,13 +114,15 @@ class SlotPool:
         slot.holders += 1
 
     def let_go(self, slot: Slot) -> None:
-        """Remove one user of a slot; free the slot if it has no user and cannot be found."""
+        """Count one user less for a slot. Free the slot if it has no user and no prompt can find
+        it."""
         assert slot.holders > 0, f"{slot} has no holder"
         slot.holders -= 1
         self._free_if_lost(slot)
 
     def seal(self, slot: Slot, prefix: Prefix, retention: Retention, position: int) -> None:
-        """Let sequences find a slot by its prefix, after the step that wrote it has completed."""
+        """Let sequences find a slot by its prefix. The step that wrote the slot must have
+        completed."""
         assert prefix.slot is None, f"a slot stands where {slot} is to stand"
         assert slot.prefix is None, f"{slot} is sealed"
         slot.prefix, slot.retention, prefix.slot = prefix, retention, slot
@@ -126,7 +130,7 @@ class SlotPool:
         self.evicted.discard(prefix.digest)
 
     def use(self, chain: Iterable[Slot]) -> None:
-        """Note that a sequence uses slots of a conversation. chain: these slots in order."""
+        """Note that a sequence uses ``chain``, the slots of a conversation in order."""
         self._uses += 1
         before = newest_end = None
         for slot in chain:
@@ -138,7 +142,8 @@ class SlotPool:
             before = slot
 
     def leave(self, slot: Slot) -> None:
-        """Note that a conversation differs from here on: slots after this slot become waypoints."""
+        """Make all slots waypoints that follow this slot: the conversation continues
+        differently."""
         for other in self.slots:
             before = other.before
             while before is not None and before is not slot:
@@ -147,8 +152,8 @@ class SlotPool:
                 other.retention = Retention.WAYPOINT
 
     def forget(self, slot: Slot, *, evicted: bool) -> None:
-        """Remove a slot from its prefix. evicted: whether to count an eviction, which is False if
-        the contents of the prefix's block are in doubt."""
+        """Remove a slot from its prefix. ``evicted`` is False if the slot is removed because the
+        contents of the prefix's block may be wrong; this does not count as an eviction."""
         assert slot.prefix is not None, f"{slot} cannot be found"
         if evicted:
             self.evicted.add(slot.prefix.digest)
@@ -162,7 +167,7 @@ class SlotPool:
         self._free_if_lost(slot)
 
     def evict(self) -> bool:
-        """Evict the least worthy cached slot that no step touches; return False if none is left."""
+        """Evict the cached slot of least worth that no step uses. Return False if there is none."""
         evictable = self._evictable()
         if not evictable:
             return False
@@ -189,7 +194,8 @@ class SlotPool:
         return [slot for slot in self.slots if slot.dirty]
 
     def clean(self) -> list[Slot]:
-        """Return the free slots that may occupy physical memory, for the caller to release."""
+        """Return the free slots that may occupy physical memory. The caller must release the
+        memory."""
         slots = [slot for slot in self._free if slot.dirty]
         for slot in slots:
             slot.dirty = False
@@ -201,7 +207,7 @@ class SlotPool:
             (self._free if done else self._waiting).append(slot)
 
     def check_invariants(self, holders: Iterable[Slot]) -> None:
-        """holders: each slot as often as it has users (``Slot.holders``)."""
+        """``holders`` contains each slot as often as the slot has users."""
         counted = dict.fromkeys(self.slots, 0)
         for slot in holders:
             counted[slot] += 1

@@ -1,15 +1,15 @@
-"""Keeps the states of recurrent layers in slots, each with one sequence's states at one position:
-chooses slots that steps read and write, that are sealed, and from which new sequences continue.
+"""Chooses the state slots that steps read and write, and those kept for other sequences.
 
-A sequence has a *base*, the slot of its last block boundary, which no step writes any more; after
-the boundary, every step advances a *working* slot in place::
+A state slot holds the states of all recurrent layers of one sequence at one position. The *base* of
+a sequence is the slot of its last block boundary, and no step writes it any more. After the
+boundary, every step overwrites a *working* slot::
 
     0 ............ base (a boundary) ....... computed
     sealed slots   | never written again     | working slot
 
-A step that crosses a boundary also writes the state there to another slot, which becomes the base
+A step that crosses a boundary also writes the states there to another slot, which becomes the base
 when the step's results have been read. The old base is freed, or sealed for other sequences. If a
-step is dropped, its working slot is lost, and less than a block of tokens is computed again."""
+step is dropped, the working slot is lost, and less than a block of tokens is computed again."""
 
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -22,22 +22,22 @@ from kvcache.prefix_index import MissReason, PrefixIndex
 from kvcache.sequences import CachedSequence
 from kvcache.slot_pool import SlotPool, StateSegment
 
-# The most slots of one sequence: its base, the next base and its working slot.
+# The most slots of one sequence: its base, its next base and its working slot.
 SLOTS_PER_SEQUENCE = 3
-# A state within a long prompt is kept at each multiple of this position.
+# In long prompts, the states are kept at each multiple of this number of tokens.
 WAYPOINT_TOKENS = 4096
-# The number of newest ends of turns whose states a conversation keeps longer than waypoints.
+# The number of newest ends of turns whose states are kept longer than waypoints.
 ENDS_PER_CONVERSATION = 2
-# The number of slots that a conversation keeps longer than waypoints: the states after the newest
-# turns, after the system prompt, and after the newest user message.
+# The number of slots that a conversation keeps longer than waypoints: those of the newest turns, of
+# the system prompt, and of the newest user message.
 SLOTS_PER_CONVERSATION = 2 + ENDS_PER_CONVERSATION
 
 
 class PromptBoundaries(NamedTuple):
-    """Positions, in tokens, at which other prompts may differ from this one; 0 if unknown."""
+    """Positions in a prompt, in tokens, after which other prompts may differ. 0 means unknown."""
 
     user_end: int = 0
-    """The end of the newest user message: later prompts may drop the reasoning after it."""
+    """The end of the newest user message. Later prompts may drop the reasoning after it."""
     messages_end: int = 0
     """The end of the last message, before the tokens that make the model answer."""
 
@@ -48,8 +48,9 @@ NO_BOUNDARIES = PromptBoundaries()
 def planned_checkpoints(
     hashes: BlockHashes, system_tokens: int, boundaries: PromptBoundaries
 ) -> dict[int, Retention]:
-    """Return the block boundaries whose states are worth keeping, by the number of leading blocks:
-    before each position at which other prompts may differ, and before this prompt's end."""
+    """Return the block boundaries at which states should be kept, by their number of leading
+    blocks. They are the last boundaries before this prompt's end and before each position after
+    which other prompts may differ."""
     positions = (
         (hashes.num_tokens - 1, Retention.WAYPOINT),
         (boundaries.messages_end, Retention.END),
@@ -63,24 +64,25 @@ def planned_checkpoints(
 
 @dataclass(slots=True, eq=False)
 class SequenceStates:
-    """The slots (recurrent states at one position each) of one open sequence."""
+    """The state slots of one open sequence."""
 
     sequence: CachedSequence
     checkpoints: dict[int, Retention]
     """The reasons for keeping states at block boundaries, by the number of leading blocks."""
     base: Slot | None = None
-    """The state at the last block boundary, or None at position 0, where the state is zero."""
+    """The slot of the last block boundary, or None at position 0, where all states are zero."""
     base_block: int = 0
     kept_block: int = 0
-    """The number of leading blocks before the newest state that is kept for other sequences."""
+    """The number of leading blocks at the newest block boundary whose states are kept."""
     head: Slot | None = None
-    """The slot that holds the newest state once all planned steps have run."""
+    """The slot that holds the newest states once all planned steps have run."""
     working: Slot | None = None
-    """The slot that steps advance in place, or None if the newest state is at a block boundary."""
+    """The slot that steps overwrite, or None if the newest states are at a block boundary."""
     spare: list[Slot] = field(default_factory=list)
     """Reserved slots that no step writes yet."""
     steps: deque[list[tuple[int, Slot]]] = field(default_factory=deque)
-    """By step in flight, ``(leading blocks, slot)`` of written block boundaries, ascending."""
+    """For each planned step, ``(leading blocks, slot)`` of the block boundaries it writes,
+    ascending."""
 
     @property
     def held(self) -> list[Slot]:
@@ -101,7 +103,7 @@ class _Sealing:
 
 
 class StateCache:
-    """The slots (recurrent states) of all sequences. Only the engine thread may call it."""
+    """The state slots of all sequences. Only the engine thread may call methods."""
 
     def __init__(self, pool: SlotPool, index: PrefixIndex, tokens_per_block: int) -> None:
         self.pool = pool
@@ -122,7 +124,7 @@ class StateCache:
 
     @staticmethod
     def last_with_state(blocks: Sequence[Block]) -> int:
-        """Return the largest number of leading blocks that end with a kept state, or 0."""
+        """Return the largest number of leading blocks after which states are kept, or 0."""
         for number in range(len(blocks), 0, -1):
             prefix = blocks[number - 1].prefix
             if prefix is not None and prefix.slot is not None:
@@ -130,8 +132,8 @@ class StateCache:
         return 0
 
     def explain(self, sequence: CachedSequence) -> MissReason | None:
-        """Return how a missing state keeps a sequence from sharing more blocks, or None if no
-        missing state does."""
+        """Return the reason that missing states keep a sequence from sharing more blocks, or None
+        if no states are missing."""
         hashes, reason = sequence.block_hashes, None
         for number in range(sequence.sealed_blocks, hashes.shareable_blocks):
             block = self._index.find(hashes, number)
@@ -147,9 +149,10 @@ class StateCache:
     def open(
         self, seq_id: int, sequence: CachedSequence, checkpoints: dict[int, Retention], cached: int
     ) -> None:
-        """Begin with the state after the attached blocks. checkpoints: see planned_checkpoints.
-        cached: the number of leading blocks with cached K and V. If no state is cached after these
-        blocks, the sequence keeps one there for later prompts."""
+        """Begin with the states after the blocks that the sequence shares. ``checkpoints`` are the
+        result of planned_checkpoints. ``cached`` is the number of leading blocks with cached K and
+        V. If no states are cached after these blocks, the sequence keeps states there for later
+        prompts."""
         if cached > len(sequence.buffer.table):
             checkpoints = {cached: Retention.END} | checkpoints
         self._open[seq_id] = SequenceStates(sequence, checkpoints)
@@ -159,7 +162,7 @@ class StateCache:
         return self._open[seq_id].checkpoints
 
     def go_on(self, seq_id: int) -> None:
-        """Continue from the cached state after the sequence's last attached block."""
+        """Continue from the cached states after the last block that the sequence shares."""
         states = self._open[seq_id]
         blocks = states.sequence.buffer.table.blocks
         if len(blocks) == states.base_block:
@@ -181,14 +184,14 @@ class StateCache:
     # --- running steps ----------------------------------------------------------------------------
 
     def reserve(self, seq_id: int, num_tokens: int) -> bool:
-        """Reserve slots for a step up to token ``num_tokens``. Return False if no slots are left,
-        or if the results of the step in flight must be read first."""
+        """Reserve slots for a step up to token ``num_tokens``. Return False if too few slots are
+        left, or if the results of the step in flight must be read first."""
         states = self._open[seq_id]
         start = states.sequence.progress.scheduled
         needed = self._needed(states, start, num_tokens)
         if states.steps and self._is_short:
-            # The old base becomes free when the step in flight has been read. Taking another slot
-            # before then would evict a state that saves thousands of tokens.
+            # The old base becomes free when the results of the step in flight are read. Taking
+            # another slot before would evict states that save thousands of tokens.
             wanted = needed - len(states.spare) + self._num_planned(states, start, num_tokens)
             if wanted > self.pool.expendable:
                 return False
@@ -209,7 +212,8 @@ class StateCache:
         return int(crosses) + int(stays_within)
 
     def schedule(self, plan: Iterable[tuple[int, int, int]], epoch: int) -> list[StateSegment]:
-        """Return the slots of a step's sequences. plan: ``(seq_id, start, count)``, reserved."""
+        """Return the slots of a step's sequences. ``plan`` has ``(seq_id, start, count)`` of
+        each."""
         return [self._schedule(seq_id, start, count, epoch) for seq_id, start, count in plan]
 
     def _schedule(self, seq_id: int, start: int, count: int, epoch: int) -> StateSegment:
@@ -231,8 +235,8 @@ class StateCache:
         return StateSegment(count, None if read is None else read.number, numbers)
 
     def _cross(self, states: SequenceStates, start: int, end: int) -> list[tuple[int, Slot]]:
-        """Return ``(leading blocks, slot)`` for block boundaries whose states the step writes: the
-        last, and others worth keeping if slots are spare."""
+        """Return ``(leading blocks, slot)`` of the block boundaries whose states the step writes:
+        the last boundary, and earlier ones worth keeping if slots are spare."""
         first, last = start // self._size + 1, end // self._size
         if last < first:
             return []
@@ -258,30 +262,33 @@ class StateCache:
         return {block for block in states.checkpoints if first <= block <= last} | {*waypoints}
 
     def _retention(self, states: SequenceStates, block: int) -> Retention | None:
-        """Return the reason for keeping a block boundary's state, or None if it is not kept."""
+        """Return the reason for keeping the states of a block boundary, or None not to keep
+        them."""
         waypoint = None if block % self._waypoint_blocks else Retention.WAYPOINT
         return states.checkpoints.get(block, waypoint)
 
     def _num_planned(self, states: SequenceStates, start: int, end: int) -> int:
-        """Count a step's block boundaries worth keeping, except waypoints and the last boundary."""
+        """Return the number of checkpoints within a step, except waypoints and the last
+        boundary."""
         blocks = range(start // self._size + 1, end // self._size)
         planned = [block for block in states.checkpoints if block in blocks]
         return sum(states.checkpoints[block] is not Retention.WAYPOINT for block in planned)
 
     @property
     def _is_short(self) -> bool:
-        """Whether open sequences leave fewer slots than one conversation keeps."""
+        """True if open sequences leave fewer slots than one conversation keeps."""
         held = SLOTS_PER_SEQUENCE * len(self._open)
         return len(self.pool.slots) - held < SLOTS_PER_CONVERSATION
 
     @property
     def _has_spare(self) -> bool:
-        """Whether all open sequences could still get all their slots if one more slot is taken."""
+        """True if taking one more slot leaves enough slots for all open sequences."""
         held = sum(max(SLOTS_PER_SEQUENCE, len(states.held)) for states in self._open.values())
         return held + len(self._sealing) < len(self.pool.slots)
 
     def commit(self, seq_id: int, epoch: int) -> None:
-        """Note that the oldest step's results were read: its last written state is now the base."""
+        """Note that the oldest step's results were read. The last slot it wrote becomes the
+        base."""
         states = self._open[seq_id]
         for block, slot in states.steps.popleft():
             if states.base is not None:
@@ -300,7 +307,7 @@ class StateCache:
     # --- dropping steps and closing sequences -----------------------------------------------------
 
     def cancel_steps(self, seq_id: int) -> int:
-        """Drop all planned steps: return to the base, and return its position in tokens."""
+        """Drop all planned steps and return to the base. Return the base's position in tokens."""
         states = self._open[seq_id]
         for step in states.steps:
             for _, slot in step:
@@ -311,7 +318,7 @@ class StateCache:
         return states.base_block * self._size
 
     def close(self, seq_id: int, epoch: int) -> None:
-        """Queue the base for sealing, and let go of all other slots of the sequence."""
+        """Queue the base for sealing, and stop using all other slots of the sequence."""
         states = self._open[seq_id]
         self.cancel_steps(seq_id)
         for slot in states.spare:
@@ -330,7 +337,7 @@ class StateCache:
             states.working = None
 
     def advance(self, completed_epoch: int) -> None:
-        """Seal the slots of completed steps. The blocks of these slots are sealed already."""
+        """Seal the slots of completed steps. The blocks before these slots are sealed already."""
         while self._sealing and self._sealing[0].epoch <= completed_epoch:
             item = self._sealing.popleft()
             self._seal(item)
@@ -338,7 +345,7 @@ class StateCache:
         self.pool.advance(completed_epoch)
 
     def _seal(self, item: _Sealing) -> None:
-        """Seal a slot if its block can be found and has no slot yet."""
+        """Seal a slot if its block is in the index and has no slot yet."""
         hashes = item.sequence.block_hashes
         block = self._index.find(hashes, item.block - 1)
         if not item.sequence.keeps_prefix or block is None:
@@ -359,7 +366,7 @@ class StateCache:
                 older.retention = Retention.WAYPOINT
 
     def _chain(self, hashes: BlockHashes, blocks: int) -> list[Slot]:
-        """Return the slots of a sequence's first ``blocks`` blocks in order."""
+        """Return the slots after a sequence's first ``blocks`` blocks, in order."""
         chain = []
         for number in range(blocks):
             block = self._index.find(hashes, number)

@@ -7,16 +7,16 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class SlotStats:
-    """Numbers of slots (the recurrent states of one sequence at one position) by use."""
+    """The numbers of state slots, by their use."""
 
     slots: int = 0
     free: int = 0
     held: int = 0
     """The number of slots that open sequences use or that wait to be sealed."""
     cached: tuple[tuple[str, int], ...] = ()
-    """Pairs of a reason for keeping slots and the number of slots that wait for a prefix hit."""
+    """Pairs of a reason for keeping slots and the number of unused slots kept for it."""
     waiting: int = 0
-    """The number of slots that are free once the last step that may use them has completed."""
+    """The number of slots that become free when the last step that may use them completes."""
     evicted: int = 0
     slot_bytes: int = 0
     committed_bytes: int = 0
@@ -27,8 +27,8 @@ NO_SLOTS = SlotStats()
 
 @dataclass(frozen=True, slots=True)
 class KVStats:
-    """Bytes of K and V: the capacity is the sum of the free, live, partial tail, mapped ahead,
-    cached and quarantined bytes. The system itself counts the committed bytes."""
+    """Bytes of K and V. The capacity is the sum of the free, live, partial tail, mapped ahead,
+    cached and quarantined bytes. Committed bytes are counted by the system."""
 
     capacity_bytes: int
     free_bytes: int
@@ -45,18 +45,18 @@ class KVStats:
     free_slack_bytes: int
     """Bytes of free blocks that may still occupy physical memory."""
     committed_bytes: int
-    """Bytes that the system charges for K, V and slots."""
+    """Bytes that the system charges for K, V and state slots."""
     num_heaps: int
     kept_heaps: int
-    """The number of heaps that stay until the process ends: either all heaps or none."""
+    """The number of heaps that are never released: either all heaps or none."""
     num_sequences: int
     block_bytes: int
     block_tokens: int
     shared_saved_bytes: int
-    """Bytes that sharing blocks saves."""
+    """Bytes of further blocks that open sequences would need if they shared none."""
     evicted_blocks: int
     mapped_blocks: int
-    """Blocks mapped since the start; a block with mappings in several regions counts once."""
+    """The number of blocks mapped since the start. A block counts once per buffer."""
     unmapped_blocks: int
     slots: SlotStats = NO_SLOTS
 
@@ -70,7 +70,7 @@ class KVStats:
 
 
 def total(groups: Sequence[KVStats]) -> KVStats:
-    """Return the sum over groups of layers, except for counts that are the same in all groups."""
+    """Return the sum over groups of layers, except for counts that are equal in all groups."""
     first, *others = groups
     if not others:
         return first

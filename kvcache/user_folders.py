@@ -1,5 +1,5 @@
-"""Finds quire's folders of a user by the XDG Base Directory Specification, or on a Mac without XDG
-variables by Apple's conventions. Raises RuntimeError if the user has no home folder."""
+"""Finds the user's folders of quire by the XDG Base Directory Specification, or by Apple's
+conventions on a Mac without XDG variables. Raises RuntimeError if the user has no home folder."""
 
 import os
 import sys
@@ -17,7 +17,7 @@ def state_folder() -> Path:
 
 
 def config_folder() -> Path:
-    """Return the folder for settings: ~/.config on a Mac too, as usual for commands."""
+    """Return the folder for settings. On a Mac it is ~/.config too, as is usual for commands."""
     return _folder("XDG_CONFIG_HOME", ".config", on_a_mac=".config")
 
 

@@ -1,4 +1,4 @@
-"""A model layer's access to K and V during one step: append rows (tokens), attend to rows."""
+"""Gives the layers of a model access to K and V during one step: to append rows, and to attend."""
 
 from collections.abc import Sequence
 
@@ -13,22 +13,23 @@ from metal_ext import GatedDelta, QKTransform
 class OrderingHandles:
     """The newest ordering handle of every layer: an array that makes reads wait for earlier writes.
 
-    The handles live as long as the engine, so that the order holds from step to step."""
+    The handles are kept from step to step, so that the order of steps is kept, too."""
 
     def __init__(self, num_layers: int, num_states: int = 0) -> None:
         self.newest: list[mx.array] = [mx.zeros((1,)) for _ in range(num_layers)]
         self.newest_states: list[mx.array] = [mx.zeros((1,)) for _ in range(num_states)]
 
     def restart(self) -> None:
-        """Forget all queued operations, none of which may run any more."""
+        """Replace all handles, so that later operations do not depend on failed ones."""
         self.newest = [mx.zeros((1,)) for _ in self.newest]
         self.newest_states = [mx.zeros((1,)) for _ in self.newest_states]
 
 
 class KVViews:
-    """The K and V of one step, for all layers: row i is token i of the flat token array.
+    """The K and V of one step in all layers. Row i belongs to token i of the step's flat tokens.
 
-    Sequences with one row come first and are decoded in one call; each longer one is a chunk."""
+    Sequences with one row come first, and one call decodes them. Every other sequence is a
+    chunk."""
 
     def __init__(
         self,
@@ -39,8 +40,8 @@ class KVViews:
         epoch: int,
         states: StateRows | None = None,
     ) -> None:
-        """rows: one object per group of layers. epoch: the step's number. states: the recurrent
-        states, or None without recurrent layers."""
+        """``rows`` has one object per group of layers. ``epoch`` is the step's number. ``states``
+        is None in a model without recurrent layers."""
         counts = [segment.count for segment in segments]
         self.epoch = epoch
         self.segments = tuple(segments)
@@ -59,7 +60,7 @@ class KVViews:
         values: mx.array,
         transform: QKTransform | None,
     ) -> mx.array:
-        """Transform queries and keys, append keys and values; return queries. See StepRows."""
+        """Apply ``transform`` to queries and keys, store keys and values; return the queries."""
         regions = self._layers[layer]
         self._order.newest[layer], queries = self._rows[regions.group].append(
             self._order.newest[layer], regions, queries, keys, values, transform
@@ -67,8 +68,8 @@ class KVViews:
         return queries
 
     def attend(self, layer: int, queries: mx.array, scale: float) -> mx.array:
-        """Return the attention of ``[T, query_heads, head_dim]``: each row attends to its
-        sequence's tokens up to itself."""
+        """Return the attention of queries ``[T, query_heads, head_dim]``. Each row attends to its
+        sequence's tokens up to the row itself."""
         order, regions = self._order.newest[layer], self._layers[layer]
         rows = self._rows[regions.group]
         split = self._decode_rows
@@ -86,14 +87,16 @@ class KVViews:
     def recur(
         self, number: int, qkv: mx.array, z: mx.array, a: mx.array, b: mx.array, delta: GatedDelta
     ) -> mx.array:
-        """Advance the states of recurrent layer ``number`` by this step's rows; return outputs."""
+        """Advance the states of recurrent layer ``number`` by this step's rows; return the
+        output."""
         assert self._states is not None, "the cache keeps no states"
         tokens = self._order.newest_states
         tokens[number], output = self._states.recur(tokens[number], number, qkv, z, a, b, delta)
         return output
 
     def step_end(self, results: list[mx.array]) -> list[mx.array]:
-        """Return the arrays whose evaluation computes the results and runs the step's appends."""
+        """Return the arrays whose evaluation computes the results and runs all appends of the
+        step."""
         arrays = results + self._order.newest + self._order.newest_states
         for rows in self._rows:
             arrays = rows.end(arrays)
@@ -102,11 +105,11 @@ class KVViews:
     @property
     def first_rows(self) -> mx.array:
         """An array that depends on everything before the first attention. A CPU evaluates it while
-        the last step's results are read; a later array would wait for room in MLX's queue."""
+        the last step's results are read. A later array would wait for room in MLX's queue."""
         return self._order.newest[0]
 
     def cancel(self) -> None:
-        """Cancel a failed step: its appends must not run later, when their memory is gone."""
+        """Cancel a failed step. Its appends must not run later, when their memory may be gone."""
         self._order.restart()
         for rows in self._rows:
             rows.cancel()

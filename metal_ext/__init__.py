@@ -1,6 +1,6 @@
-"""Device memory: heaps, address ranges, and the MLX primitives that read and write K and V there.
+"""Heaps, address ranges, and MLX primitives that read and write K and V there.
 
-Importing this package loads MLX, then the extension, and checks that their versions match."""
+Importing this package loads MLX and the native extension, and checks that the versions match."""
 
 from dataclasses import dataclass
 
@@ -61,10 +61,10 @@ if HAS_METAL:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QKTransform:
-    """RMS norms over head_dim, then RoPE over the halves of a head; either may be None.
+    """The changes of queries and keys before keys are stored: RMS norms over head_dim, then RoPE.
 
-    Applied to queries and keys before the keys are stored."""
+    Both fields may be None."""
 
     norms: tuple[mx.array, mx.array, float] | None
-    """The weights for queries and for keys, ``[head_dim]`` float32, and the norms' epsilon."""
+    """The weights of queries and of keys, ``[head_dim]`` float32, and the norms' epsilon."""
     rope: RopeTable | None

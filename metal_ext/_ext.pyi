@@ -1,18 +1,18 @@
-"""Types of the native extension: memory of the POSIX and Metal backends (kinds of memory for K
-and V), and MLX primitives that read and write this memory.
+"""Types of the native extension: memory for K and V on a CPU (POSIX) and on a GPU (Metal), and
+MLX primitives that read and write this memory.
 
-Ownership. Python objects here are handles that may be dropped at any time: primitives, row tables
-and queued operations keep alive the objects that they use. Address ranges and heaps release their
-memory when nothing refers to them.
+Ownership. Python objects may be dropped at any time, because primitives, row tables and queued
+operations keep the objects that they use. Address ranges and heaps release their memory when
+nothing refers to them.
 
 Threads. Memory operations may be called from any thread. MLX operations are made and evaluated on
-the engine's thread; they run on MLX's stream thread and on the threads of ``CpuWorkers``.
+the engine's thread. They run on MLX's stream thread and on the threads of ``CpuWorkers``.
 
-Errors are raised when an object or operation is made, before any memory is touched: IndexError
-(``std::out_of_range``) for a count or index outside its interval, ValueError for arguments that
-cannot work together, OSError with errno for a refused system call, RuntimeError for a bug, such as
-a block mapped twice. Evaluation raises RuntimeError if a result finds no memory, or the stream is
-of the wrong device: the POSIX backend needs a CPU stream, a ``MetalKVBackend`` a GPU stream.
+Errors are raised when an object or operation is made, before any memory is touched. IndexError
+(``std::out_of_range``) means a count or index outside its interval, ValueError arguments that do
+not fit together, OSError a refused system call, RuntimeError a bug, such as a block mapped twice.
+Evaluation raises RuntimeError if a result finds no memory, or if the stream belongs to the wrong
+device: CPU memory needs a CPU stream, a ``MetalKVBackend`` a GPU stream.
 
 Names after the heading "Metal" exist only where ``HAS_METAL`` is true."""
 
@@ -22,20 +22,20 @@ from typing import overload
 import mlx.core as mx
 
 HAS_METAL: bool
-"""Whether this build has the Metal backends. ``metal_capabilities`` looks for a device."""
+"""True if this build has the Metal backends. A Metal device need not exist."""
 
 MLX_VERSION: str
 SYSTEM_PAGE_BYTES: int
-"""The MMU page of this system: 4096 on most Linux machines, 16384 on a Mac."""
+"""The size of a memory page of this system: 4096 on most Linux machines, 16384 on a Mac."""
 
 def instruction_sets() -> list[str]:
     """Return the instruction sets that this machine can run, the best one first: "amx", "bf16",
     "vnni", "avx512", "avx2" and "sse2" on x86-64, "dotprod" and "neon" on arm64."""
 
 class Geometry:
-    """The shape of K and V of a layer group. A region is one layer's K or V; a block is the memory
-    of the same consecutive tokens in all regions. Ranges and heaps store one region after another,
-    so that adjacent blocks of a heap take one mapping per region."""
+    """The shape of K and V in a group of layers. A region is one layer's K or V. A block is the
+    memory of the same consecutive tokens in all regions. Ranges and heaps store one region after
+    another, so that adjacent blocks of a heap need one mapping per region."""
 
     def __init__(
         self,
@@ -46,9 +46,9 @@ class Geometry:
         blocks_per_range: int,
         region_row_bytes: list[int],
     ) -> None:
-        """page_bytes: a multiple of SYSTEM_PAGE_BYTES. region_row_bytes: the bytes of one token, by
-        region; ``tokens_per_block`` tokens must fill whole pages in each. The limits are 4096
-        regions and 2**46 bytes per range."""
+        """``page_bytes`` is a multiple of SYSTEM_PAGE_BYTES. ``region_row_bytes`` has the bytes of
+        one token in each region. In each region, ``tokens_per_block`` tokens must fill whole pages.
+        The limits are 4096 regions and 2**46 bytes per range."""
     @property
     def block_bytes(self) -> int: ...
     @property
@@ -63,41 +63,44 @@ class Heap:
 
     @staticmethod
     def shared(geometry: Geometry) -> Heap:
-        """Makes a shared-memory file (memfd, on a Mac an unlinked shm object), still empty."""
+        """Makes a shared-memory file without memory: a memfd, or on a Mac an unlinked shm
+        object."""
     @staticmethod
     def dense(geometry: Geometry) -> Heap:
-        """Makes one private allocation, committed in full when it is mapped."""
+        """Makes one private allocation, which gets all its memory when it is mapped."""
     @property
     def committed_bytes(self) -> int:
-        """Bytes that the system charges for the heap: ``st_blocks`` of a memfd. For any thread."""
+        """The bytes that the system charges for the heap. Any thread may read this."""
 
 class AddressRange:
     """Contiguous addresses for the K and V of one sequence.
 
-    Reading a block without memory or writing a read-only block ends the process with SIGSEGV."""
+    The process ends with SIGSEGV if it reads a block without memory or writes a read-only block."""
 
     @staticmethod
     def sparse(geometry: Geometry) -> AddressRange:
         """Reserves ``range_bytes`` of addresses, at which blocks of shared heaps can be mapped."""
     @staticmethod
     def dense(geometry: Geometry) -> AddressRange:
-        """Makes a range for one whole dense heap, whose addresses the range will have."""
+        """Makes a range for one whole dense heap. The range then has the addresses of the heap."""
     def map(self, heap: Heap, heap_block: int, block: int, count: int, writable: bool) -> None:
-        """Maps heap blocks from ``heap_block`` on at ``count`` range blocks from ``block`` on.
+        """Maps ``count`` heap blocks, from ``heap_block`` on, at the range's blocks from ``block``
+        on.
 
-        A block of a shared heap may be mapped any number of times. Raises ValueError for read-only
-        mappings in dense ranges and for ranges of a ``MetalKVBackend``, which only ``Mapper`` maps;
-        OSError(ENOMEM), with nothing mapped, if the process may have no more mappings. Releases the
-        interpreter lock."""
+        Blocks of shared heaps may be mapped many times. Raises ValueError for read-only mappings in
+        dense ranges and for ranges of a ``MetalKVBackend``, which only ``Mapper`` maps. Raises
+        OSError(ENOMEM) and maps nothing if the process may have no more mappings. Releases the
+        GIL."""
     @property
     def mapped_tokens(self) -> int:
         """The number of tokens of the leading mapped blocks, including read-only blocks."""
     @property
     def base_address(self) -> int:
-        """The address of region 0 for kernels; 0 for paged ranges and dense ones without a heap."""
+        """The address of region 0 for kernels, or 0 for a paged range or a dense range without
+        heap."""
 
 class Mapper:
-    """A thread that changes mappings in order. Each operation has a rising number, its ticket."""
+    """A thread that changes mappings in order. Each operation gets a ticket, a rising number."""
 
     def __init__(self) -> None: ...
     def map(
@@ -109,71 +112,76 @@ class Mapper:
         count: int,
         writable: bool,
     ) -> int:
-        """Queues an ``AddressRange.map``; returns the operation's ticket.
+        """Queues an ``AddressRange.map``, and returns the operation's ticket.
 
-        A writable mapping also commits memory if the system can (Linux 5.14) and has memory left,
-        so that later writes take no page fault. ``refused`` tells whether the mapping was made.
-        Mapping a block already mapped, or a heap of another kind, is a ``failure``."""
+        A writable mapping also allocates memory, if the system can (Linux 5.14) and has memory
+        left, so that later writes take no page fault. ``refused`` says if the mapping failed.
+        Mapping a block that is mapped, or a heap of another kind, sets ``failure``."""
     def refused(self, ticket: int) -> bool:
-        """Returns whether the system refused a completed ``map``, which then changed nothing: True
-        once per ticket, False for other operations. Raises RuntimeError if not completed yet."""
+        """Returns True if the system refused a completed ``map``, which then changed nothing.
+        Returns True once per ticket, and False for other operations. Raises RuntimeError if the
+        operation is not completed."""
     def unmap(self, range: AddressRange, block: int, count: int) -> int:
-        """Queues the unmapping of ``count`` range blocks from ``block`` on; returns its ticket."""
+        """Queues unmapping ``count`` range blocks from ``block`` on, and returns the ticket."""
     def release(self, heap: Heap, block: int, count: int) -> int:
         """Queues releasing the memory of unmapped heap blocks to the system; returns the ticket."""
     @property
     def completed(self) -> int:
-        """The newest ticket up to which all operations are done; 0 at first."""
+        """The newest ticket up to which all operations are done, or 0 at first."""
     @property
     def failure(self) -> str:
-        """The first failed operation's message, or "". After a failure mappings are in doubt."""
+        """The message of the first failed operation, or "". After a failure, mappings may be
+        wrong."""
     def wait(self, ticket: int, timeout_s: float) -> bool:
-        """Waits without the interpreter lock; returns False after ``timeout_s`` (0 to 3600)."""
+        """Waits without the GIL until a ticket is done, for 0 to 3600 s. Returns False at the
+        limit."""
 
 class CopyCounter:
-    """Counts the bytes of K and V that ``block_copy`` has copied."""
+    """The number of bytes of K and V that ``block_copy`` has copied."""
 
     def __init__(self) -> None: ...
     @property
     def bytes(self) -> int: ...
 
 class CpuWorkers:
-    """The threads and the instruction set of the CPU kernels, shared by all operations."""
+    """The threads that run CPU kernels, and the kernels' instruction set. All operations share
+    them."""
 
     def __init__(
         self, threads: int, instruction_set: str = "auto", activations: str = "float32"
     ) -> None:
-        """threads: 1 to 256, including the caller's. activations: float32, bfloat16 or int8, the
-        type to which products of packed weights may round x if the instruction set has the type."""
+        """``threads`` is 1 to 256, including the calling thread. ``activations`` is "float32",
+        "bfloat16" or "int8": products of packed weights may round their input to this type if the
+        instruction set supports it."""
     @property
     def threads(self) -> int: ...
     @property
     def instruction_set(self) -> str: ...
 
 class RowTable:
-    """The places of the rows (tokens) of a step's flat token array in address ranges.
+    """The addresses of a step's rows. A row is one token of the step.
 
-    segments: ``(range, start, count)``: the next ``count`` rows are the range's positions from
-    ``start`` on. All blocks from 0 to ``start + count`` must be mapped, which this class checks and
-    kernels do not. Rows in read-only blocks cannot be appended. The limits are 2**24 rows and
-    positions below 2**31.
+    ``segments`` holds ``(range, start, count)`` for each sequence: the next ``count`` rows of the
+    step are the range's positions from ``start`` on. All blocks before ``start + count`` must be
+    mapped, which this class checks and kernels do not. Rows in read-only blocks cannot be appended.
+    The limits are 2**24 rows and positions below 2**31.
 
-    A table keeps addresses alive, not mappings: before unmapping a block below ``start + count``,
-    wait for the step's epoch, so that everything made of the table has been evaluated. Otherwise
-    kernels end in SIGSEGV; no check can prevent this, because ``Mapper`` has its own thread."""
+    A table keeps the addresses reserved, but not the mappings. Wait until the step has completed
+    before unmapping a block below ``start + count``: otherwise kernels end in SIGSEGV."""
 
     def __init__(self, segments: list[tuple[AddressRange, int, int]]) -> None: ...
     def __len__(self) -> int: ...
 
 class Layer:
-    """One layer's regions of K and V, and their dtype: bfloat16, float32, or on Metal float16."""
+    """The numbers of a layer's regions of K and V, and their dtype: bfloat16, float32, or on Metal
+    float16."""
 
     def __init__(self, key_region: int, value_region: int, dtype: mx.Dtype) -> None: ...
 
-# Below, ``token`` is a layer's ordering handle, an array of one element: append() returns the next
-# handle, and operations that read K and V take the newest handle, so that reads wait for writes.
-# Sums are in float32, in an order that depends on a row's position alone: a row's result has the
-# same bits in any batch, in decode and chunk calls, with one instruction set and any threads.
+# Below, ``token`` is a layer's ordering handle, an array of one element. ``append`` returns the
+# next handle, and operations that read K and V take the newest one, so that reads wait for writes.
+# Sums are in float32, in an order that depends on a row's position alone. So a row's result has the
+# same bits in any batch, in decode and chunk calls, and with any number of threads.
 
 @overload
 def append(
@@ -193,10 +201,11 @@ def append(
     layer: Layer,
     workers: CpuWorkers,
 ) -> mx.array:
-    """Writes row i of keys and values to the place of row i; returns the next ordering handle.
+    """Writes row i of keys and values to the place of the step's row i. Returns the next handle.
 
-    keys, values: ``[len(rows), kv_heads, head_dim]`` float32 or bfloat16 (on Metal also float16),
-    any strides; rounded to nearest even. Raises IndexError for rows in read-only blocks."""
+    Keys and values are ``[len(rows), kv_heads, head_dim]`` in float32 or bfloat16 (on Metal also
+    float16), with any strides. Numbers are rounded to nearest even. Raises IndexError for rows in
+    read-only blocks."""
 
 @overload
 def decode_attention(
@@ -220,11 +229,12 @@ def decode_attention(
     scale: float,
     workers: CpuWorkers,
 ) -> mx.array:
-    """Returns the softmax attention of R rows, each over positions 0 up to the row's own.
+    """Returns the softmax attention of R rows from row ``first_row`` on. Each row attends to its
+    sequence's positions from 0 to its own.
 
-    queries, and the result: ``[R, query_heads, head_dim]`` float32 or bfloat16 (on Metal also
-    float16), from row ``first_row`` on. ``query_heads`` is a multiple of ``kv_heads``; head_dim is
-    32 (not on Metal), 64, 128 or 256. Fast for one row per sequence, correct for any."""
+    Queries and result are ``[R, query_heads, head_dim]`` in float32 or bfloat16 (on Metal also
+    float16). ``query_heads`` is a multiple of ``kv_heads``. head_dim is 32 (not on Metal), 64, 128
+    or 256. Fast for one row per sequence, correct for any."""
 
 def chunk_attention(
     token: mx.array,
@@ -236,8 +246,8 @@ def chunk_attention(
     scale: float,
     workers: CpuWorkers,
 ) -> mx.array:
-    """Returns what ``decode_attention`` does for the rows of one segment, ``[count, query_heads,
-    head_dim]``, but is fast for many rows."""
+    """Returns the result of ``decode_attention`` for the rows of one segment,
+    ``[count, query_heads, head_dim]``. This function is fast for many rows of one sequence."""
 
 def region_view(
     token: mx.array,
@@ -251,9 +261,10 @@ def region_view(
 ) -> mx.array:
     """Returns the first ``tokens`` rows of a region as ``[tokens, kv_heads, head_dim]``, uncopied.
 
-    The view keeps addresses alive, not mappings: do not read it after the rows are unmapped.
-    backend: needed on Metal. Raises ValueError for a paged range, RuntimeError for a sparse range
-    whose newest step has one row and is not complete: ``gather`` serves both."""
+    The view keeps the addresses reserved, but not the mappings: do not read it after unmapping.
+    ``kv_backend`` is required on Metal. Raises ValueError for a paged range, and RuntimeError for a
+    sparse range whose newest step has one row and is not complete. ``gather`` works in both
+    cases."""
 
 def block_copy(
     token: mx.array,
@@ -264,8 +275,8 @@ def block_copy(
     tokens: int,
     counter: CopyCounter,
 ) -> mx.array:
-    """Copies the first ``tokens`` rows of a block, in all regions, to a writable block; then adds
-    the bytes to the counter. Returns the next ordering handle."""
+    """Copies the first ``tokens`` rows of a block, in all regions, to a writable block, and adds
+    the number of bytes to the counter. Returns the next ordering handle."""
 
 # --- Metal: where HAS_METAL is true ----------------------------------------------------------------
 
@@ -275,8 +286,8 @@ def metal_capabilities() -> dict[str, bool | int | str | list[str]]:
 class MetalKVBackend:
     """The heaps and ranges of one kind and geometry on the default Metal device.
 
-    Only a ``Mapper`` maps and unmaps them, so that no call waits for the device. Only the engine's
-    thread may call; the work of ``copy_block`` runs on the mapper's thread."""
+    Only a ``Mapper`` maps and unmaps them, so that no other thread waits for the device. Only the
+    engine's thread may call methods. The mapper's thread runs ``copy_block``."""
 
     def __init__(
         self,
@@ -288,44 +299,46 @@ class MetalKVBackend:
         residency_keep_s: float = 0.0,
         maps_beside_steps: bool = False,
     ) -> None:
-        """kind: "sparse", "paged" or "dense". max_ranges: the limit of ranges. timeout_s: the time
-        for any one operation of the device (0 to 3600), after which the backend has failed for
-        good. max_buffer_bytes: the limit of one Metal buffer, of which a sparse range may need
-        several; 0 means the device's own limit. residency_keep_s: how long a thread keeps memory
-        resident after its last use (0 to 86400). maps_beside_steps: whether mappings of a sparse
-        backend may change while steps are in flight. If not, operations of ``Mapper`` fail
-        meanwhile, mappings take effect with ``finish_mappings``, and calling ``rows`` earlier
-        raises RuntimeError. Raises RuntimeError that names everything the device lacks."""
+        """``kind`` is "sparse", "paged" or "dense". An operation of the device that takes over
+        ``timeout_s`` (0 to 3600) has failed for good. ``max_buffer_bytes`` limits one Metal buffer,
+        of which a sparse range may need several; 0 means the device's limit. Memory stays resident
+        for ``residency_keep_s`` (0 to 86400) after its last use.
+
+        If ``maps_beside_steps`` is True, mappings of sparse ranges may change while steps run. If
+        False, operations of ``Mapper`` fail while a step runs, mappings take effect with
+        ``finish_mappings``, and calling ``rows`` earlier raises RuntimeError. The constructor
+        raises RuntimeError with everything that the device lacks."""
     def hold(self, arrays: list[mx.array]) -> None:
-        """Keeps evaluated arrays (the weights) resident, too. Call once, before the first step.
+        """Keeps evaluated arrays (the weights) resident as well. Call once, before the first step.
         Raises ValueError if an array is not evaluated, OSError(ENOMEM) if the device refuses."""
     def new_heap(self) -> Heap:
-        """Raises OSError(ENOMEM) if the device refuses. Releases the interpreter lock."""
+        """Raises OSError(ENOMEM) if the device refuses. Releases the GIL."""
     def new_range(self) -> AddressRange:
-        """Raises OSError(ENOMEM) if the device refuses. Releases the interpreter lock."""
+        """Raises OSError(ENOMEM) if the device refuses. Releases the GIL."""
     def finish_mappings(self, mapper: Mapper) -> int:
         """Queues a wait for all mappings that were queued before; returns the wait's ticket."""
     def commit_heap(self, mapper: Mapper, heap: Heap) -> int:
-        """Queues allocating the memory of a released heap again; returns the ticket, which is
-        ``refused`` if the device refuses."""
+        """Queues allocating a released heap's memory again, and returns the ticket.
+        ``Mapper.refused`` returns True for it if the device refuses."""
     def rows(self, segments: list[tuple[AddressRange, int, int]]) -> MetalRows:
-        """Returns the rows of the next step, as in ``RowTable``, and opens the step's epoch;
-        ``step_end`` or ``abandon`` must close epochs in order. Raises RuntimeError if a row would
-        be written in a shared block."""
+        """Returns the rows of the next step, as ``RowTable`` describes them, and begins its epoch.
+        Epochs must be ended in order, by ``step_end`` or ``abandon``. Raises RuntimeError if a row
+        would be written in a shared block."""
     def make_slots(self, count: int, slot_bytes: int) -> None:
-        """Makes ``count`` slots (recurrent states), which keep their addresses. May be called once,
-        before the first step. Raises RuntimeError at a second call, or if the slots of a dense
-        backend exceed one buffer; OSError(ENOMEM) if the device refuses."""
+        """Makes ``count`` state slots at fixed addresses. May be called once, before the first
+        step. Raises RuntimeError at a second call, or if a dense backend's slots exceed one buffer.
+        Raises OSError(ENOMEM) if the device refuses."""
     def state_rows(
         self,
         rows: MetalRows,
         segments: list[tuple[int, int | None, list[tuple[int, int]]]],
     ) -> MetalStateRows:
-        """Returns the slots that a step reads and writes. segments: ``(count, read, writes)`` of
-        every sequence in the order of the rows; ``read`` None means zeros. writes: ``(rows,
-        slot)``, ascending: the slot gets the state after ``rows`` rows; the last has all rows, and
-        may be the slot that was read. Raises RuntimeError if a slot is read before any write, is
-        written twice, or may still be used by another sequence's step."""
+        """Returns the state slots that a step reads and writes. ``segments`` holds
+        ``(count, read, writes)`` of each sequence in the order of the rows. ``read`` is a slot, or
+        None for zeros. ``writes`` holds ``(rows, slot)``, ascending: the slot gets the states after
+        ``rows`` rows. The last pair has all rows, and its slot may be ``read``. Raises RuntimeError
+        if a slot is read before any write, is written twice, or may still be used by a step of
+        another sequence."""
     def copy_block(
         self,
         mapper: Mapper,
@@ -336,40 +349,41 @@ class MetalKVBackend:
         tokens: int,
         counter: CopyCounter,
     ) -> int:
-        """Queues a copy of the first ``tokens`` rows of a block, in all regions, to a writable
-        block; returns the ticket. The steps that wrote the rows must have completed."""
+        """Queues copying the first ``tokens`` rows of a block, in all regions, to a writable block.
+        Returns the ticket. The steps that wrote the rows must have completed."""
     def abandon(self, rows: MetalRows) -> None:
-        """Notes that the step failed and no longer runs: its epoch counts as completed."""
+        """Notes that the step has failed and ended. Its epoch counts as completed."""
     @property
     def completed_epoch(self) -> int:
-        """The newest epoch up to which all steps have completed; 0 at first."""
+        """The newest epoch up to which all steps have completed, or 0 at first."""
     @property
     def buffers_per_range(self) -> int: ...
     @property
     def failure(self) -> str:
-        """The command that the device did not finish in time, or "". After a failure no result is
-        valid."""
+        """The name of the command that the device did not finish in time, or "". After a failure no
+        result is valid."""
     def shutdown(self) -> bool:
-        """Waits for all steps, unmaps and releases everything. Returns False if the device did not
-        answer: then the process must end at once. Releases the interpreter lock."""
+        """Waits for all steps, then unmaps and releases everything. Returns False if the device did
+        not answer; the process must then end at once. Releases the GIL."""
 
 class MetalRows:
-    """The places of the rows of one step's flat token array, and the step's epoch (its number)."""
+    """The addresses of one step's rows, and the step's epoch (its number)."""
 
     def __len__(self) -> int: ...
     @property
     def epoch(self) -> int: ...
 
 class MetalStateRows:
-    """The slots (recurrent states) that the sequences of one step read and write."""
+    """The state slots that the sequences of one step read and write."""
 
 class RopeTable:
-    """The rotation of heads (RoPE), for all positions."""
+    """The rotation of queries and keys by their positions (RoPE)."""
 
     def __init__(self, frequencies: Sequence[float], magnitude: float = 1.0) -> None:
-        """frequencies: ``[pairs]``, at most 128: dimensions i and ``i + pairs`` of a head rotate
-        together by ``position * frequencies[i]`` radians; others do not. magnitude: a factor of the
-        rotated dimensions. Raises ValueError if frequencies are too many or not finite."""
+        """At position p, dimensions i and ``i + pairs`` of a head rotate together by
+        ``p * frequencies[i]`` radians, for up to 128 ``pairs = len(frequencies)``. The rotated
+        dimensions are multiplied by ``magnitude``. Raises ValueError if frequencies are too many or
+        not finite."""
 
 @overload
 def project_append(
@@ -383,12 +397,13 @@ def project_append(
     layer: Layer,
     kv_backend: MetalKVBackend,
 ) -> tuple[mx.array, mx.array]:
-    """Applies an RMS norm over head_dim and RoPE to queries and keys, unless None, then appends;
-    returns the next ordering handle and the queries ``[len(rows), query_heads, head_dim]``.
+    """Applies an RMS norm over head_dim and RoPE to queries and keys, unless None, then appends.
+    Returns the next ordering handle and the queries ``[len(rows), query_heads, head_dim]``.
 
-    queries: ``[len(rows), query_heads, head_dim]``; keys, values: ``[len(rows), kv_heads,
-    head_dim]``; all of one dtype. norms: the weights of queries and of keys, ``[head_dim]``
-    float32, and eps. Raises ValueError if rope has more dimensions than a head."""
+    Queries are ``[len(rows), query_heads, head_dim]``. Keys and values are
+    ``[len(rows), kv_heads, head_dim]``, of the same dtype. ``norms`` are the weights of queries and
+    of keys, ``[head_dim]`` float32, and the epsilon. Raises ValueError if rope has more dimensions
+    than a head."""
 @overload
 def project_append(
     token: mx.array,
@@ -403,45 +418,46 @@ def project_append(
 ) -> tuple[mx.array, mx.array]:
     """Does on the CPU, in float32, what the first overload does on a GPU.
 
-    queries, keys, values: float32 or bfloat16 of any strides, such as parts of one matrix, which
-    are not copied; the returned queries keep the dtype. angles: the result of ``rope_angles``."""
+    Queries, keys and values are float32 or bfloat16 with any strides. Parts of one matrix are not
+    copied. The returned queries keep the dtype. ``angles`` is the result of ``rope_angles``."""
 
 def rope_angles(rows: RowTable, rope: RopeTable, workers: CpuWorkers) -> mx.array:
-    """Returns the angles of the rows, ``[len(rows), 2 * pairs]`` float32: cosines of all pairs,
-    then sines, both times the magnitude. Computed in double precision."""
+    """Returns the rotation of each row, ``[len(rows), 2 * pairs]`` float32: the cosines of all
+    pairs, then the sines, both times the magnitude. They are computed in double precision."""
 
 class StateMemory:
-    """Memory for slots, the states of recurrent layers: zeros until written, at a fixed address.
-    Reading or writing past the end ends the process."""
+    """Memory at a fixed address for state slots. It holds zeros until it is written. Reading or
+    writing past the end ends the process."""
 
     def __init__(self, bytes: int) -> None:
-        """bytes: the size, rounded up to pages. Raises OSError if no addresses are left."""
+        """``bytes`` is rounded up to pages. Raises OSError if the system refuses the addresses."""
     @property
     def address(self) -> int: ...
     @property
     def bytes(self) -> int: ...
     def release(self, offset: int, bytes: int) -> None:
-        """Releases whole pages, which then hold zeros. Raises ValueError for parts of pages."""
+        """Releases whole pages, which hold zeros afterwards. Raises ValueError for parts of
+        pages."""
     def committed(self, offset: int, bytes: int) -> int:
-        """Returns how many of these bytes are in memory. Raises ValueError for parts of pages."""
+        """Returns how many of these bytes occupy memory. Raises ValueError for parts of pages."""
 
 class StateRows:
-    """The slots (recurrent states) that a step's rows read and write, in all recurrent layers."""
+    """The addresses of the state slots that the sequences of one step read and write."""
 
     def __init__(
         self,
         segments: list[tuple[int, int, list[tuple[int, int]]]],
         memories: list[StateMemory],
     ) -> None:
-        """segments: ``(count, read, [(rows, write), ...])``, one per sequence in the order of the
-        rows. read: the address of the slot with the state before the rows, or 0 for zeros. After
-        the first ``rows`` rows, ascending, the state is written to the slot at address ``write``;
-        the last pair has all rows, and its slot may be the one that was read. Raises IndexError if
-        a slot lies in none of the memories."""
+        """``segments`` holds ``(count, read, [(rows, write), ...])`` of each sequence in the order
+        of the rows. ``read`` is the address of the slot with the states before the rows, or 0 for
+        zeros. The slot at ``write`` gets the states after the first ``rows`` rows, in ascending
+        order. The last pair has all rows, and its slot may be ``read``. Raises IndexError if a slot
+        lies in none of ``memories``."""
     def __len__(self) -> int: ...
 
 class GatedDelta:
-    """The parameters of a gated delta net except its projections."""
+    """The weights and sizes of a gated delta net, a recurrent layer, without its projections."""
 
     def __init__(
         self,
@@ -457,9 +473,10 @@ class GatedDelta:
         eps: float,
     ) -> None:
         """Value head h reads key head ``h / (value_heads / key_heads)``. key_dim and value_dim are
-        multiples of 16, at most 256. All arrays are float32. conv: ``[tail_rows + 1, conv_width]``,
-        the newest row's weights last, ``conv_width = 2 * key_heads * key_dim + value_heads *
-        value_dim``. a_log, dt_bias: ``[value_heads]``. norm: ``[value_dim]``. eps: the norm's."""
+        multiples of 16, at most 256. All arrays are float32. ``conv`` is
+        ``[tail_rows + 1, conv_width]``, where the last row weighs the newest token and
+        ``conv_width`` is ``2 * key_heads * key_dim + value_heads * value_dim``. ``a_log`` and
+        ``dt_bias`` are ``[value_heads]``. ``norm`` is ``[value_dim]`` with the epsilon ``eps``."""
 
 @overload
 def gated_delta(
@@ -473,18 +490,19 @@ def gated_delta(
     offset: int,
     workers: CpuWorkers,
 ) -> tuple[mx.array, mx.array]:
-    """Computes a gated delta net between its projections; returns the next ordering handle and
-    ``RMSNorm(y) * SiLU(z)`` in z's shape. At ``offset`` bytes from its beginning a slot holds S
-    ``[value_heads][value_dim][key_dim]``, then the newest rows of qkv ``[tail_rows][conv_width]``,
-    all float32.
+    """Computes a gated delta net between its projections. Returns the next ordering handle and
+    ``RMSNorm(y) * SiLU(z)`` in z's shape.
 
-    qkv: ``[len(rows), conv_width]``, queries, keys and values before the convolution; z:
-    ``[len(rows), value_heads * value_dim]``; a, b: ``[len(rows), value_heads]``; all are float32;
-    parts of one matrix are not copied. Per token and value head, with queries and keys as unit
-    vectors (queries also times ``key_dim ** -0.5``): ``S = S * exp(-exp(a_log) * softplus(a +
-    dt_bias))``, ``S += (v - S k) * sigmoid(b) k^T``, ``y = S q``. Results depend neither on the
-    division of tokens into steps nor on other sequences. Raises IndexError if a slot ends too soon
-    after the offset."""
+    ``qkv`` is ``[len(rows), conv_width]``: queries, keys and values before the convolution. ``z``
+    is ``[len(rows), value_heads * value_dim]``; ``a`` and ``b`` are ``[len(rows), value_heads]``.
+    All are float32, and parts of one matrix are not copied. At ``offset`` bytes from its beginning,
+    a slot holds the state S ``[value_heads][value_dim][key_dim]``, then the newest rows of qkv
+    ``[tail_rows][conv_width]``, in float32.
+
+    Queries and keys are scaled to unit vectors, queries also by ``key_dim ** -0.5``. For each token
+    and value head: ``S = S * exp(-exp(a_log) * softplus(a + dt_bias))``,
+    ``S += (v - S k) * sigmoid(b) k^T``, ``y = S q``. Results depend neither on the division of
+    tokens into steps nor on other sequences. Raises IndexError if a slot is too small."""
 @overload
 def gated_delta(
     token: mx.array,
@@ -497,11 +515,12 @@ def gated_delta(
     offset: int,
     workers: MetalKVBackend,
 ) -> tuple[mx.array, mx.array]:
-    """Does on a GPU what the first overload does on the CPU. key_dim and value_dim are 128. qkv, z,
-    a, b, the result and the rows of qkv in slots have one dtype: float32, float16 or bfloat16."""
+    """Does on a GPU what the first overload does on the CPU. key_dim and value_dim must be 128.
+    qkv, z, a, b, the result and the rows of qkv in slots have one dtype: float32, float16 or
+    bfloat16."""
 
 class PackedLinear:
-    """A linear layer's weights, copied in the order of CPU kernels (kernels/cpu/linear.h)."""
+    """A copy of a linear layer's weights, in the order in which the CPU's kernels read them."""
 
     def __init__(
         self,
@@ -510,14 +529,15 @@ class PackedLinear:
         codes: list[tuple[mx.array, mx.array | None, int, int] | None],
         exact: bool = False,
     ) -> None:
-        """weights: ``[outputs, inputs]`` float32, bfloat16, or float16 (kept as float32); several
-        weights become one layer, their outputs one after the other. codes: empty, or for each
-        weight of uint32 words ``(scales, biases, bits, group_size)`` from ``mx.quantize`` in mode
-        affine or mxfp4, which has no biases.
+        """``weights`` are ``[outputs, inputs]`` in float32, bfloat16, or float16 (stored as
+        float32). Several weights become one layer, with their outputs one after the other.
+        ``codes`` is empty, or has an item per weight: ``(scales, biases, bits, group_size)`` for
+        weights that are uint32 words of ``mx.quantize`` in mode affine or mxfp4 (without biases),
+        else None.
 
-        Codes are kept in 4 or 8 bits. Weights of several kinds are all kept in the widest kind,
-        which is float32 if one is not quantized. exact: whether x is never rounded. Raises
-        ValueError if weights cannot be packed, OSError if memory is short."""
+        Codes are stored in 4 or 8 bits. Weights of several types are all stored in the widest type,
+        which is float32 if one is not quantized. If ``exact`` is True, products do not round their
+        input. Raises ValueError if weights cannot be packed, OSError if memory is short."""
     @property
     def outputs(self) -> int: ...
     @property
@@ -526,11 +546,12 @@ class PackedLinear:
     def nbytes(self) -> int: ...
 
 def packed_bytes(inputs: int, matrices: list[tuple[int, mx.Dtype, int, int]]) -> int:
-    """Return ``nbytes`` of a PackedLinear. matrices: the number of outputs, the dtype of numbers or
-    scales, and the bits and group size of codes (0 without codes), for each weight."""
+    """Return ``nbytes`` of a PackedLinear. ``matrices`` has a tuple per weight: the number of
+    outputs, the dtype of weights or scales, the bits and the group size of codes (0 without
+    codes)."""
 
 class PackedExperts:
-    """The weights of one linear layer for every expert of a mixture, each as a PackedLinear."""
+    """The weights of one linear layer of a mixture of experts: a PackedLinear for each expert."""
 
     def __init__(
         self,
@@ -538,14 +559,14 @@ class PackedExperts:
         workers: CpuWorkers,
         codes: list[tuple[mx.array, mx.array | None, int, int] | None],
     ) -> None:
-        """The parameters of a PackedLinear, stacked: weights are ``[experts, outputs, inputs]``,
-        scales and biases ``[experts, outputs, groups]``."""
+        """The parameters are those of PackedLinear, but weights are ``[experts, outputs, inputs]``,
+        and scales and biases ``[experts, outputs, groups]``."""
     @property
     def nbytes(self) -> int: ...
 
-# Products of packed layers are float32, each sum in the order of the inputs. A row's result has the
-# same bits in any batch, on any number of threads of one instruction set. The error is at most 1e-5
-# of the sum of the products' magnitudes, as native tests check.
+# Products of packed layers are float32, with each sum in the order of the inputs. A row's result
+# has the same bits in any batch and with any number of threads, for one instruction set. The error
+# is at most 1e-5 of the sum of the products' magnitudes, as native tests check.
 
 def linear(
     x: mx.array,
@@ -556,9 +577,9 @@ def linear(
     eps: float = 0.0,
     residual: mx.array | None = None,
 ) -> mx.array:
-    """Returns ``x @ W.T``, ``[R, outputs]``, for rows x ``[R, ...]`` of ``inputs`` numbers. norm:
-    ``[inputs]``, the weight of an RMS norm applied to x first. residual: ``[R, outputs]``, added to
-    the result."""
+    """Returns ``x @ W.T`` as ``[R, outputs]``, for R rows x of ``inputs`` numbers each. If ``norm``
+    is given, an RMS norm with the weight ``[inputs]`` is applied to x before. If ``residual`` is
+    given, ``[R, outputs]``, it is added to the result."""
 
 def linear_heads(
     x: mx.array,
@@ -570,8 +591,9 @@ def linear_heads(
     eps: float = 0.0,
     residual: mx.array | None = None,
 ) -> list[mx.array]:
-    """Splits the result of ``linear`` into an array ``[R, count, outputs // sum(heads)]`` for each
-    count in heads. Raises IndexError for more heads than outputs, ValueError for unequal heads."""
+    """Splits the result of ``linear`` into one array ``[R, count, outputs // sum(heads)]`` for each
+    count in ``heads``. Raises IndexError if there are more heads than outputs, ValueError if
+    outputs do not divide into equal heads."""
 
 def gated_mlp(
     x: mx.array,
@@ -581,8 +603,8 @@ def gated_mlp(
     down: PackedLinear,
     workers: CpuWorkers,
 ) -> mx.array:
-    """Returns ``x + down(silu(gate(y)) * up(y))`` with y the RMS norm of x ``[R, hidden]``.
-    gate_up: one layer with the outputs of gate before those of up."""
+    """Returns ``x + down(silu(gate(y)) * up(y))``, where y is the RMS norm of x ``[R, hidden]``.
+    ``gate_up`` is one layer with the outputs of gate, then those of up."""
 
 def mixture_mlp(
     x: mx.array,
@@ -596,43 +618,46 @@ def mixture_mlp(
     shared: tuple[PackedLinear, PackedLinear] | None,
     workers: CpuWorkers,
 ) -> mx.array:
-    """Returns ``x + sum(weight * down(silu(gate(y)) * up(y)))`` over the experts that the router
-    chooses for each row, the best one first, with y the RMS norm of x ``[R, hidden]``.
+    """Returns ``x + sum(weight * down(silu(gate(y)) * up(y)))``, summed over the experts that the
+    router chooses for each row, the best one first. y is the RMS norm of x ``[R, hidden]``.
 
-    router: one output per expert. The weights are the ``chosen`` largest of the softmax over all
-    experts, of equal ones the first. normalised: weights are divided by their sum. shared: gate_up
-    and down of an expert for all rows, whose result is multiplied by the sigmoid of one more router
-    output. Raises IndexError if ``chosen`` is too large, ValueError if layers do not fit."""
+    The router has one output per expert. The weights are the ``chosen`` largest values of the
+    softmax over all experts. Among equal values, earlier experts are chosen. If ``normalised`` is
+    True, the weights are divided by their sum. ``shared`` holds gate_up and down of an expert for
+    all rows: its result is multiplied by the sigmoid of a further output of the router. Raises
+    IndexError if ``chosen`` is too large, ValueError if layers do not fit."""
 
 def rms_norm(x: mx.array, weight: mx.array, eps: float, workers: CpuWorkers) -> mx.array:
     """Returns ``x / sqrt(mean(x ** 2) + eps) * weight`` of rows ``[R, n]``."""
 
 def packed_rows(ids: mx.array, packed: PackedLinear, workers: CpuWorkers) -> mx.array:
-    """Returns the unpacked rows ``[T, inputs]`` of a layer for ids ``[T]`` int32: an embedding.
+    """Returns the unpacked weights ``[T, inputs]`` of the outputs ``ids``, ``[T]`` int32: an
+    embedding.
 
-    A row is NaN if its id is negative or not below the layer's outputs: ids are known only at
+    A row is NaN if its id is negative or not below the layer's outputs. Ids are known only at
     evaluation, and an error there would end everything that is evaluated together."""
 
 def choose_tokens(
     raw: mx.array, adjusted: mx.array, choices: mx.array, workers: CpuWorkers
 ) -> tuple[mx.array, mx.array]:
-    """Chooses a token for each row of logits: returns ids ``[R]`` int32 and finite ``[R]`` bool.
+    """Chooses a token for each row of logits. Returns ids ``[R]`` int32 and ``[R]`` bool, which is
+    False for a row whose raw logits are not all finite: its id is 0.
 
-    raw: the model's logits ``[R, V]`` float32. finite: whether all raw logits of a row are finite;
-    else the id is 0. adjusted: the logits after penalties and constraints, with -inf allowed; may
-    be ``raw`` itself, which is then read once. choices: ``[R, 5]`` float32, by column:
+    ``raw`` are the model's logits ``[R, V]`` float32. ``adjusted`` are the logits after penalties
+    and constraints, which may be -inf; pass ``raw`` itself if there are none. ``choices`` is
+    ``[R, 5]`` float32, with these columns:
 
-    temperature  0 takes the first token of the largest logit; otherwise the tokens' weights are
+    temperature  0 takes the first token of the largest logit; otherwise a token's weight is
                  ``exp((logit - max) / temperature)``
-    top_k        the number of heaviest tokens to keep, with all as heavy as the last; 0 is off
-    top_p        of the kept tokens, the heaviest are kept until they reach this share of the kept
-                 weight, with all as heavy as the last; 1 is off
-    min_p        the share of the largest weight that a token must have; 0 is off
-    draw         in [0, 1): chooses the token at which the sum of the kept weights, in the order
-                 of the ids, passes this share of the total
+    top_k        keep this many heaviest tokens, and those as heavy as the last of them; 0 is off
+    top_p        of these, keep the heaviest until they have this share of the kept weight, and
+                 those as heavy as the last of them; 1 is off
+    min_p        keep tokens with at least this share of the largest weight; 0 is off
+    draw         in [0, 1): take the token at which the sum of the kept weights, in the order of
+                 the ids, passes this share of the total
 
-    Sums are in double. A row's id depends on the row and the instruction set alone. Raises
-    ValueError for other shapes and types."""
+    Sums are in double precision. A row's id depends on nothing but the row and the instruction set.
+    Raises ValueError for other shapes and types."""
 
 def gather(
     token: mx.array,
@@ -644,17 +669,18 @@ def gather(
     head_dim: int,
     kv_backend: MetalKVBackend,
 ) -> tuple[mx.array, mx.array]:
-    """Returns copies of the keys and the values of the first ``tokens`` rows of a segment's range,
-    in any kind of backend: each ``[tokens, kv_heads, head_dim]`` of the layer's dtype."""
+    """Returns copies of the keys and the values of the first ``tokens`` rows of a segment's range.
+    Each is ``[tokens, kv_heads, head_dim]`` of the layer's dtype. Works in any kind of backend."""
 
 def swiglu(gate: mx.array, up: mx.array) -> mx.array:
-    """Returns ``silu(gate) * up`` by element, as one command. Both have one shape and dtype:
-    float32, float16 or bfloat16. Computed in float32, rounded once. Raises ValueError for other
-    types, IndexError for 0 or over 2**31 elements, at evaluation RuntimeError on a CPU."""
+    """Returns ``silu(gate) * up`` by element, as one command. Both arrays have one shape and dtype:
+    float32, float16 or bfloat16. The result is computed in float32 and rounded once. Raises
+    ValueError for other types, IndexError for 0 or over 2**31 elements. Evaluation on a CPU raises
+    RuntimeError."""
 
 def step_end(arrays: list[mx.array], rows: MetalRows, kv_backend: MetalKVBackend) -> mx.array:
-    """Returns the end of a step, its epoch as ``[1]`` uint64. Evaluating the end signals the epoch
-    when the device has computed the arrays: the results and each layer's newest ordering handle.
+    """Returns the end of a step, an array ``[1]`` uint64 with the epoch. Evaluating it signals the
+    epoch when the device has computed ``arrays``: the results and each layer's newest handle.
 
-    Raises RuntimeError for evaluating anything else of these rows later, a second end, an operation
-    made after the end, or an end before an older step's end."""
+    Evaluation raises RuntimeError for a second end of these rows, for an operation made after the
+    end or evaluated later, and for an end before an older step's end."""

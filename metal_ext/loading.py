@@ -1,10 +1,10 @@
-"""Prepares for loading the extension: sets environment variables for MLX, and checks versions.
+"""Sets environment variables for MLX, and checks that MLX and the extension fit together.
 
-MLX reads the variables when its first array is made, so importing this package sets them. A value
-set by the user wins.
+MLX reads the variables when it makes its first array. Values that the user has set are kept.
 
-MLX's C++ interface changes in patch releases, and nanobind passes arrays between two extensions
-only if both were built with the same internals. No build detects a mismatch; the import does."""
+MLX's C++ interface changes in patch releases. nanobind passes arrays between two extensions only if
+both were built with the same internals. Builds do not detect a mismatch, so that the import of this
+package checks both."""
 
 import ctypes
 import importlib.metadata
@@ -13,9 +13,9 @@ import re
 import sys
 from collections.abc import Callable, MutableMapping
 
-# A Metal queue takes 32 residency sets, of which quire may use 24. MLX uses one while its wired
-# limit is 0, as here. With a raised limit MLX would use sets of 5 % of the working set each, but
-# with this variable it uses sets of 20 %, which leave room.
+# A Metal queue takes 32 residency sets, of which quire may use 24. MLX uses one while its limit of
+# wired memory is 0, as it is here. With a higher limit, MLX makes sets of 5 % of the working set by
+# default. This variable makes them 20 %, so that there are few.
 RESIDENCY_VARIABLE = "MLX_RESIDENCY_SET_MAX_PCT"
 RESIDENCY_PERCENT = "20"
 
@@ -41,7 +41,7 @@ def prepare_environment(
     platform: str = sys.platform,
     processor: Callable[[], str] | None = None,
 ) -> None:
-    """Set each variable that the user has not set. processor: returns a name like Apple M1 Max."""
+    """Set each variable that is not set. ``processor`` returns a name like Apple M1 Max."""
     if platform != "darwin":
         return
     environment.setdefault(RESIDENCY_VARIABLE, RESIDENCY_PERCENT)
@@ -51,7 +51,7 @@ def prepare_environment(
 
 
 def processor_name() -> str:
-    """Return the processor's name on macOS, or "" if the system does not tell."""
+    """Return the processor's name on macOS, or "" if the system does not report it."""
     call = getattr(ctypes.CDLL(None), "sysctlbyname", None)
     if call is None:
         return ""
@@ -61,12 +61,12 @@ def processor_name() -> str:
 
 
 def require_matching_versions() -> None:
-    """Raise an ImportError that names the mismatch of versions and its remedy."""
+    """Raise an ImportError that describes a mismatch of versions and its remedy."""
     installed = importlib.metadata.version("mlx")
     try:
         from . import _ext
     except ImportError as error:
-        # Another version's library usually lacks symbols that the extension needs.
+        # The library of another version usually lacks symbols that the extension needs.
         needed = _needed_version()
         if needed not in (None, installed):
             raise _built_for(needed, installed) from error
@@ -80,7 +80,7 @@ def require_matching_versions() -> None:
 
 
 def _needed_version() -> str | None:
-    """Return the version of MLX that the installed quire requires, or None if none is installed."""
+    """Return the version of MLX that the installed quire requires, or None if it is unknown."""
     try:
         required = importlib.metadata.requires("quire") or []
     except importlib.metadata.PackageNotFoundError:

@@ -29,8 +29,8 @@ from kvcache.views import layer_regions
 LENGTHS = (1, 257, 600)
 MAX_TOKENS = 1024
 GATED_ROWS = 33
-# A gated delta net: the width of its heads (the only one that a GPU's kernels take), the number of
-# value heads, and the number of tokens in each step.
+# The sizes of the tested gated delta net (a recurrent layer): the width of heads (the only one that
+# a GPU's kernels support), the number of value heads, and the number of tokens in each step.
 DELTA_DIM = 128
 DELTA_HEADS = 2
 DELTA_STEPS = (5, 1, 3)

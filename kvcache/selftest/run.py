@@ -99,7 +99,7 @@ def from_line(line: str) -> tuple[Result, ...]:
 
 @dataclass(frozen=True, slots=True)
 class CacheSize:
-    """The size of a cache for a model whose layers all have one shape."""
+    """The size of the cache of a model whose layers all have the same shape."""
 
     num_layers: int
     spec: KVSpec
@@ -144,7 +144,7 @@ def run_selftest(
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The way in which a process ended."""
+    """How a child process ended."""
 
     fault: str
     """Half a sentence about the failure, or "" if the process ended with exit code 0."""
