@@ -11,7 +11,7 @@ from kvcache.block_hashes import BlockHashes
 
 @dataclass(slots=True)
 class Progress:
-    """The progress of a sequence, which the cache writes and the scheduler reads."""
+    """The number of computed tokens of a sequence. The cache and the scheduler share the object."""
 
     computed: int = 0
     """The number of leading tokens whose K and V are valid."""

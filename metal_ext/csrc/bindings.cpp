@@ -15,7 +15,7 @@
 
 using namespace nb::literals;
 
-// Binds the parts of every build: memory of the CPU, and the operations on a CPU.
+// Binds to Python what every build has: memory of the CPU, and operations on a CPU.
 namespace quire {
 namespace {
 

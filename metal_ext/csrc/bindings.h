@@ -23,11 +23,11 @@
 namespace nb = nanobind;
 namespace mx = mlx::core;
 
-// Converts native values from and to Python, so that functions of ops/ are bound unchanged.
+// Converts values between C++ and Python, so that functions of ops/ can be bound unchanged.
 namespace quire {
 
-// Holds a native object for Python. nanobind's own shared_ptrs do not serve: their release needs
-// the interpreter's lock, which MLX's threads do not hold.
+// Holds a native object for Python. nanobind can hold shared_ptrs itself, but releases them only
+// under Python's interpreter lock, which MLX's threads do not hold.
 template <class T>
 struct Handle {
   std::shared_ptr<T> object;
@@ -42,7 +42,7 @@ void construct(Handle<T>* self, Arguments... arguments) {
   new (self) Handle<T>{std::make_shared<T>(std::move(arguments)...)};
 }
 
-// Makes a function that calls a method of the object in a handle, for nanobind to bind.
+// Makes a function that calls a method of the object in a Handle, to be bound by nanobind.
 template <class T, class Result, class... Arguments>
 auto held(Result (T::*member)(Arguments...) const) {
   return [member](const Handle<T>& handle, Arguments... arguments) {
@@ -86,7 +86,7 @@ void bind_metal(nb::module_& m);
 
 namespace nanobind::detail {
 
-// Clamps an integer to 64 bits, so that the range check of the argument refuses a larger integer.
+// Clamps a Python integer to 64 bits. The range check of the argument refuses the clamped value.
 template <>
 struct type_caster<int64_t> {
   NB_TYPE_CASTER(int64_t, const_name("int"))

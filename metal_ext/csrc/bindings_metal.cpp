@@ -15,7 +15,7 @@
 
 using namespace nb::literals;
 
-// Binds the parts of a build with Metal: memory of a GPU, and the operations on a GPU.
+// Binds to Python what a build with Metal adds: memory of a GPU, and operations on a GPU.
 namespace quire {
 namespace {
 
@@ -91,7 +91,7 @@ void make_kv_backend(
   new (self) Handle{std::move(kv_backend)};
 }
 
-// Keeps the arrays' buffers resident. Skips the small arrays, which MLX keeps in a heap.
+// Keeps the arrays' buffers resident on the GPU, except small arrays, which MLX keeps in a heap.
 void hold(const DeviceMemory& kv_backend, const std::vector<mx::array>& arrays) {
   std::vector<NS::SharedPtr<MTL::Buffer>> buffers;
   std::set<MTL::Buffer*> seen;
@@ -151,7 +151,7 @@ void bind_kv_backend(nb::module_& m) {
            "timeout_s"_a = 30.0, "max_buffer_bytes"_a = 0, "residency_keep_s"_a = 0.0,
            "maps_beside_steps"_a = false)
       .def("hold", &hold, "arrays"_a)
-      // new_heap() runs without the interpreter's lock: filling new memory with zeros takes time.
+      // Runs without Python's interpreter lock, because filling new memory with zeros takes time.
       .def("new_heap", [](const DeviceMemory& s) { return s->memory->new_heap(); },
            nb::call_guard<nb::gil_scoped_release>())
       .def("new_range", [](const DeviceMemory& s) { return s->memory->new_range(); },

@@ -13,12 +13,12 @@
 namespace quire {
 namespace {
 
-// Memory is freed and zeroed in small pieces, because the system holds the process's memory lock
-// meanwhile.
+// Memory is unmapped and zeroed in pieces of these sizes. The system holds a lock on the process's
+// memory during each piece, and other threads wait for it.
 constexpr size_t kUnmapPieceBytes = size_t{64} << 20;
 constexpr size_t kCommitPieceBytes = size_t{1} << 20;
 
-// Calls body(first, bytes) for pieces of the blocks in every region, of piece_bytes at most.
+// Calls body(first, bytes) for pieces of at most piece_bytes of the blocks in one region.
 template <class Body>
 void in_pieces(
     const AddressRange& range, size_t region, size_t block, size_t count, size_t piece_bytes,
@@ -172,7 +172,7 @@ void SparseRange::clear(std::byte* first, size_t bytes) {
     map_nothing(first, bytes);
     spare_ = make_spare(base_);
   } catch (const std::system_error& error) {
-    // This is no std::system_error, because those tell callers that no mapping has changed.
+    // This is no std::system_error, because callers take that to mean that no mapping changed.
     throw std::runtime_error(std::string("memory that must go stays mapped: ") + error.what());
   }
 }

@@ -12,9 +12,9 @@
 
 namespace quire {
 
-// The contiguous addresses of one sequence's K and V, with memory mapped block by block. Kernels
-// see only the address of a region, which is one layer's K or V. The range knows which blocks are
-// mapped, so that rows (tokens) without memory are refused before a kernel runs.
+// The contiguous addresses of one sequence's K and V. Memory is mapped there block by block. A
+// region is the K or V of one layer. Uses of unmapped tokens can be refused before a kernel runs,
+// because the range records which blocks are mapped.
 class AddressRange {
  public:
   explicit AddressRange(const Geometry& geometry)
@@ -29,34 +29,33 @@ class AddressRange {
   virtual std::byte* region(size_t index) const = 0;
 
   // Maps blocks [heap_block, + count) of the heap to blocks [block, + count) of this range. Throws
-  // std::system_error, with nothing changed, when the system has no mapping left; std::logic_error
-  // for a block that is already mapped; std::runtime_error when a half-made mapping cannot be
+  // std::system_error and changes nothing if the process may have no more mappings. Throws
+  // std::logic_error if a block is mapped already, std::runtime_error if a failed call cannot be
   // undone.
   void map(
       const std::shared_ptr<Heap>& heap, int64_t heap_block, int64_t block, int64_t count,
       bool writable);
-  // Maps writable blocks and tries to commit their memory, so that the first write needs no page
-  // fault.
+  // Maps blocks writable and tries to commit their memory, so that first writes take no page fault.
   void map_committed(
       const std::shared_ptr<Heap>& heap, int64_t heap_block, int64_t block, int64_t count);
-  // Checks that the blocks lie inside the range and the heap, and that both geometries agree.
+  // Checks that the blocks lie inside the range and the heap, and that both geometries are equal.
   void check_map(const Heap& heap, int64_t heap_block, int64_t block, int64_t count) const;
-  // Throws std::logic_error when a block of [block, + count) is not mapped.
+  // Throws std::logic_error if one of blocks [block, + count) is not mapped.
   void unmap(int64_t block, int64_t count);
 
-  // Returns the number of tokens in the mapped blocks before the first unmapped one.
+  // Returns the number of tokens in the mapped blocks before the first unmapped block.
   size_t mapped_tokens() const;
   // Returns the first read-only block with any of tokens [start, start + count), count > 0.
   std::optional<size_t> first_read_only(size_t start, size_t count) const;
 
  protected:
-  // Returns false if the blocks do not count as mapped before a later call of count_mapped().
+  // Maps memory for map(). Returns false if the subclass itself calls count_mapped() later.
   virtual bool map_memory(
       const std::shared_ptr<Heap>& heap, size_t heap_block, size_t block, size_t count,
       bool writable) = 0;
   virtual void commit_memory(size_t block, size_t count) = 0;
   virtual void unmap_memory(size_t block, size_t count) = 0;
-  // Finishes all mappings that wait for count_mapped(). If this throws, nothing has changed.
+  // Finishes the mappings for which count_mapped() is still to come. Throws without changes.
   virtual void prepare_unmap() {}
   void count_mapped(size_t block, size_t count, bool writable) {
     set(block, count, writable ? Access::writable : Access::read_only);
@@ -69,16 +68,15 @@ class AddressRange {
   void set(size_t block, size_t count, Access access);
 
   const Geometry geometry_;
-  // changing_ is held during system calls; mutex_ never is, so that readers do not wait for the
-  // system.
+  // changing_ is held during system calls. mutex_ is not, so that readers need not wait.
   std::mutex changing_;
   mutable std::mutex mutex_;  // guards the members below
   std::vector<Access> access_;
   size_t mapped_prefix_ = 0;
 };
 
-// A range in this process's addresses. The eight bytes below base() hold the range's size. MLX's
-// CPU allocator does the same with its buffers, so MLX can view a range as a buffer.
+// A range at addresses of this process. The eight bytes before base() hold the range's size, as in
+// buffers of MLX's CPU allocator, so that MLX can view a range as a buffer.
 class HostRange : public AddressRange {
  public:
   using AddressRange::AddressRange;
@@ -90,7 +88,7 @@ class HostRange : public AddressRange {
   }
 };
 
-// A range of reserved addresses, to which blocks of any heap in shared memory are mapped.
+// A range of reserved addresses, at which blocks of heaps in shared memory are mapped.
 class SparseRange final : public HostRange {
  public:
   explicit SparseRange(const Geometry& geometry);
@@ -105,14 +103,14 @@ class SparseRange final : public HostRange {
   void unmap_memory(size_t block, size_t count) override;
 
  private:
-  // Unmaps [first, first + bytes), even when the system has no mapping left.
+  // Unmaps [first, first + bytes), even when the process may have no more mappings.
   void clear(std::byte* first, size_t bytes);
 
   std::byte* const base_;
   bool spare_ = true;  // whether the spare page (posix_memory.h) is mapped
 };
 
-// A range of one block, which holds the whole context, at the mapped heap's own addresses.
+// A range of one block for a whole context. Its addresses are those of the mapped heap.
 class DenseRange final : public HostRange {
  public:
   explicit DenseRange(const Geometry& geometry);

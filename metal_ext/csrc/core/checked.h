@@ -8,7 +8,7 @@
 
 namespace quire {
 
-// Checks an integer that a caller passes. The error names the value and the allowed interval.
+// Returns an integer argument, or throws an error with its name and its allowed interval.
 inline uint64_t checked_between(
     const char* name, int64_t value, int64_t lowest, int64_t highest) {
   if (value < lowest || value > highest) {
@@ -19,7 +19,7 @@ inline uint64_t checked_between(
   return static_cast<uint64_t>(value);
 }
 
-// Checks that [first, first + count) is not empty and lies inside [0, end).
+// Throws std::out_of_range if [first, first + count) is empty or not inside [0, end).
 inline void checked_run(const char* name, int64_t first, int64_t count, uint64_t end) {
   if (first < 0 || count < 1 || static_cast<uint64_t>(first) > end ||
       static_cast<uint64_t>(count) > end - static_cast<uint64_t>(first)) {
@@ -29,7 +29,7 @@ inline void checked_run(const char* name, int64_t first, int64_t count, uint64_t
   }
 }
 
-// Converts a number to the narrower type of MLX's shapes and the kernels' arguments.
+// Converts a number to a narrower type, or throws std::out_of_range if the number does not fit.
 template <class Narrow, class Number>
 Narrow narrowed(const char* name, Number number) {
   if (!std::in_range<Narrow>(number)) {

@@ -11,15 +11,16 @@
 
 namespace quire {
 
-// The layout of K and V in bytes. A region holds one layer's K or V; a block holds the same tokens
-// in every region. The addresses of one sequence (a range):
+// The layout of K and V in bytes. A region holds one layer's K or V. A block holds the same tokens
+// in every region. The addresses of one sequence are a range:
 //   | region 0: block 0 | block 1 | ... | region 1: block 0 | block 1 | ...
-// The memory of some blocks (a heap), where one mapping per region serves consecutive blocks:
+// The memory of h blocks is a heap. Mapping consecutive blocks takes one call per region:
 //   | region 0: block 0 .. block h-1 | region 1: block 0 .. block h-1 | ...
 class Geometry {
  public:
-  // page_bytes: a multiple of the system's page. region_row_bytes: bytes of a token in each region.
-  // Throws std::out_of_range or std::invalid_argument that names the wrong argument.
+  // page_bytes must be a multiple of the system's page. region_row_bytes has the bytes of a token
+  // in each region. Throws std::out_of_range or std::invalid_argument with the wrong argument's
+  // name.
   Geometry(
       int64_t page_bytes,
       int64_t tokens_per_block,

@@ -6,7 +6,7 @@
 #include "core/checked.h"
 #include "core/posix_memory.h"
 
-// Implements the memory of blocks: heaps in shared memory, and heaps in plain memory.
+// Implements the memory of blocks: heaps in shared memory, and heaps in private memory.
 namespace quire {
 
 void Heap::release(int64_t first, int64_t count) {

@@ -9,7 +9,7 @@
 
 namespace quire {
 
-// Physical memory for a whole number of blocks of K and V, to be mapped into ranges.
+// Physical memory for a whole number of blocks of K and V, which can be mapped in ranges.
 class Heap {
  public:
   explicit Heap(const Geometry& geometry) : geometry_(geometry) {}
@@ -19,7 +19,7 @@ class Heap {
 
   const Geometry& geometry() const { return geometry_; }
 
-  // Returns the bytes that the system charges for this heap now. Any thread may call this.
+  // Returns the bytes that the system counts as used by this heap. Any thread may call this.
   virtual size_t committed_bytes() const = 0;
   // Gives the memory of unmapped blocks [first, + count) back to the system. Throws
   // std::logic_error for a part of the heap if releases_blocks() is false.
@@ -33,7 +33,7 @@ class Heap {
   const Geometry geometry_;
 };
 
-// Shared memory that may be mapped into several ranges at once, each time writable or read-only.
+// Shared memory that may be mapped in several ranges at once, writable or read-only in each.
 class SharedHeap final : public Heap {
  public:
   explicit SharedHeap(const Geometry& geometry);
@@ -49,17 +49,17 @@ class SharedHeap final : public Heap {
  private:
   mutable std::mutex mutex_;  // guards fd_, which release_memory() replaces on a Mac
   int fd_;
-  // Whether a Mac charges the memory: all of it counts from the first mapping of a part on.
+  // True if macOS counts the heap as used, which it does in full from the first mapping on.
   mutable bool is_charged_ = false;
 };
 
-// One plain allocation, all of which counts as used from the start, like memory of a device.
+// One private allocation. Like memory of a GPU, all of it counts as used once it is made.
 class DenseHeap final : public Heap {
  public:
   explicit DenseHeap(const Geometry& geometry);
   ~DenseHeap() override;
 
-  // Returns the heap's memory, and commits the memory first if it was released.
+  // Returns the heap's memory, and allocates the memory first if necessary.
   std::byte* memory();
   size_t committed_bytes() const override { return committed_.load(std::memory_order_relaxed); }
   bool releases_blocks() const override { return true; }

@@ -12,26 +12,24 @@
 
 namespace quire {
 
-// Runs changes of mappings in order on a thread of its own, so that the engine never waits for the
-// system. Every operation has a number, its ticket, one above the last. Operations complete in
-// order.
+// Runs changes of mappings in order on a thread of its own, so that the engine does not wait for
+// the system. Each operation has a ticket, the number of operations submitted up to it.
 class Mapper {
  public:
   Mapper();
   ~Mapper();  // finishes all submitted operations
 
   uint64_t submit(std::function<void()> operation);
-  // Submits an operation that may be refused: a std::system_error means that nothing has changed.
+  // Submits an operation that the system may refuse. Its std::system_error means a refusal.
   uint64_t attempt(std::function<void()> operation);
-  // Returns true, once, if the system refused the operation with this ticket. Throws
+  // Returns true, once per ticket, if the system refused the operation with this ticket. Throws
   // std::logic_error if the operation is not complete.
   bool refused(uint64_t ticket);
-  // Returns the ticket of the newest completed operation.
   uint64_t completed() const;
-  // Returns false when the timeout passes before the operation completes.
+  // Returns false if the timeout passes before the operation completes.
   bool wait(uint64_t ticket, std::chrono::nanoseconds timeout) const;
-  // Returns the message of the first failure, or an empty string. After a failure the mappings are
-  // unknown: serving must stop.
+  // Returns the message of the first failed operation, or "". After a failure, mappings may be
+  // wrong, and serving must stop.
   std::string failure() const;
 
  private:

@@ -4,7 +4,7 @@
 #include <stdexcept>
 #include <string>
 
-// Implements the kinds of device memory that map nothing: paged and dense.
+// Implements two kinds of GPU memory that need no mappings: paged and dense.
 namespace quire::metal {
 
 void require_equal_rows(const Geometry& geometry) {
@@ -44,7 +44,7 @@ std::byte* PagedRange::contents(size_t region, size_t block) const {
 
 bool PagedRange::attach(const Run& run) {
   for (size_t region = 0; run.writable && region < geometry().regions(); ++region) {
-    // The run's blocks are adjacent, because a run lies in one heap.
+    // The blocks of a run are adjacent in memory, because they lie in one heap.
     std::memset(contents(region, run.block), 0, run.count * geometry().region_block_bytes(region));
   }
   return true;

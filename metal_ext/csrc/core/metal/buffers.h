@@ -7,15 +7,16 @@
 
 #include "core/metal/device_range.h"
 
-// Device memory that maps nothing: paged (tables of block addresses), dense (slices of a buffer).
+// Two kinds of GPU memory that need no mappings. Paged: kernels read a table of block addresses.
+// Dense: each sequence has a slice of one buffer.
 namespace quire::metal {
 
-// A heap of the paged kind: an ordinary buffer, which the CPU can reach too.
+// A heap of the paged kind: an ordinary buffer, which the CPU can access as well.
 class ExtentHeap final : public DeviceHeap {
  public:
   explicit ExtentHeap(std::shared_ptr<Context> context) : DeviceHeap(std::move(context)) {}
 
-  // Returns the address of a block in region 0; region r lies heap_region_offset(r) bytes later.
+  // Returns a block's address in region 0. In region r it is heap_region_offset(r) bytes higher.
   uint64_t block_address(size_t block) const;
   std::byte* contents(size_t region, size_t block) const;
 
@@ -45,14 +46,13 @@ class PagedRange final : public DeviceRange {
   std::byte* contents(size_t region, size_t block) const;
 };
 
-// Throws std::invalid_argument unless rows of all regions have one length.
 void require_equal_rows(const Geometry& geometry);
 
-// The memory of the dense kind: one ordinary buffer for all sequences, as every device has.
+// The memory of the dense kind: one ordinary buffer, with a slice for each sequence.
 class Arena {
  public:
-  // slices: the number of ranges to hold. Throws std::runtime_error for a buffer longer than
-  // max_buffer_bytes, std::system_error(ENOMEM) when the device refuses.
+  // Throws std::runtime_error if the slices need more than max_buffer_bytes, and
+  // std::system_error(ENOMEM) if the device refuses the buffer.
   Arena(Context& context, size_t slices, size_t max_buffer_bytes);
 
   MTL::Buffer* buffer() const { return buffer_.get(); }
@@ -64,7 +64,7 @@ class Arena {
   NS::SharedPtr<MTL::Buffer> buffer_;
 };
 
-// One slice of the arena, for a whole context. The memory is in use until the backend ends.
+// One slice of the arena (the one buffer), for a whole context. Its memory is never released.
 class ArenaHeap final : public DeviceHeap {
  public:
   ArenaHeap(std::shared_ptr<Context> context, std::shared_ptr<Arena> arena, size_t slice)
@@ -85,15 +85,15 @@ class ArenaHeap final : public DeviceHeap {
   const size_t slice_;
 };
 
-// A range of one block, the whole context, at the addresses of the mapped slice.
+// A range of one block, which is a whole context, at the addresses of the mapped slice.
 class ArenaRange final : public DeviceRange {
  public:
   ArenaRange(std::shared_ptr<Context> context, std::shared_ptr<Arena> arena)
       : DeviceRange(std::move(context)), arena_(std::move(arena)) {}
 
-  // Returns an address for the CPU (kernels use row_base()), or null without a mapped slice.
+  // Returns an address for the CPU (kernels use row_base()), or null if no slice is mapped.
   std::byte* region(size_t index) const override;
-  // Returns the slice's offset in the arena. Throws std::logic_error without a mapped slice.
+  // Returns the slice's offset in the arena. Throws std::logic_error if no slice is mapped.
   uint64_t row_base(size_t buffer) const override;
   BufferPlace view(size_t region) const override;
 
@@ -109,7 +109,6 @@ class ArenaRange final : public DeviceRange {
   const std::shared_ptr<Arena> arena_;
 };
 
-// Throws std::invalid_argument unless a range and a heap are one block each.
 void require_one_block(const Geometry& geometry);
 
 }  // namespace quire::metal

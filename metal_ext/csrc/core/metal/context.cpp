@@ -6,7 +6,7 @@
 
 #include "core/metal/sparse.h"
 
-// Implements what heaps and ranges share: the check of the device, and the moments without a step.
+// Implements what heaps and ranges share: the check of the device, and pauses between steps.
 namespace quire::metal {
 namespace {
 

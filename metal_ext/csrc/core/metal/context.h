@@ -16,9 +16,9 @@ namespace quire::metal {
 
 class Bundle;
 
-// Objects that all heaps and ranges of one backend (a device's memory) share and keep alive.
+// The objects that all heaps and ranges of one GPU's memory share and keep alive.
 struct Context {
-  // Throws std::runtime_error that names everything that the device lacks for the kind.
+  // Throws std::runtime_error with everything that the device lacks for this kind of memory.
   Context(
       NS::SharedPtr<MTL::Device> device, Kind kind, const Geometry& geometry,
       bool maps_beside_steps, std::chrono::nanoseconds timeout,
@@ -29,7 +29,7 @@ struct Context {
   const Capabilities capabilities;
   const Kind kind;
   const Geometry geometry;
-  // Whether mappings may change while steps are in flight. Only sparse may have false.
+  // True if mappings may change while steps run. False only on the sparse kind.
   const bool maps_beside_steps;
   Health health;
   Epochs epochs;
@@ -43,12 +43,12 @@ struct Context {
   std::unique_ptr<Bundle> bundle;
 
   // Makes new memory resident before its first use, on the mapper's thread. Throws
-  // std::system_error(ENOMEM) when no residency set can take the memory now.
+  // std::system_error(ENOMEM) if no residency set can take the memory now.
   void settle();
   // Rule: without maps_beside_steps, blocks are mapped and unmapped, and heaps released, only while
-  // no step is in flight (else std::logic_error). No step starts during the pause.
+  // no step runs. Throws std::logic_error if one runs. No step starts while the Pause exists.
   Epochs::Pause mapping_point(const char* what);
-  // Throws std::logic_error after the backend's end. The caller holds books.
+  // Throws std::logic_error after the backend was shut down. The caller must hold books.
   void require_running() const;
 };
 

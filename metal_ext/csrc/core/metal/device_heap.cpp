@@ -4,7 +4,7 @@
 #include <stdexcept>
 #include <string>
 
-// Implements the record of a heap's blocks, and the making and release of heaps.
+// Implements the record of a heap's blocks, and allocates and releases a heap's memory.
 namespace quire::metal {
 
 namespace {

@@ -12,31 +12,31 @@
 
 namespace quire::metal {
 
-// Tracks the mappings of every block of one heap, and the one range that may write the block. The
-// caller holds Context::books. All methods throw std::logic_error when a rule is broken.
+// Records the mappings of every block of one heap, and the one range that may write each block. The
+// caller must hold Context::books. All methods throw std::logic_error if a rule is broken.
 //   blank -- writable mapping --> owned -- read-only mapping, its writes complete --> sealed
 // A sealed block is never written. A new writable mapping makes an unmapped block owned again.
 class BlockLedger {
  public:
   explicit BlockLedger(size_t blocks) : blocks_(blocks) {}
 
-  // Maps blocks for `writer`, the only range that may write them. Rule: no block is mapped yet.
+  // Maps blocks that only the range `writer` may write. Rule: none of them is mapped yet.
   void map_writable(size_t first, size_t count, const void* writer);
-  // Maps blocks to be shared, and seals them. Rule: the step that last wrote a block is complete.
+  // Maps blocks read-only, and seals them. Rule: the step that last wrote a block is complete.
   void map_read_only(size_t first, size_t count, uint64_t completed_epoch);
   void unmap(size_t block, const void* range);
 
-  // Reverts the record of a mapping for which the device refused the heap's memory.
+  // Removes a mapping from the record after the device refused the heap's memory.
   void withdraw(size_t first, size_t count);
 
-  // Rules: only a block's writer writes the block, and a sealed block is never written.
+  // Rules: only a block's writer may write the block, and a sealed block is never written.
   void require_writable(size_t block, const void* writer) const;
   void write(size_t block, const void* writer, uint64_t epoch);
-  // Returns the epoch (number) of the step that last wrote the block, or 0 before any step did.
+  // Returns the epoch (number) of the step that last wrote the block, or 0 if none did.
   uint64_t written_epoch(size_t block) const { return blocks_[block].written_epoch; }
 
   size_t mappings() const { return mappings_; }
-  // Forgets all blocks when the heap's memory is gone. Rule: no block is mapped.
+  // Clears the record of all blocks after the heap's memory is gone. Rule: no block is mapped.
   void forget_all();
 
  private:
@@ -52,7 +52,7 @@ class BlockLedger {
   size_t mappings_ = 0;
 };
 
-// Physical memory of the device, released as a whole and made again for the next mapping.
+// Physical memory of a GPU. It is released as a whole, and allocated again when needed.
 class DeviceHeap : public Heap {
  public:
   explicit DeviceHeap(std::shared_ptr<Context> context)
@@ -63,12 +63,12 @@ class DeviceHeap : public Heap {
   size_t committed_bytes() const override { return committed_.load(); }
   bool releases_blocks() const override { return false; }
 
-  // Makes the memory if it is missing. Throws std::system_error(ENOMEM) when the device refuses.
+  // Allocates the memory if it is missing. Throws std::system_error(ENOMEM) if refused.
   void commit();
-  // Releases the memory of an unmapped heap for good, at the backend's end.
+  // Releases the memory of an unmapped heap for good, when the backend shuts down.
   void drop();
 
-  // The caller holds Context::books while it uses the result.
+  // The caller must hold Context::books while it uses the result.
   BlockLedger& ledger() { return ledger_; }
   const std::shared_ptr<Context>& context() const { return context_; }
 
@@ -77,11 +77,11 @@ class DeviceHeap : public Heap {
   // run, waits for a moment between steps. If none comes in time, the heap keeps its memory.
   void release_memory(size_t first, size_t count) override;
 
-  // make() allocates memory for the next residency set, or throws std::system_error(ENOMEM).
-  // unmake() releases the memory.
+  // make() allocates the memory, to be added to a residency set, or throws
+  // std::system_error(ENOMEM). unmake() releases the memory.
   virtual void make() = 0;
   virtual void unmake() = 0;
-  // Returns false if the memory stays until the backend ends.
+  // Returns false if the memory stays allocated until the backend shuts down.
   virtual bool releases() const { return true; }
 
  private:

@@ -5,7 +5,7 @@
 #include <string>
 #include <system_error>
 
-// Implements the rules of mapping, use and copying that all kinds of device memory share.
+// Implements the rules of mapping, use and copying for all kinds of GPU memory.
 namespace quire::metal {
 
 void DeviceRange::wait_for(uint64_t epoch, const char* what) const {
@@ -95,12 +95,12 @@ void DeviceRange::unmap_memory(size_t block, size_t count) {
   const auto point = context_->mapping_point("blocks cannot be unmapped");
   uint64_t last_used;
   {
-    // The blocks already count as unmapped, so use() refuses new steps, and last_used_ has all
-    // earlier ones.
+    // The blocks already count as unmapped, so that use() refuses new steps. last_used_ is the
+    // newest of the earlier steps.
     const std::lock_guard books(context_->books);
     last_used = last_used_;
   }
-  // Rule: a block is unmapped only when every step that may touch it has completed.
+  // Rule: a block is unmapped only after every step that may use it has completed.
   wait_for(last_used, "blocks are unmapped");
   detach(block, count);
   leave(block, count);
@@ -121,7 +121,7 @@ void DeviceRange::note_use(uint64_t epoch, size_t start, size_t count) {
   if (epoch > context_->epochs.newest() || epoch <= context_->epochs.completed()) {
     throw std::logic_error("epoch " + std::to_string(epoch) + " is not in flight");
   }
-  // Rule: a step uses only rows whose mapping was observed.
+  // Rule: a step uses only rows whose mapping is complete.
   if (start + count > mapped_tokens()) {
     throw std::logic_error(
         "a step cannot use tokens up to " + std::to_string(start + count) + ": " +

@@ -18,7 +18,7 @@ struct BufferPlace {
   uint64_t offset;
 };
 
-// Consecutive blocks of a heap, mapped to consecutive blocks of a range.
+// Consecutive blocks of a heap that are mapped to consecutive blocks of a range.
 struct Run {
   std::shared_ptr<DeviceHeap> heap;
   size_t heap_block;
@@ -27,8 +27,8 @@ struct Run {
   bool writable;
 };
 
-// The addresses of one sequence's K and V on the device, with the rules that all kinds of memory
-// share. Subclasses map blocks and find rows.
+// The addresses of one sequence's K and V on a GPU, with the rules that hold for all kinds of
+// memory. Subclasses map the blocks and locate the rows.
 class DeviceRange : public AddressRange {
  public:
   explicit DeviceRange(std::shared_ptr<Context> context)
@@ -39,34 +39,34 @@ class DeviceRange : public AddressRange {
   const std::shared_ptr<Context>& context() const { return context_; }
 
   // Records that a step reads tokens [0, start + count) and writes the last `count` of them. Throws
-  // std::logic_error for a write to a sealed block or a use of unmapped tokens.
+  // std::logic_error if a written block is sealed or a token is not mapped.
   void use(uint64_t epoch, size_t start, size_t count);
-  // Copies a source block's first `tokens` rows in every region, on the mapper's thread.
+  // Copies the first `tokens` rows of a block, in every region, on the mapper's thread.
   void copy_from(DeviceRange& source, size_t source_block, size_t block, size_t tokens);
-  // Bundle calls observe() when the run's mapping is complete, or withdraw() to drop the run.
+  // Bundle calls observe() when a run's mapping is complete, or withdraw() to cancel the run.
   void observe(const Run& run);
   void withdraw(const Run& run);
-  // Unmaps everything, in order, at the backend's end.
+  // Unmaps everything, in order, when the backend shuts down.
   void unmap_all();
-  // Releases the device objects of an unmapped range at the backend's end.
+  // Releases the device objects of an unmapped range when the backend shuts down.
   virtual void drop() {}
 
-  // --- The places of rows. A method for another kind of range throws std::logic_error ---
+  // --- The places of rows. Throws std::logic_error on the wrong kind of range ---
   virtual uint64_t row_base(size_t buffer) const = 0;  // RowEntry::base of the range's rows
   virtual BufferPlace view(size_t region) const;       // for arrays that view the region
   // Returns the GPU addresses of the first `blocks` blocks of a paged range.
   virtual std::vector<uint64_t> page_addresses(size_t blocks) const;
 
  protected:
-  // The heap's block that is mapped to a block of the range; without a heap, none is.
+  // A block of a heap that is mapped to a block of this range, or no heap if none is mapped.
   struct Place {
     std::shared_ptr<DeviceHeap> heap;
     size_t block = 0;
     bool observed = false;  // whether the mapping is complete and the block filled
   };
 
-  // attach() maps blocks and fills writable ones with zeros, or returns false to let Bundle do both
-  // and then call observe() or withdraw(). detach() unmaps blocks. copy() copies rows.
+  // attach() maps blocks and fills writable ones with zeros. It returns false if Bundle is to do
+  // both and call observe() or withdraw() later. detach() unmaps blocks. copy() copies rows.
   virtual bool attach(const Run& run) = 0;
   virtual void detach(size_t block, size_t count) = 0;
   virtual void copy(DeviceRange& source, size_t source_block, size_t block, size_t tokens) = 0;
@@ -76,7 +76,6 @@ class DeviceRange : public AddressRange {
       const std::shared_ptr<Heap>& heap, size_t heap_block, size_t block, size_t count,
       bool writable) final;
   void prepare_unmap() override;
-  // map() has already committed and filled the memory.
   void commit_memory(size_t, size_t) final {}
   void unmap_memory(size_t block, size_t count) final;
 

@@ -5,11 +5,11 @@
 
 #include "core/metal/gpu.h"
 
-// Implements the counter of steps: starts, waits, pauses and abandoned steps.
+// Implements the numbering of steps: starts, waits, pauses and abandoned steps.
 namespace quire::metal {
 namespace {
 
-// An abandoned step signals no event, so waits look again after this time.
+// The time between checks of a wait. An abandoned step signals no event that would end the wait.
 constexpr std::chrono::milliseconds kLookAgain{20};
 
 }  // namespace
@@ -18,7 +18,7 @@ Epochs::Epochs(MTL::Device* device) : event_(make_shared_event(device)) {}
 
 uint64_t Epochs::start() {
   const std::lock_guard lock(mutex_);
-  // Rule: memory is mapped and unmapped only while no step is in flight.
+  // Rule: in a backend that maps only between steps, no step starts during a Pause.
   if (pauses_ > 0) {
     throw std::logic_error("a step cannot begin before mappings are finished");
   }
@@ -82,7 +82,7 @@ void Epochs::abandon(uint64_t epoch) {
   if (epoch == 0 || epoch > started_) {
     throw std::logic_error("epoch " + std::to_string(epoch) + " was never started");
   }
-  // The event is not set, because its value would also complete earlier steps that may still run.
+  // The event is not set: its value would also complete earlier steps, which may still run.
   if (epoch > completed_locked()) {
     abandoned_.insert(epoch);
   }

@@ -12,34 +12,34 @@
 
 namespace quire::metal {
 
-// Numbers the steps on the device; a step's number is its epoch. The step's last command buffer
-// signals the epoch through a shared event. Any thread may call a method that names no thread.
+// Numbers the steps on the device. The number of a step is its epoch. The step's last command
+// buffer signals the epoch through a shared event. Any thread may call methods, except start().
 class Epochs {
   struct Resume {
     void operator()(Epochs* epochs) const { epochs->resume(); }
   };
 
  public:
-  // While a Pause lives, no step is in flight and none starts.
+  // While a Pause exists, no step runs and none can start.
   using Pause = std::unique_ptr<Epochs, Resume>;
 
-  // Throws std::system_error(ENOMEM) when the device gives no event.
   explicit Epochs(MTL::Device* device);
 
-  // Starts a step on the engine's thread and returns its epoch. Throws std::logic_error in a pause.
+  // Starts a step and returns its epoch, on the engine's thread. Throws std::logic_error in a
+  // Pause.
   uint64_t start();
   uint64_t newest() const;
-  // The event that the step's last command signals, with the epoch as value.
+  // Returns the event that each step's last command sets to the step's epoch.
   MTL::SharedEvent* event() const { return event_.get(); }
   // Returns the newest epoch up to which all steps are complete.
   uint64_t completed() const;
-  // Waits for a step. Returns false when the timeout passes first, after at least one check.
+  // Waits for a step. Returns false if the timeout passes first, after at least one check.
   bool wait(uint64_t epoch, std::chrono::nanoseconds timeout) const;
   // Counts a failed step as complete. Throws std::logic_error if no step has this epoch.
   void abandon(uint64_t epoch);
-  // Runs the body while no step is in flight and none starts; returns false if steps never pause.
+  // Calls body while no step runs and none can start. Returns false if steps run all the time.
   bool while_idle(std::chrono::nanoseconds timeout, const std::function<void()>& body);
-  // Keeps steps from starting. Throws std::logic_error with the text `what` if one is in flight.
+  // Keeps steps from starting. Throws std::logic_error with the text `what` if a step runs.
   Pause pause(const std::string& what);
 
  private:

@@ -6,12 +6,12 @@
 #include <stdexcept>
 #include <system_error>
 
-// Implements the probe of a GPU's abilities, its health, and its objects.
+// Implements the test of a GPU's abilities, the record of its failures, and its objects.
 namespace quire::metal {
 
 namespace {
 
-// Gives access to metal-cpp's protected way of asking an object for its methods.
+// Uses metal-cpp's protected functions to find out which methods an Objective-C object has.
 struct Ask : NS::Object {
   static bool answers(const void* object, const char* selector) {
     return respondsToSelector(object, sel_registerName(selector));
@@ -37,8 +37,8 @@ constexpr Kind kAll[] = {Kind::sparse, Kind::paged, Kind::dense};
 constexpr Kind kAddressed[] = {Kind::sparse, Kind::paged};
 constexpr Kind kSparse[] = {Kind::sparse};
 
-// The messages that the backends send, by receiver and kind. A message that makes an object
-// stands before the messages to that object.
+// The messages (method names) that quire sends, by receiver and kind of memory. A message that
+// makes an object stands before the messages to that object.
 constexpr const char* kDeviceAll[] = {
     "newBufferWithLength:options:", "newSharedEvent", "maxBufferLength"};
 constexpr const char* kDeviceSparse[] = {
@@ -82,7 +82,7 @@ class Probe {
  private:
   void lacks(Kind kind, const std::string& what) { found_.missing.push_back({kind, what}); }
 
-  // Records each of these messages that the object does not answer and the kinds need.
+  // Records each of these messages that the object lacks, for each of these kinds of memory.
   void demand(
       std::span<const Kind> kinds, const void* object, const char* whose,
       std::span<const char* const> selectors) {
@@ -95,7 +95,7 @@ class Probe {
     }
   }
 
-  // Returns true when the device can make the object. demand() has already noted a missing message.
+  // Returns true if the device has this method. If not, demand() has already recorded that.
   bool makes(const char* selector) const { return Ask::answers(device_, selector); }
 
   void describe() {
@@ -257,7 +257,7 @@ NS::SharedPtr<MTL::SharedEvent> make_shared_event(MTL::Device* device) {
 bool wait_for_value(
     MTL::SharedEvent* event, uint64_t value, std::chrono::nanoseconds timeout) {
   const auto limit = std::chrono::ceil<std::chrono::milliseconds>(timeout).count();
-  // The event's value decides, not the wait's result: the system may end a wait early.
+  // The result is the event's value, because the system may end a wait early.
   event->waitUntilSignaledValue(value, static_cast<uint64_t>(std::max<int64_t>(limit, 0)));
   return event->signaledValue() >= value;
 }

@@ -11,15 +11,15 @@
 
 #include "core/metal/kernel_text.h"
 
-// The GPU for quire's device memory: its abilities, its failures, and the objects that it makes.
+// What quire needs of a GPU: its abilities, its failures, and the objects that it makes.
 namespace quire::metal {
 
 Kind kind_named(const std::string& name);
 
-// A device's abilities, asked of the device itself, because a virtual machine's device may lack
-// abilities of its system's version.
+// The abilities of a device. The device itself is queried, because the device of a virtual machine
+// may lack abilities that the system's version implies.
 struct Capabilities {
-  // Makes and releases objects, such as a queue and an event, to ask for their abilities.
+  // Queries the device, and makes and releases some objects to query them as well.
   static Capabilities probe(MTL::Device* device);
 
   std::string name;
@@ -28,32 +28,30 @@ struct Capabilities {
   uint64_t recommended_working_set_bytes = 0;
   bool unified_memory = false;
   bool residency_sets = false;
-  // Whether the device has placement sparse buffers; empty if the system is too old to tell.
+  // Whether the device has placement sparse buffers, or empty if the system is too old to say.
   std::optional<bool> placement_sparse;
-  // A message that an object of the device does not answer, or an object that it cannot make.
+  // A method that an object of the device lacks, or an object that the device cannot make.
   struct Missing {
     Kind needed_by;
     std::string what;
   };
   std::vector<Missing> missing;
 
-  // Returns everything that a backend of this kind needs and the device lacks.
+  // Returns everything that the device lacks for this kind of memory.
   std::vector<std::string> missing_for(Kind kind) const;
 };
 
-// Remembers whether the device failed or timed out. After a failure the mappings are unknown:
-// the device gets no more work and nothing is released, because a paging mistake can crash a Mac.
+// Records the first failure or timeout of the device. Afterwards mappings may be wrong, so that the
+// device gets no more work and nothing is released: a mistake in mappings can crash a Mac.
 class Health {
  public:
   explicit Health(std::chrono::nanoseconds timeout) : timeout_(timeout) {}
 
-  // The time limit of one command.
   std::chrono::nanoseconds timeout() const { return timeout_; }
-  // Keeps the first failure for good. Throws this failure as std::runtime_error.
+  // Records the failure, unless there is one already. Throws `what` as std::runtime_error.
   [[noreturn]] void fail(const std::string& what);
   // Calls fail() for a command that did not finish within the time limit.
   [[noreturn]] void time_out(const std::string& what);
-  // Throws std::runtime_error after a failure.
   void require() const;
   std::string failure() const;
 
@@ -63,18 +61,17 @@ class Health {
   std::string failure_;
 };
 
-// Releases Metal's temporary objects at the end of the caller's scope.
+// Returns a pool that releases Metal's temporary objects at the end of the caller's scope.
 NS::SharedPtr<NS::AutoreleasePool> new_pool();
 
-// Throws std::system_error(ENOMEM) that names the refused object.
+// Throws std::system_error(ENOMEM) with the name of the refused object.
 [[noreturn]] void refuse_memory(const std::string& object);
 
-// Makes a buffer that the CPU can reach too. Metal does not track uses: kernels go by address.
-// Throws std::system_error(ENOMEM) when the device refuses.
+// Makes a buffer that the CPU can access as well. Metal does not track uses of the buffer, because
+// kernels use its address. Throws std::system_error(ENOMEM) if the device refuses.
 NS::SharedPtr<MTL::Buffer> make_shared_buffer(MTL::Device* device, size_t bytes);
 NS::SharedPtr<MTL::SharedEvent> make_shared_event(MTL::Device* device);
 
-// Returns false when the timeout passes before the event reaches the value.
 bool wait_for_value(
     MTL::SharedEvent* event, uint64_t value, std::chrono::nanoseconds timeout);
 

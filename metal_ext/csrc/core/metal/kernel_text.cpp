@@ -5,7 +5,7 @@
 
 #include "metal/arguments.h"
 
-// Names the kernels' instances, and puts their sources together.
+// Names the instances of kernel templates, and joins their source texts.
 namespace quire::metal {
 namespace {
 
@@ -28,7 +28,7 @@ std::string text_of(int head_dim) {
   return std::to_string(head_dim);
 }
 
-// Returns the instance function<arguments...>, named function_arguments_... .
+// Returns the instance function<arguments...> of a template, named function_arguments_... .
 template <class... Arguments>
 Kernel instance(
     const char* file, const std::string& function, size_t threads, Arguments... arguments) {
@@ -45,7 +45,7 @@ Kernel instance(
   return kernel;
 }
 
-// Appends a file after its quoted includes; skips files in `seen`.
+// Appends a file's text, with its quoted includes expanded. Skips the files in `seen`.
 void append_file(const std::string& file, std::vector<std::string>& seen, std::string& text) {
   if (std::ranges::find(seen, file) != seen.end()) {
     return;

@@ -5,16 +5,16 @@
 #include <string_view>
 #include <vector>
 
-// The kernels of kernels/metal: their names, and the source texts to compile at run time.
+// The kernels of kernels/metal: their names, and the source texts that are compiled at run time.
 namespace quire::metal {
 
-// The three ways in which kernels find a sequence's rows (kernels/metal/arguments.h).
+// The three kinds of GPU memory, in which kernels find rows in different ways.
 enum class Kind { sparse, paged, dense };
 const char* name_of(Kind kind);
 
 enum class Number { float32, float16, bfloat16 };
 
-// The threads of a threadgroup of a kernel that moves bytes.
+// The number of threads in a threadgroup, for kernels that copy or fill bytes.
 inline constexpr size_t kCopyThreads = 256;
 
 struct Kernel {
@@ -24,8 +24,8 @@ struct Kernel {
   std::string expression;  // the instance of the template, or empty
 };
 
-// activations: the type of queries, new keys, values and results. kv: of stored K and V. Throws
-// std::logic_error unless head_dim is 64, 128 or 256.
+// `activations` is the type of queries, new keys, new values and results. `kv` is the type of the
+// stored K and V. Throws std::logic_error unless head_dim is 64, 128 or 256.
 Kernel append_kernel(Number activations, Number kv, Kind kind);
 Kernel decode_split_kernel(Number activations, Number kv, int head_dim, Kind kind);
 Kernel decode_combine_kernel(Number activations, int head_dim);
@@ -39,8 +39,8 @@ Kernel zero_blocks_kernel();
 Kernel copy_blocks_kernel();
 Kernel mark_step_kernel();
 
-// Returns the source of a library with these kernels of one file: the includes, the file, and the
-// instances of its templates.
+// Returns the source of a library with these kernels, which must be of one file: the included
+// files, the file, and the instances of its templates.
 std::string library_text(const std::vector<Kernel>& kernels);
 
 // Returns the text of a file of kernels/metal. Throws std::logic_error for an unknown name.

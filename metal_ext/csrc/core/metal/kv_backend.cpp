@@ -5,11 +5,11 @@
 #include <stdexcept>
 #include <utility>
 
-// Implements the device's memory as a whole: its making, its heaps and ranges, its ordered end.
+// Implements the GPU's memory as a whole: it makes heaps and ranges, and shuts down in order.
 namespace quire::metal {
 namespace {
 
-// The objects of a backend that could not end. These objects are never released.
+// The objects of a backend that could not shut down. They are never released.
 struct Kept {
   std::shared_ptr<Context> context;
   std::shared_ptr<Arena> arena;
@@ -169,8 +169,8 @@ void KVBackend::copy_block(
   own(target).copy_from(own(source), source_block, target_block, tokens);
 }
 
-// Rule: the end has an order: steps, mappings, residency, buffers, heaps. If the device does not
-// answer, nothing is released.
+// Rule: the order is steps, mappings, residency, buffers, heaps. If the device does not answer,
+// nothing is released.
 bool KVBackend::shutdown() {
   const std::lock_guard lock(mutex_);
   if (released_) {
@@ -228,7 +228,7 @@ KVBackend::~KVBackend() {
   } catch (const std::exception&) {  // after a bug too, nothing is released
   }
   if (!ended) {
-    // Commands may still use this memory, so it is never released.
+    // The GPU's commands may still use this memory, so that it is never released.
     new Kept{context_, arena_, slots_, std::move(heaps_), std::move(ranges_)};
   }
 }

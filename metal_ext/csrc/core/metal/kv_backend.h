@@ -16,38 +16,39 @@
 #include "core/metal/epochs.h"
 #include "core/metal/sparse.h"
 
-// The memory of K and V and states on a GPU, through metal-cpp alone: no MLX, no Python.
+// A GPU's memory for K, V and recurrent states, used through metal-cpp, without MLX or Python.
 namespace quire::metal {
 
 // All heaps and ranges of one kind and geometry on one device, with their queues, events and
-// residency. The mapper's thread maps; the engine's thread does everything else. Rule: a sparse
-// backend without Options::maps_beside_steps maps, unmaps and releases only while no step is in
-// flight, and no step starts before finish_mappings(). A violation throws a std::logic_error. Rule:
-// the backend owns all device objects that command buffers use, because MLX's command buffers do
-// not retain them. Only shutdown() releases them, even if Python drops heaps and ranges before.
+// residency sets. The mapper's thread maps, and the engine's thread does everything else.
+//
+// Rule: a sparse backend without maps_beside_steps maps, unmaps and releases only while no step
+// runs, and no step starts before finish_mappings(). Else std::logic_error is thrown. Rule: only
+// shutdown() releases device objects, because MLX's command buffers use but do not retain them.
 class KVBackend {
  public:
   struct Options {
     Kind kind;
     Geometry geometry;
     size_t max_ranges;            // the number of slices on the dense kind
-    // Whether mappings may change while steps are in flight, on sparse (else always true).
+    // True if mappings may change while steps run. Matters on the sparse kind only.
     bool maps_beside_steps = false;
     size_t max_buffer_bytes = 0;  // 0 for the device's; smaller values force more buffers per range
     std::chrono::nanoseconds timeout = std::chrono::seconds(30);  // time limit of one command
     Residency::Options residency = {};  // make() adds the device's properties
   };
-  // Throws std::runtime_error that names missing abilities or a wrong option; std::invalid_argument
-  // for a geometry that the kind cannot have; std::system_error(ENOMEM) if memory is refused.
+  // Throws std::runtime_error if the device lacks something or an option is wrong,
+  // std::invalid_argument if this kind of memory cannot have the geometry,
+  // std::system_error(ENOMEM) if memory is refused.
   static std::shared_ptr<KVBackend> make(
       NS::SharedPtr<MTL::Device> device, const Options& options);
   // Calls shutdown(). If that fails, the device objects are never released.
   ~KVBackend();
 
-  // Both throw std::system_error(ENOMEM) when the device refuses or the arena has no slice left.
+  // Both throw std::system_error(ENOMEM) if the device refuses or no slice of the arena is left.
   std::shared_ptr<Heap> new_heap();
   std::shared_ptr<AddressRange> new_range();
-  // Makes the memory of recurrent states. Throws as Slots does, or std::logic_error a second time.
+  // Allocates state slots. Throws what Slots throws, or std::logic_error at a second call.
   void make_slots(size_t count, size_t slot_bytes);
 
   // Returns a range that this backend made. Throws std::invalid_argument for another range.
@@ -57,30 +58,29 @@ class KVBackend {
   const Geometry& geometry() const { return context_->geometry; }
   Epochs& epochs() const { return context_->epochs; }
   Residency& residency() const { return context_->residency; }
-  // Returns null before make_slots().
   Slots* slots() const { return slots_.get(); }
-  // Returns the buffers per range. A row table has a RowEntry per buffer and row, [buffer][row].
+  // Returns the number of buffers per range. A row table has one RowEntry per buffer and row.
   size_t buffers_per_range() const;
   RegionPlace place(size_t region) const;
 
-  // --- Mapper's thread --- Completes all maps since the last call. On paged and dense, map()
-  // itself completes a map. Throws std::runtime_error when the device fails.
+  // --- Mapper's thread --- Completes all mappings since the last call. On the paged and dense
+  // kinds they are complete at once. Throws std::runtime_error if the device fails.
   void finish_mappings();
-  // Makes the memory of a released heap, so that later maps of the heap's blocks succeed. Throws
-  // std::system_error(ENOMEM) when the device refuses.
+  // Allocates a released heap's memory again, so that its blocks can be mapped. Throws
+  // std::system_error(ENOMEM) if the device refuses.
   void commit(Heap& heap);
-  // Waits for the step that last wrote the source block, whose commands must be committed; then
-  // copies the block's first `tokens` rows in every region. Throws std::logic_error unless the
-  // target may write the block.
+  // Waits for the step that last wrote the source block, whose commands must be committed. Then
+  // copies the block's first `tokens` rows in every region. Throws std::logic_error if the target
+  // range may not write the block.
   void copy_block(
       AddressRange& source, size_t source_block, AddressRange& target, size_t target_block,
       size_t tokens);
 
-  // Ends in order: waits for the last step, unmaps everything (one unmap at a time), takes the
-  // residency sets off their queues, releases buffers, then heaps. The mapper must be idle. Returns
-  // false if the device timed out: nothing is released, and the process must end without releasing.
+  // Waits for the last step, unmaps everything, removes the residency sets, and releases buffers,
+  // then heaps. The mapper must be idle. Returns false if the device timed out: nothing is released
+  // then, and the process must end without releasing anything.
   bool shutdown();
-  // Returns an empty string while the device has answered everything in time.
+  // Returns the message of the device's first failure or timeout, or "".
   std::string failure() const { return context_->health.failure(); }
 
  private:

@@ -7,7 +7,7 @@
 
 #include "core/metal/kernel_text.h"
 
-// Implements the queue that maps sparse buffers, and the fills and copies of blocks.
+// Implements the queue that maps sparse buffers, and commands that fill and copy blocks.
 namespace quire::metal {
 
 MTL::SparsePageSize sparse_page_size(size_t bytes) {
@@ -79,7 +79,7 @@ void MappingQueue::finish() {
 namespace {
 
 constexpr size_t kBytesPerThread = 16;
-// A failed command signals nothing, so waits look at the command's status after this time.
+// The time between checks of a command's status. A failed command signals no event.
 constexpr std::chrono::milliseconds kLookAgain{50};
 
 std::string words(const NS::Error* error) {

@@ -16,31 +16,31 @@ using MappingOperation = MTL4::UpdateSparseBufferMappingOperation;
 // Returns Metal's name for pages of 16, 64 or 256 KiB. Throws std::invalid_argument otherwise.
 MTL::SparsePageSize sparse_page_size(size_t bytes);
 
-// Maps and unmaps sparse buffers in batches, of at most kMaxOperations each. Ranges and offsets
-// count pages.
+// Maps and unmaps sparse buffers in batches of at most kMaxOperations operations, whose ranges and
+// offsets count pages.
 //   maps:    call | signal 1 | call | signal 2 | ... | CPU waits for the last
 //   unmaps:  call | signal 3 | CPU waits | call | signal 4 | CPU waits | ...
-// Two batches always have a signal between them: without one the system has crashed. At most one
-// unmap is outstanding, to pace the kernel's teardown of pages. All methods throw
-// std::runtime_error after a failure or a timeout: the mappings are unknown then.
+// A signal stands between any two batches, because the system has crashed without. Only one batch
+// of unmaps runs at a time, so that the system is not flooded. After a failure or a timeout,
+// mappings may be wrong, and all methods throw std::runtime_error.
 class MappingQueue {
  public:
   static constexpr size_t kMaxOperations = 2048;
 
-  // Throws std::system_error(ENOMEM) when the device gives no queue or event.
+  // Throws std::system_error(ENOMEM) if the device makes no queue or event.
   MappingQueue(MTL::Device* device, Health& health);
 
   MTL4::CommandQueue* queue() const { return queue_.get(); }
-  // The maps are complete only when finish() returns: do not encode a use of the memory before.
+  // The maps are complete when finish() returns. No command may use the memory before.
   void map(MTL::Buffer* buffer, MTL::Heap* heap, std::span<const MappingOperation> operations);
-  // The unmaps, and all earlier maps, are complete on return.
+  // The unmaps, and all earlier maps, are complete when the call returns.
   void unmap(MTL::Buffer* buffer, std::span<const MappingOperation> operations);
   void finish();
 
  private:
   using Operations = std::span<const MappingOperation>;
 
-  // Sends the next batch, and returns the remaining operations. The caller holds mutex_.
+  // Sends the next batch, and returns the remaining operations. The caller must hold mutex_.
   Operations issue(MTL::Buffer* buffer, MTL::Heap* heap, Operations operations);
   void wait();
 
@@ -52,17 +52,17 @@ class MappingQueue {
   size_t outstanding_ = 0;  // operations that may not be complete yet
 };
 
-// Fills and copies blocks that the CPU cannot reach, by two small kernels. A call returns when the
-// GPU has finished.
+// Fills and copies blocks by two small kernels, because the CPU cannot access these blocks. A call
+// returns when the GPU has finished.
 class BlockWork {
  public:
-  // Compiles the kernels. Throws std::system_error(ENOMEM) without a queue or event,
+  // Compiles the kernels. Throws std::system_error(ENOMEM) without a queue or event, and
   // std::runtime_error with the compiler's message.
   BlockWork(MTL::Device* device, Health& health);
 
   MTL::CommandQueue* queue() const { return queue_.get(); }
-  // Addresses and strides are multiples of 16, and `bytes` is rounded up to one. Both throw
-  // std::runtime_error when the command fails or times out.
+  // Addresses and strides must be multiples of 16; `bytes` is rounded up to one. Both throw
+  // std::runtime_error if the command fails or times out.
   void zero(std::span<const BlockArguments> runs) { run(zero_.get(), "zero_blocks", runs); }
   void copy(std::span<const BlockArguments> runs) { run(copy_.get(), "copy_blocks", runs); }
 

@@ -149,7 +149,7 @@ void Residency::hold(std::vector<NS::SharedPtr<MTL::Buffer>> buffers) {
   settle();  // keeps earlier memory out of these buffers' sets
   const std::lock_guard changes(changes_);
   const size_t most = std::max(options_.most_sets, kLeftByWeights + 1) - kLeftByWeights;
-  // The largest buffers come first, so that small buffers fill the sets up.
+  // Sort the largest buffers first, so that small buffers fill the rest of a set.
   std::sort(buffers.begin(), buffers.end(), [](const auto& one, const auto& other) {
     return one->length() > other->length();
   });
@@ -267,7 +267,7 @@ void Residency::remove(MTL::Heap* heap) {
   remove_allocation(heap);
 }
 
-// Empties the member's set and fills it again with the other members.
+// Empties the set that has this member, and fills the set again with the other members.
 void Residency::remove_allocation(const MTL::Allocation* allocation) {
   const std::lock_guard changes(changes_);
   const std::lock_guard books(books_);

@@ -18,22 +18,22 @@
 
 #include "core/metal/gpu.h"
 
-// Keeps memory resident on the GPU, in Metal's residency sets.
+// Keeps memory resident on the GPU, by means of Metal's residency sets.
 namespace quire::metal {
 
 using Clock = std::function<std::chrono::steady_clock::time_point()>;
 
-// Calls a function repeatedly on a thread of its own, until no use() has come for a while.
+// Calls a function repeatedly on a thread of its own, until use() has not been called for a while.
 class Heartbeat {
  public:
-  // interval: the time between calls. keep: how long calls go on after the last use().
+  // `interval` is the time between calls. Calls go on for the time `keep` after the last use().
   Heartbeat(
       std::chrono::nanoseconds interval, std::chrono::nanoseconds keep, Clock now,
       std::function<void()> beat);
   // Waits for a call in progress.
   ~Heartbeat();
 
-  // Any thread may call this. It never waits.
+  // Any thread may call this. The call never waits long.
   void use();
 
  private:
@@ -52,9 +52,9 @@ class Heartbeat {
   std::thread thread_;
 };
 
-// A residency set, which is memory that the GPU keeps resident, and the queues that have the set.
-// One thread uses a set at a time. While a command in flight has the set, only two things are
-// allowed: to request the set, and to give it to a queue.
+// A residency set: memory that the GPU keeps resident, and the queues that use the set. One thread
+// at a time may call methods. While a running command uses the set, it may only be requested and
+// added to queues.
 class ResidentSet {
  public:
   static constexpr uint64_t kAnySize = std::numeric_limits<uint64_t>::max();
@@ -66,15 +66,15 @@ class ResidentSet {
 
   explicit ResidentSet(MTL::Device* device);
 
-  // Takes members from the front while they fit; an empty set takes at least one. Returns false if
-  // it took none.
+  // Takes members from the front of `waiting` while they fit; an empty set takes at least one.
+  // Returns false if the set took none.
   bool fill(std::deque<Member>& waiting, uint64_t size);
   bool holds(const MTL::Allocation* allocation) const;
   const std::vector<Member>& members() const { return members_; }
-  // Gives the set to a queue; a second call for the same queue does nothing.
+  // Adds the set to a queue. A second call for the same queue does nothing.
   void put_on(MTL::CommandQueue* queue);
   void put_on(MTL4::CommandQueue* queue);
-  // Removes the set from all queues, and returns its members.
+  // Removes the set from all queues and empties it. Returns the members.
   std::vector<Member> empty();
   const NS::SharedPtr<MTL::ResidencySet>& set() const { return set_; }
 
@@ -88,21 +88,21 @@ class ResidentSet {
   std::set<MTL4::CommandQueue*> mapping_queues_;
 };
 
-// Keeps two kinds of memory resident: memory that kernels reach by address, because the system
-// cannot see such uses, and the weights, because the system drops memory that is idle. Every
+// Keeps two kinds of memory resident. One is memory that kernels use by address, because the system
+// does not detect such uses. The other is the weights, because the system drops idle memory. Each
 // command queue that may use the memory has all sets:
 //   weights | weights | heaps | heaps | heaps and buffers
 //   --- closed: no member comes or goes ---|--- open, until a step begins
-// Rule: a set's members change only while no command in flight has the set; changes under commands
+// Rule: a set's members change only while no running command uses the set, because other changes
 // have crashed a Mac. New memory therefore goes into a set of its own, open until the next step
 // begins. To remove a member, a set is emptied and filled again while no command runs. Without
-// residency sets (macOS 14) a list names the resources that encoders must use.
+// residency sets (macOS 14), unattached() lists the resources that encoders must use.
 class Residency {
  public:
   // The largest share of the working set in one set. macOS makes whole sets resident, and one large
-  // set has cost a step (MLX's pull request 4211, the source of this share).
+  // set delayed a step (MLX's pull request 4211, from which this share comes).
   static constexpr uint64_t kSetPercent = 5;
-  // A queue takes 32 sets (Metal's feature set tables). MLX has one of them, and the rest is spare.
+  // A queue takes 32 sets (Metal's feature set tables). MLX uses one, and the rest is spare.
   static constexpr size_t kMostSets = 24;
   // The number of sets that the weights leave to heaps and buffers.
   static constexpr size_t kLeftByWeights = 4;
@@ -114,59 +114,59 @@ class Residency {
     bool supported = false;  // Capabilities::residency_sets
     uint64_t working_set_bytes = 0;
     size_t most_sets = kMostSets;
-    // How long to request residency after the last use; 0 turns requests off.
+    // The time for which residency is requested after the last use. 0 turns requests off.
     std::chrono::nanoseconds keep = std::chrono::nanoseconds::zero();
     std::chrono::nanoseconds interval = kInterval;  // the longest time without a use or a request
     Clock now = &std::chrono::steady_clock::now;
   };
-  // health: a device that has failed is not asked for residency.
+  // No residency is requested of a device that has failed according to `health`.
   Residency(MTL::Device* device, const Health& health, const Options& options);
   ~Residency() { end(); }
 
   // Returns the most bytes of a set with several members, or 0 if the device has no limit.
   uint64_t set_bytes() const { return set_bytes_; }
-  // Any thread may add new memory, for the next settle(). bytes: its part of the working set.
+  // Adds new memory for the next settle(), from any thread. `bytes` counts towards the working set.
   void add(MTL::Buffer* buffer, uint64_t bytes);
   void add(MTL::Heap* heap, uint64_t bytes);
 
   // --- Engine's thread ---
-  // Keeps buffers in sets of their own until the end. Called once, before the first step. Throws
-  // std::system_error(ENOMEM) when the device refuses.
+  // Keeps buffers resident in sets of their own until end(). Called once, before the first step.
+  // Throws std::system_error(ENOMEM) if the device refuses.
   void hold(std::vector<NS::SharedPtr<MTL::Buffer>> buffers);
   // Begins a step: closes the open set, and calls refresh().
   void begin_step();
-  // Gives a step's queue the closed sets that it lacks, before the step's commands are committed.
+  // Adds the closed sets to the queue of a step, before the step's commands are committed.
   void attach(MTL::CommandQueue* queue);
-  // Returns the buffers that a compute encoder must name where there are no residency sets.
+  // Returns the buffers that a compute encoder must list on a system without residency sets.
   std::vector<MTL::Resource*> unattached() const;
 
   // --- Mapper's thread ---
   // Sets the queues of the mapper's own commands. Called before any set exists.
   void attach_own(MTL4::CommandQueue* mapping, MTL::CommandQueue* work);
-  // Returns true when settle() would need more sets than allowed.
+  // Returns true if settle() would need more sets than allowed.
   bool crowded() const;
-  // Merges the sets that are not full into fewer. Called while no command runs.
+  // Merges the sets that are not full into fewer sets. Called while no command runs.
   void gather();
-  // Puts added memory into sets, and requests their residency. Throws std::system_error(ENOMEM)
-  // when the device refuses; memory without a set then stays added.
+  // Puts added memory into sets, and requests their residency. Throws std::system_error(ENOMEM) if
+  // the device refuses. Memory without a set is then kept for the next call.
   void settle();
-  // Requests residency again if memory was neither used nor requested for a while. Called before
+  // Requests residency again if memory was not used or requested for a while. Called before
   // commands are committed.
   void refresh();
   bool lapsed() const;  // true when refresh() would request residency
-  // Removes memory before its last reference goes. Called while no command runs.
+  // Removes memory from its set, before the memory is released. Called while no command runs.
   void remove(MTL::Buffer* buffer);
   void remove(MTL::Heap* heap);
 
-  // Empties all sets and takes them off all queues. Called while no command runs.
+  // Empties all sets and removes them from all queues. Called while no command runs.
   void end();
 
  private:
   void remove_allocation(const MTL::Allocation* allocation);
-  // The caller holds changes_.
+  // The caller must hold changes_.
   void make_sets(size_t most);
   void ask_for_all();
-  // The caller holds changes_ and books_.
+  // The caller must hold changes_ and books_.
   NS::SharedPtr<MTL::ResidencySet> fill(size_t most);
   void put_on_own(ResidentSet& set);
   void close();  // the caller holds books_ alone
@@ -175,7 +175,7 @@ class Residency {
   const Health& health_;
   const Options options_;
   const uint64_t set_bytes_;
-  // Held while sets are made, dropped or requested.
+  // Held while sets are made, emptied or requested.
   std::mutex changes_;
   std::vector<ResidentSet> empty_;  // spare sets for make_sets()
   mutable std::mutex books_;  // guards the members below; never held for long
@@ -190,7 +190,7 @@ class Residency {
   NS::SharedPtr<MTL::CommandQueue> work_;
   std::vector<MTL::Resource*> unattached_;
 
-  // The last time that all sets were used or requested.
+  // The last time at which all sets were used or requested.
   std::atomic<std::chrono::steady_clock::time_point> fresh_;
   std::unique_ptr<Heartbeat> heartbeat_;  // null without residency sets, and if `keep` is 0
 };

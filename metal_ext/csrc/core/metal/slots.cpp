@@ -7,13 +7,13 @@
 
 #include "core/checked.h"
 
-// Implements the buffers of recurrent states, and the checks of a step's reads and writes in them.
+// Implements the buffers of state slots, and the checks of a step's reads and writes.
 namespace quire::metal {
 namespace {
 
 constexpr size_t kAlignment = 16;
 
-// The number of slots in a buffer: as many as fit into a residency set, or all slots on dense.
+// Returns the number of slots in a buffer: as many as fit into a residency set, or all on dense.
 size_t per_buffer(const Context& context, size_t count, size_t slot_bytes, size_t most) {
   if (slot_bytes == 0 || slot_bytes % kAlignment != 0) {
     throw std::invalid_argument(

@@ -12,7 +12,7 @@
 
 namespace quire::metal {
 
-// Consecutive rows of one sequence in a step, and the slots (states) that these rows use.
+// Consecutive rows of one sequence in a step, and the state slots that these rows use.
 struct SlotSegment {
   struct Write {
     size_t rows;  // the write follows the first `rows` rows
@@ -23,40 +23,40 @@ struct SlotSegment {
   std::vector<Write> writes;   // ascending by rows; the last follows all rows
 };
 
-// A fixed number of slots, in buffers that stay until the backend ends. A slot holds the states
-// of all recurrent layers of one sequence at one position. Only the engine's thread may use it.
+// A fixed number of state slots, in buffers that stay until the backend shuts down. A slot holds the
+// states of all recurrent layers of one sequence at one position. Only the engine's thread calls.
 //   buffer 0 | slot 0 | slot 1 | slot 2 |   buffer 1 | slot 3 | slot 4 | ...
-// Rule: a slot is overwritten only after every step that may touch the slot has completed. A
+// Rule: a slot is overwritten only after every step that may use the slot has completed. But a
 // sequence may overwrite the slot that it reads, because the ordering handle (ops/ops.h) orders the
-// sequence's steps. A violation throws std::logic_error before a command is encoded.
+// sequence's steps. If the rule is broken, use() throws std::logic_error before anything runs.
 class Slots {
  public:
-  // most: the most bytes of a buffer. Throws std::invalid_argument unless slot_bytes is a multiple
-  // of 16, std::runtime_error if slots do not fit, std::system_error(ENOMEM) if the device refuses.
+  // `most` is the most bytes of a buffer. Throws std::invalid_argument unless slot_bytes is a
+  // multiple of 16, std::runtime_error if slots do not fit, std::system_error(ENOMEM) if refused.
   Slots(Context& context, size_t count, size_t slot_bytes, size_t most);
 
   size_t count() const { return uses_.size(); }
   size_t slot_bytes() const { return slot_bytes_; }
-  // Returns the slot's GPU address, or on the dense kind the slot's offset in the one buffer.
+  // Returns the slot's GPU address, or its offset in the buffer on the dense kind.
   uint64_t place(size_t slot) const;
   // Returns the one buffer of the dense kind, which kernels bind, or null on other kinds.
   MTL::Buffer* arena() const;
 
-  // Records the slots that a step uses, and enforces the rule. Throws std::out_of_range for an
-  // unknown slot, std::invalid_argument unless writes ascend to the segment's count.
+  // Records the slots that a step uses, and checks the rule. Throws std::out_of_range for an
+  // unknown slot, std::invalid_argument unless a segment's writes ascend to its count.
   void use(uint64_t epoch, const std::vector<SlotSegment>& segments);
 
   void drop() { buffers_.clear(); }
 
  private:
-  // The epochs (numbers) of the newest steps that touched a slot; 0 before any step did.
+  // The epochs (numbers) of the newest steps that wrote and that read a slot, or 0.
   struct Use {
     uint64_t written = 0;
     uint64_t read = 0;  // by sequences that do not write the slot
   };
 
   void check(const SlotSegment& segment) const;
-  // readers: how many of the step's segments read each slot.
+  // `readers` has the number of the step's segments that read each slot.
   void check_use(
       uint64_t epoch, const SlotSegment& segment, const std::map<size_t, size_t>& readers) const;
 

@@ -7,7 +7,7 @@
 #include "core/checked.h"
 #include "core/metal/context.h"
 
-// Implements the sparse kind: placement heaps, sparse buffers, and mappings made together.
+// Implements sparse GPU memory: placement heaps, sparse buffers, and batches of mappings.
 namespace quire::metal {
 
 BufferPlan::BufferPlan(const Geometry& geometry, size_t max_buffer_bytes) {
@@ -65,7 +65,7 @@ SparseBufferRange::SparseBufferRange(
     : DeviceRange(std::move(context)), plan_(std::move(plan)) {
   const auto pool = new_pool();
   for (const size_t bytes : plan_->bytes) {
-    // Metal does not track uses of the buffer, because kernels reach rows by address.
+    // Metal does not track uses of the buffer, because kernels use its address.
     auto buffer = NS::TransferPtr(this->context()->device->newBuffer(
         bytes, MTL::ResourceStorageModePrivate | MTL::ResourceHazardTrackingModeUntracked,
         sparse_page_size(geometry().page_bytes())));
@@ -76,7 +76,7 @@ SparseBufferRange::SparseBufferRange(
     buffers_.push_back(std::move(buffer));
   }
   for (const auto& buffer : buffers_) {
-    // Size 0, because the memory behind the buffer is counted with the heaps.
+    // The size is 0 because the memory mapped in the buffer is counted with the heaps.
     this->context()->residency.add(buffer.get(), 0);
   }
 }
@@ -201,9 +201,9 @@ void Bundle::finish() {
   for (const auto& [range, run] : maps) {
     range->begin_map(run);
   }
-  // Rule: commands touch a page only when they are encoded after its mapping was observed.
+  // Rule: commands use a page only if they are encoded after its mapping is complete.
   context_.mapping->finish();
-  // Rule: memory is zeroed before a new owner sees it, because pages keep their last content.
+  // Rule: memory is zeroed before a new sequence uses it, because pages keep their old content.
   std::vector<BlockArguments> zeros;
   for (const auto& [range, run] : maps) {
     if (run.writable) {

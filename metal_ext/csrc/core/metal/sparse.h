@@ -12,7 +12,7 @@
 #include "core/metal/device_range.h"
 #include "core/metal/epochs.h"
 
-// The sparse kind of device memory: placement heaps, sparse buffers, and mappings made together.
+// Sparse GPU memory: placement heaps, sparse buffers, and mappings that are made in batches.
 namespace quire::metal {
 
 // The place of a region (one layer's K or V) in a sequence's buffers, or in a paged heap.
@@ -22,14 +22,14 @@ struct RegionPlace {
 };
 
 // Divides a sequence's regions among sparse buffers of a length that the device allows. Regions 2i
-// and 2i + 1, a layer's keys and values, stay in one buffer.
+// and 2i + 1, which are a layer's keys and values, stay in one buffer.
 //   buffer 0: | region 0 | region 1 | region 2 | region 3 |   buffer 1: | region 4 | region 5 | ...
 struct BufferPlan {
-  // Throws std::runtime_error when one layer alone is too long.
+  // Throws std::runtime_error if one layer alone does not fit into a buffer.
   BufferPlan(const Geometry& geometry, size_t max_buffer_bytes);
 
   // Adjacent regions of one buffer whose rows have the same length. The regions lie `stride` bytes
-  // apart, so that one dispatch fills or copies them all.
+  // apart, so that one dispatch of a kernel fills or copies them all.
   struct Run {
     size_t first_region;
     size_t regions;
@@ -41,7 +41,7 @@ struct BufferPlan {
   std::vector<Run> runs;
 };
 
-// A placement heap: its pages may be mapped into several sparse buffers at once.
+// A placement heap. Its pages may be mapped in several sparse buffers at once.
 class PlacementHeap final : public DeviceHeap {
  public:
   explicit PlacementHeap(std::shared_ptr<Context> context) : DeviceHeap(std::move(context)) {}
@@ -65,8 +65,8 @@ class SparseBufferRange final : public DeviceRange {
   BufferPlace view(size_t region) const override;
   void drop() override;
 
-  // Bundle calls begin_map() to send a run's maps to the device, and add_zeros() to add commands
-  // that fill the run with zeros.
+  // Bundle calls begin_map() to send a run's mappings to the device, and add_zeros() to add the
+  // commands that fill the run with zeros.
   void begin_map(const Run& run);
   void add_zeros(const Run& run, std::vector<BlockArguments>& zeros) const;
 
@@ -77,8 +77,8 @@ class SparseBufferRange final : public DeviceRange {
   void prepare_unmap() override;
 
  private:
-  // Returns each buffer's mapping operations: one in each region for all the blocks, because heaps
-  // and ranges are both ordered by region.
+  // Returns the mapping operations of each buffer, one for each region. One suffices for all
+  // blocks, because heaps and ranges are both ordered by region.
   std::vector<std::vector<MappingOperation>> operations(
       MTL::SparseTextureMappingMode mode, size_t heap_block, size_t block, size_t count) const;
 
@@ -87,20 +87,19 @@ class SparseBufferRange final : public DeviceRange {
   std::vector<uint64_t> addresses_;  // addresses of buffers_, which never move
 };
 
-// Maps blocks of several sparse buffers, with one wait for all maps and one for all fills:
+// Maps blocks of several sparse buffers, with one wait for all mappings and one for all zeros:
 //   map | signal | map | signal | ... | CPU waits | zeros of all | CPU waits | blocks are mapped
-// Works on the mapper's thread. finish() sends the maps to the device. Where memory is mapped only
-// between steps, no step begins from the first add() until finish() returns.
+// The mapper's thread calls add() for each mapping, and then finish() to make them all. If memory
+// is mapped only between steps, no step begins from the first add() until finish() returns.
 class Bundle {
  public:
   explicit Bundle(Context& context) : context_(context) {}
 
-  // The backend keeps the range alive.
   void add(SparseBufferRange& range, const Run& run);
   bool has(const SparseBufferRange& range) const;
-  // Throws std::runtime_error when the device fails; the mappings are unknown then.
+  // Makes the added mappings. Throws std::runtime_error if the device fails.
   void finish();
-  // Drops all maps at the backend's end.
+  // Drops the added mappings, when the backend shuts down.
   void withdraw();
 
  private:
