@@ -17,7 +17,7 @@
 #define MADV_POPULATE_WRITE 23  // since Linux 5.14; older headers lack it
 #endif
 
-// Implements the system calls behind ranges and heaps in the CPU's memory, on Linux and macOS.
+// Implements the system calls for ranges and heaps in the CPU's memory, on Linux and macOS.
 namespace quire {
 namespace {
 
@@ -40,7 +40,7 @@ size_t pages_below() {
 
 #ifndef __linux__
 int open_unlinked_object() {
-  // A Mac's shm names hold at most 31 characters and live in one system-wide space.
+  // On a Mac, names of shared memory hold at most 31 characters, and all processes share them.
   static std::atomic<unsigned> serial{0};
   const std::string name =
       "/quire." + std::to_string(getpid()) + "." + std::to_string(serial.fetch_add(1));
@@ -147,8 +147,8 @@ void map_shared(void* address, size_t bytes, int fd, size_t offset, bool writabl
 
 void populate(void* address, size_t bytes) noexcept {
 #ifdef __linux__
-  // An error (an old kernel, or no memory) only means that writes take page faults later. Unlike a
-  // write, the call never raises SIGBUS.
+  // On failure (an old Linux, or no memory), writes take page faults later. A write instead of this
+  // call could raise SIGBUS.
   (void)madvise(address, bytes, MADV_POPULATE_WRITE);
 #else
   (void)address, (void)bytes;

@@ -2,26 +2,26 @@
 
 #include <cstddef>
 
-// The system calls behind ranges and heaps in the CPU's memory. All but populate() throw a
-// std::system_error that names the call.
+// System calls for ranges and heaps in the CPU's memory. All functions but populate() throw
+// std::system_error with the name of the call.
 namespace quire {
 
 size_t system_page_bytes();
 
-// Opens a sparse file of shared memory: memfd on Linux, an unlinked object on a Mac.
+// Opens a shared-memory file without memory: a memfd on Linux, an unlinked shm object on a Mac.
 int create_shared_memory(size_t bytes);
 void close_shared_memory(int fd);
 
-// Returns the bytes that the system charges: st_blocks on Linux, the whole size on a Mac.
+// Returns the bytes that the system counts as used: st_blocks on Linux, all bytes on a Mac.
 size_t shared_memory_committed(int fd);
 
-// Whether the system takes back a part of a shared-memory file.
+// True if a part of a shared-memory file can be given back to the system.
 #ifdef __linux__
 constexpr bool kPunchesHoles = true;
 #else
 constexpr bool kPunchesHoles = false;
 #endif
-// Gives the memory of [offset, offset + bytes) back to the system; later reads give zeros.
+// Gives the memory of [offset, offset + bytes) back to the system. Later reads give zeros.
 void punch_hole(int fd, size_t offset, size_t bytes);
 
 // Reserves addresses without memory. The header page's last eight bytes hold `bytes`, as below a
@@ -34,15 +34,15 @@ void release_addresses(std::byte* base, size_t bytes);
 void give_up_spare(std::byte* base);
 bool make_spare(std::byte* base);  // returns false when no mapping is left
 
-// Maps a part of the file. A write to a read-only mapping raises SIGSEGV.
+// Maps a part of a file. Writing to a read-only mapping raises SIGSEGV.
 void map_shared(void* address, size_t bytes, int fd, size_t offset, bool writable);
-// Tries to commit a writable mapping's memory. If that fails, the first writes take page faults.
+// Tries to commit a writable mapping's memory. On failure, first writes take page faults.
 void populate(void* address, size_t bytes) noexcept;
 void map_private_zeros(void* address, size_t bytes);  // committed by the first write
 void map_nothing(void* address, size_t bytes);        // only reserves the addresses again
-// Gives the memory of private zeros back to the system; later reads give zeros.
+// Gives the memory of private zeros back to the system. Later reads give zeros.
 void give_back_private(void* address, size_t bytes);
-// Returns the bytes of private zeros that are in memory, in whole pages.
+// Returns the bytes of private zeros that occupy memory, in whole pages.
 size_t private_committed(void* address, size_t bytes);
 
 }  // namespace quire

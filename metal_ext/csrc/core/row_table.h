@@ -21,7 +21,7 @@ struct Segment {
 };
 
 // The place of each row (token) of a step, found once for all layers. The constructor checks that
-// the row and all earlier rows of its sequence have memory, so that kernels need no checks.
+// each row and all earlier rows of its sequence are mapped, so that kernels need not check.
 class RowTable {
  public:
   struct Row {
@@ -29,7 +29,7 @@ class RowTable {
     size_t position;
   };
 
-  // A step has far fewer rows. A table of this many rows takes 256 MiB.
+  // The most rows. A table of this many rows takes 256 MiB, and a step has far fewer.
   static constexpr int64_t kMaxRows = int64_t{1} << 24;
 
   // Throws std::out_of_range for unmapped rows, std::invalid_argument if geometries differ.
@@ -43,7 +43,7 @@ class RowTable {
       }
       checked_run(
           "segment of mapped tokens", segment.start, segment.count, segment.range->mapped_tokens());
-      // The GPU's kernels count positions in 32 bits.
+      // Kernels of a GPU count positions in 32 bits.
       narrowed<int32_t>("tokens of a sequence", segment.start + segment.count);
       const auto block = segment.range->first_read_only(
           static_cast<size_t>(segment.start), static_cast<size_t>(segment.count));
@@ -64,7 +64,7 @@ class RowTable {
   const std::vector<Segment>& segments() const { return segments_; }
   const std::vector<Row>& rows() const { return rows_; }
 
-  // Throws std::out_of_range that names the first segment with a row in a read-only block.
+  // Throws std::out_of_range with the name of the first segment that has read-only rows.
   void require_writable() const {
     if (!read_only_.empty()) {
       throw std::out_of_range(read_only_);

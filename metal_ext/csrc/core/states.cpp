@@ -8,7 +8,7 @@
 #include "core/checked.h"
 #include "core/posix_memory.h"
 
-// Implements the memory of recurrent states, and cuts a step's rows where states are used.
+// Implements the memory of state slots, and the division of a step's rows at reads and writes.
 namespace quire {
 
 namespace {
@@ -21,7 +21,7 @@ size_t whole_pages(int64_t bytes) {
 
 }  // namespace
 
-// The page after the memory stays reserved: a write past the end raises SIGSEGV.
+// The page after the memory stays reserved, so that a write past the end raises SIGSEGV.
 StateMemory::StateMemory(int64_t bytes)
     : bytes_(whole_pages(bytes)), address_(reserve_addresses(bytes_ + system_page_bytes())) {
   try {

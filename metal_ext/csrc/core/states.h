@@ -5,11 +5,11 @@
 #include <memory>
 #include <vector>
 
-// A slot holds the states of all recurrent layers of one sequence at one position. This file has
-// the memory of slots and a step's rows, which are cut where a state is read or written.
+// State slots: each holds the states of all recurrent layers of one sequence at one position. This
+// file has the slots' memory, and a step's rows divided where slots are read or written.
 namespace quire {
 
-// The memory of slots: zeros at first, and committed by the first write.
+// The memory of state slots. It holds zeros at first, and is committed by the first write.
 class StateMemory {
  public:
   static constexpr int64_t kMaxBytes = int64_t{1} << 46;
@@ -23,7 +23,8 @@ class StateMemory {
   std::byte* address() const { return address_; }
   size_t bytes() const { return bytes_; }
 
-  // Gives whole pages back (later reads give zeros), or throws std::invalid_argument.
+  // Gives whole pages back to the system. Later reads give zeros. Throws std::invalid_argument if
+  // the bytes are not whole pages.
   void release(int64_t offset, int64_t bytes);
   size_t committed(int64_t offset, int64_t bytes) const;
 
@@ -34,21 +35,22 @@ class StateMemory {
   std::byte* address_;
 };
 
-// Asks for the state after a segment's first `rows` rows to be written to the slot at `address`.
+// A request to write the state after a segment's first `rows` rows to the slot at `address`.
 struct StateWrite {
   int64_t rows;
   int64_t address;
 };
 
-// Consecutive rows of one sequence. read: the address of the slot before these rows; 0 for zeros.
+// Consecutive rows of one sequence. `read` is the address of the slot with the state before these
+// rows, or 0 for zeros.
 struct StateSegment {
   int64_t count;
   int64_t read;
   std::vector<StateWrite> writes;  // ascending by rows; the last follows all rows
 };
 
-// A step's rows with the slots that they read and write, made once for all recurrent layers. Layers
-// compute tile after tile. A run ends where a segment or a tile ends, or at a write:
+// A step's rows, with the state slots that the rows read and write. All recurrent layers use one
+// object. A tile has 64 rows. A run ends where a segment or a tile ends, or at a write to a slot:
 //   rows      | segment 0              | segment 1 ........................ |
 //   tiles     | tile 0 ................ | tile 1 ......... | tile 2 ....... |
 //   runs      | run       | run         | run      | run   | run            |
@@ -58,7 +60,7 @@ class StateRows {
   static constexpr size_t kTileRows = 64;
   static constexpr int64_t kMaxRows = int64_t{1} << 24;
 
-  // Rows of one part. The state comes from one slot, and goes to another after the last row.
+  // Rows whose state is read from one slot, and written to another slot after the last row.
   struct Run {
     size_t first;  // index among all rows
     size_t count;
@@ -80,8 +82,8 @@ class StateRows {
     std::vector<Part> parts;
   };
 
-  // memories: of all slots, kept alive by this object. Throws std::out_of_range for a slot
-  // elsewhere, std::invalid_argument unless a segment's writes ascend to its count.
+  // This object keeps `memories`, which hold all slots, alive. Throws std::out_of_range for a slot
+  // in none of them, and std::invalid_argument unless a segment's writes ascend to its count.
   StateRows(
       const std::vector<StateSegment>& segments,
       std::vector<std::shared_ptr<StateMemory>> memories);

@@ -6,15 +6,15 @@
 
 #include "core/checked.h"
 
-// Implements the thread pool: run(), and helpers that watch for the next run() and then sleep.
+// Implements the thread pool. Idle helper threads wait for the next run() and then sleep.
 namespace quire {
 namespace {
 
 constexpr int64_t kMaxThreads = 256;
 constexpr size_t kLineFloats = 64 / sizeof(float);
-// An idle helper watches for work this long before it sleeps, because layers follow each other
-// within tens of microseconds. With a shorter time every layer wakes the helpers up; with a longer
-// one they keep a core from the server's process.
+// The time for which an idle helper thread checks for work before it sleeps. Layers follow each
+// other within tens of microseconds. With less time, each layer would have to wake the helpers.
+// With more, they would take a core from the server's process.
 constexpr auto kWatchTime = std::chrono::microseconds(20);
 constexpr int kLooksPerClockRead = 64;
 

@@ -12,8 +12,8 @@
 
 namespace quire {
 
-// Threads for the CPU kernels, because MLX runs a CPU stream on one thread only. The caller works
-// too: threads() == 1 means no helpers.
+// A pool of threads for the CPU's kernels, because MLX runs a CPU stream on one thread only. The
+// calling thread works as well. With threads() == 1 there are no helper threads.
 class ThreadPool {
  public:
   explicit ThreadPool(int64_t threads);
@@ -25,12 +25,12 @@ class ThreadPool {
 
   using Task = std::function<void(size_t index, size_t worker)>;
 
-  // Runs task(index, worker) once for every index below count, then returns. Tasks that run at the
-  // same time have different `worker` numbers. Tasks must not throw. The caller holds hold().
-  // shared: whether helpers take part; without helpers, run() may be called from inside a task.
+  // Runs task(index, worker) once for each index below count. Tasks that run at the same time have
+  // different `worker` numbers. Tasks must not throw. The caller must hold the lock of hold(). If
+  // `shared` is false, only the calling thread works, and run() may be called inside a task.
   void run(size_t count, const Task& task, bool shared = true);
 
-  // Runs body(index, worker) for all indices below count; one task takes `at_once` indices.
+  // Runs body(index, worker) for each index below count, `at_once` indices in one task.
   template <class Body>
   void run_in_groups(size_t count, size_t at_once, const Body& body, bool shared = true) {
     const auto task = [&](size_t group, size_t worker) {

@@ -6,13 +6,13 @@
 #include "ops/checks.h"
 #include "ops/primitive.h"
 
-// Attention on a CPU: for single rows in splits of their keys, and for many rows of a sequence.
+// Attention on a CPU: over splits of the keys for single rows, and over chunks of many rows.
 namespace quire::ops {
 namespace {
 
-// Calls that read fewer bytes of K and V use one thread, as waking helpers would cost more.
+// Calls that read fewer bytes of K and V use one thread, because waking helpers costs more.
 constexpr size_t kParallelKVBytes = size_t{256} << 10;
-// The most splits (of kSplitTokens keys) in a task. Prefetches go from one split to the next.
+// The most splits (of kSplitTokens keys) in a task. A kernel prefetches the next split's keys.
 constexpr size_t kMaxSplitsPerTask = 8;
 constexpr size_t kTasksPerThread = 4;
 constexpr size_t kFewTasksPerThread = 2;
@@ -31,7 +31,7 @@ struct Attention {
   const void* values(const RowTable::Row& row) const {
     return row.range->region(static_cast<size_t>(layer.value_region));
   }
-  // Writes a row of the queries to `prepared`, scaled, in kernel order.
+  // Writes a row of the queries to `prepared`, scaled and in the order that kernels read.
   void prepare(const mx::array& queries, size_t row, float* copy, float* prepared) const {
     workers->kernels.prepare_queries(
         shape, row_as_floats(queries, row, workers->kernels, copy), scale, prepared);
@@ -48,7 +48,7 @@ struct Attention {
   }
 };
 
-// Splits [first, first + count) of one row's keys, for some KV heads.
+// Splits [first, first + count) of the keys of one row, for some of the KV heads.
 struct SplitRun {
   size_t row;
   size_t first;
@@ -56,7 +56,7 @@ struct SplitRun {
   cpu::HeadRun kv_heads;
 };
 
-// The tasks of a decode_attention() call, and where each row's partial results lie.
+// The tasks of a decode_attention() call, and the places of each row's partial results.
 struct DecodeCut {
   std::vector<SplitRun> tasks;
   std::vector<size_t> first_partial;  // [rows + 1]
@@ -73,7 +73,7 @@ struct DecodeCut {
     first_partial.push_back(splits);
     const size_t fair = splits / (kTasksPerThread * call.workers->pool.threads());
     const size_t run = std::clamp<size_t>(fair, 1, kMaxSplitsPerTask);
-    // If there are few splits, tasks divide the KV heads too.
+    // If there are few splits, tasks divide the KV heads as well.
     const size_t wanted = kFewTasksPerThread * call.workers->pool.threads();
     const size_t parts = std::clamp<size_t>(wanted / splits, 1, call.shape.kv_heads);
     for (size_t r = 0; r < rows; ++r) {
@@ -155,7 +155,7 @@ void chunk(const Attention& call, const mx::array& queries, mx::array& out) {
                  prepared + r * shape.query_floats());
   });
   pool.run(parts * shape.kv_heads, [&](size_t index, size_t worker) {
-    // The last rows see the most keys. They go first, so that no thread ends late with such rows.
+    // The last rows attend to the most keys. They run first, so that no thread ends much later.
     const size_t row = (parts - 1 - index / shape.kv_heads) * cpu::kChunkRows;
     const size_t kv_head = index % shape.kv_heads;
     const size_t offset =
@@ -168,7 +168,6 @@ void chunk(const Attention& call, const mx::array& queries, mx::array& out) {
   call.store(results, out, 0, rows);
 }
 
-// An attention operation that `body` computes.
 template <void (*body)(const Attention&, const mx::array&, mx::array&)>
 struct Attend {
   static constexpr Results kResults = Results::rows;

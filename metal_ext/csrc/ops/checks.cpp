@@ -5,7 +5,7 @@
 
 #include "cpu/kernels.h"
 
-// Implements the checks of the arguments of operations over K and V.
+// Implements checks of the arguments of operations over K and V.
 namespace quire::ops {
 namespace {
 

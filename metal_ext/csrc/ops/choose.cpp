@@ -12,8 +12,8 @@
 namespace quire::ops {
 namespace {
 
-// A row is read in pieces whose results are joined in order, so that the bits of the result do not
-// depend on the number of threads. One thread alone finds a token in its piece.
+// The numbers in a piece of a row. Results of pieces are joined in order, so that the bits of a
+// row's result do not depend on the number of threads.
 constexpr size_t kPieceNumbers = 8192;
 constexpr int kChoiceNumbers = 5;
 
@@ -40,7 +40,7 @@ struct Piece {
 // Chooses tokens for rows of one length, one row after the other.
 class RowChooser {
  public:
-  // shares_pieces: whether all threads share a row's pieces, or the caller runs all.
+  // If `shares_pieces` is true, all threads share the pieces of a row; else the caller's only.
   RowChooser(CpuWorkers& workers, size_t n, float* memory, bool shares_pieces)
       : kernels_(workers.kernels.choose), pool_(workers.pool), n_(n),
         shares_pieces_(shares_pieces), weights_(memory),
@@ -53,7 +53,7 @@ class RowChooser {
            whole_lines(count(n) * sizeof(Piece) / sizeof(float));
   }
 
-  // Returns the id, and whether all of the row's numbers are finite.
+  // Returns the token's id, and true if all of the row's numbers are finite.
   std::pair<int32_t, bool> choose(const Row& row) {
     for_each_piece([&](Piece& piece, size_t at, size_t length) {
       piece.largest = kernels_.largest(row.adjusted + at, length, &piece.finite);
@@ -95,7 +95,7 @@ class RowChooser {
     return sum;
   }
 
-  // Draws a token by weights, which are probabilities divided by the largest one.
+  // Draws a token by weights, which are probabilities divided by the largest probability.
   size_t draw(const Row& row, float largest) {
     const float scale = std::min(1.0f / row.choice.temperature, std::numeric_limits<float>::max());
     for_each_piece([&](Piece& piece, size_t at, size_t length) {
@@ -121,8 +121,8 @@ class RowChooser {
   }
 
   // Returns the first token at which the running sum of weights exceeds the target. Weights below
-  // the floor do not count. If rounding keeps the sum of a piece from reaching the target, the
-  // piece's last token counts.
+  // the floor do not count. If rounding keeps a piece's sum below the target, returns the last
+  // token of the piece that counts.
   size_t place_of(double target, float floor) const {
     double passed = 0.0;
     size_t piece = 0;
@@ -151,8 +151,8 @@ class RowChooser {
   Piece* pieces_;
 };
 
-// Calls body(chooser, row) for every row. With fewer rows than threads, the threads share the
-// pieces of one row after the other.
+// Calls body(chooser, row) for every row. If there are fewer rows than threads, the threads share
+// the pieces of one row after the other.
 template <class Body>
 void for_each_row(size_t rows, size_t n, CpuWorkers& workers, const Body& body) {
   ThreadPool& pool = workers.pool;
@@ -177,7 +177,7 @@ struct ChooseTokens {
   static constexpr Results kResults = Results::plain;
   Workers workers;
 
-  // in: raw logits, choices, adjusted logits if they differ. out: ids, and whether rows are finite.
+  // `in` has raw logits, choices, and adjusted logits if they differ. `out` has ids and finiteness.
   void run(const Arrays& in, Arrays& out) const {
     const auto n = static_cast<size_t>(in[0].shape(1));
     const float* const adjusted = in.floats(in.size() == 3 ? 2 : 0);

@@ -13,9 +13,8 @@
 namespace quire::ops {
 namespace {
 
-// The rows that are computed together. An expert is read once for all these rows.
+// The number of rows that are computed together. Each expert is read once for all these rows.
 constexpr size_t kRowsAtOnce = 512;
-// The most rows that one task prepares.
 constexpr size_t kTaskRows = 16;
 constexpr size_t kNowhere = SIZE_MAX;
 
@@ -23,7 +22,8 @@ constexpr size_t floats_of(size_t bytes) {
   return whole_lines((bytes + sizeof(float) - 1) / sizeof(float));
 }
 
-// Calls body(i, worker) for all i below count. numbers: the numbers that a call works on.
+// Calls body(i, worker) for all i below count. `numbers` is the count of floats that one call
+// reads.
 template <class Body>
 void for_each(ThreadPool& pool, size_t count, size_t numbers, const Body& body) {
   const size_t at_once = std::clamp<size_t>(count / pool.threads(), 1, kTaskRows);
@@ -60,8 +60,8 @@ struct ExpertRows {
   std::vector<ExpertRun> runs;  // of at most cpu::kMaxRows pairs
 };
 
-// Writes the indices of the `chosen` largest of n shares to `best`, in falling order of share and
-// rising order of equal ones' index. A NaN counts as the smallest share.
+// Writes the indices of the `chosen` largest of n shares to `best`, the largest first. Among equal
+// shares, the lower index comes first. NaN counts as the smallest share.
 void take_largest(const float* shares, size_t n, size_t chosen, size_t* best) {
   for (size_t i = 0; i < n; ++i) {
     size_t place = std::min(i, chosen);
@@ -76,9 +76,9 @@ void take_largest(const float* shares, size_t n, size_t chosen, size_t* best) {
   }
 }
 
-// logits: [rows][stride]; the first `experts` numbers of a row are replaced by their softmax.
-// normalised: whether a row's weights are divided by their sum. Of equal shares the lowest index
-// comes first. A row of NaN gets NaN weights.
+// Chooses experts by logits [rows][stride], whose first `experts` numbers per row are replaced by
+// their softmax. If `normalised`, a row's weights are divided by their sum. Among equal shares, the
+// lower index comes first. A row of NaN gets NaN weights.
 Routing route(const cpu::LayerKernels& kernels, float* logits, size_t rows, size_t stride,
               size_t experts, size_t chosen, bool normalised) {
   Routing found{chosen, std::vector<size_t>(rows * chosen), std::vector<float>(rows * chosen)};
@@ -99,7 +99,7 @@ Routing route(const cpu::LayerKernels& kernels, float* logits, size_t rows, size
   return found;
 }
 
-// Sorts pairs of row and expert by expert (counting sort).
+// Sorts pairs of a row and an expert by expert (counting sort).
 ExpertRows by_expert(const Routing& routing, size_t experts) {
   const size_t pairs = routing.experts.size();
   std::vector<size_t> next(experts + 1);  // index of each expert's next pair
@@ -122,7 +122,7 @@ ExpertRows by_expert(const Routing& routing, size_t experts) {
   return sorted;
 }
 
-// Rows that go through one expert together. Offsets count floats.
+// Rows that one expert computes together. The fields named _at are offsets in floats.
 struct Run {
   const PackedLayers* gate_up;
   const PackedLayers* down;
@@ -142,8 +142,8 @@ struct RowOfRun {
   size_t x;  // the row of x
 };
 
-// Computes a mixture for some rows, sorted by expert, so that each expert is read once. Every pair
-// of row and expert has a result; the shared expert's results follow.
+// Computes a mixture of experts for some rows, sorted by expert, so that each expert's weights are
+// read once. Each pair of row and expert has a result. The shared expert's results follow.
 //   x -> norm (kept where the sums will be) -> router -> runs of rows
 //   run: prepare -> gate and up -> SiLU(gate) * up, prepared -> down -> results
 //   out = x + the sum of weight * result
@@ -214,7 +214,7 @@ class MixtureStep {
     }
   }
 
-  // row_of: returns the row of x for a row of the run. kept: x_at of an input that runs share.
+  // row_of(i) returns the row of x for row i of the run. `kept` is x_at of a shared input, or null.
   template <class RowOf>
   void add_run(Run run, const RowOf& row_of, size_t* kept) {
     const bool prepared = kept != nullptr && *kept != kNowhere;
@@ -240,7 +240,7 @@ class MixtureStep {
     runs_.push_back(run);
   }
 
-  // Prepared inputs of gate and up share memory with the results, which are written later.
+  // The prepared inputs of gate and up share memory with the results, which are written later.
   void take_memory() {
     const size_t shared = std::max(x_floats_, whole_lines(results_ * hidden_));
     const size_t threads = workers_.pool.threads();

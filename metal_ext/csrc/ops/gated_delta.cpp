@@ -10,7 +10,7 @@
 #include "ops/checks.h"
 #include "ops/primitive.h"
 
-// Computes gated delta nets (recurrent layers) on a CPU.
+// Computes gated delta nets (recurrent layers), on a CPU.
 namespace quire::ops {
 namespace {
 
@@ -18,7 +18,7 @@ using Part = StateRows::Part;
 using Run = StateRows::Run;
 using Tile = StateRows::Tile;
 
-// Is added to the sum of squares of a head's queries or keys, and is the same in all models.
+// Added to the sum of squares of a head's queries or keys. It is the same in all models.
 constexpr float kUnitEps = 1e-6f;
 // The number of heads that one task convolves.
 constexpr size_t kHeadsPerTask = 8;
@@ -37,7 +37,7 @@ void check_dim(const char* name, int64_t dim) {
   }
 }
 
-// Rows [T, n] of an array with any row stride; copies rows whose numbers are not adjacent.
+// Rows [T, n] of an array with any row stride. Rows whose numbers are not adjacent are copied.
 class RowsOf {
  public:
   explicit RowsOf(const mx::array& x) : width_(static_cast<size_t>(x.shape(1))) {
@@ -66,8 +66,8 @@ class RowsOf {
   std::vector<float> copy_;
 };
 
-// Computes one layer for a step's rows, tile by tile: heads are convolved and normalised into
-// scratch [kTileRows][conv_width]; then each value head runs its recurrence, norm and gate.
+// Computes one layer for a step's rows, tile by tile. All heads are convolved and normalised into
+// scratch [kTileRows][conv_width]. Then each value head runs its recurrence, norm and gate.
 class LayerStep {
  public:
   LayerStep(
@@ -92,7 +92,7 @@ class LayerStep {
     return static_cast<size_t>(2 * shape_.key_heads + shape_.value_heads);
   }
 
-  // Convolves one head. Heads of queries come first in number, then heads of keys, then of values.
+  // Convolves one head. Heads are numbered: first those of queries, then of keys, then of values.
   void convolve(const Tile& tile, size_t head) const {
     const auto key_heads = static_cast<size_t>(shape_.key_heads);
     const auto key_dim = static_cast<size_t>(shape_.key_dim);
@@ -120,7 +120,7 @@ class LayerStep {
     }
   }
 
-  // Runs a value head's recurrence, norm and gate for a part, and writes the head's part of tails.
+  // Runs a value head's recurrence, norm and gate for a part, and writes its share of the tails.
   void finish(const Tile& tile, const Part& part, size_t head) const {
     const size_t key_head = head / static_cast<size_t>(shape_.value_heads / shape_.key_heads);
     const auto key_dim = static_cast<size_t>(shape_.key_dim);
@@ -174,7 +174,8 @@ class LayerStep {
     return reinterpret_cast<float*>(slot + offset_) + head * shape_.head_numbers();
   }
 
-  // Returns input row `place` of the convolution, the tail's rows first; null for a row of zeros.
+  // Returns input row `place` of the convolution, counted from the tail's first row, or null for
+  // zeros.
   const float* conv_input(const Part& part, size_t place) const {
     const auto kept = static_cast<size_t>(shape_.tail_rows);
     if (place >= kept) {
@@ -186,7 +187,7 @@ class LayerStep {
                      place * shape_.conv_width();
   }
 
-  // Copies rows in rising order, so that a tail may shift in place.
+  // Writes the last input rows to the run's slot, in rising order, as a tail may shift in place.
   void write_tail(const Part& part, const Run& run, size_t head) const {
     const size_t width = shape_.conv_width();
     const auto heads = static_cast<size_t>(shape_.value_heads);
@@ -225,7 +226,7 @@ struct GatedDeltaStep {
   size_t offset;
   Workers workers;
 
-  // in: the ordering handle (ops.h), qkv, z, a, b, conv, a_log, dt_bias, norm.
+  // `in` has the ordering handle (ops.h), qkv, z, a, b, conv, a_log, dt_bias, norm.
   void run(const Arrays& in, Arrays& out) const {
     const auto held = workers->pool.hold();
     float* const scratch = workers->pool.scratch(

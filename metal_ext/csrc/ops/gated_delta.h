@@ -9,10 +9,10 @@
 #include "core/states.h"
 #include "ops/ops.h"
 
-// Gated delta nets: layers that keep a sequence's state, of constant size, in a slot (states.h).
+// Gated delta nets: recurrent layers whose state has a constant size and lies in a state slot.
 namespace quire::ops {
 
-// A layer's heads and its convolution. value_heads / key_heads value heads share a key head.
+// The heads and the convolution of a layer. value_heads / key_heads value heads share a key head.
 struct DeltaShape {
   int64_t key_heads;
   int64_t value_heads;
@@ -20,29 +20,29 @@ struct DeltaShape {
   int64_t value_dim;
   int64_t tail_rows;
 
-  // Throws if the heads do not divide evenly, or a dimension is no multiple of 16.
+  // Throws if the heads do not divide evenly, or if a dimension is no multiple of 16.
   void check() const;
 
   size_t keys_width() const { return static_cast<size_t>(key_heads * key_dim); }
   size_t values_width() const { return static_cast<size_t>(value_heads * value_dim); }
-  // The width of a row of queries, keys and values together.
+  // Returns the width of a row of queries, keys and values together.
   size_t conv_width() const { return 2 * keys_width() + values_width(); }
   size_t head_numbers() const { return static_cast<size_t>(key_dim * value_dim); }
   // Returns the bytes of the state S, [value_heads][value_dim][key_dim] float32.
   size_t state_bytes() const {
     return static_cast<size_t>(value_heads) * head_numbers() * sizeof(float);
   }
-  // Returns the bytes of the convolution's tail, [tail_rows][conv_width], which follows S in a
-  // slot.
+  // Returns the bytes of the convolution's tail [tail_rows][conv_width], which follows S.
   size_t tail_bytes(size_t itemsize) const {
     return static_cast<size_t>(tail_rows) * conv_width() * itemsize;
   }
 };
 
-// The parameters of one layer without its projections, all float32.
+// The weights of one layer without its projections, all float32.
 struct GatedDelta {
-  // conv: [tail_rows + 1, conv_width], the newest row's weights last; a_log, dt_bias:
-  // [value_heads]; norm: [value_dim]. Throws std::invalid_argument for other shapes.
+  // `conv` is [tail_rows + 1, conv_width], with the newest row's weights last. `a_log` and
+  // `dt_bias` are [value_heads], `norm` is [value_dim]. Throws std::invalid_argument for other
+  // shapes.
   GatedDelta(
       const DeltaShape& shape, mx::array conv, mx::array a_log, mx::array dt_bias, mx::array norm,
       double eps);
@@ -63,8 +63,8 @@ std::pair<mx::array, mx::array> gated_delta(
     const mx::array& b, const Delta& delta, const SlotRows& rows, int64_t offset,
     const Workers& workers);
 
-// arrays: qkv, z, a, b. Throws std::invalid_argument unless all have `rows` rows as wide as their
-// heads, and the offset is a multiple of a number's size.
+// `arrays` are qkv, z, a, b. Throws std::invalid_argument unless each has `rows` rows of the right
+// width, and the offset is a multiple of 4.
 void check_delta(
     const DeltaShape& shape, const std::vector<mx::array>& arrays, size_t rows, int64_t offset);
 

@@ -25,7 +25,7 @@ mx::array gated_mlp(
     const mx::array& x, const mx::array& norm, double eps, const Packed& gate_up,
     const Packed& down, const Workers& workers);
 
-// The weights gate_up and down of the expert that computes all rows.
+// The weights gate_up and down of the expert that computes all rows, if there is one.
 using SharedExpert = std::optional<std::pair<Packed, Packed>>;
 
 mx::array mixture_mlp(
@@ -42,8 +42,7 @@ std::pair<mx::array, mx::array> choose_tokens(
     const mx::array& raw, const mx::array& adjusted, const mx::array& choices,
     const Workers& workers);
 
-// check_floats() throws std::invalid_argument unless x is float32 [rows][row_numbers], and
-// check_norm() unless the weight is [numbers].
+// Throws std::invalid_argument unless x is float32 [rows][row_numbers], or the weight [numbers].
 void check_floats(const char* name, const mx::array& x, size_t row_numbers);
 void check_norm(const mx::array& weight, size_t numbers);
 

@@ -20,7 +20,7 @@ struct Linear {
   bool adds;
   Workers workers;
 
-  // Allocates the product. Several results share the memory, each as a strided view of some heads:
+  // Allocates the results. Several results share one memory, each as a strided view of some heads:
   //   row 0  | queries .... | keys .. | values |
   //   row 1  | queries .... | keys .. | values |
   Arrays results(std::vector<mx::array>& out) const {
@@ -43,7 +43,7 @@ struct Linear {
     return Arrays(std::move(joined));
   }
 
-  // in: x, then the norm's weight and the residual if the layer has them.
+  // `in` has x, then the norm's weight and the residual if the layer has them.
   void run(const Arrays& in, Arrays& out) const {
     const cpu::LinearShape& shape = packed->shape();
     const float* const norm = eps ? in.floats(1) : nullptr;

@@ -15,16 +15,16 @@
 #include "mlx/array.h"
 #include "mlx/dtype.h"
 
-// MLX primitives over the memory of K and V, on a CPU. MLX orders operations by their arrays and
-// cannot see that memory. An ordering handle (`token`), an array of one element, stands for a
-// layer's K and V: append() takes one and returns the next, and every reader of the layer takes the
-// newest. Reads thus follow writes. Writes need not wait for reads: rows are written once, and
-// memory is reused only after the steps that use it. metal_ext/_ext.pyi documents the operations.
+// MLX primitives over the memory of K and V, on a CPU; metal_ext/_ext.pyi documents them. MLX orders
+// operations by their arrays, and this memory is none of them. So the ordering handle (`token`), an
+// array of one element, represents a layer's K and V. append() takes a handle and returns the next,
+// and each reader of the layer takes the newest, so that reads follow writes. Writes need not wait
+// for reads: a row is written once, and memory is reused only after the steps that use it.
 namespace quire::ops {
 
 namespace mx = mlx::core;
 
-// Threads and instruction set of the CPU operations, and the type to which products may round x.
+// Threads and instruction set of CPU operations, and the type to which products may round x.
 struct CpuWorkers {
   CpuWorkers(int64_t threads, const std::string& instruction_set, const std::string& rounded)
       : pool(threads),
@@ -43,7 +43,7 @@ struct Layer {
   mx::Dtype type;
 };
 
-// Counts the bytes that block_copy copies: 0 proves that joining and growing copy nothing.
+// Counts the bytes that block_copy copies. Tests use it to prove that nothing else is copied.
 class CopyCounter {
  public:
   void add(uint64_t bytes) { bytes_.fetch_add(bytes, std::memory_order_relaxed); }
@@ -53,20 +53,20 @@ class CopyCounter {
   std::atomic<uint64_t> bytes_{0};
 };
 
-// RMS norms over head_dim. Weights: [head_dim] float32.
+// The RMS norms over head_dim of queries and of keys. Weights are [head_dim] float32.
 struct QKNorms {
   mx::array query_weight;
   mx::array key_weight;
   double eps;
 };
 
-// How positions rotate heads (RoPE): dimensions i and i + pairs turn by position * frequencies[i]
-// radians and are then multiplied by the magnitude. Dimensions from 2 * pairs on are unchanged.
+// The rotation of heads by positions (RoPE). Dimensions i and i + pairs rotate together by position
+// * frequencies[i] radians, and are multiplied by the magnitude. Others stay the same.
 struct RopeTable {
-  // Throws std::invalid_argument for a number that is not finite, or a wrong number of frequencies.
+  // Throws std::invalid_argument if numbers are not finite or frequencies too many or none.
   RopeTable(std::vector<double> frequencies, double magnitude);
 
-  // Throws std::invalid_argument when heads have fewer dimensions than turn.
+  // Throws std::invalid_argument if a head has fewer dimensions than the table rotates.
   void check_head_dim(int head_dim) const;
 
   const std::vector<double> frequencies;  // [pairs]
@@ -97,7 +97,7 @@ mx::array chunk_attention(
     const mx::array& token, const mx::array& queries, const Rows& rows, int64_t segment,
     const Layer& layer, int64_t kv_heads, double scale, const Workers& workers);
 
-// Returns a view of a region's first rows, [tokens, kv_heads, head_dim], valid while mapped.
+// Returns a view of a region's first `tokens` rows, valid while they are mapped.
 mx::array region_view(
     const mx::array& token, const std::shared_ptr<AddressRange>& range, int64_t region,
     int64_t tokens, int64_t kv_heads, int64_t head_dim, mx::Dtype type);

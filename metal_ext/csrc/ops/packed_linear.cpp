@@ -19,7 +19,7 @@ namespace quire::ops {
 
 namespace {
 
-// The most bytes of a packed layer, as for a range of addresses (core/geometry.h).
+// The most bytes of a packed layer, the same as of a range of addresses (core/geometry.h).
 constexpr size_t kMaxPackedBytes = size_t{1} << 46;
 
 std::invalid_argument cannot(const std::string& what) {
@@ -108,7 +108,7 @@ cpu::LinearShape checked_shape(
   return shape;
 }
 
-// Returns x as a contiguous array for packing; float16 becomes float32.
+// Returns x as a contiguous array for packing. float16 becomes float32.
 mx::array readable(const mx::array& x) {
   mx::array plain = mx::contiguous(x.dtype() == mx::float16 ? mx::astype(x, mx::float32) : x);
   plain.eval();
@@ -145,7 +145,7 @@ mx::array below_each_other(const mx::array& x, int experts) {
   return mx::flatten(x, 0, 1);
 }
 
-// Packs checked weights, each a stack of all layers' rows. kinds: the forms of one layer.
+// Packs checked weights, each a stack of all layers' rows. `kinds` are the forms of one layer.
 void pack(PackedLayers& packed, const std::vector<cpu::StoredKind>& kinds,
           const std::vector<mx::array>& weights, const Codes& codes, const Workers& workers) {
   const size_t layers = packed.count();
@@ -255,10 +255,9 @@ namespace {
 constexpr size_t kTaskBytes = size_t{256} << 10;
 // With at most kFewRows rows at once, a task's weights need not stay in the cache.
 constexpr size_t kFewRows = 16;
-// The most rows that one task prepares.
 constexpr size_t kPreparedRows = 16;
 
-// The scratch memory of a call: a row of x for each thread, and all rows as prepared.
+// The scratch memory of a call: one row of x for each thread, and all rows in prepared form.
 struct Scratch {
   size_t row_floats;
   float* rows;  // [threads][row_floats]
@@ -277,9 +276,9 @@ struct Task {
   size_t panels;
 };
 
-// Divides the panels of all products into tasks. A task takes a thread's share of half of the
-// remaining panels (guided self-scheduling, Polychronopoulos and Kuck, 1987): memory is first read
-// in long stretches, and threads end together.
+// Divides the panels of all products into tasks. A task takes one thread's share of half of the
+// remaining panels (guided self-scheduling, Polychronopoulos and Kuck, 1987). So memory is first
+// read in long stretches, and threads end at about the same time.
 std::vector<Task> tasks_of(std::span<const Product> products, size_t threads) {
   const auto cost = [](const Product& its) { return its.rows * its.shape->panel_bytes(); };
   size_t left = 0;

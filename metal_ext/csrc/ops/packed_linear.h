@@ -9,11 +9,11 @@
 
 #include "ops/ops.h"
 
-// Weights of linear layers, packed for the CPU kernels, and products of rows and such weights.
+// Weights of linear layers, packed for the CPU's kernels, and products of rows and such weights.
 namespace quire::ops {
 
-// Linear layers of one shape, packed for multiplication (kernels/cpu/linear.h), one after the other
-// in memory of their own, with huge pages if the system has any.
+// Linear layers of one shape, packed for multiplication (kernels/cpu/linear.h). They lie one after
+// the other in memory of their own, with huge pages if the system has them.
 class PackedLayers {
  public:
   PackedLayers(const cpu::LinearShape& shape, size_t count);
@@ -34,7 +34,6 @@ class PackedLayers {
   std::byte* data_;
 };
 
-// The weights of one layer.
 class PackedLinear : public PackedLayers {
  public:
   explicit PackedLinear(const cpu::LinearShape& shape) : PackedLayers(shape, 1) {}
@@ -42,7 +41,6 @@ class PackedLinear : public PackedLayers {
   const std::byte* data() const { return data(0); }
 };
 
-// The weights of one layer for every expert of a mixture.
 class PackedExperts : public PackedLayers {
  public:
   using PackedLayers::PackedLayers;
@@ -51,7 +49,7 @@ class PackedExperts : public PackedLayers {
 using Packed = std::shared_ptr<const PackedLinear>;
 using PackedStack = std::shared_ptr<const PackedExperts>;
 
-// The codes of a weight that MLX quantised, by groups of inputs: w = code * scale + bias. MXFP4 has
+// The codes of a weight that MLX quantised, in groups of inputs: w = code * scale + bias. MXFP4 has
 // no biases.
 struct CodeGroups {
   mx::array scales;                 // [outputs, inputs / group]
@@ -60,20 +58,20 @@ struct CodeGroups {
   int64_t group;                    // 32, 64 or 128
 };
 
-// The codes of each weight array, or an empty vector when no weight has codes.
+// The codes of each weight array, or an empty vector if no weight has codes.
 using Codes = std::vector<std::optional<CodeGroups>>;
 
-// weights: evaluated [outputs, inputs] arrays of float32, bfloat16 or float16 (read as float32), or
-// uint32 codes; several are stacked as one layer. exact: whether x is never rounded. Throws
+// `weights` are evaluated [outputs, inputs] arrays of float32, bfloat16, float16 (read as float32),
+// or uint32 codes. Several are stacked as one layer. If `exact`, products never round x. Throws
 // std::invalid_argument for shapes and types that cannot be packed.
 std::shared_ptr<PackedLinear> pack_linear(
     const std::vector<mx::array>& weights, const Codes& codes, const Workers& workers, bool exact);
 
-// Packs experts as pack_linear() does a layer: every array has one more dimension, [experts, ...].
+// Packs experts as pack_linear() packs a layer. Each array has one more dimension, [experts, ...].
 std::shared_ptr<PackedExperts> pack_experts(
     const std::vector<mx::array>& weights, const Codes& codes, const Workers& workers);
 
-// The form of one matrix of a layer. numbers: the type of plain numbers, or of scales.
+// The form of one matrix of a layer. `numbers` is the type of plain numbers, or of scales.
 struct MatrixKind {
   int64_t outputs;
   mx::Dtype numbers;
@@ -87,11 +85,11 @@ size_t packed_bytes(int64_t inputs, const std::vector<MatrixKind>& matrices);
 // Writes row `row` of x, [inputs] float32, to `target`.
 using MakeRow = std::function<void(size_t row, float* target)>;
 
-// Returns the floats of scratch that multiply() needs for `rows` rows.
+// Returns the number of floats of scratch memory that multiply() needs for `rows` rows.
 size_t multiply_scratch(const PackedLinear& packed, size_t rows, const CpuWorkers& workers);
 
-// out [rows][outputs] = x . W^T + residual (if any), for 1 to kMaxRows rows. The caller holds
-// workers.pool (hold()). scratch: on a cache line.
+// Computes out [rows][outputs] = x . W^T + residual (if any), for 1 to kMaxRows rows. The caller
+// must hold workers.pool. `scratch` must be aligned to a cache line.
 void multiply(
     const PackedLinear& packed, size_t rows, const MakeRow& make_row, float* scratch,
     const float* residual, float* out, CpuWorkers& workers);
@@ -106,7 +104,7 @@ struct Product {
   const float* residual = nullptr;
 };
 
-// Computes all products in one queue of tasks for all threads. The caller holds workers.pool.
+// Computes all products in one queue of tasks for all threads. The caller must hold workers.pool.
 void multiply_all(std::span<const Product> products, CpuWorkers& workers);
 
 // Calls body(first, count) for blocks of at most kMaxRows rows.

@@ -14,17 +14,17 @@
 #include "mlx/stream.h"
 #include "ops/ops.h"
 
-// The base of the CPU operations as nodes of MLX's graph.
+// The base of the CPU's operations, which are nodes of MLX's graph.
 namespace quire::ops {
 
-// The floats of a cache line, at which intermediate results are aligned.
+// The number of floats in a cache line. Intermediate results are aligned to cache lines.
 constexpr size_t kLineFloats = 16;
-// Work on fewer bytes stays on one thread: waking a helper would cost more than it saves.
+// Work on fewer bytes runs on one thread, because waking a helper would take longer.
 constexpr size_t kParallelBytes = size_t{128} << 10;
 
 constexpr size_t whole_lines(size_t floats) { return cpu::rounded_up(floats, kLineFloats); }
 
-// Allocates a result. Throws std::runtime_error without memory, which MLX does not check.
+// Allocates a result. Throws std::runtime_error if memory is short, which MLX does not check.
 inline void allocate(mx::array& result) {
   mx::allocator::Data memory = mx::allocator::malloc(result.nbytes());
   if (memory.buffer().ptr() == nullptr) {
@@ -34,7 +34,7 @@ inline void allocate(mx::array& result) {
   result.set_data(std::move(memory));
 }
 
-// The inputs or results of a task. MLX keeps the arrays until the task has run.
+// The inputs or results of a task. MLX keeps the arrays alive until the task has run.
 class Arrays {
  public:
   explicit Arrays(const std::vector<mx::array>& arrays) {
@@ -55,14 +55,13 @@ class Arrays {
   std::vector<mx::array> arrays_;
 };
 
-// What the results of an operation are.
+// The order of the results' elements in memory, and the presence of an ordering handle.
 enum class Results {
   rows,   // arrays that lie row by row, as row_by_row() returns them
   plain,  // arrays in any other order
   token,  // the first is the ordering handle (ops.h) of the inputs
 };
 
-// The base of all operations on a CPU.
 class CpuPrimitive : public mx::Primitive {
  public:
   explicit CpuPrimitive(const char* name, bool gives_rows = false)
@@ -83,8 +82,8 @@ class CpuPrimitive : public mx::Primitive {
   bool gives_rows_;
 };
 
-// An operation of one task, which keeps the work alive: work.run(inputs, results) runs on the CPU
-// stream's thread after all earlier tasks. An optional work.results(out) allocates the results.
+// An operation that runs as one task. work.run(inputs, results) runs on the CPU stream's thread
+// after all earlier tasks. work.results(out), if it exists, allocates the results.
 template <class Work>
 class Operation final : public CpuPrimitive {
  public:
@@ -121,8 +120,8 @@ std::shared_ptr<mx::Primitive> operation(const char* name, Work work) {
   return std::make_shared<Operation<Work>>(name, std::move(work));
 }
 
-// Returns x in row-major order. An array already in this order gets no graph node, because each
-// node costs MLX two more tasks.
+// Returns x in row-major order. An array that has this order already gets no further graph node,
+// because each node costs MLX two more tasks.
 inline mx::array row_by_row(const mx::array& x) {
   if (x.status() != mx::array::Status::unscheduled) {
     return x.flags().row_contiguous ? x : mx::contiguous(x);

@@ -7,8 +7,8 @@
 namespace quire::ops {
 namespace {
 
-// MLX's CPU allocator keeps a size field before each buffer's address, and so does a range
-// (core/address_range.h). A range can therefore be viewed as such a buffer.
+// MLX's CPU allocator stores a size field before each buffer's address, and so does a range
+// (core/address_range.h). So MLX can view a range as a buffer.
 constexpr size_t kSizeField = sizeof(size_t);
 
 class RegionView final : public CpuPrimitive {

@@ -6,7 +6,7 @@
 #include "ops/checks.h"
 #include "ops/primitive.h"
 
-// Writes K and V to sequences' memory, on a CPU, after normalising and rotating heads if asked.
+// Writes K and V to sequences' memory, on a CPU. Heads may be normalised and rotated before.
 namespace quire::ops {
 namespace {
 
@@ -105,7 +105,8 @@ struct ProjectAppend {
   size_t turning;
   Workers workers;
 
-  // in: the ordering handle, queries, keys, values; then norms' weights and angles, if any.
+  // `in` has the ordering handle, queries, keys, values, then the norms' weights and angles, if
+  // any.
   void run(const Arrays& in, Arrays& out) const {
     const float* const query_weight = eps ? in.floats(4) : nullptr;
     const float* const key_weight = eps ? in.floats(5) : nullptr;

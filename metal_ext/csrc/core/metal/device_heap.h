@@ -73,8 +73,8 @@ class DeviceHeap : public Heap {
   const std::shared_ptr<Context>& context() const { return context_; }
 
  protected:
-  // Rule: a heap is released only when no block is mapped and no step is in flight. Where steps may
-  // run, waits for a moment between steps. If none comes in time, the heap keeps its memory.
+  // Rule: a heap is released only when no block is mapped and no step runs. If steps may run, waits
+  // for a moment between steps. If there is none in time, the heap keeps its memory.
   void release_memory(size_t first, size_t count) override;
 
   // make() allocates the memory, to be added to a residency set, or throws

@@ -21,8 +21,8 @@ MTL::SparsePageSize sparse_page_size(size_t bytes);
 //   maps:    call | signal 1 | call | signal 2 | ... | CPU waits for the last
 //   unmaps:  call | signal 3 | CPU waits | call | signal 4 | CPU waits | ...
 // A signal stands between any two batches, because the system has crashed without. Only one batch
-// of unmaps runs at a time, so that the system is not flooded. After a failure or a timeout,
-// mappings may be wrong, and all methods throw std::runtime_error.
+// of unmaps runs at a time, to limit the pages that the system unmaps at once. After a failure or a
+// timeout, mappings may be wrong, and all methods throw std::runtime_error.
 class MappingQueue {
  public:
   static constexpr size_t kMaxOperations = 2048;

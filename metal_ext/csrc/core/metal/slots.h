@@ -23,8 +23,8 @@ struct SlotSegment {
   std::vector<Write> writes;   // ascending by rows; the last follows all rows
 };
 
-// A fixed number of state slots, in buffers that stay until the backend shuts down. A slot holds the
-// states of all recurrent layers of one sequence at one position. Only the engine's thread calls.
+// A fixed number of state slots, in buffers that stay until shutdown. A slot holds the states of
+// all recurrent layers of one sequence at one position. Only the engine's thread may call methods.
 //   buffer 0 | slot 0 | slot 1 | slot 2 |   buffer 1 | slot 3 | slot 4 | ...
 // Rule: a slot is overwritten only after every step that may use the slot has completed. But a
 // sequence may overwrite the slot that it reads, because the ordering handle (ops/ops.h) orders the

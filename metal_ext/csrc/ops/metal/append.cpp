@@ -4,7 +4,7 @@
 #include "ops/metal/layer_rows.h"
 #include "ops/metal/ops.h"
 
-// Writes K and V to device memory, after normalising and rotating heads if asked.
+// Writes K and V to a GPU's memory. Heads may be normalised and rotated before.
 namespace quire::ops {
 namespace {
 
@@ -37,7 +37,7 @@ struct ProjectAppend {
   metal::Kernel kernel;
   metal::ProjectArguments arguments;
 
-  // in: the ordering handle (ops.h), queries, keys, values, and the weights of two norms.
+  // `in` has the ordering handle (ops.h), queries, keys, values, and the weights of two norms.
   void encode(
       Encoder& encoder, const std::vector<mx::array>& in, std::vector<mx::array>& out) const {
     constexpr int kRead = 5;
@@ -118,7 +118,7 @@ std::pair<mx::array, mx::array> device::project_append(
   const LayerRows place(*kv_backend->memory, layer, heads);
   auto kernel = metal::project_append_kernel(
       number_of("keys", keys.dtype()), place.kv, keys.shape(2), place.kind);
-  // The kernel has bindings for norms' weights even without norms, and then does not read them.
+  // The kernel has bindings for the weights of norms. Without norms it does not read them.
   const mx::array& unread = rows->entries();
   const auto results = mx::array::make_arrays(
       {token.shape(), queries.shape()}, {token.dtype(), queries.dtype()},

@@ -2,7 +2,7 @@
 #include "ops/metal/layer_rows.h"
 #include "ops/metal/ops.h"
 
-// Attention of single rows over their sequences, on the device.
+// Attention of single rows over their sequences, on a GPU.
 namespace quire::ops {
 namespace {
 
@@ -17,7 +17,7 @@ struct Decode {
   size_t task_count;
   bool combines;
 
-  // in: the ordering handle (ops.h), queries, tasks, and each row's first task.
+  // `in` has the ordering handle (ops.h), queries, tasks, and each row's first task.
   void encode(
       Encoder& encoder, const std::vector<mx::array>& in, std::vector<mx::array>& out) const {
     const auto query_heads = static_cast<size_t>(heads.query_heads);
@@ -28,7 +28,8 @@ struct Decode {
         narrowed<uint32_t>("kv_heads", kv_heads), narrowed<uint32_t>("rows", first_row), scale};
     const mx::array queries = encoder.contiguous(in[1]);
     allocate_on_device(out[0]);
-    // If every row is one split, decode_split writes `out`, and these two arrays are not used.
+    // If each row is one split, decode_split writes `out` itself, and these two arrays are not
+    // used.
     mx::array sums = combines ? floats(task_count, query_heads * head_dim) : out[0];
     mx::array softened = combines ? floats(task_count, query_heads * 2) : out[0];
     const mx::array& tasks = in[2];

@@ -8,11 +8,11 @@
 #include "mlx/backend/metal/device.h"
 #include "ops/metal/on_device.h"
 
-// Implements the encoder of operations over device memory.
+// Implements the encoder of operations over a GPU's memory.
 namespace quire::ops {
 namespace {
 
-// Gives access to a private method of MLX's encoder, which an explicit instantiation may name.
+// Gives access to a private method of MLX's encoder: an explicit instantiation may name it.
 template <class Tag, typename Tag::Member member>
 struct Reach {
   friend typename Tag::Member reach(Tag) { return member; }
@@ -58,7 +58,7 @@ mx::array Encoder::contiguous(const mx::array& array) {
 }
 
 void Encoder::after(const mx::array& array) {
-  // MLX notes an array only when it is bound. The kernel's own array is bound at index 0 later.
+  // MLX records an array when it is bound. The kernel's own array is later bound at index 0.
   encoder_.set_input_array(array, 0);
 }
 

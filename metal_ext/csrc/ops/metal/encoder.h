@@ -25,12 +25,12 @@ namespace mlx::core::metal {
 class CommandEncoder;
 }
 
-// Encodes operations over the device memory of K and V into MLX's command encoders.
+// Encodes operations over a GPU's memory of K and V into MLX's command encoders.
 namespace quire::ops {
 
 namespace mx = mlx::core;
 
-// The device memory, and the state of its steps in MLX's graph. For the engine's thread only.
+// A GPU's memory, and the state of its steps in MLX's graph. For the engine's thread only.
 struct MetalKVBackend {
   std::shared_ptr<metal::KVBackend> memory;
   // The epochs (numbers) of steps that have begun and have no end in the graph yet.
@@ -39,37 +39,36 @@ struct MetalKVBackend {
   // because an event's values must rise and MLX orders by inputs alone.
   std::optional<mx::array> newest_end;
   uint64_t newest_ended = 0;  // the epoch of newest_end
-  // The sparse ranges of which the newest step has one row, with the step's epoch. Only the
-  // ordering handle orders such rows: no command declares a write to the ranges' buffers.
+  // The sparse ranges of which the newest step has a single row, with the step's epoch. Only the
+  // ordering handle orders these rows, because no command declares a write to the ranges' buffers.
   std::map<const AddressRange*, uint64_t> by_address;
-  // The encoder that was given `told_resources` resources, where there are no residency sets.
-  // Retained, so that no other encoder gets the same address.
+  // The encoder to which use() last listed resources, for systems without residency sets. It is
+  // retained so that no other encoder gets the same address.
   NS::SharedPtr<MTL::ComputeCommandEncoder> told;
   size_t told_resources = 0;
 };
 
 using DeviceMemory = std::shared_ptr<MetalKVBackend>;
 
-// Encodes one operation's commands into MLX's command encoder, inside eval_gpu. MLX keeps the
-// command buffer: nothing is committed here.
-// MLX runs commands and encoders concurrently, unless one writes an array, known by its
-// MTL::Buffer, that another one uses. Three rules therefore keep rows from being read too early:
+// Encodes one operation's commands into MLX's command encoder, inside eval_gpu. MLX commits them.
+// MLX runs commands concurrently, unless one writes an array whose MTL::Buffer another one uses.
+// Three rules therefore keep rows from being read too early:
 //   An operation that writes rows passes the ordering handle (ops/ops.h) to output().
 //   An operation that reads rows by address passes the handle to after() before its first command.
-//   An operation that writes rows that region_view() may show also passes an array that stands
-//   for the range's buffer to output(): MLX's own commands read views without a handle.
+//   An operation that writes rows that region_view() may show also passes an array of the range's
+//   buffer to output(), because MLX's own commands read views without a handle.
 class Encoder {
  public:
-  // Throws std::runtime_error unless the stream is the device's.
+  // Throws std::runtime_error unless the stream is a GPU's.
   Encoder(const mx::Stream& stream, const char* operation);
 
   // Declares that the next commands use the backend's memory.
   void use(MetalKVBackend& kv_backend);
 
-  // Returns the array, or a copy by a command of MLX's if elements are not in order without gaps.
+  // Returns the array, or a copy by MLX's own command if elements are not in order or have gaps.
   // Must come before other calls for the next command.
   mx::array contiguous(const mx::array& array);
-  // Calls contiguous() for inputs 1 to `count` of an operation; input 0 is the ordering handle.
+  // Calls contiguous() for inputs 1 to `count` of an operation. Input 0 is the ordering handle.
   std::vector<mx::array> contiguous_inputs(const std::vector<mx::array>& in, size_t count) {
     std::vector<mx::array> read;
     for (size_t i = 1; i <= count; ++i) {
@@ -81,7 +80,7 @@ class Encoder {
   // Orders the next command after all writers of the array.
   void after(const mx::array& array);
 
-  // Sets the next command's kernel, whose arguments must then all be set.
+  // Sets the next command's kernel. All of the kernel's arguments must be set afterwards.
   void kernel(const metal::Kernel& kernel);
   void input(const mx::array& array, int index, int64_t offset_bytes = 0);
   void inputs(const std::vector<mx::array>& arrays) {  // at indices 0, 1, ...
@@ -113,8 +112,8 @@ class Encoder {
   size_t threads_ = 0;  // threads in a group of the kernel
 };
 
-// An operation on Metal: work.encode(encoder, in, out) encodes its commands. The step of work.rows,
-// if any, must not have ended. Work with `rows` or a `kv_backend` uses the backend's memory.
+// An operation on a GPU. work.encode(encoder, in, out) encodes its commands. The step of work.rows,
+// if any, must not have ended. Work with `rows` or `kv_backend` uses the backend's memory.
 template <class Work>
 class DeviceOperation final : public mx::Primitive {
  public:

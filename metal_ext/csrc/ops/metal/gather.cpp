@@ -5,7 +5,7 @@
 #include "ops/metal/on_device.h"
 #include "ops/metal/ops.h"
 
-// Makes a sequence's K and V arrays, as copies or views, for attention of many rows.
+// Makes arrays of a sequence's K and V, as copies or views, for attention of many rows.
 namespace quire::ops {
 namespace {
 
@@ -30,8 +30,8 @@ struct Gather {
   }
 };
 
-// A view needs no command. By the buffer, MLX orders the view's readers after an append of several
-// rows (bind_rows). The ordering handle (ops.h) puts the view after earlier appends in the graph.
+// A view needs no command. MLX orders readers of the view after an append of several rows, by the
+// buffer (bind_rows). The ordering handle (ops.h) puts the view after earlier appends.
 struct RegionView {
   DeviceMemory kv_backend;
   std::shared_ptr<AddressRange> range;

@@ -6,7 +6,7 @@
 
 #include "ops/checks.h"
 
-// Checks where a layer's K and V lie on the device, and binds them to kernels' arguments.
+// Checks the place of a layer's K and V on a GPU, and binds it to kernels' arguments.
 namespace quire::ops {
 
 metal::Number number_of(const char* name, mx::Dtype type) {

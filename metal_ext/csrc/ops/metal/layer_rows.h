@@ -9,13 +9,13 @@
 #include "ops/metal/rows.h"
 #include "ops/ops.h"
 
-// Where a layer's K and V lie, in the form that kernels take.
+// The place of a layer's K and V, in the form that kernels of a GPU read.
 namespace quire::ops {
 
 // Returns the kernels' name of a type. Throws std::invalid_argument for types without kernels.
 metal::Number number_of(const char* name, mx::Dtype type);
 
-// The heads of a row. In a row without queries, query_heads is kv_heads.
+// The heads of a row. In a row without queries, query_heads equals kv_heads.
 struct Heads {
   int64_t query_heads;
   int64_t kv_heads;
@@ -26,9 +26,9 @@ struct Heads {
   }
 };
 
-// The place of a layer's K and V on a backend.
+// The place of a layer's K and V in a backend's memory.
 struct LayerRows {
-  // Throws an error that names the cause unless both regions exist, hold such rows and lie in one
+  // Throws an error with the cause unless both regions exist, hold such rows, and lie in one
   // buffer.
   LayerRows(const metal::KVBackend& memory, const Layer& layer, const Heads& heads);
 
@@ -40,8 +40,8 @@ struct LayerRows {
 
 enum class RowAccess { read, write };
 
-// Binds entries, page table and arena at three indices from `first_index` on, and declares the
-// commands' reads and writes of rows.
+// Binds entries, page table and arena at three indices from `first_index` on, and declares that the
+// commands read or write rows.
 void bind_rows(
     Encoder& encoder, const MetalRows& rows, const LayerRows& layer, int first_index,
     RowAccess access);

@@ -7,11 +7,11 @@
 #include "ops/metal/layer_rows.h"
 #include "ops/metal/ops.h"
 
-// A model's layers without attention, on the device: gated delta nets and the gate of an MLP.
+// Layers other than attention, on a GPU: gated delta nets, and the gate of an MLP.
 namespace quire::ops {
 namespace {
 
-// Encodes two commands, because the second one overwrites tails that all heads of the first read.
+// Encodes two commands. The second overwrites tails that all heads of the first read.
 struct GatedDeltaStep {
   DeviceRows rows;
   DeviceStateRows states;
@@ -20,7 +20,7 @@ struct GatedDeltaStep {
   metal::Kernel delta;
   metal::Kernel tails;
 
-  // in: the ordering handle (ops.h), qkv, z, a, b, conv, a_log, dt_bias, norm.
+  // `in` has the ordering handle (ops.h), qkv, z, a, b, conv, a_log, dt_bias, norm.
   void encode(
       Encoder& encoder, const std::vector<mx::array>& in, std::vector<mx::array>& out) const {
     constexpr int kRead = 8;
@@ -43,8 +43,8 @@ struct GatedDeltaStep {
     encoder.run_threads(MTL::Size(conv_width, arguments.segments, 1));
   }
 
-  // Binds segments, writes and the arena at three indices from `first` on. Slots found by address
-  // are ordered by the ordering handle alone.
+  // Binds segments, writes and the arena at three indices from `first` on. If slots are found by
+  // address, only the ordering handle orders their uses.
   void bind_slots(Encoder& encoder, int first) const {
     encoder.input(states->begun(), first);
     encoder.input(states->written(), first + 1);
@@ -112,7 +112,7 @@ std::pair<mx::array, mx::array> device::gated_delta(
   check_delta(delta->shape, {qkv, z, a, b}, rows.size(), offset);
   check_arrays(delta->shape, {qkv, z, a, b});
   const metal::Number type = number_of("qkv", qkv.dtype());
-  // Slots have no page tables: paged finds them by address, like sparse.
+  // Slots have no page tables. The paged kind finds them by address, like the sparse kind.
   const metal::Kind kind = states->arena() ? metal::Kind::dense : metal::Kind::sparse;
   GatedDeltaStep step{
       states->rows(), states, arguments_of(*delta, *states, offset), delta->shape.conv_width(),

@@ -12,7 +12,7 @@
 namespace quire::ops {
 
 MTL::Device* mlx_device() {
-  // MLX throws when there is no device, so Metal is asked first.
+  // MLX throws if there is no device, so that Metal is queried first.
   const auto any = NS::TransferPtr(MTL::CreateSystemDefaultDevice());
   return any ? mx::metal::device(mx::Device::gpu).mtl_device() : nullptr;
 }
@@ -34,7 +34,7 @@ MTL::Buffer* metal_buffer(const mx::array& array) {
   return static_cast<MTL::Buffer*>(const_cast<void*>(array.buffer().ptr()));
 }
 
-// MLX does not export its copying function; its operation `contiguous` copies when evaluated.
+// MLX does not export its function that copies. Its operation `contiguous` copies when evaluated.
 mx::array ordered_copy(const mx::array& array, const mx::Stream& stream) {
   const mx::array copy = mx::contiguous(array, /*allow_col_major=*/false, stream);
   std::vector<mx::array> made{copy};

@@ -6,20 +6,18 @@
 #include "mlx/array.h"
 #include "mlx/stream.h"
 
-// The five functions that need MLX on this device. Tests with another MLX replace on_device.cpp.
+// The functions that need MLX built with Metal. Tests with another MLX replace on_device.cpp.
 namespace quire::ops {
 
 namespace mx = mlx::core;
 
-// Returns MLX's device, or null.
 MTL::Device* mlx_device();
 
-// Throws std::runtime_error, with the operation's name, unless the stream is the device's.
+// Throws std::runtime_error, with the operation's name, unless the stream is a GPU's.
 void require_device_stream(const mx::Stream& stream, const char* operation);
 
 mx::allocator::Buffer as_mlx_buffer(MTL::Buffer* buffer);
 
-// Returns the buffer of an evaluated array.
 MTL::Buffer* metal_buffer(const mx::array& array);
 
 // Encodes MLX's own copy of an array, with elements in order, inside eval_gpu.

@@ -13,9 +13,9 @@
 #include "ops/metal/rows.h"
 #include "ops/ops.h"
 
-// MLX primitives over K and V in device memory. `token`: an array that orders reads after writes,
-// the ordering handle (ops/ops.h). Arrays and layers are float32, float16 or bfloat16; head_dim is
-// 64, 128 or 256. Operations throw std::logic_error after their rows' step_end. metal_ext/_ext.pyi
+// MLX primitives over K and V in a GPU's memory. `token` is the ordering handle (ops/ops.h), which
+// orders reads after writes. Arrays and layers are float32, float16 or bfloat16. head_dim is 64,
+// 128 or 256. After step_end, operations over the rows throw std::logic_error. metal_ext/_ext.pyi
 // documents the operations.
 namespace quire::ops::device {
 
@@ -37,9 +37,9 @@ std::pair<mx::array, mx::array> gather(
     const mx::array& token, const DeviceRows& rows, int64_t segment, int64_t tokens,
     const Layer& layer, int64_t kv_heads, int64_t head_dim, const DeviceMemory& kv_backend);
 
-// Returns a view of a region's first `tokens` rows, valid while mapped. Keeps the backend alive.
-// Throws std::invalid_argument on paged; std::logic_error while the range's newest step has a
-// single row in flight, after which only gather() is ordered.
+// Returns a view of a region's first `tokens` rows, valid while they are mapped. Throws
+// std::invalid_argument on the paged kind, and std::logic_error while a step with a single row of
+// the range runs: such a row is in order for gather() only.
 mx::array region_view(
     const mx::array& token, const std::shared_ptr<AddressRange>& range, int64_t region,
     int64_t tokens, int64_t kv_heads, int64_t head_dim, mx::Dtype type,

@@ -12,19 +12,19 @@
 #include "ops/metal/on_device.h"
 #include "ops/metal/ops.h"
 
-// Implements a step on the device: tables that tell kernels where each row (token) and each state
-// of recurrent layers lies, and the step's last command, which signals the step's number (epoch).
+// Implements a step on a GPU: the tables by which kernels find each row (token) and each state
+// slot, and the step's last command, which signals the step's epoch (number).
 namespace quire::ops {
 namespace {
 
-// The backend, and the arrays that stand for its buffers. Commands over rows keep both alive.
+// The backend, and the arrays that represent its buffers. Commands over rows keep both alive.
 struct Kept {
   std::shared_ptr<MetalKVBackend> kv_backend;
   std::vector<std::vector<mx::array>> stand_ins;
 };
 
-// Returns host values as an array of 32-bit words for the device. MLX holds the array and `kept`
-// until the array's readers have run.
+// Returns host values as an array of 32-bit words for the GPU. MLX keeps the array and `kept` until
+// the array's readers have run.
 template <class T>
 mx::array words_of(const std::vector<T>& values, std::shared_ptr<const void> kept = nullptr) {
   static_assert(sizeof(T) % sizeof(uint32_t) == 0);
@@ -37,8 +37,8 @@ mx::array words_of(const std::vector<T>& values, std::shared_ptr<const void> kep
       {narrowed<int>("words", bytes / sizeof(uint32_t))}, mx::uint32);
 }
 
-// Returns an array that stands for a buffer in MLX's tracking. The array has one element, because
-// MLX commits commands early when their arrays have many elements.
+// Returns an array by which MLX tracks uses of a buffer. The array has one element, because MLX
+// commits commands early if their arrays have many elements.
 mx::array stand_in(MTL::Buffer* buffer) {
   return mx::array(
       mx::allocator::Data(as_mlx_buffer(buffer), [](mx::allocator::Buffer) {}), {1}, mx::uint8);
@@ -254,8 +254,8 @@ void MetalStateRows::require_room(int64_t offset, size_t bytes) const {
 
 namespace {
 
-// Ends a step, after all writers of the arrays and all earlier encoders, by a command: MLX might
-// leave out an encoder without one.
+// Ends a step after all writers of the arrays and all earlier encoders. The end is a command,
+// because MLX might leave out an encoder without commands.
 struct StepEnd {
   DeviceRows rows;
 

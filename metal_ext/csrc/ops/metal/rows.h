@@ -13,10 +13,10 @@
 #include "mlx/array.h"
 #include "ops/metal/encoder.h"
 
-// The rows (tokens) of a step on the device, and the slots (states of recurrent layers) they use.
+// The rows (tokens) of a step on a GPU, and the state slots that they use.
 namespace quire::ops {
 
-// How decode_attention() divides rows into tasks for the kernels.
+// The division of decode_attention()'s rows into tasks for the kernels.
 struct DecodeCut {
   mx::array tasks;       // DecodeTask [count]
   mx::array first_task;  // uint32 [rows + 1]
@@ -24,11 +24,11 @@ struct DecodeCut {
   bool combines;         // whether a row has several tasks
 };
 
-// The rows of one step on the device, made once for all layers. The constructor starts the step;
-// until its epoch (number) completes, the rows' memory stays mapped.
+// The rows of one step on a GPU, made once for all layers. The constructor starts the step. The
+// rows' memory stays mapped until the step has completed.
 class MetalRows {
  public:
-  // Throws as RowTable does, and std::logic_error when a row would be written in a sealed block.
+  // Throws as RowTable does, and std::logic_error if a row would be written in a sealed block.
   MetalRows(std::shared_ptr<MetalKVBackend> kv_backend, std::vector<Segment> segments);
 
   const RowTable& table() const { return table_; }
@@ -38,25 +38,25 @@ class MetalRows {
   size_t first_row(size_t segment) const { return first_rows_[segment]; }
 
   uint64_t epoch() const { return epoch_; }
-  // Throws std::logic_error that names the operation if the step has ended.
+  // Throws std::logic_error with the operation's name if the step has ended.
   void require_open(const char* operation) const;
-  // Notes that the step's end is in the graph, after which no operation may be added. Throws
+  // Notes that the step's end is in the graph. No operation may be added afterwards. Throws
   // std::logic_error the second time, or while an older step has no end.
   void close();
-  // Notes that the step's end is encoded: later commands might use another sequence's memory.
+  // Notes that the step's end is encoded. Later commands could use another sequence's memory.
   void end() { ended_ = true; }
   void require_not_ended(const char* operation) const;
-  // Counts the step as complete after a failure, when none of its commands runs any more.
+  // Counts a failed step as complete. None of its commands may run any more.
   void abandon();
 
-  // Returns RowEntry [buffer][row], an input of every operation over the rows: MLX keeps inputs
+  // Returns RowEntry [buffer][row], an input of every operation over the rows. MLX keeps inputs
   // until they have been used, and this array keeps the step's memory alive.
   const mx::array& entries() const { return entries_; }
   int64_t entries_offset(size_t buffer) const;  // in bytes
-  // On paged, the uint64 GPU addresses of blocks, which entries index. On other kinds, any array.
+  // Returns the GPU addresses of blocks on the paged kind, indexed by entries, else any array.
   const mx::array& pages() const { return pages_; }
-  // The buffers that a view may show while the step writes them, each as an array of one element.
-  // Sparse has that buffer of each range with several rows, dense the arena, paged none.
+  // Returns the buffers that views may show while the step writes to them, each as an array of one
+  // element: a buffer of each range with several rows (sparse), the arena (dense), or none (paged).
   const std::vector<mx::array>& written(size_t buffer) const { return written_[buffer]; }
   // Returns the tasks of rows [first, + count) of the table, cached for the next layer.
   const DecodeCut& decode_cut(size_t first, size_t count);
@@ -78,7 +78,7 @@ class MetalRows {
   std::map<std::pair<size_t, size_t>, DecodeCut> cuts_;
 };
 
-// Throws std::invalid_argument unless the rows are this backend's.
+// Throws std::invalid_argument unless the rows belong to this backend.
 void check_kv_backend_of(
     const MetalRows& rows, const std::shared_ptr<MetalKVBackend>& kv_backend);
 // Calls check_kv_backend_of(), and throws std::logic_error if the rows' step has ended.
@@ -86,10 +86,11 @@ void check_rows_of(
     const char* operation, const MetalRows& rows,
     const std::shared_ptr<MetalKVBackend>& kv_backend);
 
-// The slots that a step's rows start from and write, on the device, for all recurrent layers.
+// The state slots that a step's rows read and write on a GPU, for all recurrent layers.
 class MetalStateRows {
  public:
-  // segments: of all rows, in order (else std::invalid_argument). Throws as Slots::use() does.
+  // `segments` must cover all rows in order, else std::invalid_argument. Throws as Slots::use()
+  // does.
   MetalStateRows(
       std::shared_ptr<MetalRows> rows, const std::vector<metal::SlotSegment>& segments);
 
@@ -98,11 +99,11 @@ class MetalStateRows {
   // Throws std::out_of_range unless a slot has `bytes` bytes after the offset.
   void require_room(int64_t offset, size_t bytes) const;
 
-  // begun() has DeltaSegment [segments], written() has DeltaWrite of all segments. begun() is an
-  // input of every operation over the rows: MLX keeps inputs alive, and begun() keeps the memory.
+  // begun() has DeltaSegment [segments], and written() the DeltaWrites of all segments. begun() is
+  // an input of every operation over the rows, so that MLX keeps it, and it keeps the memory.
   const mx::array& begun() const { return begun_; }
   const mx::array& written() const { return written_; }
-  // On dense, an array that stands for the slots' buffer, which kernels bind.
+  // Returns an array of the one slots' buffer of the dense kind, which kernels bind.
   const std::optional<mx::array>& arena() const { return arena_; }
 
  private:
