@@ -1,5 +1,4 @@
-"""The interfaces of memory that the cache calls: for K and V, and for the states of recurrent
-layers."""
+"""The memory that the cache uses: for K and V, and for the states of recurrent layers."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -21,8 +20,7 @@ MAPPING_LIMIT_S = 20.0
 
 @dataclass(slots=True)
 class Segment:
-    """The tokens [start, start + count) that a step computes for the sequence in buffer
-    ``buffer``."""
+    """The tokens [start, start + count) that a step computes for the sequence in a buffer."""
 
     buffer: int
     start: int
@@ -43,7 +41,7 @@ class LayerRegions:
 
 
 class Releases(Enum):
-    """Which memory a backend can give back to the system before the process ends."""
+    """The parts of a backend's memory that can go back to the system before the process ends."""
 
     BLOCKS = "any blocks, at any time"
     HEAPS = "whole heaps, at any time"
@@ -82,9 +80,9 @@ class StepRows(ABC):
         values: mx.array,
         transform: QKTransform | None,
     ) -> tuple[mx.array, mx.array]:
-        """Write keys and values; return the layer's next ordering handle and the queries.
-        ``transform`` is applied to queries and keys first, unless it is None. Queries are
-        ``[T, query_heads, head_dim]``; keys and values are ``[T, kv_heads, head_dim]``."""
+        """Write keys and values. Return the layer's next ordering handle, and the queries. First
+        apply ``transform``, unless it is None, to queries and keys. Queries are
+        ``[T, query_heads, head_dim]``, keys and values ``[T, kv_heads, head_dim]``."""
         where = self.native, layer.native, self._executor
         if transform is None:
             return metal_ext.append(order, keys, values, *where), queries
@@ -94,9 +92,8 @@ class StepRows(ABC):
     def decode_attention(
         self, order: mx.array, layer: LayerRegions, queries: mx.array, scale: float
     ) -> mx.array:
-        """Return the attention ``[R, query_heads, head_dim]`` of the step's first R rows, where R
-        is the number of query rows. Each row attends to its own sequence's tokens up to the row
-        itself."""
+        """Return the attention of the first rows of the step, as many as ``queries`` has. Each row
+        attends to its own sequence's tokens, up to and including itself."""
         return metal_ext.decode_attention(
             order, queries, self.native, 0, layer.native, layer.kv_heads, scale, self._executor
         )
@@ -109,20 +106,17 @@ class StepRows(ABC):
     def chunk_attention(
         self, order: mx.array, layer: LayerRegions, queries: mx.array, segment: int, scale: float
     ) -> mx.array:
-        """Return the attention of all rows of segment number ``segment``,
-        ``[count, query_heads, head_dim]``. Each row attends to the tokens of its sequence up to the
-        row itself."""
+        """Return the attention of all rows of segment number ``segment``. Each row attends to its
+        sequence's tokens, up to and including itself."""
 
     @abstractmethod
     def region(self, order: mx.array, layer: LayerRegions, kind: str, segment: int) -> mx.array:
-        """Return a sequence's keys or values (by ``kind``) from its first token to the end of
-        segment number ``segment``: ``[tokens, kv_heads, head_dim]``. They are valid until the
-        sequence closes."""
+        """Return the keys or the values (``kind``) of a segment's sequence up to the segment's end,
+        as ``[tokens, kv_heads, head_dim]``. The array is valid until the sequence closes."""
 
     def end(self, arrays: list[mx.array]) -> list[mx.array]:
-        """Return the arrays to evaluate instead of ``arrays``, so that the device also learns of
-        the step's end. ``arrays`` are the step's results and the newest ordering handle of every
-        layer."""
+        """Return the arrays to evaluate instead of ``arrays``, which are the step's results and all
+        layers' newest ordering handles. Evaluating them also signals the step's end on a GPU."""
         return arrays
 
     def cancel(self) -> None:  # noqa: B027  # a CPU has nothing to cancel
@@ -131,12 +125,11 @@ class StepRows(ABC):
 
 class PageBackend(Protocol):
     """The memory for the K and V of one group of layers. Heaps are large pieces of memory, divided
-    into blocks. Buffers are address ranges in which blocks are mapped, each writable in at most one
-    buffer.
+    into blocks. Buffers are address ranges in which blocks are mapped, writable in at most one.
 
     Only the engine thread may call methods, except ``committed_bytes``, and ``completed_ticket``
-    while the engine thread hangs. An operation on another thread returns a ticket, a rising
-    number."""
+    while the engine thread hangs. Operations on other threads get tickets, which are rising
+    numbers."""
 
     name: str
     releases: Releases
@@ -162,16 +155,16 @@ class PageBackend(Protocol):
         """Make a buffer with the next number (0, 1, ...). Return False if the system refuses."""
 
     def commit_heap(self, heap: int) -> bool:
-        """Give a released heap its memory again, before blocks of the heap are mapped. Return False
-        if the system refuses. Do nothing in a backend whose ``map`` allocates memory."""
+        """Allocate a released heap's memory again, before its blocks are mapped. Return False if
+        the system refuses. Do nothing in a backend whose ``map`` allocates memory."""
 
     def map(
         self, buffer: int, block: int, heap: int, heap_block: int, count: int, writable: bool
     ) -> bool:
-        """Map ``count`` blocks of a heap, from ``heap_block`` on, in a buffer from its block
-        ``block`` on. Return False and change nothing if the system refuses. Only a backend with
-        ``shares_blocks`` maps read-only. Without ``maps_while_running``, call ``finish_mappings``
-        before using the blocks."""
+        """Map ``count`` blocks of a heap, from ``heap_block`` on, in a buffer from ``block`` on.
+        Return False and change nothing if the system refuses. ``writable`` may be False only if the
+        backend has ``shares_blocks``. Without ``maps_while_running``, ``finish_mappings`` must
+        follow."""
 
     def map_ahead(self, buffer: int, block: int, heap: int, heap_block: int, count: int) -> int:
         """Start mapping blocks writable on another thread, and return the ticket. The blocks can be
@@ -189,18 +182,17 @@ class PageBackend(Protocol):
         """Start giving the memory of unmapped blocks back to the system, and return the ticket."""
 
     def finish_mappings(self) -> None:
-        """Wait until all changes of mappings since the last step are in effect. Must be called
-        before ``copy_block`` and ``rows``. Does nothing with ``maps_while_running``. Raises
-        BackendFailedError."""
+        """Wait until all changes of mappings are in effect, before ``copy_block`` and ``rows``. Do
+        nothing with ``maps_while_running``. Raises BackendFailedError."""
 
     def copy_block(
         self, source: int, source_block: int, target: int, target_block: int, tokens: int
     ) -> None:
         """Copy the K and V of a block's first ``tokens`` tokens to a writable block of another
-        buffer. Wait for all earlier steps before the copy, and for the copy before returning."""
+        buffer. Wait for all earlier steps first. The copy is complete when the call returns."""
 
     def completed_ticket(self) -> int:
-        """Return the newest ticket up to which all operations are done. Raises
+        """Return the newest ticket up to which all operations are done. May raise
         BackendFailedError."""
 
     def wait(self, ticket: int, timeout_s: float) -> bool:
@@ -210,7 +202,8 @@ class PageBackend(Protocol):
         """Return the bytes that the system counts as used by heaps. Any thread may call this."""
 
     def rows(self, segments: Sequence[Segment]) -> StepRows:
-        """Return the rows of a step. The caller must call ``end`` or ``cancel`` of the result."""
+        """Return the rows of a step. The caller must later call ``end`` or ``cancel`` on the
+        rows."""
 
     def shut_down(self) -> bool:
         """Wait for the device and unmap everything. No other call may follow. Return False if the
@@ -235,12 +228,12 @@ class StateRows:
         b: mx.array,
         delta: GatedDelta,
     ) -> tuple[mx.array, mx.array]:
-        """Advance the states of recurrent layer ``number`` (counted without other layers) by all
-        rows of the step. Return the layer's next ordering handle and output
-        ``[T, value_heads * value_dim]``.
+        """Advance the states of the recurrent layer ``number`` by all rows of the step. Return the
+        layer's next ordering handle and output ``[T, value_heads * value_dim]``.
 
-        ``qkv`` is the input of the layer's convolution, ``[T, tail_width]``. ``z`` has the output's
-        shape; ``a`` and ``b`` are ``[T, value_heads]``. ``delta`` holds the layer's weights."""
+        ``number`` counts recurrent layers only. ``qkv`` is the input of the layer's convolution,
+        ``[T, tail_width]``. ``z`` has the output's shape. ``a`` and ``b`` are
+        ``[T, value_heads]``."""
         offset = self._layout.offsets[number]
         return metal_ext.gated_delta(
             order, qkv, z, a, b, delta, self._native, offset, self._executor
@@ -248,22 +241,22 @@ class StateRows:
 
 
 class StateMemory(Protocol):
-    """Memory at fixed addresses for state slots, each the recurrent states of one sequence."""
+    """Memory for state slots. A slot holds the states of all recurrent layers of one sequence."""
 
     @property
     def num_slots(self) -> int: ...
 
     def rows(self, segments: Sequence[StateSegment], step: StepRows) -> StateRows:
-        """Return the rows of a step. ``segments`` has one item per sequence, in the order of
-        ``step``. ``step`` holds the K and V rows of the same step; ending them also ends the use of
-        the slots."""
+        """Return the rows of a step. ``segments`` has one item per sequence, in the order of the
+        rows. ``step`` has the K and V rows of the same step. The slots are in use until that step
+        ends."""
 
     def committed_bytes(self, slots: Sequence[int]) -> int:
-        """Return the bytes that the system counts as used by ``slots``, possibly slightly outdated.
-        ``slots`` must be all slots that may hold memory."""
+        """Return the bytes that the system counted lately as used by ``slots``, which must be all
+        slots that may hold memory."""
 
     def release(self, slots: Sequence[int]) -> None:
-        """Give the memory of slots back to the system if it accepts that. The slots stay usable."""
+        """Give the memory of slots back to the system where possible. The slots stay usable."""
 
 
 def native_geometry(group: Group) -> metal_ext.Geometry:

@@ -19,8 +19,7 @@ class BlockState(IntEnum):
 
 @dataclass(slots=True, eq=False)
 class Prefix:
-    """The key by which a sealed block is found: the block's tokens and a hash of all tokens
-    before."""
+    """The key that finds a sealed block: the block's tokens and a hash of all earlier tokens."""
 
     digest: bytes
     parent: bytes
@@ -33,8 +32,7 @@ class Prefix:
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """A block of memory in a heap. HeapPool changes its state and counts, PrefixIndex its
-    prefix."""
+    """A block of memory. HeapPool changes its state and counts, PrefixIndex its prefix."""
 
     heap: int
     place: int
@@ -43,17 +41,15 @@ class Block:
     dirty: bool = False
     """True if the block may occupy physical memory."""
     buffers: int = 0
-    """The number of buffers whose page tables list the block, including buffers of closed
-    sequences."""
+    """The number of buffers, of open or closed sequences, whose page tables list the block."""
     sequences: int = 0
     """The number of open sequences that use the block."""
     prefix: Prefix | None = None
-    """The key by which other sequences find the block, or None if they cannot find it."""
+    """The key by which new sequences can find the block, or None if they cannot."""
     premapped_by: "list[SparseBuffer]" = field(default_factory=list)
     """The buffers in which the block is mapped without being in the buffer's page table."""
     is_sealed: bool = False
-    """True if the block was sealed since its last allocation. All its mappings are then
-    read-only."""
+    """True if the block was sealed after it was last allocated. It is then mapped read-only."""
 
     @property
     def can_be_taken(self) -> bool:
@@ -72,8 +68,7 @@ class Retention(IntEnum):
     """The reason for keeping a sealed state slot. If several apply, the highest one counts."""
 
     WAYPOINT = 0
-    """The slot is at a position within a long prompt. Prompts with the same beginning can continue
-    there."""
+    """The slot is within a long prompt. Prompts with the same beginning can continue there."""
     END = 1
     """The slot is at the end of a turn, or where two conversations begin to differ."""
     USER = 2
@@ -88,8 +83,7 @@ class Slot:
 
     number: int
     holders: int = 0
-    """The number of open sequences that use the slot, plus the number of queued requests to seal
-    it."""
+    """The number of open sequences that use the slot, plus one for each request to seal it."""
     epoch: int = 0
     """The number of the newest step that may read or write the slot."""
     prefix: Prefix | None = None
@@ -97,8 +91,7 @@ class Slot:
     position: int = 0
     """The number of tokens that the states have read. Set when the slot is sealed."""
     conversation: int = 0
-    """The id of the first sequence of the conversation that sealed a slot. Set with
-    ``position``."""
+    """The id of the first sequence of this conversation that sealed a slot."""
     retention: Retention = Retention.WAYPOINT
     before: "Slot | None" = None
     """The previous slot of the same conversation, or None for the first slot."""
@@ -139,9 +132,8 @@ class MappedRun:
 
 @dataclass(slots=True)
 class PageTable:
-    """The blocks of one buffer: block i of the table is mapped at the buffer's i-th place.
-
-    Only the host reads the table. Kernels use the buffer's addresses."""
+    """The blocks of one buffer: block i of the table is mapped at the buffer's i-th place. Only the
+    host reads the table, because kernels use the buffer's addresses."""
 
     blocks: list[Block] = field(default_factory=list)
     runs: list[MappedRun] = field(default_factory=list)
@@ -150,8 +142,7 @@ class PageTable:
         return len(self.blocks)
 
     def append(self, blocks: Iterable[Block], writable: bool) -> list[MappedRun]:
-        """Add blocks at the end. Return the new blocks grouped into runs, each to be mapped at
-        once."""
+        """Add blocks at the end. Return the new blocks as runs, each of which is mapped at once."""
         pieces: list[MappedRun] = []
         for block in blocks:
             place = len(self.blocks)
@@ -192,10 +183,9 @@ class SparseBuffer:
     number: int
     table: PageTable = field(default_factory=PageTable)
     pending: list[Pending] = field(default_factory=list)
-    """The queued mappings, the oldest first. The table already lists the blocks of these
-    mappings."""
+    """The queued mappings, the oldest first. The table already lists the blocks to be mapped."""
     premapped: list[Block] = field(default_factory=list)
-    """The blocks that are mapped behind the end of the table, for a later use of this buffer."""
+    """The blocks mapped behind the table's end, which later sequences of this buffer may use."""
     free_premapped: int = 0
 
     @property
@@ -203,14 +193,12 @@ class SparseBuffer:
         return len(self.table) - sum(item.count for item in self.pending)
 
     def count_premapped(self, blocks: Iterable[Block]) -> int:
-        """Return how many of the first ``blocks`` are premapped, in the same order and from the
-        start."""
+        """Return the number of leading ``blocks`` that equal the leading premapped blocks."""
         same = takewhile(lambda pair: pair[0] is pair[1], zip(self.premapped, blocks, strict=False))
         return sum(1 for _ in same)
 
     def usable_premapped(self, limit: int) -> list[Block]:
-        """Return the leading premapped blocks, at most ``limit``, that a sequence can take for
-        writing."""
+        """Return at most ``limit`` leading premapped blocks that a sequence can take to write."""
         usable = takewhile(
             lambda b: b.state is BlockState.FREE and len(b.premapped_by) == 1 and not b.is_sealed,
             self.premapped[:limit],
@@ -218,8 +206,8 @@ class SparseBuffer:
         return list(usable)
 
     def mappings(self, regions: int) -> int:
-        """Return the number of mappings that the system counts for this buffer. Each of the
-        ``regions`` has one per run of adjacent blocks, and one for the addresses without memory."""
+        """Return the number of mappings that the system counts: each region (a layer's K or V) has
+        one per run of blocks, and one for the addresses without memory."""
         return regions * (len(self.table.runs) + 1) if self.table.blocks else 0
 
 
@@ -230,8 +218,7 @@ class SparseHeap:
         self.blocks = [Block(number, place) for place in range(blocks)]
         self.free = blocks
         self.free_map = bytearray(b"\1") * blocks
-        """The byte of each block is 1 if the block can be taken, else 0. ``bytes.find`` then finds
-        gaps."""
+        """Holds 1 for each block that can be taken, else 0: ``bytes.find`` finds free gaps."""
 
     def note_free(self, block: Block, is_free: bool) -> None:
         self.free_map[block.place] = is_free

@@ -10,19 +10,19 @@ from kvcache.layout import Group
 from kvcache.prefix_cache import PrefixCache
 from kvcache.sequences import CachedSequence
 
-# A decoding sequence's next block is mapped this many tokens before it is needed. For a prompt, the
-# blocks of the next chunk are mapped while a chunk is computed.
+# A decoding sequence's next block is mapped this many tokens early. The blocks for a prompt's next
+# chunk are mapped while a chunk is computed.
 MAP_AHEAD_TOKENS = 8
-# At a mapping point (a moment without a step in flight) each sequence with less than half of this
-# many tokens mapped ahead gets the full number, so that sequences need the next point together.
+# At a mapping point (a moment at which no step runs), a sequence with less than half of this many
+# tokens mapped ahead gets this many. So sequences need the next mapping point together.
 MAP_AHEAD_AT_POINT_TOKENS = 128
 # The share of all blocks that may be mapped ahead even if cached prefixes are evicted for them.
 MAPPED_AHEAD_RATIO = 1 / 8
 # The most bytes to release at once. Releasing this many delays mappings by 40 ms.
 BYTES_RELEASED_AT_ONCE = 256 * 1024**2
 BLOCKS_EVICTED_AT_ONCE = 4096  # this many take 30 ms
-# If ``spares_heaps`` is True and the heaps hold this share of the budget, cached prefixes are
-# evicted before another heap is made.
+# With ``spares_heaps``, cached prefixes are evicted rather than a heap made if the heaps hold at
+# least this share of the budget.
 SPARED_HEAPS_RATIO = 0.5
 
 
@@ -53,7 +53,7 @@ class BlockAllocator:
         self.keeps_slack = True
         """True if free blocks keep their memory (up to a limit) for the next sequences."""
         self.spares_heaps = False
-        """True if cached prefixes are evicted before a heap is added, because heaps cannot be
+        """True if cached prefixes are evicted rather than a heap added, which can never be
         released."""
 
     @property
@@ -67,7 +67,7 @@ class BlockAllocator:
         self._reserved_blocks += sequence.reserved_blocks
 
     def remove(self, sequence: CachedSequence) -> None:
-        """Remove a sequence and its reservation, after waiting for the mappings queued for it."""
+        """Remove a sequence and its reservation, after waiting for its queued mappings."""
         self._settle(sequence)
         self._num_sequences -= 1
         self._reserved_blocks -= sequence.reserved_blocks
@@ -77,8 +77,8 @@ class BlockAllocator:
         return self._maps_while_running or self.is_at_mapping_point
 
     def map_shared(self, sequence: CachedSequence, blocks: list[Block]) -> bool:
-        """Map other sequences' sealed blocks read-only for a sequence. Return False if the system
-        refuses, or if mappings may not change now because a step runs."""
+        """Map other sequences' sealed blocks read-only. Return False if the system refuses, or if
+        mappings may not change because a step runs."""
         if not self.may_map and sequence.buffer.count_premapped(blocks) < len(blocks):
             self.wants_mapping_point = True
             return False
@@ -91,7 +91,6 @@ class BlockAllocator:
 
     def grow(self, sequence: CachedSequence, num_tokens: int) -> int | None:
         """Map the missing blocks for tokens [0, num_tokens). Return the number of new blocks.
-
         Return None and map nothing if too few blocks are available, or if mappings may not change
         now."""
         buffer, needed = sequence.buffer, self._group.blocks_for(num_tokens)
@@ -122,8 +121,8 @@ class BlockAllocator:
 
     def map_ahead(self, sequence: CachedSequence, end: int, count: int) -> None:
         """Start mapping blocks for the steps after the current one, which computes the ``count``
-        tokens before ``end``. Beyond the sequence's reservation, take blocks only while one
-        available block remains per open sequence."""
+        tokens before ``end``. Beyond the reservation, leave one available block per open
+        sequence."""
         buffer = sequence.buffer
         ahead = min(end + max(count, MAP_AHEAD_TOKENS), sequence.final_tokens)
         missing = self._group.blocks_for(ahead) - len(buffer.table)
@@ -169,8 +168,8 @@ class BlockAllocator:
 
     def set_limit(self, blocks: int) -> int:
         """Set the limit of used blocks, and evict cached prefixes to meet it. Return the limit in
-        effect. The limit is never below the blocks in use, the blocks of one full sequence, and
-        memory that the backend cannot release."""
+        effect, which is never below the blocks in use, one full sequence's blocks, and memory that
+        the backend cannot release."""
         cached = self._pool.count(BlockState.CACHED)
         held = self._pool.used_blocks - cached + self._reserved_blocks
         least = max(blocks, held, self._group.blocks_for(self._group.max_tokens))
@@ -178,8 +177,7 @@ class BlockAllocator:
         return self._pool.set_limit(least)
 
     def release_memory(self, slack_bytes: int) -> None:
-        """Release free memory, except ``slack_bytes`` (at least one heap) and all reserved
-        blocks."""
+        """Release free memory, except ``slack_bytes`` (at least one heap) and reserved blocks."""
         kept_bytes = max(slack_bytes if self.keeps_slack else 0, self._group.heap_bytes)
         kept_bytes += self._reserved_blocks * self._group.block_bytes
         if not self._pool.has_more_than(kept_bytes):
@@ -192,15 +190,13 @@ class BlockAllocator:
         self._pool.release_memory(kept_bytes, min(unreserved, at_once))
 
     def _settle(self, sequence: CachedSequence) -> None:
-        """Wait for a sequence's queued mappings, and free the blocks that the system refused to
-        map."""
+        """Wait for queued mappings, and free the blocks that the system refused to map."""
         with self._updating_counts(sequence):
             self._pool.free_unmapped(self._buffers.settle(sequence.buffer))
 
     def _take(self, sequence: CachedSequence, count: int) -> list[Block] | None:
-        """Take ``count`` blocks: first those premapped in the sequence's buffer, then blocks
-        adjacent to the sequence's last block if possible. Evict cached blocks if too few are
-        free."""
+        """Take blocks: first those premapped in the sequence's buffer, then if possible those next
+        to the sequence's last block. Evict cached blocks if too few are free."""
         while self._pool.free_blocks < count:
             evicted = self._prefixes.evict()
             assert evicted, "more blocks are promised than there are"
@@ -225,8 +221,8 @@ class BlockAllocator:
         return taken
 
     def _make_room(self, count: int) -> bool:
-        """Make blocks available: first unmap free blocks of idle buffers, then evict cached blocks,
-        then unmap free blocks of buffers in use. Return False if none of this is possible."""
+        """Unmap free blocks of idle buffers. If there are none, evict cached blocks. If there are
+        none, unmap free blocks of buffers in use. Return False if there are none either."""
         if self._buffers.unmap_free(idle=True):
             return True
         missing = max(1, count - self._pool.takeable_blocks)

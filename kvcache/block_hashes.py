@@ -1,7 +1,6 @@
-"""Hashes of a sequence's full blocks. Equal hashes mean equal tokens up to the block's end.
-
-The hash of a block is SHA-256(hash of the block before, token ids of the block). The first block
-takes a hash of the model, the layout and the salt as the hash before it."""
+"""Hashes of a sequence's full blocks. Equal hashes mean equal tokens up to the block's end. A hash
+is SHA-256(hash of the block before, token ids of the block). Before the first block stands a hash
+of the model, the layout and the salt."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -25,19 +24,17 @@ class PrefixSalt:
 
 
 class BlockHashes:
-    """The hashes of one sequence's full blocks. Adding tokens extends the list.
-
-    ``tokens[i]`` holds the token ids of block i as big-endian uint32, so that bytes sort as ids
-    do."""
+    """The hashes of one sequence's full blocks. Adding tokens extends the list. ``tokens[i]`` are
+    block i's token ids as big-endian uint32, so that bytes sort as ids do."""
 
     def __init__(self, identity: bytes, salt: PrefixSalt, tokens_per_block: int) -> None:
-        """``identity`` names the model and the layout; every hash depends on it."""
+        """``identity`` identifies the model and the layout. Every hash depends on it."""
         self.tokens_per_block = tokens_per_block
         self.num_tokens = 0
         """The number of tokens so far, including the tokens after the last full block."""
         self.max_cached_tokens: int | None = None
-        """The number of leading tokens that may come from the cache, or None for all but the last
-        token."""
+        """The number of leading tokens that may come from the cache; None allows all but the
+        last."""
         self.tokens: list[bytes] = []
         self.digests: list[bytes] = []
         self._packed = Struct(f">{tokens_per_block}I")
@@ -62,8 +59,7 @@ class BlockHashes:
         return self.digests[block - 1] if block else self._root
 
     def extend(self, token_ids: Sequence[int], start: int) -> None:
-        """Add the token ids of positions from ``start`` on. Positions that were added before are
-        skipped."""
+        """Add token ids from position ``start`` on. Skip positions that were added before."""
         known = self.num_tokens
         assert start <= known, f"tokens {known} to {start} are missing"
         new = token_ids[known - start :]
@@ -82,8 +78,7 @@ class BlockHashes:
 
 
 class Evictions:
-    """The hashes of the prefixes evicted last. They tell whether a missing prefix was ever
-    cached."""
+    """Hashes of the newest evicted prefixes, to tell "evicted" from "never cached"."""
 
     def __init__(self) -> None:
         self._digests: OrderedDict[bytes, None] = OrderedDict()

@@ -14,8 +14,8 @@ class BufferPool:
     def __init__(
         self, group: Group, pool: HeapPool, backend: PageBackend, max_buffers: int, max_sharers: int
     ) -> None:
-        # The count of mappings leaves out premapped blocks (mapped before a sequence needs them).
-        # They exist only on a GPU, which has no limit of mappings.
+        # Premapped blocks (mapped before a sequence needs them) do not count as mappings. They
+        # exist only on a GPU, which has no limit of mappings.
         assert backend.maps_while_running or backend.mapping_limit is None
         self._regions = len(group.regions)
         self._blocks_per_heap = group.blocks_per_heap
@@ -28,16 +28,14 @@ class BufferPool:
         """The buffers without a sequence. The buffer that has been idle longest comes first."""
         self._mappings = 0
         self.mapped_blocks = 0
-        """The number of blocks mapped since the start. A block counts once per buffer, not per
-        mapping."""
+        """The number of blocks mapped since the start, once per buffer in which a block is
+        mapped."""
         self.unmapped_blocks = 0
 
     def take(self, prefix: Sequence[Block]) -> SparseBuffer | None:
-        """Return a buffer for a sequence that begins with the blocks ``prefix``; the page table is
-        empty. Return None if no buffer is idle and no further one can be made.
-
-        Prefer the idle buffer that still maps most of ``prefix``, and otherwise only free
-        blocks."""
+        """Return a buffer with an empty page table, or None if no buffer is idle and none can be
+        made. The sequence will begin with the blocks ``prefix``. Prefer the idle buffer that still
+        maps most of these, and otherwise maps only free blocks."""
         fitting = [
             buffer
             for buffer in self._idle
@@ -66,15 +64,13 @@ class BufferPool:
         self._idle.append(buffer)
 
     def leave_mapped(self, buffer: SparseBuffer) -> list[Block]:
-        """Make a buffer idle, but keep its blocks mapped as premapped blocks. Return these
-        blocks."""
+        """Make a buffer idle, and turn its blocks into premapped blocks. Return these blocks."""
         self._idle.append(buffer)
         return self._cut_premapped(buffer, 0)
 
     def unmap_free(self, *, idle: bool) -> bool:
-        """Choose a buffer with a free premapped block; unmap the buffer's first such block and all
-        premapped blocks after that block. Return False if there is none. Search only idle buffers
-        if ``idle`` is True."""
+        """In one buffer, unmap the first free premapped block and all premapped blocks after it.
+        Return False if there is no such block. With ``idle``, search only idle buffers."""
         buffers = self._idle if idle else self._buffers
         buffer = next((buffer for buffer in buffers if buffer.free_premapped), None)
         if buffer is None:
@@ -89,9 +85,8 @@ class BufferPool:
         self._backend.finish_mappings()
 
     def has_room_for(self, new_blocks: int, shared: list[Block]) -> bool:
-        """Return True if mapping these blocks in a further buffer probably stays within the limit
-        of mappings. The estimate assumes one mapping per region (a layer's K or V) for each
-        heap."""
+        """Estimate whether mapping these blocks in one more buffer stays within the limit of
+        mappings. The estimate assumes that the new blocks of a heap are adjacent."""
         limit = self._backend.mapping_limit
         if limit is None:
             return True
@@ -126,14 +121,13 @@ class BufferPool:
         return False
 
     def unmap_last(self, buffer: SparseBuffer, count: int) -> list[Block]:
-        """Remove and return the last ``count`` blocks, which no step has used. Unmap the blocks, or
-        make them premapped if mappings may not change while steps run."""
+        """Remove and return the last ``count`` blocks, which no step has used. Unmap them, or make
+        them premapped if mappings may not change while steps run."""
         assert not buffer.pending
         return self._unmap_from(buffer, len(buffer.table) - count, count)
 
     def map_ahead(self, buffer: SparseBuffer, blocks: list[Block]) -> bool:
-        """Start mapping blocks at the table's end. Return False if the limit of mappings is
-        reached."""
+        """Start mapping blocks at the table's end. Return False if mappings run out."""
         pieces = self._append(buffer, blocks, writable=True)
         if pieces is None:
             return False
@@ -149,7 +143,8 @@ class BufferPool:
         return all(p.ticket <= self._backend.completed_ticket() for p in buffer.pending)
 
     def settle(self, buffer: SparseBuffer) -> list[Block]:
-        """Wait for queued mappings. If one was refused, unmap and return all blocks from it on."""
+        """Wait for queued mappings. If one was refused, unmap and return its and all later
+        blocks."""
         place = length = buffer.mapped_blocks
         for item in buffer.pending:
             self._wait(item.ticket)
@@ -171,7 +166,7 @@ class BufferPool:
     # --- premapped blocks: mapped before a sequence needs them ------------------------------------
 
     def _use_premapped(self, buffer: SparseBuffer, blocks: list[Block], writable: bool) -> int:
-        """Move the premapped blocks that equal the first ``blocks`` to the table; return their
+        """Move premapped blocks that equal the first ``blocks`` to the table; return their
         number."""
         count = buffer.count_premapped(blocks)
         for block in blocks[:count]:
@@ -181,8 +176,7 @@ class BufferPool:
         return count
 
     def _cut_premapped(self, buffer: SparseBuffer, length: int) -> list[Block]:
-        """Cut the table to ``length`` blocks. Make the removed blocks premapped, and return
-        them."""
+        """Cut the table to ``length`` blocks. Return the removed blocks, which become premapped."""
         blocks = self._cut(buffer, length)
         for block in blocks:
             self._pool.add_premapped(block, buffer)
@@ -200,8 +194,7 @@ class BufferPool:
             self._pool.drop_premapped(block, buffer)
 
     def _make_sharable(self, blocks: list[Block]) -> None:
-        """Unmap premapped blocks of buffers until each of ``blocks`` may be mapped in one more
-        buffer."""
+        """Unmap premapped blocks so that each of ``blocks`` may be mapped in one more buffer."""
         for block in blocks:
             while (
                 block.premapped_by and block.buffers + len(block.premapped_by) >= self._max_sharers
@@ -210,8 +203,8 @@ class BufferPool:
                 self._unmap_premapped(buffer, buffer.premapped.index(block))
 
     def _unmap_from(self, buffer: SparseBuffer, length: int, mapped: int) -> list[Block]:
-        """Cut the table to ``length`` blocks and return the removed blocks. Unmap the first
-        ``mapped`` of them, or make all premapped if mappings may not change while steps run."""
+        """Cut the table to ``length`` blocks; return the removed blocks. Unmap the first
+        ``mapped``, or make all premapped if mappings may not change while steps run."""
         if not self._backend.maps_while_running:
             return self._cut_premapped(buffer, length)
         if mapped:
@@ -222,8 +215,7 @@ class BufferPool:
     def _append(
         self, buffer: SparseBuffer, blocks: list[Block], writable: bool
     ) -> list[MappedRun] | None:
-        """Add blocks to the table. Return the runs to map, or None if too many mappings are in
-        use."""
+        """Add blocks to the table. Return the runs to map, or None if mappings run out."""
         first, before = len(buffer.table), buffer.mappings(self._regions)
         pieces = buffer.table.append(blocks, writable)
         self._mappings += buffer.mappings(self._regions) - before
@@ -234,7 +226,6 @@ class BufferPool:
         return pieces
 
     def _cut(self, buffer: SparseBuffer, length: int) -> list[Block]:
-        """Remove the blocks from index ``length`` on from the table, and return them."""
         before = buffer.mappings(self._regions)
         gone = buffer.table.cut(length)
         self._mappings += buffer.mappings(self._regions) - before

@@ -1,9 +1,8 @@
-"""Records which kinds of GPU memory (KV backends) have crashed or failed on this machine.
+"""Records which KV backends (kinds of GPU memory) have crashed or failed on this machine.
 
-An *intent* file is written before an act that may crash the machine, and removed after the act. If
-no living process locks an intent file, the act has crashed. A *fault* file is written after a
-failure that the process survived. Either file, kept in the user's cache folder, makes quire avoid
-the backend until ``quire doctor`` has passed."""
+An *intent* file is written before an act that may crash the machine, and removed afterwards. An
+intent that no living process locks means a crash. A *fault* file is written after a failure that
+the process survived. With either, quire avoids the backend until ``quire doctor`` has passed."""
 
 import fcntl
 import json
@@ -61,8 +60,7 @@ class FaultMemory:
 
     @contextmanager
     def intent(self, act: Act) -> Iterator[None]:
-        """Keep an intent file while the act runs in this context. Record an exception as a
-        fault."""
+        """Keep an intent file while the act runs in this context. Record an exception as fault."""
         intent = self._write_intent(act)
         try:
             yield
@@ -76,8 +74,7 @@ class FaultMemory:
                 os.close(file)  # releases the lock, once the file is gone
 
     def record(self, what: str) -> None:
-        """Write a fault file in place of an older one. ``what`` is half a sentence about the
-        failure."""
+        """Write a fault file over an older one. ``what`` is half a sentence about the failure."""
         try:
             _, file = self._write(what, self._fault)
             os.close(file)
@@ -85,15 +82,13 @@ class FaultMemory:
             log.warning("a fault of %s cannot be remembered: %s", self._kv_backend, error)
 
     def forget(self) -> bool:
-        """Remove the fault file and intent files of crashed acts. Return True if there were any.
-        Raises OSError."""
+        """Remove the fault file and intents of crashed acts. Return True if any. Raises OSError."""
         known = [p for p in self._files() if p.name == self._fault or _is_left_behind(p)]
         for path in known:
             path.unlink(missing_ok=True)
         return bool(known)
 
     def _files(self) -> list[Path]:
-        """Return the paths of the fault file and of all intent files of the backend."""
         folder = cache_folder()
         try:
             names = sorted(os.listdir(folder))
@@ -112,7 +107,7 @@ class FaultMemory:
 
     def _write(self, what: str, name: str | None) -> tuple[Path, int]:
         """Write a file that survives a crash of the machine. Return its path and its open, locked
-        descriptor. With ``name`` None, the file gets the unique name of an intent file. Raises
+        descriptor. If ``name`` is None, the file is an intent with a unique name. Raises
         OSError."""
         folder = cache_folder()
         folder.mkdir(parents=True, exist_ok=True)
@@ -120,8 +115,7 @@ class FaultMemory:
         path = folder / (name or self._intents + Path(temporary).name.removeprefix(".new-"))
         at = datetime.now(UTC).isoformat(timespec="seconds")
         try:
-            # Lock the file before it gets its final name: an unlocked intent file counts as a
-            # crash.
+            # Lock the file before naming it: an intent without a lock counts as a crash.
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.write(file, (json.dumps({"what": what, "at": at, **self._about}) + "\n").encode())
             os.fsync(file)
@@ -137,7 +131,7 @@ class FaultMemory:
 
 
 def _is_left_behind(path: Path) -> bool:
-    """Return True if no process locks an intent file, so that its writer died during the act."""
+    """Return True if no process locks an intent file: the act crashed the process that wrote it."""
     try:
         with path.open() as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -157,8 +151,7 @@ def _words(path: Path) -> str:
 
 
 def _shown(path: Path) -> str:
-    """Return the path with "~" for the home folder. People publish reports, and it names the
-    user."""
+    """Return the path with "~" for the home folder, because people publish reports."""
     return str(path).replace(str(Path.home()), "~")
 
 

@@ -24,8 +24,7 @@ class GroupCache:
         self.group = group
         self.backend = backend
         self.pool = HeapPool(group, backend, max_heaps * group.heap_bytes)
-        # With twice as many buffers as sequences, a new sequence need not wait for an old one's
-        # unmapping.
+        # With twice as many buffers as sequences, no new sequence waits for an unmapping.
         max_sharers = limits.settings.max_sharers
         self.buffers = BufferPool(group, self.pool, backend, 2 * limits.max_sequences, max_sharers)
         self.prefixes = PrefixCache(
@@ -45,14 +44,13 @@ class GroupCache:
 
     def take_buffer(self, needed: int, prefix: list[Block], *, alone: bool) -> SparseBuffer | None:
         """Take a buffer for a sequence of ``needed`` blocks that begins with the cached blocks
-        ``prefix``. Return None if blocks, mappings or buffers are missing. ``alone`` is True if no
-        sequence is open."""
+        ``prefix``. Return None if blocks, mappings or buffers run out. With ``alone``, no sequence
+        is open."""
         own = needed - len(prefix)
         cached = sum(block.state is BlockState.CACHED for block in prefix)
         if own + cached > self.allocator.available_blocks:
             return None
-        # If no other sequence is open, the estimate is ignored, and the system decides when
-        # mapping.
+        # If no other sequence is open, do not estimate: the system decides when mapping.
         if not alone and not self.buffers.has_room_for(own, prefix):
             return None
         return self.buffers.take(prefix)
@@ -60,9 +58,8 @@ class GroupCache:
     def blocks_to_fork(
         self, parent: CachedSequence, child: CachedSequence, whole: int
     ) -> list[Block] | None:
-        """Return the blocks that the child lacks of the parent's first ``whole`` blocks. Return
-        None if some of these are not sealed, or if the child's own blocks differ from the
-        parent's."""
+        """Return those of the parent's first ``whole`` blocks that the child lacks. Return None if
+        not all are sealed, or if the child's own blocks differ from the parent's."""
         if parent.sealed_blocks < whole or not child.all_sealed:
             return None
         own, parents = child.buffer.table.blocks, parent.buffer.table.blocks[:whole]
@@ -84,9 +81,8 @@ class GroupCache:
         return bool(self.closed) or self.pool.count(BlockState.RELEASING) > 0
 
     def advance(self, completed_epoch: int) -> None:
-        """Seal full blocks, and free the buffers of closed sequences whose last step has completed.
-        The blocks of such a buffer are unmapped first, or stay premapped if mappings may not change
-        while steps run."""
+        """Seal full blocks. Free the buffers of closed sequences whose last step has completed,
+        after unmapping their blocks. Without maps_while_running, blocks stay premapped instead."""
         self.prefixes.seal(completed_epoch)
         done = self.backend.completed_ticket()
         still_closed = []
@@ -116,8 +112,7 @@ class GroupCache:
         return self.backend.releases is not Releases.IDLE
 
     def stats(self, sequences: Collection[CachedSequence]) -> KVStats:
-        """Return statistics that count each shared block once. ``sequences`` are all open
-        sequences."""
+        """Return statistics that count each shared block once. ``sequences`` are all open ones."""
         group, pool = self.group, self.pool
         size = group.tokens_per_block
         sealed = pool.count(BlockState.SEALED)

@@ -23,8 +23,8 @@ from kvcache.backend import Charge, PageBackend, Releases
 from kvcache.block import Block, BlockState, SparseBuffer, SparseHeap, runs_of
 from kvcache.layout import Group
 
-# Sizes of free gaps in which new adjacent blocks may begin, the largest first. A large gap lets the
-# blocks' sequence take further adjacent blocks later.
+# Sizes of free gaps in which to begin new adjacent blocks, the largest first: the blocks' sequence
+# can later take further blocks of the gap.
 ROOM_FOR_A_RUN = (64, 16, 4, 1)
 
 
@@ -36,11 +36,9 @@ class HeapPool:
         self._backend = backend
         self.heaps: list[SparseHeap] = []
         self._by_free: defaultdict[int, dict[int, None]] = defaultdict(dict)
-        """The indices of heaps, by the number of blocks that can be taken in the heap. 0 has no
-        entry."""
+        """The indices of heaps, by the number of blocks that can be taken there. 0 has no entry."""
         self._releases: list[tuple[int, list[Block]]] = []
-        """``(ticket, blocks)`` of running operations that give the blocks' memory back to the
-        system."""
+        """``(ticket, blocks)`` of running operations that release the blocks' memory."""
         self._max_heaps = budget_bytes // group.heap_bytes
         if backend.heap_limit is not None:
             self._max_heaps = min(self._max_heaps, backend.heap_limit)
@@ -60,14 +58,12 @@ class HeapPool:
 
     @property
     def free_blocks(self) -> int:
-        """The number of blocks that may be allocated now, including blocks of heaps not made
-        yet."""
+        """The number of blocks that may be allocated now, even in heaps not made yet."""
         return min(self._limit_blocks - self.used_blocks, self.unused_blocks)
 
     @property
     def takeable_blocks(self) -> int:
-        """The number of free blocks that are mapped in no buffer. Heaps not made yet do not
-        count."""
+        """The number of free blocks of existing heaps that are mapped in no buffer."""
         return sum(free * len(heaps) for free, heaps in self._by_free.items())
 
     @property
@@ -92,8 +88,8 @@ class HeapPool:
         return self._dirty_free * self._group.block_bytes
 
     def has_more_than(self, slack_bytes: int) -> bool:
-        """Return True if free blocks occupy more memory than ``slack_bytes``, or than the limit
-        lets sequences use, and the backend can release memory."""
+        """Return True if free blocks hold more memory than ``slack_bytes``, or than may be used
+        within the limit, and the backend can release memory."""
         kept_bytes = min(slack_bytes, self.free_blocks * self._group.block_bytes)
         releases_any = self._backend.releases is not Releases.NOTHING
         return releases_any and self.free_committed_bytes > kept_bytes
@@ -102,8 +98,8 @@ class HeapPool:
         return self._counts[state]
 
     def set_limit(self, blocks: int) -> int:
-        """Set the limit of used blocks, and return the limit in effect. The new limit is at most
-        the budget, and at least the blocks in use and the heaps that cannot be released now."""
+        """Set the limit of used blocks; return the limit in effect. The limit is at most the
+        budget, and at least the blocks in use and the heaps that cannot be released."""
         size = self._group.blocks_per_heap
         kept = self.used_blocks
         if self._backend.releases is Releases.NOTHING:
@@ -116,10 +112,9 @@ class HeapPool:
     # --- changing the states of blocks ------------------------------------------------------------
 
     def allocate(self, count: int, after: Block | None = None) -> list[Block] | None:
-        """Take ``count`` free blocks. Return None and take none if too few are free.
-
-        The block next to ``after`` is preferred, because adjacent blocks need one mapping only. The
-        other choice is a wide gap, or the fullest heap if the backend releases only whole heaps."""
+        """Take ``count`` free blocks. Return None and take none if too few are free. Prefer the
+        block next to ``after``, because adjacent blocks merge into one mapping. Otherwise begin in
+        a wide gap, or in the fullest heap if only whole heaps can be released."""
         if count > self.free_blocks:
             return None
         taken: list[Block] = []
@@ -135,8 +130,7 @@ class HeapPool:
         return taken
 
     def seal(self, block: Block) -> None:
-        """Seal a full block that no step writes any more. The block's sequence may be closed
-        already."""
+        """Seal a full block that no step writes any more. Its sequence may be closed already."""
         block.is_sealed = True
         if block.state is not BlockState.QUARANTINED:
             self._move(block, BlockState.SEALED, BlockState.OWNED)
@@ -163,14 +157,12 @@ class HeapPool:
         return not block.buffers
 
     def cache(self, block: Block) -> None:
-        """Make a block CACHED. No page table may list the block, and prompts must be able to find
-        it."""
+        """Make a block CACHED. It must be in the prefix index and in no page table."""
         assert not block.buffers, f"{block} is mapped"
         self._move(block, BlockState.CACHED, BlockState.QUARANTINED)
 
     def free(self, block: Block) -> None:
-        """Make a block FREE. No page table may list the block, and no prompt may be able to find
-        it."""
+        """Make a block FREE. It must be neither in the prefix index nor in a page table."""
         assert not block.buffers, f"{block} is mapped"
         assert block.prefix is None, f"{block} can be found"
         self._move(block, BlockState.FREE, BlockState.QUARANTINED, BlockState.CACHED)
@@ -194,8 +186,7 @@ class HeapPool:
         self._own(block)
 
     def drop_premapped(self, block: Block, buffer: SparseBuffer) -> None:
-        """Note that a buffer's premapped block was unmapped, or taken by the buffer's own
-        sequence."""
+        """Note that a buffer's premapped block was unmapped or taken by the buffer's sequence."""
         block.premapped_by.remove(buffer)
         if block.state is BlockState.FREE:
             buffer.free_premapped -= 1
@@ -205,10 +196,9 @@ class HeapPool:
     # --- releasing memory -------------------------------------------------------------------------
 
     def release_memory(self, slack_bytes: int, max_blocks: int) -> None:
-        """Start releasing memory of free blocks while free blocks occupy more than ``slack_bytes``.
-
-        Whole heaps go first, the emptiest before others, then single blocks if the backend can
-        release them. At most ``max_blocks`` go, because sequences cannot take them meanwhile."""
+        """Start releasing memory of free blocks, until they hold at most ``slack_bytes``. Whole
+        heaps go first, the emptiest first, then single blocks if the backend can release them. At
+        most ``max_blocks`` go, because they cannot be allocated until released."""
         for whole in (True, False) if self._backend.releases is Releases.BLOCKS else (True,):
             for number in sorted(range(len(self.heaps)), key=lambda n: -self.heaps[n].free):
                 if not self.has_more_than(slack_bytes):
@@ -252,8 +242,7 @@ class HeapPool:
         return following if following.can_be_taken else None
 
     def _start(self, count: int) -> Block | None:
-        """Return the first block of a new row of adjacent blocks, or None if no block can be
-        taken."""
+        """Return the first of new adjacent blocks, or None if no block can be taken."""
         if not self._by_free and not self._make_heap():
             return None
         if self._backend.releases in (Releases.HEAPS, Releases.IDLE):
@@ -276,8 +265,7 @@ class HeapPool:
         return True
 
     def _has_memory(self, block: Block) -> bool:
-        """Return True if the block's heap has memory now, after committing the heap if
-        necessary."""
+        """Return True if the block's heap has memory, which may be committed only now."""
         whole = self._backend.charge is not Charge.BLOCKS
         return block.dirty or not whole or self._backend.commit_heap(block.heap)
 

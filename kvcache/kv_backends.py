@@ -7,8 +7,7 @@ from typing import Any
 
 
 class KVBackend(Enum):
-    """A KV backend (kind of memory for K and V): its name in settings, and True if a GPU uses
-    it."""
+    """A KV backend (kind of memory for K and V): its name in settings, True if on a GPU."""
 
     SPARSE = ("sparse", True)
     """Sparse buffers of Metal: memory pages are mapped in address ranges of the GPU."""
@@ -29,8 +28,7 @@ class KVBackend(Enum):
 
     @property
     def is_dense(self) -> bool:
-        """True if one block holds a sequence's whole context, so that sequences cannot share
-        blocks."""
+        """True if a block holds a whole context, so that sequences cannot share blocks."""
         return self.setting == "dense"
 
     def __str__(self) -> str:
@@ -51,8 +49,7 @@ Remembered = Callable[[KVBackend], tuple[str, ...]]
 
 
 class KVBackendError(ValueError):
-    """The settings name a KV backend that this machine cannot use. The message contains the
-    reason."""
+    """The settings name a KV backend that does not work here. The message has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +69,10 @@ class KVBackendChoice:
 def choose_kv_backend(
     setting: str, *, no_metal: str, trial: Trial, remembered: Remembered
 ) -> KVBackendChoice:
-    """Choose the KV backend by ``setting``, which is "auto" or the name of a backend. ``no_metal``
-    is the reason that no GPU can be used, or "".
-
-    A backend with stored faults is never tried: a server that starts at boot would crash the
-    machine again and again. Raises KVBackendError if the setting cannot be followed."""
+    """Choose the KV backend by ``setting``, which is "auto" or a backend's name. ``no_metal`` is
+    the reason that no GPU can be used, or "". A backend with stored faults is never tried, because
+    a server that starts at boot would crash the machine again and again. Raises KVBackendError if
+    the setting cannot be followed."""
     if setting != AUTO:
         return _configured(setting, no_metal, trial, remembered)
     if no_metal:
@@ -99,9 +95,8 @@ def choose_kv_backend(
 def choose_mapping(
     choice: KVBackendChoice, setting: bool | None, stress_passed: Callable[[KVBackend], bool]
 ) -> KVBackendChoice:
-    """Choose when mappings of sparse buffers change: while steps run if the stress test has passed
-    on this machine, else between steps. ``setting`` is ``cache.map_while_running``. Raises
-    KVBackendError."""
+    """Choose whether mappings of sparse buffers change while steps run, which needs a passed stress
+    test. ``setting`` is ``cache.map_while_running``. Raises KVBackendError."""
     backend = choice.kv_backend
     if backend is not KVBackend.SPARSE:
         return choice
@@ -119,8 +114,8 @@ def choose_mapping(
 def choose_release(
     choice: KVBackendChoice, setting: bool | None, release_passed: Callable[[KVBackend], bool]
 ) -> KVBackendChoice:
-    """Choose whether a GPU's heaps may be released, which the release test must have shown to work.
-    ``setting`` is ``cache.release_heaps``. Raises KVBackendError."""
+    """Choose whether a GPU's heaps may be released, which needs a passed release test. ``setting``
+    is ``cache.release_heaps``. Raises KVBackendError."""
     backend = choice.kv_backend
     if not backend.on_gpu:
         return choice
@@ -132,9 +127,9 @@ def choose_release(
 def _is_trusted(
     backend: KVBackend, name: str, setting: bool | None, test: str, flag: str, passed: bool
 ) -> bool:
-    """Return True if a feature that needs a self-test may be used. ``flag`` is the option of
-    ``quire doctor`` that runs the test. Raises KVBackendError if the setting is True and the test
-    has not passed."""
+    """Return True if a feature may be used that needs a passed self-test. ``flag`` is the test's
+    option of ``quire doctor``. Raises KVBackendError if the setting is True without a passed
+    test."""
     if setting and not passed:
         raise KVBackendError(
             f"cache.{name} is set, but the {test} test of {backend} has not passed on this "

@@ -17,8 +17,8 @@ from itertools import accumulate
 from math import gcd, lcm
 
 KIB = 1024
-# Page sizes by preference. The first size that holds 16 to 64 tokens is used: sequences share whole
-# blocks only, so that larger blocks would waste short common prefixes.
+# Page sizes by preference. The first one that holds 16 to 64 tokens is used. With more tokens in a
+# block, sequences could not share short prefixes, because they share whole blocks.
 PREFERRED_PAGES = (64 * KIB, 4 * KIB, 8 * KIB, 16 * KIB, 32 * KIB, 128 * KIB, 256 * KIB)
 # The page sizes of sparse buffers on a Metal device, by preference.
 METAL_PAGES = (64 * KIB, 16 * KIB, 256 * KIB)
@@ -67,9 +67,9 @@ class KVSpec:
 
 @dataclass(frozen=True, slots=True)
 class StateSpec:
-    """The shape of a recurrent layer's state at one position. The state is a float32 matrix
-    ``[value_heads][value_dim][key_dim]``, followed by the last input rows of the layer's
-    convolution, ``[tail_rows][tail_width]``."""
+    """The shape of a recurrent layer's state: a float32 matrix
+    ``[value_heads][value_dim][key_dim]``, then the newest rows of the convolution's input,
+    ``[tail_rows][tail_width]``."""
 
     key_heads: int
     value_heads: int
@@ -210,8 +210,8 @@ class KVLayout:
         return self.groups[0].blocks_for(tokens)
 
     def place(self, layer: int) -> tuple[int, int]:
-        """Return the index of a layer's group, and the index of its keys' region. The values'
-        region has the next index."""
+        """Return the indices of a layer's group and of its keys' region. The values' region is
+        next."""
         return self._places[layer]
 
     @cached_property
@@ -234,11 +234,10 @@ def paged_layout(
     device_pages: tuple[int, ...] | None = None,
 ) -> KVLayout:
     """Return the layout of a KV backend with pages. Raises LayoutError if no page size fits.
-
-    ``heap_bytes`` limits the size of one heap of all groups together, but a heap holds at least one
-    block. ``page_bytes`` is the page size of all regions, or None to choose sizes. ``device_pages``
-    are the page sizes that the device can map, by preference, or None if it can map all multiples
-    of the system's page size."""
+    ``heap_bytes`` limits a heap of all groups together, but a heap holds at least one block.
+    ``page_bytes`` is the page size of all regions, or None to choose sizes. ``device_pages`` are
+    the page sizes that the device can map, by preference; None allows all multiples of the
+    system's."""
     pages = {
         spec: checked_page(spec, page_bytes, system_page_bytes, device_pages)
         if page_bytes is not None
@@ -256,8 +255,7 @@ def paged_layout(
 
 
 def dense_layout(shape: KVShape, *, max_tokens: int, system_page_bytes: int) -> KVLayout:
-    """Return the layout of a KV backend without pages: each block holds one sequence's whole
-    context."""
+    """Return the layout of a KV backend without pages. A block holds a whole context."""
     unit = tokens_of_whole_pages(shape, system_page_bytes)
     return grouped_layout(
         shape,
@@ -271,8 +269,8 @@ def dense_layout(shape: KVShape, *, max_tokens: int, system_page_bytes: int) -> 
 def choose_page(
     spec: KVSpec, system_page_bytes: int, preferred: tuple[int, ...] = PREFERRED_PAGES
 ) -> int:
-    """Return the first preferred page size that holds 16 to 64 whole rows, or else the size that is
-    closest to this range. Raises LayoutError if no page size holds whole rows."""
+    """Return the first preferred page size that holds 16 to 64 whole rows, or else the one nearest
+    to this range. Raises LayoutError if no page size holds whole rows."""
     pages = [
         page for page in preferred if page % system_page_bytes == 0 and page % spec.row_bytes == 0
     ]
@@ -298,8 +296,7 @@ def tokens_of_whole_pages(shape: KVShape, system_page_bytes: int) -> int:
 def checked_page(
     spec: KVSpec, page: int, system_page_bytes: int, device_pages: tuple[int, ...] | None
 ) -> int:
-    """Return the page size ``page``, a user's setting. Raises LayoutError if the size does not
-    fit."""
+    """Return a user's page size unchanged. Raises LayoutError if it does not fit."""
     if device_pages is not None and page not in device_pages:
         sizes = ", ".join(str(size) for size in sorted(device_pages))
         raise LayoutError(f"a page of {page} bytes is none that the device maps: {sizes} bytes")
@@ -320,7 +317,7 @@ def grouped_layout(
     blocks_per_heap: int,
     blocks_per_buffer: int,
 ) -> KVLayout:
-    """Return a layout with one group per KVSpec. ``pages`` holds the page size of each."""
+    """Return a layout with one group per KVSpec. ``pages`` holds the page bytes of each."""
     groups = (
         Group(
             tuple(

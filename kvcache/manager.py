@@ -1,8 +1,7 @@
-"""The interface of the KV cache for the scheduler and the runner, by sequence ids and token counts.
+"""The KV cache's interface for the scheduler and the runner, by sequence ids and token counts.
 
-If two sequences begin with the same tokens, the second maps the sealed (full, read-only) blocks of
-the first instead of computing K and V again. A sequence has equally many blocks in each group of
-layers."""
+A sequence that begins like another one maps the other's sealed (full, read-only) blocks instead of
+computing K and V again. In each group of layers it has the same number of blocks."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -46,7 +45,7 @@ class KVCacheManager:
             GroupCache(group, backend, limits, max_heaps)
             for group, backend in zip(layout.groups, backends, strict=True)
         ]
-        # The first group is read where the groups cannot differ.
+        # The first group of layers stands for all groups, where all are in the same state.
         self._first = self._groups[0]
         self._layers = layer_regions(layout)
         self._order = OrderingHandles(len(self._layers), len(layout.shape.states))
@@ -86,11 +85,9 @@ class KVCacheManager:
     ) -> Progress | None:
         """Open a sequence: take buffers, map the cached blocks of its prefix, and reserve blocks
         for ``num_tokens``. Return the progress, which the cache updates, or None if memory is short
-        now.
-
-        ``final_tokens`` is the most tokens that the sequence may reach, ``system_tokens`` the
-        length of the system prompt. ``boundaries`` are positions at which other prompts may begin
-        to differ."""
+        now. ``final_tokens`` is the most tokens that the sequence may reach. ``system_tokens`` is
+        the length of the system prompt. ``boundaries`` are positions at which other prompts may
+        begin to differ."""
         assert seq_id not in self._open, f"sequence {seq_id} is open"
         if len(self._open) == self._limits.max_sequences or num_tokens > self._layout.max_tokens:
             return None
@@ -129,8 +126,8 @@ class KVCacheManager:
         return None
 
     def attach_cached(self, seq_id: int) -> int:
-        """Map blocks that other sequences have sealed since this sequence was opened. Return the
-        number of the sequence's tokens with valid K and V."""
+        """Map blocks that other sequences have sealed meanwhile. Return the number of the
+        sequence's tokens with valid K and V."""
         sequence = self._open[seq_id]
         parts = sequence.parts
         if all(g.prefixes.can_share_next(p) for g, p in zip(self._groups, parts, strict=True)):
@@ -141,10 +138,9 @@ class KVCacheManager:
         return sequence.progress.computed
 
     def fork(self, seq_id: int, child_id: int) -> int:
-        """Give a child sequence with the same prompt the parent's K and V of all prompt tokens but
-        the last. Sealed blocks are shared, and the last, partial block is copied. Return the number
-        of the child's tokens with valid K and V. It stays the same until the parent's blocks are
-        sealed."""
+        """Give a child sequence the parent's K and V of all tokens but the last of their common
+        prompt: share sealed blocks, copy the partial one. Return the number of the child's tokens
+        with valid K and V. Nothing happens until the parent's blocks are sealed."""
         parent, child = self._open[seq_id], self._open[child_id]
         num_tokens = child.block_hashes.num_tokens - 1
         whole, partial = divmod(num_tokens, self._layout.tokens_per_block)
@@ -173,13 +169,12 @@ class KVCacheManager:
         self._first.prefixes.add_pending_prefix(self._open[seq_id].parts[0], ends)
 
     def pending_owner(self, seq_id: int) -> int | None:
-        """Return the id of the sequence that is going to compute this sequence's next blocks, or
-        None."""
+        """Return the id of the sequence that will compute this sequence's next blocks, or None."""
         return self._first.prefixes.pending_owner(self._open[seq_id].parts[0])
 
     def explain(self, seq_id: int) -> tuple[int, MissReason | None]:
-        """Return the number of the prompt's leading tokens that are cached. Return also the reason
-        that the sequence shares fewer of them than it may, or None."""
+        """Return the length of the longest cached prefix in tokens, and the reason that the
+        sequence shares no more of it, or None."""
         parts = self._open[seq_id].parts
         reasons = [g.prefixes.explain(part) for g, part in zip(self._groups, parts, strict=True)]
         left_at, miss = min(reasons, key=lambda reason: reason[0])
@@ -198,8 +193,7 @@ class KVCacheManager:
         return self._states is None or self._states.reserve(seq_id, num_tokens)
 
     def _grow(self, parts: Sequence[CachedSequence], num_tokens: int) -> bool:
-        """Map the missing blocks in all groups of layers. Return False and map none if one group
-        fails."""
+        """Map the missing blocks in all groups. Return False and map none if one group fails."""
         grown: list[tuple[GroupCache, CachedSequence, int]] = []
         for group, part in zip(self._groups, parts, strict=True):
             if num_tokens <= part.mapped_tokens:
@@ -260,9 +254,8 @@ class KVCacheManager:
     # --- for the runner: the steps ----------------------------------------------------------------
 
     def views(self, plan: Sequence[tuple[int, int, int]]) -> KVViews:
-        """Return the views (access to K and V) of the next step, and give the step the next epoch.
-        ``plan`` holds ``(seq_id, start, count)`` for each sequence; sequences with one row come
-        first."""
+        """Return the views of a step (access to K and V), and give the step an epoch. ``plan`` has
+        ``(seq_id, start, count)`` of each sequence; sequences with one row come first."""
         segments: list[list[Segment]] = [[] for _ in self._groups]
         growing: list[tuple[GroupCache, CachedSequence, int, int]] = []
         epoch = self._issued_epoch + 1
@@ -289,8 +282,7 @@ class KVCacheManager:
         return views
 
     def _end_mapping_point(self, plan: Sequence[tuple[int, int, int]]) -> None:
-        """Map blocks that sequences will need soon, then wait for all mappings, before a step
-        begins."""
+        """Before a step, map blocks that sequences will need soon, and wait for all mappings."""
         if not self._first.allocator.is_at_mapping_point:
             return
         for seq_id, start, count in plan:
@@ -305,8 +297,8 @@ class KVCacheManager:
             group.backend.finish_mappings()
 
     def step_completed(self, completed_epoch: int) -> None:
-        """Note that the device has completed all steps up to the epoch, and free the memory that
-        waited for these steps."""
+        """Note that the device has completed all steps up to the epoch; free what waited for
+        them."""
         assert completed_epoch <= self._issued_epoch
         before = self._completed_epoch
         self._completed_epoch = max(before, completed_epoch)
@@ -316,9 +308,8 @@ class KVCacheManager:
             group.allocator.wants_mapping_point &= not is_quiet
             closed = len(group.closed)
             group.advance(self._completed_epoch)
-            # Release nothing if no step completed and no sequence's buffer became free. Otherwise a
-            # system that refuses to map released memory would keep the cache in an endless
-            # recovery.
+            # Release nothing after mere attempts to map that the system refused: it could refuse to
+            # map the released memory again, and the cache would seem to recover for ever.
             changed = (self._completed_epoch, len(group.closed)) != (before, closed)
             if changed and group.may_release:
                 group.allocator.release_memory(self._limits.settings.free_slack_bytes)
@@ -326,8 +317,8 @@ class KVCacheManager:
             self._states.advance(self._completed_epoch)
 
     def release_idle_memory(self) -> None:
-        """Release the memory of free state slots and of all free blocks except one heap's. No
-        sequence may be open."""
+        """Release the memory of free state slots and of free blocks, except one heap. No sequence
+        may be open."""
         if self._states is not None and self._state_memory is not None:
             self._states.advance(self._completed_epoch)
             self._state_memory.release([slot.number for slot in self._states.pool.clean()])
@@ -400,9 +391,9 @@ class KVCacheManager:
         return [sequence.parts[number] for sequence in self._open.values()]
 
     def _match(self, hashes: BlockHashes, start: int) -> tuple[list[list[Block]], int]:
-        """Return, for every group, the sealed blocks with these hashes from block ``start`` on, and
-        the index at which the common matches of all groups end. All lists have one length. With
-        recurrent layers they are shorter: their last block has a state."""
+        """Return for each group the sealed blocks with these hashes from block ``start`` on, all
+        lists of one length, and the index after the last match. With recurrent layers the lists end
+        earlier, at a block with kept states."""
         matches = [group.prefixes.match(hashes, start) for group in self._groups]
         count = longest = min(len(blocks) for blocks in matches)
         if self._states is not None:
@@ -410,8 +401,8 @@ class KVCacheManager:
         return [blocks[:count] for blocks in matches], start + longest
 
     def _take_buffers(self, needed: int, prefixes: list[list[Block]]) -> list[SparseBuffer] | None:
-        """Take a buffer for ``needed`` blocks in each group. Return None and take none if a group
-        cannot give one."""
+        """Take a buffer for ``needed`` blocks in each group. Return None and take none if one
+        fails."""
         taken: list[SparseBuffer] = []
         for group, prefix in zip(self._groups, prefixes, strict=True):
             buffer = group.take_buffer(needed, prefix, alone=not self._open)
@@ -423,8 +414,7 @@ class KVCacheManager:
         return taken
 
     def _attach(self, parts: Sequence[CachedSequence], blocks: Sequence[list[Block]]) -> bool:
-        """Map sealed blocks (one list per group) in all groups. Return False and map none if one
-        group refuses."""
+        """Map sealed blocks (a list per group). Return False and map none if one group fails."""
         for number, (group, part) in enumerate(zip(self._groups, parts, strict=True)):
             if not group.allocator.map_shared(part, blocks[number]):
                 for other, mapped, shared in zip(

@@ -98,8 +98,8 @@ class MemoryPlan:
 
     @property
     def warning(self) -> str | None:
-        """A sentence if the memory needed at start exceeds the available memory, else None. Needed
-        are weights, working memory and one heap, and on a GPU also all state slots."""
+        """A sentence if less memory is available than is taken at start, else None. At start, one
+        heap is taken, and on a GPU all state slots."""
         needed = self.demand.fixed_bytes + self.layout.heap_bytes
         if self.demand.on_gpu:
             needed += self.state_bytes
@@ -187,9 +187,8 @@ def fit(
     system_page_bytes: int,
 ) -> MemoryPlan:
     """Return the largest limits that fit into memory, or the user's limits if they fit.
-
     ``model_max_len`` is the most positions that the model supports. Raises BudgetError with the
-    figure that does not fit, and LayoutError if the configured page size does not fit the shape."""
+    figure that does not fit, and LayoutError if the configured page size does not fit."""
     set_len = request.max_model_len
     if set_len is not None and set_len > model_max_len:
         raise BudgetError(
@@ -245,10 +244,10 @@ def fit(
 
 
 def slots_within(budget: int, slot_bytes: int, max_sequences: int, arena: int | None = None) -> int:
-    """Return the number of state slots that fit into a third of the budget: at least one running
-    sequence's slots and one more, and at most the slots that all sequences can use. ``arena`` is
-    the limit in bytes if one allocation holds all slots, else None. Raises BudgetError if the
-    fewest slots leave no memory for K and V."""
+    """Return the number of state slots within a third of the budget: at least one running
+    sequence's slots and one more, at most all that sequences can use. ``arena`` is the limit in
+    bytes if one allocation holds all slots. Raises BudgetError if that leaves no memory for K and
+    V."""
     fewest = SLOTS_PER_SEQUENCE + 1
     if fewest * slot_bytes >= budget:
         raise BudgetError(
@@ -262,8 +261,7 @@ def slots_within(budget: int, slot_bytes: int, max_sequences: int, arena: int | 
 
 
 def smallest_context(setting: int | None, model_max_len: int) -> int:
-    """Return the length in tokens of a sequence that must fit into memory, else quire refuses to
-    start."""
+    """Return the length in tokens of the sequence that must fit for quire to start."""
     return setting or min(SMALLEST_CONTEXT_TOKENS, model_max_len)
 
 

@@ -1,4 +1,4 @@
-"""A snapshot of every block for GET /memory. The engine thread makes it, another encodes it.
+"""A snapshot of every block, for GET /memory. Another thread than the engine's encodes it.
 
 Block b of heap h has the number ``h * blocks_per_heap + b`` in the snapshot."""
 
@@ -14,8 +14,7 @@ from kvcache.heap_pool import HeapPool
 from kvcache.layout import KVLayout
 from kvcache.sequences import CachedSequence
 
-# One letter for each BlockState, in the order of their values. A further letter stands for a free
-# block that occupies memory.
+# One letter per BlockState, in the order of their values; another for a free block with memory.
 LETTERS = "fosqcr"
 FREE_WITH_MEMORY = "d"
 NO_SEQUENCE = -1
@@ -26,8 +25,8 @@ class MappedSequence(NamedTuple):
 
     seq_id: int
     runs: tuple[tuple[int, int], ...]
-    """``(first block, number of blocks)`` of adjacent blocks, in the order of their tokens. Blocks
-    whose mapping is queued are included."""
+    """``(first block, number of blocks)`` of adjacent blocks, in token order, queued ones
+    included."""
     mapped_blocks: int
     sealed_blocks: int
     borrowed_blocks: int
@@ -35,8 +34,7 @@ class MappedSequence(NamedTuple):
 
 
 class SealedSlot(NamedTuple):
-    """A sealed state slot (recurrent states kept for reuse), with the field names of GET
-    /memory."""
+    """A sealed state slot (recurrent states kept for reuse), with GET /memory's field names."""
 
     conversation: int
     position: int
@@ -71,9 +69,8 @@ class KVMap:
         }
 
     def owner_runs(self) -> list[int]:
-        """Return the owner of each block as ``[owner, count, owner, count, ...]``, one pair per run
-        of equal owners. The owner is the oldest open sequence that uses the block, as an index of
-        ``sequences``, or -1 if no open sequence uses the block."""
+        """Return the owners of all blocks as ``[owner, count, owner, count, ...]``. An owner is the
+        oldest open sequence that uses a block, as an index of ``sequences``, or -1 if none does."""
         owners = np.full(len(self.sharers), NO_SEQUENCE, np.int32)
         for number in reversed(range(len(self.sequences))):
             for first, count in self.sequences[number].runs:
@@ -82,9 +79,8 @@ class KVMap:
         return _rows(owners[starts], counts)
 
     def sharer_runs(self) -> list[int]:
-        """Return the blocks that several sequences use, as ``[gap, count, sequences, gap, ...]``.
-        Each triple means: skip ``gap`` blocks, then ``count`` blocks have ``sequences`` users
-        each."""
+        """Return the shared blocks as ``[gap, count, sequences, gap, ...]``: after ``gap`` other
+        blocks, ``count`` blocks are each used by ``sequences`` sequences."""
         sharers = np.asarray(self.sharers, np.int32)
         starts, counts = _equal_runs(sharers)
         shared = sharers[starts] > 1
@@ -96,10 +92,8 @@ class KVMap:
 def take_map(
     layout: KVLayout, pool: HeapPool, sequences: Iterable[CachedSequence], slots: Iterable[Slot]
 ) -> KVMap:
-    """Return a copy of all blocks' states. The copy takes little of the engine thread's time.
-
-    ``pool`` belongs to the first group. The states of blocks are the same in all groups, unless a
-    mapping was refused."""
+    """Return a copy of all blocks' states, which takes little of the engine's time. ``pool`` is the
+    first group's: states are equal in all groups, unless a mapping was refused."""
     group = layout.groups[0]
     size = group.blocks_per_heap
     return KVMap(
@@ -138,7 +132,6 @@ def letter_of(block: Block) -> str:
 
 
 def _equal_runs(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the first indices and the lengths of runs of equal values."""
     changes = np.flatnonzero(np.diff(values)) + 1
     starts = np.concatenate([np.zeros(min(1, len(values)), np.intp), changes])
     return starts, np.diff(np.append(starts, len(values)))

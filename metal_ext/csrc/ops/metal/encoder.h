@@ -35,8 +35,8 @@ struct MetalKVBackend {
   std::shared_ptr<metal::KVBackend> memory;
   // The epochs (numbers) of steps that have begun and have no end in the graph yet.
   std::set<uint64_t> open_epochs;
-  // The result of the newest step's step_end(), an input of the next one. This orders the ends,
-  // because an event's values must rise and MLX orders by inputs alone.
+  // The result of the newest step_end(), an input of the next one. It keeps the ends in order,
+  // because an event's values must rise, and MLX orders operations by their inputs alone.
   std::optional<mx::array> newest_end;
   uint64_t newest_ended = 0;  // the epoch of newest_end
   // The sparse ranges of which the newest step has a single row, with the step's epoch. Only the
