@@ -1,8 +1,7 @@
 """The memory of K and V on a Metal device: sparse, paged or dense buffers.
 
-All mappings are made by the mapper, a thread of its own. Mappings of sparse buffers change while
-steps run, and heaps are released, only if tests of ``kvcache/selftest`` have passed on this
-machine."""
+The mapper's thread makes all mappings. Mappings of sparse buffers change while steps run, and heaps
+are released, only if tests of ``kvcache/selftest`` have passed on this machine."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -28,8 +27,8 @@ from kvcache.layout import Group, SlotLayout
 from kvcache.native_backends import NativeMemory
 from kvcache.slot_pool import StateSegment
 
-# Chunks that are longer, with heads this wide, need MLX's fused attention kernel. It must be
-# forced, because MLX's default kernel stores all attention scores in memory.
+# Longer chunks with heads this wide use MLX's fused attention kernel, which must be forced: MLX's
+# default kernel stores all attention scores in memory.
 SHORT_CHUNK = 8
 WIDE_HEAD = 256
 
@@ -45,8 +44,8 @@ class MetalStepRows(StepRows):
         *,
         contiguous: bool,
     ) -> None:
-        """``ranges`` are the address ranges of all buffers, by buffer number. ``contiguous`` is
-        True if the K of a layer in one range is one array, and so is the V."""
+        """``ranges`` are the address ranges by buffer number. With ``contiguous``, the K of a layer
+        in one range is one array, and so is the V."""
         rows = kv_backend.rows([(ranges[s.buffer], s.start, s.count) for s in segments])
         super().__init__(rows, kv_backend)
         self._segments = segments
@@ -81,9 +80,9 @@ class MetalStepRows(StepRows):
     def _past(
         self, order: mx.array, layer: LayerRegions, segment: int
     ) -> tuple[mx.array, mx.array]:
-        """Return the keys and values of a segment and of all tokens before it, each
-        ``[tokens, kv_heads, head_dim]``. They are copies for paged buffers and for segments of one
-        row, else views."""
+        """Return the keys and values of a segment and of all tokens before it,
+        ``[tokens, kv_heads, head_dim]``: copies for paged buffers and for segments of one row, else
+        views."""
         rows = self._segments[segment]
         tokens = rows.start + rows.count
         if not self._contiguous or rows.count == 1:
@@ -132,7 +131,7 @@ class MetalStates:
         kv_backend.make_slots(num_slots, layout.slot_bytes)
 
     def rows(self, segments: Sequence[StateSegment], step: StepRows) -> StateRows:
-        """``step`` holds the rows of the step, which uses the slots until the step has
+        """``step`` is the step's K and V rows. The slots are in use until the step has
         completed."""
         assert isinstance(step, MetalStepRows), "slots of a GPU are used by its own steps"
         native = [(s.count, s.read, list(s.writes)) for s in segments]
@@ -166,9 +165,9 @@ class MetalBackend(NativeMemory):
         residency_keep_s: float = 0.0,
         weights: Sequence[mx.array] = (),
     ) -> None:
-        """``kind`` is "sparse", "paged" or "dense". ``max_buffers`` is the number of buffers; if
-        dense, they are slices of one allocation. ``new_backends`` explains the other parameters.
-        Raises RuntimeError if the device lacks a feature, OSError if memory is refused."""
+        """``kind`` is "sparse", "paged" or "dense". ``max_buffers`` is the most buffers. The others
+        are those of ``new_backends``. Raises RuntimeError if the device lacks a feature, OSError if
+        memory is refused."""
         self._kv_backend = metal_ext.MetalKVBackend(
             kind,
             native_geometry(group),
@@ -274,8 +273,7 @@ class MetalBackend(NativeMemory):
         return MetalStepRows(segments, self._ranges, self._kv_backend, contiguous=self._contiguous)
 
     def new_states(self, layout: SlotLayout, num_slots: int) -> MetalStates:
-        """Make all state slots. May be called once, before the first step. Raises what
-        ``new_states`` does."""
+        """Make all state slots, once, before the first step. Raises what ``new_states`` raises."""
         return MetalStates(layout, num_slots, self._kv_backend)
 
     def shut_down(self) -> bool:
@@ -294,8 +292,8 @@ class MetalBackend(NativeMemory):
         return self._guarded(Act.MAP, partial(super()._map_queued, *blocks, writable=writable))
 
     def _guarded(self, act: Act, queue: Callable[[], int]) -> int:
-        """Queue an operation and return its ticket. For the first operation of each kind, wait
-        until it is done, so that an intent file names the act if the machine crashes."""
+        """Queue an operation and return its ticket. Wait for the first operation of each kind, so
+        that an intent file names the act if the machine crashes."""
         if act in self._survived:
             return self._queued(queue())
         with self._faults.intent(act):

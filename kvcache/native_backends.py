@@ -81,8 +81,7 @@ MEASURED_EVERY_S = 0.5
 
 
 class NativeStates:
-    """State slots, one after the other in memory. A slot occupies memory from its first write
-    on."""
+    """State slots, adjacent in memory. A slot occupies memory from its first write on."""
 
     def __init__(
         self,
@@ -189,8 +188,8 @@ class NativeStepRows(StepRows):
 
 
 class PosixBackend(NativeMemory):
-    """Heaps in shared memory, mapped at reserved addresses. The calling thread makes mappings, or
-    the mapper's thread does if they are made ahead of need."""
+    """Heaps in shared memory, mapped at reserved addresses by the calling thread, or ahead of need
+    by the mapper's thread."""
 
     name = "posix"
     shares_blocks = True
@@ -198,8 +197,7 @@ class PosixBackend(NativeMemory):
     maps_while_running = True
 
     def __init__(self, group: Group, workers: metal_ext.CpuWorkers, *, num_groups: int = 1) -> None:
-        """``num_groups`` is the number of groups of layers, among which the process's limits are
-        divided."""
+        """``num_groups`` groups of layers share the process's limits equally."""
         geometry = native_geometry(group)
         super().__init__(
             lambda: metal_ext.Heap.shared(geometry), lambda: metal_ext.AddressRange.sparse(geometry)
@@ -255,8 +253,7 @@ class PosixBackend(NativeMemory):
 
 
 def system_mapping_limit() -> int | None:
-    """Return the most mappings that buffers may have: ``vm.max_map_count`` less a reserve. Return
-    None on a Mac."""
+    """Return the most mappings for buffers: vm.max_map_count less a reserve, None on a Mac."""
     try:
         return max(0, int(MAX_MAP_COUNT_FILE.read_text()) - SPARE_MAPPINGS)
     except OSError:
@@ -264,8 +261,7 @@ def system_mapping_limit() -> int | None:
 
 
 def system_heap_limit() -> int | None:
-    """Return the most heaps: half of the files that the process may open, or None without a
-    limit."""
+    """Return the most heaps: half of the files that may be open, or None without a limit."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return None if soft == resource.RLIM_INFINITY else soft // FILES_PER_HEAP
 

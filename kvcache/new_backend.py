@@ -26,15 +26,13 @@ def new_backends(
     """Return a PageBackend for each group of layers. ``workers`` are the threads of a CPU's
     kernels.
 
-    The other parameters matter on a Metal device only. ``release_heaps`` is True if heaps may be
-    released before the process ends, ``maps_while_running`` if mappings may change while steps run.
-    Heaps and weights stay resident for ``residency_keep_s`` after a step. ``weights`` are evaluated
-    arrays that steps read.
-
-    Raises RuntimeError if a Metal device lacks a feature, OSError if it refuses memory."""
+    The other parameters are for a Metal device. ``release_heaps`` allows releasing heaps before the
+    process ends, ``maps_while_running`` changing mappings while steps run. Heaps and weights stay
+    resident for ``residency_keep_s`` after a step. ``weights`` are evaluated arrays. Raises
+    RuntimeError if the device lacks a feature, OSError if it refuses memory."""
     if kv_backend.on_gpu:
-        # Twice as many buffers let a sequence start before old ones are unmapped. Dense buffers
-        # cost memory.
+        # With spare buffers, a sequence can start before old ones are unmapped. Dense ones cost
+        # memory.
         max_buffers = max_sequences if kv_backend.is_dense else 2 * max_sequences
         return [
             MetalBackend(
@@ -55,9 +53,8 @@ def new_backends(
 def new_states(
     layout: SlotLayout, num_slots: int, backend: PageBackend, workers: metal_ext.CpuWorkers | None
 ) -> StateMemory:
-    """Return memory for state slots. ``backend`` belongs to the first group of layers. ``workers``
-    are the threads of a CPU's kernels. Raises RuntimeError if no buffer can hold all slots, OSError
-    if memory is refused."""
+    """Return memory for state slots. ``backend`` is the first group's; ``workers`` are a CPU's
+    threads. Raises RuntimeError if no buffer can hold all slots, OSError if memory is refused."""
     if isinstance(backend, MetalBackend):
         return backend.new_states(layout, num_slots)
     assert workers is not None, "the kernels of a CPU run on workers"

@@ -1,7 +1,6 @@
 """Shares sealed (full, read-only) blocks between sequences until the blocks are evicted.
 
-Sequences map blocks in order from the first on, so that a block is shared with all blocks before
-it."""
+A sequence maps blocks in order from the first on, and so shares all blocks before a shared one."""
 
 from collections import deque
 from collections.abc import Collection, Iterable
@@ -17,15 +16,15 @@ class PrefixCache:
     """Seals full blocks of one HeapPool, lets other sequences find the blocks, and evicts them."""
 
     def __init__(self, pool: HeapPool, *, max_sharers: int, enabled: bool) -> None:
-        """``max_sharers`` is the most buffers that may map one block. If ``enabled`` is False,
-        prompts find no blocks, and only the answers to one prompt share them."""
+        """A block may be mapped in at most ``max_sharers`` buffers. Unless ``enabled``, prompts
+        find no blocks, and only several answers to one prompt share blocks."""
         self.index = PrefixIndex()
         self._pool = pool
         self._max_sharers = max_sharers
         self._enabled = enabled
         self._full: deque[tuple[int, CachedSequence, int]] = deque()
-        """``(epoch, sequence, block index)`` of full blocks. Each is sealed after step
-        ``epoch``."""
+        """``(epoch, sequence, block index)`` of full blocks to seal when step ``epoch``
+        completes."""
         self._pending_owners: dict[bytes, CachedSequence] = {}
         """The sequences that are going to compute blocks, by the hashes of the blocks."""
         self.evicted_blocks = 0
@@ -47,8 +46,7 @@ class PrefixCache:
         return sequence.all_sealed and self._is_indexed(sequence, len(sequence.buffer.table))
 
     def note_attached(self, sequence: CachedSequence, blocks: list[Block]) -> None:
-        """Count a sequence as a user of ``blocks``, which were just mapped at the end of its
-        table."""
+        """Count a sequence as a user of the blocks that were just mapped at its table's end."""
         first = len(sequence.buffer.table) - len(blocks)
         for number, block in enumerate(blocks, first):
             if block.prefix is not None:
@@ -58,8 +56,7 @@ class PrefixCache:
         sequence.progress.restart_at(tokens)
 
     def explain(self, sequence: CachedSequence) -> tuple[int, MissReason | None]:
-        """Return the result of PrefixIndex.explain, but without a reason if prefixes are not
-        shared."""
+        """Return the result of PrefixIndex.explain, without a reason if sharing is disabled."""
         left_at, miss = self.index.explain(sequence.block_hashes, sequence.sealed_blocks)
         return left_at, miss if self._enabled else None
 
@@ -69,10 +66,9 @@ class PrefixCache:
         self, sequence: CachedSequence, ends: Collection[int] | None = None
     ) -> None:
         """Let other sequences wait for the blocks that this sequence is going to compute. Do
-        nothing if it may not use all cached blocks: equal blocks may then be in the index already.
-
-        Other sequences can continue only after the first n blocks for n in ``ends``, or after any
-        block if ``ends`` is None."""
+        nothing if it may not use all cached blocks, because the index may have equal blocks
+        already. Without ``ends``, other sequences can continue after any block, else only after
+        these numbers of blocks."""
         hashes = sequence.block_hashes
         if sequence.has_pending_prefix or not self._enabled or hashes.max_cached_tokens is not None:
             return
@@ -84,9 +80,9 @@ class PrefixCache:
                     self._pending_owners[digest] = sequence
 
     def pending_owner(self, sequence: CachedSequence) -> int | None:
-        """Return the id of the sequence that is going to compute blocks that this sequence can
-        share, or None. The result stays the same until the last of these blocks is sealed, so that
-        this sequence maps all of them together."""
+        """Return the id of the sequence that will compute blocks that this sequence can share, or
+        None. The result stays the same until all of these blocks are sealed, so that this sequence
+        maps all of them together."""
         hashes = sequence.block_hashes
         digests = hashes.digests
         if sequence.pending_block is not None:
@@ -115,7 +111,7 @@ class PrefixCache:
         self._full.append((epoch, sequence, number))
 
     def seal(self, completed_epoch: int) -> None:
-        """Seal the blocks that steps up to ``completed_epoch`` filled, so that sequences can share
+        """Seal the blocks filled by steps up to ``completed_epoch``, so that others can share
         them."""
         while self._full and self._full[0][0] <= completed_epoch:
             _, sequence, number = self._full.popleft()
@@ -126,8 +122,8 @@ class PrefixCache:
                 self._publish(sequence, number)
 
     def _publish(self, sequence: CachedSequence, number: int) -> None:
-        """Put a sealed block in the index, replacing an equal cached block. Do nothing if the index
-        lacks the block before, or if an equal block is in use: later blocks are not indexed then
+        """Put a sealed block in the index, in place of an equal cached block. Do nothing if an
+        equal block is in use or the block before is not indexed: no later block is indexed then
         either."""
         blocks, hashes = sequence.buffer.table.blocks, sequence.block_hashes
         if not self._enabled or not self._is_indexed(sequence, number):
@@ -150,8 +146,8 @@ class PrefixCache:
         return prefix is not None and prefix.digest == sequence.block_hashes.digests[length - 1]
 
     def close(self, sequence: CachedSequence) -> None:
-        """Remove a closing sequence from the counts of its blocks. If other sequences may not share
-        its prefix, remove the blocks that it wrote from the index."""
+        """Detach a closing sequence from its blocks. If its prefix may not be shared, remove the
+        blocks that it wrote from the index."""
         self._remove_pending_prefix(sequence)
         blocks = sequence.buffer.table.blocks
         if not sequence.keeps_prefix and len(blocks) > sequence.shared_blocks:
@@ -164,8 +160,8 @@ class PrefixCache:
         self._pool.detach(blocks)
 
     def cache_or_free(self, blocks: Iterable[Block]) -> None:
-        """Remove a closed sequence's buffer from the counts of blocks. A block without another
-        buffer is cached if the index has it, and freed otherwise."""
+        """Remove a closed sequence's buffer from its blocks. Cache each block without another
+        buffer if the index has it, else free it."""
         self.index.tick()
         for block in blocks:
             if self._pool.remove_buffer(block):
@@ -176,8 +172,7 @@ class PrefixCache:
                     self.index.note_cached(block)
 
     def evict(self, limit: int = 1) -> int:
-        """Evict up to ``limit`` cached blocks, the least useful first. Return the number
-        evicted."""
+        """Evict up to ``limit`` cached blocks, the least useful first; return their number."""
         evicted = 0
         while evicted < limit and (block := self.index.evict()) is not None:
             self._pool.free(block)

@@ -28,19 +28,18 @@ class MissReason(Enum):
 class PrefixIndex:
     """The index of sealed blocks, by the hash of all tokens up to the block's end.
 
-    The child of a block continues the block's prefix. All children of a cached block are cached, as
-    sequences map blocks from the first on. Blocks without children are evicted, the longest unused
-    first. Blocks of system prompts are spared while they are at most half of the cached blocks."""
+    A block's children are the blocks that continue its prefix. A cached block has only cached
+    children. Blocks without children are evicted first, the longest unused before others. Blocks of
+    system prompts are spared while they are at most half of the cached blocks."""
 
     def __init__(self) -> None:
         self._blocks: dict[bytes, Block] = {}
         self._children: dict[bytes, list[bytes]] = {}
-        """For each block's hash, the token ids of the blocks that follow the block, in sorted
-        order."""
+        """The token ids of each block's children, sorted, by the hash of the parent block."""
         self._evicted = Evictions()
         self._queues: dict[bool, list[tuple[int, bytes]]] = {False: [], True: []}
-        """``(last use, hash)`` of cached blocks without children, separately for system prompts
-        (True) and others (False). Entries may be outdated."""
+        """``(last use, hash)`` of cached blocks without children, possibly outdated. True is the
+        key for system prompts."""
         self._cached = {False: 0, True: 0}
         """The number of cached blocks of system prompts (True) and of others (False)."""
         self._uses = 0
@@ -73,16 +72,14 @@ class PrefixIndex:
         insort(self._children.setdefault(parent, []), tokens)
 
     def replace(self, cached: Block, block: Block, system: bool) -> None:
-        """Put a block that is in use in the place of an equal cached block, which can then be
-        freed."""
+        """Put a block in use in the place of an equal cached block, which can then be freed."""
         assert cached.state is BlockState.CACHED
         self.use(cached, system)
         block.prefix, cached.prefix = cached.found_by, None
         self._blocks[block.prefix.digest] = block
 
     def use(self, block: Block, system: bool = False) -> None:
-        """Note that a buffer is going to map the block, for a system prompt if ``system`` is
-        True."""
+        """Note that a buffer will map the block; ``system`` means for a system prompt."""
         prefix = block.found_by
         if block.state is BlockState.CACHED:
             self._cached[prefix.system] -= 1
@@ -112,8 +109,7 @@ class PrefixIndex:
         return None
 
     def invalidate(self, block: Block) -> list[Block]:
-        """Remove a block with possibly wrong contents and all that follow. Return the cached
-        ones."""
+        """Remove a block with doubtful contents and all its descendants. Return the cached ones."""
         following = [block]
         for parent in following:
             digest = parent.found_by.digest
@@ -124,9 +120,9 @@ class PrefixIndex:
         return [gone for gone in following if gone.state is BlockState.CACHED]
 
     def explain(self, hashes: BlockHashes, matched: int) -> tuple[int, MissReason | None]:
-        """Return the number of a prompt's leading tokens that are cached for its salt. Return also
-        the reason that the prompt shares only ``matched`` blocks, or None if it may share no
-        more."""
+        """Return the number of a prompt's leading cached tokens, and the reason that only
+        ``matched`` blocks are shared, or None if no more may be. Only blocks of the same salt
+        count."""
         size = hashes.tokens_per_block
         while matched < hashes.shareable_blocks and self.find(hashes, matched) is not None:
             matched += 1
@@ -192,8 +188,8 @@ class PrefixIndex:
 
 
 def _common(sorted_ids: list[bytes], ids: bytes) -> int:
-    """Return the greatest number of leading tokens that ``ids`` has in common with an element of
-    ``sorted_ids``. Only the neighbours of ``ids`` in the order are compared."""
+    """Return the most leading tokens that ``ids`` shares with an element of ``sorted_ids``. One of
+    the two neighbours in the sort order shares the most."""
     place = bisect_left(sorted_ids, ids)
     return max(
         (_common_tokens(other, ids) for other in sorted_ids[max(0, place - 1) : place + 1]),

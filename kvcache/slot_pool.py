@@ -24,8 +24,8 @@ from kvcache.block import Prefix, Retention, Slot
 from kvcache.block_hashes import Evictions
 from kvcache.stats import SlotStats
 
-# Rough relative likelihoods that a later prompt continues from a slot. A prompt continues after the
-# newest user message if clients drop reasoning or the states of later ends are evicted.
+# Rough relative likelihoods that a later prompt continues from a slot. It continues after a user
+# message if clients drop reasoning, or if the slots of later ends are evicted.
 LIKELIHOOD = {
     Retention.WAYPOINT: 1.0,
     Retention.END: 1.0,
@@ -42,8 +42,8 @@ class StateSegment(NamedTuple):
     read: int | None
     """The number of the slot that holds the states before the step's rows, or None for zeros."""
     writes: tuple[tuple[int, int], ...]
-    """``(rows, slot)``, ascending by rows. The slot gets the states after this number of rows. The
-    last pair has ``count`` rows, and its slot may be the slot that is read."""
+    """``(rows, slot)``, ascending: the slot gets the states after this number of rows. The last
+    pair has ``count`` rows, and its slot may be the one that is read."""
 
 
 class SlotPool:
@@ -53,8 +53,7 @@ class SlotPool:
         self.slots = [Slot(number) for number in range(capacity)]
         self._free = list(reversed(self.slots))
         self._waiting: list[Slot] = []
-        """Slots that no sequence uses any more, but that a step in flight may still read or
-        write."""
+        """Slots that no sequence uses, but that a step in flight may still read or write."""
         self._completed_epoch = 0
         self._uses = 0
         self.evicted = Evictions()
@@ -91,9 +90,8 @@ class SlotPool:
         )
 
     def take_for(self, retention: Retention, saves: int) -> Slot | None:
-        """Take a slot for states that may be kept. Return None if that would evict a slot that is
-        worth more. ``saves`` is the number of tokens that the states save from being computed
-        again."""
+        """Take a slot for states, or return None if that would evict a slot that is worth more.
+        ``saves`` is the number of tokens that need not be computed again with these states."""
         worth = retention is not Retention.WAYPOINT, LIKELIHOOD[retention] * saves
         evictable = self._evictable()
         if not self._free and (not evictable or min(map(self._worth, evictable)) > worth):
@@ -114,15 +112,13 @@ class SlotPool:
         slot.holders += 1
 
     def let_go(self, slot: Slot) -> None:
-        """Count one user less for a slot. Free the slot if it has no user and no prompt can find
-        it."""
+        """Count one user less. Free a slot that has no user and that no prompt can find."""
         assert slot.holders > 0, f"{slot} has no holder"
         slot.holders -= 1
         self._free_if_lost(slot)
 
     def seal(self, slot: Slot, prefix: Prefix, retention: Retention, position: int) -> None:
-        """Let sequences find a slot by its prefix. The step that wrote the slot must have
-        completed."""
+        """Let sequences find a slot by its prefix, after the step that wrote it has completed."""
         assert prefix.slot is None, f"a slot stands where {slot} is to stand"
         assert slot.prefix is None, f"{slot} is sealed"
         slot.prefix, slot.retention, prefix.slot = prefix, retention, slot
@@ -142,8 +138,7 @@ class SlotPool:
             before = slot
 
     def leave(self, slot: Slot) -> None:
-        """Make all slots waypoints that follow this slot: the conversation continues
-        differently."""
+        """Note that a conversation continues differently here: later slots become waypoints."""
         for other in self.slots:
             before = other.before
             while before is not None and before is not slot:
@@ -152,8 +147,8 @@ class SlotPool:
                 other.retention = Retention.WAYPOINT
 
     def forget(self, slot: Slot, *, evicted: bool) -> None:
-        """Remove a slot from its prefix. ``evicted`` is False if the slot is removed because the
-        contents of the prefix's block may be wrong; this does not count as an eviction."""
+        """Remove a slot from its prefix. ``evicted`` counts an eviction; it is False if the
+        contents of the prefix's block may be wrong."""
         assert slot.prefix is not None, f"{slot} cannot be found"
         if evicted:
             self.evicted.add(slot.prefix.digest)
@@ -194,8 +189,7 @@ class SlotPool:
         return [slot for slot in self.slots if slot.dirty]
 
     def clean(self) -> list[Slot]:
-        """Return the free slots that may occupy physical memory. The caller must release the
-        memory."""
+        """Return the free slots that may occupy physical memory, for the caller to release."""
         slots = [slot for slot in self._free if slot.dirty]
         for slot in slots:
             slot.dirty = False

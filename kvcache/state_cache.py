@@ -28,8 +28,8 @@ SLOTS_PER_SEQUENCE = 3
 WAYPOINT_TOKENS = 4096
 # The number of newest ends of turns whose states are kept longer than waypoints.
 ENDS_PER_CONVERSATION = 2
-# The number of slots that a conversation keeps longer than waypoints: those of the newest turns, of
-# the system prompt, and of the newest user message.
+# The number of slots that a conversation keeps longer than waypoints: after the newest turns, the
+# system prompt and the newest user message.
 SLOTS_PER_CONVERSATION = 2 + ENDS_PER_CONVERSATION
 
 
@@ -48,9 +48,8 @@ NO_BOUNDARIES = PromptBoundaries()
 def planned_checkpoints(
     hashes: BlockHashes, system_tokens: int, boundaries: PromptBoundaries
 ) -> dict[int, Retention]:
-    """Return the block boundaries at which states should be kept, by their number of leading
-    blocks. They are the last boundaries before this prompt's end and before each position after
-    which other prompts may differ."""
+    """Return the block boundaries whose states are worth keeping, by the number of leading blocks:
+    before each position after which other prompts may differ, and before this prompt's end."""
     positions = (
         (hashes.num_tokens - 1, Retention.WAYPOINT),
         (boundaries.messages_end, Retention.END),
@@ -81,7 +80,7 @@ class SequenceStates:
     spare: list[Slot] = field(default_factory=list)
     """Reserved slots that no step writes yet."""
     steps: deque[list[tuple[int, Slot]]] = field(default_factory=deque)
-    """For each planned step, ``(leading blocks, slot)`` of the block boundaries it writes,
+    """``(leading blocks, slot)`` of the block boundaries that each planned step writes,
     ascending."""
 
     @property
@@ -132,8 +131,7 @@ class StateCache:
         return 0
 
     def explain(self, sequence: CachedSequence) -> MissReason | None:
-        """Return the reason that missing states keep a sequence from sharing more blocks, or None
-        if no states are missing."""
+        """Return the reason that missing states keep a sequence from sharing blocks, or None."""
         hashes, reason = sequence.block_hashes, None
         for number in range(sequence.sealed_blocks, hashes.shareable_blocks):
             block = self._index.find(hashes, number)
@@ -149,10 +147,9 @@ class StateCache:
     def open(
         self, seq_id: int, sequence: CachedSequence, checkpoints: dict[int, Retention], cached: int
     ) -> None:
-        """Begin with the states after the blocks that the sequence shares. ``checkpoints`` are the
-        result of planned_checkpoints. ``cached`` is the number of leading blocks with cached K and
-        V. If no states are cached after these blocks, the sequence keeps states there for later
-        prompts."""
+        """Begin with the states after the shared blocks. ``checkpoints`` comes from
+        planned_checkpoints. ``cached`` is the number of leading blocks with cached K and V. If no
+        states are cached there, the sequence keeps states there for later prompts."""
         if cached > len(sequence.buffer.table):
             checkpoints = {cached: Retention.END} | checkpoints
         self._open[seq_id] = SequenceStates(sequence, checkpoints)
@@ -184,14 +181,14 @@ class StateCache:
     # --- running steps ----------------------------------------------------------------------------
 
     def reserve(self, seq_id: int, num_tokens: int) -> bool:
-        """Reserve slots for a step up to token ``num_tokens``. Return False if too few slots are
-        left, or if the results of the step in flight must be read first."""
+        """Reserve slots for a step up to token ``num_tokens``. Return False if slots run out, or if
+        the results of the step in flight must be read first."""
         states = self._open[seq_id]
         start = states.sequence.progress.scheduled
         needed = self._needed(states, start, num_tokens)
         if states.steps and self._is_short:
-            # The old base becomes free when the results of the step in flight are read. Taking
-            # another slot before would evict states that save thousands of tokens.
+            # The old base becomes free when the results of the step in flight are read. Taking a
+            # slot before would evict states that save thousands of tokens.
             wanted = needed - len(states.spare) + self._num_planned(states, start, num_tokens)
             if wanted > self.pool.expendable:
                 return False
@@ -235,8 +232,8 @@ class StateCache:
         return StateSegment(count, None if read is None else read.number, numbers)
 
     def _cross(self, states: SequenceStates, start: int, end: int) -> list[tuple[int, Slot]]:
-        """Return ``(leading blocks, slot)`` of the block boundaries whose states the step writes:
-        the last boundary, and earlier ones worth keeping if slots are spare."""
+        """Return ``(leading blocks, slot)`` of the boundaries whose states the step writes: the
+        last one, and others worth keeping if slots are spare."""
         first, last = start // self._size + 1, end // self._size
         if last < first:
             return []
@@ -262,14 +259,12 @@ class StateCache:
         return {block for block in states.checkpoints if first <= block <= last} | {*waypoints}
 
     def _retention(self, states: SequenceStates, block: int) -> Retention | None:
-        """Return the reason for keeping the states of a block boundary, or None not to keep
-        them."""
+        """Return the reason for keeping the states of a block boundary, or None."""
         waypoint = None if block % self._waypoint_blocks else Retention.WAYPOINT
         return states.checkpoints.get(block, waypoint)
 
     def _num_planned(self, states: SequenceStates, start: int, end: int) -> int:
-        """Return the number of checkpoints within a step, except waypoints and the last
-        boundary."""
+        """Return the number of checkpoints in a step, without waypoints and the last boundary."""
         blocks = range(start // self._size + 1, end // self._size)
         planned = [block for block in states.checkpoints if block in blocks]
         return sum(states.checkpoints[block] is not Retention.WAYPOINT for block in planned)
@@ -287,8 +282,7 @@ class StateCache:
         return held + len(self._sealing) < len(self.pool.slots)
 
     def commit(self, seq_id: int, epoch: int) -> None:
-        """Note that the oldest step's results were read. The last slot it wrote becomes the
-        base."""
+        """Note that the oldest step's results were read. Its last slot becomes the base."""
         states = self._open[seq_id]
         for block, slot in states.steps.popleft():
             if states.base is not None:

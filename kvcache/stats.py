@@ -27,8 +27,8 @@ NO_SLOTS = SlotStats()
 
 @dataclass(frozen=True, slots=True)
 class KVStats:
-    """Bytes of K and V. The capacity is the sum of the free, live, partial tail, mapped ahead,
-    cached and quarantined bytes. Committed bytes are counted by the system."""
+    """Bytes of K and V. Free, live, partial tail, mapped ahead, cached and quarantined bytes add up
+    to the capacity. The system counts the committed bytes."""
 
     capacity_bytes: int
     free_bytes: int

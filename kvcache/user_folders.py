@@ -1,5 +1,5 @@
-"""Finds the user's folders of quire by the XDG Base Directory Specification, or by Apple's
-conventions on a Mac without XDG variables. Raises RuntimeError if the user has no home folder."""
+"""Finds quire's folders of a user by the XDG Base Directory Specification, or by Apple's
+conventions on a Mac without XDG variables. Raises RuntimeError if there is no home folder."""
 
 import os
 import sys

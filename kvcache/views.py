@@ -12,8 +12,7 @@ from metal_ext import GatedDelta, QKTransform
 
 class OrderingHandles:
     """The newest ordering handle of every layer: an array that makes reads wait for earlier writes.
-
-    The handles are kept from step to step, so that the order of steps is kept, too."""
+    The handles live as long as the engine, which keeps all steps in order."""
 
     def __init__(self, num_layers: int, num_states: int = 0) -> None:
         self.newest: list[mx.array] = [mx.zeros((1,)) for _ in range(num_layers)]
@@ -26,10 +25,8 @@ class OrderingHandles:
 
 
 class KVViews:
-    """The K and V of one step in all layers. Row i belongs to token i of the step's flat tokens.
-
-    Sequences with one row come first, and one call decodes them. Every other sequence is a
-    chunk."""
+    """The K and V of one step in all layers. Row i belongs to token i of the step. Sequences with
+    one row come first, and one call decodes them. Each longer sequence is a chunk."""
 
     def __init__(
         self,
@@ -40,8 +37,8 @@ class KVViews:
         epoch: int,
         states: StateRows | None = None,
     ) -> None:
-        """``rows`` has one object per group of layers. ``epoch`` is the step's number. ``states``
-        is None in a model without recurrent layers."""
+        """``rows`` has an item per group of layers; ``epoch`` is the step's number. ``states`` is
+        None without recurrent layers."""
         counts = [segment.count for segment in segments]
         self.epoch = epoch
         self.segments = tuple(segments)
@@ -69,7 +66,7 @@ class KVViews:
 
     def attend(self, layer: int, queries: mx.array, scale: float) -> mx.array:
         """Return the attention of queries ``[T, query_heads, head_dim]``. Each row attends to its
-        sequence's tokens up to the row itself."""
+        sequence's tokens, up to and including itself."""
         order, regions = self._order.newest[layer], self._layers[layer]
         rows = self._rows[regions.group]
         split = self._decode_rows
@@ -87,7 +84,7 @@ class KVViews:
     def recur(
         self, number: int, qkv: mx.array, z: mx.array, a: mx.array, b: mx.array, delta: GatedDelta
     ) -> mx.array:
-        """Advance the states of recurrent layer ``number`` by this step's rows; return the
+        """Advance the states of recurrent layer ``number`` by this step's rows; return its
         output."""
         assert self._states is not None, "the cache keeps no states"
         tokens = self._order.newest_states
@@ -95,8 +92,7 @@ class KVViews:
         return output
 
     def step_end(self, results: list[mx.array]) -> list[mx.array]:
-        """Return the arrays whose evaluation computes the results and runs all appends of the
-        step."""
+        """Return the arrays to evaluate for the results and for all appends of the step."""
         arrays = results + self._order.newest + self._order.newest_states
         for rows in self._rows:
             arrays = rows.end(arrays)
@@ -104,7 +100,7 @@ class KVViews:
 
     @property
     def first_rows(self) -> mx.array:
-        """An array that depends on everything before the first attention. A CPU evaluates it while
+        """An array that depends on all that precedes the first attention. A CPU evaluates it while
         the last step's results are read. A later array would wait for room in MLX's queue."""
         return self._order.newest[0]
 

@@ -61,9 +61,8 @@ if HAS_METAL:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QKTransform:
-    """The changes of queries and keys before keys are stored: RMS norms over head_dim, then RoPE.
-
-    Both fields may be None."""
+    """Changes queries and keys before keys are stored: RMS norms over head_dim, then RoPE. Either
+    may be None."""
 
     norms: tuple[mx.array, mx.array, float] | None
     """The weights of queries and of keys, ``[head_dim]`` float32, and the norms' epsilon."""

@@ -63,8 +63,7 @@ class Heap:
 
     @staticmethod
     def shared(geometry: Geometry) -> Heap:
-        """Makes a shared-memory file without memory: a memfd, or on a Mac an unlinked shm
-        object."""
+        """Makes a shared-memory file without memory (a memfd, or on a Mac a shm object)."""
     @staticmethod
     def dense(geometry: Geometry) -> Heap:
         """Makes one private allocation, which gets all its memory when it is mapped."""
@@ -73,9 +72,8 @@ class Heap:
         """The bytes that the system charges for the heap. Any thread may read this."""
 
 class AddressRange:
-    """Contiguous addresses for the K and V of one sequence.
-
-    The process ends with SIGSEGV if it reads a block without memory or writes a read-only block."""
+    """Contiguous addresses for the K and V of one sequence. Reading a block without memory or
+    writing a read-only block ends the process with SIGSEGV."""
 
     @staticmethod
     def sparse(geometry: Geometry) -> AddressRange:
@@ -85,19 +83,16 @@ class AddressRange:
         """Makes a range for one whole dense heap. The range then has the addresses of the heap."""
     def map(self, heap: Heap, heap_block: int, block: int, count: int, writable: bool) -> None:
         """Maps ``count`` heap blocks, from ``heap_block`` on, at the range's blocks from ``block``
-        on.
-
-        Blocks of shared heaps may be mapped many times. Raises ValueError for read-only mappings in
-        dense ranges and for ranges of a ``MetalKVBackend``, which only ``Mapper`` maps. Raises
-        OSError(ENOMEM) and maps nothing if the process may have no more mappings. Releases the
-        GIL."""
+        on. A block of a shared heap may be mapped many times. Raises ValueError for read-only
+        mappings in dense ranges, and for ranges of a ``MetalKVBackend``, which only ``Mapper``
+        maps. Raises OSError(ENOMEM) and maps nothing if the process may have no more mappings.
+        Releases the GIL."""
     @property
     def mapped_tokens(self) -> int:
         """The number of tokens of the leading mapped blocks, including read-only blocks."""
     @property
     def base_address(self) -> int:
-        """The address of region 0 for kernels, or 0 for a paged range or a dense range without
-        heap."""
+        """The address of region 0, or 0 for a paged range, or a dense range without a heap."""
 
 class Mapper:
     """A thread that changes mappings in order. Each operation gets a ticket, a rising number."""
@@ -112,15 +107,13 @@ class Mapper:
         count: int,
         writable: bool,
     ) -> int:
-        """Queues an ``AddressRange.map``, and returns the operation's ticket.
-
-        A writable mapping also allocates memory, if the system can (Linux 5.14) and has memory
-        left, so that later writes take no page fault. ``refused`` says if the mapping failed.
-        Mapping a block that is mapped, or a heap of another kind, sets ``failure``."""
+        """Queues an ``AddressRange.map``, and returns the operation's ticket. A writable mapping
+        also allocates memory, if the system can (Linux 5.14), so that later writes take no page
+        fault. If the system refuses, ``refused`` returns True. Mapping a mapped block, or a heap of
+        another kind, sets ``failure``."""
     def refused(self, ticket: int) -> bool:
-        """Returns True if the system refused a completed ``map``, which then changed nothing.
-        Returns True once per ticket, and False for other operations. Raises RuntimeError if the
-        operation is not completed."""
+        """Returns True, once per ticket, if the system refused a completed ``map`` without changing
+        anything; else False. Raises RuntimeError if the operation is not completed."""
     def unmap(self, range: AddressRange, block: int, count: int) -> int:
         """Queues unmapping ``count`` range blocks from ``block`` on, and returns the ticket."""
     def release(self, heap: Heap, block: int, count: int) -> int:
@@ -130,11 +123,9 @@ class Mapper:
         """The newest ticket up to which all operations are done, or 0 at first."""
     @property
     def failure(self) -> str:
-        """The message of the first failed operation, or "". After a failure, mappings may be
-        wrong."""
+        """The first failed operation's message, or "". After a failure, mappings may be wrong."""
     def wait(self, ticket: int, timeout_s: float) -> bool:
-        """Waits without the GIL until a ticket is done, for 0 to 3600 s. Returns False at the
-        limit."""
+        """Waits for a ticket for 0 to 3600 s, without the GIL. Returns False if time runs out."""
 
 class CopyCounter:
     """The number of bytes of K and V that ``block_copy`` has copied."""
@@ -144,36 +135,35 @@ class CopyCounter:
     def bytes(self) -> int: ...
 
 class CpuWorkers:
-    """The threads that run CPU kernels, and the kernels' instruction set. All operations share
-    them."""
+    """The threads that run CPU kernels for all operations, and the kernels' instruction set."""
 
     def __init__(
         self, threads: int, instruction_set: str = "auto", activations: str = "float32"
     ) -> None:
-        """``threads`` is 1 to 256, including the calling thread. ``activations`` is "float32",
-        "bfloat16" or "int8": products of packed weights may round their input to this type if the
-        instruction set supports it."""
+        """``threads`` is 1 to 256, including the caller's. ``activations`` is the type to which
+        products of packed weights may round their input: "float32", or if supported "bfloat16" or
+        "int8"."""
     @property
     def threads(self) -> int: ...
     @property
     def instruction_set(self) -> str: ...
 
 class RowTable:
-    """The addresses of a step's rows. A row is one token of the step.
+    """The addresses of a step's rows; a row is one token of the step.
 
-    ``segments`` holds ``(range, start, count)`` for each sequence: the next ``count`` rows of the
+    ``segments`` holds ``(range, start, count)`` of each sequence: the next ``count`` rows of the
     step are the range's positions from ``start`` on. All blocks before ``start + count`` must be
-    mapped, which this class checks and kernels do not. Rows in read-only blocks cannot be appended.
-    The limits are 2**24 rows and positions below 2**31.
+    mapped, which this class checks and kernels do not. The limits are 2**24 rows and positions
+    below 2**31.
 
-    A table keeps the addresses reserved, but not the mappings. Wait until the step has completed
-    before unmapping a block below ``start + count``: otherwise kernels end in SIGSEGV."""
+    A table keeps addresses reserved, but not mappings. Blocks may be unmapped only after the step
+    has completed: otherwise kernels end in SIGSEGV."""
 
     def __init__(self, segments: list[tuple[AddressRange, int, int]]) -> None: ...
     def __len__(self) -> int: ...
 
 class Layer:
-    """The numbers of a layer's regions of K and V, and their dtype: bfloat16, float32, or on Metal
+    """The indices of a layer's K and V regions; their dtype is bfloat16, float32 or (Metal)
     float16."""
 
     def __init__(self, key_region: int, value_region: int, dtype: mx.Dtype) -> None: ...
@@ -202,10 +192,8 @@ def append(
     workers: CpuWorkers,
 ) -> mx.array:
     """Writes row i of keys and values to the place of the step's row i. Returns the next handle.
-
     Keys and values are ``[len(rows), kv_heads, head_dim]`` in float32 or bfloat16 (on Metal also
-    float16), with any strides. Numbers are rounded to nearest even. Raises IndexError for rows in
-    read-only blocks."""
+    float16), with any strides. Raises IndexError for rows in read-only blocks."""
 
 @overload
 def decode_attention(
@@ -230,11 +218,10 @@ def decode_attention(
     workers: CpuWorkers,
 ) -> mx.array:
     """Returns the softmax attention of R rows from row ``first_row`` on. Each row attends to its
-    sequence's positions from 0 to its own.
-
-    Queries and result are ``[R, query_heads, head_dim]`` in float32 or bfloat16 (on Metal also
-    float16). ``query_heads`` is a multiple of ``kv_heads``. head_dim is 32 (not on Metal), 64, 128
-    or 256. Fast for one row per sequence, correct for any."""
+    sequence's positions from 0 to its own. Queries and result are ``[R, query_heads, head_dim]`` in
+    float32 or bfloat16 (on Metal also float16). ``query_heads`` is a multiple of ``kv_heads``.
+    head_dim is 32 (not on Metal), 64, 128 or 256. Fast for one row per sequence, correct for
+    any."""
 
 def chunk_attention(
     token: mx.array,
@@ -259,12 +246,10 @@ def region_view(
     dtype: mx.Dtype,
     kv_backend: MetalKVBackend | None = None,
 ) -> mx.array:
-    """Returns the first ``tokens`` rows of a region as ``[tokens, kv_heads, head_dim]``, uncopied.
-
-    The view keeps the addresses reserved, but not the mappings: do not read it after unmapping.
-    ``kv_backend`` is required on Metal. Raises ValueError for a paged range, and RuntimeError for a
-    sparse range whose newest step has one row and is not complete. ``gather`` works in both
-    cases."""
+    """Returns the first ``tokens`` rows of a region, ``[tokens, kv_heads, head_dim]``, without a
+    copy. The view must not be read after the rows are unmapped. ``kv_backend`` is needed on Metal.
+    Raises ValueError for a paged range, and RuntimeError for a sparse range whose newest step has
+    one row and is not complete; ``gather`` works in both cases."""
 
 def block_copy(
     token: mx.array,
@@ -284,10 +269,8 @@ def metal_capabilities() -> dict[str, bool | int | str | list[str]]:
     """Return the properties of the default Metal device, or {} if there is no device."""
 
 class MetalKVBackend:
-    """The heaps and ranges of one kind and geometry on the default Metal device.
-
-    Only a ``Mapper`` maps and unmaps them, so that no other thread waits for the device. Only the
-    engine's thread may call methods. The mapper's thread runs ``copy_block``."""
+    """The heaps and ranges of one kind and geometry on the default Metal device. Only a ``Mapper``
+    maps and unmaps them. Only the engine's thread may call methods."""
 
     def __init__(
         self,
@@ -299,15 +282,14 @@ class MetalKVBackend:
         residency_keep_s: float = 0.0,
         maps_beside_steps: bool = False,
     ) -> None:
-        """``kind`` is "sparse", "paged" or "dense". An operation of the device that takes over
+        """``kind`` is "sparse", "paged" or "dense". A command of the device that takes over
         ``timeout_s`` (0 to 3600) has failed for good. ``max_buffer_bytes`` limits one Metal buffer,
         of which a sparse range may need several; 0 means the device's limit. Memory stays resident
         for ``residency_keep_s`` (0 to 86400) after its last use.
 
-        If ``maps_beside_steps`` is True, mappings of sparse ranges may change while steps run. If
-        False, operations of ``Mapper`` fail while a step runs, mappings take effect with
-        ``finish_mappings``, and calling ``rows`` earlier raises RuntimeError. The constructor
-        raises RuntimeError with everything that the device lacks."""
+        With ``maps_beside_steps``, mappings of sparse ranges may change while steps run. Without,
+        operations of ``Mapper`` fail while a step runs, and ``finish_mappings`` must precede
+        ``rows``. Raises RuntimeError with everything that the device lacks."""
     def hold(self, arrays: list[mx.array]) -> None:
         """Keeps evaluated arrays (the weights) resident as well. Call once, before the first step.
         Raises ValueError if an array is not evaluated, OSError(ENOMEM) if the device refuses."""
@@ -318,27 +300,26 @@ class MetalKVBackend:
     def finish_mappings(self, mapper: Mapper) -> int:
         """Queues a wait for all mappings that were queued before; returns the wait's ticket."""
     def commit_heap(self, mapper: Mapper, heap: Heap) -> int:
-        """Queues allocating a released heap's memory again, and returns the ticket.
-        ``Mapper.refused`` returns True for it if the device refuses."""
+        """Queues allocating a released heap's memory again, which may be ``refused``; returns the
+        ticket."""
     def rows(self, segments: list[tuple[AddressRange, int, int]]) -> MetalRows:
-        """Returns the rows of the next step, as ``RowTable`` describes them, and begins its epoch.
-        Epochs must be ended in order, by ``step_end`` or ``abandon``. Raises RuntimeError if a row
-        would be written in a shared block."""
+        """Returns the rows of the next step, as described by ``RowTable``, and begins its epoch,
+        which ``step_end`` or ``abandon`` must end. Raises RuntimeError if a row is in a shared
+        block."""
     def make_slots(self, count: int, slot_bytes: int) -> None:
-        """Makes ``count`` state slots at fixed addresses. May be called once, before the first
-        step. Raises RuntimeError at a second call, or if a dense backend's slots exceed one buffer.
-        Raises OSError(ENOMEM) if the device refuses."""
+        """Makes ``count`` state slots, once, before the first step. Raises RuntimeError at a second
+        call, or if a dense backend's slots exceed one buffer, OSError(ENOMEM) if the device
+        refuses."""
     def state_rows(
         self,
         rows: MetalRows,
         segments: list[tuple[int, int | None, list[tuple[int, int]]]],
     ) -> MetalStateRows:
-        """Returns the state slots that a step reads and writes. ``segments`` holds
-        ``(count, read, writes)`` of each sequence in the order of the rows. ``read`` is a slot, or
-        None for zeros. ``writes`` holds ``(rows, slot)``, ascending: the slot gets the states after
-        ``rows`` rows. The last pair has all rows, and its slot may be ``read``. Raises RuntimeError
-        if a slot is read before any write, is written twice, or may still be used by a step of
-        another sequence."""
+        """Returns the state slots of a step. ``segments`` holds ``(count, read, writes)`` of each
+        sequence in the order of the rows. ``read`` is a slot, or None for zeros. ``writes`` holds
+        ``(rows, slot)``, ascending: the slot gets the states after ``rows`` rows. The last pair has
+        all rows, and its slot may be ``read``. Raises RuntimeError if a slot is read before any
+        write, is written twice, or may be used by another sequence's step."""
     def copy_block(
         self,
         mapper: Mapper,
@@ -360,8 +341,8 @@ class MetalKVBackend:
     def buffers_per_range(self) -> int: ...
     @property
     def failure(self) -> str:
-        """The name of the command that the device did not finish in time, or "". After a failure no
-        result is valid."""
+        """The command that the device did not finish in time, or "". Afterwards no result is
+        valid."""
     def shutdown(self) -> bool:
         """Waits for all steps, then unmaps and releases everything. Returns False if the device did
         not answer; the process must then end at once. Releases the GIL."""
@@ -381,9 +362,8 @@ class RopeTable:
 
     def __init__(self, frequencies: Sequence[float], magnitude: float = 1.0) -> None:
         """At position p, dimensions i and ``i + pairs`` of a head rotate together by
-        ``p * frequencies[i]`` radians, for up to 128 ``pairs = len(frequencies)``. The rotated
-        dimensions are multiplied by ``magnitude``. Raises ValueError if frequencies are too many or
-        not finite."""
+        ``p * frequencies[i]`` radians; there are 1 to 128 ``pairs``. ``magnitude`` multiplies the
+        rotated dimensions. Raises ValueError if frequencies are too many or not finite."""
 
 @overload
 def project_append(
@@ -398,7 +378,7 @@ def project_append(
     kv_backend: MetalKVBackend,
 ) -> tuple[mx.array, mx.array]:
     """Applies an RMS norm over head_dim and RoPE to queries and keys, unless None, then appends.
-    Returns the next ordering handle and the queries ``[len(rows), query_heads, head_dim]``.
+    Returns the next ordering handle and the queries.
 
     Queries are ``[len(rows), query_heads, head_dim]``. Keys and values are
     ``[len(rows), kv_heads, head_dim]``, of the same dtype. ``norms`` are the weights of queries and
@@ -416,18 +396,17 @@ def project_append(
     layer: Layer,
     workers: CpuWorkers,
 ) -> tuple[mx.array, mx.array]:
-    """Does on the CPU, in float32, what the first overload does on a GPU.
-
-    Queries, keys and values are float32 or bfloat16 with any strides. Parts of one matrix are not
-    copied. The returned queries keep the dtype. ``angles`` is the result of ``rope_angles``."""
+    """Does on the CPU, in float32, what the first overload does on a GPU. Queries, keys and values
+    are float32 or bfloat16 with any strides; parts of one matrix are not copied. The returned
+    queries keep the dtype. ``angles`` is the result of ``rope_angles``."""
 
 def rope_angles(rows: RowTable, rope: RopeTable, workers: CpuWorkers) -> mx.array:
     """Returns the rotation of each row, ``[len(rows), 2 * pairs]`` float32: the cosines of all
-    pairs, then the sines, both times the magnitude. They are computed in double precision."""
+    pairs, then the sines, both times the magnitude, computed in double precision."""
 
 class StateMemory:
-    """Memory at a fixed address for state slots. It holds zeros until it is written. Reading or
-    writing past the end ends the process."""
+    """Memory at a fixed address for state slots, zero until written. Access past its end ends the
+    process."""
 
     def __init__(self, bytes: int) -> None:
         """``bytes`` is rounded up to pages. Raises OSError if the system refuses the addresses."""
@@ -436,8 +415,7 @@ class StateMemory:
     @property
     def bytes(self) -> int: ...
     def release(self, offset: int, bytes: int) -> None:
-        """Releases whole pages, which hold zeros afterwards. Raises ValueError for parts of
-        pages."""
+        """Releases whole pages, which then hold zeros. Raises ValueError for parts of pages."""
     def committed(self, offset: int, bytes: int) -> int:
         """Returns how many of these bytes occupy memory. Raises ValueError for parts of pages."""
 
@@ -449,11 +427,11 @@ class StateRows:
         segments: list[tuple[int, int, list[tuple[int, int]]]],
         memories: list[StateMemory],
     ) -> None:
-        """``segments`` holds ``(count, read, [(rows, write), ...])`` of each sequence in the order
-        of the rows. ``read`` is the address of the slot with the states before the rows, or 0 for
-        zeros. The slot at ``write`` gets the states after the first ``rows`` rows, in ascending
-        order. The last pair has all rows, and its slot may be ``read``. Raises IndexError if a slot
-        lies in none of ``memories``."""
+        """``segments`` has ``(count, read, [(rows, write), ...])`` of each sequence in the order of
+        the rows. ``read`` is the address of the slot with the states before the rows, or 0 for
+        zeros. The slot at ``write`` gets the states after the first ``rows`` rows, ascending. The
+        last pair has all rows; its slot may be ``read``. Raises IndexError if a slot is in none of
+        ``memories``."""
     def __len__(self) -> int: ...
 
 class GatedDelta:
@@ -473,10 +451,10 @@ class GatedDelta:
         eps: float,
     ) -> None:
         """Value head h reads key head ``h / (value_heads / key_heads)``. key_dim and value_dim are
-        multiples of 16, at most 256. All arrays are float32. ``conv`` is
-        ``[tail_rows + 1, conv_width]``, where the last row weighs the newest token and
-        ``conv_width`` is ``2 * key_heads * key_dim + value_heads * value_dim``. ``a_log`` and
-        ``dt_bias`` are ``[value_heads]``. ``norm`` is ``[value_dim]`` with the epsilon ``eps``."""
+        multiples of 16, at most 256. Arrays are float32. ``conv`` is
+        ``[tail_rows + 1, conv_width]``, the newest token's weights last; conv_width is
+        ``2 * key_heads * key_dim + value_heads * value_dim``. ``a_log`` and ``dt_bias`` are
+        ``[value_heads]``; ``norm`` is ``[value_dim]``."""
 
 @overload
 def gated_delta(
@@ -493,11 +471,11 @@ def gated_delta(
     """Computes a gated delta net between its projections. Returns the next ordering handle and
     ``RMSNorm(y) * SiLU(z)`` in z's shape.
 
-    ``qkv`` is ``[len(rows), conv_width]``: queries, keys and values before the convolution. ``z``
+    ``qkv`` has queries, keys and values before the convolution, ``[len(rows), conv_width]``. ``z``
     is ``[len(rows), value_heads * value_dim]``; ``a`` and ``b`` are ``[len(rows), value_heads]``.
-    All are float32, and parts of one matrix are not copied. At ``offset`` bytes from its beginning,
-    a slot holds the state S ``[value_heads][value_dim][key_dim]``, then the newest rows of qkv
-    ``[tail_rows][conv_width]``, in float32.
+    All are float32; parts of one matrix are not copied. At ``offset`` bytes, a slot holds the state
+    S ``[value_heads][value_dim][key_dim]``, then the newest rows of qkv
+    ``[tail_rows][conv_width]``.
 
     Queries and keys are scaled to unit vectors, queries also by ``key_dim ** -0.5``. For each token
     and value head: ``S = S * exp(-exp(a_log) * softplus(a + dt_bias))``,
@@ -515,9 +493,8 @@ def gated_delta(
     offset: int,
     workers: MetalKVBackend,
 ) -> tuple[mx.array, mx.array]:
-    """Does on a GPU what the first overload does on the CPU. key_dim and value_dim must be 128.
-    qkv, z, a, b, the result and the rows of qkv in slots have one dtype: float32, float16 or
-    bfloat16."""
+    """Does on a GPU what the first overload does on the CPU, for a key_dim and value_dim of 128.
+    All arrays and the rows of qkv in slots have one dtype: float32, float16 or bfloat16."""
 
 class PackedLinear:
     """A copy of a linear layer's weights, in the order in which the CPU's kernels read them."""
@@ -531,13 +508,13 @@ class PackedLinear:
     ) -> None:
         """``weights`` are ``[outputs, inputs]`` in float32, bfloat16, or float16 (stored as
         float32). Several weights become one layer, with their outputs one after the other.
-        ``codes`` is empty, or has an item per weight: ``(scales, biases, bits, group_size)`` for
-        weights that are uint32 words of ``mx.quantize`` in mode affine or mxfp4 (without biases),
-        else None.
+        ``codes`` is empty, or has an item per weight: None, or
+        ``(scales, biases, bits, group_size)`` for uint32 words of ``mx.quantize`` in mode affine or
+        mxfp4 (without biases).
 
-        Codes are stored in 4 or 8 bits. Weights of several types are all stored in the widest type,
-        which is float32 if one is not quantized. If ``exact`` is True, products do not round their
-        input. Raises ValueError if weights cannot be packed, OSError if memory is short."""
+        Codes are stored in 4 or 8 bits. All weights of a layer are stored in the widest of their
+        types. With ``exact``, products do not round their input. Raises ValueError if weights
+        cannot be packed, OSError if memory is short."""
     @property
     def outputs(self) -> int: ...
     @property
@@ -577,9 +554,9 @@ def linear(
     eps: float = 0.0,
     residual: mx.array | None = None,
 ) -> mx.array:
-    """Returns ``x @ W.T`` as ``[R, outputs]``, for R rows x of ``inputs`` numbers each. If ``norm``
-    is given, an RMS norm with the weight ``[inputs]`` is applied to x before. If ``residual`` is
-    given, ``[R, outputs]``, it is added to the result."""
+    """Returns ``x @ W.T``, ``[R, outputs]``, for R rows x of ``inputs`` numbers. With ``norm``, an
+    RMS norm of this weight ``[inputs]`` is applied to x first. ``residual``, ``[R, outputs]``, is
+    added."""
 
 def linear_heads(
     x: mx.array,
@@ -592,8 +569,8 @@ def linear_heads(
     residual: mx.array | None = None,
 ) -> list[mx.array]:
     """Splits the result of ``linear`` into one array ``[R, count, outputs // sum(heads)]`` for each
-    count in ``heads``. Raises IndexError if there are more heads than outputs, ValueError if
-    outputs do not divide into equal heads."""
+    count in ``heads``. Raises IndexError for more heads than outputs, ValueError for unequal
+    heads."""
 
 def gated_mlp(
     x: mx.array,
@@ -621,21 +598,19 @@ def mixture_mlp(
     """Returns ``x + sum(weight * down(silu(gate(y)) * up(y)))``, summed over the experts that the
     router chooses for each row, the best one first. y is the RMS norm of x ``[R, hidden]``.
 
-    The router has one output per expert. The weights are the ``chosen`` largest values of the
-    softmax over all experts. Among equal values, earlier experts are chosen. If ``normalised`` is
-    True, the weights are divided by their sum. ``shared`` holds gate_up and down of an expert for
-    all rows: its result is multiplied by the sigmoid of a further output of the router. Raises
-    IndexError if ``chosen`` is too large, ValueError if layers do not fit."""
+    The router has one output per expert. The weights are the ``chosen`` largest of the softmax over
+    all experts, the first among equal ones. With ``normalised``, weights are divided by their sum.
+    ``shared`` holds gate_up and down of an expert for all rows, whose result is multiplied by the
+    sigmoid of a further router output. Raises IndexError if ``chosen`` is too large, ValueError if
+    layers do not fit each other."""
 
 def rms_norm(x: mx.array, weight: mx.array, eps: float, workers: CpuWorkers) -> mx.array:
     """Returns ``x / sqrt(mean(x ** 2) + eps) * weight`` of rows ``[R, n]``."""
 
 def packed_rows(ids: mx.array, packed: PackedLinear, workers: CpuWorkers) -> mx.array:
     """Returns the unpacked weights ``[T, inputs]`` of the outputs ``ids``, ``[T]`` int32: an
-    embedding.
-
-    A row is NaN if its id is negative or not below the layer's outputs. Ids are known only at
-    evaluation, and an error there would end everything that is evaluated together."""
+    embedding. A row is NaN if its id is negative or not below the layer's outputs. Ids are known
+    only at evaluation, and an error there would end everything that is evaluated together."""
 
 def choose_tokens(
     raw: mx.array, adjusted: mx.array, choices: mx.array, workers: CpuWorkers
@@ -673,14 +648,13 @@ def gather(
     Each is ``[tokens, kv_heads, head_dim]`` of the layer's dtype. Works in any kind of backend."""
 
 def swiglu(gate: mx.array, up: mx.array) -> mx.array:
-    """Returns ``silu(gate) * up`` by element, as one command. Both arrays have one shape and dtype:
-    float32, float16 or bfloat16. The result is computed in float32 and rounded once. Raises
-    ValueError for other types, IndexError for 0 or over 2**31 elements. Evaluation on a CPU raises
-    RuntimeError."""
+    """Returns ``silu(gate) * up`` by element, computed in float32. Both arrays have one shape and
+    dtype: float32, float16 or bfloat16. Raises ValueError for other types, IndexError for 0 or over
+    2**31 elements. Evaluation on a CPU raises RuntimeError."""
 
 def step_end(arrays: list[mx.array], rows: MetalRows, kv_backend: MetalKVBackend) -> mx.array:
     """Returns the end of a step, an array ``[1]`` uint64 with the epoch. Evaluating it signals the
     epoch when the device has computed ``arrays``: the results and each layer's newest handle.
 
-    Evaluation raises RuntimeError for a second end of these rows, for an operation made after the
-    end or evaluated later, and for an end before an older step's end."""
+    Raises RuntimeError for a second end of these rows, for an end before an older step's end, and
+    when operations over these rows are made or evaluated after their end."""

@@ -100,8 +100,7 @@ def _on_backend(
     page_bytes: int | None = None,
     size: CacheSize | None = None,
 ) -> Iterator[NamedCheck]:
-    """Yield a check that makes a cache, then the checks on it. ``size`` is None for a small
-    cache."""
+    """Yield a check that makes a cache, then its checks. Without ``size``, the cache is small."""
     checks: Checks
 
     def open_backend() -> Result:

@@ -24,8 +24,8 @@ from kvcache.selftest.run import Result
 from kvcache.slot_pool import StateSegment
 from kvcache.views import layer_regions
 
-# The numbers of rows of the test's sequences. The decode kernel divides the longer sequences into
-# two or more parts of at most 256 rows.
+# The rows of the test's sequences: one row, and numbers that the decode kernel divides into two or
+# more splits of at most 256 rows.
 LENGTHS = (1, 257, 600)
 MAX_TOKENS = 1024
 GATED_ROWS = 33
@@ -101,8 +101,8 @@ class KernelChecks:
         return Result(f"{len(LENGTHS)} buffers of {blocks} blocks")
 
     def _states(self) -> Result:
-        """Run a gated delta net over one sequence in several steps. The first step also writes the
-        state after two tokens, and a second sequence continues from that state."""
+        """Run a gated delta net over one sequence in several steps. A second sequence continues
+        from the state after two tokens, which the first step writes as well."""
         assert isinstance(self._backend, MetalBackend)
         tail_format = KVFormat(str(self._dtype).removeprefix("mlx.core."))
         spec = StateSpec(1, DELTA_HEADS, self._width, self._width, 3, tail_format)
@@ -190,8 +190,7 @@ class KernelChecks:
     # --- running steps and comparing results ------------------------------------------------------
 
     def _attend(self, plan: list[tuple[int, int]]) -> float:
-        """Append rows and attend. Require that K and V are exact; return attention's largest
-        error."""
+        """Append rows and attend. Require exact K and V; return attention's largest error."""
         queries, keys, values = (self._draw(heads, plan) for heads in (QUERY_HEADS, KV_HEADS, 2))
         rows = self._rows(plan)
         token, turned = rows.append(
@@ -243,7 +242,6 @@ class KernelChecks:
         return self._rounded(self._random.normal(size=(rows, heads, self._width)))
 
     def _rounded(self, numbers: NDArray[np.floating]) -> Rows:
-        """Round numbers to the layer's number format."""
         return _numbers(self._array(numbers))
 
     def _array(self, numbers: NDArray[np.floating]) -> mx.array:
@@ -273,8 +271,8 @@ def _difference(array: mx.array, want: Rows) -> float:
 
 
 def product_checks() -> list[NamedCheck]:
-    """Return a check for each number of rows in ``PRODUCT_ROWS``. MLX chooses the kernel by the
-    number of rows, and on some systems a kernel is compiled wrongly."""
+    """Return a check for each number of rows in ``PRODUCT_ROWS``. MLX chooses a kernel by this
+    number, and some systems compile one of the kernels wrongly."""
     return [(f"multiply {rows}", partial(_multiply, rows)) for rows in PRODUCT_ROWS]
 
 

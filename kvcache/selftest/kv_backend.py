@@ -1,5 +1,5 @@
-"""The self-test of a KV backend's mappings: blocks of a small cache are mapped, written, read,
-shared, copied, unmapped and released, and then a cache of the real size is made."""
+"""The self-test of mappings: map, write, read, share, copy, unmap and release blocks of a small
+cache, then make a cache of the real size."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -25,8 +25,7 @@ MAX_TOKENS = 16384  # 16 MiB of K and V
 TAIL_ROWS = 64
 # The allowed error of values between -1 and 1 that are stored with 8 bits.
 TOLERANCE = 0.02
-# The share of a released heap by which the process must shrink. The rest is for other memory that
-# the process may allocate meanwhile.
+# The share of a released heap by which the process must shrink, despite other allocations.
 RETURNED_SHARE = 0.9
 # The test fails if the system makes fewer buffers of the real size than this.
 NEEDED_BUFFERS = 3
@@ -72,8 +71,8 @@ def small_layout(
     page_bytes: int | None = None,
     heap_bytes: int | None = None,
 ) -> KVLayout:
-    """Return a layout for ``max_tokens``. Without ``page_bytes``, pages have the size that a GPU
-    prefers or a CPU's system uses. Without ``heap_bytes``, one heap holds all tokens."""
+    """Return a layout for ``max_tokens``. Without ``page_bytes``, pages have the GPU's preferred or
+    the system's size. Without ``heap_bytes``, one heap holds all tokens."""
     if kv_backend.is_dense:
         smallest = min(METAL_PAGES) if kv_backend.on_gpu else system_page_bytes
         return dense_layout(shape, max_tokens=max_tokens, system_page_bytes=smallest)
@@ -114,7 +113,6 @@ def map_blocks(
 
 
 def unmap_blocks(backend: PageBackend, buffer: int, count: int) -> Result:
-    """Unmap the first ``count`` blocks of a buffer."""
     finish(backend, backend.unmap(buffer, 0, count))
     return Result(f"{count} blocks")
 
@@ -158,8 +156,7 @@ class KVBackendChecks:
     def __init__(
         self, backend: PageBackend, layout: KVLayout, num_tokens: int | None = None
     ) -> None:
-        """``num_tokens`` is the most tokens per buffer, or None for as many as these checks
-        need."""
+        """``num_tokens`` limits the tokens per buffer; None is as many as these checks need."""
         self._backend = backend
         (self._group,) = layout.groups
         self.layers = layer_regions(layout)
@@ -232,7 +229,6 @@ class KVBackendChecks:
         return self.read(1, self._edge + 5)
 
     def _map_again(self) -> Result:
-        """Map and check a block that has been written before."""
         map_blocks(self._backend, 0, 0, 1 if self._backend.shares_blocks else 0)
         self._backend.finish_mappings()
         zeros = self._check_fresh(0, self._group.tokens_per_block)
@@ -287,7 +283,7 @@ class KVBackendChecks:
 
     def queries(self, layer: int, start: int, count: int) -> NDArray[np.float32]:
         """Return ``[count, query_heads, head_dim]``. Each query equals the key of a position that
-        the query may attend to."""
+        it may attend to."""
         positions = start + np.arange(count)[:, None]
         sought = (positions * 7919 + self._query_heads * 104729) % (positions + 1)
         keys = self.written[2 * layer]
@@ -295,9 +291,8 @@ class KVBackendChecks:
         return queries
 
     def read(self, buffer: int, tokens: int, last: int | None = None) -> Result:
-        """Compare a buffer's first ``tokens`` tokens with the written rows. ``last`` is the number
-        of tokens in the buffer. It must be given if the compared tokens end in a read-only
-        block."""
+        """Compare a buffer's first ``tokens`` tokens with the written rows. ``last``, the buffer's
+        number of tokens, is needed if the compared tokens end in a read-only block."""
         for number, region in enumerate(self._regions(buffer, last or tokens)):
             wrong = (region[:tokens] != self.written[number][:tokens]).any(axis=(1, 2))
             require(not wrong.any(), f"{wrong.sum()} rows of region {number} are wrong")
@@ -315,8 +310,7 @@ class KVBackendChecks:
         """Return the K and V of every layer. The last token must be in a writable block."""
         rows = self._backend.rows([Segment(buffer, tokens - 1, 1)])
         regions = [
-            # Adding astype copies to MLX's own memory: the host cannot read memory that only a GPU
-            # has.
+            # astype copies to MLX's memory: the host cannot read memory that only a GPU has.
             rows.region(token, layer, kind, 0).astype(mx.float32)
             for layer, token in zip(self.layers, self.tokens, strict=True)
             for kind in ("keys", "values")
@@ -352,7 +346,7 @@ class RealSizeChecks:
         return Result(text, {"buffers": count, "buffer_bytes": size})
 
     def _reach_last_block(self) -> Result:
-        """Copy a block from buffer 0 to the last block of buffer 1, and from there to buffer 2. The
+        """Copy a block of buffer 0 to the last block of buffer 1, and from there to buffer 2. The
         other blocks of buffer 1 map the first heap's blocks again, which needs no memory."""
         backend, last = self._backend, self._group.blocks_per_buffer - 1
         shared = min(self._group.blocks_per_heap, self._group.blocks_per_buffer)

@@ -1,5 +1,5 @@
-"""Facts on which a self-test's result depends: model of machine, system, MLX version, and memory
-charged to this process. Neither MLX nor the extension is imported, as both may fail to load."""
+"""Facts on which self-test results depend: machine, system, MLX version, and the process's memory.
+Imports neither MLX nor the extension, which may fail to load."""
 
 import ctypes
 import importlib.metadata
@@ -57,7 +57,6 @@ def this_machine() -> Machine:
 
 
 def installed_mlx() -> str:
-    """Return the version of the installed MLX without importing it."""
     try:
         return importlib.metadata.version("mlx")
     except importlib.metadata.PackageNotFoundError:
@@ -83,8 +82,7 @@ def _linux_processor() -> str:
 
 
 def wheel_tag() -> str:
-    """Return mlx-metal's wheel tag, such as "py3-none-macosx_15_0_arm64", or "" if not
-    installed."""
+    """Return mlx-metal's wheel tag, like "py3-none-macosx_15_0_arm64", or "" if not installed."""
     try:
         text = importlib.metadata.distribution("mlx-metal").read_text("WHEEL")
     except importlib.metadata.PackageNotFoundError:
@@ -95,8 +93,7 @@ def wheel_tag() -> str:
 
 def wheel_warning(processor: str, tag: str | None = None, system: str | None = None) -> str:
     """Return the reason that the installed MLX wheel does not suit this machine, or "". pip chooses
-    a wheel for the system that Python was built for. That system may be older than the running one.
-
+    a wheel for the system that Python was built for, which may be older than the running system.
     ``processor`` is the name that the system reports. ``tag`` and ``system`` are None for the
     installed wheel and the running system."""
     tag = wheel_tag() if tag is None else tag
@@ -132,9 +129,8 @@ class RusageInfo(ctypes.Structure):
 
 
 def process_footprint() -> int:
-    """Return the bytes that the system charges to this process. On a Mac that is the physical
-    footprint, including memory of the GPU. On Linux it is anonymous memory and blocks of memfd
-    files, even unmapped ones. Raises OSError."""
+    """Return the bytes that the system charges to this process: on a Mac its physical footprint,
+    including memory of the GPU; on Linux anonymous memory and all memfd blocks. Raises OSError."""
     if sys.platform == "darwin":
         return _mac_footprint()
     lines = ROLLUP.read_text().splitlines()
@@ -150,9 +146,8 @@ def process_footprint() -> int:
 
 
 def footprint_with(heap_bytes: int) -> int:
-    """Return about the result of process_footprint, but faster: on Linux that function walks
-    through all pages, which delays mappings. ``heap_bytes`` are the bytes charged for memfd files.
-    Raises OSError."""
+    """Return nearly the result of process_footprint, but without its walk through all pages on
+    Linux, which delays mappings. ``heap_bytes`` are charged for memfd files. Raises OSError."""
     if sys.platform == "darwin":
         return _mac_footprint()
     wanted = ("RssAnon:", "VmSwap:")

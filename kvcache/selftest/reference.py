@@ -14,8 +14,8 @@ UNIT_EPS = 1e-6
 def attention(
     queries: Numbers, keys: Numbers, values: Numbers, places: NDArray[np.intp], scale: float
 ) -> NDArray[np.float64]:
-    """Compute causal softmax attention. Row i of the queries ``[rows, query_heads, head_dim]``
-    attends to positions up to ``places[i]`` of keys and values ``[tokens, kv_heads, head_dim]``."""
+    """Causal softmax attention: row i of queries ``[rows, query_heads, head_dim]`` attends to
+    positions up to ``places[i]`` of keys and values ``[tokens, kv_heads, head_dim]``."""
     group = queries.shape[1] // keys.shape[1]
     wide = [np.repeat(array.astype(np.float64), group, axis=1) for array in (keys, values)]
     by_head = [array.swapaxes(0, 1) for array in (queries.astype(np.float64), *wide)]
@@ -50,8 +50,7 @@ def rope(rows: Numbers, positions: Numbers, base: float, scale: float = 1.0) -> 
 
 
 class DeltaInputs(NamedTuple):
-    """The inputs of a gated delta net (a recurrent layer) with one key head. Each row is a
-    token."""
+    """The inputs of a gated delta net (a recurrent layer) with one key head, a row per token."""
 
     qkv: Numbers
     z: Numbers
@@ -63,16 +62,15 @@ class DeltaConstants(NamedTuple):
     """The weights of a gated delta net, without those of its projections."""
 
     conv: Numbers
-    """The convolution's weights ``[taps, (2 + heads) * dim]``. The last row weighs the newest
-    token."""
+    """The convolution's weights ``[taps, (2 + heads) * dim]``, the newest token's last."""
     a_log: Numbers
     dt_bias: Numbers
     norm: Numbers
 
 
 def gated_delta(inputs: DeltaInputs, constants: DeltaConstants, eps: float) -> NDArray[np.float64]:
-    """Return a gated delta net's output ``[tokens, heads * dim]``, starting from a zero state, by
-    the formulas of arXiv 2412.06464. ``eps`` is the epsilon of the RMS norm."""
+    """Return a gated delta net's output ``[tokens, heads * dim]`` from a zero state, by the
+    formulas of arXiv 2412.06464. ``eps`` is the epsilon of the RMS norm."""
     inputs = DeltaInputs(*(array.astype(np.float64) for array in inputs))
     constants = DeltaConstants(*(array.astype(np.float64) for array in constants))
     heads, dim = len(constants.a_log), len(constants.norm)

@@ -1,6 +1,5 @@
-"""Runs self-tests in processes of their own, and records which tests have passed.
-
-Neither the native extension nor MLX is imported, because they may fail to load."""
+"""Runs self-tests in processes of their own, and records which tests have passed. Imports neither
+the native extension nor MLX, which may fail to load."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Self-tests that run only on request because they have crashed some Macs: mappings that change
+"""Self-tests that run only on request, because they have crashed some Macs: mappings that change
 while commands run, and the release of heaps."""
 
 import time
@@ -79,8 +79,7 @@ class StressChecks:
             ran_s = time.monotonic() - started
             worst = self._compare(end - 1, results)
             self._cache.read(SHARING, number * self._block, last=number * self._block + 1)
-            # A step over the block that was mapped during this round reads all rows before that
-            # block.
+            # A step over the block mapped during this round reads all rows before that block.
             self._cache.read(GROWING, end, last=end + 1)
             unmap_blocks(self._backend, SHARING, number + 1)
             self._share(number + 1)

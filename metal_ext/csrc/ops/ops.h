@@ -16,10 +16,10 @@
 #include "mlx/dtype.h"
 
 // MLX primitives over the memory of K and V, on a CPU. metal_ext/_ext.pyi documents them. MLX puts
-// operations in order by their arrays, and this memory is no array. The ordering handle (`token`), an
-// array of one element, represents a layer's K and V. append() takes a handle and returns the next,
-// and each reader of the layer takes the newest, so that reads follow writes. Writes need not wait
-// for reads: a row is written once, and memory is reused only after the steps that use it.
+// operations in order by their arrays, but this memory is no array. So the ordering handle `token`,
+// an array of one element, represents a layer's K and V. append() takes a handle and returns the
+// next, and each reader of the layer takes the newest, so that reads follow writes. Writes need not
+// wait for reads: a row is written once, and memory is reused only after the steps that use it.
 namespace quire::ops {
 
 namespace mx = mlx::core;
