@@ -55,7 +55,7 @@ class AddressRange {
       bool writable) = 0;
   virtual void commit_memory(size_t block, size_t count) = 0;
   virtual void unmap_memory(size_t block, size_t count) = 0;
-  // Finishes the mappings for which count_mapped() is still to come. Throws without changes.
+  // Finishes mappings that count_mapped() has not counted yet. If this throws, nothing changed.
   virtual void prepare_unmap() {}
   void count_mapped(size_t block, size_t count, bool writable) {
     set(block, count, writable ? Access::writable : Access::read_only);

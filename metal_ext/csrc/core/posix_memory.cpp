@@ -131,7 +131,7 @@ void release_addresses(std::byte* base, size_t bytes) {
 }
 
 void give_up_spare(std::byte* base) {
-  // The page gets the header page's protection, so that the two pages become one mapping.
+  // The spare page gets the header page's protection, so that both become one mapping.
   if (mprotect(base - pages_below(), system_page_bytes(), PROT_READ | PROT_WRITE) != 0) {
     fail("mprotect", system_page_bytes());
   }
@@ -147,8 +147,8 @@ void map_shared(void* address, size_t bytes, int fd, size_t offset, bool writabl
 
 void populate(void* address, size_t bytes) noexcept {
 #ifdef __linux__
-  // On failure (an old Linux, or no memory), writes take page faults later. A write instead of this
-  // call could raise SIGBUS.
+  // On failure (an old Linux, or no memory), writes take page faults later. Unlike this call, a
+  // write for this purpose could raise SIGBUS.
   (void)madvise(address, bytes, MADV_POPULATE_WRITE);
 #else
   (void)address, (void)bytes;

@@ -6,7 +6,7 @@
 
 #include "core/checked.h"
 
-// Implements the thread pool. Idle helper threads wait for the next run() and then sleep.
+// Implements the thread pool. An idle helper thread checks for the next run() before it sleeps.
 namespace quire {
 namespace {
 

@@ -40,7 +40,8 @@ struct Piece {
 // Chooses tokens for rows of one length, one row after the other.
 class RowChooser {
  public:
-  // If `shares_pieces` is true, all threads share the pieces of a row; else the caller's only.
+  // If `shares_pieces` is true, all threads read pieces of a row; else the calling thread reads
+  // all.
   RowChooser(CpuWorkers& workers, size_t n, float* memory, bool shares_pieces)
       : kernels_(workers.kernels.choose), pool_(workers.pool), n_(n),
         shares_pieces_(shares_pieces), weights_(memory),
@@ -120,9 +121,9 @@ class RowChooser {
                                                     scratch_));
   }
 
-  // Returns the first token at which the running sum of weights exceeds the target. Weights below
-  // the floor do not count. If rounding keeps a piece's sum below the target, returns the last
-  // token of the piece that counts.
+  // Returns the first token at which the running sum of weights exceeds `target`. Weights below
+  // `floor` do not count. If rounding keeps a piece's sum below the target, returns the last token
+  // of the piece that counts.
   size_t place_of(double target, float floor) const {
     double passed = 0.0;
     size_t piece = 0;

@@ -22,8 +22,7 @@ constexpr size_t floats_of(size_t bytes) {
   return whole_lines((bytes + sizeof(float) - 1) / sizeof(float));
 }
 
-// Calls body(i, worker) for all i below count. `numbers` is the count of floats that one call
-// reads.
+// Calls body(i, worker) for all i below count. Each call works on `numbers` floats.
 template <class Body>
 void for_each(ThreadPool& pool, size_t count, size_t numbers, const Body& body) {
   const size_t at_once = std::clamp<size_t>(count / pool.threads(), 1, kTaskRows);
@@ -214,7 +213,7 @@ class MixtureStep {
     }
   }
 
-  // row_of(i) returns the row of x for row i of the run. `kept` is x_at of a shared input, or null.
+  // row_of(i) is the row of x for row i of the run. `kept` is null, or the x_at of a shared input.
   template <class RowOf>
   void add_run(Run run, const RowOf& row_of, size_t* kept) {
     const bool prepared = kept != nullptr && *kept != kNowhere;

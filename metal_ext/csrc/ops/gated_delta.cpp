@@ -120,7 +120,7 @@ class LayerStep {
     }
   }
 
-  // Runs a value head's recurrence, norm and gate for a part, and writes its share of the tails.
+  // Runs a value head's recurrence, norm and gate over a part's rows, and writes part of the tails.
   void finish(const Tile& tile, const Part& part, size_t head) const {
     const size_t key_head = head / static_cast<size_t>(shape_.value_heads / shape_.key_heads);
     const auto key_dim = static_cast<size_t>(shape_.key_dim);
@@ -174,8 +174,7 @@ class LayerStep {
     return reinterpret_cast<float*>(slot + offset_) + head * shape_.head_numbers();
   }
 
-  // Returns input row `place` of the convolution, counted from the tail's first row, or null for
-  // zeros.
+  // Returns input row `place` of the convolution, the tail's rows first, or null for zeros.
   const float* conv_input(const Part& part, size_t place) const {
     const auto kept = static_cast<size_t>(shape_.tail_rows);
     if (place >= kept) {
@@ -187,7 +186,8 @@ class LayerStep {
                      place * shape_.conv_width();
   }
 
-  // Writes the last input rows to the run's slot, in rising order, as a tail may shift in place.
+  // Writes the convolution's newest input rows (the tail) to the run's slot. Rows are copied in
+  // rising order, because a tail may shift within one slot.
   void write_tail(const Part& part, const Run& run, size_t head) const {
     const size_t width = shape_.conv_width();
     const auto heads = static_cast<size_t>(shape_.value_heads);

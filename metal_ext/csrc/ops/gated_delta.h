@@ -40,9 +40,8 @@ struct DeltaShape {
 
 // The weights of one layer without its projections, all float32.
 struct GatedDelta {
-  // `conv` is [tail_rows + 1, conv_width], with the newest row's weights last. `a_log` and
-  // `dt_bias` are [value_heads], `norm` is [value_dim]. Throws std::invalid_argument for other
-  // shapes.
+  // `conv` is [tail_rows + 1, conv_width], the newest row's weights last. a_log and dt_bias are
+  // [value_heads], norm is [value_dim]. Throws std::invalid_argument for other shapes.
   GatedDelta(
       const DeltaShape& shape, mx::array conv, mx::array a_log, mx::array dt_bias, mx::array norm,
       double eps);

@@ -43,7 +43,7 @@ struct Layer {
   mx::Dtype type;
 };
 
-// Counts the bytes that block_copy copies. Tests use it to prove that nothing else is copied.
+// Counts the bytes that block_copy copies. No other operation copies stored K or V.
 class CopyCounter {
  public:
   void add(uint64_t bytes) { bytes_.fetch_add(bytes, std::memory_order_relaxed); }

@@ -253,7 +253,7 @@ namespace {
 
 // The bytes of weights in a task for many rows: few enough to stay in a core's cache.
 constexpr size_t kTaskBytes = size_t{256} << 10;
-// With at most kFewRows rows at once, a task's weights need not stay in the cache.
+// If a product has at most this many rows, a task's weights need not stay in the cache.
 constexpr size_t kFewRows = 16;
 constexpr size_t kPreparedRows = 16;
 
@@ -269,16 +269,16 @@ struct Scratch {
         prepared(reinterpret_cast<std::byte*>(memory + workers.pool.threads() * row_floats)) {}
 };
 
-// Panels of a product that one thread multiplies as one task.
+// Panels (groups of outputs) of a product that one thread multiplies as one task.
 struct Task {
   size_t product;
   size_t first;
   size_t panels;
 };
 
-// Divides the panels of all products into tasks. A task takes one thread's share of half of the
-// remaining panels (guided self-scheduling, Polychronopoulos and Kuck, 1987). So memory is first
-// read in long stretches, and threads end at about the same time.
+// Divides the panels (groups of outputs) of all products into tasks. A task takes one thread's
+// share of half of the remaining panels (guided self-scheduling, Polychronopoulos and Kuck, 1987).
+// So memory is first read in long stretches, and threads end at about the same time.
 std::vector<Task> tasks_of(std::span<const Product> products, size_t threads) {
   const auto cost = [](const Product& its) { return its.rows * its.shape->panel_bytes(); };
   size_t left = 0;

@@ -64,7 +64,7 @@ class Arena {
   NS::SharedPtr<MTL::Buffer> buffer_;
 };
 
-// One slice of the arena (the one buffer), for a whole context. Its memory is never released.
+// One slice of the arena (the dense kind's buffer), for a whole context. It is never released.
 class ArenaHeap final : public DeviceHeap {
  public:
   ArenaHeap(std::shared_ptr<Context> context, std::shared_ptr<Arena> arena, size_t slice)
@@ -91,9 +91,9 @@ class ArenaRange final : public DeviceRange {
   ArenaRange(std::shared_ptr<Context> context, std::shared_ptr<Arena> arena)
       : DeviceRange(std::move(context)), arena_(std::move(arena)) {}
 
-  // Returns an address for the CPU (kernels use row_base()), or null if no slice is mapped.
+  // Returns a region's address for the CPU, or null if no slice of the arena is mapped.
   std::byte* region(size_t index) const override;
-  // Returns the slice's offset in the arena. Throws std::logic_error if no slice is mapped.
+  // Returns the mapped slice's offset in the arena. Throws std::logic_error if none is mapped.
   uint64_t row_base(size_t buffer) const override;
   BufferPlace view(size_t region) const override;
 

@@ -37,7 +37,7 @@ struct Context {
   // Guards every heap's BlockLedger and every range's record of mappings and uses.
   std::mutex books;
   bool ended = false;  // guarded by books; once true, nothing new begins
-  // The next three are null except on the sparse kind.
+  // The next three members are null unless the memory is of the sparse kind.
   std::unique_ptr<MappingQueue> mapping;
   std::unique_ptr<BlockWork> work;
   std::unique_ptr<Bundle> bundle;
@@ -46,9 +46,9 @@ struct Context {
   // std::system_error(ENOMEM) if no residency set can take the memory now.
   void settle();
   // Rule: without maps_beside_steps, blocks are mapped and unmapped, and heaps released, only while
-  // no step runs. Throws std::logic_error if one runs. No step starts while the Pause exists.
+  // no step runs. Throws std::logic_error if one runs. No step starts while the result exists.
   Epochs::Pause mapping_point(const char* what);
-  // Throws std::logic_error after the backend was shut down. The caller must hold books.
+  // Throws std::logic_error after shutdown. The caller must hold the mutex `books`.
   void require_running() const;
 };
 

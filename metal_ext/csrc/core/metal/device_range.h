@@ -43,7 +43,7 @@ class DeviceRange : public AddressRange {
   void use(uint64_t epoch, size_t start, size_t count);
   // Copies the first `tokens` rows of a block, in every region, on the mapper's thread.
   void copy_from(DeviceRange& source, size_t source_block, size_t block, size_t tokens);
-  // Bundle calls observe() when a run's mapping is complete, or withdraw() to cancel the run.
+  // Class Bundle calls observe() when a run of blocks is mapped, or withdraw() to cancel it.
   void observe(const Run& run);
   void withdraw(const Run& run);
   // Unmaps everything, in order, when the backend shuts down.
@@ -51,7 +51,7 @@ class DeviceRange : public AddressRange {
   // Releases the device objects of an unmapped range when the backend shuts down.
   virtual void drop() {}
 
-  // --- The places of rows. Throws std::logic_error on the wrong kind of range ---
+  // --- The places of rows. On the wrong kind of range, a method throws std::logic_error ---
   virtual uint64_t row_base(size_t buffer) const = 0;  // RowEntry::base of the range's rows
   virtual BufferPlace view(size_t region) const;       // for arrays that view the region
   // Returns the GPU addresses of the first `blocks` blocks of a paged range.

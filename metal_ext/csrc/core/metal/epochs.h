@@ -25,8 +25,7 @@ class Epochs {
 
   explicit Epochs(MTL::Device* device);
 
-  // Starts a step and returns its epoch, on the engine's thread. Throws std::logic_error in a
-  // Pause.
+  // Starts a step on the engine's thread; returns its epoch. Throws std::logic_error in a Pause.
   uint64_t start();
   uint64_t newest() const;
   // Returns the event that each step's last command sets to the step's epoch.

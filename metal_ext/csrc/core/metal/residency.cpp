@@ -184,7 +184,7 @@ void Residency::put_on_own(ResidentSet& set) {
   }
 }
 
-// Moves waiting members into the open set or a new one. Returns the set if it has changed.
+// Moves memory without a residency set into the open set or a new one. Returns a changed set.
 NS::SharedPtr<MTL::ResidencySet> Residency::fill(size_t most) {
   if (!open_) {
     if (empty_.empty()) {
@@ -267,7 +267,7 @@ void Residency::remove(MTL::Heap* heap) {
   remove_allocation(heap);
 }
 
-// Empties the set that has this member, and fills the set again with the other members.
+// Removes memory from its residency set: empties the set, and fills it again without this memory.
 void Residency::remove_allocation(const MTL::Allocation* allocation) {
   const std::lock_guard changes(changes_);
   const std::lock_guard books(books_);

@@ -30,7 +30,7 @@ class Heartbeat {
   Heartbeat(
       std::chrono::nanoseconds interval, std::chrono::nanoseconds keep, Clock now,
       std::function<void()> beat);
-  // Waits for a call in progress.
+  // Waits until a call in progress has ended.
   ~Heartbeat();
 
   // Any thread may call this. The call never waits long.
@@ -135,7 +135,7 @@ class Residency {
   void hold(std::vector<NS::SharedPtr<MTL::Buffer>> buffers);
   // Begins a step: closes the open set, and calls refresh().
   void begin_step();
-  // Adds the closed sets to the queue of a step, before the step's commands are committed.
+  // Adds the closed sets to a step's queue. Called before the step's commands are committed.
   void attach(MTL::CommandQueue* queue);
   // Returns the buffers that a compute encoder must list on a system without residency sets.
   std::vector<MTL::Resource*> unattached() const;

@@ -28,8 +28,7 @@ struct Heads {
 
 // The place of a layer's K and V in a backend's memory.
 struct LayerRows {
-  // Throws an error with the cause unless both regions exist, hold such rows, and lie in one
-  // buffer.
+  // Throws an error with the cause unless both regions exist in one buffer and hold such rows.
   LayerRows(const metal::KVBackend& memory, const Layer& layer, const Heads& heads);
 
   metal::LayerPlace place;
@@ -40,8 +39,8 @@ struct LayerRows {
 
 enum class RowAccess { read, write };
 
-// Binds entries, page table and arena at three indices from `first_index` on, and declares that the
-// commands read or write rows.
+// Binds the table of rows, the page table and the arena (the dense kind's buffer) at three indices
+// from `first_index` on. Declares that the commands read or write rows.
 void bind_rows(
     Encoder& encoder, const MetalRows& rows, const LayerRows& layer, int first_index,
     RowAccess access);

@@ -43,8 +43,8 @@ struct GatedDeltaStep {
     encoder.run_threads(MTL::Size(conv_width, arguments.segments, 1));
   }
 
-  // Binds segments, writes and the arena at three indices from `first` on. If slots are found by
-  // address, only the ordering handle orders their uses.
+  // Binds the tables of segments and writes, and the arena (the dense kind's buffer), at three
+  // indices from `first` on. Only the ordering handle orders uses of slots by address.
   void bind_slots(Encoder& encoder, int first) const {
     encoder.input(states->begun(), first);
     encoder.input(states->written(), first + 1);

@@ -39,7 +39,7 @@ std::pair<mx::array, mx::array> gather(
 
 // Returns a view of a region's first `tokens` rows, valid while they are mapped. Throws
 // std::invalid_argument on the paged kind, and std::logic_error while a step with a single row of
-// the range runs: such a row is in order for gather() only.
+// this range runs, for which gather() must be used.
 mx::array region_view(
     const mx::array& token, const std::shared_ptr<AddressRange>& range, int64_t region,
     int64_t tokens, int64_t kv_heads, int64_t head_dim, mx::Dtype type,

@@ -53,7 +53,7 @@ class MetalRows {
   // until they have been used, and this array keeps the step's memory alive.
   const mx::array& entries() const { return entries_; }
   int64_t entries_offset(size_t buffer) const;  // in bytes
-  // Returns the GPU addresses of blocks on the paged kind, indexed by entries, else any array.
+  // Returns the GPU addresses of blocks on the paged kind, else an array that nothing reads.
   const mx::array& pages() const { return pages_; }
   // Returns the buffers that views may show while the step writes to them, each as an array of one
   // element: a buffer of each range with several rows (sparse), the arena (dense), or none (paged).
@@ -89,8 +89,7 @@ void check_rows_of(
 // The state slots that a step's rows read and write on a GPU, for all recurrent layers.
 class MetalStateRows {
  public:
-  // `segments` must cover all rows in order, else std::invalid_argument. Throws as Slots::use()
-  // does.
+  // `segments` must cover all rows, else std::invalid_argument. Throws what Slots::use() throws.
   MetalStateRows(
       std::shared_ptr<MetalRows> rows, const std::vector<metal::SlotSegment>& segments);
 
