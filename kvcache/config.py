@@ -14,7 +14,7 @@ Fixed = Annotated[T, FIXED]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheSettings:
-    """Settings of the memory of K and V. quire chooses those that are None at start."""
+    """Settings of the memory of K and V; None: chosen at start."""
 
     kv_backend: Literal["auto", "sparse", "paged", "dense", "posix"] = "auto"
     release_heaps: bool | None = None
