@@ -1,4 +1,4 @@
-"""The memory that the cache uses: for K and V, and for the states of recurrent layers."""
+"""Interfaces of the memory that the cache uses: for K and V, and for recurrent states."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -62,9 +62,8 @@ class BackendFailedError(RuntimeError):
 
 
 class StepRows(ABC):
-    """Runs a backend's kernels over the rows of one step; a row is one token. The argument
-    ``order`` is a layer's ordering handle: a one-element array that makes reads of K and V wait for
-    writes."""
+    """Runs a backend's kernels over the rows (tokens) of one step. In all methods, ``order`` is a
+    layer's ordering handle: a one-element array that makes reads of K and V wait for writes."""
 
     def __init__(self, native: Any, executor: Any) -> None:
         """On a CPU, pass a RowTable and CpuWorkers; on a GPU, a MetalRows and a MetalKVBackend."""
@@ -111,8 +110,9 @@ class StepRows(ABC):
 
     @abstractmethod
     def region(self, order: mx.array, layer: LayerRegions, kind: str, segment: int) -> mx.array:
-        """Return the keys or the values (``kind``) of a segment's sequence up to the segment's end,
-        as ``[tokens, kv_heads, head_dim]``. The array is valid until the sequence closes."""
+        """Return all keys or all values of a segment's sequence up to the segment's end, as
+        ``[tokens, kv_heads, head_dim]``. ``kind`` is "keys" or "values". Valid until the sequence
+        closes."""
 
     def end(self, arrays: list[mx.array]) -> list[mx.array]:
         """Return the arrays to evaluate instead of ``arrays``, which are the step's results and all
@@ -252,8 +252,8 @@ class StateMemory(Protocol):
         ends."""
 
     def committed_bytes(self, slots: Sequence[int]) -> int:
-        """Return the bytes that the system counted lately as used by ``slots``, which must be all
-        slots that may hold memory."""
+        """Return the bytes that the system counts as used by ``slots``, measured a short time ago.
+        ``slots`` must be all slots that may hold memory."""
 
     def release(self, slots: Sequence[int]) -> None:
         """Give the memory of slots back to the system where possible. The slots stay usable."""

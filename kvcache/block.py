@@ -65,7 +65,7 @@ class Block:
 
 
 class Retention(IntEnum):
-    """The reason for keeping a sealed state slot. If several apply, the highest one counts."""
+    """The reason for keeping a state slot. If several reasons apply, the highest one counts."""
 
     WAYPOINT = 0
     """The slot is within a long prompt. Prompts with the same beginning can continue there."""
@@ -83,7 +83,7 @@ class Slot:
 
     number: int
     holders: int = 0
-    """The number of open sequences that use the slot, plus one for each request to seal it."""
+    """The number of open sequences that use the slot, plus queued requests to make it findable."""
     epoch: int = 0
     """The number of the newest step that may read or write the slot."""
     prefix: Prefix | None = None
@@ -193,7 +193,7 @@ class SparseBuffer:
         return len(self.table) - sum(item.count for item in self.pending)
 
     def count_premapped(self, blocks: Iterable[Block]) -> int:
-        """Return the number of leading ``blocks`` that equal the leading premapped blocks."""
+        """Return how many of the first ``blocks`` equal the premapped blocks, compared in order."""
         same = takewhile(lambda pair: pair[0] is pair[1], zip(self.premapped, blocks, strict=False))
         return sum(1 for _ in same)
 

@@ -21,8 +21,8 @@ MAPPED_AHEAD_RATIO = 1 / 8
 # The most bytes to release at once. Releasing this many delays mappings by 40 ms.
 BYTES_RELEASED_AT_ONCE = 256 * 1024**2
 BLOCKS_EVICTED_AT_ONCE = 4096  # this many take 30 ms
-# With ``spares_heaps``, cached prefixes are evicted rather than a heap made if the heaps hold at
-# least this share of the budget.
+# If ``spares_heaps`` is True and heaps fill this share of the budget, cached prefixes are evicted
+# before another heap is made.
 SPARED_HEAPS_RATIO = 0.5
 
 
@@ -53,7 +53,7 @@ class BlockAllocator:
         self.keeps_slack = True
         """True if free blocks keep their memory (up to a limit) for the next sequences."""
         self.spares_heaps = False
-        """True if cached prefixes are evicted rather than a heap added, which can never be
+        """True if cached prefixes are evicted before a heap is made, because heaps cannot be
         released."""
 
     @property
@@ -139,8 +139,8 @@ class BlockAllocator:
         self._pool.free_unmapped(blocks)
 
     def top_up(self, sequence: CachedSequence, end: int) -> None:
-        """While no step runs, map all reserved blocks of the sequence, and premap free blocks for
-        many tokens after token ``end``. Other sequences may still take the premapped blocks."""
+        """While no step runs, map all reserved blocks of the sequence. Also map free blocks for
+        many tokens after ``end``, which other sequences may still take."""
         aside = sequence.reservation * self._group.tokens_per_block
         self.grow(sequence, min(aside, self._group.max_tokens))
         spare = self._spare_blocks(sequence, end)
@@ -151,7 +151,7 @@ class BlockAllocator:
             self.shrink(sequence, spare)
 
     def _spare_blocks(self, sequence: CachedSequence, end: int) -> int:
-        """Return the number of blocks to premap after token ``end``, or 0 if enough are mapped."""
+        """Return the number of free blocks to map ahead of need, or 0 if enough are mapped."""
         buffer, size = sequence.buffer, self._group.tokens_per_block
         ahead = min(end + MAP_AHEAD_AT_POINT_TOKENS, sequence.final_tokens)
         wanted = self._group.blocks_for(ahead) - len(buffer.table)
@@ -195,8 +195,8 @@ class BlockAllocator:
             self._pool.free_unmapped(self._buffers.settle(sequence.buffer))
 
     def _take(self, sequence: CachedSequence, count: int) -> list[Block] | None:
-        """Take blocks: first those premapped in the sequence's buffer, then if possible those next
-        to the sequence's last block. Evict cached blocks if too few are free."""
+        """Take blocks: first free blocks that the sequence's buffer maps already, then if possible
+        those next to the sequence's last block. Evict cached blocks if too few are free."""
         while self._pool.free_blocks < count:
             evicted = self._prefixes.evict()
             assert evicted, "more blocks are promised than there are"
@@ -221,8 +221,9 @@ class BlockAllocator:
         return taken
 
     def _make_room(self, count: int) -> bool:
-        """Unmap free blocks of idle buffers. If there are none, evict cached blocks. If there are
-        none, unmap free blocks of buffers in use. Return False if there are none either."""
+        """Make blocks available by the first step that is possible: unmap free blocks of idle
+        buffers, evict cached blocks, unmap free blocks of buffers in use. Return False if none is
+        possible."""
         if self._buffers.unmap_free(idle=True):
             return True
         missing = max(1, count - self._pool.takeable_blocks)

@@ -64,13 +64,14 @@ class BufferPool:
         self._idle.append(buffer)
 
     def leave_mapped(self, buffer: SparseBuffer) -> list[Block]:
-        """Make a buffer idle, and turn its blocks into premapped blocks. Return these blocks."""
+        """Make a buffer idle, but leave its blocks mapped for later. Return these blocks."""
         self._idle.append(buffer)
         return self._cut_premapped(buffer, 0)
 
     def unmap_free(self, *, idle: bool) -> bool:
-        """In one buffer, unmap the first free premapped block and all premapped blocks after it.
-        Return False if there is no such block. With ``idle``, search only idle buffers."""
+        """In one buffer, unmap the first free premapped block (mapped, but not in use) and all
+        after it. Return False if there is no such block. With ``idle``, search only idle
+        buffers."""
         buffers = self._idle if idle else self._buffers
         buffer = next((buffer for buffer in buffers if buffer.free_premapped), None)
         if buffer is None:
@@ -96,8 +97,9 @@ class BufferPool:
         return self._mappings + self._regions * runs <= limit
 
     def map(self, buffer: SparseBuffer, blocks: list[Block], *, writable: bool) -> bool:
-        """Map blocks at the end of the page table, except blocks that are premapped there. Return
-        False and change nothing if the limit of mappings is reached or the system refuses."""
+        """Map blocks at the end of the page table, except blocks that are mapped there already.
+        Return False and change nothing if the limit of mappings is reached or the system
+        refuses."""
         assert not buffer.pending
         first, done = len(buffer.table), self._use_premapped(buffer, blocks, writable)
         if done == len(blocks):
@@ -121,13 +123,13 @@ class BufferPool:
         return False
 
     def unmap_last(self, buffer: SparseBuffer, count: int) -> list[Block]:
-        """Remove and return the last ``count`` blocks, which no step has used. Unmap them, or make
-        them premapped if mappings may not change while steps run."""
+        """Remove and return the last ``count`` blocks, which no step has used. Unmap the blocks, or
+        leave them mapped for later if mappings may not change while steps run."""
         assert not buffer.pending
         return self._unmap_from(buffer, len(buffer.table) - count, count)
 
     def map_ahead(self, buffer: SparseBuffer, blocks: list[Block]) -> bool:
-        """Start mapping blocks at the table's end. Return False if mappings run out."""
+        """Start mapping blocks at the table's end. Return False at the limit of mappings."""
         pieces = self._append(buffer, blocks, writable=True)
         if pieces is None:
             return False
@@ -143,8 +145,8 @@ class BufferPool:
         return all(p.ticket <= self._backend.completed_ticket() for p in buffer.pending)
 
     def settle(self, buffer: SparseBuffer) -> list[Block]:
-        """Wait for queued mappings. If one was refused, unmap and return its and all later
-        blocks."""
+        """Wait for queued mappings. If one was refused, unmap and return the blocks from there
+        on."""
         place = length = buffer.mapped_blocks
         for item in buffer.pending:
             self._wait(item.ticket)
@@ -215,7 +217,7 @@ class BufferPool:
     def _append(
         self, buffer: SparseBuffer, blocks: list[Block], writable: bool
     ) -> list[MappedRun] | None:
-        """Add blocks to the table. Return the runs to map, or None if mappings run out."""
+        """Add blocks to the table. Return the runs to map, or None at the limit of mappings."""
         first, before = len(buffer.table), buffer.mappings(self._regions)
         pieces = buffer.table.append(blocks, writable)
         self._mappings += buffer.mappings(self._regions) - before

@@ -2,7 +2,8 @@
 
 An *intent* file is written before an act that may crash the machine, and removed afterwards. An
 intent that no living process locks means a crash. A *fault* file is written after a failure that
-the process survived. With either, quire avoids the backend until ``quire doctor`` has passed."""
+the process survived. After a crash or a failure, quire avoids the backend until ``quire doctor``
+has passed."""
 
 import fcntl
 import json
@@ -82,7 +83,8 @@ class FaultMemory:
             log.warning("a fault of %s cannot be remembered: %s", self._kv_backend, error)
 
     def forget(self) -> bool:
-        """Remove the fault file and intents of crashed acts. Return True if any. Raises OSError."""
+        """Remove the fault file and intents of crashed acts. Return True if there were any. Raises
+        OSError."""
         known = [p for p in self._files() if p.name == self._fault or _is_left_behind(p)]
         for path in known:
             path.unlink(missing_ok=True)

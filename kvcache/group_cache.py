@@ -44,13 +44,13 @@ class GroupCache:
 
     def take_buffer(self, needed: int, prefix: list[Block], *, alone: bool) -> SparseBuffer | None:
         """Take a buffer for a sequence of ``needed`` blocks that begins with the cached blocks
-        ``prefix``. Return None if blocks, mappings or buffers run out. With ``alone``, no sequence
-        is open."""
+        ``prefix``. Return None if blocks, mappings or buffers run out. ``alone`` means that no
+        sequence is open."""
         own = needed - len(prefix)
         cached = sum(block.state is BlockState.CACHED for block in prefix)
         if own + cached > self.allocator.available_blocks:
             return None
-        # If no other sequence is open, do not estimate: the system decides when mapping.
+        # If no sequence is open, skip the estimate: only the system's own limit counts then.
         if not alone and not self.buffers.has_room_for(own, prefix):
             return None
         return self.buffers.take(prefix)
@@ -82,7 +82,8 @@ class GroupCache:
 
     def advance(self, completed_epoch: int) -> None:
         """Seal full blocks. Free the buffers of closed sequences whose last step has completed,
-        after unmapping their blocks. Without maps_while_running, blocks stay premapped instead."""
+        after unmapping their blocks. If mappings may not change now, the blocks stay mapped for
+        later."""
         self.prefixes.seal(completed_epoch)
         done = self.backend.completed_ticket()
         still_closed = []

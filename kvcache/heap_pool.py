@@ -88,8 +88,8 @@ class HeapPool:
         return self._dirty_free * self._group.block_bytes
 
     def has_more_than(self, slack_bytes: int) -> bool:
-        """Return True if free blocks hold more memory than ``slack_bytes``, or than may be used
-        within the limit, and the backend can release memory."""
+        """Return True if the backend can release memory and free blocks hold too much: more than
+        ``slack_bytes``, or more than sequences may use within the limit."""
         kept_bytes = min(slack_bytes, self.free_blocks * self._group.block_bytes)
         releases_any = self._backend.releases is not Releases.NOTHING
         return releases_any and self.free_committed_bytes > kept_bytes
@@ -265,7 +265,7 @@ class HeapPool:
         return True
 
     def _has_memory(self, block: Block) -> bool:
-        """Return True if the block's heap has memory, which may be committed only now."""
+        """Return True if the block's heap has memory. Commit the heap first if necessary."""
         whole = self._backend.charge is not Charge.BLOCKS
         return block.dirty or not whole or self._backend.commit_heap(block.heap)
 

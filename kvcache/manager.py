@@ -254,8 +254,9 @@ class KVCacheManager:
     # --- for the runner: the steps ----------------------------------------------------------------
 
     def views(self, plan: Sequence[tuple[int, int, int]]) -> KVViews:
-        """Return the views of a step (access to K and V), and give the step an epoch. ``plan`` has
-        ``(seq_id, start, count)`` of each sequence; sequences with one row come first."""
+        """Return the views of a step (access to K and V), and give the step an epoch (number).
+        ``plan`` has ``(seq_id, start, count)`` of each sequence; sequences with one row come
+        first."""
         segments: list[list[Segment]] = [[] for _ in self._groups]
         growing: list[tuple[GroupCache, CachedSequence, int, int]] = []
         epoch = self._issued_epoch + 1
@@ -297,7 +298,7 @@ class KVCacheManager:
             group.backend.finish_mappings()
 
     def step_completed(self, completed_epoch: int) -> None:
-        """Note that the device has completed all steps up to the epoch; free what waited for
+        """Note that the device has completed all steps up to the epoch; free memory used by
         them."""
         assert completed_epoch <= self._issued_epoch
         before = self._completed_epoch
@@ -308,8 +309,8 @@ class KVCacheManager:
             group.allocator.wants_mapping_point &= not is_quiet
             closed = len(group.closed)
             group.advance(self._completed_epoch)
-            # Release nothing after mere attempts to map that the system refused: it could refuse to
-            # map the released memory again, and the cache would seem to recover for ever.
+            # Release nothing if only refused attempts to map have happened. The system could refuse
+            # to map the released memory as well, and the cache would seem to recover for ever.
             changed = (self._completed_epoch, len(group.closed)) != (before, closed)
             if changed and group.may_release:
                 group.allocator.release_memory(self._limits.settings.free_slack_bytes)

@@ -165,9 +165,9 @@ class MetalBackend(NativeMemory):
         residency_keep_s: float = 0.0,
         weights: Sequence[mx.array] = (),
     ) -> None:
-        """``kind`` is "sparse", "paged" or "dense". ``max_buffers`` is the most buffers. The others
-        are those of ``new_backends``. Raises RuntimeError if the device lacks a feature, OSError if
-        memory is refused."""
+        """``kind`` is "sparse", "paged" or "dense". ``max_buffers`` is the most buffers.
+        ``new_backends`` explains the others. Raises RuntimeError if the device lacks a feature,
+        OSError if memory is refused."""
         self._kv_backend = metal_ext.MetalKVBackend(
             kind,
             native_geometry(group),

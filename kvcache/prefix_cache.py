@@ -67,8 +67,8 @@ class PrefixCache:
     ) -> None:
         """Let other sequences wait for the blocks that this sequence is going to compute. Do
         nothing if it may not use all cached blocks, because the index may have equal blocks
-        already. Without ``ends``, other sequences can continue after any block, else only after
-        these numbers of blocks."""
+        already. ``ends`` are the numbers of leading blocks after which others can continue, or None
+        for all."""
         hashes = sequence.block_hashes
         if sequence.has_pending_prefix or not self._enabled or hashes.max_cached_tokens is not None:
             return

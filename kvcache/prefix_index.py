@@ -15,7 +15,7 @@ STALE_QUEUE_ENTRIES = 64
 
 
 class MissReason(Enum):
-    """The reason that a prompt shares no more tokens of the cache."""
+    """The reason that a prompt shares no more cached tokens."""
 
     NEVER_CACHED = "never_cached"
     EVICTED = "evicted"
@@ -38,8 +38,8 @@ class PrefixIndex:
         """The token ids of each block's children, sorted, by the hash of the parent block."""
         self._evicted = Evictions()
         self._queues: dict[bool, list[tuple[int, bytes]]] = {False: [], True: []}
-        """``(last use, hash)`` of cached blocks without children, possibly outdated. True is the
-        key for system prompts."""
+        """``(last use, hash)`` of cached blocks without children, some outdated. Blocks of system
+        prompts are under the key True."""
         self._cached = {False: 0, True: 0}
         """The number of cached blocks of system prompts (True) and of others (False)."""
         self._uses = 0

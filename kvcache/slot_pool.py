@@ -1,4 +1,4 @@
-"""Allocates state slots: the states of all recurrent layers of one sequence at one position.
+"""Allocates state slots, each with all recurrent layers' states of one sequence at one position.
 
 ::
 
@@ -138,7 +138,7 @@ class SlotPool:
             before = slot
 
     def leave(self, slot: Slot) -> None:
-        """Note that a conversation continues differently here: later slots become waypoints."""
+        """Make the slots after this slot waypoints, because the conversation now differs there."""
         for other in self.slots:
             before = other.before
             while before is not None and before is not slot:
@@ -147,8 +147,8 @@ class SlotPool:
                 other.retention = Retention.WAYPOINT
 
     def forget(self, slot: Slot, *, evicted: bool) -> None:
-        """Remove a slot from its prefix. ``evicted`` counts an eviction; it is False if the
-        contents of the prefix's block may be wrong."""
+        """Remove a slot from its prefix. ``evicted`` is False if the contents of the prefix's block
+        may be wrong; the removal then does not count as an eviction."""
         assert slot.prefix is not None, f"{slot} cannot be found"
         if evicted:
             self.evicted.add(slot.prefix.digest)

@@ -11,20 +11,20 @@ import re
 import sys
 from collections.abc import Callable, MutableMapping
 
-# A Metal queue takes 32 residency sets, of which quire may use 24. MLX uses one while its limit of
-# wired memory is 0, as it is here. With a higher limit, MLX makes sets of 5 % of the working set by
-# default. This variable makes them 20 %, so that there are few.
+# A Metal queue takes 32 residency sets, of which quire may use 24. MLX uses one set while its limit
+# of wired memory is 0, as here. With a higher limit, MLX would make sets of 5 % of the working set
+# each. This variable changes that to 20 %, so that there are fewer sets.
 RESIDENCY_VARIABLE = "MLX_RESIDENCY_SET_MAX_PCT"
 RESIDENCY_PERCENT = "20"
 
-# MLX submits a command buffer after 40 or 50 commands, or after commands over 40 or 50 times 2^20
-# numbers, weights included: with 4 billion weights, after every third layer. Each command buffer
-# costs the GPU about 20 us (mlx#4521). Larger command buffers made an M5 slower (mlxcel#360), so
-# only older chips get larger ones.
+# MLX submits a command buffer after 40 or 50 commands, or when its commands read or write 40 or 50
+# times 2^20 numbers: with 4 billion weights, after every third layer. Each command buffer costs the
+# GPU about 20 us (mlx#4521). Larger ones made an M5 slower (mlxcel#360), so only older chips get
+# them.
 #
-# 200 commands are 13 layers; a higher limit would save 1 % of a step, but delay its start. With 100
-# times 2^20 numbers, intermediate results of a long prompt take 2 GiB, for which the memory plan
-# leaves room: they live until their command buffer, one of ten in flight, completes.
+# 200 commands are 13 layers. A higher limit would save 1 % of a step, but delay the step's start.
+# Intermediate results live until their command buffer, one of ten in flight, completes. With 100
+# times 2^20 numbers, those of a long prompt take 2 GiB, for which the memory plan leaves room.
 LARGER_BUFFERS = {"MLX_MAX_OPS_PER_BUFFER": "200", "MLX_MAX_MB_PER_BUFFER": "100"}
 TAKE_LARGER_BUFFERS = re.compile(r"Apple M[1-4]\b")
 

@@ -18,7 +18,7 @@ STATUS = Path("/proc/self/status")
 ROLLUP = Path("/proc/self/smaps_rollup")
 OWN_FILES = Path("/proc/self/fd")
 BLOCK_BYTES = 512  # the unit of os.stat's st_blocks
-# rusage_info_v0 of sys/resource.h has a UUID and then 64-bit numbers. macOS charges the eighth.
+# rusage_info_v0 of sys/resource.h is a UUID and 64-bit numbers, of which macOS charges the eighth.
 RUSAGE_INFO_V0 = 0
 FOOTPRINT_FIELD = 7
 
