@@ -298,7 +298,7 @@ class KVCacheManager:
             group.backend.finish_mappings()
 
     def step_completed(self, completed_epoch: int) -> None:
-        """Note that the device has completed all steps up to the epoch; free memory used by
+        """Note that all steps up to the epoch have completed; free the memory that waited for
         them."""
         assert completed_epoch <= self._issued_epoch
         before = self._completed_epoch
