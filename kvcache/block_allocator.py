@@ -14,7 +14,8 @@ from kvcache.sequences import CachedSequence
 # chunk are mapped while a chunk is computed.
 MAP_AHEAD_TOKENS = 8
 # At a mapping point (a moment at which no step runs), a sequence with less than half of this many
-# tokens mapped ahead gets this many. So sequences need the next mapping point together.
+# tokens mapped ahead gets this many, so that all need the next mapping point at about the same
+# time.
 MAP_AHEAD_AT_POINT_TOKENS = 128
 # The share of all blocks that may be mapped ahead even if cached prefixes are evicted for them.
 MAPPED_AHEAD_RATIO = 1 / 8

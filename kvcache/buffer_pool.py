@@ -28,8 +28,7 @@ class BufferPool:
         """The buffers without a sequence. The buffer that has been idle longest comes first."""
         self._mappings = 0
         self.mapped_blocks = 0
-        """The number of blocks mapped since the start, once per buffer in which a block is
-        mapped."""
+        """The number of times that a block was mapped in a buffer since the start."""
         self.unmapped_blocks = 0
 
     def take(self, prefix: Sequence[Block]) -> SparseBuffer | None:

@@ -20,9 +20,9 @@ class MissReason(Enum):
     NEVER_CACHED = "never_cached"
     EVICTED = "evicted"
     STATE_EVICTED = "state_evicted"
-    """K and V are cached, but the recurrent layers' states there were evicted."""
+    """K and V are cached, but the recurrent states at the position were evicted."""
     NO_STATE = "no_state"
-    """K and V are cached, but no states of recurrent layers were kept there."""
+    """K and V are cached, but no recurrent states were kept where the prompt could continue."""
 
 
 class PrefixIndex:
@@ -79,7 +79,8 @@ class PrefixIndex:
         self._blocks[block.prefix.digest] = block
 
     def use(self, block: Block, system: bool = False) -> None:
-        """Note that a buffer will map the block; ``system`` means for a system prompt."""
+        """Note that a buffer will map the block. ``system`` is True for blocks of a system
+        prompt."""
         prefix = block.found_by
         if block.state is BlockState.CACHED:
             self._cached[prefix.system] -= 1

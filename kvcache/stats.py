@@ -56,7 +56,7 @@ class KVStats:
     """Bytes of further blocks that open sequences would need if they shared none."""
     evicted_blocks: int
     mapped_blocks: int
-    """The number of blocks mapped since the start. A block counts once per buffer."""
+    """The number of times that a block was mapped in a buffer since the start."""
     unmapped_blocks: int
     slots: SlotStats = NO_SLOTS
 

@@ -190,7 +190,8 @@ class KernelChecks:
     # --- running steps and comparing results ------------------------------------------------------
 
     def _attend(self, plan: list[tuple[int, int]]) -> float:
-        """Append rows and attend. Require exact K and V; return attention's largest error."""
+        """Append rows and compute their attention. Require exact K and V; return the largest
+        error."""
         queries, keys, values = (self._draw(heads, plan) for heads in (QUERY_HEADS, KV_HEADS, 2))
         rows = self._rows(plan)
         token, turned = rows.append(

@@ -38,7 +38,7 @@ struct DeltaShape {
   }
 };
 
-// The weights of one layer without its projections, all float32.
+// The weights of one gated delta net without its projections, all float32.
 struct GatedDelta {
   // `conv` is [tail_rows + 1, conv_width], the newest row's weights last. a_log and dt_bias are
   // [value_heads], norm is [value_dim]. Throws std::invalid_argument for other shapes.

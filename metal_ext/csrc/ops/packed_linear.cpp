@@ -145,7 +145,8 @@ mx::array below_each_other(const mx::array& x, int experts) {
   return mx::flatten(x, 0, 1);
 }
 
-// Packs checked weights, each a stack of all layers' rows. `kinds` are the forms of one layer.
+// Packs weights that were checked. Each weight has the rows of all layers, one layer after the
+// other. `kinds` has the stored form of each weight within one layer.
 void pack(PackedLayers& packed, const std::vector<cpu::StoredKind>& kinds,
           const std::vector<mx::array>& weights, const Codes& codes, const Workers& workers) {
   const size_t layers = packed.count();

@@ -55,7 +55,7 @@ class Arrays {
   std::vector<mx::array> arrays_;
 };
 
-// The order of the results' elements in memory, and the presence of an ordering handle.
+// Says how an operation's results lie in memory, and if the first one is an ordering handle.
 enum class Results {
   rows,   // arrays that lie row by row, as row_by_row() returns them
   plain,  // arrays in any other order

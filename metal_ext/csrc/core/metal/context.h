@@ -45,8 +45,8 @@ struct Context {
   // Makes new memory resident before its first use, on the mapper's thread. Throws
   // std::system_error(ENOMEM) if no residency set can take the memory now.
   void settle();
-  // Rule: without maps_beside_steps, blocks are mapped and unmapped, and heaps released, only while
-  // no step runs. Throws std::logic_error if one runs. No step starts while the result exists.
+  // Returns a Pause, during which no step starts, or throws std::logic_error if a step runs. Rule:
+  // without maps_beside_steps, memory is mapped, unmapped and released only during a Pause.
   Epochs::Pause mapping_point(const char* what);
   // Throws std::logic_error after shutdown. The caller must hold the mutex `books`.
   void require_running() const;

@@ -28,7 +28,7 @@ std::string text_of(int head_dim) {
   return std::to_string(head_dim);
 }
 
-// Returns the instance function<arguments...> of a template, named function_arguments_... .
+// Returns a kernel template's instance for these arguments, with a name like append_half_paged.
 template <class... Arguments>
 Kernel instance(
     const char* file, const std::string& function, size_t threads, Arguments... arguments) {

@@ -112,8 +112,8 @@ class Encoder {
   size_t threads_ = 0;  // threads in a group of the kernel
 };
 
-// An operation on a GPU. work.encode(encoder, in, out) encodes its commands. The step of work.rows,
-// if any, must not have ended. Work with `rows` or `kv_backend` uses the backend's memory.
+// An operation on a GPU. work.encode(encoder, in, out) encodes its commands. If work has `rows`,
+// their step must not have ended. If it has `rows` or a `kv_backend`, it uses the backend's memory.
 template <class Work>
 class DeviceOperation final : public mx::Primitive {
  public:

@@ -98,8 +98,8 @@ class MetalStateRows {
   // Throws std::out_of_range unless a slot has `bytes` bytes after the offset.
   void require_room(int64_t offset, size_t bytes) const;
 
-  // begun() has DeltaSegment [segments], and written() the DeltaWrites of all segments. begun() is
-  // an input of every operation over the rows, so that MLX keeps it, and it keeps the memory.
+  // begun() returns the DeltaSegments, and written() the DeltaWrites of all segments. begun() is an
+  // input of every operation over the rows: MLX keeps it alive, and it keeps the backend alive.
   const mx::array& begun() const { return begun_; }
   const mx::array& written() const { return written_; }
   // Returns an array of the one slots' buffer of the dense kind, which kernels bind.
