@@ -182,8 +182,8 @@ class PageBackend(Protocol):
         """Start giving the memory of unmapped blocks back to the system, and return the ticket."""
 
     def finish_mappings(self) -> None:
-        """Wait until all changes of mappings are in effect, before ``copy_block`` and ``rows``. Do
-        nothing with ``maps_while_running``. Raises BackendFailedError."""
+        """Wait until all changes of mappings are in effect. Must precede ``copy_block`` and
+        ``rows``. Do nothing with ``maps_while_running``. Raises BackendFailedError."""
 
     def copy_block(
         self, source: int, source_block: int, target: int, target_block: int, tokens: int

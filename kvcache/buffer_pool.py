@@ -85,7 +85,7 @@ class BufferPool:
         self._backend.finish_mappings()
 
     def has_room_for(self, new_blocks: int, shared: list[Block]) -> bool:
-        """Estimate whether mapping these blocks in one more buffer stays within the limit of
+        """Return True if mapping these blocks in one more buffer seems to stay within the limit of
         mappings. The estimate assumes that the new blocks of a heap are adjacent."""
         limit = self._backend.mapping_limit
         if limit is None:

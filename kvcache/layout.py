@@ -210,7 +210,7 @@ class KVLayout:
         return self.groups[0].blocks_for(tokens)
 
     def place(self, layer: int) -> tuple[int, int]:
-        """Return the indices of a layer's group and of its keys' region. The values' region is
+        """Return the indices of a layer's group and of its keys' region. The values' region is the
         next."""
         return self._places[layer]
 

@@ -402,8 +402,8 @@ class KVCacheManager:
         return [blocks[:count] for blocks in matches], start + longest
 
     def _take_buffers(self, needed: int, prefixes: list[list[Block]]) -> list[SparseBuffer] | None:
-        """Take a buffer for ``needed`` blocks in each group. Return None and take none if one
-        fails."""
+        """Take a buffer for ``needed`` blocks in each group. Return None and take none if one has
+        none."""
         taken: list[SparseBuffer] = []
         for group, prefix in zip(self._groups, prefixes, strict=True):
             buffer = group.take_buffer(needed, prefix, alone=not self._open)

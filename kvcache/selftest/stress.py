@@ -162,7 +162,7 @@ class ReleaseChecks:
 
     def _round(self, number: int) -> Check:
         def check() -> Result:
-            # The earlier rows of buffer 1 were written before heap 0 was released.
+            # This reads earlier rows of buffer 1, which were written before heap 0 was released.
             self._cache.compute(1, number - 1, 1)
             blocks, heap_bytes = self._group.blocks_per_heap, self._group.heap_bytes
             result = release_heap(self._backend, blocks, heap_bytes)

@@ -85,7 +85,7 @@ class ArenaHeap final : public DeviceHeap {
   const size_t slice_;
 };
 
-// A range of one block, which is a whole context, at the addresses of the mapped slice.
+// A dense range: one block for a whole context, at the addresses of its slice of the arena.
 class ArenaRange final : public DeviceRange {
  public:
   ArenaRange(std::shared_ptr<Context> context, std::shared_ptr<Arena> arena)
