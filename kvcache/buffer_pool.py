@@ -205,7 +205,7 @@ class BufferPool:
 
     def _unmap_from(self, buffer: SparseBuffer, length: int, mapped: int) -> list[Block]:
         """Cut the table to ``length`` blocks; return the removed blocks. Unmap the first
-        ``mapped``, or make all premapped if mappings may not change while steps run."""
+        ``mapped``, or leave all mapped for later if mappings may not change while steps run."""
         if not self._backend.maps_while_running:
             return self._cut_premapped(buffer, length)
         if mapped:

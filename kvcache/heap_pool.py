@@ -168,7 +168,8 @@ class HeapPool:
         self._move(block, BlockState.FREE, BlockState.QUARANTINED, BlockState.CACHED)
 
     def free_unmapped(self, blocks: Iterable[Block]) -> None:
-        """Free blocks that were allocated but not mapped. Premapped blocks stay premapped."""
+        """Free allocated blocks that were not mapped, or are only premapped (mapped, but not in
+        use)."""
         for block in blocks:
             block.buffers = block.sequences = 0
             self._move(block, BlockState.FREE, BlockState.OWNED)

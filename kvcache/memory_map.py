@@ -25,8 +25,8 @@ class MappedSequence(NamedTuple):
 
     seq_id: int
     runs: tuple[tuple[int, int], ...]
-    """``(first block, number of blocks)`` of adjacent blocks in token order, even if only
-    queued."""
+    """``(first block, number of blocks)`` of adjacent blocks in token order. Blocks whose mapping
+    is queued are included."""
     mapped_blocks: int
     sealed_blocks: int
     borrowed_blocks: int

@@ -22,7 +22,7 @@ from kvcache.prefix_index import MissReason, PrefixIndex
 from kvcache.sequences import CachedSequence
 from kvcache.slot_pool import SlotPool, StateSegment
 
-# The most slots of one sequence: its base, its next base and its working slot.
+# The most slots of one sequence: the last and the next block boundary's, and a working slot.
 SLOTS_PER_SEQUENCE = 3
 # In long prompts, the states are kept at each multiple of this number of tokens.
 WAYPOINT_TOKENS = 4096

@@ -1,8 +1,8 @@
 """Sets environment variables for MLX, and checks that MLX and the extension fit together.
 
-MLX reads the variables when it makes its first array. Values that the user has set are kept. MLX's
-C++ interface changes in patch releases, and nanobind passes arrays between extensions only if both
-were built with the same internals. Builds do not detect a mismatch."""
+MLX reads the variables when it makes its first array. Values that the user has set are kept. Builds
+detect no mismatch of versions, but MLX's C++ interface changes in patch releases, and nanobind
+passes arrays between extensions only if both were built with the same internals."""
 
 import ctypes
 import importlib.metadata

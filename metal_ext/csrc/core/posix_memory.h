@@ -24,9 +24,9 @@ constexpr bool kPunchesHoles = false;
 // Gives the memory of [offset, offset + bytes) back to the system. Later reads give zeros.
 void punch_hole(int fd, size_t offset, size_t bytes);
 
-// Reserves addresses without memory. The header page's last eight bytes hold `bytes`, as below a
-// buffer of MLX's CPU allocator. At the system's limit of mappings, giving up the spare page frees
-// one mapping, with which a half-made change can be undone.
+// Reserves addresses without memory. The last eight bytes of the header page hold `bytes`, because
+// MLX's CPU allocator stores a size there, too. When the process may have no more mappings, giving
+// up the spare page frees one, with which a change that failed half-way can be undone.
 //   | spare page, read only | header page, readable | reserved addresses: any access is SIGSEGV ...
 //                                                   ^ base
 std::byte* reserve_addresses(size_t bytes);

@@ -184,7 +184,7 @@ void Residency::put_on_own(ResidentSet& set) {
   }
 }
 
-// Moves memory without a residency set into the open set or a new one. Returns a changed set.
+// Moves memory without a set into the open set or a new one. Returns the set if changed, else null.
 NS::SharedPtr<MTL::ResidencySet> Residency::fill(size_t most) {
   if (!open_) {
     if (empty_.empty()) {

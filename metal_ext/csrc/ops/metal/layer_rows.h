@@ -28,7 +28,7 @@ struct Heads {
 
 // The place of a layer's K and V in a backend's memory.
 struct LayerRows {
-  // Throws an error with the cause unless both regions exist in one buffer and hold such rows.
+  // Throws an error with the cause unless both regions lie in one buffer and fit these heads.
   LayerRows(const metal::KVBackend& memory, const Layer& layer, const Heads& heads);
 
   metal::LayerPlace place;
