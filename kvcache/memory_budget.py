@@ -38,7 +38,7 @@ class BudgetError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class MemoryDemand:
-    """The memory of the machine and of everything but the cache, in bytes."""
+    """The bytes of memory that the machine has, and that everything but the cache needs."""
 
     machine_bytes: int
     """The memory of the machine or its container, or the working set of its GPU."""
