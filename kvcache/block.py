@@ -49,7 +49,7 @@ class Block:
     premapped_by: "list[SparseBuffer]" = field(default_factory=list)
     """The buffers in which the block is mapped without being in the buffer's page table."""
     is_sealed: bool = False
-    """True if the block was sealed after it was last allocated. It is then mapped read-only."""
+    """True if the block was sealed after it was last allocated. All mappings are then read-only."""
 
     @property
     def can_be_taken(self) -> bool:

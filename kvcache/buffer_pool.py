@@ -14,8 +14,8 @@ class BufferPool:
     def __init__(
         self, group: Group, pool: HeapPool, backend: PageBackend, max_buffers: int, max_sharers: int
     ) -> None:
-        # Premapped blocks (mapped before a sequence needs them) do not count as mappings. They
-        # exist only on a GPU, which has no limit of mappings.
+        # Premapped blocks (mapped before a sequence needs them) do not count as mappings. Such
+        # blocks exist only on a GPU, which has no limit of mappings.
         assert backend.maps_while_running or backend.mapping_limit is None
         self._regions = len(group.regions)
         self._blocks_per_heap = group.blocks_per_heap
@@ -57,7 +57,7 @@ class BufferPool:
         return buffer
 
     def free(self, buffer: SparseBuffer) -> None:
-        """Make a buffer idle. Its blocks must have been unmapped."""
+        """Make a buffer idle. The buffer's blocks must have been unmapped."""
         self.unmapped_blocks += len(buffer.table)
         self._cut(buffer, 0)
         self._idle.append(buffer)

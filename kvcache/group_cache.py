@@ -70,7 +70,8 @@ class GroupCache:
         return None if any(map(self.prefixes.has_max_sharers, blocks)) else blocks
 
     def close(self, sequence: CachedSequence, epoch: int) -> None:
-        """Close a sequence. Its blocks can be freed after the step with the number ``epoch``."""
+        """Close a sequence. The sequence's blocks can be freed after step ``epoch`` has
+        completed."""
         self.allocator.remove(sequence)
         self.prefixes.close(sequence)
         self.closed.append(ClosedSequence(sequence, epoch))

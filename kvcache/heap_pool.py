@@ -130,7 +130,7 @@ class HeapPool:
         return taken
 
     def seal(self, block: Block) -> None:
-        """Seal a full block that no step writes any more. Its sequence may be closed already."""
+        """Seal a full block that no step writes any more. The block's sequence may be closed."""
         block.is_sealed = True
         if block.state is not BlockState.QUARANTINED:
             self._move(block, BlockState.SEALED, BlockState.OWNED)
@@ -157,12 +157,12 @@ class HeapPool:
         return not block.buffers
 
     def cache(self, block: Block) -> None:
-        """Make a block CACHED. It must be in the prefix index and in no page table."""
+        """Make a block CACHED. The block must be in the prefix index and in no page table."""
         assert not block.buffers, f"{block} is mapped"
         self._move(block, BlockState.CACHED, BlockState.QUARANTINED)
 
     def free(self, block: Block) -> None:
-        """Make a block FREE. It must be neither in the prefix index nor in a page table."""
+        """Make a block FREE. The block must be in neither the prefix index nor any page table."""
         assert not block.buffers, f"{block} is mapped"
         assert block.prefix is None, f"{block} can be found"
         self._move(block, BlockState.FREE, BlockState.QUARANTINED, BlockState.CACHED)

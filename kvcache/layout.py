@@ -144,7 +144,7 @@ class Region:
 
 @dataclass(frozen=True)
 class Group:
-    """The K and V of all layers whose rows have the same shape. They are mapped together."""
+    """The K and V of all layers whose rows have the same shape, and which are mapped together."""
 
     regions: tuple[Region, ...]
     page_bytes: int

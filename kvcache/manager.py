@@ -227,8 +227,8 @@ class KVCacheManager:
             sequence.progress.restart_at(self._states.cancel_steps(seq_id))
 
     def close(self, seq_id: int, *, keep_prefix: bool = True) -> None:
-        """Close a sequence. Its blocks are kept until the newest step has completed. With
-        ``keep_prefix``, other sequences may share the blocks that this sequence wrote."""
+        """Close a sequence. The sequence's blocks are kept until the newest step has completed.
+        With ``keep_prefix``, other sequences may share the blocks that this sequence wrote."""
         parts = self._open.pop(seq_id).parts
         for part in parts:
             part.keeps_prefix = keep_prefix
@@ -402,8 +402,8 @@ class KVCacheManager:
         return [blocks[:count] for blocks in matches], start + longest
 
     def _take_buffers(self, needed: int, prefixes: list[list[Block]]) -> list[SparseBuffer] | None:
-        """Take a buffer for ``needed`` blocks in each group. Return None and take none if one has
-        none."""
+        """Take a buffer for ``needed`` blocks in each group. Return None if any group has no
+        buffer."""
         taken: list[SparseBuffer] = []
         for group, prefix in zip(self._groups, prefixes, strict=True):
             buffer = group.take_buffer(needed, prefix, alone=not self._open)

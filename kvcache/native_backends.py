@@ -76,7 +76,7 @@ class NativeMemory:
         return self._mapper.map(range_, memory, heap_block, block, count, writable)
 
 
-# The time between measurements of committed bytes. One takes half a millisecond per gigabyte.
+# The time between measurements of committed bytes, which take half a millisecond per gigabyte.
 MEASURED_EVERY_S = 0.5
 
 

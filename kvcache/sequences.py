@@ -109,7 +109,7 @@ class OpenSequence:
 
 @dataclass(slots=True)
 class ClosedSequence:
-    """A closed sequence. Its buffer is unmapped and freed after step ``epoch`` has completed."""
+    """A closed sequence. The buffer is unmapped and freed after step ``epoch`` has completed."""
 
     sequence: CachedSequence
     epoch: int

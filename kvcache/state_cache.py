@@ -282,7 +282,7 @@ class StateCache:
         return held + len(self._sealing) < len(self.pool.slots)
 
     def commit(self, seq_id: int, epoch: int) -> None:
-        """Note that the oldest step's results were read. Its last slot becomes the base."""
+        """Note that the oldest step's results were read. The step's last slot becomes the base."""
         states = self._open[seq_id]
         for block, slot in states.steps.popleft():
             if states.base is not None:

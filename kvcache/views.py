@@ -105,7 +105,7 @@ class KVViews:
         return self._order.newest[0]
 
     def cancel(self) -> None:
-        """Cancel a failed step. Its appends must not run later, when their memory may be gone."""
+        """Cancel a failed step. The step's appends must not run later, when memory may be gone."""
         self._order.restart()
         for rows in self._rows:
             rows.cancel()

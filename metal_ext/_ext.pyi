@@ -333,7 +333,7 @@ class MetalKVBackend:
         """Queues copying the first ``tokens`` rows of a block, in all regions, to a writable block.
         Returns the ticket. The steps that wrote the rows must have completed."""
     def abandon(self, rows: MetalRows) -> None:
-        """Notes that the step has failed and ended. Its epoch counts as completed."""
+        """Notes that the step has failed and ended. The step's epoch counts as completed."""
     @property
     def completed_epoch(self) -> int:
         """The newest epoch up to which all steps have completed, or 0 at first."""

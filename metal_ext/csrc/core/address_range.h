@@ -110,7 +110,7 @@ class SparseRange final : public HostRange {
   bool spare_ = true;  // whether the spare page (posix_memory.h) is mapped
 };
 
-// A range of one block for a whole context. Its addresses are those of the mapped heap.
+// A range of one block for a whole context, at the addresses of the mapped heap.
 class DenseRange final : public HostRange {
  public:
   explicit DenseRange(const Geometry& geometry);

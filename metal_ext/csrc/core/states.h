@@ -9,7 +9,7 @@
 // file has the slots' memory, and a step's rows divided where slots are read or written.
 namespace quire {
 
-// The memory of state slots. It holds zeros at first, and is committed by the first write.
+// The memory of state slots, which holds zeros at first, and is committed by the first write.
 class StateMemory {
  public:
   static constexpr int64_t kMaxBytes = int64_t{1} << 46;
@@ -82,8 +82,8 @@ class StateRows {
     std::vector<Part> parts;
   };
 
-  // This object keeps `memories`, which hold all slots, alive. Throws std::out_of_range for a slot
-  // in none of them, and std::invalid_argument unless a segment's writes ascend to its count.
+  // Keeps `memories`, which hold all slots, alive. Throws std::out_of_range for a slot outside
+  // these memories, std::invalid_argument unless a segment's writes ascend to its count.
   StateRows(
       const std::vector<StateSegment>& segments,
       std::vector<std::shared_ptr<StateMemory>> memories);

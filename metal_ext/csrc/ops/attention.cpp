@@ -155,7 +155,7 @@ void chunk(const Attention& call, const mx::array& queries, mx::array& out) {
                  prepared + r * shape.query_floats());
   });
   pool.run(parts * shape.kv_heads, [&](size_t index, size_t worker) {
-    // The last rows attend to the most keys. They run first, so that no thread ends much later.
+    // The last rows attend to the most keys, and run first, so that no thread ends much later.
     const size_t row = (parts - 1 - index / shape.kv_heads) * cpu::kChunkRows;
     const size_t kv_head = index % shape.kv_heads;
     const size_t offset =

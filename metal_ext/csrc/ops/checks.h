@@ -9,7 +9,7 @@
 #include "mlx/array.h"
 #include "ops/ops.h"
 
-// Checks of operations' arguments. They throw std::invalid_argument or std::out_of_range.
+// Checks of operations' arguments, which throw std::invalid_argument or std::out_of_range.
 namespace quire::ops {
 
 void check_float32(const char* name, const mx::array& x, const mx::Shape& shape);

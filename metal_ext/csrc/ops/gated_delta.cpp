@@ -18,7 +18,7 @@ using Part = StateRows::Part;
 using Run = StateRows::Run;
 using Tile = StateRows::Tile;
 
-// Added to the sum of squares of a head's queries or keys. It is the same in all models.
+// Added to the sum of squares of a head's queries or keys. All models have the same value.
 constexpr float kUnitEps = 1e-6f;
 // The number of heads that one task convolves.
 constexpr size_t kHeadsPerTask = 8;

@@ -61,7 +61,7 @@ struct QKNorms {
 };
 
 // The rotation of heads by positions (RoPE). Dimensions i and i + pairs rotate together by position
-// * frequencies[i] radians, and are multiplied by the magnitude. Others stay the same.
+// * frequencies[i] radians, and are multiplied by the magnitude. Others are unchanged.
 struct RopeTable {
   // Throws std::invalid_argument if numbers are not finite or frequencies too many or none.
   RopeTable(std::vector<double> frequencies, double magnitude);

@@ -12,8 +12,8 @@
 // Weights of linear layers, packed for the CPU's kernels, and products of rows and such weights.
 namespace quire::ops {
 
-// Linear layers of one shape, packed for multiplication (kernels/cpu/linear.h). They lie one after
-// the other in memory of their own, with huge pages if the system has them.
+// Linear layers of one shape, packed for multiplication (kernels/cpu/linear.h), one after the other
+// in memory of their own. The memory has huge pages if the system provides them.
 class PackedLayers {
  public:
   PackedLayers(const cpu::LinearShape& shape, size_t count);

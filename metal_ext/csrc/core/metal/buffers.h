@@ -64,7 +64,7 @@ class Arena {
   NS::SharedPtr<MTL::Buffer> buffer_;
 };
 
-// One slice of the arena (the dense kind's buffer), for a whole context. It is never released.
+// One slice of the arena (the dense kind's buffer) for a whole context, never to be released.
 class ArenaHeap final : public DeviceHeap {
  public:
   ArenaHeap(std::shared_ptr<Context> context, std::shared_ptr<Arena> arena, size_t slice)

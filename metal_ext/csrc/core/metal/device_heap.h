@@ -20,7 +20,7 @@ class BlockLedger {
  public:
   explicit BlockLedger(size_t blocks) : blocks_(blocks) {}
 
-  // Maps blocks that only the range `writer` may write. Rule: none of them is mapped yet.
+  // Maps blocks that only the range `writer` may write. Rule: no block is mapped yet.
   void map_writable(size_t first, size_t count, const void* writer);
   // Maps blocks read-only, and seals them. Rule: the step that last wrote a block is complete.
   void map_read_only(size_t first, size_t count, uint64_t completed_epoch);
@@ -52,7 +52,7 @@ class BlockLedger {
   size_t mappings_ = 0;
 };
 
-// Physical memory of a GPU. It is released as a whole, and allocated again when needed.
+// Physical memory of a GPU, which is released as a whole, and allocated again when needed.
 class DeviceHeap : public Heap {
  public:
   explicit DeviceHeap(std::shared_ptr<Context> context)

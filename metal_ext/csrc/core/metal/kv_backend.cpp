@@ -9,7 +9,7 @@
 namespace quire::metal {
 namespace {
 
-// The objects of a backend that could not shut down. They are never released.
+// The objects of a backend that could not shut down, and which are therefore never released.
 struct Kept {
   std::shared_ptr<Context> context;
   std::shared_ptr<Arena> arena;

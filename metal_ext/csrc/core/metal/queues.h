@@ -61,8 +61,8 @@ class BlockWork {
   BlockWork(MTL::Device* device, Health& health);
 
   MTL::CommandQueue* queue() const { return queue_.get(); }
-  // Addresses and strides must be multiples of 16; `bytes` is rounded up to one. Both throw
-  // std::runtime_error if the command fails or times out.
+  // Addresses and strides must be multiples of 16. `bytes` is rounded up to such a multiple. zero()
+  // and copy() throw std::runtime_error if the command fails or times out.
   void zero(std::span<const BlockArguments> runs) { run(zero_.get(), "zero_blocks", runs); }
   void copy(std::span<const BlockArguments> runs) { run(copy_.get(), "copy_blocks", runs); }
 

@@ -53,8 +53,8 @@ class Heartbeat {
 };
 
 // A residency set: memory that the GPU keeps resident, and the queues that use the set. One thread
-// at a time may call methods. While a running command uses the set, it may only be requested and
-// added to queues.
+// at a time may call methods. A set that a running command uses may only be requested and added to
+// queues.
 class ResidentSet {
  public:
   static constexpr uint64_t kAnySize = std::numeric_limits<uint64_t>::max();

@@ -35,15 +35,15 @@ struct MetalKVBackend {
   std::shared_ptr<metal::KVBackend> memory;
   // The epochs (numbers) of steps that have begun and have no end in the graph yet.
   std::set<uint64_t> open_epochs;
-  // The result of the newest step_end(), an input of the next one. It keeps the ends in order,
-  // because an event's values must rise, and MLX orders operations by their inputs alone.
+  // The result of the newest step_end(), which is an input of the next one. So the ends stay in
+  // order: an event's values must rise, and MLX orders operations by their inputs alone.
   std::optional<mx::array> newest_end;
   uint64_t newest_ended = 0;  // the epoch of newest_end
   // The sparse ranges of which the newest step has a single row, with the step's epoch. Only the
   // ordering handle orders these rows, because no command declares a write to the ranges' buffers.
   std::map<const AddressRange*, uint64_t> by_address;
-  // The encoder to which use() last listed resources, for systems without residency sets. It is
-  // retained so that no other encoder gets the same address.
+  // The encoder to which use() last listed resources, on systems without residency sets. The
+  // encoder is retained so that no other encoder gets the same address.
   NS::SharedPtr<MTL::ComputeCommandEncoder> told;
   size_t told_resources = 0;
 };

@@ -34,7 +34,7 @@ MTL::Buffer* metal_buffer(const mx::array& array) {
   return static_cast<MTL::Buffer*>(const_cast<void*>(array.buffer().ptr()));
 }
 
-// MLX does not export its function that copies. Its operation `contiguous` copies when evaluated.
+// MLX does not export a function that copies, but evaluating the operation `contiguous` copies.
 mx::array ordered_copy(const mx::array& array, const mx::Stream& stream) {
   const mx::array copy = mx::contiguous(array, /*allow_col_major=*/false, stream);
   std::vector<mx::array> made{copy};
