@@ -190,7 +190,7 @@ class PrefixIndex:
 
 def _common(sorted_ids: list[bytes], ids: bytes) -> int:
     """Return the most leading tokens that ``ids`` shares with an element of ``sorted_ids``. Only
-    the two neighbours of ``ids`` in the sort order can share the most."""
+    the two neighbours of ``ids`` in the sort order need to be compared."""
     place = bisect_left(sorted_ids, ids)
     return max(
         (_common_tokens(other, ids) for other in sorted_ids[max(0, place - 1) : place + 1]),
