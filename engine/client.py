@@ -1,7 +1,7 @@
-"""Passes requests from the asyncio event loop to the engine's thread, and events back.
+"""Passes requests from the asyncio event loop to the engine's thread, and token events back.
 
-Requests enter the mailbox of EngineLoop, and events of their tokens come back once per step. Call
-public methods on the event loop's thread, unless they say that any thread may call them.
+A request enters the mailbox of EngineLoop. All events of a step come back in one call. Call public
+methods on the event loop's thread, unless a docstring says that any thread may call the method.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ from kvcache.backend import BackendFailedError
 
 @dataclass(slots=True)
 class Slots:
-    """Counts each tenant's slots in the engine: one for each running or waiting request."""
+    """Counts each tenant's requests in the engine. A running or waiting request takes one slot."""
 
     max_share_ratio: float
     """The fraction of all slots that one tenant may take."""
@@ -54,14 +54,15 @@ class Slots:
         return max(1, int(capacity * self.max_share_ratio))
 
     def check(self, requests: int, tenant: bytes, capacity: int) -> None:
-        """Raise QueueFullError, or ShareFullError where only the tenant's share is used up."""
+        """Raise QueueFullError if more than ``capacity`` slots would be taken, or ShareFullError if
+        the tenant would take more than its share."""
         if self._taken.total() + requests > capacity:
             raise QueueFullError
         if self._taken[tenant] + requests > self.max_share(capacity):
             raise ShareFullError
 
     def take(self, requests: int, tenant: bytes) -> None:
-        """Take a slot for each request without calling ``check``."""
+        """Count ``requests`` more slots as taken, without a check of limits."""
         self._taken[tenant] += requests
 
     def free(self, tenant: bytes) -> None:
@@ -81,7 +82,7 @@ class TokenStream:
     def __init__(
         self, request: Request, abort: Callable[[int], None], max_backlog: int, wake: asyncio.Event
     ) -> None:
-        """wake: the flag to set when events arrive; streams that are read together share one."""
+        """Each event sets ``wake``. Streams that are read together share one ``wake``."""
         self.request = request
         self._abort = abort
         self._max_backlog = max_backlog
@@ -90,8 +91,8 @@ class TokenStream:
         self._ended = False
 
     async def next_batch(self, timeout_s: float) -> list[TokenEvent]:
-        """Wait for an event; return all events since the last call. The list is empty after a
-        timeout, and whenever the request's last event was returned before."""
+        """Wait for an event; return all events since the last call. Return an empty list after a
+        timeout, or if the request's last event was returned before."""
         (batch,) = await self.next_batches((self,), timeout_s)
         return batch
 
@@ -99,13 +100,14 @@ class TokenStream:
     async def next_batches(
         streams: Sequence["TokenStream"], timeout_s: float
     ) -> list[list[TokenEvent]]:
-        """Wait for an event of any stream; return each stream's events. All share one ``wake``."""
+        """Wait for an event of any stream; return each stream's new events. All streams must share
+        one ``wake``."""
         if _silent(streams):
             wake = streams[0].wake
             with suppress(TimeoutError):
                 async with asyncio.timeout(timeout_s):
                     while _silent(streams):
-                        # Taken events, or a stream that is not in this call, may have set ``wake``.
+                        # An event read before, or an event of another stream, may have set it.
                         wake.clear()
                         await wake.wait()
         return [stream._take() for stream in streams]
@@ -117,7 +119,7 @@ class TokenStream:
             self._abort(self.request.request_id)
 
     def deliver(self, event: TokenEvent) -> None:
-        """Add an event for the reader, or end the request with an error if too many are unread."""
+        """Add an event, or end the request with an error if the stream has too many events."""
         if self._ended:
             return
         if len(self._events) >= self._max_backlog:
@@ -136,7 +138,7 @@ class TokenStream:
 
 
 def _silent(streams: Sequence[TokenStream]) -> bool:
-    """Return whether no stream has an unread event and some stream has not ended."""
+    """Return True if all events are read, and at least one of the streams has not ended."""
     return not any(s._events for s in streams) and not all(s._ended for s in streams)
 
 
@@ -148,7 +150,8 @@ ENGINE_ENDED = "the engine has ended"
 
 
 class EngineClient:
-    """Starts an engine on its own thread, and gives the event loop an async interface to it."""
+    """Runs an engine on a thread of its own, and passes requests and events between the engine and
+    the asyncio event loop."""
 
     def __init__(
         self,
@@ -158,9 +161,9 @@ class EngineClient:
         max_backlog: int = MAX_BACKLOG,
         max_share_ratio: float = 1.0,
     ) -> None:
-        """build: makes the loop on the engine's thread. max_queue: requests that may wait beside
-        the running ones. max_backlog: unread events that a stream keeps. max_share_ratio: the
-        fraction of all slots that one tenant may take."""
+        """The engine's thread calls ``build`` to make its loop. At most ``max_queue`` requests may
+        wait. A stream keeps at most ``max_backlog`` unread events. One tenant may take the fraction
+        ``max_share_ratio`` of all slots for requests."""
         self._build = build
         self._max_queue = max_queue
         self._max_backlog = max_backlog
@@ -182,14 +185,14 @@ class EngineClient:
     # --- start and end of the engine ------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the engine's thread; wait for it to build the engine. Raises the build's error."""
+        """Start the engine's thread, and wait until the engine is built. Raises build errors."""
         self._thread.start()
         self._built.wait()
         if self._failure is not None:
             raise self._failure
 
     def attach(self) -> None:
-        """Deliver events to the running event loop from now on."""
+        """Make the running asyncio event loop the one that receives the engine's events."""
         self._events = asyncio.get_running_loop()
 
     def stop(self, timeout_s: float) -> bool:
@@ -208,27 +211,28 @@ class EngineClient:
         self._call_soon(self._fail_all, ENGINE_ENDED)
 
     def end_all(self, message: str) -> None:
-        """End all requests with the error ``message``, and admit no more."""
+        """End all requests with the error ``message``, and admit no more requests."""
         self._closed = True
         for request_id in list(self._streams):
             self._abort(request_id)
         self._fail_all(message)
 
     def set_memory_pressure(self, level: int) -> None:
-        """Tell the engine the system's PressureLevel. Any thread may call this."""
+        """Report the system's PressureLevel to the engine. Any thread may call this."""
         assert self._loop is not None
         self.pressure = level
         self._loop.mailbox.put(SetMemoryPressure(level))
 
     def set_kv_limit(self, limit_bytes: int, answer: Callable[[int], None]) -> None:
-        """Limit the bytes of K and V, but not below the bytes in use. Any thread may call this.
-        answer: called on the engine's thread with the new limit, unless the engine ends first."""
+        """Limit the memory for K and V to ``limit_bytes``, or to the bytes in use if they are more.
+        The engine's thread calls ``answer`` with the new limit, unless the engine ends first. Any
+        thread may call this."""
         assert self._loop is not None
         self._loop.mailbox.put(SetKVLimit(limit_bytes, answer))
 
     def notice_sleep(self) -> None:
-        """If the machine slept, make the engine test the model before the next request, and end if
-        the test fails. Any thread may call this."""
+        """If the machine has slept, make the engine test the model before the next request. If the
+        test fails, the engine ends. Any thread may call this."""
         if slept_s := self._sleep.slept_s():
             assert self._loop is not None
             log.info("the machine slept for %.0f s: the model is checked first", slept_s)
@@ -240,7 +244,7 @@ class EngineClient:
 
     @property
     def kv_backend_failed(self) -> bool:
-        """Return whether the engine ended, or did not start, because memory of K and V failed."""
+        """Return True if a fault of the memory for K and V ended the engine or its start."""
         return isinstance(self._hung_behind or self._failure, BackendFailedError)
 
     @property
@@ -285,8 +289,8 @@ class EngineClient:
         self._slots.check(requests, tenant, self.capacity)
 
     async def memory_map(self) -> MemoryMap:
-        """Return a snapshot of the memory, made between two steps. Raises EngineDeadError where the
-        engine has ended or ends before it answers."""
+        """Return a snapshot of the cache's memory, made between two steps. Raises EngineDeadError
+        if the engine has ended, or ends before the snapshot is made."""
         return await self._ask(GetMemoryMap)
 
     async def _ask(self, question: Callable[[Callable[[T], None]], Message]) -> T:
@@ -305,18 +309,18 @@ class EngineClient:
     def submit(
         self, prompt_ids: tuple[int, ...], params: SamplingParams, **options: Any
     ) -> TokenStream:
-        """Submit one request. options: further fields of its Submission."""
+        """Submit one request. ``options`` are further fields of the request's Submission."""
         (stream,) = self.submit_choices(Submission(prompt_ids, (params,), **options))
         return stream
 
     def submit_choices(
         self, submission: Submission, read_with: TokenStream | None = None
     ) -> list[TokenStream]:
-        """Submit one request for each item of ``submission.params``, or none on an error. The later
-        requests are forks: they share the memory of the prompt with the first request.
+        """Submit one request for each item of ``submission.params``; on an error submit none. All
+        requests after the first share the first request's memory of the prompt.
 
-        read_with: a stream that is read together with the new ones. Raises PromptTooLongError,
-        QueueFullError or EngineDeadError.
+        The new streams share the ``wake`` of the stream ``read_with``, so that one call can wait
+        for all of them. Raises PromptTooLongError, QueueFullError or EngineDeadError.
         """
         if self._closed or not self.alive or self._loop is None:
             raise EngineDeadError

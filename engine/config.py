@@ -9,7 +9,7 @@ from kvcache.config import FIXED as FIXED
 from kvcache.config import MIB, Fixed
 from kvcache.config import CacheSettings as CacheSettings
 
-# The bytes for all compiled grammars: cached ones and those of running answers.
+# The limit of memory for compiled grammars, both cached grammars and grammars of running answers.
 GRAMMAR_BYTES = 128 * MIB
 Activations = Literal["float32", "bfloat16", "int8"]
 

@@ -9,33 +9,33 @@ from engine.types import Request
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """End a request whose result is no longer wanted."""
+    """End a request before its answer is complete."""
 
     request_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class SetMemoryPressure:
-    """Report the system's new PressureLevel."""
+    """Report that the system's memory pressure has changed to ``level``, a PressureLevel."""
 
     level: int
 
 
 @dataclass(frozen=True, slots=True)
 class CheckModel:
-    """Test, before the next request, whether the model can still compute."""
+    """Run a health check of the model before the next request."""
 
 
 @dataclass(frozen=True, slots=True)
 class GetMemoryMap:
-    """Ask for a memory map; ``answer`` is called on the engine's thread."""
+    """Request a memory map. The engine's thread calls ``answer`` with the map."""
 
     answer: Callable[[MemoryMap], None]
 
 
 @dataclass(frozen=True, slots=True)
 class SetKVLimit:
-    """Limit the bytes of K and V, but not below the bytes in use."""
+    """Limit the memory for K and V to ``limit_bytes``, or to the bytes in use if they are more."""
 
     limit_bytes: int
     answer: Callable[[int], None]

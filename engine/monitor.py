@@ -48,8 +48,8 @@ class Watchdog:
 
 
 class EngineMonitor:
-    """Ends the process when a step hangs; tells the engine about memory pressure and the machine's
-    sleep; keeps the machine awake while there are requests."""
+    """Ends the process when a step hangs. Reports memory pressure and the machine's sleep to the
+    engine. Keeps the machine awake while there are requests."""
 
     def __init__(
         self,
@@ -63,9 +63,9 @@ class EngineMonitor:
         clock: Callable[[], float] = time.monotonic,
         stacks: TextIO | None = None,
     ) -> None:
-        """client: a started client. pressure: reads the memory pressure, or None to ignore it.
-        exit_code: returns the exit code after a hang. awake: keeps the machine awake, or None. end:
-        ends the process. stacks: the file for stack traces; None means standard error."""
+        """``client`` must have been started. ``pressure`` returns the memory pressure; None ignores
+        the pressure. After a hang, ``end`` ends the process with ``exit_code()``. Stack traces go
+        to ``stacks``, by default standard error."""
         self._client = client
         self._watchdog = Watchdog(watchdog_s)
         self._pressure = pressure

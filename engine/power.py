@@ -1,7 +1,7 @@
 """Keeps a Mac awake while it answers requests, and reads its power state.
 
-macOS puts an idle machine to sleep even while clients wait. Power assertions prevent that (Apple's
-IOPMLib.h); `pmset -g assertions` lists them. Other systems sleep only where configured to.
+macOS puts an idle machine to sleep even while clients wait. Power assertions prevent this sleep
+(Apple's IOPMLib.h); `pmset -g assertions` lists them. Other systems do not sleep by default.
 """
 
 import ctypes
@@ -19,16 +19,16 @@ log = logging.getLogger(__name__)
 
 IOKIT = "/System/Library/Frameworks/IOKit.framework/IOKit"
 CORE_FOUNDATION = "/System/Library/Frameworks/CoreFoundation.framework/CoreFoundation"
-# These are kIOPMAssertionTypePreventUserIdleSystemSleep and kIOPMAssertionLevelOn. A Mac still
-# sleeps when its lid is closed or its battery is empty.
+# kIOPMAssertionTypePreventUserIdleSystemSleep and kIOPMAssertionLevelOn, IOKit's constants for an
+# assertion that prevents idle sleep. A Mac still sleeps if its lid is closed or its battery empty.
 NO_IDLE_SLEEP = b"PreventUserIdleSystemSleep"
 LEVEL_ON = 255
 UTF8 = 0x08000100  # kCFStringEncodingUTF8
 PMSET = "/usr/bin/pmset"
-# `pmset -g` prints such a line in low power mode. Macs with a high power mode say powermode.
+# A line of `pmset -g` in low power mode. Macs that have a high power mode print "powermode".
 LOW_POWER = re.compile(r"^\s*(?:lowpowermode|powermode)\s+1\s*$", re.MULTILINE)
 PMSET_TIMEOUT_S = 5.0
-# Smaller jumps of the time of day are adjustments of the clock, not sleep.
+# A jump of the time of day by less than this is an adjustment of the clock, not sleep.
 SHORTEST_SLEEP_S = 10.0
 
 
@@ -36,7 +36,7 @@ class MacPower:
     """Calls IOKit, macOS's library for power management."""
 
     def __init__(self, load: Callable[[str], Any] = ctypes.CDLL) -> None:
-        """Raises OSError for a missing library, AttributeError for a missing function."""
+        """Load the libraries. Raises OSError if one is missing, AttributeError if a function is."""
         core, kit = load(CORE_FOUNDATION), load(IOKIT)
         self._make_text = core.CFStringCreateWithCString
         self._make_text.restype = ctypes.c_void_p
@@ -55,7 +55,7 @@ class MacPower:
         self._release.argtypes = (ctypes.c_uint32,)
 
     def hold(self, reason: str) -> int:
-        """Prevent idle sleep; return an id to pass to ``release``. Raises OSError."""
+        """Prevent idle sleep until ``release`` is called with the returned id. Raises OSError."""
         kind, name = (
             self._make_text(None, text, UTF8) for text in (NO_IDLE_SLEEP, reason.encode())
         )
@@ -77,7 +77,7 @@ class MacPower:
         return battery is None or bool(battery.power_plugged)
 
     def saves(self) -> bool:
-        """Return whether the machine is in its low power mode."""
+        """Return True if the machine is in its low power mode."""
         try:
             output = subprocess.run(
                 [PMSET, "-g"], capture_output=True, text=True, timeout=PMSET_TIMEOUT_S, check=False
@@ -88,7 +88,7 @@ class MacPower:
 
 
 def power_of(platform: str = sys.platform) -> MacPower | None:
-    """Return None where the machine's sleep cannot or need not be prevented."""
+    """Return the power control of a Mac, or None if sleep cannot or need not be prevented."""
     if platform != "darwin":
         return None
     try:
@@ -99,8 +99,9 @@ def power_of(platform: str = sys.platform) -> MacPower | None:
 
 
 class KeepAwake:
-    """Keeps a machine awake while it is busy. On mains power an idle machine stays awake, too, if
-    other machines, which cannot wake it, may send requests. Call ``update`` regularly."""
+    """Keeps a machine awake while it is busy. With ``others_may_ask``, other machines may send
+    requests, which cannot wake this machine. Then the machine stays awake when idle, too, as long
+    as it has mains power. Call ``update`` regularly."""
 
     def __init__(self, power: MacPower, *, others_may_ask: bool) -> None:
         self._power = power
@@ -126,8 +127,8 @@ class KeepAwake:
 
 
 class SleepDetector:
-    """Detects that the machine slept: the time of day advanced, but the monotonic clock did not.
-    Setting the clock forward counts as sleep, too."""
+    """Detects that the machine has slept, because the time of day advanced more than the monotonic
+    clock. A change of the time of day to a later time counts as sleep, too."""
 
     def __init__(
         self,

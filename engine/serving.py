@@ -1,4 +1,4 @@
-"""The interface between a server and an engine in the same process or in another one."""
+"""The interface through which a server uses an engine in the same or in another process."""
 
 from typing import Any, Protocol
 
@@ -8,7 +8,7 @@ from engine.types import EngineLimits, EngineStats, SamplingParams, Submission
 
 
 class ServingEngine(Protocol):
-    """Answers prompts. EngineClient documents each method; call all methods on the event loop."""
+    """Answers prompts. EngineClient documents the methods, which run on the event loop's thread."""
 
     def attach(self) -> None: ...
 

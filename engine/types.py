@@ -1,4 +1,4 @@
-"""Types that the engine and its callers share; none of them needs MLX or text."""
+"""Types that the engine and its callers share. No type here needs MLX or text."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -21,15 +21,15 @@ from kvcache.stats import KVStats as KVStats
 from kvcache.stats import SlotStats as SlotStats
 
 FORM_LIMITS = "the answer's form has come to its limits"
-"""Error messages begin with this text where a FormLimitError has ended the request."""
+"""The beginning of the error message of a request that a FormLimitError has ended."""
 
 
 class QueueFullError(Exception):
-    """The queue has no room for these requests now."""
+    """The engine's queue has no room for the submitted requests."""
 
 
 class ShareFullError(QueueFullError):
-    """The tenant already has its full share of the queue."""
+    """A tenant (user of an API key) would have more requests in the engine than one may have."""
 
 
 class PromptTooLongError(Exception):
@@ -46,7 +46,7 @@ class FormLimitError(Exception):
 
 
 class EngineDeadError(Exception):
-    """The engine has ended."""
+    """The engine has ended and answers no more requests."""
 
 
 class EngineStuckError(Exception):
@@ -54,7 +54,7 @@ class EngineStuckError(Exception):
 
 
 class EngineFailedError(RuntimeError):
-    """Steps fail repeatedly, or the device is lost."""
+    """Two steps failed within a short time, or the device is lost."""
 
 
 NO_SALT = PrefixSalt()
@@ -76,10 +76,10 @@ class SamplingParams:
 
     max_tokens: int
     temperature: float = 1.0
-    """0 always chooses the likeliest token."""
+    """With temperature 0, the likeliest token is always chosen."""
     top_p: float = 1.0
     top_k: int = 0
-    """0 turns this filter off."""
+    """The number of likeliest tokens to choose from; 0 allows all tokens."""
     min_p: float = 0.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
@@ -91,9 +91,10 @@ class SamplingParams:
     """The number of alternatives to report with each token; None reports no log-probabilities."""
     stop_token_ids: frozenset[int] = frozenset()
     min_tokens: int = 0
-    """No stop token is chosen before this many tokens, unless a constraint allows nothing else."""
+    """The length of an answer below which no stop token is chosen, unless the grammar forces it."""
     prompt_logprobs: int | None = None
-    """The same as ``logprobs`` for each token of the prompt. If set, ``max_tokens`` may be 0."""
+    """The number of alternatives to report with each prompt token; None reports nothing for the
+    prompt. If a number is set, ``max_tokens`` may be 0."""
 
     @property
     def greedy(self) -> bool:
@@ -113,21 +114,20 @@ class SamplingParams:
 
 
 class TokenConstraint(Protocol):
-    """The grammar of one request's answer. Once the request is submitted, only the engine's thread
-    uses its constraint. An exception of a constraint ends only its own request."""
+    """The grammar of one request's answer. After the request is submitted, only the engine calls
+    these methods. An exception that a method raises ends only this request."""
 
     def fill_mask(self, row: np.ndarray) -> bool:
-        """Set the bits of the tokens that may come next; return False if every token may.
-
-        row: uint32 ``[ceil(vocabulary / 32)]``, overwritten: bit ``i % 32`` of word ``i // 32`` is
-        1 where token i is allowed. After a complete answer only stop tokens are allowed.
+        """Write the mask of the tokens that may come next to ``row``, a uint32 array with one bit
+        per token. Bit ``i % 32`` of word ``i // 32`` becomes 1 if token i may come next. After a
+        complete answer only stop tokens may come next. Return False if every token may come next.
         """
 
     def accept(self, token_id: int) -> None:
-        """Advance the grammar by a generated token. Called for every token, even a stop token."""
+        """Advance the grammar by a generated token. The engine passes stop tokens, too."""
 
     def copy(self) -> "TokenConstraint":
-        """Return a copy for another answer to the prompt. Called before the first ``accept``."""
+        """Return a copy for another answer to the prompt. Call this before the first ``accept``."""
 
 
 @dataclass(frozen=True, slots=True, repr=False, kw_only=True)
@@ -135,17 +135,17 @@ class PromptOptions:
     """The fields that Submission and Request have in common."""
 
     priority: int = 0
-    """Lower values run earlier."""
+    """Requests with lower values run earlier."""
     salt: PrefixSalt = NO_SALT
     """Only requests with equal salts share prefixes."""
     system_tokens: int = 0
-    """The number of leading tokens that other conversations probably share."""
+    """The number of leading prompt tokens with which other conversations probably begin, too."""
     boundaries: PromptBoundaries = NO_BOUNDARIES
     """Positions where the conversation's next prompt may begin to differ from this prompt."""
     constraint: TokenConstraint | None = None
-    """Each request gets its own copy of a submission's constraint."""
+    """The grammar of the answer; each request of a submission gets its own copy."""
     pooling: bool = False
-    """Whether the result is the prompt's vector instead of tokens: then ``max_tokens`` is 0."""
+    """Whether the result is the prompt's embedding vector. ``max_tokens`` is 0 in this case."""
     name: str = "unnamed"
     """The request's name in the log."""
 
@@ -160,7 +160,8 @@ class Request(PromptOptions):
     fork_of: int | None = None
     """The id of an earlier request with the same prompt, whose memory pages this request shares."""
     submitted_s: float | None = None
-    """The submission time by the engine's clock; None leaves the wait out of the statistics."""
+    """The time of submission by the engine's clock. With None, the request's waiting time is not
+    counted in the statistics."""
 
     def __repr__(self) -> str:
         """Return counts only: prompts are never printed."""
@@ -169,7 +170,7 @@ class Request(PromptOptions):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Submission(PromptOptions):
-    """One prompt that gets an answer for each of ``params``."""
+    """One prompt, and the parameters of each answer to the prompt."""
 
     prompt_ids: tuple[int, ...]
     params: tuple[SamplingParams, ...]
@@ -177,7 +178,8 @@ class Submission(PromptOptions):
     """Whether to admit the requests even when the queue is full."""
 
     def request(self, number: int, params: SamplingParams, **own: Any) -> Request:
-        """Return the request for one answer. own: fields of Request that a submission lacks."""
+        """Return the request for one answer, with the id ``number``. ``own`` holds the fields of
+        Request that a Submission lacks."""
         options = {each.name: getattr(self, each.name) for each in fields(PromptOptions)}
         if self.constraint is not None:
             options["constraint"] = self.constraint.copy()
@@ -191,19 +193,19 @@ class PrefixReport:
     cached_tokens: int
     """The number of prompt tokens whose K and V came from the cache."""
     left_at: int
-    """The position of the first token after the longest cached prefix."""
+    """The position of the first prompt token after the longest cached prefix."""
     miss: MissReason | None
     """The reason why the cached prefix ends there; None if no more tokens could be shared."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log-probabilities at one position, before penalties and filters."""
+    """Log-probabilities of the tokens at one position, without penalties and filters."""
 
     logprob: float
     """The log-probability of the chosen token, or of the prompt's own token."""
     top: tuple[tuple[int, float], ...]
-    """The likeliest tokens, best first."""
+    """The ids and log-probabilities of the likeliest tokens, best first."""
 
 
 class TokenEvent(NamedTuple):
@@ -220,24 +222,24 @@ class TokenEvent(NamedTuple):
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
     """Set in the first event if requested: one item for each prompt token, None for token 0."""
     embedding: np.ndarray | None = None
-    """Set at the end of a pooling request: float32 ``[hidden_size]`` of length 1."""
+    """The prompt's vector, float32 ``[hidden_size]``, in the last event of a pooling request."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """The engine's limits, against which the front end checks requests."""
+    """The engine's limits, against which a server checks each request."""
 
     max_model_len: int
     max_num_seqs: int
     vocab_size: int
     embedding_size: int | None = None
-    """The length of the vectors of a model that makes vectors instead of tokens."""
+    """The number of values in a prompt's vector; None for a model that generates tokens."""
     shared_block_tokens: int | None = None
-    """The number of tokens in a block, the unit of prefix sharing; None if none are shared."""
+    """The number of tokens in a block, the unit of prefix sharing; None if nothing is shared."""
     keeps_states: bool = False
-    """Whether prefixes are shared only where recurrent states are kept, near ``boundaries``."""
+    """Whether the model has recurrent states. A shared prefix must then end at a kept state."""
 
     def check_length(self, prompt_ids: Sequence[int], params: Sequence[SamplingParams]) -> None:
-        """Raise PromptTooLongError where the prompt and one token of an answer do not fit."""
+        """Raise PromptTooLongError if the prompt and one answer token exceed ``max_model_len``."""
         if len(prompt_ids) > self.max_model_len - any(each.max_tokens for each in params):
             raise PromptTooLongError(len(prompt_ids), self.max_model_len)
