@@ -18,10 +18,10 @@ ALL = np.uint32(0xFFFFFFFF)
 
 
 def sampling_state(sequences: SequenceOf[Sequence | None], vocab_size: int) -> SamplingState:
-    """Return the state for sampling. sequences: one for each row, or None for an ended sequence.
+    """Return the state for sampling. ``sequences`` has one item per row, None if it has ended.
 
-    Call this when all earlier tokens are known, on any thread: it does not use MLX. Until it
-    returns, no other thread may use the sequences or their constraints.
+    Any thread may call this, when all earlier tokens are known. During the call no other thread may
+    use the sequences or their constraints.
     """
     is_masked = any(sequence is not None and _is_masked(sequence) for sequence in sequences)
     masks = _masks(sequences, vocab_size) if is_masked else None

@@ -38,7 +38,7 @@ from kvcache.manager import KVCacheManager
 
 log = logging.getLogger(__name__)
 
-# An idle loop waits this long for a message between two checks.
+# An idle loop waits this long for a message before it releases unused memory again.
 IDLE_POLL_S = 0.1
 # The loop waits this long for a message while sequences wait for memory that is being freed.
 STALLED_POLL_S = 0.001
@@ -55,16 +55,16 @@ HEALTH_CHECK_PRIORITY = -(2**31)
 
 @dataclass(frozen=True, slots=True)
 class KVBackendFaults:
-    """Writes faults of the memory of K and V to disk before they end the engine."""
+    """Writes a fault of the memory for K and V to disk before the fault ends the engine."""
 
     require: Callable[[], object] = lambda: None
-    """Raises BackendFailedError if the memory has failed. Any thread may call this."""
+    """Raises BackendFailedError if the memory for K and V has failed. Any thread may call this."""
     remember: Callable[[str], None] = lambda _: None
     """Writes the description of a fault to disk."""
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Record BackendFailedErrors of the ``with`` block."""
+        """Write a BackendFailedError of the ``with`` block to disk, and raise the error again."""
         try:
             yield
         except BackendFailedError as error:
@@ -72,7 +72,8 @@ class KVBackendFaults:
             raise
 
     def find(self) -> BackendFailedError | None:
-        """Return and record a memory fault that may make a step hang. Any thread may call this."""
+        """Return a fault of the memory for K and V and write the fault to disk, or return None if
+        the memory is sound. Any thread may call this."""
         try:
             with self.recording():
                 self.require()
@@ -85,30 +86,30 @@ NO_FAULTS = KVBackendFaults()
 
 
 class ModelFailedError(RuntimeError):
-    """The model can no longer compute the token of the health check."""
+    """The model's output in a health check was not finite."""
 
 
 class ModelHealthCheck:
-    """Checks the model with a request of its own, when no output of a step was finite.
+    """Checks the model by a small request, after a step without a finite output.
 
-    One request whose output is not finite fails alone. If no output of a step is finite, the model
-    may be broken: the check lets it compute the token after token 0, as it could at the start.
+    A single request may have output that is not finite, and fails alone. If a whole step has no
+    finite output, the model may be broken. Then the check computes the token that follows token 0.
     """
 
     def __init__(self, submit: Callable[[Request], None], *, pooling: bool) -> None:
-        """submit: queues a request. pooling: whether the model makes vectors instead of tokens."""
+        """``submit`` queues a request. With ``pooling``, the model makes vectors, not tokens."""
         self._submit = submit
         self._pooling = pooling
         self.is_running = False
-        """Whether the check's request has not ended."""
+        """True from the submission of the check's request until the request ends."""
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Start a check if no outcome of a step is finite."""
+        """Start a check if a step has outcomes, and none of the outcomes is finite."""
         if outcomes and all(isinstance(each, RowError) and each == NOT_FINITE for each in outcomes):
             self.start()
 
     def start(self) -> None:
-        """Submit the check's request, unless one is running."""
+        """Submit the check's request, unless a check is running."""
         if self.is_running:
             return
         self.is_running = True
@@ -120,7 +121,7 @@ class ModelHealthCheck:
         )
 
     def take_own(self, events: list[TokenEvent]) -> list[TokenEvent]:
-        """Return the events of clients' requests. Raises ModelFailedError if the check failed."""
+        """Return the events of clients' requests. Raises ModelFailedError after a failed check."""
         if not self.is_running:
             return events
         for event in events:
@@ -148,7 +149,7 @@ class EngineLoop:
         mlx_memory: Callable[[], MlxMemory] = MlxMemory,
         faults: KVBackendFaults = NO_FAULTS,
     ) -> None:
-        """emit: called on the engine's thread once per step that has events."""
+        """``emit`` is called on the engine's thread, once in each step that has events."""
         self.mailbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self.stats = EngineStats()
         self._scheduler = scheduler
@@ -176,8 +177,8 @@ class EngineLoop:
         return self._scheduler.limits
 
     def step(self) -> bool:
-        """Launch a step, then retire (read) the step before; without overlap, retire the new step,
-        too. Return whether any step was launched or retired."""
+        """Launch the next step, then retire (read) the step before. If ``config.overlap`` is False,
+        retire the new step, too. Return True if any step was launched or retired."""
         events = self._receive()
         plan = self._next_plan()
         retired = self._pipeline.advance(plan)
@@ -191,7 +192,7 @@ class EngineLoop:
         return bool(plan.entries or retired)
 
     def run_once(self) -> bool:
-        """Run a step and the housekeeping after it; return the result of ``step``."""
+        """Run a step, then release idle memory and update statistics. Return the step's result."""
         if self.busy_since is None:
             self.busy_since = self._clock()
         retired = self._pipeline.num_retired
@@ -216,13 +217,13 @@ class EngineLoop:
             log.error("the device did not answer at the end: its memory is left to the system")
 
     def warm_up(self, prompt_tokens: int) -> None:
-        """Run a request to prepare kernels and memory. Raises RuntimeError where it fails."""
+        """Run a first request, to prepare kernels and memory. Raises RuntimeError if it fails."""
         pooling = self.limits.embedding_size is not None
         params = SamplingParams(max_tokens=0 if pooling else WARM_UP_TOKENS, temperature=0.0)
         self.mailbox.put(Request(HEALTH_CHECK_ID, (0,) * prompt_tokens, params, pooling=pooling))
         events: list[TokenEvent] = []
         emit, self._emit = self._emit, events.extend
-        # Wait until all blocks are free: blocks freed after the eviction below would stay cached.
+        # Wait until all blocks are free: a block freed after ``evict_prefixes`` would stay cached.
         with self.faults.recording():
             while self.run_once() or self._kv.recovering:
                 pass
@@ -239,13 +240,13 @@ class EngineLoop:
 
     @property
     def _stalled(self) -> bool:
-        """Return whether any sequence runs or waits, even if it only waits for memory."""
+        """Return True if any sequence runs or waits. All of them may be waiting for memory."""
         return self._scheduler.num_running + self._scheduler.num_waiting > 0
 
     # --- the parts of a step --------------------------------------------------------------------
 
     def _receive(self) -> list[TokenEvent]:
-        """Handle all messages; return events of aborted requests."""
+        """Handle all messages in the mailbox; return the last events of aborted requests."""
         events: list[TokenEvent] = []
         while (message := self._next_message()) is not None:
             if isinstance(message, Request):
@@ -283,8 +284,8 @@ class EngineLoop:
         return plan
 
     def _begin_state(self, plan: StepPlan) -> PendingState | None:
-        """Make the step's SamplingState on another thread, now that all earlier tokens are known.
-        Return None if the plan needs no state, or the plan's step has failed."""
+        """Start to make the step's SamplingState on another thread. Call this when all earlier
+        tokens are known. Return None if the plan needs no state, or the plan's step has failed."""
         if not plan.needs_state or not self._pipeline.depth:
             return None
         rows, vocab_size = self._scheduler.sampling_rows(plan), self.limits.vocab_size
@@ -316,7 +317,6 @@ class EngineLoop:
     # --- between steps: memory and statistics ---------------------------------------------------
 
     def _mark_progress(self, worked: bool, has_retired: bool) -> None:
-        """Update ``busy_since``."""
         if self._pipeline.depth:
             self.busy_since = self._clock() if has_retired else self.busy_since
         elif worked or not self._stalled:

@@ -1,4 +1,5 @@
-"""Steps in flight (begun, not read): at most two, so that the device has work while one is read."""
+"""Launches and reads steps. Two steps may be in flight (begun, not read) at the same time, so that
+the device has work while one step is read."""
 
 import logging
 from collections import deque
@@ -18,8 +19,8 @@ log = logging.getLogger(__name__)
 FAILURE_WINDOW_S = 60.0
 # Errors that end the engine at once.
 FATAL = (AssertionError, BackendFailedError, EngineFailedError)
-# A mapping point (a pause without steps in flight, to map memory) is delayed by PATIENCE times the
-# duration of the last one, at most by LONGEST_PATIENCE_S, so that it serves several sequences.
+# A mapping point is a pause without steps in flight, in which memory is mapped. To serve several
+# sequences, a pause is delayed by PATIENCE times the last pause, but by LONGEST_PATIENCE_S at most.
 PATIENCE = 20
 LONGEST_PATIENCE_S = 0.15
 
@@ -58,8 +59,8 @@ class _Launched:
 
 
 class MappingPoints:
-    """Decides when to pause for a mapping point: a time without steps in flight, when memory can be
-    mapped. Measures the length of each pause."""
+    """Decides when to pause for a mapping point, which is a time without steps in flight, when
+    memory can be mapped. Measures the length of each pause."""
 
     def __init__(self, kv: KVCacheManager, clock: Callable[[], float]) -> None:
         self._kv = kv
@@ -69,7 +70,7 @@ class MappingPoints:
         self._began_s: float | None = None
 
     def is_due(self) -> bool:
-        """Return whether a mapping point must come before the next step."""
+        """Return True if a mapping point must come before the next step."""
         if not self._kv.wants_mapping_point:
             self._wanted_s = None
             return False
@@ -114,14 +115,15 @@ class StepPipeline:
         return len(self._launched)
 
     def may_launch(self) -> bool:
-        """Return whether a step may be launched: not while a failed step waits to be retired, and
-        not while steps in flight must end for a mapping point."""
+        """Return False while a failed step is not retired, or while steps in flight must end for a
+        mapping point. Return True otherwise."""
         if any(launched.step is None for launched in self._launched):
             return False
         return not (self._launched and self._points.is_due())
 
     def advance(self, plan: StepPlan) -> list[RetiredStep]:
-        """Launch the plan's step, if any; retire all earlier steps. Raises as ``launch`` does."""
+        """Launch the plan's step if the plan has entries. Retire all earlier steps. Raises the same
+        errors as ``launch``."""
         self.launch(plan)
         retired = self.retire(1 if plan.entries else 0)
         if plan.entries:
@@ -131,7 +133,7 @@ class StepPipeline:
         return retired
 
     def launch(self, plan: StepPlan) -> None:
-        """Begin the plan's step, if it has entries. Raises EngineFailedError where two steps have
+        """Begin the plan's step if the plan has entries. Raises EngineFailedError if two steps have
         failed within FAILURE_WINDOW_S."""
         if not plan.entries:
             return
@@ -150,7 +152,7 @@ class StepPipeline:
 
     def flush(self, state: PendingState | None) -> None:
         """Submit the rest of the step in flight, if any, to the device. Call this when all earlier
-        steps are retired. Raises as ``launch`` does."""
+        steps are retired. Raises the same errors as ``launch``."""
         if not self._launched:
             return
         (launched,) = self._launched
@@ -164,8 +166,8 @@ class StepPipeline:
             launched.step = None
 
     def retire(self, max_left: int) -> list[RetiredStep]:
-        """Read the oldest steps until at most ``max_left`` steps are in flight and the oldest of
-        them has not failed. Raises as ``launch`` does."""
+        """Read the oldest steps until at most ``max_left`` steps are in flight. Then retire failed
+        steps at the front, too. Raises the same errors as ``launch``."""
         retired: list[RetiredStep] = []
         while self.depth > max_left or (self._launched and self._launched[0].step is None):
             retired += self._retire(self._launched.popleft())
@@ -193,7 +195,7 @@ class StepPipeline:
             return None
 
     def _cancel_later_steps(self) -> list[RetiredStep]:
-        """Cancel the steps behind a failed step, unless they have failed themselves."""
+        """Cancel the steps behind a failed step; keep steps that have failed, too."""
         running = [(later, later.step) for later in self._launched if later.step is not None]
         for later, step in running:
             step.cancel()

@@ -1,4 +1,4 @@
-"""The plan of a step and its outcomes: plain values that can be recorded, replayed and sent."""
+"""The plan of a step and the outcomes of its entries, as plain values without arrays of MLX."""
 
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -22,7 +22,7 @@ WORD_BITS = 32
 
 
 class Opened(NamedTuple):
-    """A sequence got addresses for K and V, with the cached blocks of its prefix behind them."""
+    """A sequence was given an address range for K and V, and the cached blocks of its prefix."""
 
     seq_id: int
     token_ids: tuple[int, ...]
@@ -37,7 +37,7 @@ class Opened(NamedTuple):
 
 
 class Attached(NamedTuple):
-    """A sequence has come to share blocks of K and V that other sequences have computed."""
+    """A running sequence was given blocks of K and V that other sequences have computed."""
 
     seq_id: int
     num_computed: int
@@ -45,7 +45,8 @@ class Attached(NamedTuple):
 
 
 class Forked(NamedTuple):
-    """A prompt's further answer shares the first answer's full blocks, and copies the last one."""
+    """A further answer to a prompt was given the first answer's K and V of the prompt. Full blocks
+    are shared, and the last block is copied."""
 
     parent_id: int
     seq_id: int
@@ -75,17 +76,17 @@ class PendingToken(NamedTuple):
 
 
 class Sampling(NamedTuple):
-    """The way to choose the token that follows the last token of an entry."""
+    """The parameters for choosing the token after the last token of a PlanEntry."""
 
     params: SamplingParams
     num_generated: int
     """The number of tokens in the answer before the chosen token."""
     needs_state: bool = False
-    """Whether choosing needs a SamplingState, which is made after earlier tokens are read."""
+    """Whether the choice needs a SamplingState, which is made after all earlier tokens are read."""
 
 
 class Scoring(NamedTuple):
-    """Prompt tokens whose log-probabilities an entry computes."""
+    """The prompt tokens whose log-probabilities a PlanEntry computes."""
 
     start: int
     """The position of the token before the first of ``next_tokens``."""
@@ -95,7 +96,7 @@ class Scoring(NamedTuple):
 
 
 class PlanEntry(NamedTuple):
-    """The task to compute tokens [start, start + count) of a sequence."""
+    """The task to run the model over tokens [start, start + count) of a sequence."""
 
     seq_id: int
     start: int
@@ -112,7 +113,7 @@ class PlanEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """The work of one step; entries of one token come first."""
+    """The work of one step. Entries that compute a single token come first."""
 
     number: int
     entries: tuple[PlanEntry, ...]
@@ -125,12 +126,12 @@ class StepPlan:
 
     @property
     def prefill_tokens(self) -> int:
-        """The number of tokens in entries of more than one token."""
+        """The number of tokens in entries of more than one token, which are chunks of prompts."""
         return sum(entry.count for entry in self.entries if entry.count > 1)
 
     @property
     def decodes(self) -> bool:
-        """Whether any entry is a single token."""
+        """Return True if any entry computes a single token, as sequences that generate do."""
         return bool(self.entries) and self.entries[0].count == 1
 
     @property
@@ -178,7 +179,7 @@ class SamplingState(NamedTuple):
 
 
 PendingState = Future[SamplingState]
-"""A state that another thread makes while the device computes."""
+"""A SamplingState that another thread makes while the device computes."""
 
 
 # --- the outcomes of a step -----------------------------------------------------------------------
@@ -192,7 +193,7 @@ class Token(NamedTuple):
 
 
 class Vector(NamedTuple):
-    """The vector of a prompt: float32 ``[hidden_size]`` of length 1."""
+    """The embedding vector of a prompt: float32 ``[hidden_size]``, scaled to length 1."""
 
     values: np.ndarray
 
@@ -220,28 +221,28 @@ class InFlightStep(Protocol):
     """A step that was begun and not read. Its methods raise the errors of ``StepRunner.begin``."""
 
     def submit(self, state: PendingState | None) -> None:
-        """Submit the rest of the step to the device's queue; wait while the queue is full. Called
-        once, after the previous step was read. state: not None if ``plan.needs_state``."""
+        """Submit the rest of the step to the device's queue; wait while the queue is full. Call
+        this once, after the previous step was read. A plan that needs no state has state None."""
 
     def read(self) -> Sequence[Outcome]:
         """Wait for the step; return one outcome for each entry that samples or scores, in order."""
 
     def cancel(self) -> None:
-        """Cancel the step, which is never read, because the previous step has failed."""
+        """Cancel the step because the previous step has failed. A cancelled step is not read."""
 
 
 class StepRunner(Protocol):
     """Runs plans: on the model, or in a simulation."""
 
     completed_epoch: int
-    """The newest epoch (number of a step) that the device has finished."""
+    """The epoch (number of a step) of the newest step that the device has completed."""
 
     def begin(self, plan: StepPlan, *, overlapped: bool = False) -> InFlightStep:
         """Build a step, and submit the part that can run before the previous step is read.
 
-        overlapped: whether the previous step has not been read. Raises EngineFailedError where the
-        device is lost; after any other error the previous step can still be read.
+        ``overlapped`` is True if the previous step has not been read. Raises EngineFailedError if
+        the device is lost. After any other error the previous step can still be read.
         """
 
     def release_cache(self) -> None:
-        """Free memory that is kept for later steps."""
+        """Free the memory that the runner keeps for later steps."""

@@ -24,7 +24,7 @@ from kvcache.manager import KVCacheManager
 from kvcache.views import KVViews
 from metal_ext import CpuWorkers
 
-# MLX's error for a command buffer that the GPU did not finish begins like this.
+# The beginning of MLX's error message for a command buffer that the GPU did not finish.
 GPU_FAULT = "[METAL] Command buffer execution failed"
 # Metal's words for an access to unmapped memory (MTLCommandBufferErrorPageFault).
 PAGE_FAULTS = ("PageFault", "Address Fault")
@@ -42,7 +42,7 @@ class Model(Protocol):
 
 
 class ModelStep:
-    """A step whose graph is built at least up to the logits."""
+    """A step whose MLX graph is built up to the logits, or further up to the sampled tokens."""
 
     def __init__(
         self,
@@ -52,7 +52,8 @@ class ModelStep:
         output: PendingSamples | mx.array,
         scored_states: mx.array | None,
     ) -> None:
-        """output: samples, or logits if sampling needs a state. scored_states: states to score."""
+        """``output`` is logits if sampling needs a SamplingState, samples otherwise. Prompt tokens
+        are scored from ``scored_states``."""
         self._runner = runner
         self._plan = plan
         self._views = views
@@ -64,7 +65,7 @@ class ModelStep:
         self._unsubmitted = self._arrays
 
     def submit_graph(self) -> None:
-        """Submit the built graph; wait for room in MLX's queue."""
+        """Submit the built part of the graph to the device; wait for room in MLX's queue."""
         if self._unsubmitted:
             mx.async_eval(*self._unsubmitted)  # type: ignore[no-untyped-call]
             self._unsubmitted = []
@@ -99,7 +100,7 @@ class ModelStep:
 
 
 class ModelRunner:
-    """Runs plans on the thread that owns MLX."""
+    """Runs the plans of steps on a model. Use a runner on the thread that owns MLX only."""
 
     def __init__(
         self,
@@ -110,9 +111,9 @@ class ModelRunner:
         workers: CpuWorkers | None = None,
         takes_whole_steps: bool = False,
     ) -> None:
-        """pools: whether the model makes vectors instead of tokens. workers: None on a GPU.
-        takes_whole_steps: whether MLX's queue has room for a second step. A GPU's queue has room,
-        as it counts command buffers; a CPU's queue holds little more than a layer of the model."""
+        """With ``pools``, the model makes vectors instead of tokens. ``workers`` is None on a GPU.
+        With ``takes_whole_steps``, MLX's queue has room for a second step, as a GPU's has. A CPU's
+        queue has room for little more than one layer of the model."""
         self._model = model
         self._takes_whole_steps = takes_whole_steps
         self._pools = pools
@@ -147,9 +148,9 @@ class ModelRunner:
 
     @contextmanager
     def cancelling(self, views: KVViews) -> Iterator[None]:
-        """On an error in the ``with`` block, wait for submitted work and cancel the step. Raises
-        EngineFailedError if waiting fails or the GPU reports a fault. Raises BackendFailedError on
-        a page fault, without completing the step, because the device may still run the step."""
+        """If the ``with`` block raises an error, wait for submitted work and cancel the step.
+        Raises EngineFailedError if the wait fails or the GPU reports a fault. Raises
+        BackendFailedError on a page fault without a wait, because the device may still run."""
         try:
             yield
         except Exception as error:
@@ -183,7 +184,7 @@ class ModelRunner:
         return ModelStep(self, plan, views, output, inner)
 
     def _batch(self, entries: SequenceOf[PlanEntry]) -> tuple[mx.array, list[int]]:
-        """Return the array of all entries' tokens, and the array's indices that samples follow."""
+        """Return all entries' tokens as one array, and the indices that sampled tokens follow."""
         tokens: list[int] = []
         rows: list[int] = []
         pending: list[tuple[int, int]] = []
@@ -199,13 +200,13 @@ class ModelRunner:
         return self._tokens(tokens, pending), rows
 
     def _tokens(self, known: list[int], pending: list[tuple[int, int]]) -> mx.array:
-        """Return the tokens as an array. pending: pairs of an index in the array, and the index
-        among the previous step's samples of the token that belongs there."""
+        """Return ``known`` as an array, in which unread tokens of the previous step are put in. A
+        pair in ``pending`` is an index in the array and an index in the sampled tokens."""
         if not pending:
             return mx.array(known)
         all_pending = len(pending) == len(known) == self._sampled.size
         if all_pending and all(place == row for place, row in pending):
-            return self._sampled  # all tokens, in the order of the previous step
+            return self._sampled  # the array needs all sampled tokens, in the same order
         places = list(range(len(known)))
         for place, row in pending:
             places[place] = len(known) + row
@@ -213,7 +214,7 @@ class ModelRunner:
         return mx.concatenate([known_ids, self._sampled])[mx.array(places)]
 
     def _output(self, plan: StepPlan, states: mx.array) -> PendingSamples | mx.array:
-        """Return vectors, samples, or logits if sampling needs a state. states: ``[R, hidden]``."""
+        """Compute vectors, samples, or (if sampling needs a SamplingState) logits of states."""
         if self._pools:
             return pool(states)
         logits = self._model.head(states)

@@ -43,10 +43,10 @@ class Logprobs:
     def of(
         cls, raw: mx.array, ids: mx.array, num_tops: SequenceOf[int | None]
     ) -> "Logprobs | None":
-        """Return None where no row reports log-probabilities.
+        """Return the log-probabilities to report, or None if no row reports any.
 
-        raw: logits ``[R, vocab]`` float32. ids: the chosen tokens ``[R]``. num_tops: the number of
-        alternatives for each row, None for a row that reports nothing.
+        ``raw`` is float32 logits ``[R, vocab]``, and ``ids`` is the chosen tokens ``[R]``.
+        ``num_tops`` has each row's number of alternatives, None for a row that reports nothing.
         """
         if all(n is None for n in num_tops):
             return None
@@ -66,7 +66,7 @@ class Logprobs:
         """Return each row's log-probabilities; the arrays must have been evaluated."""
         result: list[TokenLogprobs | None] = []
         chosen: list[float] = self.chosen.tolist()  # type: ignore[assignment]
-        # Copy whole arrays: slicing a row is a new operation, which waits for the running step.
+        # Copy whole arrays, because a slice is a new operation that waits for the running step.
         ids, values = self._top()
         for row, count in enumerate(self.num_tops):
             if count is None:
@@ -87,7 +87,7 @@ class Logprobs:
 
 # Random numbers for sampling have 24 bits, the precision of a float32.
 DRAW_BITS = 24
-# A table of the numbers to add to eight logits for a mask's byte: 0 or -inf, lowest bit first.
+# For each value of a mask's byte, the numbers (0 or -inf) to add to the logits of its eight bits.
 ADDED = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1), 0, -np.inf)
 ADDED = ADDED[:, ::-1].astype(np.float32)
 # Rows without penalties get this history: a token and a count that change no logit.
@@ -96,7 +96,7 @@ NO_HISTORY = TokenHistory(np.zeros(1, np.int32), np.zeros(1, np.float32))
 
 @dataclass(frozen=True, slots=True)
 class PendingSamples:
-    """Arrays to evaluate, and a function that reads the evaluated arrays."""
+    """The arrays of outcomes on the device, and a function that reads the evaluated arrays."""
 
     arrays: list[mx.array]
     read: Callable[[], SequenceOf[Outcome]]
@@ -108,10 +108,10 @@ def sample(
     state: SamplingState | None = None,
     workers: CpuWorkers | None = None,
 ) -> PendingSamples:
-    """Choose the next token of each row; the first array of the result holds the ids.
+    """Choose the next token of each row. The first array of the result holds the token ids.
 
-    logits: ``[R, vocab]``, any float type. state: None where no row needs masks or penalties.
-    workers: the CPU's threads, or None on a GPU.
+    ``logits`` is ``[R, vocab]`` of any float type. ``state`` is None if no row needs masks or
+    penalties. ``workers`` is None on a GPU.
     """
     masks, histories = (None, [None] * len(rows)) if state is None else state
     raw = logits.astype(mx.float32)
@@ -153,7 +153,7 @@ def _outcome(token: Token, is_finite: bool, why_broken: str | None) -> Token | R
 
 
 def draw(seed: int, index: int) -> float:
-    """Return a pseudo-random number in [0, 1) for generated token ``index``."""
+    """Return a pseudo-random number in [0, 1) for the generated token at ``index`` of an answer."""
     digest = hashlib.blake2b(struct.pack("<QQ", seed, index), digest_size=8).digest()
     return (int.from_bytes(digest, "little") >> (64 - DRAW_BITS)) * 2.0**-DRAW_BITS
 
@@ -183,7 +183,7 @@ def _adjust(
 def _mask(logits: mx.array, masks: Masks) -> mx.array:
     """Return the logits ``[R, vocab]`` with minus infinity where a token is not allowed."""
     rows, vocab = logits.shape
-    # Adding from the table takes a third of the time of mx.where.
+    # An addition of numbers from a table takes a third of the time of mx.where.
     added = mx.array(ADDED)[mx.array(masks.words.view(np.uint8))].reshape(rows, -1)
     return logits + (added if added.shape[1] == vocab else added[:, :vocab])
 
@@ -239,7 +239,7 @@ def _column(
 
 
 def _choices(params: SequenceOf[SamplingParams], indices: SequenceOf[int], vocab: int) -> mx.array:
-    """Return the parameters of ``choose_tokens`` for each row, ``[R, 5]``."""
+    """Return each row's five parameters for ``choose_tokens``, as an array ``[R, 5]``."""
     rows = [
         (
             p.temperature,
@@ -256,7 +256,7 @@ def _choices(params: SequenceOf[SamplingParams], indices: SequenceOf[int], vocab
 def _choose(
     logits: mx.array, params: SequenceOf[SamplingParams], indices: SequenceOf[int]
 ) -> mx.array:
-    """Return token ids ``[R]``. indices: the number of tokens that each row has generated."""
+    """Return token ids ``[R]``. ``indices`` has the number of tokens that each row generated."""
     likeliest = mx.argmax(logits, axis=-1)
     rows = [i for i, p in enumerate(params) if not p.greedy]
     if not rows:
@@ -273,13 +273,14 @@ def _choose(
 
 
 def _allowed(logits: mx.array, ids: mx.array) -> mx.array:
-    """Replace tokens of probability 0, which a draw may hit by rounding, by the likeliest token."""
+    """Replace forbidden tokens, which a draw may choose by a rounding error, by the likeliest."""
     chosen = mx.take_along_axis(logits, ids[:, None].astype(mx.int32), axis=-1)[:, 0]
     return mx.where(chosen == -mx.inf, mx.argmax(logits, axis=-1), ids)
 
 
 def _draw(logits: mx.array, params: SequenceOf[SamplingParams], draws: mx.array) -> mx.array:
-    """Filter tokens, and draw ids ``[R]`` by inverting the cumulative distribution."""
+    """Draw token ids ``[R]`` from the tokens that pass the filters. ``draws`` has a random number
+    in [0, 1) for each row, which is looked up in the row's cumulative distribution."""
     probabilities = mx.softmax(logits / _column(params, lambda p: p.temperature), axis=-1)
     floor = _floor(probabilities, params)
     if floor is not None:
@@ -290,14 +291,15 @@ def _draw(logits: mx.array, params: SequenceOf[SamplingParams], draws: mx.array)
 
 
 def _floor(probabilities: mx.array, params: SequenceOf[SamplingParams]) -> mx.array | None:
-    """Return each row's least probability ``[R, 1]`` that passes filters, or None without them."""
+    """Return the least probability that passes each row's filters, ``[R, 1]``; None if no row has
+    a filter."""
     vocab = probabilities.shape[-1]
     floors: list[mx.array] = []
     if any(p.min_p > 0 for p in params):
         floors.append(_column(params, lambda p: p.min_p) * probabilities.max(-1, keepdims=True))
     kept = [p.top_k if 0 < p.top_k < vocab else vocab for p in params]
     if min(kept) < vocab or any(p.top_p < 1 for p in params):
-        # Sorting a large vocabulary is slow: if all rows have a top_k, sort only that many tokens.
+        # To sort a large vocabulary is slow. If all rows have a top_k, sort the likeliest only.
         best = mx.topk(probabilities, max(kept), axis=-1) if max(kept) < vocab else probabilities
         descending = -mx.sort(-best, axis=-1)
         last = mx.array(kept)[:, None] - 1
@@ -306,7 +308,7 @@ def _floor(probabilities: mx.array, params: SequenceOf[SamplingParams]) -> mx.ar
         before = mx.cumsum(descending, axis=-1) - descending
         top_p = _column(params, lambda p: p.top_p)
         share = top_p * descending.sum(axis=-1, keepdims=True)
-        # Rounded sums must not cut tokens of a row without top_p.
+        # In a row without top_p, an error of rounding in the sums must not remove a token.
         nucleus = inside & ((before < share) | (top_p >= 1))
         floors.append(mx.where(nucleus, descending, 2.0).min(axis=-1, keepdims=True))
     if not floors:
@@ -331,7 +333,7 @@ def pool(states: mx.array) -> PendingSamples:
     return PendingSamples([vectors], read)
 
 
-# The most rows (tokens) whose logits are in memory at once: 20 MB for a vocabulary of 150,000.
+# Scoring keeps the logits of this many tokens in memory, or 20 MB for a vocabulary of 150,000.
 SCORED_ROWS_AT_ONCE = 32
 
 Head = Callable[[mx.array], mx.array]
@@ -339,7 +341,7 @@ Head = Callable[[mx.array], mx.array]
 
 
 def scored_rows(entries: SequenceOf[PlanEntry]) -> list[int]:
-    """Return the indices in the flat token array after which a prompt token is scored."""
+    """Return the indices, in the step's flat array of tokens, that a scored token follows."""
     rows: list[int] = []
     first = 0
     for entry in entries:
@@ -351,7 +353,7 @@ def scored_rows(entries: SequenceOf[PlanEntry]) -> list[int]:
 
 
 def score(head: Head, states: mx.array, entries: SequenceOf[PlanEntry]) -> list[Scores | RowError]:
-    """Return the scores of each entry that has a Scoring. states: the states of ``scored_rows``."""
+    """Return the scores of each entry that has a Scoring. ``states`` has a row per scored token."""
     scorings = [entry.scoring for entry in entries if entry.scoring is not None]
     tokens = [token for scoring in scorings for token in scoring.next_tokens]
     num_tops = [scoring.num_top for scoring in scorings for _ in scoring.next_tokens]

@@ -1,4 +1,4 @@
-"""Chooses the tokens that the next step computes, from counts alone, without MLX or a clock.
+"""Chooses the tokens that the next step computes. The choice needs counts of tokens only.
 
 There are no separate prefill and decode phases. A plan computes tokens that sequences still lack,
 within a token budget: single tokens first, then chunks of prompts.
@@ -31,10 +31,10 @@ from kvcache.sequences import Progress
 
 
 def resting_sequences(running: SequenceOf[Sequence], max_step_mask_s: float) -> set[int]:
-    """Return the ids of sequences to leave out of a step, to limit the time of making its masks.
+    """Return the ids of sequences to leave out of a step, so that masks take ``max_step_mask_s``.
 
-    Only sequences whose masks take more than an equal share of the time rest. Such sequences take
-    turns: those that rested longest go on, as many as fit into the time, and at least one.
+    A mask marks the tokens that may come next. Only sequences whose mask takes more than an equal
+    share of the time are left out. Sequences that were left out longest run first; one always runs.
     """
     masked = [sequence for sequence in running if sequence.mask_s]
     left_s = max_step_mask_s
@@ -55,8 +55,8 @@ def resting_sequences(running: SequenceOf[Sequence], max_step_mask_s: float) -> 
 
 
 class Sharing:
-    """Opens and closes sequences in the cache, and shares prefixes between them. Records the
-    cache's decisions for the next plan."""
+    """Opens and closes sequences in the cache, and shares prefixes between sequences. Records each
+    decision of the cache for the next plan."""
 
     def __init__(self, kv: KVCacheManager, by_id: Mapping[int, Sequence]) -> None:
         self.kv = kv
@@ -70,9 +70,9 @@ class Sharing:
         return decisions
 
     def attach_cached(self, sequences: Iterable[Sequence], *, in_parts: bool) -> None:
-        """Let sequences share blocks of K and V that another sequence computes, once all blocks
-        that they share are computed. in_parts: share each block at once, which frees a reserved
-        block for a waiting sequence."""
+        """Give sequences the blocks of K and V that other sequences have computed for the same
+        tokens. With ``in_parts``, give each computed block at once, which frees a reserved block
+        for a waiting sequence. Otherwise wait until all blocks to share are computed."""
         for sequence in sequences:
             if sequence.num_scheduled > sequence.num_computed:
                 continue
@@ -91,7 +91,7 @@ class Sharing:
             self._decisions.append(Attached(sequence.seq_id, attached))
 
     def open(self, sequence: Sequence) -> bool:
-        """Reserve memory for a sequence's tokens and one more; return whether there was enough."""
+        """Reserve memory for a sequence's tokens and one more. Return False if memory is short."""
         if sequence.block_hashes is None:
             sequence.block_hashes = self.kv.block_hashes(sequence.request.salt)
         sequence.block_hashes.extend(sequence.token_ids, 0)
@@ -127,24 +127,24 @@ class Sharing:
         return True
 
     def close(self, sequence: Sequence, *, keep_prefix: bool, preempted: bool = False) -> None:
-        """Free the sequence's memory. keep_prefix: whether computed blocks stay to be shared."""
+        """Free a sequence's memory. With ``keep_prefix``, later prompts can share its blocks."""
         self.kv.close(sequence.seq_id, keep_prefix=keep_prefix)
         self._decisions.append(Closed(sequence.seq_id, keep_prefix, preempted))
 
     def waits_for_parent(self, child: Sequence) -> bool:
-        """Return whether another answer's sequence still computes the prompt of ``child``."""
+        """Return True if the first answer to the prompt of ``child`` still computes the prompt."""
         parent = self._parent_of(child)
         return parent is not None and parent.num_computed < child.num_prompt
 
     def _parent_of(self, child: Sequence) -> Sequence | None:
-        """Return the running sequence, if any, whose prompt the further answer ``child`` shares."""
+        """Return the running sequence of the first answer to the prompt of ``child``, or None."""
         number = child.request.fork_of if child.num_reusable is None else None
         parent = self._by_id.get(number) if number is not None else None
         running = parent is not None and parent.status is SequenceStatus.RUNNING
         return parent if running else None
 
     def waits_for_owner(self, sequence: Sequence) -> bool:
-        """Return whether an earlier sequence computes tokens that this sequence can share. Waiting
+        """Return True if an earlier sequence computes tokens that this sequence can share. To wait
         costs no time, because the earlier sequence gets the token budget first."""
         owner = self.kv.pending_owner(sequence.seq_id)
         return owner is not None and self._by_id[owner].order < sequence.order
@@ -166,13 +166,13 @@ class Scheduler:
         max_num_batched_tokens: int,
         max_step_mask_s: float = math.inf,
     ) -> None:
-        """max_step_mask_s: the limit of processor time for all masks of a step."""
+        """``max_step_mask_s`` limits the processor time for making all masks of a step."""
         self.kv = kv
         self.limits = limits
         self.budget = budget
         self.counters = SchedulerCounters()
         self.holds_back = False
-        """Whether to admit no sequence while another one runs."""
+        """True while memory is short. Then no sequence is admitted beside a running sequence."""
         self._max_batched_tokens = max_num_batched_tokens
         self.max_step_mask_s = max_step_mask_s
         self._waiting: list[Sequence] = []
@@ -184,7 +184,7 @@ class Scheduler:
         self._resting: set[int] = set()
         self._arrivals = 0
         self._is_stuck = False
-        """Whether the last plan was empty; then no sequence is admitted beside a running one."""
+        """True after an empty plan. Then no sequence is admitted beside a running sequence."""
 
     # --- adding and ending requests -------------------------------------------------------------
 
@@ -202,7 +202,7 @@ class Scheduler:
         return self._running, self._waiting
 
     def add(self, request: Request) -> None:
-        """Queue a request that has been checked against the limits."""
+        """Queue a request. The caller has checked the request against ``limits``."""
         prompt, answer = len(request.prompt_ids), request.params.max_tokens
         assert 0 < prompt <= self.limits.max_model_len - min(1, answer)
         assert answer or request.pooling or request.params.prompt_logprobs is not None
@@ -214,7 +214,7 @@ class Scheduler:
         insort(self._waiting, sequence, key=lambda s: s.order)
 
     def abort(self, request_id: int) -> list[TokenEvent]:
-        """End a request, unless it has ended already."""
+        """End a request; return its last event, or no event if the request has ended already."""
         sequence = self._by_id.get(request_id)
         return [] if sequence is None else [self._finish(sequence, FinishReason.ABORTED)]
 
@@ -224,7 +224,7 @@ class Scheduler:
         return [self._finish(sequence, FinishReason.ERROR, message) for sequence in left]
 
     def cancel(self, plan: StepPlan) -> None:
-        """Cancel a step because the step before failed; surviving sequences are scheduled again."""
+        """Cancel a step because the step before has failed. Schedule its sequences again later."""
         for sequence in self.sequences_of(plan.entries):
             self.kv.cancel_steps(sequence.seq_id)
             sequence.num_output_placeholders = 0
@@ -245,10 +245,10 @@ class Scheduler:
     # --- planning and committing a step ---------------------------------------------------------
 
     def schedule(self, *, overlapped: bool = False) -> StepPlan:
-        """Return the next step's plan; it may be empty. May preempt sequences.
+        """Return the next step's plan, which may be empty. If memory runs out, preempt sequences.
 
-        overlapped: whether a step is in flight. Then no sequence is preempted; if memory runs out,
-        the plan is empty instead.
+        ``overlapped`` is True while a step is in flight. In this case no sequence is preempted; if
+        memory runs out, the plan is empty.
         """
         self._begun = []
         self._resting = resting_sequences(self._running, self.max_step_mask_s)
@@ -284,7 +284,8 @@ class Scheduler:
         return StepPlan(self._plans, tuple(entries), decisions, tuple(self._begun))
 
     def commit(self, plan: StepPlan, outcomes: SequenceOf[Outcome]) -> list[TokenEvent]:
-        """Apply a step's outcomes, one for each entry that samples or scores, in order."""
+        """Apply a step's outcomes to the sequences; return the events. ``outcomes`` has one outcome
+        for each entry that samples or scores, in order."""
         events: list[TokenEvent] = []
         rest = iter(outcomes)
         for entry in plan.entries:
@@ -317,7 +318,7 @@ class Scheduler:
     # --- the parts of planning a step -----------------------------------------------------------
 
     def _plan_decoding(self, overlapped: bool) -> tuple[list[PlanEntry], bool]:
-        """Return entries for sequences that lack a token, and whether any of these got no entry."""
+        """Return entries for sequences that lack one token, and True if any of them got none."""
         entries: list[PlanEntry] = []
         starving = False
         for sequence in list(self._running):
@@ -360,7 +361,8 @@ class Scheduler:
         return tuple(self._finish(each, FinishReason.ERROR, NO_MEMORY) for each in list(alone))
 
     def _admit(self) -> None:
-        """Admit waiting sequences until one does not fit; skip forks without a computed prompt."""
+        """Admit waiting sequences in order, until memory runs out. Skip further answers to a prompt
+        that is still being computed."""
         max_running = 1 if self.holds_back else self.limits.max_num_seqs
         for sequence in self._waiting[: max(0, max_running - len(self._running))]:
             if self.sharing.waits_for_parent(sequence):
@@ -386,7 +388,7 @@ class Scheduler:
                 room -= self._plan_chunk(sequence, room, entries)
 
     def _plan_chunk(self, sequence: Sequence, room: int, entries: list[PlanEntry]) -> int:
-        """Add an entry for a chunk of at most ``room`` tokens; return the chunk's length."""
+        """Add an entry for at most ``room`` tokens of a prompt; return the number of tokens."""
         count = min(sequence.num_uncomputed, room)
         stop = sequence.num_scheduled + count
         if not self.kv.reserve(sequence.seq_id, stop):

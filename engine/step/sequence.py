@@ -1,4 +1,4 @@
-"""A running request's state: makes entries for plans, and events from outcomes."""
+"""The state of a request in the engine, and functions that make plan entries and events of it."""
 
 from dataclasses import dataclass, field
 from enum import Enum
@@ -75,7 +75,7 @@ class Sequence:
     progress: Progress = field(default_factory=Progress)
     """The counts of computed and scheduled tokens, shared with the cache while running."""
     num_output_placeholders: int = 0
-    """The number of tokens that steps in flight will sample and later steps must compute."""
+    """The number of tokens that steps in flight sample, and that a later step must compute."""
     sampled_row: int = 0
     """The index of the sequence's newest token among all tokens that the same step samples."""
     status: SequenceStatus = SequenceStatus.WAITING
@@ -112,7 +112,7 @@ class Sequence:
         return TokenHistory(np.array(ids, np.int32), np.array(generated, np.float32))
 
     def note_mask(self, seconds: float) -> None:
-        """Record a mask's processor time. A high value fades slowly, because it may soon recur."""
+        """Record the processor time of making a mask. High times fade slowly: they may recur."""
         self.mask_s = max(seconds, self.mask_s / 2)
 
     @property
@@ -135,7 +135,7 @@ class Sequence:
 
     @property
     def num_uncomputed(self) -> int:
-        """The number of tokens to schedule before the next token can be sampled."""
+        """The number of tokens that must be scheduled before the next token can be sampled."""
         return len(self.token_ids) + self.num_output_placeholders - self.progress.scheduled
 
     @property
@@ -156,8 +156,8 @@ class Sequence:
 
 
 def plan_entry(sequence: Sequence, stop: int, newest_plan: int) -> PlanEntry:
-    """Return the entry that computes a sequence's unscheduled tokens up to ``stop``. newest_plan:
-    the number of the previous plan."""
+    """Return the entry that computes a sequence's unscheduled tokens before position ``stop``.
+    ``newest_plan`` is the number of the previous plan."""
     start, token_ids = sequence.progress.scheduled, sequence.token_ids
     num_known = len(token_ids)
     tokens: tuple[int, ...] | PendingToken
@@ -175,7 +175,7 @@ def plan_entry(sequence: Sequence, stop: int, newest_plan: int) -> PlanEntry:
 
 
 def _scoring(sequence: Sequence, stop: int) -> Scoring | None:
-    """Return the unscored prompt tokens that tokens before position ``stop`` can score."""
+    """Return the unscored prompt tokens up to position ``stop``, or None if there are none."""
     num_top = sequence.request.params.prompt_logprobs
     assert num_top is not None
     first = max(sequence.num_scheduled, len(sequence.scored))

@@ -12,16 +12,16 @@ ALONE_TARGETS = 5.0
 # If sequences generate tokens beside a step's prompts, the step may take this many times the time
 # of generating alone, so that prompts progress even where generating takes most of the target.
 MAX_SLOWDOWN = 3.0
-# The newest step's weight in the moving average of decoding times.
+# The weight of the newest step in the moving average of the times of steps without prompts.
 NEWEST_WEIGHT = 0.2
-# The rows that MLX's kernels compute together on a GPU (mlx/backend/metal/quantized.cpp): fewer
-# rows take the same time.
+# The number of token rows that MLX's kernels compute together on a GPU. Fewer rows take as long
+# (mlx/backend/metal/quantized.cpp).
 GPU_TILE_ROWS = 32
 
 
 @dataclass(slots=True)
 class TokenBudget:
-    """The limit of prompt tokens per step, adjusted by step times."""
+    """The limit of prompt tokens per step, which measured step times adjust."""
 
     target_s: float
     minimum: int
@@ -51,7 +51,7 @@ class TokenBudget:
         return budget - begun if 2 * begun <= self.tile else budget + self.tile - begun
 
     def observe(self, prefill_tokens: int, seconds: float, *, decoding: bool = True) -> None:
-        """Adjust the limits by a step's time. decoding: whether the step also generated tokens."""
+        """Adjust the limits to a step's time. With ``decoding``, the step also generated tokens."""
         if seconds <= 0:
             return
         if prefill_tokens == 0:
@@ -65,7 +65,7 @@ class TokenBudget:
             self.alone = self._steered(self.alone, prefill_tokens, target_s / seconds)
 
     def _steered(self, tokens: int, prefill_tokens: int, ratio: float) -> int:
-        """Return the new limit. ratio: the step's target divided by its time."""
+        """Return the new limit. ``ratio`` is the step's target time divided by its real time."""
         budget: float = tokens
         if ratio < 1:
             # Only prompt tokens can be cut, so they must make up for the whole excess.
