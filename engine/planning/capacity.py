@@ -1,4 +1,4 @@
-"""Makes the capacity report of a model: what fits on a device with given memory and context."""
+"""Makes the capacity report of a model: the weights, contexts and sequences that fit a device."""
 
 import sys
 from collections.abc import Sequence
@@ -41,19 +41,19 @@ from kvcache.state_cache import SLOTS_PER_SEQUENCE
 KIB = 1024
 PAGE_SIZES = tuple(kib * KIB for kib in (4, 8, 16, 32, 64, 128, 256))
 MEAN_LENGTHS = (256, 1024, 4096, 16384)
-# The bytes of an entry in the host's page table (kvcache/block.py): a reference and a Block.
+# The bytes of one entry of the page table in Python's memory: a reference and a Block object.
 TABLE_ENTRY_BYTES = 8 + sys.getsizeof(Block(0, 0))
 
 
 @dataclass(frozen=True, slots=True)
 class BlockAccount:
-    """The costs of one page size for sequences of one mean length."""
+    """The costs in memory and time of one page size, for sequences of one mean length."""
 
     page_bytes: int
     tokens_per_block: int
     mean_tokens: int
     tail_tokens: float
-    """The mean number of tokens for which the last block of a sequence has unused room."""
+    """The mean number of tokens that would still fit in the last block of a sequence."""
     waste: float
     """The unused fraction of the committed memory."""
     mappings_merged: int
@@ -63,11 +63,11 @@ class BlockAccount:
     table_bytes: int
     """The size of a sequence's page table on the host."""
     mapping_s_per_token: float
-    """The time of mapping memory for each token by which a sequence grows."""
+    """The time of mapping memory for a growing sequence, per token."""
 
 
 def account(shape: KVShape, device: Device, heap_bytes: int) -> tuple[BlockAccount, ...]:
-    """Return the costs of each possible page size for each mean length, small pages first."""
+    """Return the costs of each page size that the model can use, for each of MEAN_LENGTHS."""
     accounts = []
     for page_bytes in PAGE_SIZES:
         try:
@@ -106,17 +106,18 @@ def block_account(
 
 
 def tail_tokens(tokens_per_block: int, mean_tokens: int) -> float:
-    """Return the mean tokens unused in a last block, for lengths from 1 to 2 * mean_tokens - 1."""
+    """Return the mean number of tokens that would still fit in the last block of a sequence. All
+    lengths from 1 to 2 * mean_tokens - 1 are equally likely."""
     lengths = 2 * mean_tokens - 1
     full, rest = divmod(lengths, tokens_per_block)
-    # Any t = tokens_per_block lengths in a row leave t - 1 to 0 tokens of a block unused.
+    # For t = tokens_per_block lengths in a row, each number from t - 1 to 0 is unused once.
     unused = full * (tokens_per_block * (tokens_per_block - 1) // 2)
     unused += rest * tokens_per_block - rest * (rest + 1) // 2
     return unused / lengths
 
 
 CHUNK_TOKENS = 256
-# The simulated requests arrive almost at once, so that memory limits the number of running ones.
+# Simulated requests arrive almost at once, so that memory limits the number that run together.
 SEED = 0
 REQUESTS = 48
 MEAN_GAP_S = 0.05
@@ -124,7 +125,7 @@ MEAN_GAP_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """The memory that a model's weights leave to sequences."""
+    """The memory for sequences that remains beside a model's weights."""
 
     kv_bytes: int
     """The bytes for K and V, or 0 if the weights alone do not fit."""
@@ -138,13 +139,14 @@ class Room:
         return self.kv_bytes + self.num_slots * self.slot_bytes
 
     def sequences(self, by_kv: int) -> int:
-        """Return the number of sequences that run at once. by_kv: the number that K and V allow."""
+        """Return the number of sequences that can run at once. K and V of ``by_kv`` sequences fit,
+        and slots may limit the number further."""
         return min(by_kv, self.num_slots // SLOTS_PER_SEQUENCE) if self.slot_bytes else by_kv
 
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """A way to allocate K and V for sequences."""
+    """A named way to allocate memory for K and V, such as quire's own or mlx-lm's."""
 
     name: str
     layout: KVLayout
@@ -153,7 +155,7 @@ class Allocation:
         return self.layout.blocks_for(tokens) * self.layout.block_bytes
 
     def fit(self, room: Room, tokens: int) -> int:
-        """Return the number of sequences of ``tokens`` tokens that fit in whole heaps."""
+        """Return the number of sequences of ``tokens`` tokens that fit in the room's heaps."""
         layout = self.layout
         held = room.kv_bytes // layout.heap_bytes * layout.heap_tokens
         return room.sequences(held // layout.tokens_per_block // layout.blocks_for(tokens))
@@ -161,7 +163,7 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True)
 class QuantisationStep:
-    """The memory for one type of stored weights (packing) and one of K and V."""
+    """The memory of a model whose weights have one packing (number format), K and V another one."""
 
     resident: Resident
     """The memory of the weights and of one sequence that fills the context."""
@@ -174,20 +176,20 @@ class QuantisationStep:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """The numbers of sequences that fit beside weights of one packing."""
+    """The numbers of sequences that fit in memory beside weights in one packing."""
 
     weights: Packing
     room: Room
     tokens: int
-    """The tokens whose K and V fit in quire's own layout, or 0 if the model cannot be served."""
+    """The number of tokens whose K and V fit, or 0 if the model cannot be served."""
     whole_context: tuple[int, ...]
-    """The number of sequences as long as the context that fit, for each way of allocation."""
+    """For each Allocation, the number of sequences as long as the context that fit."""
     mean_length: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Crowd:
-    """The simulated workload, with one report for each way of allocating K and V."""
+    """The results of the simulated workload, with one report for each Allocation."""
 
     weights: Packing
     room: Room
@@ -197,28 +199,28 @@ class Crowd:
 
 @dataclass(frozen=True, slots=True)
 class CapacityReport:
-    """All figures of the capacity report. K and V are bf16 unless a packing is named."""
+    """All numbers of the capacity report. K and V are bf16 unless a field names a packing."""
 
     shape: ModelShape
     device: Device
     memory_bytes: int
-    """The machine's memory; the device may use ``demand.machine_bytes`` of it."""
+    """The machine's memory, of which the device may use ``demand.machine_bytes``."""
     context: int
     demand: MemoryDemand
     """The memory that the model needs beside weights and K and V."""
     by_context: tuple[Resident, ...]
-    """The memory of bf16 weights and one bf16 sequence, for each length in CONTEXTS."""
+    """The memory of the weights and of one sequence, both in bf16, for each length in CONTEXTS."""
     steps: tuple[QuantisationStep, ...]
     blocks: tuple[BlockAccount, ...]
     allocations: tuple[Allocation, ...]
-    """Dense, chunked and sparse allocation, in this order."""
+    """The dense, the chunked and the sparse allocation, in this order."""
     mean_tokens: int
-    """The mean length of the workload's sequences, prompt and answer together."""
+    """The mean length of the simulated sequences, prompt and answer together."""
     fits: tuple[Fit, ...]
     problem: str | None
     """The reason why the device cannot run the model, or None if it can."""
     crowd: Crowd | None
-    """The simulation, or None if even the smallest weights leave no room for one context."""
+    """The simulation's results; None if no packing of weights leaves room for one context."""
 
 
 def plan_capacity(
@@ -230,9 +232,9 @@ def plan_capacity(
     *,
     working_set_bytes: int | None = None,
 ) -> CapacityReport:
-    """Return the report. context: the longest sequence, at least 2 tokens. working_set_bytes: the
-    memory that the device may use; None is the device's default. Raises LayoutError if the size of
-    a token's K does not divide a page."""
+    """Return the report for sequences of at most ``context`` (2 or more) tokens. The device may use
+    ``working_set_bytes`` of memory; None means the device's default. Raises LayoutError if the size
+    of a token's K does not divide a page."""
     if working_set_bytes is None:
         working_set_bytes = device.working_set_bytes(memory_bytes)
     machine = MachineMemory(memory_bytes, memory_bytes)
@@ -295,8 +297,9 @@ def room_of(
 def allocations_of(
     shape: ModelShape, device: Device, context: int, config: EngineConfig
 ) -> tuple[Allocation, ...]:
-    """Return three ways to allocate K and V. Dense takes the whole context at once. Chunks grow by
-    CHUNK_TOKENS, as in mlx-lm. Sparse is quire's own layout. Raises LayoutError."""
+    """Return three ways to allocate K and V. The dense way reserves the whole context at once. The
+    chunked way grows by CHUNK_TOKENS, as mlx-lm does. The sparse way is quire's. Raises
+    LayoutError."""
     kv = kv_shape(shape)
     page = device.page_bytes
     sparse = paged_layout(
@@ -343,7 +346,8 @@ def _crowd(
     context: int,
     config: EngineConfig,
 ) -> Crowd | None:
-    """Simulate the workload with weights as stored, or in the widest packing that fits."""
+    """Simulate the workload with quantized weights as stored, or else in the widest packing that
+    fits. Return None if none fits."""
     own = shape.quantization
     packings = WEIGHT_PACKINGS if own is None else (own_packing(own, on_gpu=device.on_gpu),)
     for weights in packings:

@@ -1,4 +1,4 @@
-"""The speed and memory of known devices, and the cost of a model's step on them.
+"""The speed and memory of known devices, and the time of a model's step on each device.
 
 Memory and bandwidth are Apple's specifications of each chip's largest configuration
 (support.apple.com, "Tech Specs"). Apple publishes no arithmetic rate: ``ops_per_s`` is an
@@ -27,10 +27,10 @@ OPS_PER_LANE = 2  # a multiplication and an addition
 # From this memory size on, macOS gives the GPU three quarters of the memory, not two thirds.
 LARGE_MEMORY_BYTES = 36 * GIB
 
-# The time of a step's Python code and kernel launches, estimated for 36 layers and 400 kernels.
+# The estimated time of the Python code and kernel launches of a step with 36 layers, 400 kernels.
 APPLE_STEP_OVERHEAD_S = 2e-3
-# The time of one batch of Metal mappings of 1 to 2048 tiles (pages): 0.13 to 0.16 ms, measured by
-# others on an M1 Max (the "pie" probe).
+# The time of a batch of 1 to 2048 Metal mappings of a page. On an M1 Max, others measured 0.13 to
+# 0.16 ms (the "pie" probe).
 APPLE_MAPPING_BATCH_S = 0.15e-3
 # The time of one mmap(MAP_FIXED) of a memfd, measured on a Linux machine with two Xeon cores.
 MMAP_CALL_S = 3.2e-6
@@ -38,13 +38,13 @@ MMAP_CALL_S = 3.2e-6
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """The figures that determine a step's time and a mapping's cost."""
+    """The numbers of a device that determine the time of steps and of mappings of memory."""
 
     name: str
     memory_bytes: int
     """The memory of the device's largest configuration."""
     bytes_per_s: float
-    """The read bandwidth of the memory."""
+    """The bandwidth of reads from memory."""
     ops_per_s: float
     """The rate of multiplications and additions in matrix products."""
     step_overhead_s: float
@@ -52,7 +52,7 @@ class Device:
     page_bytes: int
     """The smallest page that the device can map."""
     mapping_batch_s: float
-    """The fixed time of a batch of mappings."""
+    """The time of a batch of mappings, whatever the number of mappings."""
     mapping_s: float
     """The time that each mapping adds to its batch."""
     on_gpu: bool
@@ -81,8 +81,8 @@ def _apple(
     )
 
 
-# The project's test machine, two Xeon cores with AVX-512. The bandwidth was measured by a read
-# probe, the operations by OpenBLAS in float32.
+# The project's test machine, with two Xeon cores and AVX-512. The bandwidth was measured by reading
+# memory, the operations by OpenBLAS in float32.
 CPU = Device(
     name="cpu",
     memory_bytes=24 * GIB,
@@ -123,26 +123,27 @@ def device_names() -> list[str]:
 
 
 def find_device(name: str) -> Device | None:
-    """Find a device by name; "Apple M4 Pro" and "m4-pro" mean "M4 Pro"."""
+    """Return the device with this name. "Apple M4 Pro" and "m4-pro" also find "M4 Pro"."""
     wanted = name.lower().removeprefix("apple").replace("-", " ").strip()
     return next((device for device in DEVICES if device.name.lower() == wanted), None)
 
 
 def this_device() -> Device:
-    """Return MLX's device on this machine, or CPU if DEVICES does not have it."""
+    """Return the entry of DEVICES for MLX's device on this machine, or CPU if there is none."""
     return find_device(str(mx.device_info().get("device_name", ""))) or CPU
 
 
-# The operations per token on each number of a state: decay, products with key and query, update.
+# The operations of a token on each number of a recurrent state: the decay, the products with key
+# and query, and the update.
 STATE_OPS = 7
 
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """The bytes and operations of a step of one model on one device.
+    """Computes the time of a step of one model on one device from bytes and operations.
 
-    A step reads the weights once, but only those experts that tokens choose at random. A step reads
-    each sequence's K and V, and reads and writes recurrent states. Activations are not counted.
+    A step reads all weights once, except experts that no token chooses (tokens choose at random). A
+    step reads K and V, and reads and writes recurrent states. Activations are not counted.
     """
 
     device: Device
@@ -150,13 +151,13 @@ class CostModel:
     """The bytes of all weights but experts, which every step reads."""
     kv_bytes_per_token: int
     ops_per_token: int
-    """The operations of all matrices but the output head."""
+    """The operations per token of all matrices but the output head."""
     ops_per_row: int
-    """The operations of the output head, which runs only for each entry's last token."""
+    """The operations of the output head, which runs for one token of each sequence only."""
     ops_per_pair: int
     """The operations of attention for each pair of a token and a token that it attends to."""
     mixtures: tuple[tuple[Experts, int], ...] = ()
-    """Each layer's mixture of experts, with the bytes of one expert."""
+    """The mixture of experts of each layer that has one, and the bytes of one expert."""
     state_bytes: int = 0
     """The bytes of one sequence's recurrent states."""
 
@@ -194,7 +195,7 @@ class CostModel:
         )
 
     def step_seconds(self, plan: Sequence[tuple[int, int]]) -> float:
-        """Return a step's time. plan: for each sequence ``(start, count)`` of its new tokens."""
+        """Return a step's time. ``plan`` has ``(start, count)`` of each sequence's new tokens."""
         tokens = sum(count for _, count in plan)
         # The step reads K and V of start + count tokens, and writes K and V of count tokens.
         touched = sum(start + 2 * count for start, count in plan)

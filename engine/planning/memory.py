@@ -1,4 +1,4 @@
-"""Computes memory from a ``config.json``: weights, K and V, states, and bounds for a step."""
+"""Computes a model's memory from ``config.json``: weights, K and V, states, and a step's arrays."""
 
 import math
 from dataclasses import dataclass
@@ -23,29 +23,29 @@ KIB = 1024
 # (mlx.core.quantize).
 GROUP_SIZE = 64
 BITS_PER_GROUP = 2 * 16
-# The outputs of a panel (block of packed rows) of the CPU's kernels: whole panels need no padding.
+# The CPU's kernels pack this many outputs of a matrix in one panel (block of packed weights).
 PANEL_OUTPUTS = 16
 VECTOR_BYTES = 2
 CONTEXTS = (2 * KIB, 4 * KIB, 8 * KIB, 16 * KIB, 32 * KIB, 64 * KIB, 128 * KIB)
 FLOAT32_BYTES = 4
-# Upper bounds of the copies of the hidden state and of the logits that a step holds at once.
+# A step holds at most this many arrays at once that are as large as the hidden state, or logits.
 HIDDEN_COPIES = 6
 LOGIT_COPIES = 5
-# Decode kernels split a sequence into parts of this many positions (kernels/metal/arguments.h,
-# kernels/cpu/kernels.h). A GPU splits sequences up to SHORT_ROW_TOKENS into smaller parts.
+# Attention of one token splits the earlier tokens into parts of SPLIT_TOKENS. A GPU takes parts of
+# SHORT_SPLIT_TOKENS for sequences up to SHORT_ROW_TOKENS (arguments.h and kernels.h in metal_ext).
 SPLIT_TOKENS = 256
 SHORT_SPLIT_TOKENS, SHORT_ROW_TOKENS = 128, 2048
-# With KVBackend.PAGED, K and V of at most this many layers are copied at once.
+# With KVBackend.PAGED, copies of K and V exist for at most this many layers at once.
 GATHERED_LAYERS = 2
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """A model, and the sizes of its weights in numbers."""
+    """A model, and the count of numbers in its weights."""
 
     spec: ModelSpec
     matrix_numbers: int
-    """The count of numbers in all matrices, which quantization packs; embedding included."""
+    """The count of numbers in all matrices, which may be quantized. The embedding is a matrix."""
     vector_numbers: int
     """The count of numbers in norms and biases, which stay in 16 bits."""
     quantization: Quantization | None
@@ -64,7 +64,7 @@ class ModelShape:
 
 
 def read_shape(path: Path) -> ModelShape:
-    """Read only ``config.json`` of a folder. Raises CheckpointError, which names file and field."""
+    """Read ``config.json`` in a folder. Raises CheckpointError, which names the file and field."""
     config = ModelConfig(path)
     spec = read_spec(config)
     tensors = model_tensors(spec, with_head=not spec.tied_embeddings)
@@ -81,24 +81,24 @@ def read_shape(path: Path) -> ModelShape:
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """The format in which numbers are stored."""
+    """A format in which numbers are stored, such as bf16 or 4 bits."""
 
     name: str
     bits: float
-    """The bits per number, scales and biases included."""
+    """The bits per number, with the bits of scales and biases."""
 
     def bytes_of(self, numbers: int) -> int:
         return math.ceil(numbers * self.bits / 8)
 
 
 def affine(bits: int, group_size: int = GROUP_SIZE) -> Packing:
-    """Return MLX's affine packing: 4 bits in groups of 64 take 4.5 bits per number."""
+    """Return MLX's affine packing. For example, 4 bits in groups of 64 take 4.5 bits per number."""
     return Packing(f"q{bits}", bits + BITS_PER_GROUP / group_size)
 
 
 def own_packing(stored: Quantization, *, on_gpu: bool) -> Packing:
-    """Return the packing of a quantized checkpoint in memory: on a GPU the files' packing, on a CPU
-    the packing for quire's kernels."""
+    """Return the packing of a quantized checkpoint's weights in memory. A GPU keeps the packing of
+    the files; a CPU has its own packing."""
     name = f"q{stored.bits}" if stored.mode == AFFINE else stored.mode
     shape = (PANEL_OUTPUTS, stored.group_size * PANEL_OUTPUTS)
     tensors = grouped_tensors(shape, stored, "BF16")
@@ -114,8 +114,8 @@ BF16 = Packing("bf16", 16)
 Q8 = affine(8)
 Q4 = affine(4)
 WEIGHT_PACKINGS = (BF16, Q8, Q4)
-# Pairs of packings: of the weights, and of K and V, from 16 bits to the smallest. Weights shrink
-# first, because they are packed only once.
+# Pairs of a packing for weights and a packing for K and V, from 16 bits to the smallest. Weights
+# shrink before K and V, because weights are packed only once.
 STEPS = ((BF16, BF16), (Q8, BF16), (Q8, Q8), (Q4, BF16), (Q4, Q8), (Q4, Q4))
 
 
@@ -129,7 +129,7 @@ class Resident:
     weights_bytes: int
     kv_bytes: int
     states_bytes: int = 0
-    """The most bytes of recurrent states that the sequence may have."""
+    """The largest number of bytes that the sequence may have in recurrent states."""
 
     @property
     def kept_bytes(self) -> int:
@@ -150,13 +150,13 @@ def kv_bytes_per_token(shape: ModelShape, packing: Packing) -> int:
 
 
 def kv_shape(shape: ModelShape) -> KVShape:
-    """Return the shape of a sequence's cache in bf16, as on a GPU. A CPU keeps the rows of
-    convolutions in float32, which adds 2 % of a state."""
+    """Return the shape of a sequence's cache in bf16, as on a GPU. On a CPU, the inputs that
+    convolutions keep are float32 instead, which adds 2 % to a state."""
     return shape.spec.kv_shape(KVFormat.BFLOAT16, KVFormat.BFLOAT16)
 
 
 def slot_bytes(shape: ModelShape) -> int:
-    """Return the bytes of a slot (recurrent states of one sequence at one position), or 0."""
+    """Return the bytes of a slot (recurrent states of a sequence at one position); 0 if none."""
     slot = kv_shape(shape).slot
     return 0 if slot is None else slot.slot_bytes
 
@@ -187,7 +187,7 @@ def memory_demand(
     kv_backend: KVBackend,
     itemsize: int,
 ) -> MemoryDemand:
-    """Return the memory needed beside weights and cache. itemsize: the bytes of an activation."""
+    """Return the memory needed beside weights and cache. An activation has ``itemsize`` bytes."""
     activations = activation_bytes(spec, config, itemsize)
     attention = attention_scratch_bytes(spec, config, shape, kv_backend)
     return MemoryDemand(
@@ -203,8 +203,8 @@ def memory_demand(
 
 
 def activation_bytes(spec: ModelSpec, config: EngineConfig, itemsize: int) -> int:
-    """Return an upper bound of a step's activations, but without attention's partial sums. Logits
-    are float32; other numbers take ``itemsize`` bytes."""
+    """Return an upper bound of the bytes of a step's activations, without attention's partial sums.
+    Logits are float32; other numbers take ``itemsize`` bytes."""
     layer_numbers = max(
         layer.mlp.numbers_per_token(spec.hidden_size) + _mixer_numbers(layer.mixer)
         for layer in spec.layers
@@ -217,7 +217,7 @@ def activation_bytes(spec: ModelSpec, config: EngineConfig, itemsize: int) -> in
 
 
 def _mixer_numbers(mixer: Mixer) -> int:
-    """Return an upper bound of a mixer's intermediate numbers for one token."""
+    """Return an upper bound of the count of intermediate numbers for one token in a mixer."""
     if isinstance(mixer, GatedDeltaNet):
         return 2 * (mixer.conv_width + 2 * mixer.values_width)
     queries = 2 * mixer.heads if mixer.output_gate else mixer.heads
@@ -227,8 +227,8 @@ def _mixer_numbers(mixer: Mixer) -> int:
 def attention_scratch_bytes(
     spec: ModelSpec, config: EngineConfig, shape: KVShape, kv_backend: KVBackend
 ) -> int:
-    """Return an upper bound of attention's bytes: partial sums for each sequence that generates,
-    and with KVBackend.PAGED a copy of a prompt's earlier K and V."""
+    """Return an upper bound of the bytes that attention needs for partial sums of each sequence
+    that generates. With KVBackend.PAGED, add a copy of a prompt's earlier K and V."""
     longest = config.max_model_len or spec.max_position_embeddings
     short = min(longest, SHORT_ROW_TOKENS)
     of_row = max(-(-longest // SPLIT_TOKENS), -(-short // SHORT_SPLIT_TOKENS))

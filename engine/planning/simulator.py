@@ -1,7 +1,7 @@
 """Simulates serving: runs the real scheduler, cache and loop on a clock that a cost model advances.
 
-There is no model and no memory: the runner returns a fixed token, and the memory backend only
-counts blocks. The results are the same on every machine.
+There is no model and no memory. The simulated runner returns a fixed token, and the simulated
+memory backend only counts blocks. The results are the same on every machine.
 """
 
 import math
@@ -24,10 +24,10 @@ from kvcache.memory_budget import CacheLimits
 
 ANY_TOKEN = 1
 VOCAB_SIZE = 2
-# More empty steps in a row than this, while requests are unfinished, are a bug of the scheduler.
+# If requests are unfinished, this many empty steps in a row prove a bug of the scheduler.
 MAX_IDLE_STEPS = 100
-# Sequences have from this many tokens to the whole context. An answer is an eighth to a half of its
-# sequence, but at most LONGEST_ANSWER_TOKENS.
+# A simulated sequence has at least this many tokens, prompt and answer together. The answer is an
+# eighth to a half of the sequence, but at most LONGEST_ANSWER_TOKENS.
 SHORTEST_TOKENS = 128
 ANSWER_PARTS = (1 / 8, 1 / 2)
 LONGEST_ANSWER_TOKENS = 2048
@@ -49,7 +49,7 @@ class SimulatedClock:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A request, and the time of its arrival."""
+    """A simulated request, and the time at which the engine receives the request."""
 
     at_s: float
     request: Request
@@ -62,8 +62,8 @@ class Arrival:
 def random_arrivals(
     seed: int, *, requests: int, longest_tokens: int, mean_gap_s: float
 ) -> list[Arrival]:
-    """Return requests with exponential gaps and log-uniform lengths: a few are long, many are
-    short. No two requests share a prefix."""
+    """Return requests with exponentially distributed gaps between arrivals and log-uniform lengths,
+    so that many are short and a few are long. No two requests share a prefix."""
     random = Random(seed)
     shortest = min(SHORTEST_TOKENS, longest_tokens)
     at_s = 0.0
@@ -84,7 +84,7 @@ def random_arrivals(
 
 @dataclass(frozen=True, slots=True)
 class SimulatedStep:
-    """A completed step; ``tokens`` is the number of tokens that the step samples."""
+    """A simulated step that is complete. ``tokens`` is the number of sampled tokens."""
 
     tokens: int
 
@@ -97,7 +97,7 @@ class SimulatedStep:
 
 
 class SimulatedRunner:
-    """Advances the clock by each step's time, and samples ANY_TOKEN."""
+    """Simulates steps: advances the clock by a step's computed time, and samples ANY_TOKEN."""
 
     def __init__(self, kv: KVCacheManager, cost: CostModel, clock: SimulatedClock) -> None:
         self.completed_epoch = 0
@@ -106,7 +106,7 @@ class SimulatedRunner:
         self._clock = clock
 
     def begin(self, plan: StepPlan, *, overlapped: bool = False) -> SimulatedStep:
-        """Run the whole step at once: simulated steps neither overlap nor need a SamplingState."""
+        """Run the whole step at once. Simulated steps do not overlap, and need no SamplingState."""
         assert not plan.needs_state
         assert not overlapped
         views = self._kv.views(plan.segments)
@@ -119,7 +119,7 @@ class SimulatedRunner:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """The engine's counts at the end of one step."""
+    """The start and end of a simulated step, and the engine's counts at the step's end."""
 
     start_s: float
     end_s: float
@@ -144,7 +144,8 @@ class SimulationReport:
 
     @property
     def mean_running(self) -> float:
-        """Return the mean number of running sequences while any waited, or overall if none did."""
+        """Return the mean number of running sequences while other sequences waited. If no sequence
+        ever waited, return the mean over the whole time."""
         crowded = [m for m in self.moments if m.waiting] or self.moments
         spans = [m.end_s - m.start_s for m in crowded]
         return sum(s * m.running for s, m in zip(spans, crowded, strict=True)) / sum(spans)
@@ -176,8 +177,9 @@ class Simulation:
         kv_budget_bytes: int,
         num_slots: int = 0,
     ) -> None:
-        """arrivals: ordered by time, each shorter than the context. num_slots: the number of slots
-        (recurrent states of a sequence), in addition to the budget."""
+        """``arrivals`` must be ordered by time, with sequences that fit the context. ``num_slots``
+        is the number of slots (recurrent states of a sequence), whose memory is not part of
+        ``kv_budget_bytes``."""
         config = replace(
             config,
             free_slack_bytes=0,
