@@ -20,8 +20,8 @@ MODES = {
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """How MLX quantizes a layer: as integer codes with a scale and a bias per group of weights
-    (affine), or as small floats with only a scale per group (other modes)."""
+    """MLX's way of quantizing a layer. Affine mode has integer codes, with a scale and a bias per
+    group of weights. Other modes have small floats, with a scale per group."""
 
     bits: int
     group_size: int
@@ -37,7 +37,7 @@ PACKINGS = tuple(
 
 
 class ModelConfig:
-    """The fields of ``config.json``. Methods raise CheckpointError, which names the wrong field."""
+    """The fields of ``config.json``. Methods raise CheckpointError if a field is wrong."""
 
     def __init__(self, path: Path) -> None:
         self.file = path / "config.json"
@@ -45,7 +45,7 @@ class ModelConfig:
 
     @property
     def text(self) -> "ModelConfig":
-        """Return the text model's config: ``text_config``, which overrides the other fields."""
+        """Return the config of the text model. Fields of ``text_config`` replace other fields."""
         nested = self.values.get("text_config", {})
         if not isinstance(nested, dict):
             raise self._wrong("text_config", nested, "an object")
@@ -54,14 +54,15 @@ class ModelConfig:
         return text
 
     def count(self, field: str, default: int | None = None) -> int:
-        """Return a positive integer, or ``default`` for a missing field if there is a default."""
+        """Return a field that must be a positive integer. If it is missing, return ``default``."""
         value = self.values.get(field, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise self._wrong(field, value, "a number above 0")
         return value
 
     def number(self, field: str, value: object = ...) -> float:
-        """Return a positive number. value: checked instead of the field's own value."""
+        """Return a field that must be a positive number. If ``value`` is given, check it instead of
+        the value in the file."""
         if value is ...:
             value = self.values.get(field)
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -84,14 +85,14 @@ class ModelConfig:
             )
 
     def refuse_windows(self) -> None:
-        """Raise CheckpointError for sliding-window attention."""
+        """Raise CheckpointError if the model has sliding-window attention."""
         if self.values.get("use_sliding_window"):
             raise CheckpointError(
                 f"{self.file}: use_sliding_window is true; quire serves full attention only"
             )
 
     def refuse_foreign_quantization(self) -> None:
-        """Raise CheckpointError for weights that another tool than MLX quantized."""
+        """Raise CheckpointError if the weights were quantized by another tool than MLX."""
         packing = self.values.get("quantization_config")
         method = packing.get("quant_method") if isinstance(packing, dict) else None
         if method is not None and "quantization" not in self.values:
@@ -101,7 +102,7 @@ class ModelConfig:
             )
 
     def quantization(self, layer: str) -> Quantization | None:
-        """Return the quantization of a layer, or None if the config has none."""
+        """Return the quantization of a layer, or None if the model is not quantized."""
         default = self.values.get("quantization")
         if not isinstance(default, dict):
             return None
@@ -123,7 +124,7 @@ class ModelConfig:
         return packing
 
     def names_layer(self, layer: str) -> bool:
-        """Return whether the config has a quantization of its own for this layer."""
+        """Return True if the config states a quantization for this layer alone."""
         default = self.values.get("quantization")
         return isinstance(default, dict) and isinstance(default.get(layer), dict)
 

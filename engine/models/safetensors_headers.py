@@ -14,22 +14,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-# These limits are far above what models need: Qwen3-235B has 36,000 tensors of 120 header bytes.
+# Limits of file sizes, far above the needs of models: Qwen3-235B has 4 MB of headers.
 MAX_HEADER_BYTES = 16 << 20
 MAX_JSON_BYTES = 32 << 20
 ITEM_BYTES = {"F32": 4, "BF16": 2, "F16": 2, "U32": 4, "U8": 1}
-# Files that Git LFS has not fetched begin like this (github.com/git-lfs/git-lfs, docs/spec.md).
+# A file that Git LFS has not fetched begins with this text (github.com/git-lfs, docs/spec.md).
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 INDEX_FILE = "model.safetensors.index.json"
 
 
 class CheckpointError(ValueError):
-    """A model folder that cannot be served; the message names file and field."""
+    """A model folder cannot be served. The message names the file and the field."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor, described by the header of its file."""
+    """A tensor's file, dtype and shape, as the file's header states them."""
 
     file: str
     dtype: str
@@ -55,7 +55,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def read_index(path: Path) -> dict[str, str]:
-    """Return the file of each tensor by the folder's index, or an empty dict without an index."""
+    """Return the index, which maps tensors' names to files. Without an index, return {}."""
     index = path / INDEX_FILE
     if not index.exists():
         return {}
@@ -66,7 +66,8 @@ def read_index(path: Path) -> dict[str, str]:
 
 
 def weight_files(path: Path) -> list[Path]:
-    """Return the paths of model*.safetensors and of files in the index. Raises CheckpointError."""
+    """Return all paths of model*.safetensors and of files that the index names. Raises
+    CheckpointError if there is none, or if a named file does not exist."""
     files = set(path.glob("model*.safetensors"))
     for shard in sorted(set(read_index(path).values())):
         if Path(shard).name != shard or not os.path.exists(path / shard):
@@ -90,7 +91,7 @@ def _read_header(file: Path) -> dict[str, Tensor]:
 
 
 def _parse_header(file: Path, stream: BinaryIO, size: int) -> tuple[dict[str, Any], int]:
-    """Return the tensors' entries, and the number of data bytes after the header."""
+    """Return the header's entries by tensor name, and the number of bytes after the header."""
     prefix = stream.read(8)
     if len(prefix) < 8:
         raise CheckpointError(f"{file}: the file has {size} bytes; its header needs 8 at least")
@@ -172,8 +173,8 @@ def _load(file: Path) -> Any:
 
 
 def regular_size(file: Path) -> int:
-    """Return a file's size. Raises CheckpointError for a pipe or device, where opening or reading
-    might never end, and OSError where the file cannot be examined."""
+    """Return a file's size. Raises CheckpointError for a pipe or device, which might never end, and
+    OSError if the size cannot be read."""
     status = os.stat(file)
     if not stat.S_ISREG(status.st_mode):
         raise CheckpointError(f"{file}: this is no regular file")

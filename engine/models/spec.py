@@ -7,16 +7,17 @@ from kvcache.layout import KVFormat, KVShape, KVSpec, StateSpec
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Rotary positions: dimensions i and i + dims / 2 of a head rotate as a pair, by ``position *
-    frequencies(head_dim)[i]`` radians."""
+    """Rotary position embedding (RoPE). Dimensions i and i + dims / 2 of a head rotate as a pair,
+    by ``position * frequencies(head_dim)[i]`` radians."""
 
     base: float
     scale: float = 1.0
-    """The factor of positions."""
+    """The factor by which positions are multiplied."""
     periods: tuple[float, ...] | None = None
-    """The positions per radian of each pair of dimensions, which replace ``base`` and ``scale``."""
+    """The positions per radian of each pair of dimensions. If set, ``base`` and ``scale`` are not
+    used."""
     magnitude: float = 1.0
-    """The factor of the rotated heads."""
+    """The factor by which the rotated dimensions are multiplied."""
     dims: int | None = None
     """The number of leading dimensions of a head that rotate; None means all dimensions."""
 
@@ -30,7 +31,7 @@ class Rope:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """The attention of a layer; ``heads / kv_heads`` query heads share a key and a value head."""
+    """The attention of a layer. ``heads / kv_heads`` query heads share one head of K and V."""
 
     heads: int
     kv_heads: int
@@ -41,7 +42,7 @@ class Attention:
     qkv_bias: bool
     """Whether queries, keys and values have biases."""
     window: int | None = None
-    """The number of tokens that a token attends to, itself included; None means all before it."""
+    """The number of newest tokens that a token attends to, itself included; None means all."""
     output_gate: bool = False
     """Whether each head's output is multiplied by the sigmoid of a gate of the same width."""
 
@@ -64,7 +65,8 @@ class GatedDeltaNet:
 
     @property
     def widths(self) -> tuple[int, int, int, int]:
-        """Return widths of a token's projections: queries, keys and values; gate; beta; decay."""
+        """Return the widths of a token's four projections: queries with keys and values, output
+        gate, beta, and decay."""
         return self.conv_width, self.values_width, self.value_heads, self.value_heads
 
     @property
@@ -86,14 +88,14 @@ class DenseMlp:
     inner_size: int
 
     def numbers_per_token(self, hidden_size: int) -> int:
-        """Return the count of one token's intermediate values: gate, up-projection and product."""
+        """Return the count of intermediate numbers for one token: gate, up-projection, product."""
         return 3 * self.inner_size
 
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """A mixture ``sum(share * expert(x))`` of dense MLPs, over the experts with the largest shares.
-    The shares are the softmax of the router's output."""
+    """A mixture ``sum(share * expert(x))`` of dense MLPs (experts). The softmax of the router's
+    output gives the shares. The sum is over the experts with the largest shares."""
 
     experts: int
     chosen: int
@@ -105,12 +107,12 @@ class Experts:
     """The inner size of a shared expert, which adds ``sigmoid(gate(x)) * shared(x)``."""
 
     def numbers_per_token(self, hidden_size: int) -> int:
-        """Return the count of one token's intermediate values, with shares and shared expert."""
+        """Return the count of intermediate numbers for one token, with those of a shared expert."""
         chosen = self.chosen * (3 * self.inner_size + 2 * hidden_size)
         return chosen + 2 * self.experts + 3 * (self.shared_inner_size or 0)
 
     def distinct(self, tokens: int) -> float:
-        """Return the expected number of distinct experts if tokens choose at random."""
+        """Return the expected number of distinct experts that tokens choose at random."""
         return self.experts * (1.0 - (1.0 - self.chosen / self.experts) ** tokens)
 
 
@@ -127,7 +129,7 @@ class LayerSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A decoder model."""
+    """The structure of a decoder-only language model."""
 
     family: str
     """The family's name to show to people."""
@@ -139,7 +141,7 @@ class ModelSpec:
     norm_eps: float
     max_position_embeddings: int
     unread: tuple[tuple[str, str], ...] = ()
-    """Name prefixes of tensors that serving does not read, each with the purpose of the tensors."""
+    """Pairs of a name prefix and a purpose, for tensors in the files that serving does not read."""
 
     @property
     def unread_prefixes(self) -> tuple[str, ...]:
@@ -164,8 +166,8 @@ class ModelSpec:
         return [kinds[:number].count(kind) for number, kind in enumerate(kinds)]
 
     def kv_shape(self, format: KVFormat, computed: KVFormat = KVFormat.FLOAT32) -> KVShape:
-        """Return the shape of a sequence's cache. format: the type of K and V. computed: the type
-        of the inputs that convolutions keep."""
+        """Return the shape of a sequence's cache. K and V have the type ``format``, the inputs that
+        convolutions keep have the type ``computed``."""
         return KVShape(
             tuple(KVSpec(each.kv_heads, each.head_dim, format) for each in self.attentions),
             tuple(

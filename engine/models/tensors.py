@@ -1,6 +1,6 @@
-"""Lists a model's tensors: their names and shapes, and the matrices that share a product.
+"""Lists the names and shapes of a model's tensors, and the matrices that multiply the same input.
 
-The list is needed to check a folder, and to compute the sizes of weights: as stored in files, or
+The list serves to check a model folder, and to compute the size of weights as stored in files or as
 packed for the CPU's kernels (kernels/cpu/linear.h).
 """
 
@@ -27,7 +27,7 @@ EMBEDDING = "embed_tokens"
 HEAD = "lm_head"
 FLOAT_TYPES = ("F32", "BF16", "F16")
 DTYPES = {"F32": mx.float32, "BF16": mx.bfloat16, "F16": mx.float16, "U8": mx.uint8}
-# Quantization modes whose numbers are exact in bfloat16, as which the CPU's kernels get them.
+# Quantization modes whose numbers are exact in bfloat16. The CPU's kernels get them as bfloat16.
 PLAIN_MODES = ("mxfp8", "nvfp4")
 FLOAT32_BYTES = 4
 
@@ -44,11 +44,11 @@ class Naming:
     """The prefix of all names but the output head's; empty for a model saved without a head."""
     head: str = HEAD
     zero_centred: bool = False
-    """Whether norms' weights are stored minus 1, and convolutions as ``[width, 1, taps]`` instead
-    of MLX's ``[width, taps, 1]``."""
+    """Whether the files store weights of norms minus 1, and convolutions as ``[width, 1, taps]``
+    instead of MLX's ``[width, taps, 1]``."""
     experts: ExpertNames = ExpertNames.STACKED
     joined_deltas: bool = False
-    """Whether a delta net's inputs are two matrices, as in Qwen3-Next's own files."""
+    """Whether a delta net's four input matrices are joined to two, as in Qwen3-Next's files."""
 
 
 NAMINGS = (
@@ -57,8 +57,8 @@ NAMINGS = (
     Naming("language_model.model.", f"language_model.{HEAD}"),
     Naming(""),
 )
-"""The namings of a plain model; of the text part of a larger model, on the hub and from MLX's
-tools; and of a model saved without its head."""
+"""The namings, in this order, of a plain model, of the text part of a larger model on the hub, of
+such a part saved by MLX's tools, and of a model saved without its head."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +70,8 @@ class Matrix:
     inputs: int
     has_bias: bool = False
     parts: tuple[int, ...] = ()
-    """If set, the file's rows repeat a group of parts with these numbers of rows; reading joins all
-    rows of the first part, then of the second, and so on."""
+    """If set, the file's rows are groups of parts with these numbers of rows. Reading reorders the
+    rows: all first parts come first, then all second parts, and so on."""
 
     def shapes(self) -> Shapes:
         bias: Shapes = {f"{self.name}.bias": (self.outputs,)} if self.has_bias else {}
@@ -93,7 +93,7 @@ class Vector:
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """A tensor that is converted to float32. name: the tensor's full name."""
+    """A tensor that is converted to float32. ``name`` is the tensor's full name in the files."""
 
     name: str
     shape: tuple[int, ...]
@@ -105,7 +105,7 @@ class Constant:
 AnyMatrix = Matrix | ExpertMatrix
 Part = AnyMatrix | Vector | Constant
 Product = tuple[Matrix, ...]
-"""Matrices that multiply the same input, which a CPU joins to one matrix."""
+"""Matrices that multiply the same input. On a CPU they are joined to one matrix."""
 ExpertProduct = tuple[ExpertMatrix, ...]
 
 
@@ -145,7 +145,8 @@ class AttentionTensors:
     """The tensors of attention."""
 
     queries_keys_values: Product
-    """The three matrices. With an output gate, each head's query rows are followed by gate rows."""
+    """The matrices of queries, keys and values. With an output gate, the first matrix has each
+    head's rows for the gate after the head's rows for the query."""
     output: Matrix
     query_norm: Vector | None
     key_norm: Vector | None
@@ -165,8 +166,8 @@ class DeltaTensors:
     """The tensors of a gated delta net."""
 
     inputs: Product
-    """Four matrices: queries with keys and values; output gate; beta; decay. With
-    Naming.joined_deltas, the first two are joined to one, and the last two to another."""
+    """Four matrices, for queries with keys and values, for the output gate, for beta and for the
+    decay. With Naming.joined_deltas, the first two are one matrix, and the last two another."""
     conv: Constant
     a_log: Constant
     dt_bias: Constant
@@ -219,7 +220,7 @@ class ModelTensors:
 
     @cached_property
     def parts(self) -> list[Part]:
-        """Return all tensors in the order in which files have them."""
+        """Return all tensors in the usual order in files."""
         head = [] if self.head is None else [self.head]
         layers = [part for layer in self.layers for part in layer.parts]
         return [self.embedding, *layers, self.norm, *head]
@@ -241,7 +242,8 @@ class ModelTensors:
         return {name: shape for part in self.parts for name, shape in part.shapes().items()}
 
     def count(self, dimensions: int) -> int:
-        """Return the count of numbers in tensors of two dimensions (stacks included), or of one."""
+        """Return the count of numbers in all tensors with this number of dimensions, 1 or 2. Stacks
+        of matrices count as 2, other tensors as 1."""
         stacks = [matrix for matrix in self.matrices if isinstance(matrix, ExpertMatrix)]
         stacked = {name for stack in stacks for name in stack.shapes()}
         return sum(
@@ -358,8 +360,8 @@ def naming_of(tensors: Mapping[str, Tensor]) -> Naming:
 def grouped_tensors(
     shape: tuple[int, ...], packing: Quantization, dtype: str
 ) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Return the dtype and shape of each tensor of a quantized matrix or stack. dtype: the dtype of
-    scales and biases in affine mode."""
+    """Return the dtype and shape of each tensor of a quantized matrix or stack of matrices. In
+    affine mode, scales and biases have ``dtype``."""
     *rows, columns = shape
     codes, groups = (*rows, columns * packing.bits // 32), (*rows, columns // packing.group_size)
     if packing.mode != AFFINE:
@@ -370,8 +372,8 @@ def grouped_tensors(
 def check_tensor(
     config: ModelConfig, name: str, shape: tuple[int, ...], tensors: Mapping[str, Tensor]
 ) -> Quantization | None:
-    """Check a tensor's dtype and shape; return its quantization. For a layer that config.json does
-    not name, the shapes decide about quantization, as in mlx-lm. Raises CheckpointError."""
+    """Check a tensor's dtype and shape; return its quantization. If config.json does not name the
+    layer, the quantization follows from the shapes, as in mlx-lm. Raises CheckpointError."""
     path, tensor = config.file.parent, tensors.get(name)
     if tensor is None:
         raise CheckpointError(f"{path}: no file holds the tensor {name} that config.json needs")
@@ -424,11 +426,11 @@ def _misfit(
 # --- sizes of tensors packed for the CPU's kernels ------------------------------------------------
 
 Kind = tuple[int, mx.Dtype, int, int]
-"""The number of outputs, dtype of numbers or scales, bits and group size (both 0 if plain)."""
+"""A matrix's number of outputs, dtype of numbers or scales, bits and group size (0 if plain)."""
 
 
 def packed_bytes(model: ModelTensors, tensors: Mapping[str, Tensor], packing_of: PackingOf) -> int:
-    """Return the bytes of all tensors once packed. tensors: the tensors in the files."""
+    """Return the bytes of a model after packing for the CPU. ``tensors`` are those in the files."""
     total = FLOAT32_BYTES * model.count(1)
     for product in model.products:
         kinds = [_kind_of(matrix, tensors, packing_of) for matrix in product]
@@ -438,7 +440,7 @@ def packed_bytes(model: ModelTensors, tensors: Mapping[str, Tensor], packing_of:
 
 
 def packed_kind(outputs: int, scales: str, packing: Quantization) -> Kind:
-    """Return a quantized matrix's Kind. scales: the dtype of its scales."""
+    """Return a quantized matrix's Kind. ``scales`` is the dtype of the matrix's scales."""
     if packing.mode in PLAIN_MODES:
         return outputs, mx.bfloat16, 0, 0
     return outputs, DTYPES[scales], packing.bits, packing.group_size
