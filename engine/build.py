@@ -39,10 +39,10 @@ from kvcache.new_backend import new_backends, new_states
 WARM_UP_PROMPT_TOKENS = 64
 FIRST_BUDGET_TOKENS = 64
 MIN_BUDGET_TOKENS = 16
-# The head dimensions for which the GPU's kernels of attention and of gated delta nets are compiled.
+# The GPU's kernels are compiled for these dimensions of attention heads and of delta net heads.
 GPU_HEAD_DIMS = (64, 128, 256)
 GPU_DELTA_DIM = 128
-# Suggest 4-bit weights only where they save at least a tenth of the weights' bytes.
+# 4-bit weights are suggested only if they take less than this fraction of the weights' bytes.
 SMALLER = 0.9
 
 
@@ -63,7 +63,8 @@ class EnginePlan:
 
     @property
     def arithmetic(self) -> str:
-        """Return a short name for the way of multiplying weights, a part of the model's digest."""
+        """Return a short name for the way of multiplying weights. The model's digest includes the
+        name, because the way changes K and V."""
         if self.on_gpu:
             return "stored"
         return "packed" if self.activations == "float32" else f"packed, x in {self.activations}"
@@ -74,7 +75,7 @@ class EnginePlan:
         return (*self.kv_backend.warnings, *([] if tight is None else [tight]))
 
     def lines(self) -> list[str]:
-        """Return the plan as text for people, without the warnings."""
+        """Return the lines of a text that describes the plan to people, without the warnings."""
         choice = self.kv_backend
         if self.on_gpu:
             why, products = "the GPU multiplies what is stored", "MLX's own"
@@ -98,8 +99,8 @@ class EnginePlan:
 def plan_engine(
     config: EngineConfig, checkpoint: Checkpoint, machine: MachineMemory, choice: KVBackendChoice
 ) -> EnginePlan:
-    """Plan the model and its cache within ``machine``, the memory of the CPU or GPU that computes.
-    Raises BudgetError or LayoutError; the message names the figure that does not fit."""
+    """Plan the model and its cache. ``machine`` is the memory of the CPU or GPU that computes.
+    Raises BudgetError or LayoutError with a message that names the number that does not fit."""
     problem = unserved(checkpoint.spec, choice.kv_backend)
     if problem is not None:
         raise LayoutError(f"{problem}: serve it with --kv-backend posix")
@@ -138,7 +139,7 @@ def unserved(spec: ModelSpec, kv_backend: KVBackend) -> str | None:
 def plan_memory(
     config: EngineConfig, checkpoint: Checkpoint, machine: MachineMemory, kv_backend: KVBackend
 ) -> MemoryPlan:
-    """Plan only the memory for ``plan_engine``, which documents the errors."""
+    """Plan the memory of an engine. Raises the errors of ``plan_engine``."""
     spec = checkpoint.spec
     shape = kv_shape(config, checkpoint, kv_backend)
     if checkpoint.embeds:
@@ -148,7 +149,7 @@ def plan_memory(
     demand = memory_demand(spec, config, machine, shape, kv_backend, itemsize)
     weights = checkpoint.stored_bytes if kv_backend.on_gpu else checkpoint.packed_bytes
     demand = replace(demand, weights_bytes=weights)
-    # A budget of K and V set by the user may include memory kept free for other programs.
+    # If the user sets the bytes for K and V, they may include memory left to other programs.
     room = usable if config.kv_budget_bytes is None else machine.total_bytes
     if demand.weights_bytes > room:
         longest = smallest_context(config.max_model_len, spec.max_position_embeddings)
@@ -171,7 +172,8 @@ def plan_memory(
 
 
 def _too_large(checkpoint: Checkpoint, demand: MemoryDemand, room: int, least: int) -> str:
-    """Return the message that weights do not fit. least: the bytes for the shortest context."""
+    """Return an error message for weights that exceed ``room`` bytes. The whole model needs
+    ``least`` bytes with the shortest context."""
     packed, others = Q4.bytes_of(checkpoint.num_weights), demand.fixed_bytes - demand.weights_bytes
     hint = "serve a smaller model"
     if packed < SMALLER * demand.weights_bytes:
@@ -188,8 +190,8 @@ def _too_large(checkpoint: Checkpoint, demand: MemoryDemand, room: int, least: i
 
 
 def kv_shape(config: EngineConfig, checkpoint: Checkpoint, kv_backend: KVBackend) -> KVShape:
-    """Return the shape of the cache, by default with the checkpoint's dtype, but on a CPU with
-    bfloat16 for float16. Raises LayoutError if float16 is configured for a CPU."""
+    """Return the shape of the cache. The default dtype is the checkpoint's, but on a CPU bfloat16
+    replaces float16. Raises LayoutError if float16 is configured for a CPU."""
     names = {"F32": "float32", "F16": "float16" if kv_backend.on_gpu else "bfloat16"}
     stored = names.get(checkpoint.dtype, "bfloat16")
     dtype = stored if config.kv_dtype == "auto" else config.kv_dtype
@@ -202,7 +204,7 @@ def kv_shape(config: EngineConfig, checkpoint: Checkpoint, kv_backend: KVBackend
 def build_engine(
     plan: EnginePlan, config: EngineConfig, progress: Progress, emit: Emit
 ) -> EngineLoop:
-    """Build the engine on the calling thread, which owns MLX from then on."""
+    """Build the engine on the calling thread. Afterwards only this thread may use MLX."""
     mx.set_default_device(compute_device(plan.kv_backend.kv_backend))
     mx.set_cache_limit(config.mlx_cache_bytes)
     workers = None
@@ -247,11 +249,10 @@ def assemble(
 ) -> EngineLoop:
     """Return an engine for ``model`` after a warm-up request.
 
-    workers: None on a GPU. identity: the model's digest; only models with equal digests share K and
-    V. maps_while_running, releases_heaps: whether a GPU maps memory while steps run, and frees it.
-    embedding_size: the length of a vector, or None for a model that generates text. weights: arrays
-    that a GPU keeps resident. Raises RuntimeError, after freeing all memory, if memory cannot be
-    mapped or the model cannot decode.
+    ``workers`` is None on a GPU. ``identity`` is the model's digest: only models with equal digests
+    share K and V. ``maps_while_running`` lets a GPU map memory while steps run, ``releases_heaps``
+    lets it free memory. ``embedding_size`` is None for a model that generates text. A GPU keeps
+    ``weights`` resident. Raises RuntimeError if memory cannot be mapped or the warm-up fails.
     """
     backends = new_backends(
         kv_backend,
@@ -302,7 +303,7 @@ def assemble(
 
 
 def first_budget(config: EngineConfig, tile: int = 1) -> TokenBudget:
-    """Return the first limit of a step's prompt tokens. tile: tokens that a device runs at once."""
+    """Return the first limit of a step's prompt tokens. A device runs ``tile`` tokens at once."""
     maximum = config.max_num_batched_tokens
     return TokenBudget(
         target_s=config.step_time_target_ms / 1000,
@@ -314,8 +315,8 @@ def first_budget(config: EngineConfig, tile: int = 1) -> TokenBudget:
 
 
 def kv_backend_faults(kv_backend: KVBackend, backends: Sequence[PageBackend]) -> KVBackendFaults:
-    """Return a recorder of the GPU's memory faults, so that later starts choose a safer backend.
-    On a CPU, return one that records nothing, because no backend is safer."""
+    """Return a recorder of faults of a GPU's memory. After a fault, later starts choose a safer
+    backend. On a CPU the recorder does nothing, because no backend is safer."""
     if not kv_backend.on_gpu:
         return KVBackendFaults()
     return KVBackendFaults(
@@ -324,5 +325,5 @@ def kv_backend_faults(kv_backend: KVBackend, backends: Sequence[PageBackend]) ->
 
 
 def mlx_memory() -> MlxMemory:
-    """Return the bytes that MLX holds now. Call this on the thread that owns MLX."""
+    """Return the memory that MLX holds now. Call this on the thread that owns MLX."""
     return MlxMemory(mx.get_active_memory(), mx.get_cache_memory(), mx.get_peak_memory())

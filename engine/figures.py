@@ -1,4 +1,4 @@
-"""Statistics of the engine: counters, histograms, and MLX's memory."""
+"""Types for the engine's statistics: counters, histograms, and the memory that MLX holds."""
 
 from bisect import bisect_left
 from collections import Counter
@@ -31,7 +31,7 @@ class SchedulerCounters:
     """The number of token rows computed for requests that had already ended."""
 
     def count_prompt(self, tokens: int, cached_tokens: int, miss: MissReason | None) -> None:
-        """Count a prompt. miss: the reason why no more prompt tokens were cached."""
+        """Count a prompt. ``miss`` is the reason why no more of its tokens were cached."""
         self.submitted_prompt_tokens += tokens
         self.cached_prompt_tokens += cached_tokens
         if miss is not None:
@@ -39,10 +39,10 @@ class SchedulerCounters:
 
 
 class HistogramCounts(NamedTuple):
-    """A histogram's data."""
+    """The contents of a histogram at one moment."""
 
     bounds: tuple[float, ...]
-    """The inclusive upper bounds of all buckets but the last, ascending."""
+    """The inclusive upper bounds of all buckets but the last, in ascending order."""
     counts: tuple[int, ...]
     """The number of values in each bucket; the last bucket has no bound."""
     total: float
@@ -78,7 +78,7 @@ class Distributions(NamedTuple):
     step_seconds: HistogramCounts = no_values(STEP_BOUNDS_S)
     step_sequences: HistogramCounts = no_values(SEQUENCE_BOUNDS)
     queue_seconds: HistogramCounts = no_values(QUEUE_BOUNDS_S)
-    """The times from a request's submission to the step that computes its first token."""
+    """Times from a request's submission to the start of the step that first computes its tokens."""
 
 
 NOTHING_MEASURED = Distributions()
@@ -105,7 +105,7 @@ class StepMeter:
 
 
 class MlxMemory(NamedTuple):
-    """The memory that MLX holds by its own report; all zeros where MLX does not run."""
+    """The memory that MLX reports to hold. All fields are 0 if MLX does not run."""
 
     active_bytes: int = 0
     """Bytes of arrays in use, weights included."""
@@ -126,13 +126,13 @@ class EngineStats:
     waiting: int = 0
     steps: int = 0
     prompt_tokens: int = 0
-    """The number of computed prompt tokens; recomputed tokens count again."""
+    """The number of prompt tokens that were computed. A token computed twice counts twice."""
     generated_tokens: int = 0
     submitted_prompt_tokens: int = 0
-    """The number of prompt tokens of admitted requests, cached or not."""
+    """The number of prompt tokens of all requests that began to run, cached tokens included."""
     cached_prompt_tokens: int = 0
     prefix_misses: tuple[tuple[MissReason, int], ...] = ()
-    """The number of requests with an incomplete cached prefix, for each reason."""
+    """For each reason, the number of requests whose prompt was not cached as far as possible."""
     mapping_waits: int = 0
     """The number of steps that waited for memory to be mapped."""
     preemptions: int = 0

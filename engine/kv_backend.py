@@ -33,8 +33,9 @@ def plan_for_this_machine(
 ) -> EnginePlan:
     """Choose the backend, and plan the model and its cache in the backend's memory.
 
-    budget_bytes: all memory that the engine may use, even if other programs use it now; None for
-    the machine's free memory. Raises KVBackendError, BudgetError or LayoutError.
+    The engine may use ``budget_bytes`` of memory, even if other programs use some of it now. With
+    None, the engine may use the machine's free memory. Raises KVBackendError, BudgetError or
+    LayoutError.
     """
 
     def sizes_of(kv_backend: KVBackend) -> list[tuple[int, CacheSize]]:
@@ -64,7 +65,7 @@ def plan_on(
     checkpoint: Checkpoint,
     budget_bytes: int | None = None,
 ) -> EnginePlan:
-    """Do as ``plan_for_this_machine`` with a backend that has been chosen already."""
+    """Plan as ``plan_for_this_machine`` does, with a backend that was chosen before."""
     machine = memory_for(choice.kv_backend)
     if budget_bytes is not None:
         machine = replace(machine, total_bytes=budget_bytes, available_bytes=budget_bytes)
@@ -91,11 +92,11 @@ def machine_kv_backend(
     release_heaps: bool | None = None,
     map_while_running: bool | None = None,
 ) -> KVBackendChoice:
-    """Choose a backend. A GPU's backend is tested first with the sizes of the model's cache.
+    """Choose a backend by ``setting``, which is "auto" or a backend's name. A GPU's backend is
+    tested first. The test takes the bytes of a page and the cache's size from ``sizes_of``.
 
-    setting: "auto" or a backend's name. sizes_of: returns the bytes of a page and the size of the
-    cache for each kind of layer. release_heaps, map_while_running: whether a GPU frees heaps, and
-    maps memory while steps run; None allows each after its self-test. Raises KVBackendError.
+    With ``release_heaps`` a GPU may free heaps, with ``map_while_running`` it may map memory while
+    steps run. None allows this if a self-test has passed. Raises KVBackendError.
     """
     device = metal_device()
 
@@ -130,14 +131,14 @@ def metal_device() -> MetalDevice | None:
 
 
 def why_no_metal(device: MetalDevice | None) -> str:
-    """Return the reason why this build or machine cannot use a GPU, or ""."""
+    """Return the reason why this build or machine cannot use a GPU, or "" if it can."""
     if not metal_ext.HAS_METAL:
         return NO_METAL
     return NO_DEVICE if device is None else ""
 
 
 def memory_of_all_models(config: EngineConfig) -> int:
-    """Return the bytes that all models may use together: as many as a single model may."""
+    """Return the bytes that all models on this machine may use together."""
     on_cpu = config.kv_backend == KVBackend.POSIX.setting or bool(why_no_metal(metal_device()))
     machine = memory_for(KVBackend.POSIX if on_cpu else KVBackend.SPARSE)
     return machine.usable_bytes(machine.headroom_bytes(config.headroom_bytes))

@@ -1,5 +1,5 @@
-"""Reads the process's limits (memory, processors, open files) and the system's memory pressure.
-Limits that cannot be read are ignored."""
+"""Reads the process's limits of memory, processors and open files, and the system's memory
+pressure. Limits that cannot be read are ignored."""
 
 import ctypes
 import math
@@ -23,20 +23,21 @@ VERSION_2 = ""
 
 PROC = Path("/proc")
 SYSCTL = b"kern.memorystatus_vm_pressure_level"
-# Pressure levels by the percentage of the last ten seconds in which some task waited for memory.
+# The pressure level is at least WARNING, or CRITICAL, if tasks have waited for memory during this
+# percentage of the last ten seconds.
 STALLED_WARNING, STALLED_CRITICAL = 10.0, 40.0
-# Pressure levels by the used fraction of a control group's limit, page cache not counted.
+# The same by the used fraction of a control group's memory limit, not counting page cache.
 USED_WARNING, USED_CRITICAL = 0.90, 0.97
-# Pressure levels by the available fraction of memory, for kernels that do not measure waits.
+# The same by the available fraction of all memory, for kernels that do not measure such waits.
 AVAILABLE_WARNING, AVAILABLE_CRITICAL = 0.05, 0.02
 
 MAX_THREADS = 256
-# The default memory to leave to other programs is a fifth of the machine's. On a GPU it is less,
-# because macOS already keeps a quarter to a third of the memory from the GPU.
+# By default, one part in HEADROOM_PART of the machine's memory is left to other programs. On a GPU
+# less is left, because macOS already keeps a quarter to a third of the memory from the GPU.
 HEADROOM_PART = 5
 GPU_HEADROOM_BYTES = 3 * 1024**3 // 2
-# The kernel's counts of pages that macOS can hand out without compressing or swapping: free pages,
-# file pages, and purgeable pages (XNU, bsd/vm/vm_unix.c).
+# The names of the kernel's counts of pages that macOS can hand out without compressing or swapping:
+# free pages, file pages, and purgeable pages (XNU, bsd/vm/vm_unix.c).
 MACOS_AVAILABLE = (
     b"vm.page_free_count",
     b"vm.page_pageable_external_count",
@@ -78,7 +79,7 @@ class MachineMemory:
     on_gpu: bool = False
 
     def headroom_bytes(self, setting: int | None) -> int:
-        """Return the bytes to leave to other programs: ``setting``, or a default if it is None."""
+        """Return the bytes to leave to other programs: ``setting``, or by default a fixed part."""
         usual = GPU_HEADROOM_BYTES if self.on_gpu else self.total_bytes // HEADROOM_PART
         return usual if setting is None else setting
 
@@ -91,7 +92,7 @@ class MachineMemory:
 def machine_memory(
     groups: Path = CONTROL_GROUPS, own: Path = OWN_GROUP, sysctl: Sysctl = read_sysctl
 ) -> MachineMemory:
-    """Return the memory of the machine, or of this process's container if that is less."""
+    """Return the memory of the machine, or of this process's container if that has less."""
     memory = psutil.virtual_memory()
     total, available = memory.total, macos_available_bytes(sysctl)
     if available is None:
@@ -104,8 +105,8 @@ def machine_memory(
 
 
 def macos_available_bytes(sysctl: Sysctl) -> int | None:
-    """Return the bytes of the pages in MACOS_AVAILABLE, or None on other systems. psutil's figure
-    differs: it counts some pages in use, and omits the pages of recently read files."""
+    """Return the bytes of the pages in MACOS_AVAILABLE, or None on other systems. psutil's number
+    of available bytes counts some pages in use, and omits pages of recently read files."""
     counts = [sysctl(name) for name in MACOS_AVAILABLE]
     pages = [count for count in counts if count is not None]
     return sum(pages) * os.sysconf("SC_PAGE_SIZE") if len(pages) == len(counts) else None
@@ -114,7 +115,7 @@ def macos_available_bytes(sysctl: Sysctl) -> int | None:
 def gpu_memory(
     machine: MachineMemory, working_set_bytes: int, max_buffer_bytes: int | None = None
 ) -> MachineMemory:
-    """Return the memory of a GPU: at most the working set that its driver recommends."""
+    """Return the memory that a GPU may use, which is at most the driver's recommendation."""
     total = min(machine.total_bytes, working_set_bytes)
     available = min(machine.available_bytes, working_set_bytes)
     return MachineMemory(total, available, max_buffer_bytes, on_gpu=True)
@@ -123,8 +124,8 @@ def gpu_memory(
 def machine_threads(groups: Path = CONTROL_GROUPS, own: Path = OWN_GROUP) -> int:
     """Return the number of processors that this process can keep busy.
 
-    A container's quota of processor time is rounded up to whole processors. More threads would use
-    up the quota early in each period, and then all threads would stop until the period ends.
+    A container's quota of processor time is rounded up to whole processors. With more threads, the
+    quota would be used up early in each period, and all threads would stop until the period ends.
     """
     affinity = getattr(os, "sched_getaffinity", None)
     count = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
@@ -135,10 +136,10 @@ def machine_threads(groups: Path = CONTROL_GROUPS, own: Path = OWN_GROUP) -> int
 
 
 def raise_descriptor_limit() -> int:
-    """Raise the limit of open files as far as the system allows, ignoring errors; return the limit.
+    """Raise the process's limit of open files as far as the system allows. Return the new limit.
 
-    macOS reports an infinite hard limit, but refuses more than kern.maxfilesperproc: bisection
-    finds the largest accepted value.
+    macOS reports an infinite hard limit, but refuses more than kern.maxfilesperproc. So a bisection
+    finds the largest value that the system accepts.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     allowed, refused = _finite(soft), _finite(hard) + 1
@@ -171,14 +172,14 @@ class GroupMemory:
     limit_bytes: int
     used_bytes: int
     reclaimable_bytes: int
-    """Used bytes that are page cache, without shared memory."""
+    """The used bytes that are page cache, which the kernel can free. Shared memory is not."""
 
 
 def own_groups(groups: Path, own: Path, controller: str = VERSION_2) -> list[Path]:
     """Return the folders of the process's control group and of all groups that contain it.
 
-    own: a file with lines such as ``4:memory:/docker/1f`` or ``0::/slice/own``. controller: one
-    of version 1's trees of groups, for example "memory".
+    The file ``own`` has lines such as ``4:memory:/docker/1f`` or ``0::/slice/own``. ``controller``
+    names one of version 1's trees of groups, for example "memory".
     """
     for line in _text(own).splitlines():
         _, names, path = line.split(":", 2)
@@ -190,7 +191,7 @@ def own_groups(groups: Path, own: Path, controller: str = VERSION_2) -> list[Pat
 
 
 def memory_of_groups(groups: Path = CONTROL_GROUPS, own: Path = OWN_GROUP) -> list[GroupMemory]:
-    """Return the control groups that limit the process's memory."""
+    """Return the memory of each control group that limits this process's memory."""
     limits = [_version_2(folder) for folder in own_groups(groups, own)]
     limits += [_version_1(folder) for folder in own_groups(groups, own, "memory")]
     return [memory for memory in limits if memory is not None]
@@ -211,7 +212,7 @@ def _version_1(folder: Path) -> GroupMemory | None:
     if limit is None or used is None:
         return None
     stat = _figures(folder / "memory.stat")
-    # A container cannot read the groups around its own; this field is the least limit of all.
+    # A container cannot read the groups that contain its own group. This field has the least limit.
     limit = min(limit, stat.get("hierarchical_memory_limit", limit))
     cache = stat.get("total_active_file", 0) + stat.get("total_inactive_file", 0)
     return GroupMemory(limit, used, cache)
@@ -224,7 +225,7 @@ def processors_of_groups(groups: Path = CONTROL_GROUPS, own: Path = OWN_GROUP) -
         [_text(folder / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")]
         for folder in own_groups(groups, own, "cpu")
     ]
-    # Without a quota the first word is "max" or -1, or the file does not exist.
+    # If there is no quota, the first word is "max" or -1, or the file does not exist.
     return min(
         (int(words[0]) / int(words[1]) for words in quotas if words and words[0].isdecimal()),
         default=None,
@@ -232,21 +233,21 @@ def processors_of_groups(groups: Path = CONTROL_GROUPS, own: Path = OWN_GROUP) -
 
 
 def _figures(file: Path) -> dict[str, int]:
-    """Parse lines such as ``file 4096`` into numbers by name."""
+    """Parse a file with lines such as ``file 4096`` into a dict from names to numbers."""
     lines = (line.split() for line in _text(file).splitlines())
     return {words[0]: int(words[1]) for words in lines if len(words) == 2 and words[1].isdecimal()}
 
 
 def _integer(file: Path) -> int | None:
-    """Return the number in a file, or None where the file is missing or says "max"."""
+    """Return the number in a file, or None if the file is missing or contains "max"."""
     text = _text(file).strip()
     return int(text) if text.isdecimal() else None
 
 
 # --- memory pressure ------------------------------------------------------------------------------
 
-# macOS publishes one number for memory pressure. Linux publishes how long tasks wait for memory
-# (docs.kernel.org/accounting/psi.html), and how much memory each control group uses.
+# macOS publishes one number for memory pressure. Linux publishes the time in which tasks wait for
+# memory (docs.kernel.org/accounting/psi.html), and the memory that each control group uses.
 
 
 class PressureLevel(IntEnum):
@@ -270,7 +271,7 @@ def macos_pressure(sysctl: Sysctl | None = None) -> PressureLevel:
 
 
 def linux_pressure(proc: Path = PROC, groups: Path = CONTROL_GROUPS) -> PressureLevel:
-    """Return the worst level among the machine and the process's control groups."""
+    """Return the highest pressure level of the machine and of the process's control groups."""
     own = proc / "self/cgroup"
     stalls = [proc / "pressure/memory"]
     stalls += [folder / "memory.pressure" for folder in own_groups(groups, own)]
@@ -302,23 +303,24 @@ def _level(value: float, warning: float, critical: float) -> PressureLevel:
 
 # --- the C library's memory -----------------------------------------------------------------------
 
-# The C library keeps freed memory in small pieces, hundreds of MiB after a long prompt. Only whole
-# free pages return to the system; there are more if all threads share one arena (pool of memory).
+# After a long prompt, the C library keeps hundreds of MiB of freed memory in small pieces. Only
+# whole free pages return to the system. More pages are free if all threads share one arena (pool).
 
-# glibc's option for the number of arenas (malloc.h), and the variable by which users set it.
+# glibc's option for the number of arenas (malloc.h), and the environment variable for the same.
 M_ARENA_MAX, ARENA_MAX_VARIABLE = -8, "MALLOC_ARENA_MAX"
 
 
 def use_one_arena() -> None:
-    """Make glibc use one arena for all threads, unless ARENA_MAX_VARIABLE is set: an arena per
-    thread held three times as much freed memory. Call this before any thread starts."""
+    """Make glibc use one arena (pool of memory) for all threads, unless ARENA_MAX_VARIABLE is set.
+    With an arena per thread, glibc kept three times as much freed memory. Call this before any
+    thread starts."""
     library = ctypes.CDLL(None)
     if hasattr(library, "mallopt") and ARENA_MAX_VARIABLE not in os.environ:
         library.mallopt(M_ARENA_MAX, 1)
 
 
 def release_free_memory() -> None:
-    """Return the C library's freed memory to the system; musl keeps little, so it needs no call."""
+    """Return the C library's freed memory to the system. (musl keeps little and has no call.)"""
     library = ctypes.CDLL(None)
     if hasattr(library, "malloc_trim"):  # glibc
         library.malloc_trim(0)

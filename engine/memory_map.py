@@ -1,4 +1,4 @@
-"""A snapshot of the engine's sequences and their memory for GET /memory: counts, no contents."""
+"""A snapshot of the engine's sequences and memory for GET /memory, without texts or tokens."""
 
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
@@ -9,20 +9,20 @@ from engine.step.sequence import Sequence
 from engine.types import EngineStats
 from kvcache.memory_map import KVMap as KVMap
 
-# The most running sequences, and the most waiting sequences, that a memory map lists.
+# A memory map lists at most this many running sequences, and as many waiting sequences.
 MAX_SHOWN_SEQUENCES = 256
 SequenceReport = dict[str, Any]
-"""One sequence in the JSON of GET /memory."""
+"""The JSON object that describes one sequence in the answer of GET /memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryMap:
-    """A snapshot of the engine between two steps; all fields are of the same moment."""
+    """A snapshot of the engine between two steps. All fields describe the same moment."""
 
     stats: EngineStats
     kv: KVMap
     running: tuple[SequenceReport, ...]
-    """The first running sequences, at most MAX_SHOWN_SEQUENCES; ``stats`` counts all of them."""
+    """The first MAX_SHOWN_SEQUENCES running sequences; ``stats`` has the number of all."""
     waiting: tuple[SequenceReport, ...]
 
     def as_json(self) -> dict[str, Any]:

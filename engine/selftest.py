@@ -1,7 +1,7 @@
-"""Tests whether this machine can serve (`quire doctor`); risky tests run in child processes.
+"""Tests whether this machine can serve (`quire doctor`). Risky tests run in child processes.
 
-Run as a program, this module prints the extension's facts: loading the extension may crash, so
-`quire doctor` does it in a child process.
+If this module runs as a program, it prints facts about the native extension. `quire doctor` runs
+this program in a child process, because loading the extension may crash.
 """
 
 import json
@@ -47,7 +47,7 @@ from kvcache.selftest.run import (
     write_stamp,
 )
 
-# The version of the JSON report, increased when a field changes its meaning or is removed.
+# The version of the JSON report. It rises when a field changes its meaning or is removed.
 SCHEMA = 1
 FACTS_LIMIT_S = 60.0
 NAMES_IN_JSON = {
@@ -60,28 +60,28 @@ NAMES_IN_JSON = {
 
 @dataclass(frozen=True, slots=True)
 class SelfTestOptions:
-    """The settings to test with, and the optional tests to run."""
+    """The options of `quire doctor`: settings for the tests, and optional tests to run."""
 
     config: EngineConfig
     release_test: bool = False
     stress: bool = False
     forget_faults: bool = False
-    """Whether to delete the recorded faults of all backends, whatever the tests find."""
+    """Whether to delete the recorded faults of all backends before the tests."""
 
 
 @dataclass(frozen=True, slots=True)
 class Extension:
-    """The native extension, and the installed MLX."""
+    """The result of loading the native extension, and the version of the installed MLX."""
 
     mlx_installed: str
     fault: str
     """The reason why the extension cannot be loaded, or "" if it was loaded."""
     facts: dict[str, Any]
-    """The extension's facts about itself; empty if the extension cannot be loaded."""
+    """The values of ``extension_facts``, or an empty dict if the extension cannot be loaded."""
 
     @property
     def matches(self) -> bool:
-        """Return whether the extension was built for the installed MLX."""
+        """Return True if the extension was built for the installed version of MLX."""
         return self.facts.get("mlx_built_for") == self.mlx_installed
 
 
@@ -94,22 +94,22 @@ class KVBackendReport:
     """The reason why the backend could not be tested, or "" if it was tested."""
     tests: dict[SelfTest, SelfTestReport] = field(default_factory=dict)
     releases_heaps: bool = True
-    """Whether free memory may be released; a GPU must have passed its test of releasing once."""
+    """Whether serving returns free memory to the system. A GPU must have passed a test of it."""
     remembered: str = ""
-    """The files that record passed tests, or the error of writing them."""
+    """The paths of files that record passed tests, or the error of writing such a file."""
     faults: tuple[str, ...] = ()
-    """Faults recorded before these tests."""
+    """The faults that were on record before these tests."""
     standing_faults: tuple[str, ...] = ()
-    """Faults recorded after these tests; a backend that has any is not chosen."""
+    """The faults on record after these tests. A backend with such faults is not chosen."""
 
     @property
     def refusal(self) -> str:
-        """Return the reason why serving would refuse this backend, or "" if it would serve."""
+        """Return the reason why serving would refuse this backend, or "" if there is none."""
         return self.missing or self._fault_of(SelfTest.KV_BACKEND)
 
     @property
     def fault(self) -> str:
-        """Return the first failure of any test, or ""."""
+        """Return the message of the first failed test, or "" if no test has failed."""
         return self.refusal or self._fault_of(SelfTest.KERNELS) or self._fault_of(SelfTest.STRESS)
 
     def _fault_of(self, test: SelfTest) -> str:
@@ -133,7 +133,7 @@ class KVBackendReport:
 
 @dataclass(frozen=True, slots=True)
 class MachineReport:
-    """The machine, its backends, and the backend that would serve."""
+    """The report of `quire doctor`: the machine, its backends, and the choice of a backend."""
 
     machine: Machine
     python: str
@@ -144,12 +144,12 @@ class MachineReport:
     headroom_bytes: int
     kv_backends: tuple[KVBackendReport, ...]
     chosen: KVBackend | None
-    """The backend that would serve; None if all that the settings allow have failed."""
+    """The backend that would serve; None if all backends that the settings allow have failed."""
     reasons: tuple[str, ...]
     maps_while_running: bool | None = None
     """Whether serving would map memory while steps run; None where ``chosen`` is None."""
     wheel: str = ""
-    """The tag of the installed wheel of MLX's Metal part, or "" if there is none."""
+    """The tag of the installed wheel of MLX's Metal part, or "" if none is installed."""
     pace: SelfTestReport | None = None
     pressure: str = ""
     """The name of a PressureLevel, in lower case."""
@@ -202,8 +202,8 @@ class MachineReport:
 
 
 def check_machine(options: SelfTestOptions, progress: Callable[[str], None]) -> MachineReport:
-    """Test this machine without a model. Record faults and passed tests on disk; delete records of
-    faults of backends that work now. progress: called with the name of each part of the test."""
+    """Test this machine without a model. Record faults and passed tests on disk, and delete the
+    recorded faults of backends that work now. Call ``progress`` with the name of each test."""
     progress("the extension")
     extension = read_extension()
     facts = extension.facts
@@ -308,7 +308,7 @@ def _run_tests(
 
 
 def _forget(memory: FaultMemory, kv_backend: KVBackend) -> None:
-    """Delete the records of a backend's faults and passed tests; ignore errors of deleting."""
+    """Delete the records of a backend's faults and passed tests. Ignore errors of the deletion."""
     with suppress(OSError):
         if memory.forget():
             for test in (SelfTest.RELEASE, SelfTest.STRESS):
@@ -316,8 +316,8 @@ def _forget(memory: FaultMemory, kv_backend: KVBackend) -> None:
 
 
 def _remember(report: KVBackendReport, test: SelfTest, result: SelfTestReport) -> None:
-    """Add a test's result to the report. For a GPU, record on disk for serving that the test has
-    passed, or delete that record if the test has failed."""
+    """Add a test's result to the report. For a GPU, write a file that records a passed test, which
+    serving reads. Delete the file if the test has failed."""
     report.tests[test] = result
     if not report.kv_backend.on_gpu:
         return
@@ -352,7 +352,7 @@ def extension_facts() -> dict[str, Any]:
         None if limit == resource.RLIM_INFINITY else limit
         for limit in resource.getrlimit(resource.RLIMIT_NOFILE)
     )
-    # Import MLX after the extension, whose import error explains a mismatch of their versions.
+    # Import the extension before MLX: its import error explains a mismatch of the two versions.
     import mlx.core as mx
 
     return {
