@@ -1,4 +1,4 @@
-"""Checks a model folder before loading: its files must hold the tensors that config.json needs."""
+"""Checks before loading that a model folder's files have the tensors that config.json needs."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping
@@ -38,8 +38,8 @@ COMPUTED = (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"])
 
 
 def is_embedding_checkpoint(path: Path, names: Collection[str], *, tied: bool) -> bool:
-    """Return whether a model makes vectors instead of answers. tied: whether the embedding is also
-    the output head. Raises CheckpointError for vectors that quire does not compute."""
+    """Return True if a model makes vectors instead of answers. With ``tied``, the embedding is also
+    the output head. Raises CheckpointError for a kind of vectors that quire does not compute."""
     if (path / MODULES_FILE).is_file():
         check_modules(path)
         return True
@@ -47,7 +47,7 @@ def is_embedding_checkpoint(path: Path, names: Collection[str], *, tied: bool) -
 
 
 def check_modules(path: Path) -> None:
-    """Raise CheckpointError where modules.json asks for vectors that quire does not compute."""
+    """Raise CheckpointError if modules.json needs a kind of vectors that quire does not compute."""
     file = path / MODULES_FILE
     modules = read_json_list(file)
     kinds = [_kind(module) for module in modules]
@@ -71,7 +71,7 @@ def _kind(module: Any) -> str:
 
 
 def _pooling_modes(settings: dict[str, Any]) -> set[str]:
-    """Return the pooling modes. New files name one mode; older files have a flag for each."""
+    """Return the pooling modes of a settings file. New files have a name, old files have flags."""
     named = settings.get("pooling_mode")
     if isinstance(named, str):
         return set(named.split("+"))
@@ -81,7 +81,7 @@ def _pooling_modes(settings: dict[str, Any]) -> set[str]:
 
 __all__ = ["Checkpoint", "CheckpointError", "read_checkpoint"]
 
-# Older files have tensors with this ending, RoPE's frequencies, which are computed instead.
+# The ending of tensors with RoPE's frequencies in older files. quire computes the frequencies.
 FREQUENCIES = ".rotary_emb.inv_freq"
 
 
@@ -99,12 +99,12 @@ class Checkpoint:
     packed_bytes: int
     """The bytes of all tensors after packing for the CPU's kernels."""
     num_weights: int
-    """The count of numbers in all weight matrices, as if they were not quantized."""
+    """The count of numbers in all weights. Scales and biases of quantization do not count."""
     embeds: bool
     """Whether the model makes vectors of texts instead of answers."""
     naming: Naming
     unread: tuple[str, ...]
-    """Names of tensors that serving does not need."""
+    """The names of tensors in the files that serving does not need."""
     packings: Mapping[str, Quantization]
     """The quantization of each quantized layer, by the layer's name."""
 
@@ -114,7 +114,7 @@ class Checkpoint:
 
     @property
     def left_out(self) -> str | None:
-        """Return a sentence about parts of the model that are not served, or None if all are."""
+        """Return a sentence about parts of the model that are not served; None if all are."""
         uses = Counter(
             use for name in self.unread for start, use in self.spec.unread if name.startswith(start)
         )
@@ -131,8 +131,8 @@ class Checkpoint:
 
 
 def read_checkpoint(path: Path, *, embeds: bool | None = None) -> Checkpoint:
-    """Check a folder. embeds: whether the model makes vectors; None decides by the folder's files.
-    Raises CheckpointError, which names file and field."""
+    """Check a model folder. With ``embeds``, the model makes vectors; None decides by the folder's
+    files. Raises CheckpointError, which names the file and field."""
     config = ModelConfig(path)
     spec = read_spec(config)
     tensors = read_tensors(path)
@@ -174,7 +174,7 @@ def checkpoint_of(
     naming: Naming = NAMINGS[0],
     unread: tuple[str, ...] = (),
 ) -> Checkpoint:
-    """Compute the sizes of a checkpoint. tensors: all tensors but the unread ones, by name."""
+    """Return a checkpoint with computed sizes. ``tensors`` has the tensors that serving reads."""
     path = config.file.parent
     model = tensors_of(spec, naming, embeds=embeds)
     return Checkpoint(
@@ -193,7 +193,7 @@ def checkpoint_of(
 
 
 def tensors_of(spec: ModelSpec, naming: Naming = NAMINGS[0], *, embeds: bool) -> ModelTensors:
-    """Return the tensors of a checkpoint; a model that makes vectors has no head."""
+    """Return the tensors of a checkpoint. A model that makes vectors (``embeds``) has no head."""
     return model_tensors(spec, naming, with_head=not (spec.tied_embeddings or embeds))
 
 
@@ -213,10 +213,10 @@ DTYPES = {"float32": "F32", "float16": "F16"}
 
 
 def promised_checkpoint(path: Path, stored_bytes: int, *, embeds: bool | None = None) -> Checkpoint:
-    """Predict the checkpoint of a folder without weights from its ``config.json``.
+    """Predict the checkpoint of a folder whose weights are not downloaded, from ``config.json``.
 
-    stored_bytes: the size of the weights' files. embeds: whether the model makes vectors, or None
-    to decide by the files. Raises CheckpointError, which names file and field.
+    ``stored_bytes`` is the size of the weights' files. With ``embeds``, the model makes vectors;
+    None decides by the files. Raises CheckpointError, which names the file and field.
     """
     config = ModelConfig(path)
     spec = read_spec(config)
@@ -228,8 +228,8 @@ def promised_checkpoint(path: Path, stored_bytes: int, *, embeds: bool | None = 
     layers = (name.removesuffix(".scales") for name in tensors if name.endswith(".scales"))
     packings = {layer: packing for layer in layers if (packing := config.quantization(layer))}
     promised = checkpoint_of(config, spec, tensors, packings, embeds=embeds)
-    # The files may hold a head that is never read. Assume that any further bytes come from weights
-    # that are wider than config.json says.
+    # The files may have an output head that is never read. If the files are still larger than
+    # predicted, assume that weights have more bits than config.json says.
     embedding = f"{model.embedding.name}."
     unread = sum(t.stored_bytes for name, t in tensors.items() if name.startswith(embedding))
     foreseen = promised.stored_bytes + (unread if model.head is None else 0)
@@ -238,7 +238,7 @@ def promised_checkpoint(path: Path, stored_bytes: int, *, embeds: bool | None = 
 
 
 def promised_tensors(config: ModelConfig, model: ModelTensors) -> dict[str, Tensor]:
-    """Return the tensors by name, as ``config.json`` describes them. Raises CheckpointError."""
+    """Return the tensors that ``config.json`` describes, by name. Raises CheckpointError."""
     values = config.text.values
     dtype = DTYPES.get(str(values.get("dtype") or values.get("torch_dtype")), "BF16")
     tensors: dict[str, Tensor] = {}

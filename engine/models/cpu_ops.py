@@ -1,5 +1,5 @@
-"""A model's operations on a CPU, with weights packed for quire's own kernels. Activations and sums
-are float32, whatever the dtype of the weights."""
+"""A model's operations on a CPU. The weights are packed for quire's own kernels. Activations and
+sums are float32, whatever the dtype of the weights."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ from kvcache.views import KVViews
 
 @dataclass(frozen=True, slots=True)
 class PackedDense:
-    """The weights of a dense MLP."""
+    """The packed weights of a dense MLP."""
 
     gate_up: metal_ext.PackedLinear
     down: metal_ext.PackedLinear
@@ -39,7 +39,7 @@ class PackedDense:
 
 @dataclass(frozen=True, slots=True)
 class PackedMixture:
-    """The weights of a mixture of experts."""
+    """The packed weights of a mixture of experts."""
 
     spec: Experts
     router: metal_ext.PackedLinear
@@ -69,17 +69,17 @@ PackedMlp = PackedDense | PackedMixture
 
 
 Packed = Callable[[int], None]
-"""A function that is called with the bytes of each packed product (matrices joined to one)."""
+"""A function that gets the bytes of each packed product (matrices that are joined to one)."""
 Codes = tuple[mx.array, mx.array | None, int, int]
 """The scales, biases, bits and group size of a quantized matrix."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackedAttention:
-    """The weights of an attention layer."""
+    """The packed weights of an attention layer."""
 
     heads: tuple[int, int, int]
-    """The numbers of query, key and value heads; query heads count twice if gated."""
+    """The numbers of query, key and value heads. With a gate, query heads count twice."""
     gated: bool
     queries_keys_values: metal_ext.PackedLinear
     bias: mx.array | None
@@ -90,18 +90,18 @@ class PackedAttention:
 
 @dataclass(frozen=True, slots=True)
 class PackedDelta:
-    """The weights of a gated delta net."""
+    """The packed weights of a gated delta net."""
 
     inputs: metal_ext.PackedLinear
     ends: tuple[int, ...]
-    """The ends of three parts of an output row: queries with keys and values; gate; beta."""
+    """The indices in a row of outputs where queries with keys and values, gate, and beta end."""
     delta: metal_ext.GatedDelta
     output: metal_ext.PackedLinear
 
 
 @dataclass(frozen=True, slots=True)
 class PackedLayer:
-    """The weights of a layer."""
+    """The packed weights of a layer."""
 
     mixer_norm: mx.array
     mixer: PackedAttention | PackedDelta
@@ -110,7 +110,7 @@ class PackedLayer:
 
 
 class CpuOps:
-    """Implements Ops on a CPU."""
+    """Implements Ops (forward.py) on a CPU."""
 
     weights: Sequence[mx.array] = ()
 
@@ -122,7 +122,8 @@ class CpuOps:
         workers: metal_ext.CpuWorkers,
         packed: Packed,
     ) -> None:
-        """Pack products (joined matrices) one by one to save memory. Takes all of ``stored``."""
+        """Take all weights out of ``stored`` and pack them. Matrices are packed one product (joined
+        matrices) at a time, to save memory."""
         self._eps = spec.norm_eps
         self._workers = workers
         self._places = spec.places
@@ -142,7 +143,7 @@ class CpuOps:
                 packed(products[name].nbytes)
             if (bias := _bias(matrices)) is not None:
                 biases[name] = bias
-            del matrices  # free the memory before reading more
+            del matrices  # free the memory before more weights are read
         vectors = {vector.name: _float32(stored.vector(vector)) for vector in tensors.vectors}
         vectors |= {each.name: _float32(stored.constant(each)) for each in tensors.constants}
         transforms = iter(qk_transforms(spec, tensors, vectors))
@@ -252,8 +253,8 @@ def _packed_mlp(
 
 
 def _routers(tensors: ModelTensors) -> set[str]:
-    """Return the names of the matrices that choose experts. The inputs of such matrices are never
-    rounded, because rounding would change the choice."""
+    """Return the names of the matrices that choose experts. Their inputs must stay exact, because
+    rounding would change the choice."""
     mlps = (layer.mlp for layer in tensors.layers)
     return {mlp.router[0].name for mlp in mlps if isinstance(mlp, MixtureTensors)}
 
@@ -266,7 +267,7 @@ def _bias(matrices: Sequence[StoredMatrix]) -> mx.array | None:
 def pack_linear(
     matrices: Sequence[StoredMatrix], workers: metal_ext.CpuWorkers, *, exact: bool = False
 ) -> metal_ext.PackedLinear:
-    """Pack matrices as one. exact: never round the inputs of the product. Raises ValueError."""
+    """Pack matrices as one matrix. With ``exact``, inputs are never rounded. Raises ValueError."""
     parts = [_codes(matrix) for matrix in matrices]
     weights = [weight for weight, _ in parts]
     return metal_ext.PackedLinear(weights, workers, [codes for _, codes in parts], exact)
@@ -281,7 +282,7 @@ def pack_experts(
 
 
 def _codes(matrix: StoredMatrix) -> tuple[mx.array, Codes | None]:
-    """Return the weights to pack: words of codes and their groups, or numbers and None."""
+    """Return a quantized matrix's words of codes with its Codes, or plain numbers with None."""
     packing, scales = matrix.packing, matrix.scales
     if packing is None or packing.mode in PLAIN_MODES:
         return matrix.dequantized(), None

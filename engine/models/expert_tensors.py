@@ -1,4 +1,4 @@
-"""The names of experts' tensors, in the three conventions of checkpoints."""
+"""The names of experts' tensors in each of the three conventions that checkpoints use."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class ExpertMatrix:
     """The weights of the same linear layer in all experts."""
 
     name: str
-    """The layer's name; for ExpertNames.APART, without the expert's number."""
+    """The name of the linear layer. With ExpertNames.APART, it lacks the expert's number."""
     experts: int
     outputs: int
     inputs: int
@@ -35,7 +35,7 @@ class ExpertMatrix:
 
     @property
     def layers(self) -> list[str]:
-        """Return the names of the stored layers: one for all experts, or one for each expert."""
+        """Return the layers' names in the files: one name, or one per expert if APART."""
         if self.names is not ExpertNames.APART:
             return [self.name]
         above, _, last = self.name.rpartition(".")
@@ -54,7 +54,8 @@ class ExpertMatrix:
 def expert_matrices(
     layer: str, names: ExpertNames, experts: int, hidden: int, inner: int
 ) -> tuple[tuple[ExpertMatrix, ...], ExpertMatrix]:
-    """Return the gate and up-projections, in one matrix or in two, and the down-projection."""
+    """Return two results: the gate and up-projections (two stacks of matrices, or one fused stack),
+    and the down-projection."""
     at = f"{layer}.{STACK if names is ExpertNames.STACKED else EXPERTS}"
     down = ExpertMatrix(f"{at}.down_proj", experts, hidden, inner, names)
     if names is ExpertNames.FUSED:
@@ -75,7 +76,7 @@ def find_expert_names(tensors: Iterable[str]) -> ExpertNames:
 
 
 def refuse_grouped_apart(path: Path, names: ExpertNames, tensors: Iterable[str]) -> None:
-    """Raise CheckpointError if experts were quantized one by one instead of together."""
+    """Raise CheckpointError if each expert was quantized in tensors of its own."""
     if names is not ExpertNames.APART:
         return
     for name in tensors:

@@ -1,8 +1,8 @@
 """The forward pass of any model over a flat array of tokens.
 
-All sequences of a step share one ``x[T, hidden]``, so that each linear layer is one product. Only
-RoPE, attention and recurrent states treat sequences separately. ModelSpec defines the layers; Ops
-(``mlx_ops`` or ``cpu_ops``) computes them.
+The tokens of all sequences are the rows of one array ``x[T, hidden]``, so that each linear layer is
+one product. Only RoPE, attention and recurrent states treat sequences separately. ModelSpec defines
+the layers. Ops (``mlx_ops`` or ``cpu_ops``) computes each layer.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,33 +21,33 @@ class Ops(Protocol):
 
     @property
     def weights(self) -> Sequence[mx.array]:
-        """Return the weights that are MLX arrays, which every step reads."""
+        """Return the weights that are MLX arrays. (Packed weights of a CPU are not.)"""
 
     def embed(self, token_ids: mx.array) -> mx.array:
-        """Return the rows of the embedding. token_ids: ``[T]`` int32."""
+        """Return the embeddings ``[T, hidden]`` of int32 token ids ``[T]``."""
 
     def project(self, number: int, x: mx.array, views: KVViews) -> tuple[mx.array, mx.array | None]:
         """Append the keys and values of x to the layer's cache. Return the queries ``[T, heads,
-        head_dim]``, and the logits of the output's gate in the same shape or None."""
+        head_dim]``, and the output gate before its sigmoid in the same shape, or None."""
 
     def recur(self, number: int, x: mx.array, views: KVViews) -> mx.array:
         """Advance the layer's recurrent states by x; return the output ``[T, values_width]``."""
 
     def add_mixed(self, number: int, x: mx.array, mixed: mx.array) -> mx.array:
-        """Return x plus the output projection of ``mixed``, from attention or a recurrence."""
+        """Return x plus the layer's output projection of ``mixed``, the attention or recurrence."""
 
     def add_mlp(self, number: int, x: mx.array) -> mx.array:
         """Return x plus the MLP's output for x."""
 
     def norm(self, x: mx.array) -> mx.array:
-        """Return the states after the final norm."""
+        """Return x after the model's final norm."""
 
     def head(self, states: mx.array) -> mx.array:
-        """Return the logits ``[T, vocab]``."""
+        """Return the logits ``[T, vocab]`` of hidden states ``[T, hidden]``."""
 
 
 class Forward:
-    """A loaded model. Call it on the thread that loaded it."""
+    """A loaded model. Only the thread that loaded the model may use it."""
 
     def __init__(self, spec: ModelSpec, ops: Ops) -> None:
         self.ops = ops
@@ -58,18 +58,18 @@ class Forward:
         return self.ops.weights
 
     def hidden(self, token_ids: mx.array, views: KVViews, rows: mx.array | None) -> mx.array | None:
-        """Return the states ``[R, hidden]`` of ``rows`` after the final norm.
-
-        token_ids: ``[T]`` int32. rows: ``[R]`` int32 indices into T; None fills only the cache.
+        """Run the model over int32 ``token_ids`` ``[T]``, and append K and V to the cache. Return
+        the hidden states ``[R, hidden]`` of the tokens at indices ``rows`` ``[R]``, after the final
+        norm. If ``rows`` is None, return None.
         """
         ops, last = self.ops, len(self._layers) - 1
         x = ops.embed(token_ids)
         for number in range(len(self._layers)):
             mixed = self._mixed(number, x, views)
             if number == last and rows is None:
-                return None  # the cache is filled, and no output is wanted
+                return None  # all K and V are in the cache, and no output is needed
             if number == last:
-                x, mixed = x[rows], mixed[rows]  # only the last layer's wanted rows are used
+                x, mixed = x[rows], mixed[rows]  # after the last mixer, other rows are not needed
             x = ops.add_mlp(number, ops.add_mixed(number, x, mixed))
         return ops.norm(x)
 
@@ -82,14 +82,14 @@ class Forward:
         return attended if gate is None else attended * mx.sigmoid(gate)
 
     def head(self, states: mx.array) -> mx.array:
-        """Return the logits ``[R, vocab]``."""
+        """Return the logits ``[R, vocab]`` of hidden states ``[R, hidden]``."""
         return self.ops.head(states)
 
 
 def qk_transforms(
     spec: ModelSpec, tensors: ModelTensors, vectors: Mapping[str, mx.array]
 ) -> list[metal_ext.QKTransform]:
-    """Return the norms and RoPE of each attention layer. vectors: float32 norms by name."""
+    """Return the norms and RoPE of each attention layer. ``vectors`` has float32 norms by name."""
     ropes = {
         (its.rope, its.head_dim): metal_ext.RopeTable(
             its.rope.frequencies(its.head_dim), its.rope.magnitude
@@ -107,7 +107,7 @@ def qk_transforms(
 
 
 def split_gate(projected: mx.array) -> tuple[mx.array, mx.array]:
-    """Split ``[T, 2 * heads, head_dim]``, where queries and gates alternate by head."""
+    """Split ``[T, 2 * heads, head_dim]``, where each query is followed by its gate."""
     return projected[:, ::2], projected[:, 1::2]
 
 
@@ -119,7 +119,8 @@ def conv_by_taps(net: GatedDeltaNet, conv: mx.array) -> mx.array:
 def gated_delta(
     net: GatedDeltaNet, eps: float, at: DeltaTensors, arrays: Mapping[str, mx.array]
 ) -> metal_ext.GatedDelta:
-    """Return a layer's constants. arrays: float32 tensors by name, with conv from conv_by_taps."""
+    """Return a gated delta net's constants. ``arrays`` has float32 tensors by name, among them the
+    result of ``conv_by_taps``."""
     return metal_ext.GatedDelta(
         key_heads=net.key_heads,
         value_heads=net.value_heads,

@@ -1,4 +1,4 @@
-"""Computes a digest of a model's content: models with equal digests compute equal K and V."""
+"""Computes a digest of a model's content. Models with equal digests compute equal K and V."""
 
 import hashlib
 import json
@@ -19,8 +19,8 @@ log = logging.getLogger(__name__)
 HASHING_THREADS = 4
 # In the Hugging Face cache, a weight file's name is its SHA-256.
 BLOB_NAME = re.compile(r"[0-9a-f]{64}")
-# Two changes within one tick of the file system's clock leave equal times. So a digest is cached
-# only if the file has not changed for longer than this.
+# A digest is cached only if the file has not changed for longer than this time: two changes within
+# one tick of the file system's clock set the same time.
 SETTLED_NS = 2_000_000_000
 
 
@@ -29,7 +29,7 @@ class ModelIdentity:
     about as long as loading. Later starts reuse the digests of files."""
 
     def __init__(self, folder: Path) -> None:
-        """Begin to read the files on other threads. Raises CheckpointError."""
+        """Begin to hash the weights' files on other threads. Raises CheckpointError."""
         self._config = json.dumps(ModelConfig(folder).values, sort_keys=True)
         pool = ThreadPoolExecutor(HASHING_THREADS, thread_name_prefix="identity")
         self._digests: list[Future[str]] = [
@@ -38,13 +38,14 @@ class ModelIdentity:
         pool.shutdown(wait=False)
 
     def digest(self, arithmetic: str) -> bytes:
-        """Wait for all files; return the digest. arithmetic: see EnginePlan. Raises OSError."""
+        """Wait for the hashes of all files; return the model's digest, of which ``arithmetic``
+        (EnginePlan) is a part. Raises OSError."""
         digests = sorted(future.result() for future in self._digests)
         return sha256(json.dumps([arithmetic, self._config, *digests]).encode()).digest()
 
 
 def content_digest(file: Path) -> str:
-    """Return a file's SHA-256, cached until the file changes. Raises OSError."""
+    """Return a file's SHA-256, from a cache if the file is unchanged. Raises OSError."""
     file = file.resolve()
     if file.parent.name == "blobs" and BLOB_NAME.fullmatch(file.name):
         return file.name
@@ -62,7 +63,7 @@ def content_digest(file: Path) -> str:
 
 
 def _version(status: os.stat_result) -> dict[str, int]:
-    """Return file attributes that change with the content; users can reset mtime, but not ctime."""
+    """Return file attributes, one of which changes with the content: no user can set ctime back."""
     return {
         "inode": status.st_ino,
         "size": status.st_size,
@@ -72,7 +73,7 @@ def _version(status: os.stat_result) -> dict[str, int]:
 
 
 def _record(file: Path) -> Path:
-    """Return the path of a file's cached digest. Raises RuntimeError if the user has no home."""
+    """Return the path of the cache file for a file's digest. Raises RuntimeError without a home."""
     return cache_folder() / f"weights-{sha256(os.fsencode(file)).hexdigest()[:16]}.json"
 
 

@@ -19,8 +19,8 @@ from engine.models.tensors import (
 )
 from kvcache.views import KVViews
 
-# From this many pairs of a token and an expert on, sort the pairs by expert, so that the tokens of
-# an expert are multiplied together. mlx-lm does the same (models/switch_layers.py).
+# If there are this many pairs of a token and an expert, the pairs are sorted by expert, so that an
+# expert's tokens are multiplied together. mlx-lm does the same (models/switch_layers.py).
 LEAST_SORTED_PAIRS = 64
 
 Gate = Callable[[mx.array, mx.array], mx.array]
@@ -28,8 +28,8 @@ Gate = Callable[[mx.array, mx.array], mx.array]
 
 
 def route(logits: mx.array, spec: Experts) -> tuple[mx.array, mx.array]:
-    """Return the chosen experts and their weights ``[T, chosen]``, the best first. Of experts with
-    equal weights, the first wins."""
+    """Return the chosen experts and the experts' weights, both ``[T, chosen]``, best first. Of
+    experts with equal weights, the one with the lower number is chosen."""
     shares = mx.softmax(logits, axis=-1, precise=True)
     experts = mx.argsort(-shares, axis=-1)[:, : spec.chosen]
     weights = mx.take_along_axis(shares, experts, axis=-1)
@@ -46,8 +46,8 @@ def mix(
     down: StoredMatrix,
     gate: Gate,
 ) -> mx.array:
-    """Return the weighted sums ``[T, hidden]`` of the experts' outputs. experts, weights: ``[T,
-    chosen]``. gate_up: two stacks (each with one matrix per expert), or one fused stack."""
+    """Return the weighted sums ``[T, hidden]`` of the experts' outputs. ``experts`` and ``weights``
+    are ``[T, chosen]``. ``gate_up`` is two stacks of one matrix per expert, or one fused stack."""
     rows, chosen = experts.shape
     numbers, order = experts.flatten(), None
     pairs = mx.arange(rows * chosen) // chosen
@@ -67,7 +67,7 @@ def mix(
 def _multiply_chosen(
     x: mx.array, stack: StoredMatrix, experts: mx.array, *, ordered: bool
 ) -> mx.array:
-    """Multiply each row of x by the matrix of its expert. ordered: whether ``experts`` ascend."""
+    """Multiply each row of x by its expert's matrix. ``ordered`` is True if ``experts`` ascend."""
     rows = x[:, None]
     if stack.packing is None:
         transposed = stack.weight.swapaxes(-1, -2)
@@ -88,10 +88,10 @@ def _multiply_chosen(
 
 
 class MlxOps:
-    """Implements Ops with MLX, on weights as they are stored."""
+    """Implements Ops (forward.py) with MLX, on weights in the files' packing."""
 
     def __init__(self, spec: ModelSpec, tensors: ModelTensors, stored: StoredWeights) -> None:
-        """Take all tensors out of ``stored``, without evaluating them."""
+        """Take all weights out of ``stored``, as lazy arrays that are read from files later."""
         self._eps = spec.norm_eps
         self._tensors = tensors
         self._layers = list(zip(spec.layers, tensors.layers, strict=True))
@@ -99,7 +99,7 @@ class MlxOps:
         self._vectors = {vector.name: stored.vector(vector) for vector in tensors.vectors}
         self._vectors |= {each.name: stored.constant(each) for each in tensors.constants}
         for norm in (norm for layer in tensors.layers for norm in _head_norms(layer.mixer)):
-            # The kernels read the norms of heads in float32.
+            # The Metal kernels need weights of norms over heads in float32.
             self._vectors[norm.name] = self._vectors[norm.name].astype(mx.float32)
         self._places = spec.places
         self._transforms = qk_transforms(spec, tensors, self._vectors)
@@ -194,7 +194,7 @@ def _head_norms(mixer: AttentionTensors | DeltaTensors) -> list[Vector]:
 def _swiglu(gate: mx.array, up: mx.array) -> mx.array:
     if metal_ext.HAS_METAL:
         return metal_ext.swiglu(gate, up)
-    # Not nn.silu: on Linux, MLX would compile it with g++ at run time.
+    # This does not use nn.silu, which MLX on Linux would compile with g++ at run time.
     return gate * mx.sigmoid(gate) * up
 
 

@@ -1,5 +1,5 @@
-"""Reads rotary position embeddings (RoPE) from ``config.json``. Formulas are those of the papers on
-each kind of scaling; defaults are mlx-lm's."""
+"""Reads rotary position embeddings (RoPE) from ``config.json``. The formulas are from the paper of
+each kind of scaling. The defaults are mlx-lm's."""
 
 import math
 from typing import Any
@@ -9,14 +9,14 @@ from engine.models.safetensors_headers import CheckpointError
 from engine.models.spec import Rope
 
 PLAIN = ("default", "mrope")
-"""The kinds without scaling. mrope has three positions per token, which are equal for text."""
+"""The kinds of RoPE without scaling. (The three positions of mrope are equal for text.)"""
 YARN = ("yarn", "deepseek_yarn", "telechat3-yarn")
 ORIGINAL = "original_max_position_embeddings"
 
 
 def read_context(config: ModelConfig) -> int:
-    """Return the model's longest context. With YaRN, this is the factor times the trained context,
-    even if max_position_embeddings is less, as in vLLM. Raises CheckpointError."""
+    """Return the model's longest context in tokens. With YaRN, the trained context times YaRN's
+    factor counts, even if max_position_embeddings is less, as in vLLM. Raises CheckpointError."""
     known, fields = config.count("max_position_embeddings"), _Fields(config)
     if fields.kind in YARN and ORIGINAL in fields.values:
         known = max(known, int(fields.number("factor") * fields.number(ORIGINAL)))
@@ -26,8 +26,8 @@ def read_context(config: ModelConfig) -> int:
 def rope_number(
     config: ModelConfig, field: str, default: float | None = None, *, parameters_first: bool = False
 ) -> float:
-    """Return a number from ``rope_parameters`` or from the top level. parameters_first: whether
-    ``rope_parameters`` wins if both have the number, as in mlx-lm. Raises CheckpointError."""
+    """Return a number from the top level of the config or from ``rope_parameters``. If both have
+    it, ``parameters_first`` prefers ``rope_parameters``. Raises CheckpointError."""
     nested = config.values.get("rope_parameters")
     places = [config.values, nested if isinstance(nested, dict) else {}]
     values = [place.get(field) for place in (reversed(places) if parameters_first else places)]
@@ -41,8 +41,8 @@ def read_rope(
     *,
     parameters_first: bool = False,
 ) -> Rope:
-    """Return the RoPE of a head. theta: the default of RoPE's base. parameters_first: see
-    rope_number. Raises CheckpointError."""
+    """Return the RoPE of attention heads. ``theta`` is the default of RoPE's base. ``rope_number``
+    explains ``parameters_first``. Raises CheckpointError."""
     base = rope_number(config, "rope_theta", theta, parameters_first=parameters_first)
     fields = _Fields(config)
     try:
@@ -99,7 +99,7 @@ class _Fields:
 
 
 def _llama3(periods: list[float], fields: _Fields) -> tuple[float, ...]:
-    """Scale as Llama 3.1 does: stretch long waves, keep short waves, and blend waves between."""
+    """Scale periods as Llama 3.1 does: stretch long ones, keep short ones, blend those between."""
     factor = fields.number("factor")
     low, high = fields.number("low_freq_factor", 1.0), fields.number("high_freq_factor", 4.0)
     known = fields.number(ORIGINAL, 8192)
@@ -113,7 +113,8 @@ def _llama3(periods: list[float], fields: _Fields) -> tuple[float, ...]:
 
 
 def _yarn(base: float, periods: list[float], fields: _Fields) -> Rope:
-    """Scale by YaRN (arXiv 2309.00071): stretch pairs of dimensions by index, and scale heads."""
+    """Scale by YaRN (arXiv 2309.00071), which stretches later pairs of dimensions more, and
+    multiplies the rotated dimensions."""
     factor, known = fields.number("factor"), fields.number(ORIGINAL, 4096)
     pairs = len(periods)
 
@@ -139,7 +140,7 @@ def _yarn(base: float, periods: list[float], fields: _Fields) -> Rope:
 
 
 def _longrope(base: float, periods: list[float], fields: _Fields) -> Rope:
-    """Scale by LongRoPE (arXiv 2402.13753), with the factors for long contexts at every length."""
+    """Scale by LongRoPE (arXiv 2402.13753). Use the factors for long contexts at any length."""
     known = fields.number(ORIGINAL)
     factors = fields.numbers("long_factor", len(periods))
     longer = fields.config.count("max_position_embeddings") / known
@@ -151,7 +152,7 @@ def _longrope(base: float, periods: list[float], fields: _Fields) -> Rope:
 
 
 def _proportional(periods: list[float], fields: _Fields) -> tuple[float, ...]:
-    """Rotate only the first part of the pairs of dimensions."""
+    """Return periods that rotate a first part of the pairs of dimensions only."""
     factor = fields.number("factor", 1.0)
     turning = int(2 * len(periods) * fields.number("partial_rotary_factor", 1.0)) // 2
     still = len(periods) - turning

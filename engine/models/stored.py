@@ -1,4 +1,4 @@
-"""A folder's weights as lazy MLX arrays: evaluating an array reads it from its file."""
+"""A model folder's weights as lazy MLX arrays. An array is read from its file when evaluated."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,21 +16,22 @@ class StoredMatrix:
     """The weights of a linear layer, or an embedding."""
 
     weight: mx.array
-    """``[outputs, inputs]``, or words of codes if quantized. A stack of experts' matrices has the
-    expert as the first axis of each array."""
+    """The numbers ``[outputs, inputs]``, or words of codes if the matrix is quantized. In a stack
+    of experts' matrices, the first axis of each array is the expert."""
     scales: mx.array | None = None
-    """One scale for each group of codes, as ``biases`` has one bias."""
+    """One scale for each group of codes. Likewise ``biases`` has one bias for each group."""
     biases: mx.array | None = None
     packing: Quantization | None = None
     bias: mx.array | None = None
-    """The layer's bias ``[outputs]``, which has nothing to do with the groups' ``biases``."""
+    """The linear layer's bias ``[outputs]``. It is independent of ``biases``."""
 
     def arrays(self) -> list[mx.array]:
         parts = (self.weight, self.scales, self.biases, self.bias)
         return [array for array in parts if array is not None]
 
     def dequantized(self, rows: mx.array | None = None, dtype: mx.Dtype = mx.bfloat16) -> mx.array:
-        """Return plain numbers of ``rows``, or of all rows. dtype: used for non-affine modes."""
+        """Return the plain numbers of ``rows``, or of all rows. In modes without biases, the result
+        has ``dtype``."""
         parts = (self.weight, self.scales, self.biases)
         weight, scales, biases = (
             array if array is None or rows is None else array[rows] for array in parts
@@ -44,7 +45,7 @@ class StoredMatrix:
         return mx.dequantize(weight, scales, biases, group_size, bits, mode, dtype=scale_dtype)
 
     def by_parts(self, parts: Sequence[int]) -> "StoredMatrix":
-        """Bring the outputs of each part together, as Matrix.parts describes."""
+        """Reorder the rows as ``Matrix.parts`` describes: all first parts first, and so on."""
         if not parts:
             return self
         assert self.bias is None
@@ -62,14 +63,15 @@ class StoredMatrix:
 
 
 class StoredWeights:
-    """Weights by name. Taking a weight removes it here, so that its memory is freed after use."""
+    """The weights of a folder by name. Methods remove the returned weight from this object, so that
+    the weight's memory is freed after use."""
 
     def __init__(self, arrays: dict[str, mx.array], packing_of: PackingOf) -> None:
         self._arrays = arrays
         self._packing_of = packing_of
 
     def matrix(self, matrix: AnyMatrix) -> StoredMatrix:
-        """Take a matrix, or the stack of all experts' matrices."""
+        """Return a matrix, or the stack of the matrices of all experts."""
         name, has_bias = matrix.name, isinstance(matrix, Matrix) and matrix.has_bias
         grouped = f"{name}.scales" in self._arrays
         stored = StoredMatrix(

@@ -15,18 +15,18 @@ from engine.models.stored import StoredWeights
 
 FLOAT32_BYTES = 4
 Progress = Callable[[int, int], None]
-"""A function that is called with the loaded bytes and the total bytes."""
+"""A function that gets the number of loaded bytes and the number of all bytes, again and again."""
 
 
 def compute_itemsize(dtype: str, *, on_gpu: bool) -> int:
-    """Return the bytes of a number in activations. dtype: the checkpoint's, such as "BF16"."""
+    """Return the bytes of an activation. ``dtype`` is the checkpoint's, for example "BF16"."""
     return 2 if on_gpu and dtype != "F32" else FLOAT32_BYTES
 
 
 def load_model(
     checkpoint: Checkpoint, progress: Progress, workers: metal_ext.CpuWorkers | None
 ) -> Forward:
-    """Load all weights on this thread. workers: a CPU's threads, to pack weights; None on a GPU."""
+    """Load all weights on this thread. ``workers`` (CPU threads) pack them; None on a GPU."""
     spec, tensors, stored = checkpoint.spec, checkpoint.tensors, read_weights(checkpoint)
     if workers is None:
         ops = MlxOps(spec, tensors, stored)
@@ -53,7 +53,7 @@ def read_weights(checkpoint: Checkpoint) -> StoredWeights:
 
 
 def evaluate(arrays: Sequence[mx.array], progress: Progress) -> None:
-    """Read lazy arrays from their files, one at a time."""
+    """Evaluate lazy arrays one at a time, which reads each array from its file."""
     total, done = sum(array.nbytes for array in arrays), 0
     progress(0, total)
     for array in arrays:

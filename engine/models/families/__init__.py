@@ -1,4 +1,4 @@
-"""The supported model families. Each has a function that makes a ModelSpec of ``config.json``."""
+"""The supported model families. Each family has a function from ``config.json`` to ModelSpec."""
 
 from collections.abc import Callable
 
@@ -22,7 +22,7 @@ FAMILIES: dict[str, Callable[[ModelConfig], ModelSpec]] = {
     "qwen3_5": qwen3_5,
     "qwen3_5_moe": qwen3_5_moe,
 }
-"""The families' functions, keyed by ``model_type`` in ``config.json``."""
+"""The families' functions, by the value of ``model_type`` in ``config.json``."""
 
 
 def read_spec(config: ModelConfig) -> ModelSpec:

@@ -5,7 +5,7 @@ from engine.models.families.qwen3 import dense_decoder
 from engine.models.safetensors_headers import CheckpointError
 from engine.models.spec import ModelSpec
 
-# RoPE's base for older models whose config.json has no such field (mlx_lm.models.llama).
+# RoPE's base if config.json has no rope_theta, as in older models (mlx_lm.models.llama).
 ROPE_THETA = 10_000.0
 
 

@@ -1,4 +1,4 @@
-"""Qwen2 and Qwen2.5, dense models: queries, keys and values have biases, but no norms."""
+"""Qwen2 and Qwen2.5, dense models whose queries, keys and values have biases, but no norms."""
 
 from engine.models.config import ModelConfig
 from engine.models.families.qwen3 import dense_decoder

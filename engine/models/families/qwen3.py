@@ -1,4 +1,4 @@
-"""Qwen3, a dense model: queries and keys have norms, and no layer has a bias."""
+"""Qwen3, a dense model whose queries and keys have norms. No layer has a bias."""
 
 from engine.models.config import ModelConfig
 from engine.models.rope import read_context, read_rope
@@ -15,8 +15,8 @@ def dense_decoder(
     rope_theta: float | None = None,
     tied: bool | None = None,
 ) -> ModelSpec:
-    """Return a model of equal layers. family: the family's name for people. rope_theta, tied:
-    defaults for missing fields; None makes a missing field an error. Raises CheckpointError."""
+    """Return a model of equal layers. ``rope_theta`` and ``tied`` are defaults for fields missing
+    in the config; with None, a missing field is an error. Raises CheckpointError."""
     eps, rope = config.number("rms_norm_eps"), read_rope(config, head_dim, rope_theta)
     heads = config.count("num_attention_heads")
     kv_heads = config.count("num_key_value_heads", heads)

@@ -10,7 +10,7 @@ from engine.models.spec import Attention, DenseMlp, GatedDeltaNet, LayerSpec, Mi
 
 DRAFTS = "drafts of tokens"
 IMAGES = "images"
-# Prefixes of tensors that serving text does not need, and the purpose of those tensors.
+# Name prefixes of tensors that are not needed to serve text, with the purpose of these tensors.
 UNREAD = (
     ("mtp.", DRAFTS),
     ("language_model.mtp.", DRAFTS),
@@ -20,7 +20,7 @@ UNREAD = (
 # Every fourth layer is an attention layer, unless config.json has another interval.
 ATTENTION_INTERVAL = 4
 PARTIAL_ROTARY_FACTOR = 0.25
-# The kernels support gated delta nets with head sizes that are multiples of this unit.
+# The kernels need heads of gated delta nets with a multiple of this number of dimensions.
 HEAD_DIM_UNIT = 16
 MAX_HEAD_DIM = 256
 
@@ -28,8 +28,8 @@ MAX_HEAD_DIM = 256
 def hybrid_decoder(
     text: ModelConfig, family: str, mlps: Sequence[Mlp], *, parameters_first: bool
 ) -> ModelSpec:
-    """Return a model of attention layers and gated delta nets. text: the config of the text model.
-    mlps: an MLP for each layer. parameters_first: see rope_number. Raises CheckpointError."""
+    """Return a model of attention layers and gated delta nets. ``mlps`` has the MLP of each layer.
+    ``rope_number`` explains ``parameters_first``. Raises CheckpointError."""
     layers = zip(_mixers(text, parameters_first), mlps, strict=True)
     return ModelSpec(
         family=family,

@@ -1,4 +1,4 @@
-"""Qwen3.5 and 3.6 MoE: as Qwen3.5, with a mixture of experts and a shared expert as each MLP."""
+"""Qwen3.5 and 3.6 MoE. They differ from Qwen3.5 in the MLPs: mixtures with a shared expert."""
 
 from engine.models.config import ModelConfig
 from engine.models.families.qwen3_5 import hybrid_decoder

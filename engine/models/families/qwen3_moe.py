@@ -1,4 +1,4 @@
-"""Qwen3 MoE: as Qwen3, with mixtures of experts as all or some MLPs."""
+"""Qwen3 MoE. It differs from Qwen3 in that all or some MLPs are mixtures of experts."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,8 +12,8 @@ from engine.models.spec import DenseMlp, Experts, Mlp, ModelSpec
 def read_experts(
     config: ModelConfig, *, shared: bool = False, normalised: bool | None = None
 ) -> Experts:
-    """Read a mixture of experts. shared: whether one more expert computes every token. normalised:
-    the default of ``norm_topk_prob``, or None to make a missing field an error."""
+    """Read a mixture of experts. With ``shared``, one more expert computes every token.
+    ``normalised`` is the default of ``norm_topk_prob``; None makes a missing field an error."""
     experts, chosen = config.count("num_experts"), config.count("num_experts_per_tok")
     if chosen > experts:
         raise CheckpointError(

@@ -1,4 +1,4 @@
-"""Qwen3-Next and Qwen3-Coder-Next: as Qwen3.5 MoE, where some MLPs may be dense."""
+"""Qwen3-Next and Qwen3-Coder-Next. They differ from Qwen3.5 MoE in that some MLPs may be dense."""
 
 from engine.models.config import ModelConfig
 from engine.models.families.qwen3_5 import hybrid_decoder
