@@ -1,5 +1,5 @@
-// The arguments that the host passes to the kernels, for MSL and for C++. Members have fixed sizes
-// and natural alignment, without holes: both sides see the same bytes.
+// The arguments that C++ code passes to the Metal kernels. Both include this file. Members have
+// fixed sizes and natural alignment without holes, so that both see the same bytes.
 #pragma once
 
 #ifdef __METAL_VERSION__
@@ -22,24 +22,24 @@ enum : uint32_t {
   kDeltaThreads = 512,  // threads of a threadgroup of gated_delta
 };
 
-// Returns the positions in each split of a row's keys; the last split may have fewer. The cut
-// depends on the row's position alone, and so does the order of summation.
+// Returns the number of positions in each split of a row's keys; the last split may have fewer. The
+// number, and so the order of summation, depends on the row's position alone.
 inline uint32_t split_tokens(uint32_t position) {
   return position < kSplitTokens || position >= kShortRowTokens ? kSplitTokens
                                                                 : kShortSplitTokens;
 }
 inline uint32_t split_count(uint32_t position) { return position / split_tokens(position) + 1; }
 
-// Where the K and V of one row (token) of a step lie.
+// An entry of the row table: the place of the K and V of one row (token) of a step.
 struct RowEntry {
-  // sparse: the GPU address of the buffer with the layer's regions. dense: the offset in the arena
-  // (the one buffer). paged: not used.
+  // With sparse memory, the GPU address of the buffer with the layer's regions. With dense memory,
+  // the offset in the arena (the only buffer). With paged memory, it is not used.
   uint64_t base;
   uint32_t position;    // position of the token in its sequence
-  uint32_t first_page;  // paged: index of the sequence's first entry in the page table
+  uint32_t first_page;  // index of the sequence's first entry in the page table, if paged
 };
 
-// The regions (K and V) of one layer in a sequence's buffer (sparse, dense) or in a heap (paged).
+// The place of a layer's K and V in a sequence's buffer (sparse, dense) or in a heap (paged).
 //   sparse  address of token t = row.base + key_offset + t * row_bytes
 //   dense                      = arena + row.base + key_offset + t * row_bytes
 //   paged                      = pages[row.first_page + (t >> block_shift)] + key_offset
@@ -51,7 +51,7 @@ struct LayerPlace {
   uint32_t block_shift;  // a paged block has 1 << block_shift tokens (no slow divisions)
 };
 
-// The work of a threadgroup: one split of one row's keys.
+// The work of one threadgroup of decode_split: one split of one row's keys.
 struct DecodeTask {
   uint32_t row;  // index of the row in the call
   uint32_t split;
@@ -71,7 +71,7 @@ struct AppendArguments {
   uint32_t rows;
 };
 
-// The arguments of q's and k's RMS norm over head_dim, and of RoPE (halves, not pairs), if any.
+// The arguments of project_append: of the RMS norms of queries and keys, and of RoPE.
 struct ProjectArguments {
   LayerPlace place;
   uint32_t query_heads;
@@ -85,7 +85,7 @@ struct ProjectArguments {
   float frequencies[kMaxHeadDim / 2];  // radians per position, of dimensions i and i + turned
 };
 
-// Copies rows [0, tokens) of one sequence into contiguous arrays [tokens][row_elements].
+// The arguments of gather, which copies positions [0, tokens) of one sequence.
 struct GatherArguments {
   LayerPlace place;
   uint32_t row_elements;
@@ -94,8 +94,8 @@ struct GatherArguments {
   uint32_t unused;
 };
 
-// Consecutive rows of one sequence, which start from a slot (the states of recurrent layers). A
-// slot is given by its GPU address, or on dense by its offset in the arena.
+// Consecutive rows of one sequence, whose recurrence starts from the states in a slot. `read` is
+// the slot's GPU address, or with dense memory the slot's offset in the arena.
 struct DeltaSegment {
   uint64_t read;
   uint32_t reads;        // 1 to start from the slot, 0 to start from zeros
@@ -104,7 +104,7 @@ struct DeltaSegment {
   uint32_t first_write;  // index of the segment's first write; the last write is after all rows
 };
 
-// Writes the state to the slot after the segment's first `rows` rows.
+// The order to write the states to `slot` after the segment's first `rows` rows.
 struct DeltaWrite {
   uint64_t slot;
   uint32_t rows;
@@ -121,7 +121,8 @@ struct DeltaArguments {
   uint32_t unused;
 };
 
-// Fills or copies `bytes` bytes of each region. Regions lie source_stride and target_stride apart.
+// The arguments of zero_blocks and copy_blocks. The regions of a block are source_stride or
+// target_stride bytes apart.
 struct BlockArguments {
   uint64_t source;  // GPU addresses
   uint64_t target;

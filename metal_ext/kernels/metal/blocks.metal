@@ -1,4 +1,4 @@
-// Zeroes and copies blocks of K and V, 16 bytes per thread. Threads: (bytes / 16, regions).
+// Zeroes or copies blocks of K and V. Takes (bytes / 16, regions) threads, of 16 bytes each.
 #include "rows.h"
 
 [[kernel]] void zero_blocks(

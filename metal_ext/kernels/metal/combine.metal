@@ -1,8 +1,8 @@
-// Combines a row's attention over each part of its keys (decode.metal), in order of the parts.
+// Combines the attention of a row (token) over each split of the earlier tokens, in their order.
 #include "rows.h"
 
-// Grid: (query_heads, rows) threadgroups of one simdgroup. Row r's splits are tasks [first_task[r],
-// first_task[r + 1]); out: [rows][query_heads][D].
+// Takes (query_heads, rows) threadgroups of one simdgroup. The tasks [first_task[r], first_task[r +
+// 1]) of decode_split are the splits of row r. out is [rows][query_heads][D].
 template <typename T, int D>
 [[kernel, max_total_threads_per_threadgroup(32)]] void decode_combine(
     const device float* sums [[buffer(0)]],
@@ -16,7 +16,7 @@ template <typename T, int D>
   const uint first = first_task[group.y];
   const uint end = first_task[group.y + 1];
   if (end - first == 1) {
-    return;  // decode_split has written the row
+    return;  // decode_split has written the row's result already
   }
   float highest = -INFINITY;
   for (uint task = first + lane; task < end; task += 32) {

@@ -1,16 +1,16 @@
-// Softmax attention of single rows over all positions up to their own, in splits of split_tokens
-// positions. A threadgroup of decode_split takes one split for up to kTileHeads query heads of one
-// KV head: it scores the tokens, takes the softmax, and sums the values. The heads are the
-// components of a float4: K and V are read once for all. combine.metal combines a row's splits.
+// Softmax attention of single rows (tokens). A row attends to all positions up to its own. These
+// positions are cut into splits. A threadgroup of decode_split computes one split for up to
+// kTileHeads query heads that share a KV head. The heads are the components of a float4, so that K
+// and V are read once for all heads. combine.metal combines the splits of a row.
 #include "rows.h"
 
 constant constexpr uint kDecodeSimdgroups = kDecodeThreads / 32;
-// The rows of K and V that a lane loads before it needs them, so that memory stays busy.
+// A lane loads this many rows of K, or of V, before it uses the first, so that memory stays busy.
 constant constexpr uint kKeysAhead = 2;
 constant constexpr uint kValuesAhead = 4;
 static_assert(kTileHeads == 4, "the heads of a tile are the components of a float4");
 
-// One split of one row's keys, for a tile of query heads that share a KV head.
+// A split (run of positions) of one row's keys, for a tile of query heads that share a KV head.
 struct Split {
   RowEntry row;
   uint first;    // first position
@@ -35,8 +35,8 @@ inline Split split_of(
   return {row, first, tokens, kv_head, kv_head * group + in_group, heads};
 }
 
-// Adds the scores of `lanes` neighbouring lanes (8 at least), of which this lane is number `part`.
-// Each lane returns the sum of one head, head_of_part(part).
+// Adds the scores of `lanes` (at least 8) neighbouring lanes, of which this lane is number `part`.
+// This lane returns the sum for the head head_of_part(part).
 inline float add_lanes(float4 score, uint part, uint lanes) {
   const bool odd = (part & 1) != 0;
   const float first =
@@ -53,13 +53,13 @@ inline float add_lanes(float4 score, uint part, uint lanes) {
 
 inline uint head_of_part(uint part) { return (part & 1) * 2 + (part >> 1 & 1); }
 
-// Computes scores[token][head of the tile] = scale * query . key for the tokens of the split.
+// Computes scores[token][head] = scale * query . key for the split's tokens and the tile's heads.
 template <typename T, typename KV, int D, Rows kind>
 inline void score_tokens(
     const device T* queries, RowSpace space, Split split, constant AttentionArguments& arguments,
     uint simdgroup, uint lane, threadgroup float* scores) {
-  // A token takes one lane for every eight numbers of a head, four from either half. Adding then
-  // takes fewer steps than with a whole simdgroup, and reads stay adjacent.
+  // A token takes D / 8 lanes, each for four numbers of either half of the key. To add the lanes'
+  // scores takes fewer steps than over a whole simdgroup, and lanes read adjacent memory.
   constexpr uint kTokenLanes = D / 8;
   constexpr uint kTokens = 32 / kTokenLanes;
   const uint part = lane % kTokenLanes;
@@ -83,7 +83,7 @@ inline void score_tokens(
     vec<KV, 4> highs[kKeysAhead];
     QUIRE_UNROLL
     for (uint i = 0; i < kKeysAhead; ++i) {
-      // Lanes past the end read the last token again: nothing after it may be loaded.
+      // Lanes past the end read the last token again, because later memory may not be mapped.
       const uint token = min(first + i * kStep, split.tokens - 1);
       const device KV* key = kv_head_row<kind, KV, D>(
           space, split.row, place, place.key_offset, split.first + token, split.kv_head);
@@ -107,13 +107,13 @@ inline void score_tokens(
   }
 }
 
-// The largest score and the sum of the weights of each head of a tile.
+// For each head of a tile, the largest score and the sum of the weights.
 struct Softened {
   float4 highest;
   float4 total;
 };
 
-// Turns scores into weights, exp(score - highest). shared: [2 * kDecodeSimdgroups].
+// Turns scores into weights, exp(score - highest). shared has 2 * kDecodeSimdgroups elements.
 inline Softened soften(
     uint tokens, uint thread_index, uint simdgroup, uint lane, threadgroup float4* scores,
     threadgroup float4* shared) {
@@ -159,7 +159,7 @@ inline Softened soften(
   return result;
 }
 
-// The numbers of a head that one lane takes: kPieces pieces of kWidth adjacent numbers.
+// The numbers of a head that one lane computes: kPieces pieces of kWidth adjacent numbers.
 template <int D>
 struct RowShare {
   static constant constexpr uint kNumbers = D / 32;
@@ -167,7 +167,7 @@ struct RowShare {
   static constant constexpr uint kPieces = kNumbers / kWidth;
 };
 
-// Computes a weighted sum of values; each simdgroup takes every kDecodeSimdgroups-th token.
+// Computes a simdgroup's weighted sum of the values of every kDecodeSimdgroups-th token.
 template <typename KV, int D, Rows kind>
 inline void weigh_values(
     RowSpace space, Split split, constant LayerPlace& place, uint simdgroup, uint lane,
@@ -206,8 +206,8 @@ inline void weigh_values(
   }
 }
 
-// Adds the sums of all simdgroups pairwise into simdgroup 0. shared: [kDecodeSimdgroups / 2 *
-// kNumbers * 32].
+// Adds the sums of all simdgroups in pairs; simdgroup 0 gets the result. shared has
+// kDecodeSimdgroups / 2 * kNumbers * 32 elements.
 template <uint kNumbers>
 inline void add_simdgroups(
     uint simdgroup, uint lane, threadgroup float4* shared, thread float4* sum) {
@@ -230,10 +230,10 @@ inline void add_simdgroups(
   }
 }
 
-// Grid: (kv_heads * tiles, tasks) threadgroups of kDecodeThreads. queries: [rows][query_heads][D].
-// Results of rows of one split go to out, [rows][query_heads][D]. Those of other rows go to sums,
-// [tasks][query_heads][D], not yet divided, and softened, [tasks][query_heads] (highest score, sum
-// of weights).
+// Takes (kv_heads * tiles, tasks) threadgroups of kDecodeThreads. queries and out are
+// [rows][query_heads][D]. If a row has one split, the result goes to out. Otherwise each split's
+// weighted sum of values goes to sums [tasks][query_heads][D], and the highest score and the sum of
+// weights go to softened [tasks][query_heads].
 template <typename T, typename KV, int D, Rows kind>
 [[kernel, max_total_threads_per_threadgroup(kDecodeThreads)]] void decode_split(
     const device T* queries [[buffer(0)]],

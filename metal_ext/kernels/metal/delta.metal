@@ -1,15 +1,16 @@
-// Gated delta nets (Yang, Kautz, Hatamizadeh, arXiv 2412.06464): convolution, unit vectors,
-// recurrence, norm and gate in one kernel; the convolution's tails in another. Tokens are computed
-// one by one, with S in registers, so that cutting a sequence changes no bit. A layer's part of a
-// slot: S [value_heads][D][D] float32, then the newest rows of qkv, [tail_rows][conv_width] of T.
+// Gated delta nets (Yang, Kautz, Hatamizadeh, arXiv 2412.06464):
 //   S = decay S + (v - decay S k) beta k^T,   y = S q
+// One kernel computes convolution, unit vectors, recurrence, norm and gate. Another kernel keeps
+// the convolution's newest inputs (tail). Tokens are computed one by one, so that a cut of a
+// sequence changes no bit. A layer's part of a slot (kept states) is S [value_heads][D][D] in
+// float32, and the tail [tail_rows][conv_width] of type T.
 #include "rows.h"
 
 constant constexpr uint kDeltaSimdgroups = kDeltaThreads / 32;
-// Is added to the sum of squares of a head's queries or keys, and is the same in all models.
+// The epsilon in the length of a head's query or key, which is the same in all models.
 constant constexpr float kUnitEps = 1e-6f;
 
-// Returns the layer's part of a slot (the states of a sequence's recurrent layers).
+// Returns the address of the layer's part of a slot (states of a sequence's recurrent layers).
 template <Rows kind>
 inline device uchar* slot_at(device uchar* arena, ulong slot, constant DeltaArguments& arguments) {
   if (kind == Rows::dense) {
@@ -30,8 +31,8 @@ inline uint conv_width(uint dims, constant DeltaArguments& arguments) {
 
 inline float silu(float x) { return x / (1.0f + precise::exp(-x)); }
 
-// Returns one channel's convolution for a token of a segment. Rows before the segment come from the
-// tail (the last rows before it), or are zeros.
+// Returns one channel's convolution for a token of a segment (run of tokens). Inputs before the
+// segment come from the tail (the newest inputs in a slot), or are zeros if there is no tail.
 template <typename T>
 inline float convolved(
     const device T* qkv, const device T* tail, bool has_tail, const device float* weights,
@@ -52,7 +53,7 @@ inline float convolved(
   return silu(sum);
 }
 
-// Computes a lane's part of a unit vector, x * scale / sqrt(sum(x^2) + eps).
+// Computes a lane's N numbers of the vector x * scale / sqrt(sum(x^2) + eps).
 template <int N>
 inline void unit_part(const threadgroup float* x, uint lane, float scale, thread float* part) {
   float squares = 0.0f;
@@ -68,8 +69,8 @@ inline void unit_part(const threadgroup float* x, uint lane, float scale, thread
   }
 }
 
-// Grid: (value_heads, segments) threadgroups of kDeltaThreads. qkv: [rows][conv_width]; z, out:
-// [rows][value_heads][D]; a, b: [rows][value_heads]; conv: [tail_rows + 1][conv_width].
+// Takes (value_heads, segments) threadgroups of kDeltaThreads. qkv is [rows][conv_width], z and out
+// [rows][value_heads][D], a and b [rows][value_heads], and conv [tail_rows + 1][conv_width].
 template <typename T, int D, Rows kind>
 [[kernel, max_total_threads_per_threadgroup(kDeltaThreads)]] void gated_delta(
     const device T* qkv [[buffer(0)]],
@@ -99,7 +100,7 @@ template <typename T, int D, Rows kind>
   const uint width = conv_width(D, arguments);
   const uint key_head = head / (arguments.value_heads / arguments.key_heads);
   const bool reads = segment.reads != 0;
-  // Without a slot to start from, `slot` is only a valid address: nothing is read there.
+  // A segment that starts from zeros gets any valid address, from which nothing is read.
   const ulong begun = reads ? segment.read : writes[segment.first_write].slot;
   const device uchar* slot = slot_at<kind>(arena, begun, arguments);
   const device T* tail = tail_of<T, D>(slot, arguments);
@@ -187,8 +188,9 @@ template <typename T, int D, Rows kind>
   }
 }
 
-// Writes the tails, after gated_delta and in a command of its own, because a tail may be
-// overwritten only after every value head has read the tail. Threads: (conv_width, segments).
+// Writes each segment's tail (the convolution's newest inputs) to its slots. This runs in a command
+// after gated_delta, because all value heads must have read a tail before the tail is overwritten.
+// Takes (conv_width, segments) threads.
 template <typename T, int D, Rows kind>
 [[kernel]] void delta_tails(
     const device T* qkv [[buffer(0)]],
@@ -204,7 +206,7 @@ template <typename T, int D, Rows kind>
   const DeltaSegment segment = segments[at.y];
   const bool reads = segment.reads != 0;
   const uint kept = arguments.tail_rows;
-  // Without a slot to start from, `slot` is only a valid address: nothing is read there.
+  // A segment that starts from zeros gets any valid address, from which nothing is read.
   const ulong begun = reads ? segment.read : writes[segment.first_write].slot;
   const device uchar* slot = slot_at<kind>(arena, begun, arguments);
   const device T* tail = tail_of<T, D>(slot, arguments);
@@ -214,7 +216,7 @@ template <typename T, int D, Rows kind>
     rows = writes[next_write].rows;
     device T* target = const_cast<device T*>(tail_of<T, D>(
         slot_at<kind>(arena, writes[next_write].slot, arguments), arguments));
-    for (uint i = 0; i < kept; ++i) {  // this order lets a tail shift in place
+    for (uint i = 0; i < kept; ++i) {  // in ascending order, a tail can be shifted in place
       const uint place = rows + i;
       T x = static_cast<T>(0.0f);
       if (place >= kept) {

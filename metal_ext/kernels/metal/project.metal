@@ -1,11 +1,10 @@
-// Normalises and rotates (RoPE) q and k as the model asks, and writes K and V, in one kernel.
+// Normalises and rotates (RoPE) a layer's queries and keys, and writes K and V, in one kernel.
 #include "rows.h"
 
-// Grid: (query_heads + kv_heads, rows) threadgroups of one simdgroup, one head each; a KV head's
-// threadgroup writes K and V. queries, queries_out: [rows][query_heads][D]; keys, values:
-// [rows][kv_heads][D]; weights: [D], if there are norms. A lane has kPairs adjacent pairs of
-// dimensions. The first 2 * turned dimensions rotate; the two of a pair are `turned` apart there,
-// and half of the rest apart in the rest:
+// Takes (query_heads + kv_heads, rows) threadgroups of one simdgroup. Each computes one head; those
+// of KV heads write K and V. queries and queries_out are [rows][query_heads][D], keys and values
+// [rows][kv_heads][D], and the norms' weights [D]. A lane computes kPairs pairs of dimensions. Only
+// the first 2 * turned dimensions of a head rotate. A pair's dimensions are named low and high:
 //   dimension  | low, turned | high, turned | low ......... | high ........ |
 //              0           turned        2 turned      D / 2 + turned       D
 template <typename T, typename KV, int D, Rows kind>

@@ -1,4 +1,4 @@
-// Finds the rows of K and V, and reads and writes their numbers, in all kernels.
+// Functions for all kernels that compute the addresses of rows of K and V, and load and store them.
 #pragma once
 
 #include "arguments.h"
@@ -8,20 +8,21 @@
 using namespace metal;
 using namespace quire::metal;
 
-// Unrolls a loop over a thread's arrays. With constant indices the arrays stay in registers instead
-// of the device's memory.
+// Unrolls a loop over an array of a thread. If all indices are constants, the array stays in
+// registers instead of the device's memory.
 #define QUIRE_UNROLL _Pragma("clang loop unroll(full)")
 
-// The three kinds of device memory, which differ in the address of a row alone (arguments.h).
+// The three kinds of memory for K and V. They differ only in a row's address (see LayerPlace).
 enum class Rows { sparse, dense, paged };
 
-// The kernel's arguments, beside the row, that addresses come from. Sparse rows need neither.
+// The arguments of a kernel that are needed for addresses of rows. Sparse rows need no argument.
 struct RowSpace {
   const device ulong* pages;  // only paged uses this
   device uchar* arena;        // only dense uses this
 };
 
-// Returns the address of a token of the row's sequence in the region at `region_offset`.
+// Returns the address of the K or V of `token`, a position in the row's sequence. The region (K or
+// V of a layer) starts at `region_offset`.
 template <Rows kind>
 inline device uchar* kv_row(
     RowSpace space, RowEntry row, constant LayerPlace& place, ulong region_offset, uint token) {
@@ -38,7 +39,7 @@ inline device uchar* kv_row(
   return reinterpret_cast<device uchar*>(offset);
 }
 
-// Returns the address of one KV head's numbers of a token.
+// Returns the address of one KV head's part of the same K or V.
 template <Rows kind, typename KV, int D>
 inline device KV* kv_head_row(
     RowSpace space, RowEntry row, constant LayerPlace& place, ulong region_offset, uint token,
@@ -47,7 +48,7 @@ inline device KV* kv_head_row(
   return reinterpret_cast<device KV*>(start) + kv_head * uint(D);
 }
 
-// Loads N numbers at once, of K and V alone: arrays of the host may begin at any address.
+// Loads N numbers of K or V at once. The address must be aligned to N numbers, as K and V are.
 template <int N, typename KV>
 inline vec<KV, N> load(const device KV* source) {
   return *reinterpret_cast<const device vec<KV, N>*>(source);
@@ -60,7 +61,7 @@ inline void store4(device KV* target, float4 x) {
                  static_cast<KV>(x.w));
 }
 
-// Loads four numbers of an array that may begin anywhere.
+// Loads four numbers of an array of any alignment, such as MLX's arrays.
 template <typename T>
 inline float4 as_floats(const device T* source) {
   return float4(float(source[0]), float(source[1]), float(source[2]), float(source[3]));

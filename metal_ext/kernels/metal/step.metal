@@ -1,4 +1,4 @@
-// The last command of a step. Its write becomes visible after all earlier commands have run.
+// The last command of a step. It writes the step's number after all earlier commands have run.
 #include <metal_stdlib>
 
 using namespace metal;

@@ -1,7 +1,7 @@
-// Computes the gate of an MLP, between the layer's projections.
+// Computes the gated product of an MLP, between the MLP's two matrix products.
 #include "rows.h"
 
-// Computes silu(gate) * up in float32, rounded once. Threads: one per kSwigluNumbers elements.
+// Computes silu(gate) * up in float32 and rounds to T. A thread computes kSwigluNumbers elements.
 template <typename T>
 [[kernel]] void swiglu(
     const device T* gate [[buffer(0)]],
